@@ -1,0 +1,39 @@
+# Every target sets up what it needs: a virtual environment in the checkout, pinned versions. Quick the second time.
+PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+BIN := $(VENV)/bin
+# Two workers by default; `make test WORKERS=0` runs in one process.
+WORKERS ?= 2
+
+.PHONY: help demo test check bench clean
+.DEFAULT_GOAL := help
+
+help:  ## show the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(READY): pyproject.toml constraints.txt
+	@echo "==> setting up $(VENV) (once; a few minutes on a slow line)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "tanbr needs Python 3.11 or newer; try: make PYTHON=python3.11"; exit 2; }
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)  ## run the whole idea on the embedded model (under 2 minutes)
+	@echo "==> tanbr demo: drifting untagged traffic, monitor, router, merge, serve, learn"
+	@$(BIN)/tanbr demo --out out/demo
+
+test: $(READY)  ## run every test
+	@echo "==> pytest"
+	@$(BIN)/python -m pytest -q -n $(WORKERS)
+
+check: $(READY)  ## lint, formatting, types, layering
+	@echo "==> ruff" && $(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@echo "==> mypy" && $(BIN)/mypy
+	@echo "==> import-linter" && $(BIN)/lint-imports
+
+bench: $(READY)  ## run the quick form of every benchmark
+	@for file in benchmarks/*.py; do echo "==> $$file" && $(BIN)/python $$file --quick || exit 1; done
+
+clean:  ## remove the virtual environment and everything generated
+	@rm -rf $(VENV) out build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,1 @@
+"""One file a rival, each behind the interface of what it rivals."""

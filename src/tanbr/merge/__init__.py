@@ -1,0 +1,1 @@
+"""Blend and experts in, one dense model out."""

@@ -1,0 +1,1 @@
+"""What an MoE is: checkpoints, families, runnable layers."""

@@ -1,0 +1,1 @@
+"""One file a family: how an architecture lays out its experts."""

@@ -1,0 +1,1 @@
+"""Requests in, task mix out."""

@@ -1,0 +1,1 @@
+"""The algorithm: task mix in, blend out, learning from rewards. NumPy only."""

@@ -1,0 +1,1 @@
+"""The slot loop and what surrounds it."""

@@ -1,0 +1,1 @@
+"""Text tasks: rows, metrics, traffic."""

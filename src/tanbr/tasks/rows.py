@@ -1,0 +1,30 @@
+"""What a task is, and one labelled example of it: the same for GLUE and for the generated tasks."""
+
+from dataclasses import dataclass
+
+from tanbr.types import Text
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A text task. Classification has `labels`; graded tasks have none, and a score in `scale` instead."""
+
+    name: str
+    metrics: tuple[str, ...]  # names in `metrics.METRICS`; the task's own figure is their mean
+    labels: tuple[str, ...] = ()
+    scale: tuple[float, float] = (0.0, 0.0)
+    pair: bool = False  # whether a text is a pair of texts
+
+    @property
+    def graded(self) -> bool:
+        """Whether the target is a number on `scale` rather than one of `labels`."""
+        return not self.labels
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One labelled example. `target` indexes `Task.labels`, or is the score of a graded task."""
+
+    task: str
+    text: Text
+    target: float

@@ -1,0 +1,1 @@
+"""Training: task-routed pre-training and fine-tuning."""

@@ -1,0 +1,159 @@
+"""The plain values that the stages exchange: task mix ψ, blend x, reward r, and what happened in a slot.
+
+K experts, V tasks, B most experts in a blend. Arrays are float64 and read-only once they have passed one of
+the `as_*` functions, which are the only place where shape and range are checked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tanbr.errors import InputError
+
+FloatArray: TypeAlias = NDArray[np.float64]
+TaskMix: TypeAlias = FloatArray  # ψ (V,): share of each task in a slot's requests, on the simplex
+Blend: TypeAlias = FloatArray  # x (K,): weight of each expert, on the simplex, at most B above 0
+Reward: TypeAlias = FloatArray  # r (V,): reward per task in [0, 1], NaN where the task was not seen
+Counts: TypeAlias = FloatArray  # (V,): how many requests stand behind each reward
+
+Text: TypeAlias = str | tuple[str, str]  # what a request carries: one text, or a pair
+
+SIMPLEX_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """What a router chose for one slot."""
+
+    id: int  # unique within its router; hand it back with the reward
+    task_mix: TaskMix  # (V,) the ψ it was asked with
+    blend: Blend  # (K,) the x to serve
+
+
+@dataclass(frozen=True, eq=False)
+class SlotMix:
+    """What a monitor knows when a slot ends."""
+
+    estimate: TaskMix  # (V,) mix of the slot that ended
+    forecast: TaskMix  # (V,) mix expected in the slot that starts
+    uncertainty: FloatArray  # (V,) standard deviation of the forecast
+    unknown: float  # share of the slot's requests unlike any task, in [0, 1]
+    requests: int  # how many requests the slot held
+    alarm: bool = False  # the unknown share is too large to be chance
+
+
+@dataclass(frozen=True, eq=False)
+class SlotRecord:
+    """One slot, start to end."""
+
+    slot: int
+    merge_version: int
+    task_mix: TaskMix  # (V,) ψ, as the router saw it
+    blend: Blend  # (K,) x, as served
+    reward: Reward  # (V,) NaN where unseen
+    counts: Counts  # (V,)
+
+    @property
+    def total_reward(self) -> float:
+        """Mean reward of the slot's scored requests; NaN in a slot without any."""
+        seen = self.counts > 0
+        if not seen.any():
+            return float("nan")
+        return float(np.average(self.reward[seen], weights=self.counts[seen]))
+
+
+class Router(Protocol):
+    """Chooses a blend for a task mix, and learns from the reward: the one contract of Tanbr and every rival."""
+
+    def ask(self, task_mix: ArrayLike) -> Decision:
+        """Choose the blend for a slot whose task mix is ψ (V,)."""
+        ...
+
+    def tell(self, decision: Decision | int, reward: ArrayLike, counts: ArrayLike | None = None) -> None:
+        """Learn from the reward (V,), NaN where unseen; late and out of order is fine."""
+        ...
+
+    def save(self, path: str | Path) -> None:
+        """Write the whole state atomically."""
+        ...
+
+
+def _frozen(values: ArrayLike, name: str, size: int) -> FloatArray:
+    try:
+        array = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} must be {size} numbers (got {type(values).__name__}: {error})") from None
+    if array.shape != (size,):
+        raise InputError(f"{name} must be {size} numbers in a row (got shape {array.shape})")
+    array.setflags(write=False)
+    return array
+
+
+def _on_simplex(array: FloatArray, name: str) -> FloatArray:
+    if not np.isfinite(array).all():
+        raise InputError(f"{name} must be finite (got {_listed(array)})")
+    if (array < 0).any():
+        raise InputError(f"{name} must not be negative (got {_listed(array)})")
+    total = float(array.sum())
+    if abs(total - 1.0) > SIMPLEX_TOLERANCE:
+        raise InputError(f"{name} must sum to 1 (got {total:.6g}); divide it by its sum")
+    return array
+
+
+def _listed(array: FloatArray) -> str:
+    shown = ", ".join(f"{value:.4g}" for value in array[:8])
+    return f"[{shown}{', …' if array.size > 8 else ''}]"
+
+
+def as_task_mix(values: ArrayLike, *, tasks: int) -> TaskMix:
+    """Check that `values` is a mix of V tasks; a read-only (V,) copy."""
+    return _on_simplex(_frozen(values, "task mix", tasks), "task mix")
+
+
+def as_blend(values: ArrayLike, *, experts: int, max_active: int | None = None) -> Blend:
+    """Check that `values` is a blend of K experts, at most B above 0; a read-only (K,) copy."""
+    blend = _on_simplex(_frozen(values, "blend", experts), "blend")
+    active = int(np.count_nonzero(blend))
+    if max_active is not None and active > max_active:
+        raise InputError(f"blend must have at most {max_active} experts above 0 (got {active})")
+    return blend
+
+
+def as_reward(values: ArrayLike, *, tasks: int) -> Reward:
+    """Check that `values` is a reward per task in [0, 1] or NaN; a read-only (V,) copy."""
+    reward = _frozen(values, "reward", tasks)
+    if np.isinf(reward).any() or (reward < 0).any() or (reward > 1).any():
+        raise InputError(f"reward must lie in [0, 1], NaN for a task that was not seen (got {_listed(reward)})")
+    return reward
+
+
+def as_counts(values: ArrayLike | None, *, reward: Reward) -> Counts:
+    """Check that `values` counts the requests behind `reward`; one for each seen task when None."""
+    seen = ~np.isnan(reward)
+    if values is None:
+        return _frozen(seen.astype(np.float64), "counts", reward.size)
+    counts = _frozen(values, "counts", reward.size)
+    if not np.isfinite(counts).all() or (counts < 0).any():
+        raise InputError(f"counts must be finite and not negative (got {_listed(counts)})")
+    if (counts[seen] == 0).any() or (counts[~seen] > 0).any():
+        raise InputError("counts must be above 0 exactly where the reward is not NaN")
+    return counts
+
+
+def to_jsonable(value: Any) -> Any:
+    """Turn arrays, dataclass fields and NaN into what JSON can hold (NaN becomes null)."""
+    if isinstance(value, np.ndarray):
+        return [to_jsonable(item) for item in value.tolist()]
+    if isinstance(value, float | np.floating):
+        return None if np.isnan(value) else float(value)
+    if isinstance(value, np.integer):
+        return int(value)
+    if isinstance(value, dict):
+        return {str(key): to_jsonable(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [to_jsonable(item) for item in value]
+    return value
