@@ -1,0 +1,114 @@
+"""GLUE's metrics, the label space of a model's head, and the reward of one answer.
+
+A model answers every request from one head over the union of the tasks' labels, with one more column per graded
+task. Nobody tells it the task, so a label of another task is simply a wrong answer (class −1 below).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy import stats
+from sklearn import metrics as sk
+
+from tanbr.errors import DataError
+from tanbr.tasks.rows import Row, Task
+from tanbr.types import FloatArray
+
+
+def _correlation(
+    kind: Callable[[FloatArray, FloatArray], tuple[float, float]],
+) -> Callable[[FloatArray, FloatArray], float]:
+    def measure(target: FloatArray, answer: FloatArray) -> float:
+        if np.ptp(target) == 0 or np.ptp(answer) == 0:  # a constant correlates with nothing
+            return 0.0
+        return float(kind(target, answer)[0])
+
+    return measure
+
+
+METRICS: dict[str, Callable[[FloatArray, FloatArray], float]] = {
+    "accuracy": lambda target, answer: float(sk.accuracy_score(target, answer)),
+    "f1": lambda target, answer: float(sk.f1_score(target == 1, answer == 1, zero_division=0.0)),
+    "matthews": lambda target, answer: float(sk.matthews_corrcoef(target, answer)),
+    "pearson": _correlation(stats.pearsonr),
+    "spearman": _correlation(stats.spearmanr),
+}
+
+
+def figure(task: Task, target: FloatArray, answer: FloatArray) -> float:
+    """Score answers (n,) against targets (n,): the mean of the task's metrics, as in the paper's Table II."""
+    return float(np.mean([METRICS[name](target, answer) for name in task.metrics]))
+
+
+@dataclass(frozen=True)
+class LabelSpace:
+    """The columns of a model's head: every distinct label of the tasks, then one column per graded task."""
+
+    tasks: tuple[Task, ...]
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the head's columns; a graded task's column bears the task's name."""
+        labels = dict.fromkeys(label for task in self.tasks for label in task.labels)
+        return (*labels, *(task.name for task in self.tasks if task.graded))
+
+    @cached_property
+    def classes(self) -> int:
+        """How many of the columns are labels (they come first)."""
+        return len(self.columns) - sum(task.graded for task in self.tasks)
+
+    @cached_property
+    def _task(self) -> dict[str, Task]:
+        return {task.name: task for task in self.tasks}
+
+    def task(self, name: str) -> Task:
+        """Look a task up by name."""
+        if name not in self._task:
+            raise DataError(f"unknown task {name!r}; the model knows {', '.join(self._task)}")
+        return self._task[name]
+
+    def column(self, row: Row) -> int:
+        """Find the column of a row's label, or of its task if that is graded."""
+        task = self.task(row.task)
+        name = task.name if task.graded else task.labels[int(row.target)]
+        return self.columns.index(name)
+
+    def target(self, row: Row) -> float:
+        """Give what the row's column should hold: 1 for a label, the score on [0, 1] for a graded task."""
+        task = self.task(row.task)
+        low, high = task.scale
+        return (row.target - low) / (high - low) if task.graded else 1.0
+
+    def answers(self, rows: Sequence[Row], logits: FloatArray) -> FloatArray:
+        """Read the answer to each row off the logits (n, columns): label index (−1: of another task) or score."""
+        best = logits[:, : self.classes].argmax(axis=1)
+        answers = np.empty(len(rows))
+        for i, row in enumerate(rows):
+            task = self.task(row.task)
+            if task.graded:
+                low, high = task.scale
+                answers[i] = low + (high - low) / (1.0 + np.exp(-logits[i, self.columns.index(task.name)]))
+            else:
+                label = self.columns[best[i]]
+                answers[i] = task.labels.index(label) if label in task.labels else -1
+        return answers
+
+    def rewards(self, rows: Sequence[Row], answers: FloatArray) -> FloatArray:
+        """Reward each answer in [0, 1]: right or wrong; for a score, 1 − error over half the scale, at least 0."""
+        rewards = np.empty(len(rows))
+        for i, row in enumerate(rows):
+            task = self.task(row.task)
+            error = abs(answers[i] - row.target)
+            half = (task.scale[1] - task.scale[0]) / 2
+            rewards[i] = max(0.0, 1.0 - error / half) if task.graded else float(error == 0)
+        return rewards
+
+    def slot_reward(self, rows: Sequence[Row], rewards: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Average rewards (n,) by task: reward (V,), NaN where unseen, and counts (V,)."""
+        index = {task.name: v for v, task in enumerate(self.tasks)}
+        of = np.array([index[row.task] for row in rows], dtype=np.intp)
+        counts = np.bincount(of, minlength=len(self.tasks)).astype(np.float64)
+        sums = np.bincount(of, weights=rewards, minlength=len(self.tasks))
+        return np.divide(sums, counts, out=np.full(len(self.tasks), np.nan), where=counts > 0), counts
