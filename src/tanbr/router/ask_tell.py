@@ -1,0 +1,272 @@
+"""The shell of every router: decision ids, open decisions, validation, history, save and load.
+
+What is chosen and learned is a `Policy`; this module never looks inside one.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tanbr.errors import DecisionError, InputError, StateError
+from tanbr.router.state import Arrays, read_state, write_state
+from tanbr.types import (
+    Blend,
+    Counts,
+    Decision,
+    FloatArray,
+    Reward,
+    TaskMix,
+    as_blend,
+    as_counts,
+    as_reward,
+    as_task_mix,
+)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Why a blend was chosen: the terms of its upper confidence bound, eq. (u_node)."""
+
+    mean: float  # ψᵀf(x), predicted reward
+    granularity: float = 0.0  # ν₁ρ^h, what the leaf's size may hide
+    uncertainty: float = 0.0  # γ√(gᵀZ⁻¹g/w), or β standard deviations
+    node: int = -1  # row of the tree view, -1 when the blend is no node of it
+    depth: int = 0  # h of that node
+    candidates: int = 1  # how many blends were compared
+
+    @property
+    def bound(self) -> float:
+        """The upper confidence bound U."""
+        return self.mean + self.granularity + self.uncertainty
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """One slot that was decided and told."""
+
+    decision: Decision
+    reward: Reward  # (V,) NaN where unseen
+    counts: Counts  # (V,)
+    terms: Terms
+
+
+@dataclass(frozen=True, eq=False)
+class TreeView:
+    """A snapshot of the search tree, one row per node; row 0 is the root and parents come before children."""
+
+    parent: np.ndarray[Any, np.dtype[np.int64]]  # (n,) -1 for the root
+    depth: np.ndarray[Any, np.dtype[np.int64]]  # (n,)
+    blend: FloatArray  # (n, K)
+    visits: FloatArray  # (n,) how often the node's blend was told
+    value: FloatArray  # (n, V) predicted reward per task
+    leaf: np.ndarray[Any, np.dtype[np.bool_]]  # (n,) whether the node may be chosen and has no children
+    active: np.ndarray[Any, np.dtype[np.bool_]]  # (n,) whether the node's region holds a feasible blend
+
+    def __len__(self) -> int:
+        """How many nodes there are."""
+        return len(self.parent)
+
+
+class Policy(Protocol):
+    """Chooses and learns; knows nothing of ids, files or bad input."""
+
+    def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:
+        """Choose x for ψ while the rewards of `open_blends` are still to come."""
+        ...
+
+    def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:
+        """Learn what a slot's reward says."""
+        ...
+
+    def warm_start(self, blend: Blend, reward: Reward, counts: Counts) -> None:
+        """Learn from a reward that this policy did not ask for."""
+        ...
+
+    def view(self) -> TreeView:
+        """Show the search tree; a single root where there is none."""
+        ...
+
+    def snapshot(self) -> Arrays:
+        """Everything that changes, but for the random generator."""
+        ...
+
+    def restore(self, arrays: Arrays) -> None:
+        """Undo to what `snapshot` returned."""
+        ...
+
+
+def as_size(value: object, name: str, *, least: int, most: int | None = None) -> int:
+    """Check that `value` is a whole number in its range."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):  # type: ignore[operator]
+        span = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise InputError(f"{name} must be a whole number {span} (got {value!r})")
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+class AskTell:
+    """A router: a policy behind `ask` and `tell`."""
+
+    kind: ClassVar[str] = ""  # written into saved states
+
+    def __init__(
+        self,
+        policy: Policy,
+        rng: np.random.Generator,
+        *,
+        experts: int,
+        tasks: int,
+        max_active: int,
+        history: int,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self.experts, self.tasks, self.max_active = experts, tasks, max_active
+        self._policy, self._rng = policy, rng
+        self._settings = dict(settings)  # arguments that build an equal router
+        self._next_id = 0
+        self._open: dict[int, tuple[Decision, Terms]] = {}
+        self._told: deque[Told] = deque(maxlen=history)
+
+    def ask(self, task_mix: ArrayLike) -> Decision:
+        """Choose the blend for a slot whose task mix is ψ (V,)."""
+        mix = as_task_mix(task_mix, tasks=self.tasks)
+        blend, terms = self._policy.choose(mix, [decision.blend for decision, _ in self._open.values()])
+        blend = as_blend(blend, experts=self.experts, max_active=self.max_active)
+        decision = Decision(self._next_id, mix, blend)
+        self._open[decision.id] = decision, terms
+        self._next_id += 1
+        return decision
+
+    def tell(self, decision: Decision | int, reward: ArrayLike, counts: ArrayLike | None = None) -> None:
+        """Learn from the reward (V,), NaN where unseen; late and out of order is fine."""
+        asked, terms = self._find_open(decision)
+        checked = as_reward(reward, tasks=self.tasks)
+        weights = as_counts(counts, reward=checked)
+        self._policy.learn(asked.task_mix, asked.blend, terms, checked, weights)
+        del self._open[asked.id]
+        self._told.append(Told(asked, checked, weights, terms))
+
+    def warm_start(self, blends: ArrayLike, rewards: ArrayLike) -> None:
+        """Learn from blends (n, K) and rewards (n, V) of earlier, NaN where unseen; any number of active experts."""
+        try:
+            xs, rs = np.array(blends, dtype=np.float64), np.array(rewards, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"blends and rewards must be tables of numbers ({error})") from None
+        if xs.ndim != 2 or rs.ndim != 2 or len(xs) != len(rs):
+            raise InputError(f"blends and rewards must be tables of equal length (got {xs.shape} and {rs.shape})")
+        rows = [
+            (as_blend(x, experts=self.experts), as_reward(r, tasks=self.tasks)) for x, r in zip(xs, rs, strict=True)
+        ]
+        for blend, reward in rows:
+            self._policy.warm_start(blend, reward, as_counts(None, reward=reward))
+
+    def explain(self, decision: Decision | int) -> Terms:
+        """Return the terms of the bound with which an open or remembered decision was chosen."""
+        wanted = decision if isinstance(decision, int) else decision.id
+        if wanted in self._open:
+            return self._find_open(decision)[1]
+        for told in self._told:
+            if told.decision.id == wanted:
+                return told.terms
+        raise DecisionError(f"decision {wanted} is neither open nor among the last {len(self._told)} told")
+
+    @property
+    def open(self) -> tuple[Decision, ...]:
+        """Decisions whose reward is still to come, oldest first."""
+        return tuple(decision for decision, _ in self._open.values())
+
+    @property
+    def history(self) -> tuple[Told, ...]:
+        """The slots told last, in the order of telling."""
+        return tuple(self._told)
+
+    @property
+    def tree(self) -> TreeView:
+        """A snapshot of the search tree."""
+        return self._policy.view()
+
+    def save(self, path: str | Path) -> None:
+        """Write the whole state atomically."""
+        header = {
+            "kind": self.kind,
+            "settings": self._settings,
+            "next_id": self._next_id,
+            "random": self._rng.bit_generator.state,
+        }
+        rows = [*self._told, *(Told(d, _unseen(self.tasks), _unseen(self.tasks), t) for d, t in self._open.values())]
+        arrays = {f"policy.{name}": array for name, array in self._policy.snapshot().items()}
+        write_state(path, header, {**arrays, **_pack(rows), "told": np.array(len(self._told))})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Resume bit for bit from what `save` wrote."""
+        header, arrays = read_state(path)
+        if header.get("kind") != cls.kind:
+            raise StateError(
+                f"{path} holds a {header.get('kind')!r} router, not {cls.kind!r}; load it with its own class"
+            )
+        try:
+            router = cls(**header["settings"])
+            router._restore(header, arrays)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise StateError(f"{path} does not fit this router ({error}); use the tanbr that wrote it") from None
+        return router
+
+    def _restore(self, header: Mapping[str, Any], arrays: Arrays) -> None:
+        rows, told = _unpack(arrays), int(arrays["told"])
+        self._policy.restore({k.removeprefix("policy."): v for k, v in arrays.items() if k.startswith("policy.")})
+        self._rng.bit_generator.state = header["random"]
+        self._next_id = int(header["next_id"])
+        self._told.extend(rows[:told])
+        self._open = {row.decision.id: (row.decision, row.terms) for row in rows[told:]}
+
+    def _find_open(self, decision: Decision | int) -> tuple[Decision, Terms]:
+        wanted = decision.id if isinstance(decision, Decision) else decision
+        if not isinstance(wanted, int | np.integer) or isinstance(wanted, bool):
+            raise DecisionError(f"tell needs a decision or its id (got {type(decision).__name__})")
+        found = self._open.get(int(wanted))
+        if found is None:
+            known = 0 <= wanted < self._next_id
+            raise DecisionError(
+                f"decision {wanted} {'was told already' if known else 'was never asked of this router'}"
+            )
+        own = found[0]
+        if isinstance(decision, Decision) and not (
+            np.array_equal(decision.blend, own.blend) and np.array_equal(decision.task_mix, own.task_mix)
+        ):
+            raise DecisionError(f"decision {wanted} is another router's: its blend or task mix differs from this one's")
+        return found
+
+
+def _unseen(tasks: int) -> FloatArray:
+    return np.full(tasks, np.nan)
+
+
+def _pack(rows: list[Told]) -> Arrays:
+    terms = [[r.terms.mean, r.terms.granularity, r.terms.uncertainty] for r in rows]
+    places = [[r.decision.id, r.terms.node, r.terms.depth, r.terms.candidates] for r in rows]
+    return {
+        "slot.mix": np.array([r.decision.task_mix for r in rows]),
+        "slot.blend": np.array([r.decision.blend for r in rows]),
+        "slot.reward": np.array([r.reward for r in rows]),
+        "slot.counts": np.array([r.counts for r in rows]),
+        "slot.terms": np.array(terms, dtype=np.float64),
+        "slot.place": np.array(places, dtype=np.int64),
+    }
+
+
+def _unpack(arrays: Arrays) -> list[Told]:
+    columns = [arrays[f"slot.{name}"] for name in ("mix", "blend", "reward", "counts", "terms", "place")]
+    for column in columns:
+        column.setflags(write=False)
+    rows = []
+    for mix, blend, reward, counts, (mean, granularity, uncertainty), place in zip(*columns, strict=True):
+        id_, node, depth, candidates = (int(value) for value in place)
+        terms = Terms(float(mean), float(granularity), float(uncertainty), node, depth, candidates)
+        rows.append(Told(Decision(id_, mix, blend), reward, counts, terms))
+    return rows

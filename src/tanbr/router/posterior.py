@@ -1,0 +1,242 @@
+"""A Gaussian process over pooled arms, with the posterior of a fixed set of points kept up to date.
+
+Each task's reward is one draw f_v of the same process, k(x, y) = m² + s²·Matérn₅⸝₂(‖x − y‖/ℓ) around 1/2. With
+A_v = (K + D_v)⁻¹ over the arms, D_v their noise, the posterior at a point with kernel row k is
+
+    mean_v = 1/2 + kᵀα_v        variance_v = k(x, x) − kᵀA_v k
+
+One more reward at arm i with noise variance d is a rank-one change with b_v = e_i − A_v k_i:
+
+    A_v += b bᵀ/(d + variance_v(i))       α_v += b·(r_v − mean_v(i))/(d + variance_v(i))
+
+so a slot costs O(arms² + points·arms), however many were told. A_v is shared by all tasks (G = 1) until a slot
+leaves one unseen or counts them differently (then G = V).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tanbr.config import DefaultModeConfig
+from tanbr.router.state import Arrays
+from tanbr.types import Blend, Counts, FloatArray, Reward
+
+CENTRE = 0.5  # prior mean of a reward in [0, 1]
+_ROOT5 = float(np.sqrt(5.0))
+
+
+def matern(squared: FloatArray) -> FloatArray:
+    """Matérn-5/2 correlation of squared distances in units of the kernel width."""
+    r = np.sqrt(squared) * _ROOT5
+    return np.asarray((1.0 + r + r * r / 3.0) * np.exp(-r))
+
+
+def squared_distance(left: FloatArray, right: FloatArray) -> FloatArray:
+    """Squared Euclidean distances. (n, K), (m, K) to (n, m)."""
+    squared = (left * left).sum(axis=1)[:, None] + (right * right).sum(axis=1) - 2.0 * (left @ right.T)
+    return np.asarray(np.maximum(squared, 0.0))
+
+
+class PooledPosterior:
+    """Posterior of V rewards at a set of points, from the rewards pooled in at most `config.arms` arms."""
+
+    def __init__(self, points: FloatArray, *, tasks: int, config: DefaultModeConfig) -> None:
+        size, (count, experts) = config.arms, points.shape
+        self.config, self.tasks = config, tasks
+        self.width, self.noise = config.width, config.noise**2  # ℓ, variance of one request's reward
+        self.variance = config.prior_variance  # s²
+        self.used = 0  # arms in use
+        self.arms = np.zeros((size, experts))
+        self.weights = np.zeros((size, tasks))  # requests behind each arm's mean reward
+        self.means = np.zeros((size, tasks))
+        self.scatter = np.zeros(2)  # within-arm squared error and its degrees of freedom
+        self.inverse = np.zeros((1, size, size))  # A (G, arms, arms)
+        self.alpha = np.zeros((size, tasks))
+        self.points = points  # (N, K)
+        self.cross = np.zeros((count, size))  # kernel of points and arms
+        self.mean = np.full((count, tasks), CENTRE)  # (N, V)
+        self.gain = np.zeros((count, 1))  # kᵀAk (N, G)
+
+    @property
+    def prior(self) -> float:
+        """k(x, x)."""
+        return self.config.mean_variance + self.variance
+
+    def kernel(self, points: FloatArray) -> FloatArray:
+        """Kernel of points (n, K) with the arms in use: (n, used)."""
+        squared = squared_distance(points, self.arms[: self.used]) / self.width**2
+        return np.asarray(self.config.mean_variance + self.variance * matern(squared))
+
+    def nearest(self, blend: Blend) -> tuple[int, float]:
+        """Find the arm nearest to a blend and its distance; (-1, inf) without arms."""
+        if not self.used:
+            return -1, float("inf")
+        offset = self.arms[: self.used] - blend
+        squared = np.einsum("ij,ij->i", offset, offset)
+        arm = int(squared.argmin())
+        return arm, float(np.sqrt(squared[arm]))
+
+    def variance_of(self, mix: FloatArray, gain: FloatArray) -> FloatArray:
+        """Variance of ψᵀr where kᵀAk is `gain` (n, G): (n,)."""
+        squares = mix * mix
+        spread = gain @ squares if gain.shape[1] > 1 else gain[:, 0] * squares.sum()
+        return np.asarray(np.maximum(self.prior * squares.sum() - spread, 1e-12))
+
+    def predict(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Mean (n, V) and gain (n, G) at any points (n, K)."""
+        rows = self.kernel(points)
+        return CENTRE + rows @ self.alpha[: self.used], self._gain(rows)
+
+    def _gain(self, rows: FloatArray) -> FloatArray:
+        used = self.used
+        return np.stack([np.einsum("ij,ij->i", rows @ A[:used, :used], rows) for A in self.inverse], axis=1)
+
+    def observe(self, blend: Blend, reward: Reward, counts: Counts) -> None:
+        """Take in one reward (V,) with its counts (0 where unseen)."""
+        seen = counts > 0
+        if not seen.any():
+            return
+        arm = self._arm(blend)
+        if len(self.inverse) == 1 and self.tasks > 1 and (counts != counts[0]).any():
+            self.inverse = np.repeat(self.inverse, self.tasks, axis=0)
+            self.gain = np.repeat(self.gain, self.tasks, axis=1)
+        groups, used = len(self.inverse), self.used
+        row = self.kernel(self.arms[arm : arm + 1])[0]  # (used,)
+        shift = -(self.inverse[:, :used, :used] @ row)  # b (G, used)
+        shift[:, arm] += 1.0
+        spread = np.maximum(shift @ row, 0.0)  # posterior variance at the arm (G,)
+        weight = counts[:groups] if groups > 1 else counts[:1]
+        scale = np.where(weight > 0, weight / (self.noise + weight * spread), 0.0)  # 1/(d + variance) (G,)
+        error = np.where(seen, reward - CENTRE - row @ self.alpha[:used], 0.0) * scale  # (V,)
+
+        self.inverse[:, :used, :used] += shift[:, :, None] * (shift * scale[:, None])[:, None, :]
+        self.alpha[:used] += (shift * error[:, None]).T if groups > 1 else np.outer(shift[0], error)
+        reach = self.cross[:, :used] @ shift.T  # (N, G)
+        self.mean += reach * error
+        self.gain += reach * reach * scale
+        self._pool(arm, reward, counts, seen)
+
+    def _pool(self, arm: int, reward: Reward, counts: Counts, seen: NDArray[np.bool_]) -> None:
+        before, total = self.weights[arm], self.weights[arm] + counts
+        step = np.where(seen, (reward - self.means[arm]), 0.0)
+        both = seen & (before > 0)
+        self.scatter += (before * counts / np.maximum(total, 1e-300) * step * step)[both].sum(), both.sum()
+        self.means[arm] += step * counts / np.maximum(total, 1e-300)
+        self.weights[arm] = total
+
+    def _arm(self, blend: Blend) -> int:
+        arm, distance = self.nearest(blend)
+        if distance <= 1e-9:
+            return arm
+        if self.used == len(self.arms):
+            self._make_room()
+        arm, self.used = self.used, self.used + 1
+        self.arms[arm] = blend
+        fresh = squared_distance(self.points, self.arms[arm : arm + 1])[:, 0] / self.width**2
+        self.cross[:, arm] = self.config.mean_variance + self.variance * matern(fresh)
+        return arm
+
+    def _make_room(self) -> None:
+        """Drop the quarter of the arms with the least behind them, the oldest first among equals."""
+        behind = self.weights[: self.used].sum(axis=1)
+        kept = np.sort(np.argsort(behind + np.arange(self.used) * 1e-9, kind="stable")[self.used // 4 :])
+        for table in (self.arms, self.weights, self.means):
+            table[: len(kept)] = table[kept]
+            table[len(kept) :] = 0.0
+        self.used = len(kept)
+        self.rebuild()
+
+    def replace_points(self, rows: NDArray[np.intp], points: FloatArray) -> None:
+        """Put new points (n, K) into the given rows."""
+        self.points[rows] = points
+        kernel = self.kernel(points)
+        self.cross[rows, : self.used] = kernel
+        self.mean[rows] = CENTRE + kernel @ self.alpha[: self.used]
+        self.gain[rows] = self._gain(kernel)
+
+    def forget(self, share: float) -> None:
+        """Let knowledge decay towards the prior, as if each f_v were an Ornstein-Uhlenbeck process in time."""
+        root = float(np.sqrt(share))
+        self.inverse *= share
+        self.gain *= share
+        self.weights *= share
+        self.alpha *= root
+        self.mean += (CENTRE - self.mean) * (1.0 - root)
+
+    def rebuild(self) -> None:
+        """Compute A, α and the points' posterior from the pooled rewards."""
+        used = self.used
+        kernel = self.kernel(self.arms[:used])
+        weights = self.weights[:used]
+        groups = [weights[:, 0]] if (weights == weights[:, :1]).all() else list(weights.T)
+        self.inverse = np.zeros((len(groups), *self.inverse.shape[1:]))
+        self.alpha[:] = 0.0
+        for group, weight in enumerate(groups):
+            root = np.sqrt(weight / self.noise)
+            inner = np.eye(used) + kernel * root[:, None] * root
+            inverse = np.linalg.inv(inner) * root[:, None] * root
+            self.inverse[group, :used, :used] = 0.5 * (inverse + inverse.T)
+            tasks = slice(None) if len(groups) == 1 else slice(group, group + 1)
+            self.alpha[:used, tasks] = self.inverse[group, :used, :used] @ (self.means[:used, tasks] - CENTRE)
+        self.cross[:, :used] = self.kernel(self.points)
+        self.mean = CENTRE + self.cross[:, :used] @ self.alpha[:used]
+        self.gain = self._gain(self.cross[:, :used])
+
+    def refit(self) -> None:
+        """Choose kernel width and noise by marginal likelihood over a grid, then rebuild."""
+        if self.used < 3:
+            return
+        self.width, self.noise, self.variance = best_fit(self)
+        self.rebuild()
+
+    def snapshot(self) -> Arrays:
+        """Arrays in use, and the fitted numbers."""
+        used = self.used
+        return {
+            "fit": np.array([self.width, self.noise, self.variance, used]),
+            "arms": self.arms[:used],
+            "weights": self.weights[:used],
+            "means": self.means[:used],
+            "scatter": self.scatter,
+            "inverse": self.inverse[:, :used, :used],
+            "alpha": self.alpha[:used],
+            "points": self.points,
+            "cross": self.cross[:, :used],
+            "mean": self.mean,
+            "gain": self.gain,
+        }
+
+    def restore(self, arrays: Arrays) -> None:
+        """Undo to what `snapshot` returned."""
+        self.width, self.noise, self.variance = (float(value) for value in arrays["fit"][:3])
+        self.used = used = int(arrays["fit"][3])
+        for name in ("arms", "weights", "means", "alpha"):
+            getattr(self, name)[:used] = arrays[name]
+        self.scatter = arrays["scatter"].copy()
+        self.inverse = np.zeros((len(arrays["inverse"]), *self.inverse.shape[1:]))
+        self.inverse[:, :used, :used] = arrays["inverse"]
+        self.cross[:, :used] = arrays["cross"]
+        for name in ("points", "mean", "gain"):
+            setattr(self, name, arrays[name].copy())
+
+
+def best_fit(pool: PooledPosterior) -> tuple[float, float, float]:
+    """Kernel width, noise variance and prior variance of highest marginal likelihood, pooled over tasks."""
+    used, config = pool.used, pool.config
+    weights = pool.weights[:used]
+    weight = np.maximum(weights.mean(axis=1), 1e-9)  # one matrix for all tasks: exact when all are seen alike
+    targets = np.where(weights > 0, pool.means[:used] - CENTRE, 0.0)
+    squared = squared_distance(pool.arms[:used], pool.arms[:used])
+    noises = pool.noise * np.array([0.25, 0.5, 1.0, 2.0, 4.0])
+    within, freedom = pool.scatter
+    best, fit = -np.inf, (pool.width, pool.noise, pool.variance)
+    for width in config.widths:
+        kernel = config.mean_variance + config.prior_variance * matern(squared / width**2)
+        for noise in noises:
+            factor = np.linalg.cholesky(kernel + np.diag(noise / weight))
+            white = np.linalg.solve(factor, targets)
+            logdet = 2.0 * np.log(np.diag(factor)).sum()
+            score = -0.5 * ((white * white).sum() + pool.tasks * logdet)
+            score -= 0.5 * (within / noise + freedom * np.log(noise))
+            if score > best:
+                best, fit = score, (float(width), float(np.clip(noise, 1e-6, 1.0)), config.prior_variance)
+    return fit

@@ -1,0 +1,68 @@
+"""The default mode's tree: a subdivision of the simplex towards its vertices, in a fixed number of rows.
+
+A node x of size d has the children (1 − d)x + d·e_k of size d/2, one per expert k: every child is feasible and
+no split is wasted. Row 0 is the root, the even blend. Rows of recycled leaves are used again.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tanbr.router.simplex import keep_largest
+from tanbr.router.state import Arrays
+from tanbr.types import FloatArray
+
+ROOT_SIZE = 0.5
+
+
+class VertexTree:
+    """Nodes of the tree as columns; which blends they stand for, not what they are worth."""
+
+    def __init__(self, *, experts: int, max_active: int, room: int, children: int) -> None:
+        self.max_active, self.most_children = max_active, min(children, experts)
+        self.blend = np.zeros((room, experts))
+        self.parent = np.full(room, -1, dtype=np.int64)
+        self.depth = np.zeros(room, dtype=np.int64)
+        self.children = np.zeros(room, dtype=np.int64)
+        self.used = np.zeros(room, dtype=np.bool_)
+        if room:
+            self.used[0] = True
+            self.blend[0] = keep_largest(np.full(experts, 1.0 / experts), max_active)
+
+    @property
+    def leaves(self) -> NDArray[np.intp]:
+        """Rows that may be expanded or recycled."""
+        return np.flatnonzero(self.used & (self.children == 0))
+
+    def offspring(self, node: int, order: NDArray[np.intp]) -> FloatArray:
+        """Make the blends of a node's children, towards the experts that come first in `order`: (n, K)."""
+        size = ROOT_SIZE * 0.5 ** float(self.depth[node])
+        children = np.repeat((1.0 - size) * self.blend[node : node + 1], self.most_children, axis=0)
+        children[np.arange(len(children)), order[: len(children)]] += size
+        children = keep_largest(children, self.max_active)
+        distinct = np.abs(children - self.blend[node]).max(axis=1) > 1e-9
+        return np.asarray(children[distinct])
+
+    def add(self, node: int, blends: FloatArray) -> NDArray[np.intp]:
+        """Hang children (n, K) under a node; the rows they got. There must be room."""
+        rows = np.flatnonzero(~self.used)[: len(blends)]
+        self.used[rows] = True
+        self.blend[rows] = blends
+        self.parent[rows] = node
+        self.depth[rows] = self.depth[node] + 1
+        self.children[rows] = 0
+        self.children[node] = len(rows)
+        return rows
+
+    def remove(self, leaves: NDArray[np.intp]) -> None:
+        """Take leaves out; a parent that loses its last child is a leaf again."""
+        self.used[leaves] = False
+        np.subtract.at(self.children, self.parent[leaves], 1)
+
+    def snapshot(self) -> Arrays:
+        """Every column."""
+        return {name: getattr(self, name) for name in ("blend", "parent", "depth", "children", "used")}
+
+    def restore(self, arrays: Arrays) -> None:
+        """Undo to what `snapshot` returned."""
+        for name in ("blend", "parent", "depth", "children", "used"):
+            getattr(self, name)[:] = arrays[name]
