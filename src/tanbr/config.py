@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tanbr.errors import ConfigError
 
@@ -108,12 +108,94 @@ class RouterConfig(Section):
 class MonitorConfig(Section):
     """How the task mix is estimated."""
 
+    sketch_rows: int = Field(default=3, ge=1, le=16)
+    """Hash functions of each Count-Min Sketch."""
+    word_width: int = Field(default=4096, ge=16)
+    """Counters per hash function and task for word 1-2-grams; a power of two."""
+    char_width: int = Field(default=16384, ge=16)
+    """Counters per hash function and task for byte 3-grams; a power of two."""
+    smoothing: float = Field(default=0.1, gt=0)
+    """Laplace's pseudo-count of an n-gram."""
+    history: int = Field(default=512, ge=8)
+    """Distinct texts per task that the calibration is fitted on."""
+    penalty: float = Field(default=1e-3, ge=0)
+    """L2 penalty on the weights of the calibration."""
+    refit_growth: float = Field(default=0.25, ge=0)
+    """The calibration is fitted again, between slots, when the history has grown by this share."""
+    slot_sample: int = Field(default=4096, ge=64)
+    """Distinct requests per slot that the mix is estimated from; a larger slot is sampled."""
+    em_rounds: int = Field(default=200, ge=1)
+    """Most rounds of expectation-maximisation."""
+    em_tolerance: float = Field(default=1e-5, gt=0)
+    """EM stops when a round moves the mix by less than this (L1)."""
+    gain: float = Field(default=0.3, gt=0, le=1)
+    """Weight of the newest slot in the moving average of the forecast."""
+    reset_sigmas: float = Field(default=2.5, ge=0)
+    """The average starts afresh when the mix jumps by more than this many times what chance explains …"""
+    reset_margin: float = Field(default=0.1, ge=0)
+    """… plus this (L1)."""
+    drift: float = Field(default=0.02, ge=0)
+    """Standard deviation that each slot adds to the forecast of a task's share."""
+    unknown_quantile: float = Field(default=0.01, gt=0, lt=0.5)
+    """Share of the history itself that may count as unlike any task."""
+    alarm_share: float = Field(default=0.1, gt=0, lt=1)
+    """The alarm sounds when the unknown share is above this beyond chance …"""
+    alarm_sigmas: float = Field(default=3.0, ge=0)
+    """… by this many standard deviations."""
+
+    @field_validator("word_width", "char_width")
+    @classmethod
+    def _power_of_two(cls, value: int) -> int:
+        if value & (value - 1):
+            raise ValueError("must be a power of two")
+        return value
+
+
+class PretrainConfig(Section):
+    """How a task-routed MoE is trained: a dense ancestor on all tasks, then one expert per task from it."""
+
+    hidden_size: int = Field(default=96, ge=8)
+    """Width D of the encoder."""
+    layers: int = Field(default=3, ge=1)
+    """Encoder layers; each holds one expert site."""
+    heads: int = Field(default=4, ge=1)
+    """Attention heads per layer."""
+    ffn_size: int = Field(default=192, ge=8)
+    """Width F of an expert's hidden layer."""
+    max_length: int = Field(default=64, ge=8)
+    """Longest text in tokens; what is longer is cut."""
+    train_rows: int = Field(default=40_000, ge=1)
+    """Rows generated per task to draw batches from."""
+    batch: int = Field(default=16, ge=1)
+    """Rows per task in a batch; every batch holds all tasks."""
+    ancestor_steps: int = Field(default=3_000, ge=0)
+    """Steps in which all tasks train the dense ancestor of the experts."""
+    steps: int = Field(default=6_000, ge=1)
+    """Steps in which each task trains its own expert."""
+    ancestor_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate of the ancestor."""
+    expert_rate: float = Field(default=2e-3, gt=0)
+    """Learning rate of the experts."""
+    shared_rate: float = Field(default=2e-4, gt=0)
+    """Learning rate of what the experts share: embeddings, attention, norms, head."""
+    warmup: int = Field(default=200, ge=1)
+    """Steps over which a phase's rates rise to their full value, before they fall along half a cosine."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """AdamW's decoupled weight decay."""
+    clip: float = Field(default=1.0, gt=0)
+    """Largest norm of a step's gradient."""
+    save_every: int = Field(default=500, ge=1)
+    """Steps between two resumable states."""
+    seed: int = 0
+    """Seed of the initial weights, the rows and the batches."""
+
 
 class Config(Section):
     """The whole configuration, one section per stage."""
 
     router: RouterConfig = Field(default_factory=RouterConfig)
     monitor: MonitorConfig = Field(default_factory=MonitorConfig)
+    pretrain: PretrainConfig = Field(default_factory=PretrainConfig)
 
 
 def load(path: str | Path) -> Config:

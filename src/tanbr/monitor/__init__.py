@@ -1,1 +1,5 @@
-"""Requests in, task mix out."""
+"""Requests to ψ: the task mix of untagged traffic."""
+
+from tanbr.monitor.monitor import Method, Monitor
+
+__all__ = ["Method", "Monitor"]
