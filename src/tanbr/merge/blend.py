@@ -1,0 +1,104 @@
+"""Streaming weighted sums: blocks of a mapped checkpoint into tensors that exist already.
+
+Only blocks of non-zero weight are read, each once, and nothing but a small scratch is allocated. Experts that lie at
+equal distances in their file (every layout in use does that) are one strided matrix, so that the sum over experts is a
+matrix-vector product, which runs at the speed of memory; half types are widened chunk by chunk and summed in float32.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tanbr.errors import CheckpointError
+from tanbr.moe.checkpoint import Checkpoint
+from tanbr.moe.family import Block, Piece
+
+CHUNK = 1 << 16  # elements of a half-type sum that are widened at a time: K rows of it stay in the cache
+
+
+def fill(out: Tensor, checkpoint: Checkpoint, piece: Piece, blend: Sequence[float]) -> None:
+    """Write a piece into its region of the dense tensor `out`; `blend` (K,) counts where the piece fixes no weights."""
+    weights = [weight * piece.scale for weight in (blend if piece.weights is None else piece.weights)]
+    region = out.narrow(piece.axis, piece.start, piece.end - piece.start) if piece.shape else out
+    weighted_sum(region.view(piece.shape) if region.shape != piece.shape else region, checkpoint, piece.blocks, weights)
+
+
+def weighted_sum(
+    out: Tensor, checkpoint: Checkpoint, blocks: Sequence[Block], weights: Sequence[float], *, add: bool = False
+) -> None:
+    """Set out = Σ_k weights[k]·blocks[k] (added to what `out` holds if `add`), accumulated in float32 or better."""
+    active = [(block, weight) for block, weight in zip(blocks, weights, strict=True) if weight != 0.0]
+    dtype = checkpoint.specs[blocks[0][0]].dtype
+    count = out.numel()
+    if len(active) == 1 and active[0][1] == 1.0 and not add:
+        out.copy_(checkpoint.blocks([active[0][0]], count)[0].view(out.shape))  # bit for bit
+        return
+    wide = torch.promote_types(dtype, torch.float32)
+    runs = [
+        (checkpoint.blocks([block for block, _ in run], count), torch.tensor([weight for _, weight in run], dtype=wide))
+        for run in progressions(checkpoint, active)
+    ]
+    direct = out.dtype == dtype == wide and out.is_contiguous() and out.device.type == "cpu"
+    if direct and len(runs) == 1:
+        _accumulate(out.view(-1), runs, add=add)
+    else:
+        _chunked(out, runs, dtype=wide, direct=direct, add=add)
+
+
+def _accumulate(out: Tensor, runs: Sequence[tuple[Tensor, Tensor]], *, add: bool) -> None:
+    for number, (rows, weights) in enumerate(runs):  # (r, count), (r,)
+        if number or add:
+            out.addmv_(rows.T, weights)
+        else:
+            torch.mv(rows.T, weights, out=out)
+
+
+def _chunked(
+    out: Tensor, runs: Sequence[tuple[Tensor, Tensor]], *, dtype: torch.dtype, direct: bool, add: bool
+) -> None:
+    """Sum in chunks: of the flat tensor where it is contiguous, of whole rows where it is a region of a wider one."""
+    target = out.view(-1, 1) if out.is_contiguous() else out  # (rows, width)
+    width = target.shape[1]
+    step = max(1, CHUNK // width)
+    for start in range(0, target.shape[0], step):
+        region = target[start : start + step]
+        flat = slice(start * width, start * width + region.numel())
+        chunks = [(rows[:, flat].to(dtype), weights) for rows, weights in runs]
+        if direct:
+            _accumulate(region.view(-1), chunks, add=add)
+            continue
+        total = region.to(dtype, copy=True).view(-1) if add else torch.empty(region.numel(), dtype=dtype)
+        _accumulate(total, chunks, add=add)
+        region.copy_(total.view(region.shape))
+
+
+def progressions(checkpoint: Checkpoint, active: Sequence[tuple[Block, float]]) -> list[list[tuple[Block, float]]]:
+    """Cut weighted blocks into runs that lie in one file, at equal distances, in the order of the file."""
+    placed = sorted(((checkpoint.address(*block), block, weight) for block, weight in active), key=lambda item: item[0])
+    runs: list[list[tuple[tuple[int, int], Block, float]]] = []
+    for item in placed:
+        run = runs[-1] if runs else []
+        same_file = bool(run) and run[-1][0][0] == item[0][0]
+        if same_file and (len(run) == 1 or item[0][1] - run[-1][0][1] == run[1][0][1] - run[0][0][1]):
+            run.append(item)
+        else:
+            runs.append([item])
+    return [[(block, weight) for _, block, weight in run] for run in runs]
+
+
+def check_finite(checkpoint: Checkpoint, pieces: Sequence[Piece], expert: int) -> None:
+    """Refuse an expert that holds NaN or infinity, before it gets near a model in use."""
+    for piece in pieces:
+        block = piece.blocks[expert] if len(piece.blocks) > 1 else piece.blocks[0]
+        values = checkpoint.blocks([block], _size(piece))[0]
+        # The sum of finite weights is finite in float32, and a sum is the fastest way to see each of them.
+        if not torch.isfinite(values.sum(dtype=torch.float32)):
+            raise CheckpointError(f"{block[0]} of {checkpoint.path} holds NaN or infinity; the checkpoint is damaged")
+
+
+def _size(piece: Piece) -> int:
+    size = 1
+    for length in piece.shape:
+        size *= length
+    return size

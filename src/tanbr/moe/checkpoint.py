@@ -1,0 +1,216 @@
+"""A checkpoint on disk, opened lazily: its configuration, and its tensors as views of the mapped safetensors files.
+
+Nothing is read but the headers until a view is used, and what is read stays in the page cache: the process itself
+never holds a copy. Pickle files are never opened.
+"""
+
+import hashlib
+import json
+import math
+import mmap
+import struct
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tanbr.errors import CheckpointError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+HEADER_LIMIT = 100_000_000  # bytes; the format's own bound
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Where one tensor lies."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    file: int  # which of the checkpoint's files
+    start: int  # byte in that file
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in the file."""
+        return self.numel * self.dtype.itemsize
+
+
+class TensorFile:
+    """One safetensors file, mapped read-only."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                size = path.stat().st_size
+                prefix = file.read(8)
+                length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+                if not 2 <= length <= min(size - 8, HEADER_LIMIT):
+                    raise CheckpointError(
+                        f"{path} is no safetensors file, or is truncated ({size} bytes); fetch it again"
+                    )
+                header = json.loads(file.read(length))
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is missing; fetch the whole checkpoint again") from None
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+        except ValueError:
+            raise CheckpointError(f"the header of {path} is corrupt; fetch the file again") from None
+        self._data = 8 + length
+        self._size = size
+        self._typed: dict[torch.dtype, Tensor] = {}
+        self.specs = [self._spec(name, entry, number) for name, entry in header.items() if name != "__metadata__"]
+
+    def _spec(self, name: str, entry: Any, number: int) -> TensorSpec:
+        try:
+            dtype, shape, (begin, end) = DTYPES.get(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
+            whole = all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end))
+        except (KeyError, TypeError, ValueError):
+            raise CheckpointError(f"{self.path}: the entry of {name} is corrupt; fetch the file again") from None
+        if dtype is None:
+            raise CheckpointError(f"{self.path}: {name} has type {entry['dtype']}, which cannot be merged; convert it")
+        spec = TensorSpec(name, dtype, shape, number, self._data + begin) if whole else None
+        if spec is None or end - begin != spec.nbytes or begin % dtype.itemsize:
+            raise CheckpointError(f"{self.path}: the entry of {name} is corrupt; fetch the file again")
+        if self._data + end > self._size:
+            raise CheckpointError(f"{self.path} is truncated: {name} ends beyond the file; fetch the file again")
+        return spec
+
+    def typed(self, dtype: torch.dtype) -> tuple[Tensor, int]:
+        """View the whole file as one flat tensor of `dtype`, and the byte at which that tensor starts."""
+        lead = self._data % dtype.itemsize  # tensors are aligned to the start of the data, not of the file
+        if dtype not in self._typed:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # "not writable": just so
+                count = (self._size - lead) // dtype.itemsize
+                self._typed[dtype] = torch.frombuffer(self._map, dtype=dtype, count=count, offset=lead)
+        return self._typed[dtype], lead
+
+    def release(self) -> None:
+        """Let the kernel unmap the pages read so far; the next use maps them again from the page cache."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
+    def digest(self) -> str:
+        """SHA-256 of the file."""
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Checkpoint:
+    """A folder with a `config.json` and safetensors files, whole or in shards."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = _read_config(self.path)
+        self.files = [TensorFile(file, number) for number, file in enumerate(_tensor_files(self.path))]
+        self.specs = {spec.name: spec for file in self.files for spec in file.specs}
+        _check_index(self.path, self.specs)
+
+    def tensor(self, name: str) -> Tensor:
+        """View a whole tensor, read-only."""
+        spec = self.specs[name]
+        return self.blocks([(name, 0)], spec.numel)[0].view(spec.shape)
+
+    def blocks(self, starts: Sequence[tuple[str, int]], count: int) -> Tensor:
+        """View `count` elements from each (tensor, first element) as the rows of one tensor (rows, count).
+
+        The starts must lie in one file at equal distances; `progressions` cuts a list of them so that they do.
+        """
+        addresses = [self.address(*start) for start in starts]
+        spec = self.specs[starts[0][0]]
+        flat, lead = self.files[spec.file].typed(spec.dtype)
+        step = addresses[1][1] - addresses[0][1] if len(addresses) > 1 else count
+        return flat.as_strided(
+            (len(starts), count), (step // spec.dtype.itemsize, 1), _element(addresses[0], spec, lead)
+        )
+
+    def address(self, name: str, first: int) -> tuple[int, int]:
+        """Find the file and byte of element `first` of a tensor."""
+        spec = self.specs[name]
+        return spec.file, spec.start + first * spec.dtype.itemsize
+
+    def release(self) -> None:
+        """Unmap all pages read so far (they stay in the page cache)."""
+        for file in self.files:
+            file.release()
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of every file the model is made of."""
+        config = hashlib.sha256((self.path / "config.json").read_bytes()).hexdigest()
+        return {"config.json": config} | {file.path.name: file.digest() for file in self.files}
+
+
+def _element(address: tuple[int, int], spec: TensorSpec, lead: int) -> int:
+    return (address[1] - lead) // spec.dtype.itemsize
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a folder; a checkpoint is a folder with config.json and *.safetensors")
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} has no config.json, so its architecture is unknown") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path / 'config.json'} cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise CheckpointError(f"{path / 'config.json'} names no model_type, so its architecture is unknown")
+    return config
+
+
+def _tensor_files(path: Path) -> list[Path]:
+    if (path / INDEX).exists():
+        return [path / name for name in sorted(set(_weight_map(path).values()))]
+    if (path / SINGLE).exists():
+        return [path / SINGLE]
+    pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
+    if pickles:
+        raise CheckpointError(
+            f"{path} holds pickle files ({pickles[0]}), which can run code when opened; convert it where you trust it: "
+            "model.save_pretrained(folder) writes safetensors"
+        )
+    raise CheckpointError(f"{path} has neither {SINGLE} nor {INDEX}")
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    try:
+        names = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        if all(Path(file).name == file for file in names.values()):  # a shard lies beside its index
+            return dict(names)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError):
+        pass
+    raise CheckpointError(f"{path / INDEX} is corrupt; fetch it again")
+
+
+def _check_index(path: Path, specs: dict[str, TensorSpec]) -> None:
+    if (path / INDEX).exists():
+        lost = sorted(set(_weight_map(path)) - set(specs))
+        if lost:
+            raise CheckpointError(f"{path}: {len(lost)} tensors of the index are in no shard, {lost[0]} for one")

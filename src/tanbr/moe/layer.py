@@ -1,0 +1,255 @@
+"""A runnable MoE layer: what an un-merged model computes, and the rival that a merged one has to beat.
+
+A *site* is one FFN with K experts. Which experts a site runs is its routing, set from outside with `route`:
+
+    route(model, TaskRouting(experts))          # every sequence names its experts: (n,) or (n, k)
+    route(model, BlendRouting(blends))          # every sequence has its own blend of weights: (n, K); or (K,) for all
+    route(model, TokenRouting(top_k=2))         # the site's learned gate chooses for every token
+    route(model, SequenceRouting(top_k=1))      # the same, from the mean of a sequence's tokens
+    with routed(model, TaskRouting(experts)):   # for a while
+        loss = model(**batch).loss
+
+Sequences are the rows of the batch; padding is computed like any other token, as in a dense model.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tanbr.errors import InputError
+
+Activation: TypeAlias = Callable[[Tensor], Tensor]
+
+
+class ExpertLinear(nn.Module):
+    """K linear maps of one shape: weight (K, out, in) drawn with deviation `std`, bias (K, out) or none."""
+
+    def __init__(self, experts: int, in_features: int, out_features: int, *, bias: bool, std: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, out_features, in_features))
+        nn.init.normal_(self.weight, std=std)
+        self.bias = nn.Parameter(torch.zeros(experts, out_features)) if bias else None
+
+    @property
+    def experts(self) -> int:
+        """K."""
+        return self.weight.shape[0]
+
+
+@dataclass(frozen=True, eq=False)
+class TaskRouting:
+    """Every sequence names its experts; the outputs of several are averaged by `weights`."""
+
+    experts: Tensor  # (n,) or (n, k) int64
+    weights: Tensor | None = None  # (n, k); 1/k each when None
+
+
+@dataclass(frozen=True, eq=False)
+class BlendRouting:
+    """Every sequence has a blend of all experts: of their weights (one merged FFN) or of their outputs."""
+
+    blends: Tensor  # (n, K), or (K,) for the whole batch
+    mix: Literal["weights", "outputs"] = "weights"
+
+
+@dataclass(frozen=True)
+class TokenRouting:
+    """The site's gate chooses `top_k` experts per token; with `mix="weights"` it merges them, token by token."""
+
+    top_k: int = 1
+    mix: Literal["weights", "outputs"] = "outputs"
+
+
+@dataclass(frozen=True)
+class SequenceRouting:
+    """The site's gate chooses from the mean of a sequence's tokens; `mix="weights"` with top_k=K is SMEAR's merge."""
+
+    top_k: int = 1
+    mix: Literal["weights", "outputs"] = "outputs"
+
+
+Routing: TypeAlias = TaskRouting | BlendRouting | TokenRouting | SequenceRouting
+
+
+class MoeSite(nn.Module):
+    """Mixed into the module of a model that holds one FFN's experts; `route` sets its routing."""
+
+    routing: Routing | None = None
+    gate: nn.Linear | None  # (K, D); None where the model routes by task alone
+
+
+def route(model: nn.Module, routing: Routing | None) -> None:
+    """Set the routing of every site of an un-merged model."""
+    for site in sites_of(model):
+        site.routing = routing
+
+
+@contextmanager
+def routed(model: nn.Module, routing: Routing) -> Iterator[None]:
+    """Set the routing of every site, and put the former one back at the end."""
+    former = [(site, site.routing) for site in sites_of(model)]
+    route(model, routing)
+    try:
+        yield
+    finally:
+        for site, routing_before in former:
+            site.routing = routing_before
+
+
+def sites_of(model: nn.Module) -> list[MoeSite]:
+    """Every site of an un-merged model, in the order in which they run."""
+    sites = [module for module in model.modules() if isinstance(module, MoeSite)]
+    if not sites:
+        raise InputError(f"{type(model).__name__} has no experts to route to; routing is for an un-merged MoE model")
+    return sites
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertFfn:
+    """K feed-forward networks: outer(dropout(act(inner[0](x)) · inner[1](x))), the second factor only if gated."""
+
+    inner: Sequence[ExpertLinear]
+    outer: ExpertLinear
+    act: Activation
+    dropout: Activation
+
+    def __call__(self, x: Tensor, site: MoeSite) -> Tensor:
+        """Run x (n, length, D) through the experts that the site's routing names; (n, length, D)."""
+        routing, K = site.routing, self.outer.experts
+        if routing is None:
+            raise InputError("an un-merged MoE model needs a routing: call tanbr.moe.layer.route(model, ...) first")
+        if isinstance(routing, TaskRouting):
+            experts, weights = _named_experts(routing, batch=x.shape[0], experts=K)
+            return self._mix_outputs(x, experts, weights)
+        if isinstance(routing, BlendRouting):
+            blends = _checked_blends(routing.blends, batch=x.shape[0], experts=K)
+            if routing.mix == "weights":
+                return self._mix_weights(x, blends.to(x.dtype))
+            return self._mix_outputs(x, *_active(blends.to(x.dtype).expand(x.shape[0], K)))
+        return self._gated(x, site, routing)
+
+    def _gated(self, x: Tensor, site: MoeSite, routing: TokenRouting | SequenceRouting) -> Tensor:
+        if site.gate is None:
+            raise InputError("this model has no gate: build it with router=True, or route by task")
+        if not 1 <= routing.top_k <= self.outer.experts:
+            raise InputError(f"top_k must be 1..{self.outer.experts} (got {routing.top_k})")
+        units = x.reshape(-1, x.shape[-1]) if isinstance(routing, TokenRouting) else x  # tokens or sequences
+        seen = units if units.dim() == 2 else units.mean(dim=1)
+        probability, experts = site.gate(seen).softmax(dim=-1).topk(routing.top_k, dim=-1)  # (m, k)
+        if routing.mix == "outputs":
+            return self._mix_outputs(units, experts, probability).view_as(x)
+        blends = torch.zeros(seen.shape[0], self.outer.experts, dtype=x.dtype, device=x.device)
+        blends = blends.scatter(1, experts, probability / probability.sum(dim=-1, keepdim=True))
+        return self._mix_weights(units.view(seen.shape[0], -1, x.shape[-1]), blends).view_as(x)
+
+    def _mix_outputs(self, x: Tensor, experts: Tensor, weights: Tensor | None) -> Tensor:
+        """Σ_k weights[:, k] · FFN_{experts[:, k]}(x): pairs (row, expert) sorted by expert, one matmul per expert."""
+        k = experts.shape[1]
+        order = experts.flatten().argsort(stable=True)  # (m·k,) pairs by expert
+        sizes = experts.flatten().bincount(minlength=self.outer.experts).tolist()
+        rows = order if k == 1 else order // k
+        one_group = k == 1 and max(sizes) == x.shape[0]  # nothing to sort: the whole batch has one expert
+        y = self._grouped(x if one_group else x[rows], sizes)
+        if weights is not None:
+            scale = weights.flatten()[order].to(y.dtype)
+            y = y * scale.view(-1, *[1] * (y.dim() - 1))
+        if one_group:
+            return y
+        if k == 1:
+            return torch.zeros_like(y).index_copy(0, rows, y)
+        return torch.zeros_like(x).index_add(0, rows, y)
+
+    def _grouped(self, x: Tensor, sizes: list[int]) -> Tensor:
+        """Run consecutive groups of rows x (m, …, D), sizes[k] of them through expert k."""
+        if len(set(sizes)) == 1:  # equal groups: all experts in one batched product
+            grouped = x.reshape(len(sizes), -1, x.shape[-1])
+            return self._batched(grouped).view_as(x)
+        per_expert = [_parts(linear) for linear in (*self.inner, self.outer)]
+        outputs = [
+            self._one(group, [parts[k] for parts in per_expert])
+            for k, group in enumerate(torch.split(x, sizes))
+            if sizes[k]
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _batched(self, x: Tensor) -> Tensor:  # (K, rows, D)
+        def apply(linear: ExpertLinear, value: Tensor) -> Tensor:
+            weight = linear.weight.transpose(1, 2)
+            if linear.bias is None:
+                return torch.bmm(value, weight)
+            return torch.baddbmm(linear.bias.unsqueeze(1), value, weight)
+
+        hidden = self.act(apply(self.inner[0], x))
+        if len(self.inner) == 2:
+            hidden = hidden * apply(self.inner[1], x)
+        return apply(self.outer, self.dropout(hidden))
+
+    def _one(self, x: Tensor, parts: list[tuple[Tensor, Tensor | None]]) -> Tensor:
+        hidden = self.act(F.linear(x, *parts[0]))
+        if len(parts) == 3:
+            hidden = hidden * F.linear(x, *parts[1])
+        return F.linear(self.dropout(hidden), *parts[-1])
+
+    def _mix_weights(self, x: Tensor, blends: Tensor) -> Tensor:
+        """Merge the experts of each distinct blend (m, K) or (K,), and run its rows x (m, length, D) through that."""
+        if blends.dim() == 1:
+            return self._one(x, self._merged(blends))
+        distinct, group_of = torch.unique(blends, dim=0, return_inverse=True)
+        if len(distinct) == 1:
+            return self._one(x, self._merged(blends[0]))
+        order = group_of.argsort(stable=True)
+        sizes = group_of.bincount(minlength=len(distinct)).tolist()
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        outputs = [
+            self._one(group, self._merged(blends[order[start]]))  # a row of `blends` itself, so that it gets a gradient
+            for group, start in zip(torch.split(x[order], sizes), starts, strict=True)
+        ]
+        return torch.zeros_like(x).index_copy(0, order, torch.cat(outputs))
+
+    def _merged(self, blend: Tensor) -> list[tuple[Tensor, Tensor | None]]:  # (K,)
+        def mix(value: Tensor) -> Tensor:
+            return (blend @ value.flatten(1)).view(value.shape[1:])
+
+        return [
+            (mix(linear.weight), None if linear.bias is None else mix(linear.bias))
+            for linear in (*self.inner, self.outer)
+        ]
+
+
+def _parts(linear: ExpertLinear) -> list[tuple[Tensor, Tensor | None]]:
+    # unbind, not indexing: its backward stacks K gradients once instead of adding K zero-padded ones
+    weights = linear.weight.unbind(0)
+    biases = [None] * len(weights) if linear.bias is None else linear.bias.unbind(0)
+    return list(zip(weights, biases, strict=True))
+
+
+def _named_experts(routing: TaskRouting, *, batch: int, experts: int) -> tuple[Tensor, Tensor | None]:
+    named = routing.experts.unsqueeze(1) if routing.experts.dim() == 1 else routing.experts
+    if named.dim() != 2 or named.shape[0] != batch or named.is_floating_point():
+        raise InputError(
+            f"experts must be whole numbers, (n,) or (n, k), for a batch of {batch} "
+            f"(got {tuple(routing.experts.shape)}, {routing.experts.dtype})"
+        )
+    if named.numel() and not 0 <= int(named.min()) <= int(named.max()) < experts:
+        raise InputError(f"experts must be numbered 0..{experts - 1} (got {int(named.min())}..{int(named.max())})")
+    if routing.weights is None and named.shape[1] > 1:
+        return named, torch.full(named.shape, 1 / named.shape[1], device=named.device)
+    return named, routing.weights
+
+
+def _checked_blends(blends: Tensor, *, batch: int, experts: int) -> Tensor:
+    if blends.shape not in {(experts,), (batch, experts)}:
+        raise InputError(f"blends must be ({batch}, {experts}) or ({experts},) (got {tuple(blends.shape)})")
+    return blends
+
+
+def _active(blends: Tensor) -> tuple[Tensor, Tensor]:
+    """Keep as many experts per row as the fullest row has above 0: experts and weights, (n, k)."""
+    k = int((blends > 0).sum(dim=1).max())
+    weights, experts = blends.topk(max(k, 1), dim=1)
+    return experts, weights
