@@ -5,6 +5,7 @@ equal distances in their file (every layout in use does that) are one strided ma
 matrix-vector product, which runs at the speed of memory; half types are widened chunk by chunk and summed in float32.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -20,8 +21,7 @@ CHUNK = 1 << 16  # elements of a half-type sum that are widened at a time: K row
 def fill(out: Tensor, checkpoint: Checkpoint, piece: Piece, blend: Sequence[float]) -> None:
     """Write a piece into its region of the dense tensor `out`; `blend` (K,) counts where the piece fixes no weights."""
     weights = [weight * piece.scale for weight in (blend if piece.weights is None else piece.weights)]
-    region = out.narrow(piece.axis, piece.start, piece.end - piece.start) if piece.shape else out
-    weighted_sum(region.view(piece.shape) if region.shape != piece.shape else region, checkpoint, piece.blocks, weights)
+    weighted_sum(out[piece.region], checkpoint, piece.blocks, weights)
 
 
 def weighted_sum(
@@ -91,14 +91,7 @@ def check_finite(checkpoint: Checkpoint, pieces: Sequence[Piece], expert: int) -
     """Refuse an expert that holds NaN or infinity, before it gets near a model in use."""
     for piece in pieces:
         block = piece.blocks[expert] if len(piece.blocks) > 1 else piece.blocks[0]
-        values = checkpoint.blocks([block], _size(piece))[0]
+        values = checkpoint.blocks([block], math.prod(piece.shape))[0]
         # The sum of finite weights is finite in float32, and a sum is the fastest way to see each of them.
         if not torch.isfinite(values.sum(dtype=torch.float32)):
             raise CheckpointError(f"{block[0]} of {checkpoint.path} holds NaN or infinity; the checkpoint is damaged")
-
-
-def _size(piece: Piece) -> int:
-    size = 1
-    for length in piece.shape:
-        size *= length
-    return size

@@ -1,5 +1,7 @@
 """`tanbr.open`: an MoE checkpoint as one object, and the dense models that come out of it."""
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -7,15 +9,15 @@ import torch
 import transformers
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
-from transformers import AutoConfig
 from transformers.initialization import no_init_weights
 
-from tanbr.errors import CheckpointError, InputError
+from tanbr.errors import InputError
 from tanbr.merge.blend import check_finite, fill
+from tanbr.merge.plan import DensePlan
 from tanbr.moe.checkpoint import Checkpoint
-from tanbr.moe.families import family_of
-from tanbr.moe.family import Piece, Site
-from tanbr.types import as_blend
+from tanbr.moe.families import family_of, read_settings
+from tanbr.moe.family import Settings, Site
+from tanbr.types import Blend, as_blend
 
 
 class Moe:
@@ -24,9 +26,9 @@ class Moe:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.family = family_of(checkpoint.config)
-        self.sites: list[Site] = self.family.sites(checkpoint)
-        self.pieces: list[Piece] = self.family.plan(checkpoint, self.sites)
-        self._blended = [piece for piece in self.pieces if piece.weights is None]
+        self.config: Settings = read_settings(checkpoint.config)
+        self.sites: list[Site] = self.family.sites(checkpoint, self.config)
+        self.plan = DensePlan(self.family, self.config, self.sites, self.family.plan(checkpoint, self.sites))
         self._trusted: set[int] = set()
 
     @property
@@ -39,38 +41,37 @@ class Moe:
         """K."""
         return self.sites[0].experts
 
-    @property
-    def config(self) -> dict[str, Any]:
-        """The checkpoint's own configuration."""
-        return self.checkpoint.config
-
     def dense(self, blend: ArrayLike | None = None) -> Any:
         """Build the dense transformers model, in eval mode, with `blend` merged into it (all experts alike if None)."""
-        K = self.num_experts
-        weights = as_blend([1 / K] * K if blend is None else blend, experts=K)
-        self._trust(weights.tolist())
-        config = dense_config(self)
+        weights = self.check(blend)
+        config = self.plan.config()
         with no_init_weights():
             model = getattr(transformers, config.architectures[0])._from_config(config, dtype=config.dtype)
+        model.tie_weights()
+        untie(model, self.plan.shapes)
         with torch.no_grad():
-            for piece in self.pieces:
+            for target in self.plan.padded:
+                locate(model, target).zero_()
+            for piece in self.plan.pieces:
                 fill(locate(model, piece.target), self.checkpoint, piece, weights.tolist())
         return model.eval()
 
     def merge_into(self, model: nn.Module, blend: ArrayLike) -> None:
         """Merge a blend (K,) into a dense model in place; only the FFNs' tensors change."""
-        weights = as_blend(blend, experts=self.num_experts).tolist()
-        outputs = [(locate(model, piece.target), piece) for piece in self._blended]
-        self._trust(weights)
+        weights = self.check(blend).tolist()
+        outputs = [(locate(model, piece.target), piece) for piece in self.plan.blended]
         with torch.no_grad():
             for out, piece in outputs:
                 fill(out, self.checkpoint, piece, weights)
 
-    def _trust(self, weights: list[float]) -> None:
-        """Look through each expert once, before it is first merged: a live model never gets a NaN."""
-        for expert in (k for k, weight in enumerate(weights) if weight and k not in self._trusted):
-            check_finite(self.checkpoint, self._blended, expert)
+    def check(self, blend: ArrayLike | None) -> Blend:
+        """Check a blend (uniform if None), and look through each expert of it once: no model ever gets a NaN."""
+        K = self.num_experts
+        weights = as_blend([1 / K] * K if blend is None else blend, experts=K)
+        for expert in (k for k in range(K) if weights[k] and k not in self._trusted):
+            check_finite(self.checkpoint, self.plan.blended, expert)
             self._trusted.add(expert)
+        return weights
 
 
 def open(path: str | Path) -> Moe:  # noqa: A001
@@ -78,25 +79,33 @@ def open(path: str | Path) -> Moe:  # noqa: A001
     return Moe(Checkpoint(path))
 
 
+def untie(model: nn.Module, targets: Iterable[str]) -> None:
+    """Give each of the targets a tensor of its own: T5's configuration ties embeddings that a checkpoint has apart."""
+    seen: set[int] = set()
+    for target in targets:
+        tensor = locate(model, target)
+        if isinstance(tensor, nn.Parameter) and id(tensor) in seen:
+            module, _, name = target.rpartition(".")
+            setattr(model.get_submodule(module), name, nn.Parameter(torch.empty_like(tensor)))
+        seen.add(id(tensor))
+
+
 def locate(model: nn.Module, target: str) -> Tensor:
     """Find the tensor of a live dense model that holds `target`."""
     try:
         return model.get_parameter(target)
     except AttributeError:
+        pass
+    # In memory, a class with one expert fuses what is apart on disk: experts.gate_up_proj (1, 2F, D), gate first.
+    found = re.fullmatch(r"(.+\.experts)\.0\.(gate|up|down)_proj\.weight", target)
+    fused = {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}
+    try:
+        if found:
+            parameter = model.get_parameter(f"{found[1]}.{fused[found[2]]}")[0]
+            half = parameter.shape[0] // 2
+            return {"gate": parameter[:half], "up": parameter[half:], "down": parameter}[found[2]]
+        return model.get_buffer(target)
+    except AttributeError:
         raise InputError(
             f"{type(model).__name__} has no {target}; merge into the model that dense() gives, or one of its class"
         ) from None
-
-
-def dense_config(moe: Moe) -> Any:
-    """Derive the dense model's configuration."""
-    source = moe.config
-    family = moe.family
-    known = AutoConfig.for_model(family.dense).to_dict()
-    kept = {key: value for key, value in source.items() if key in known} | family.config(dict(source))
-    config = AutoConfig.for_model(**kept | {"model_type": family.dense})
-    architectures = source.get("architectures") or []
-    if len(architectures) != 1 or not architectures[0].startswith(family.prefix[0]):
-        raise CheckpointError(f"config.json must name one {family.prefix[0]} architecture (got {architectures})")
-    config.architectures = [family.prefix[1] + architectures[0].removeprefix(family.prefix[0])]
-    return config

@@ -10,15 +10,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+import torch
+
 from tanbr.errors import CheckpointError
 from tanbr.moe.checkpoint import Checkpoint, TensorSpec
 
 Role: TypeAlias = Literal[
-    "gate", "up", "down", "gate_bias", "up_bias", "down_bias", "gate_up", "gate_up_bias", "router"
+    "gate", "up", "down", "gate_bias", "up_bias", "down_bias", "gate_up", "gate_up_bias", "router", "router_bias"
 ]
 Block: TypeAlias = tuple[str, int]  # a tensor of the checkpoint, and the element at which the block starts
-ConfigDict: TypeAlias = dict[str, Any]
+Settings: TypeAlias = dict[str, Any]  # a configuration, as transformers understands it
+_Found: TypeAlias = tuple[Block, tuple[int, ...], torch.dtype]
 
+UNMERGEABLE = frozenset({torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.int8})
 OUTPUT_ROLES: frozenset[Role] = frozenset({"down", "down_bias"})  # a fold scales these: they are linear in the output
 
 
@@ -39,6 +43,12 @@ class Piece:
         """Where the region ends along its axis."""
         return self.start + (self.shape[self.axis] if self.shape else 1)
 
+    @property
+    def region(self) -> tuple[slice, ...]:
+        """The region as an index of the dense tensor."""
+        starts = (self.start if axis == self.axis else 0 for axis in range(len(self.shape)))
+        return tuple(slice(start, start + length) for start, length in zip(starts, self.shape, strict=True))
+
 
 @dataclass(frozen=True)
 class Part:
@@ -57,7 +67,7 @@ class Site:
 
     name: str
     parts: tuple[Part, ...]
-    scale: float = 1.0  # folded into the parts that the output is linear in
+    fold: "Fold"  # into the parts that the output is linear in
 
     @property
     def experts(self) -> int:
@@ -71,19 +81,21 @@ class Site:
 
 @dataclass(frozen=True)
 class ExpertPattern:
-    """Names of the tensors that hold one role of a site's experts.
+    """Names of the tensors that hold a site's experts, and the dense tensor that each role of them goes to.
 
     `name` has `{site}` for the layer that the site is in (a name that ends in a number), and `{k}` for the expert's
     number if each expert has its own tensor; without `{k}` the tensor's first dimension is K. A tensor with several
-    roles holds them one after the other along the dimension that follows.
+    roles holds them one after the other along the dimension that follows. `keep_dim` keeps a first dimension of 1, for
+    dense models that are the same class with one expert.
     """
 
     name: str
-    roles: tuple[Role, ...]
+    targets: Mapping[Role, str]
+    keep_dim: bool = False
 
     def match(self, tensor: str) -> tuple[str, int | None] | None:
         """Find the site and the expert that a tensor belongs to, None if it is of another kind."""
-        found = re.fullmatch(_as_regex(self.name), tensor)
+        found = re.fullmatch(as_regex(self.name), tensor)
         if found is None:
             return None
         expert = found.groupdict().get("k")
@@ -91,103 +103,11 @@ class ExpertPattern:
 
 
 @dataclass(frozen=True)
-class Family:
-    """One family of MoE models; see docs/families.md for how to add one."""
+class Fold:
+    """A factor on a site's output that the dense model carries in its weights."""
 
-    model_type: str
-    dense: str  # model_type of the dense model
-    experts: tuple[ExpertPattern, ...]
-    targets: Mapping[Role, str]  # dense name of each role, with {site}
-    prefix: tuple[str, str]  # how the class name changes: ("Mixtral", "Mistral")
-    count: str  # the configuration's key for K
-    unit_axes: Mapping[Role, int | None] = field(default_factory=lambda: UNIT_AXES)
-    shared: Mapping[Role, str] = field(
-        default_factory=dict
-    )  # names of an always-active expert, to sit beside the blend
-    drop: tuple[str, ...] = ()  # patterns of tensors that the dense model has no use for
-    rename: tuple[tuple[str, str], ...] = ()  # (pattern, replacement) for all other tensors
-    config: Callable[[ConfigDict], ConfigDict] = dict  # changes to the dense configuration
-    fold: Callable[[Checkpoint, str], tuple[float, str]] | None = None  # site → scale of its output, and why
-    width: str = "intermediate_size"  # the dense configuration's key for the number of hidden units
-    twin: Mapping[str, Any] = field(default_factory=dict)  # changes that make a configuration tiny
-
-    def sites(self, checkpoint: Checkpoint) -> list[Site]:
-        """List the sites of a checkpoint, in order; a missing or unequal expert is a CheckpointError."""
-        found: dict[str, dict[Role, dict[int, tuple[Block, tuple[int, ...]]]]] = {}
-        K = self.num_experts(checkpoint.config)
-        for spec in checkpoint.specs.values():
-            for pattern in self.experts:
-                match = pattern.match(spec.name)
-                if match is not None:
-                    roles = found.setdefault(match[0], {})
-                    for role, expert, block, shape in _blocks_of(spec, pattern.roles, match[1], K):
-                        roles.setdefault(role, {})[expert] = (block, shape)
-                    break
-        if not found:
-            raise CheckpointError(f"{checkpoint.path} holds no experts of the {self.model_type} family")
-        return [self._site(checkpoint, name, found[name], K) for name in sorted(found, key=_natural)]
-
-    def num_experts(self, config: ConfigDict) -> int:
-        """K, from the configuration."""
-        count = config.get(self.count)
-        if not isinstance(count, int) or count < 1:
-            raise CheckpointError(f"config.json of a {self.model_type} model needs {self.count} ≥ 1 (got {count!r})")
-        return count
-
-    def _site(
-        self, checkpoint: Checkpoint, name: str, roles: dict[Role, dict[int, tuple[Block, tuple[int, ...]]]], K: int
-    ) -> Site:
-        parts = []
-        for role, experts in roles.items():
-            if sorted(experts) != list(range(K)):
-                lost = sorted(set(range(K)) - set(experts)) or sorted(experts)
-                raise CheckpointError(
-                    f"{name} must have {K} experts ({role} of expert {lost[0]} is missing or too many)"
-                )
-            shapes = {shape for _, shape in experts.values()}
-            if len(shapes) > 1:
-                raise CheckpointError(
-                    f"the experts of {name} differ in shape ({role}: {sorted(shapes)}); cannot merge them"
-                )
-            blocks = tuple(experts[k][0] for k in range(K))
-            dtypes = {checkpoint.specs[tensor].dtype for tensor, _ in blocks}
-            if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point or next(iter(dtypes)).itemsize < 2:
-                raise CheckpointError(f"{name}: {role} must be of one type of 16 or 32 bits (got {dtypes}); convert it")
-            target = self.targets[role].format(site=name)
-            parts.append(Part(role, shapes.pop(), blocks, target, self.unit_axes[role]))
-        scale = self.fold(checkpoint, name)[0] if self.fold else 1.0
-        return Site(name, tuple(sorted(parts, key=lambda part: part.target)), scale)
-
-    def plan(self, checkpoint: Checkpoint, sites: list[Site]) -> list[Piece]:
-        """Every piece of the dense model, for a blend of all experts."""
-        pieces = [
-            Piece(part.target, part.shape, part.blocks, scale=site.scale if part.role in OUTPUT_ROLES else 1.0)
-            for site in sites
-            for part in site.parts
-        ]
-        taken = {tensor for piece in pieces for tensor, _ in piece.blocks}
-        beside = {piece.target: piece for piece in pieces}
-        for spec in checkpoint.specs.values():
-            if spec.name not in taken:
-                pieces += self._other(spec, beside)
-        return pieces
-
-    def _other(self, spec: TensorSpec, beside: dict[str, Piece]) -> list[Piece]:
-        for role, pattern in self.shared.items():
-            found = re.fullmatch(_as_regex(pattern), spec.name)
-            if found:
-                merged = beside[self.targets[role].format(site=found["site"])]
-                axis = self.unit_axes[role]
-                if axis is None:
-                    raise CheckpointError(f"{spec.name}: a shared expert's {role} cannot sit beside a blend")
-                start = merged.shape[axis]
-                return [Piece(merged.target, spec.shape, ((spec.name, 0),), (1.0,), axis=axis, start=start)]
-        if any(re.search(pattern, spec.name) for pattern in self.drop):
-            return []
-        name = spec.name
-        for pattern, replacement in self.rename:
-            name = re.sub(pattern, replacement, name)
-        return [Piece(name, spec.shape, ((spec.name, 0),), (1.0,))]
+    scale: float
+    reason: str
 
 
 UNIT_AXES: dict[Role, int | None] = {
@@ -198,10 +118,146 @@ UNIT_AXES: dict[Role, int | None] = {
     "up_bias": 0,
     "down_bias": None,
     "router": None,
+    "router_bias": None,
+}
+
+DECODER_TWIN: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "num_experts_per_tok": 2,
+    "layer_types": None,
+    "mlp_only_layers": [],
+    "rope_parameters": None,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
 }
 
 
-def _as_regex(name: str) -> str:
+@dataclass(frozen=True)
+class Family:
+    """One family of MoE models; docs/families.md says how to add one."""
+
+    model_type: str
+    dense: str  # model_type of the dense model
+    prefix: tuple[str, str]  # how the class's name changes: ("Mixtral", "Mistral")
+    count: str  # the configuration's key for K
+    experts: tuple[ExpertPattern, ...]
+    shared: Mapping[Role, str] = field(default_factory=dict)  # an always-active expert, which sits beside the blend
+    drop: tuple[str, ...] = ()  # patterns of tensors that the dense model has no use for
+    rename: tuple[tuple[str, str], ...] = ()  # (pattern, replacement) for all other tensors
+    settings: Callable[[Settings], Settings] = lambda _: {}  # what else changes in the dense configuration
+    width: tuple[str, ...] = ("intermediate_size",)  # the dense configuration's keys for the number of hidden units
+    unit_axes: Mapping[Role, int | None] = field(default_factory=lambda: UNIT_AXES)
+    fold: Callable[[Checkpoint, Settings, str], Fold] | None = None  # the factor on a site's output
+    twin: Mapping[str, Any] = field(default_factory=lambda: DECODER_TWIN)  # changes that make a configuration tiny
+    note: str = ""  # what a user should know before serving a merge of this family
+
+    def sites(self, checkpoint: Checkpoint, settings: Settings) -> list[Site]:
+        """List the sites of a checkpoint, in order; a missing or unequal expert is a CheckpointError."""
+        K = settings.get(self.count)
+        if not isinstance(K, int) or K < 1:
+            raise CheckpointError(f"config.json of a {self.model_type} model needs {self.count} ≥ 1 (got {K!r})")
+        found: dict[str, dict[tuple[Role, str], dict[int, _Found]]] = {}
+        for spec in checkpoint.specs.values():
+            for pattern in self.experts:
+                match = pattern.match(spec.name)
+                if match is not None:
+                    kinds = found.setdefault(match[0], {})
+                    for role, expert, block, shape in _blocks_of(spec, pattern, match[1], K):
+                        kinds.setdefault((role, pattern.targets[role]), {})[expert] = (block, shape, spec.dtype)
+                    break
+        if not found:
+            raise CheckpointError(f"{checkpoint.path} holds no experts of the {self.model_type} family")
+        return [self._site(checkpoint, settings, name, found[name], K) for name in sorted(found, key=_natural)]
+
+    def _site(
+        self,
+        checkpoint: Checkpoint,
+        settings: Settings,
+        name: str,
+        kinds: dict[tuple[Role, str], dict[int, _Found]],
+        K: int,
+    ) -> Site:
+        parts = []
+        for (role, target), experts in kinds.items():
+            if sorted(experts) != list(range(K)):
+                wrong = sorted(set(range(K)) ^ set(experts))[0]
+                state = "missing" if wrong < K else "one too many"
+                raise CheckpointError(f"{name} must have {K} experts: {role} of expert {wrong} is {state}")
+            shapes = {shape for _, shape, _ in experts.values()}
+            if len(shapes) > 1:
+                raise CheckpointError(
+                    f"the experts of {name} differ in shape ({role}: {sorted(shapes)}): no merge is possible"
+                )
+            dtypes = {dtype for _, _, dtype in experts.values()}
+            if len(dtypes) > 1 or dtypes & UNMERGEABLE:
+                raise CheckpointError(
+                    f"{name}: {role} must be of one 16- or 32-bit type (got {dtypes}); convert it first"
+                )
+            blocks = tuple(experts[k][0] for k in range(K))
+            parts.append(Part(role, shapes.pop(), blocks, target.format(site=name), self.unit_axes[role]))
+        fold = self.fold(checkpoint, settings, name) if self.fold else Fold(1.0, "none")
+        return Site(name, tuple(sorted(parts, key=lambda part: part.target)), fold)
+
+    def plan(self, checkpoint: Checkpoint, sites: list[Site]) -> list[Piece]:
+        """List every piece of the dense model, for a blend of all experts."""
+        pieces = [
+            Piece(part.target, part.shape, part.blocks, scale=site.fold.scale if part.role in OUTPUT_ROLES else 1.0)
+            for site in sites
+            for part in site.parts
+        ]
+        taken = {tensor for piece in pieces for tensor, _ in piece.blocks}
+        named = {site.name: site for site in sites}
+        for spec in checkpoint.specs.values():
+            if spec.name not in taken:
+                pieces += self._other(spec, named)
+        return pieces
+
+    def _other(self, spec: TensorSpec, sites: dict[str, Site]) -> list[Piece]:
+        for role, pattern in self.shared.items():
+            found = re.fullmatch(as_regex(pattern), spec.name)
+            part = sites[found["site"]].part(role) if found else None
+            if part is not None and part.unit_axis is not None:
+                start = part.shape[part.unit_axis]
+                return [Piece(part.target, spec.shape, ((spec.name, 0),), (1.0,), axis=part.unit_axis, start=start)]
+        if any(re.search(pattern, spec.name) for pattern in self.drop):
+            return []
+        name = spec.name
+        for pattern, replacement in self.rename:
+            name = re.sub(pattern, replacement, name)
+        return [Piece(name, spec.shape, ((spec.name, 0),), (1.0,))]
+
+    def shapes(self, pieces: list[Piece]) -> tuple[dict[str, tuple[int, ...]], int]:
+        """Work out the shape of every dense tensor, and the number of hidden units that all FFNs are padded to."""
+        axes = {target: self.unit_axes[role] for pattern in self.experts for role, target in pattern.targets.items()}
+        patterns = [(re.compile(as_regex(target)), axis) for target, axis in axes.items()]
+        shapes: dict[str, list[int]] = {}
+        padded: dict[str, int] = {}
+        for piece in pieces:
+            shape = shapes.setdefault(piece.target, list(piece.shape))
+            if piece.shape:
+                shape[piece.axis] = max(shape[piece.axis], piece.end)
+            axis = next((axis for regex, axis in patterns if axis is not None and regex.fullmatch(piece.target)), None)
+            if axis is not None:
+                padded[piece.target] = axis
+        # gate and up in one tensor count each unit twice, and so are not padded (they never need it)
+        single = {target: axis for target, axis in padded.items() if "gate_up" not in target}
+        width = max((shapes[target][axis] for target, axis in single.items()), default=0)
+        for target, axis in single.items():
+            shapes[target][axis] = width
+        return {target: tuple(shape) for target, shape in shapes.items()}, width
+
+
+def as_regex(name: str) -> str:
+    """Turn a name with {site} and {k} into a regular expression with groups of these names."""
     return re.escape(name).replace(r"\{site\}", r"(?P<site>.+\.\d+)").replace(r"\{k\}", r"(?P<k>\d+)")
 
 
@@ -210,22 +266,24 @@ def _natural(name: str) -> list[str | int]:
 
 
 def _blocks_of(
-    spec: TensorSpec, roles: tuple[Role, ...], expert: int | None, K: int
+    spec: TensorSpec, pattern: ExpertPattern, expert: int | None, K: int
 ) -> list[tuple[Role, int, Block, tuple[int, ...]]]:
     """Cut one tensor into the blocks of its roles and experts: (role, expert, block, shape)."""
+    roles = tuple(pattern.targets)
     if expert is None:
         if not spec.shape or spec.shape[0] != K:
             raise CheckpointError(f"{spec.name} must have {K} experts in its first dimension (got {spec.shape})")
         shape, experts = spec.shape[1:], range(K)
     else:
         shape, experts = spec.shape, range(expert, expert + 1)
-    if shape and shape[0] % len(roles):
-        raise CheckpointError(f"{spec.name} {spec.shape} cannot be cut into {' and '.join(roles)}")
-    each = (shape[0] // len(roles), *shape[1:]) if shape else ()
+    if len(roles) > 1:
+        if not shape or shape[0] % len(roles):
+            raise CheckpointError(f"{spec.name} {spec.shape} cannot be cut into {' and '.join(roles)}")
+        shape = (shape[0] // len(roles), *shape[1:])
     size = spec.numel // len(experts)
     step = size // len(roles)
     return [
-        (role, k, (spec.name, index * size + part * step), each)
+        (role, k, (spec.name, index * size + part * step), (1, *shape) if pattern.keep_dim else shape)
         for index, k in enumerate(experts)
         for part, role in enumerate(roles)
     ]

@@ -3,17 +3,78 @@
 import difflib
 from typing import Any
 
+from transformers import AutoConfig
+
 from tanbr.errors import CheckpointError
 from tanbr.moe.families.bert import BERT
-from tanbr.moe.family import Family
+from tanbr.moe.families.deepseek import DEEPSEEK, GLM4
+from tanbr.moe.families.ernie import ERNIE
+from tanbr.moe.families.gpt_oss import GPT_OSS
+from tanbr.moe.families.granite import GRANITE
+from tanbr.moe.families.mixtral import MIXTRAL
+from tanbr.moe.families.nllb import NLLB
+from tanbr.moe.families.olmo import FLEX_OLMO, OLMOE
+from tanbr.moe.families.qwen import QWEN2, QWEN3
+from tanbr.moe.families.switch import SWITCH
+from tanbr.moe.families.t5 import T5
+from tanbr.moe.family import Family, Settings
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (BERT,)}
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        BERT,
+        T5,
+        SWITCH,
+        NLLB,
+        MIXTRAL,
+        QWEN2,
+        QWEN3,
+        OLMOE,
+        FLEX_OLMO,
+        GRANITE,
+        DEEPSEEK,
+        GLM4,
+        ERNIE,
+        GPT_OSS,
+    )
+}
+
+_LLAMA4 = "its router scales what goes into an expert, before the non-linearity, so that no dense model holds a merge"
+REFUSED = {
+    "llama4": _LLAMA4,
+    "llama4_text": _LLAMA4,
+    "phimoe": "its router needs two experts (sparsemixer), so that no dense model holds a merge",
+}
 
 
 def family_of(config: dict[str, Any]) -> Family:
     """Find the family of a checkpoint by its configuration's model_type."""
     model_type = config["model_type"]
+    if model_type in REFUSED:
+        raise CheckpointError(f"{model_type} models cannot be merged: {REFUSED[model_type]}")
+    if "quantization_config" in config:
+        raise CheckpointError(
+            f"this {model_type} checkpoint is quantised; load it with transformers, dequantise and save it"
+        )
     if model_type in FAMILIES:
         return FAMILIES[model_type]
-    near = difflib.get_close_matches(model_type, FAMILIES, n=1, cutoff=0.0)
-    raise CheckpointError(f"{model_type!r} is no MoE family that can be merged; the nearest that can is {near[0]!r}")
+    near = difflib.get_close_matches(model_type, FAMILIES, n=1, cutoff=0.0)[0]
+    raise CheckpointError(
+        f"{model_type!r} is no MoE family that can be merged; the nearest supported is {near!r} "
+        f"(all: {', '.join(sorted(FAMILIES))})"
+    )
+
+
+def carried_over(source: Settings, model_type: str) -> Settings:
+    """Keep of a configuration what another type of model has too."""
+    known = AutoConfig.for_model(model_type).to_dict().keys() | {"head_dim"}  # which some types read and do not declare
+    return {key: value for key, value in source.items() if key in known} | {"model_type": model_type}
+
+
+def read_settings(config: dict[str, Any]) -> Settings:
+    """Read a configuration as transformers does: old keys renamed, defaults filled in."""
+    try:
+        return dict(AutoConfig.for_model(**config).to_dict())
+    except Exception as error:  # transformers raises whatever its checks meet
+        reason = str(error).strip().splitlines()
+        raise CheckpointError(f"config.json is no valid {config['model_type']} configuration: {reason[0]}") from None

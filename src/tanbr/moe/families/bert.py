@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 from transformers.models.bert.modeling_bert import BertLayer
 
-from tanbr.moe.family import ExpertPattern, Family
+from tanbr.moe.family import ExpertPattern, Family, Role
 from tanbr.moe.layer import ExpertFfn, ExpertLinear, MoeSite
 
 
@@ -60,22 +60,26 @@ class BertMoeForSequenceClassification(BertForSequenceClassification):
 AutoConfig.register("bert_moe", BertMoeConfig)
 AutoModelForSequenceClassification.register(BertMoeConfig, BertMoeForSequenceClassification)
 
+_TENSORS: tuple[tuple[str, Role], ...] = (
+    ("{site}.intermediate.dense.weight", "up"),
+    ("{site}.intermediate.dense.bias", "up_bias"),
+    ("{site}.output.dense.weight", "down"),
+    ("{site}.output.dense.bias", "down_bias"),
+)
+
 BERT = Family(
     model_type="bert_moe",
     dense="bert",
     prefix=("BertMoe", "Bert"),
     count="num_experts",
-    experts=(
-        ExpertPattern("{site}.intermediate.dense.weight", ("up",)),
-        ExpertPattern("{site}.intermediate.dense.bias", ("up_bias",)),
-        ExpertPattern("{site}.output.dense.weight", ("down",)),
-        ExpertPattern("{site}.output.dense.bias", ("down_bias",)),
-    ),
-    targets={
-        "up": "{site}.intermediate.dense.weight",
-        "up_bias": "{site}.intermediate.dense.bias",
-        "down": "{site}.output.dense.weight",
-        "down_bias": "{site}.output.dense.bias",
-    },
+    experts=tuple(ExpertPattern(name, {role: name}) for name, role in _TENSORS),
     drop=(r"\.gate\.weight$",),
+    twin={
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+    },
 )

@@ -1,0 +1,104 @@
+"""T5-MoE: T5 with K experts in every FFN, ReLU or gated. On disk each FFN tensor is T5's own, with a leading K."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    T5Config,
+    T5EncoderModel,
+    T5ForConditionalGeneration,
+)
+from transformers.activations import ACT2FN
+
+from tanbr.moe.family import ExpertPattern, Family, Role
+from tanbr.moe.layer import ExpertFfn, ExpertLinear, MoeSite
+
+
+class T5MoeConfig(T5Config):
+    """T5's configuration and the number of experts."""
+
+    model_type = "t5_moe"
+
+    num_experts: int = 8
+    router: bool = False  # whether each site has a learned gate, for token- and sequence-level routing
+
+
+class T5MoeFfn(MoeSite):
+    """T5's feed-forward network as K experts."""
+
+    def __init__(self, config: T5MoeConfig) -> None:
+        super().__init__()
+        K, D, F = config.num_experts, config.d_model, config.d_ff
+        self._inner = ("wi_0", "wi_1") if config.is_gated_act else ("wi",)
+        for name in self._inner:
+            setattr(self, name, ExpertLinear(K, D, F, bias=False, std=config.initializer_factor * D**-0.5))
+        self.wo = ExpertLinear(K, F, D, bias=False, std=config.initializer_factor * F**-0.5)
+        self.dropout = nn.Dropout(config.dropout_rate)
+        self.act = ACT2FN[config.dense_act_fn]
+        self.gate = nn.Linear(D, K, bias=False) if config.router else None
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Run the FFN on (n, length, D)."""
+        inner: list[Any] = [getattr(self, name) for name in self._inner]
+        return ExpertFfn(inner=inner, outer=self.wo, act=self.act, dropout=self.dropout)(hidden_states, self)
+
+
+def _install_experts(model: Any, config: T5MoeConfig) -> None:
+    for stack in (model.get_encoder(), getattr(model, "decoder", None)):
+        for block in stack.block if stack is not None else ():
+            block.layer[-1].DenseReluDense = T5MoeFfn(config)
+
+
+class T5MoeForConditionalGeneration(T5ForConditionalGeneration):
+    """T5-MoE, encoder and decoder."""
+
+    config_class = T5MoeConfig
+
+    def __init__(self, config: T5MoeConfig) -> None:
+        super().__init__(config)
+        _install_experts(self, config)
+
+
+class T5MoeEncoderModel(T5EncoderModel):
+    """T5-MoE's encoder alone."""
+
+    config_class = T5MoeConfig
+
+    def __init__(self, config: T5MoeConfig) -> None:
+        super().__init__(config)
+        _install_experts(self, config)
+
+
+AutoConfig.register("t5_moe", T5MoeConfig)
+AutoModelForSeq2SeqLM.register(T5MoeConfig, T5MoeForConditionalGeneration)
+
+_TENSORS: tuple[tuple[str, Role], ...] = (
+    ("{site}.DenseReluDense.wi.weight", "up"),
+    ("{site}.DenseReluDense.wi_0.weight", "gate"),
+    ("{site}.DenseReluDense.wi_1.weight", "up"),
+    ("{site}.DenseReluDense.wo.weight", "down"),
+)
+
+T5_TWIN = {
+    "vocab_size": 64,
+    "d_model": 32,
+    "d_kv": 16,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 2,
+    "decoder_start_token_id": 0,
+}
+
+T5 = Family(
+    model_type="t5_moe",
+    dense="t5",
+    prefix=("T5Moe", "T5"),
+    count="num_experts",
+    experts=tuple(ExpertPattern(name, {role: name}) for name, role in _TENSORS),
+    drop=(r"\.gate\.weight$",),
+    width=("d_ff",),
+    twin=T5_TWIN,
+)

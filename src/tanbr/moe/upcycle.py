@@ -1,0 +1,186 @@
+"""A dense checkpoint becomes an MoE whose experts start equal, or nearly so: every expert is the dense FFN."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+
+from tanbr.errors import CheckpointError, InputError
+from tanbr.moe.checkpoint import Checkpoint
+from tanbr.moe.families import carried_over, read_settings
+from tanbr.moe.families.bert import BERT
+from tanbr.moe.families.mixtral import MIXTRAL
+from tanbr.moe.families.olmo import FLEX_OLMO
+from tanbr.moe.families.qwen import QWEN3
+from tanbr.moe.families.t5 import T5
+from tanbr.moe.family import ExpertPattern, Family, Settings, as_regex
+from tanbr.moe.writing import NewTensor, Progress, copy_companions, new_folder, silent, write_json, write_tensors
+
+ROUTER_STD = 0.02
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the dense models of one type become an MoE: the way of its family, backwards."""
+
+    family: Family
+    classes: Mapping[str, str]  # dense class → MoE class
+    router: str | None = None  # name of the router's weight (K, D), drawn at random
+    settings: Callable[[Settings], Settings] = lambda _: {}  # what else the MoE's configuration needs
+    must_be_off: tuple[str, ...] = ()  # settings of the dense model that the MoE has no counterpart for
+
+
+def _top2(_: Settings) -> Settings:
+    return {"num_experts_per_tok": 2}
+
+
+def _normalised(source: Settings) -> Settings:
+    return _top2(source) | {"norm_topk_prob": True, "moe_intermediate_size": source["intermediate_size"]}
+
+
+_MIXTRAL_ROUTER = "{site}.block_sparse_moe.gate.weight"
+_MLP_ROUTER = "{site}.mlp.gate.weight"
+
+RECIPES: dict[str, Recipe] = {
+    "bert": Recipe(BERT, {"BertForSequenceClassification": "BertMoeForSequenceClassification"}),
+    "t5": Recipe(
+        T5,
+        {"T5ForConditionalGeneration": "T5MoeForConditionalGeneration", "T5EncoderModel": "T5MoeEncoderModel"},
+    ),
+    "mistral": Recipe(MIXTRAL, {"MistralForCausalLM": "MixtralForCausalLM"}, _MIXTRAL_ROUTER, _top2),
+    "llama": Recipe(
+        MIXTRAL,
+        {"LlamaForCausalLM": "MixtralForCausalLM"},
+        _MIXTRAL_ROUTER,
+        _top2,
+        must_be_off=("attention_bias", "mlp_bias"),
+    ),
+    "qwen3": Recipe(
+        QWEN3,
+        {"Qwen3ForCausalLM": "Qwen3MoeForCausalLM"},
+        _MLP_ROUTER,
+        _normalised,
+        must_be_off=("use_sliding_window",),
+    ),
+    "olmo2": Recipe(FLEX_OLMO, {"Olmo2ForCausalLM": "FlexOlmoForCausalLM"}, _MLP_ROUTER, _normalised),
+}
+
+
+def upcycle(
+    dense: str | Path,
+    out: str | Path,
+    *,
+    experts: int,
+    jitter: float = 0.0,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Path:
+    """Write the MoE of a dense checkpoint to the new folder `out`, and return it.
+
+    Every expert is the dense FFN; with `jitter` > 0 each of its weight matrices has normal noise added, of that share
+    of its own standard deviation. `progress(done, total)` counts tensors.
+    """
+    if experts < 2:
+        raise InputError(f"experts must be at least 2 (got {experts})")
+    if not jitter >= 0:
+        raise InputError(f"jitter must not be negative (got {jitter})")
+    checkpoint = Checkpoint(dense)
+    recipe = _recipe(checkpoint)
+    config = _moe_config(recipe, checkpoint, experts)
+    tensors = _tensors(recipe, checkpoint, experts)
+    if all(tensor.name == source and tensor.shape == checkpoint.specs[tensor.name].shape for tensor, source in tensors):
+        raise CheckpointError(f"{dense} holds no FFN tensors of the {checkpoint.config['model_type']} layout")
+    generator = torch.Generator().manual_seed(seed)
+
+    def chunks() -> Iterator[Tensor]:
+        for done, (tensor, source) in enumerate(tensors):
+            progress(done, len(tensors))
+            if source is None:
+                yield (torch.randn(tensor.shape, generator=generator) * ROUTER_STD).to(tensor.dtype)
+                continue
+            values = checkpoint.tensor(source)
+            for _ in range(tensor.nbytes // values.nbytes if values.nbytes else 0):  # K times, or once
+                yield (
+                    _jittered(values, jitter, generator)
+                    if tensor.name != source or tensor.shape != values.shape
+                    else values
+                )
+        progress(len(tensors), len(tensors))
+
+    with new_folder(out) as folder:
+        write_json(folder / "config.json", config)
+        write_tensors(folder, [tensor for tensor, _ in tensors], chunks())
+        copy_companions(checkpoint.path, folder)
+    return Path(out)
+
+
+def _recipe(checkpoint: Checkpoint) -> Recipe:
+    model_type = checkpoint.config["model_type"]
+    if model_type not in RECIPES:
+        raise CheckpointError(
+            f"cannot upcycle a {model_type!r} model; the dense types that can be are {', '.join(RECIPES)}"
+        )
+    return RECIPES[model_type]
+
+
+def _moe_config(recipe: Recipe, checkpoint: Checkpoint, experts: int) -> dict[str, Any]:
+    source, family = read_settings(checkpoint.config), recipe.family
+    on = [key for key in recipe.must_be_off if source.get(key)]
+    if on:
+        raise CheckpointError(f"a {family.model_type} model has no {on[0]}, which {checkpoint.path} uses")
+    named = source.get("architectures") or []
+    if len(named) != 1 or named[0] not in recipe.classes:
+        wanted = " or ".join(recipe.classes)
+        raise CheckpointError(
+            f"config.json must name {wanted} in architectures (got {named}); load it as that, and save it"
+        )
+    kept = carried_over(source, family.model_type)
+    config = AutoConfig.for_model(**kept | recipe.settings(source) | {family.count: experts})
+    config.architectures = [recipe.classes[named[0]]]
+    return dict(config.to_dict())
+
+
+def _tensors(recipe: Recipe, checkpoint: Checkpoint, experts: int) -> list[tuple[NewTensor, str | None]]:
+    """List the MoE's tensors, each with the dense tensor it is made of; None for a router."""
+    patterns: dict[str, ExpertPattern] = {}
+    for candidate in recipe.family.experts:
+        if len(candidate.targets) == 1:
+            patterns.setdefault(next(iter(candidate.targets.values())), candidate)
+    result: list[tuple[NewTensor, str | None]] = []
+    routed: set[str] = set()
+    for name, spec in checkpoint.specs.items():
+        match = _ffn_pattern(name, patterns)
+        if match is None:
+            result.append((NewTensor(name, spec.dtype, spec.shape), name))
+            continue
+        site, pattern = match
+        if "{k}" in pattern.name:
+            names = [pattern.name.format(site=site, k=k) for k in range(experts)]
+            result += [(NewTensor(expert, spec.dtype, spec.shape), name) for expert in names]
+        else:
+            result.append((NewTensor(pattern.name.format(site=site), spec.dtype, (experts, *spec.shape)), name))
+        if recipe.router and site not in routed and "down" not in pattern.targets:
+            routed.add(site)
+            result.append((NewTensor(recipe.router.format(site=site), spec.dtype, (experts, spec.shape[1])), None))
+    return result
+
+
+def _ffn_pattern(name: str, patterns: dict[str, ExpertPattern]) -> tuple[str, ExpertPattern] | None:
+    for target, pattern in patterns.items():
+        found = re.fullmatch(as_regex(target), name)
+        if found:
+            return found["site"], pattern
+    return None
+
+
+def _jittered(values: Tensor, jitter: float, generator: torch.Generator) -> Tensor:
+    if jitter == 0 or values.dim() < 2:
+        return values
+    wide = values.float()
+    noise = torch.randn(wide.shape, generator=generator)
+    return (wide + noise * (jitter * wide.std())).to(values.dtype)

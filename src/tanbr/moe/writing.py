@@ -1,0 +1,132 @@
+"""Writing a checkpoint: a new folder that appears whole or not at all, tensors streamed into safetensors files."""
+
+import errno
+import json
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tanbr.errors import OutputError
+from tanbr.moe.checkpoint import DTYPE_NAMES, INDEX, SINGLE
+
+Progress: TypeAlias = Callable[[int, int], None]  # (tensors done, tensors in all)
+
+SHARD_BYTES = 5_000_000_000
+COMPANIONS = ("generation_config.json", "chat_template.jinja", "vocab.txt", "vocab.json", "merges.txt", "LICENSE")
+COMPANION_PATTERNS = ("*token*.json", "*.model", "LICENSE*")  # what a tokenizer is made of
+
+
+def silent(done: int, total: int) -> None:
+    """Show no progress."""
+
+
+@dataclass(frozen=True)
+class NewTensor:
+    """A tensor to be written; `write` gets its values in one or more chunks, first dimension first."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in the file."""
+        size = self.dtype.itemsize
+        for length in self.shape:
+            size *= length
+        return size
+
+
+@contextmanager
+def new_folder(out: str | Path) -> Iterator[Path]:
+    """Make a folder to write in; it becomes `out` at the end, or vanishes if anything goes wrong."""
+    out = Path(out)
+    if out.exists():
+        raise OutputError(f"{out} exists already; name a new folder, or remove it first")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    except OSError as error:
+        raise OutputError(f"cannot write to {out.parent}: {error.strerror}") from None
+    try:
+        yield work
+        work.chmod(0o755)
+        work.replace(out)
+    except OSError as error:
+        what = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror or error)
+        raise OutputError(f"cannot write {out}: {what}; nothing was left behind") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def write_tensors(
+    folder: Path, tensors: Sequence[NewTensor], chunks: Iterable[Tensor], *, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write tensors whose values come as consecutive chunks, in the order of `tensors`; in shards if they are many."""
+    shards = _shards(tensors, shard_bytes)
+    names = [SINGLE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
+    flow = iter(chunks)
+    for name, shard in zip(names, shards, strict=True):
+        with (folder / name).open("wb") as file:
+            _write_shard(file, shard, flow)
+    if len(shards) > 1:
+        weight_map = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+        total = sum(tensor.nbytes for tensor in tensors)
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON as people read it."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def copy_companions(source: Path, folder: Path) -> None:
+    """Copy the tokenizer and whatever else belongs to a checkpoint but is no weight."""
+    found = {source / name for name in COMPANIONS} | {f for pattern in COMPANION_PATTERNS for f in source.glob(pattern)}
+    for file in sorted(found):
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
+
+
+def _shards(tensors: Sequence[NewTensor], limit: int) -> list[list[NewTensor]]:
+    shards: list[list[NewTensor]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if shards[-1] and size + tensor.nbytes > limit:
+            shards.append([])
+            size = 0
+        shards[-1].append(tensor)
+        size += tensor.nbytes
+    return shards
+
+
+def _shard_name(number: int, count: int) -> str:
+    return f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+
+
+def _write_shard(file: BinaryIO, tensors: Sequence[NewTensor], flow: Iterator[Tensor]) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in tensors:
+        begin, end = end, end + tensor.nbytes
+        header[tensor.name] = {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for tensor in tensors:
+        written = 0
+        while written < tensor.nbytes:
+            chunk = next(flow)
+            written += file.write(chunk.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
