@@ -1,1 +1,7 @@
 """One file a rival, each behind the interface of what it rivals."""
+
+from tanbr.baselines.nucb import Nucb
+from tanbr.baselines.untaught import BestKnown, FixedBlend, RandomBlend
+from tanbr.baselines.vector_gp import VectorGP
+
+__all__ = ["BestKnown", "FixedBlend", "Nucb", "RandomBlend", "VectorGP"]

@@ -5,7 +5,7 @@ What is chosen and learned is a `Policy`; this module never looks inside one.
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
@@ -72,6 +72,13 @@ class TreeView:
         return len(self.parent)
 
 
+def lone_root(experts: int, tasks: int) -> TreeView:
+    """Show the tree of a router that has none: the even blend."""
+    yes = np.ones(1, dtype=np.bool_)
+    even, nothing = np.full((1, experts), 1.0 / experts), np.full((1, tasks), np.nan)
+    return TreeView(np.array([-1]), np.zeros(1, dtype=np.int64), even, np.zeros(1), nothing, yes, yes)
+
+
 class Policy(Protocol):
     """Chooses and learns; knows nothing of ids, files or bad input."""
 
@@ -109,6 +116,23 @@ def as_size(value: object, name: str, *, least: int, most: int | None = None) ->
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """K, V and B of a router."""
+
+    experts: int
+    tasks: int
+    max_active: int
+
+    @classmethod
+    def check(cls, experts: object, tasks: object, max_active: object = None) -> "Sizes":
+        """Refuse sizes that make no router; without B, all experts may be active."""
+        experts, tasks = as_size(experts, "experts", least=2), as_size(tasks, "tasks", least=1)
+        return cls(
+            experts, tasks, as_size(experts if max_active is None else max_active, "max_active", least=1, most=experts)
+        )
+
+
 class AskTell:
     """A router: a policy behind `ask` and `tell`."""
 
@@ -118,16 +142,14 @@ class AskTell:
         self,
         policy: Policy,
         rng: np.random.Generator,
+        sizes: Sizes,
         *,
-        experts: int,
-        tasks: int,
-        max_active: int,
-        history: int,
         settings: Mapping[str, Any],
+        history: int = 5000,
     ) -> None:
-        self.experts, self.tasks, self.max_active = experts, tasks, max_active
+        self.experts, self.tasks, self.max_active = sizes.experts, sizes.tasks, sizes.max_active
         self._policy, self._rng = policy, rng
-        self._settings = dict(settings)  # arguments that build an equal router
+        self._settings = {**asdict(sizes), **settings}  # arguments that build an equal router
         self._next_id = 0
         self._open: dict[int, tuple[Decision, Terms]] = {}
         self._told: deque[Told] = deque(maxlen=history)

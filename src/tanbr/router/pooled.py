@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.config import DefaultModeConfig
-from tanbr.router.ask_tell import Terms, TreeView
+from tanbr.router.ask_tell import Sizes, Terms, TreeView
 from tanbr.router.posterior import PooledPosterior
 from tanbr.router.simplex import keep_largest, project
 from tanbr.router.state import Arrays
@@ -33,9 +33,8 @@ def fixed_blends(*, experts: int, max_active: int, count: int, rng: np.random.Ge
 class PooledTanbr:
     """Chooses by upper confidence bound, learns in constant time per slot, refines its tree where it pays."""
 
-    def __init__(
-        self, *, experts: int, tasks: int, max_active: int, config: DefaultModeConfig, rng: np.random.Generator
-    ) -> None:
+    def __init__(self, sizes: Sizes, *, config: DefaultModeConfig, rng: np.random.Generator) -> None:
+        experts, tasks, max_active = sizes.experts, sizes.tasks, sizes.max_active
         self.config, self.max_active, self.rng = config, max_active, rng
         fixed = fixed_blends(experts=experts, max_active=max_active, count=config.pool, rng=rng)
         self.tree = VertexTree(experts=experts, max_active=max_active, room=config.room, children=config.children)

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.errors import OutputError, StateError
+from tanbr.errors import StateError
+from tanbr.files import write_atomically
 
 VERSION = 1
 HEADER = "_header"
@@ -21,17 +21,10 @@ Arrays = dict[str, NDArray[Any]]
 
 def write_state(path: str | Path, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write header and arrays to `path`; an old file stays whole until the new one is."""
-    path = Path(path)
     text = json.dumps({"version": VERSION, "checksum": _checksum(header, arrays), "header": header})
     buffer = io.BytesIO()
     np.savez(buffer, **{HEADER: np.frombuffer(text.encode(), dtype=np.uint8)}, **arrays)  # type: ignore[arg-type]
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_bytes(buffer.getbuffer())
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise OutputError(f"cannot write the state to {path}: {error.strerror}") from None
+    write_atomically(path, buffer.getvalue())
 
 
 def read_state(path: str | Path) -> tuple[dict[str, Any], Arrays]:
