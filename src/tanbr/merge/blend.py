@@ -18,10 +18,10 @@ from tanbr.moe.family import Block, Piece
 CHUNK = 1 << 16  # elements of a half-type sum that are widened at a time: K rows of it stay in the cache
 
 
-def fill(out: Tensor, checkpoint: Checkpoint, piece: Piece, blend: Sequence[float]) -> None:
+def fill(out: Tensor, checkpoint: Checkpoint, piece: Piece, blend: Sequence[float], *, add: bool = False) -> None:
     """Write a piece into its region of the dense tensor `out`; `blend` (K,) counts where the piece fixes no weights."""
     weights = [weight * piece.scale for weight in (blend if piece.weights is None else piece.weights)]
-    weighted_sum(out[piece.region], checkpoint, piece.blocks, weights)
+    weighted_sum(out[piece.region], checkpoint, piece.blocks, weights, add=add)
 
 
 def weighted_sum(

@@ -2,22 +2,40 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 import transformers
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
-from tanbr.errors import InputError
+from tanbr.errors import CheckpointError, InputError
 from tanbr.merge.blend import check_finite, fill
+from tanbr.merge.export import export
 from tanbr.merge.plan import DensePlan
 from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.families import family_of, read_settings
 from tanbr.moe.family import Settings, Site
 from tanbr.types import Blend, as_blend
+
+UNIT = 2.0**-24  # half the spacing of float32 at 1
+FETCHED = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "LICENSE*"]
+
+
+@dataclass(frozen=True, eq=False)
+class Merged:
+    """What a model holds after a merge."""
+
+    blend: Blend  # (K,)
+    drift: float  # bound on the rounding error, relative to the largest weight of the tensor's experts
+    incremental: bool  # whether the model's last blend was updated rather than read anew
 
 
 class Moe:
@@ -28,8 +46,10 @@ class Moe:
         self.family = family_of(checkpoint.config)
         self.config: Settings = read_settings(checkpoint.config)
         self.sites: list[Site] = self.family.sites(checkpoint, self.config)
-        self.plan = DensePlan(self.family, self.config, self.sites, self.family.plan(checkpoint, self.sites))
+        pieces = self.family.plan(checkpoint, self.config, self.sites)
+        self.plan = DensePlan(self.family, self.config, self.sites, pieces)
         self._trusted: set[int] = set()
+        self._served: WeakKeyDictionary[nn.Module, Merged] = WeakKeyDictionary()
 
     @property
     def path(self) -> Path:
@@ -56,13 +76,33 @@ class Moe:
                 fill(locate(model, piece.target), self.checkpoint, piece, weights.tolist())
         return model.eval()
 
-    def merge_into(self, model: nn.Module, blend: ArrayLike) -> None:
-        """Merge a blend (K,) into a dense model in place; only the FFNs' tensors change."""
-        weights = self.check(blend).tolist()
+    def merge_into(self, model: nn.Module, blend: ArrayLike, *, max_drift: float = 0.0) -> Merged:
+        """Merge a blend (K,) into a dense model in place; only the FFNs' tensors change.
+
+        With `max_drift` > 0 a blend that differs from the model's last one in a few experts is reached by adding those
+        experts' differences, as long as the bound on the rounding error so far, relative to the largest weight, stays
+        below it; then an exact merge starts afresh. Nothing else may write to the model's FFNs in between.
+        """
+        weights = self.check(blend)
         outputs = [(locate(model, piece.target), piece) for piece in self.plan.blended]
+        last = self._served.get(model)
+        step = weights if last is None else weights - last.blend
+        drift = exact_drift(weights) if last is None else last.drift + step_drift(step)
+        add = (
+            last is not None
+            and drift <= max_drift
+            and int(np.count_nonzero(step)) + 1 < int(np.count_nonzero(weights))  # an update reads the dense model, too
+            and all(out.dtype.itemsize >= 4 for out, _ in outputs)
+        )
         with torch.no_grad():
             for out, piece in outputs:
-                fill(out, self.checkpoint, piece, weights)
+                fill(out, self.checkpoint, piece, (step if add else weights).tolist(), add=add)
+        self._served[model] = Merged(weights, drift if add else exact_drift(weights), incremental=add)
+        return self._served[model]
+
+    def export(self, blend: ArrayLike, out: str | Path) -> Path:
+        """Write the merge of a blend as a stock dense checkpoint with a certificate to the new folder `out`."""
+        return export(self, out, blend=blend)
 
     def check(self, blend: ArrayLike | None) -> Blend:
         """Check a blend (uniform if None), and look through each expert of it once: no model ever gets a NaN."""
@@ -75,8 +115,28 @@ class Moe:
 
 
 def open(path: str | Path) -> Moe:  # noqa: A001
-    """Open an MoE checkpoint: a folder with a config.json and safetensors files."""
+    """Open an MoE checkpoint: a folder with a config.json and safetensors files, or a model id of the hub."""
+    if not Path(path).exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
+        return Moe(Checkpoint(_fetched(str(path))))
     return Moe(Checkpoint(path))
+
+
+def _fetched(model_id: str) -> Path:
+    try:
+        return Path(snapshot_download(model_id, allow_patterns=FETCHED))
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"{model_id} is no folder here, and the hub does not give it ({reason})") from None
+
+
+def exact_drift(blend: Blend) -> float:
+    """Bound the rounding error of a merge in float32: one product and one sum per expert."""
+    return float(UNIT * (np.count_nonzero(blend) + 1))
+
+
+def step_drift(step: Blend) -> float:
+    """Bound the rounding error that adding Σ_k step[k]·expert k puts on top."""
+    return float(UNIT * (np.count_nonzero(step) + 2) * (1 + np.abs(step).sum()))
 
 
 def untie(model: nn.Module, targets: Iterable[str]) -> None:

@@ -5,6 +5,7 @@ into pieces: each piece fills one region of one dense tensor with a weighted sum
 tensor is a piece with one block of weight 1, so a plan describes the whole dense model and nothing else does.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -166,7 +167,7 @@ class Family:
         if not isinstance(K, int) or K < 1:
             raise CheckpointError(f"config.json of a {self.model_type} model needs {self.count} ≥ 1 (got {K!r})")
         found: dict[str, dict[tuple[Role, str], dict[int, _Found]]] = {}
-        for spec in checkpoint.specs.values():
+        for spec in _used(checkpoint, settings):
             for pattern in self.experts:
                 match = pattern.match(spec.name)
                 if match is not None:
@@ -207,7 +208,7 @@ class Family:
         fold = self.fold(checkpoint, settings, name) if self.fold else Fold(1.0, "none")
         return Site(name, tuple(sorted(parts, key=lambda part: part.target)), fold)
 
-    def plan(self, checkpoint: Checkpoint, sites: list[Site]) -> list[Piece]:
+    def plan(self, checkpoint: Checkpoint, settings: Settings, sites: list[Site]) -> list[Piece]:
         """List every piece of the dense model, for a blend of all experts."""
         pieces = [
             Piece(part.target, part.shape, part.blocks, scale=site.fold.scale if part.role in OUTPUT_ROLES else 1.0)
@@ -216,7 +217,7 @@ class Family:
         ]
         taken = {tensor for piece in pieces for tensor, _ in piece.blocks}
         named = {site.name: site for site in sites}
-        for spec in checkpoint.specs.values():
+        for spec in _used(checkpoint, settings):
             if spec.name not in taken:
                 pieces += self._other(spec, named)
         return pieces
@@ -254,6 +255,13 @@ class Family:
         for target, axis in single.items():
             shapes[target][axis] = width
         return {target: tuple(shape) for target, shape in shapes.items()}, width
+
+
+def _used(checkpoint: Checkpoint, settings: Settings) -> list[TensorSpec]:
+    """List the tensors that a model loads: layers beyond its depth (multi-token prediction) are not among them."""
+    depth = settings.get("num_hidden_layers", math.inf)
+    layers = ((re.match(r"model\.layers\.(\d+)\.", name), spec) for name, spec in checkpoint.specs.items())
+    return [spec for layer, spec in layers if layer is None or int(layer[1]) < depth]
 
 
 def as_regex(name: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from tanbr.errors import CheckpointError
-from tanbr.moe.families.bert import BERT
+from tanbr.moe.families.bert import BERT, BertMoeForSequenceClassification
 from tanbr.moe.families.deepseek import DEEPSEEK, GLM4
 from tanbr.moe.families.ernie import ERNIE
 from tanbr.moe.families.gpt_oss import GPT_OSS
@@ -16,7 +16,7 @@ from tanbr.moe.families.nllb import NLLB
 from tanbr.moe.families.olmo import FLEX_OLMO, OLMOE
 from tanbr.moe.families.qwen import QWEN2, QWEN3
 from tanbr.moe.families.switch import SWITCH
-from tanbr.moe.families.t5 import T5
+from tanbr.moe.families.t5 import T5, T5MoeEncoderModel, T5MoeForConditionalGeneration
 from tanbr.moe.family import Family, Settings
 
 FAMILIES: dict[str, Family] = {
@@ -37,6 +37,11 @@ FAMILIES: dict[str, Family] = {
         ERNIE,
         GPT_OSS,
     )
+}
+
+CLASSES: dict[str, Any] = {  # models that transformers does not have
+    model.__name__: model
+    for model in (BertMoeForSequenceClassification, T5MoeForConditionalGeneration, T5MoeEncoderModel)
 }
 
 _LLAMA4 = "its router scales what goes into an expert, before the non-linearity, so that no dense model holds a merge"
