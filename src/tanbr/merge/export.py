@@ -61,11 +61,11 @@ def export(
             for piece in pieces[tensor.name]:
                 fill(out_tensor, moe.checkpoint, piece, weights)
             yield out_tensor
-        progress(len(tensors), len(tensors))
 
     with new_folder(out) as folder:
         config.save_pretrained(folder)
         write_tensors(folder, tensors, chunks(), shard_bytes=shard_bytes)
+        progress(len(tensors), len(tensors))
         copy_companions(moe.path, folder)
         if certify:
             write_json(folder / "certificate.json", _certified(moe, plan, mode, weights, experts))

@@ -1,0 +1,154 @@
+"""The streaming sum, on its own and into live models."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import tanbr.merge
+from moe.tiny import build
+from tanbr.errors import CheckpointError, InputError
+from tanbr.merge.blend import progressions, weighted_sum
+from tanbr.moe.checkpoint import Checkpoint
+
+
+def checkpoint_of(folder, tensors) -> Checkpoint:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text('{"model_type": "none"}')
+    save_file(tensors, folder / "model.safetensors")
+    return Checkpoint(folder)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    experts=st.integers(1, 12),
+    rows=st.integers(1, 40),
+    width=st.integers(1, 3000),
+    fused=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+    into=st.sampled_from(["whole", "columns", "other type"]),
+    add=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_sum_equals_numpy(tmp_path_factory, experts, rows, width, fused, dtype, into, add, seed) -> None:
+    rng = np.random.default_rng(seed)
+    values = torch.from_numpy(rng.normal(size=(experts, rows, width))).to(dtype)
+    weights = rng.uniform(-1, 1, experts) * (rng.random(experts) < 0.7)
+    tensors = {"all": values} if fused else {f"e{k}": values[k].contiguous() for k in range(experts)}
+    checkpoint = checkpoint_of(tmp_path_factory.mktemp("c"), tensors)
+    blocks = [("all", k * rows * width) if fused else (f"e{k}", 0) for k in range(experts)]
+    whole = torch.ones(rows, width + 5, dtype=torch.float64 if into == "other type" else dtype)
+    out = whole[:, 2 : width + 2] if into == "columns" else whole[:, :width].contiguous()
+    weighted_sum(out, checkpoint, blocks, weights.tolist(), add=add)
+    expected = np.einsum("k,krw->rw", weights, values.double().numpy()) + add
+    unit = torch.finfo(dtype).eps + torch.finfo(torch.float32).eps * experts
+    np.testing.assert_allclose(out.double().numpy(), expected, atol=4 * unit * (1 + np.abs(weights).sum() * 4))
+    assert (whole[:, :2] == 1).all() or into != "columns"
+    assert (whole[:, width + 2 :] == 1).all() or into != "columns"
+
+
+def test_only_experts_of_the_blend_are_read(tmp_path) -> None:
+    values = torch.randn(4, 50)
+    values[2] = math.nan
+    checkpoint = checkpoint_of(tmp_path / "c", {"all": values})
+    out = torch.empty(50)
+    weighted_sum(out, checkpoint, [("all", 50 * k) for k in range(4)], [0.5, 0.25, 0.0, 0.25])
+    torch.testing.assert_close(out, 0.5 * values[0] + 0.25 * values[1] + 0.25 * values[3])
+
+
+def test_experts_at_equal_distances_are_one_matrix(tmp_path) -> None:
+    tensors = {f"{k}.{part}": torch.zeros(8) for k in range(6) for part in ("down", "gate", "up")}
+    checkpoint = checkpoint_of(tmp_path / "c", tensors)
+    blocks = [((f"{k}.gate", 0), 1.0) for k in range(6)]
+    assert [len(run) for run in progressions(checkpoint, blocks)] == [6]
+    assert [len(run) for run in progressions(checkpoint, blocks[:2] + blocks[5:])] == [2, 1]
+
+
+@pytest.fixture
+def bert(tmp_path):
+    build("bert_moe", num_experts=8).save_pretrained(tmp_path / "moe")
+    return tanbr.merge.open(tmp_path / "moe")
+
+
+def ffn(model) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for n, p in model.named_parameters() if "intermediate" in n])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_one_hot_is_that_expert_bit_for_bit(dtype, tmp_path) -> None:
+    model = build("t5_moe").to(dtype)
+    model.save_pretrained(tmp_path / "moe")
+    dense = tanbr.merge.open(tmp_path / "moe").dense([0, 0, 1, 0])
+    for name, value in dense.state_dict().items():
+        stored = model.state_dict()[name]
+        assert torch.equal(value, stored[2] if stored.dim() == value.dim() + 1 else stored)
+
+
+def test_small_changes_are_merged_incrementally_within_the_bound(bert) -> None:
+    rng = np.random.default_rng(0)
+    live, reference = bert.dense(), bert.dense()
+    blend = np.full(8, 1 / 8)
+    bert.merge_into(live, blend)
+    largest = max(float(bert.checkpoint.tensor(b[0]).abs().max()) for p in bert.plan.blended for b in p.blocks)
+    kinds = []
+    for _ in range(40):
+        first, second = rng.choice(8, 2, replace=False)
+        moved = rng.uniform(0, blend[first])
+        blend[first] -= moved
+        blend[second] += moved
+        merged = bert.merge_into(live, blend, max_drift=3e-6)
+        bert.merge_into(reference, blend)
+        assert merged.drift <= 3e-6
+        assert float((ffn(live) - ffn(reference)).abs().max()) <= 2 * merged.drift * largest
+        kinds.append(merged.incremental)
+    assert any(kinds)
+    assert not all(kinds[1:])  # the bound forces an exact merge now and then
+
+
+def test_exact_is_the_default_and_one_hot_is_always_exact(bert) -> None:
+    live = bert.dense()
+    blend = np.full(8, 1 / 8)
+    bert.merge_into(live, blend)
+    assert not bert.merge_into(live, blend).incremental
+    assert not bert.merge_into(live, np.eye(8)[3], max_drift=1.0).incremental
+    assert torch.equal(ffn(live), ffn(bert.dense(np.eye(8)[3])))
+
+
+def test_half_precision_models_are_always_merged_exactly(bert) -> None:
+    live = bert.dense().to(torch.bfloat16)
+    bert.merge_into(live, np.full(8, 1 / 8))
+    assert not bert.merge_into(live, np.full(8, 1 / 8), max_drift=1.0).incremental
+    torch.testing.assert_close(ffn(live), ffn(bert.dense()).to(torch.bfloat16), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("blend", [[0.5, 0.5], [0.5] * 8, [-1, 2, 0, 0, 0, 0, 0, 0], [math.nan] * 8, "many"])
+def test_bad_blends_are_refused_and_the_model_stays(bert, blend) -> None:
+    live = bert.dense()
+    before = ffn(live).clone()
+    with pytest.raises(InputError, match="blend must"):
+        bert.merge_into(live, blend)
+    assert torch.equal(ffn(live), before)
+
+
+def test_a_damaged_expert_never_reaches_a_live_model(tmp_path) -> None:
+    model = build("bert_moe")
+    model.save_pretrained(tmp_path / "sound")
+    with torch.no_grad():
+        model.bert.encoder.layer[1].output.dense.weight[2, 0, 0] = math.nan
+    model.save_pretrained(tmp_path / "moe")
+    live = tanbr.merge.open(tmp_path / "sound").dense()
+    moe = tanbr.merge.open(tmp_path / "moe")
+    before = ffn(live).clone()
+    with pytest.raises(CheckpointError, match=r"layer\.1\.output\.dense\.weight.*NaN"):
+        moe.merge_into(live, [0.25] * 4)
+    assert torch.equal(ffn(live), before)
+    moe.merge_into(live, [0.5, 0.5, 0, 0])  # the others are sound
+
+
+def test_another_model_is_refused(bert) -> None:
+    with pytest.raises(InputError, match="Linear has no bert"):
+        bert.merge_into(torch.nn.Linear(2, 2), np.full(8, 1 / 8))

@@ -1,0 +1,150 @@
+"""What export writes, and what it leaves behind when it cannot."""
+
+import errno
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import tanbr.merge
+from moe.tiny import build, load_plain, logits
+from tanbr.cli.merging import app, parse_blend
+from tanbr.errors import CheckpointError, InputError, OutputError, TanbrError
+from tanbr.merge.export import export
+from tanbr.moe import writing
+
+
+@pytest.fixture
+def folder(tmp_path):
+    build("mixtral").save_pretrained(tmp_path / "moe")
+    (tmp_path / "moe" / "tokenizer.json").write_text("{}")
+    return tmp_path / "moe"
+
+
+@pytest.fixture
+def moe(folder):
+    return tanbr.merge.open(folder)
+
+
+UNIFORM = [0.25] * 4
+
+
+def test_shards_and_companions(moe, tmp_path) -> None:
+    counts = []
+    out = export(
+        moe,
+        tmp_path / "out",
+        blend=UNIFORM,
+        shard_bytes=20_000,
+        progress=lambda done, total: counts.append((done, total)),
+    )
+    assert len(list(out.glob("model-*.safetensors"))) > 1
+    assert (out / "tokenizer.json").exists()
+    assert counts[-1][0] == counts[-1][1] == len(counts) - 1
+    torch.testing.assert_close(logits(load_plain(out)), logits(moe.dense(UNIFORM)), rtol=0, atol=0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["moe", "out"]
+
+
+def test_an_existing_folder_is_left_alone(moe, tmp_path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(OutputError, match="exists already"):
+        moe.export(UNIFORM, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_full_disk_leaves_nothing_behind(moe, tmp_path, monkeypatch) -> None:
+    def full(file, tensors, flow):
+        file.write(b"half")
+        next(flow)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writing, "_write_shard", full)
+    with pytest.raises(OutputError, match="disk is full"):
+        moe.export(UNIFORM, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["moe"]
+
+
+def test_a_bug_leaves_nothing_behind(moe, tmp_path) -> None:
+    def stop(done, total):
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        export(moe, tmp_path / "out", blend=UNIFORM, progress=stop)
+    assert [path.name for path in tmp_path.iterdir()] == ["moe"]
+
+
+def test_nowhere_to_write(moe, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot write"):
+        moe.export(UNIFORM, tmp_path / "file" / "out")
+
+
+def test_class_that_has_no_dense_counterpart(folder, tmp_path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["SomethingElse"]}))
+    with pytest.raises(CheckpointError, match="must name one Mixtral"):
+        tanbr.merge.open(folder).export(UNIFORM, tmp_path / "out")
+
+
+def test_the_certificate_fails_when_a_factor_is_lost(tmp_path, monkeypatch) -> None:
+    build("nllb-moe").save_pretrained(tmp_path / "moe")
+    moe = tanbr.merge.open(tmp_path / "moe")
+    monkeypatch.setattr("tanbr.moe.family.OUTPUT_ROLES", frozenset())  # the fold goes nowhere
+    with pytest.raises(CheckpointError, match="failed its own test"):
+        moe.export(UNIFORM, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("uniform", UNIFORM),
+        ("one-hot:2", [0, 0, 1, 0]),
+        ("0.5,0.5,0,0", [0.5, 0.5, 0, 0]),
+    ],
+)
+def test_blends_on_the_command_line(text, expected) -> None:
+    assert parse_blend(text, experts=4) == expected
+
+
+@pytest.mark.parametrize("text", ["", "half", "one-hot:4", "one-hot:", "one-hot:1,2", "0.5;0.5"])
+def test_bad_blends_on_the_command_line(text) -> None:
+    with pytest.raises(InputError, match="one-hot"):
+        parse_blend(text, experts=4)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_merge_command(folder, tmp_path) -> None:
+    result = run("merge", folder, tmp_path / "out", "--blend", "one-hot:1")
+    assert result.exit_code == 0, result.output
+    assert "MistralForCausalLM" in result.output
+    assert json.loads((tmp_path / "out" / "certificate.json").read_text())["blend"] == [0, 1, 0, 0]
+    assert run("merge", folder, tmp_path / "wide", "--mode", "concat", "--experts", "0,3").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--blend", "0.5,0.5"],
+        ["--blend", "0.5,0.5,0.5,0.5"],
+        ["--mode", "concat"],
+        ["--mode", "concat", "--experts", "a"],
+        ["--mode", "concat", "--experts", "0", "--blend", "uniform"],
+        [],
+    ],
+)
+def test_merge_command_refuses(folder, tmp_path, arguments) -> None:
+    result = run("merge", folder, tmp_path / "out", *arguments)
+    assert isinstance(result.exception, TanbrError)
+    assert not (tmp_path / "out").exists()
+
+
+def test_upcycle_command(folder, tmp_path) -> None:
+    tanbr.merge.open(folder).export(UNIFORM, tmp_path / "dense")
+    result = run("upcycle", tmp_path / "dense", tmp_path / "again", "--experts", 3)
+    assert result.exit_code == 0, result.output
+    assert tanbr.merge.open(tmp_path / "again").num_experts == 3

@@ -1,0 +1,180 @@
+"""Opening checkpoints: lazily, and with one sentence for every way in which they can be broken."""
+
+import json
+import struct
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import tanbr.merge
+from moe.tiny import build
+from tanbr.errors import CheckpointError
+from tanbr.moe.checkpoint import Checkpoint
+
+
+@pytest.fixture
+def folder(tmp_path):
+    build("bert_moe").save_pretrained(tmp_path / "moe")
+    return tmp_path / "moe"
+
+
+def refused(folder, words) -> None:
+    with pytest.raises(CheckpointError, match=words) as caught:
+        tanbr.merge.open(folder)
+    assert "\n" not in str(caught.value)
+
+
+def edit(folder, **changes) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_tensors_are_those_that_were_saved(tmp_path) -> None:
+    model = build("mixtral")
+    model.save_pretrained(tmp_path / "moe", max_shard_size="20KB")
+    checkpoint = Checkpoint(tmp_path / "moe")
+    assert len(checkpoint.files) > 1
+    expert = model.model.layers[1].mlp.experts.down_proj[2]
+    assert torch.equal(checkpoint.tensor("model.layers.1.block_sparse_moe.experts.2.w2.weight"), expert)
+    checkpoint.release()
+    assert torch.equal(checkpoint.tensor("model.norm.weight"), model.model.norm.weight)
+
+
+def test_unaligned_headers_are_read(tmp_path) -> None:
+    values = torch.arange(6.0)
+    header = json.dumps({"x": {"dtype": "F32", "shape": [6], "data_offsets": [0, 24]}}).encode()
+    header += b" " * (1 - len(header) % 2)  # an odd length: nothing is aligned to the file
+    (tmp_path / "config.json").write_text('{"model_type": "x"}')
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + values.numpy().tobytes())
+    assert torch.equal(Checkpoint(tmp_path).tensor("x"), values)
+
+
+def test_no_folder(tmp_path) -> None:
+    refused(tmp_path / "nowhere", "is not a folder")
+
+
+def test_no_config(folder) -> None:
+    (folder / "config.json").unlink()
+    refused(folder, "no config.json")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model_type": 3}', "\xff"])
+def test_bad_config(folder, text) -> None:
+    (folder / "config.json").write_bytes(text.encode("latin-1"))
+    refused(folder, "config.json")
+
+
+def test_pickles_are_never_opened(folder) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    refused(folder, "pickle.*save_pretrained")
+
+
+def test_no_weights(folder) -> None:
+    (folder / "model.safetensors").unlink()
+    refused(folder, "neither model.safetensors nor")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, 5000, -1])
+def test_truncated(folder, keep) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    refused(folder, "truncated|corrupt")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{not json",
+        b'{"x": 3}',
+        b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
+        b'{"x": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
+        b'{"x": {"dtype": "F32", "shape": [1], "data_offsets": [2, 6]}}',
+        b'{"x": {"dtype": "Q3", "shape": [1], "data_offsets": [0, 4]}}',
+    ],
+)
+def test_corrupt_header(folder, header) -> None:
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 16)
+    refused(folder, "corrupt|cannot be merged")
+
+
+def test_missing_shard(tmp_path) -> None:
+    build("mixtral").save_pretrained(tmp_path / "moe", max_shard_size="20KB")
+    sorted((tmp_path / "moe").glob("*.safetensors"))[1].unlink()
+    refused(tmp_path / "moe", "00002.*is missing")
+
+
+@pytest.mark.parametrize("index", ["{", "{}", '{"weight_map": {"x": "../../elsewhere"}}', '{"weight_map": 3}'])
+def test_corrupt_index(folder, index) -> None:
+    (folder / "model.safetensors.index.json").write_text(index)
+    refused(folder, "index.json is corrupt")
+
+
+def test_index_that_names_lost_tensors(folder) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"lost": "model.safetensors"}}')
+    refused(folder, "lost for one")
+
+
+def test_unknown_architecture_names_the_nearest(folder) -> None:
+    edit(folder, model_type="mixtrall")
+    refused(folder, "nearest supported is 'mixtral'")
+
+
+@pytest.mark.parametrize("model_type", ["llama4", "phimoe"])
+def test_what_cannot_be_merged_is_refused_by_name(folder, model_type) -> None:
+    edit(folder, model_type=model_type)
+    refused(folder, f"{model_type} models cannot be merged: its router")
+
+
+def test_quantised(folder) -> None:
+    edit(folder, quantization_config={"quant_method": "mxfp4"})
+    refused(folder, "quantised")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_experts": 5}, {"num_experts": 0}, {"num_experts": "four"}, {"hidden_size": "x"}]
+)
+def test_configuration_that_does_not_fit(folder, changes) -> None:
+    edit(folder, **changes)
+    refused(folder, "experts|configuration")
+
+
+def test_dense_checkpoint(folder) -> None:
+    edit(folder, model_type="mixtral")
+    refused(folder, "no experts|configuration")
+
+
+def rewrite(folder, change) -> None:
+    from safetensors.torch import load_file
+
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_experts_of_unequal_shape(tmp_path) -> None:
+    build("mixtral").save_pretrained(tmp_path / "moe")
+    name = "model.layers.1.block_sparse_moe.experts.2.w1.weight"
+    rewrite(tmp_path / "moe", lambda tensors: tensors.update({name: torch.zeros(7, 32)}))
+    refused(tmp_path / "moe", r"experts of model.layers.1 differ in shape")
+
+
+def test_an_expert_is_missing(tmp_path) -> None:
+    build("mixtral").save_pretrained(tmp_path / "moe")
+    rewrite(tmp_path / "moe", lambda tensors: tensors.pop("model.layers.0.block_sparse_moe.experts.3.w2.weight"))
+    refused(tmp_path / "moe", "down of expert 3 is missing")
+
+
+def test_a_router_is_missing_where_its_mass_is_needed(tmp_path) -> None:
+    build("olmoe").save_pretrained(tmp_path / "moe")
+    rewrite(tmp_path / "moe", lambda tensors: tensors.pop("model.layers.0.mlp.gate.weight"))
+    refused(tmp_path / "moe", "lacks model.layers.0.mlp.gate.weight")
+
+
+def test_unknown_hub_model(monkeypatch) -> None:
+    def offline(*_, **__):
+        raise OSError("no network")
+
+    monkeypatch.setattr("tanbr.merge.moe.snapshot_download", offline)
+    refused("nobody/nothing", "nobody/nothing is no folder here.*no network")

@@ -1,0 +1,212 @@
+"""The un-merged layer against a slow loop over sequences and experts."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tanbr.errors import InputError
+from tanbr.moe.families.bert import BertMoeConfig, BertMoeForSequenceClassification
+from tanbr.moe.families.t5 import T5MoeConfig, T5MoeEncoderModel, T5MoeForConditionalGeneration
+from tanbr.moe.layer import (
+    BlendRouting,
+    ExpertFfn,
+    ExpertLinear,
+    MoeSite,
+    SequenceRouting,
+    TaskRouting,
+    TokenRouting,
+    route,
+    routed,
+    sites_of,
+)
+
+K, D, HIDDEN, N, LENGTH = 4, 6, 10, 8, 3
+
+
+class Site(MoeSite):
+    def __init__(self, *, gated: bool = False, bias: bool = True) -> None:
+        super().__init__()
+        self.inner = torch.nn.ModuleList(ExpertLinear(K, D, HIDDEN, bias=bias, std=0.5) for _ in range(1 + gated))
+        self.outer = ExpertLinear(K, HIDDEN, D, bias=bias, std=0.5)
+        self.gate = torch.nn.Linear(D, K, bias=False)
+        for linear in (*self.inner, self.outer):
+            if linear.bias is not None:
+                torch.nn.init.normal_(linear.bias)
+
+    def forward(self, x):
+        return ExpertFfn(list(self.inner), self.outer, F.gelu, torch.nn.Identity())(x, self)
+
+    def one(self, x, k):
+        def apply(linear, value):
+            return F.linear(value, linear.weight[k], None if linear.bias is None else linear.bias[k])
+
+        hidden = F.gelu(apply(self.inner[0], x))
+        if len(self.inner) == 2:
+            hidden = hidden * apply(self.inner[1], x)
+        return apply(self.outer, hidden)
+
+    def merged(self, x, blend):
+        def apply(linear, value):
+            bias = None if linear.bias is None else torch.einsum("k,ko->o", blend, linear.bias)
+            return F.linear(value, torch.einsum("k,koi->oi", blend, linear.weight), bias)
+
+        hidden = F.gelu(apply(self.inner[0], x))
+        if len(self.inner) == 2:
+            hidden = hidden * apply(self.inner[1], x)
+        return apply(self.outer, hidden)
+
+
+@pytest.fixture(params=[(False, True), (True, False)], ids=["plain", "gated"])
+def site(request):
+    torch.manual_seed(0)
+    return Site(gated=request.param[0], bias=request.param[1])
+
+
+@pytest.fixture
+def x():
+    return torch.randn(N, LENGTH, D, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    "experts",
+    [[0, 1, 2, 3, 0, 1, 2, 3], [3, 3, 0, 1, 3, 0, 3, 3], [2] * 8, [0, 0, 0, 0, 1, 1, 1, 1]],
+    ids=["equal groups", "unequal groups", "one expert", "two of four"],
+)
+def test_task_routing_runs_each_sequence_through_its_expert(site, x, experts) -> None:
+    site.routing = TaskRouting(torch.tensor(experts))
+    expected = torch.stack([site.one(row, k) for row, k in zip(x, experts, strict=True)])
+    torch.testing.assert_close(site(x), expected)
+
+
+def test_task_routing_averages_the_outputs_of_several_experts(site, x) -> None:
+    experts = torch.tensor([[0, 1], [2, 3], [1, 0], [3, 3], [0, 2], [1, 1], [2, 0], [3, 1]])
+    site.routing = TaskRouting(experts)
+    expected = torch.stack([(site.one(row, a) + site.one(row, b)) / 2 for row, (a, b) in zip(x, experts, strict=True)])
+    torch.testing.assert_close(site(x), expected)
+
+
+def test_blends_of_weights_and_of_outputs(site, x) -> None:
+    blends = torch.rand(N, K, generator=torch.Generator().manual_seed(2)).softmax(dim=1)
+    blends[3] = blends[5]
+    site.routing = BlendRouting(blends)
+    torch.testing.assert_close(site(x), torch.stack([site.merged(row, b) for row, b in zip(x, blends, strict=True)]))
+    site.routing = BlendRouting(blends[0])
+    torch.testing.assert_close(site(x), site.merged(x, blends[0]))
+    site.routing = BlendRouting(blends, mix="outputs")
+    mixed = torch.stack([sum(b[k] * site.one(row, k) for k in range(K)) for row, b in zip(x, blends, strict=True)])
+    torch.testing.assert_close(site(x), mixed)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3, K])
+def test_token_and_sequence_routing_follow_the_gate(site, x, top_k) -> None:
+    def expected(rows, seen):
+        probability, chosen = site.gate(seen).softmax(-1).topk(top_k)
+        return sum(p * site.one(rows, int(k)) for p, k in zip(probability, chosen, strict=True))
+
+    site.routing = TokenRouting(top_k)
+    tokens = torch.stack([torch.stack([expected(token, token) for token in row]) for row in x])
+    torch.testing.assert_close(site(x), tokens)
+    site.routing = SequenceRouting(top_k)
+    torch.testing.assert_close(site(x), torch.stack([expected(row, row.mean(0)) for row in x]))
+
+
+def test_gated_merging_of_weights(site, x) -> None:
+    site.routing = SequenceRouting(K, mix="weights")  # SMEAR
+    expected = torch.stack([site.merged(row, site.gate(row.mean(0)).softmax(-1)) for row in x])
+    torch.testing.assert_close(site(x), expected)
+    site.routing = TokenRouting(K, mix="weights")
+    expected = torch.stack([torch.stack([site.merged(t, site.gate(t).softmax(-1)) for t in row]) for row in x])
+    torch.testing.assert_close(site(x), expected)
+
+
+@pytest.mark.parametrize("experts", [[0, 1, 2, 3, 0, 1, 2, 3], [3, 3, 0, 1, 3, 0, 3, 3]], ids=["equal", "unequal"])
+def test_gradients_are_those_of_the_loop(site, x, experts) -> None:
+    site.routing = TaskRouting(torch.tensor(experts))
+    site(x).square().sum().backward()
+    got = [p.grad.clone() for p in (*site.inner.parameters(), *site.outer.parameters())]
+    site.zero_grad()
+    torch.stack([site.one(row, k) for row, k in zip(x, experts, strict=True)]).square().sum().backward()
+    for ours, theirs in zip(got, (*site.inner.parameters(), *site.outer.parameters()), strict=True):
+        torch.testing.assert_close(ours, theirs.grad)
+
+
+def test_a_blend_gets_a_gradient(site, x) -> None:
+    logits = torch.zeros(N, K, requires_grad=True)
+    for mix in ("weights", "outputs"):
+        site.routing = BlendRouting((logits + torch.arange(N)[:, None] * torch.linspace(0, 1, K)).softmax(-1), mix=mix)
+        logits.grad = None
+        site(x).square().sum().backward()
+        assert logits.grad.abs().sum(dim=1).min() > 0
+
+
+@pytest.mark.parametrize(
+    ("routing", "words"),
+    [
+        (None, "needs a routing"),
+        (TaskRouting(torch.tensor([0, 1])), "batch of 8"),
+        (TaskRouting(torch.full((N,), K)), "0..3"),
+        (TaskRouting(torch.zeros(N)), "whole numbers"),
+        (BlendRouting(torch.ones(N, K + 1)), r"\(8, 4\)"),
+        (TokenRouting(0), "1..4"),
+    ],
+)
+def test_bad_routing_is_refused(site, x, routing, words) -> None:
+    site.routing = routing
+    with pytest.raises(InputError, match=words):
+        site(x)
+
+
+BERT = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+T5 = {
+    "vocab_size": 32,
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 24,
+    "num_layers": 2,
+    "num_heads": 2,
+    "decoder_start_token_id": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: BertMoeForSequenceClassification(BertMoeConfig(**BERT, num_experts=K, router=True)),
+        lambda: T5MoeForConditionalGeneration(T5MoeConfig(**T5, num_experts=K, feed_forward_proj="gated-gelu")),
+        lambda: T5MoeEncoderModel(T5MoeConfig(**T5, num_experts=K)),
+    ],
+    ids=["bert", "t5 gated", "t5 encoder"],
+)
+def test_models_save_load_and_train(model, tmp_path) -> None:
+    torch.manual_seed(0)
+    model = model().eval()
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    ids = torch.randint(3, 32, (4, 7))
+    more = {"decoder_input_ids": ids} if isinstance(model, T5MoeForConditionalGeneration) else {}
+    routing = TaskRouting(torch.tensor([0, 3, 1, 3]))
+    route(again, routing)
+    with routed(model, routing):
+        output = model(input_ids=ids, **more)[0]
+    assert all(site.routing is None for site in sites_of(model))
+    torch.testing.assert_close(again(input_ids=ids, **more)[0], output, rtol=0, atol=0)
+    output.square().sum().backward()
+    used = [p.grad.flatten(1).abs().sum(1) > 0 for n, p in model.named_parameters() if p.dim() == 3]
+    assert all(flags.tolist() == [True, True, False, True] for flags in used)
+
+
+def test_generation_with_mixed_tasks() -> None:
+    torch.manual_seed(0)
+    model = T5MoeForConditionalGeneration(T5MoeConfig(**T5, num_experts=K)).eval()
+    ids = torch.randint(3, 32, (3, 5))
+    route(model, TaskRouting(torch.tensor([0, 1, 2])))
+    together = model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    for row, expert in enumerate(range(3)):
+        route(model, TaskRouting(torch.tensor([expert])))
+        alone = model.generate(ids[row : row + 1], max_new_tokens=6, min_new_tokens=6, do_sample=False)
+        assert together[row].tolist() == alone[0].tolist()
+
+
+def test_a_dense_model_has_nothing_to_route() -> None:
+    with pytest.raises(InputError, match="no experts"):
+        route(torch.nn.Linear(2, 2), TaskRouting(torch.tensor([0])))

@@ -1,0 +1,95 @@
+"""Tiny random models of every family, as transformers saves them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig
+from transformers.utils import logging
+
+from tanbr.moe.families import CLASSES, FAMILIES
+from tanbr.moe.layer import BlendRouting, MoeSite, route
+
+logging.disable_progress_bar()
+logging.set_verbosity_error()
+
+K = 4
+ARCHITECTURES = {
+    "bert_moe": "BertMoeForSequenceClassification",
+    "t5_moe": "T5MoeForConditionalGeneration",
+    "switch_transformers": "SwitchTransformersForConditionalGeneration",
+    "nllb-moe": "NllbMoeForConditionalGeneration",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "flex_olmo": "FlexOlmoForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+}
+NORMALISED = {"norm_topk_prob": True}
+VARIANTS: dict[str, dict[str, Any]] = {"qwen3_moe": NORMALISED}
+# Their top-k weights do not sum to 1: only with a router that prefers no expert is the factor the same for all inputs.
+UNEVEN = {"switch_transformers", "qwen2_moe", "olmoe", "flex_olmo"}
+
+
+def build(model_type: str, *, seed: int = 0, **changes: Any) -> Any:
+    family = FAMILIES[model_type]
+    base = AutoConfig.for_model(model_type).to_dict()
+    settings = base | {key: value for key, value in family.twin.items() if key in base or key == "head_dim"}
+    config = AutoConfig.for_model(**settings | {family.count: K} | VARIANTS.get(model_type, {}) | changes)
+    name = ARCHITECTURES[model_type]
+    torch.manual_seed(seed)
+    model = (CLASSES.get(name) or getattr(transformers, name))(config).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.3)
+            elif "norm" in parameter_name.lower() and parameter_name.endswith("weight"):
+                parameter.normal_(mean=1.0, std=0.2)
+            else:
+                parameter.normal_(std=0.2)
+            if model_type in UNEVEN and is_router(parameter_name):
+                parameter.zero_()
+    return model
+
+
+def is_router(name: str) -> bool:
+    return ".router." in name or name.endswith(".mlp.gate.weight")
+
+
+@torch.no_grad()
+def blend_experts(model: Any, blend: Tensor) -> None:
+    """The slow reference: make every expert of a live MoE the blend, and let transformers' own MoE code run."""
+    if any(isinstance(module, MoeSite) for module in model.modules()):
+        route(model, BlendRouting(blend.float()))
+        return
+    for module in model.modules():
+        if type(module).__name__ in {"SwitchTransformersExperts", "NllbMoeExperts"}:
+            experts = [module[f"expert_{k}"] for k in range(K)]
+            for same in zip(*(expert.parameters() for expert in experts), strict=True):
+                mean = sum(float(weight) * value.double() for weight, value in zip(blend, same, strict=True)).float()
+                for value in same:
+                    value.copy_(mean)
+    for name, parameter in model.named_parameters():
+        if ".experts." in name and ".expert_" not in name:
+            mean = torch.einsum("k,k...->...", blend, parameter.double()).float()
+            parameter.copy_(mean.expand_as(parameter))
+
+
+@torch.no_grad()
+def logits(model: Any) -> Tensor:
+    ids = torch.randint(3, 64, (2, 9), generator=torch.Generator().manual_seed(5))
+    more = {"decoder_input_ids": ids[:, :5]} if model.config.is_encoder_decoder else {}
+    return model.eval()(input_ids=ids, **more).logits
+
+
+def load_plain(folder: Path) -> Any:
+    """Load an exported checkpoint as a user does who has never heard of this package."""
+    config = AutoConfig.from_pretrained(folder)
+    return getattr(transformers, config.architectures[0]).from_pretrained(folder).eval()
