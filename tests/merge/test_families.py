@@ -103,6 +103,6 @@ def use_experts_alike(model, experts) -> None:
 @pytest.mark.parametrize("experts", [None, [], [0, 0], [0, 4], [-1]])
 def test_concat_of_nothing_or_of_strangers_is_refused(experts, tmp_path) -> None:
     build("mixtral").save_pretrained(tmp_path / "moe")
-    with pytest.raises(InputError, match="different experts, numbered 0..3"):
+    with pytest.raises(InputError, match="different experts"):
         export(tanbr.merge.open(tmp_path / "moe"), tmp_path / "out", mode="concat", experts=experts)
     assert not (tmp_path / "out").exists()

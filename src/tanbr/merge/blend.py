@@ -29,6 +29,10 @@ def weighted_sum(
 ) -> None:
     """Set out = Σ_k weights[k]·blocks[k] (added to what `out` holds if `add`), accumulated in float32 or better."""
     active = [(block, weight) for block, weight in zip(blocks, weights, strict=True) if weight != 0.0]
+    if not active:
+        if not add:
+            out.zero_()
+        return
     dtype = checkpoint.specs[blocks[0][0]].dtype
     count = out.numel()
     if len(active) == 1 and active[0][1] == 1.0 and not add:

@@ -104,17 +104,14 @@ def upcycle(
                 yield (torch.randn(tensor.shape, generator=generator) * ROUTER_STD).to(tensor.dtype)
                 continue
             values = checkpoint.tensor(source)
-            for _ in range(tensor.nbytes // values.nbytes if values.nbytes else 0):  # K times, or once
-                yield (
-                    _jittered(values, jitter, generator)
-                    if tensor.name != source or tensor.shape != values.shape
-                    else values
-                )
-        progress(len(tensors), len(tensors))
+            copied = tensor.name == source and tensor.shape == values.shape
+            for _ in range(tensor.shape[0] if tensor.shape[1:] == values.shape else 1):  # K experts, or one
+                yield values if copied else _jittered(values, jitter, generator)
 
     with new_folder(out) as folder:
         write_json(folder / "config.json", config)
         write_tensors(folder, [tensor for tensor, _ in tensors], chunks())
+        progress(len(tensors), len(tensors))
         copy_companions(checkpoint.path, folder)
     return Path(out)
 
