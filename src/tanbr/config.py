@@ -110,15 +110,13 @@ class MonitorConfig(Section):
 
     sketch_rows: int = Field(default=3, ge=1, le=16)
     """Hash functions of each Count-Min Sketch."""
-    word_width: int = Field(default=4096, ge=16)
-    """Counters per hash function and task for word 1-2-grams; a power of two."""
-    char_width: int = Field(default=16384, ge=16)
-    """Counters per hash function and task for byte 3-grams; a power of two."""
-    smoothing: float = Field(default=0.1, gt=0)
+    sketch_width: int = Field(default=8192, ge=16)
+    """Counters per hash function and task; a power of two."""
+    smoothing: float = Field(default=1.0, gt=0)
     """Laplace's pseudo-count of an n-gram."""
     history: int = Field(default=512, ge=8)
     """Distinct texts per task that the calibration is fitted on."""
-    penalty: float = Field(default=1e-3, ge=0)
+    penalty: float = Field(default=5e-4, ge=0)
     """L2 penalty on the weights of the calibration."""
     refit_growth: float = Field(default=0.25, ge=0)
     """The calibration is fitted again, between slots, when the history has grown by this share."""
@@ -139,11 +137,15 @@ class MonitorConfig(Section):
     unknown_quantile: float = Field(default=0.01, gt=0, lt=0.5)
     """Share of the history itself that may count as unlike any task."""
     alarm_share: float = Field(default=0.1, gt=0, lt=1)
+    cluster_start: int = Field(default=16, ge=1)
+    """Distinct requests per task before `clusters` groups them for the first time."""
+    cluster_sample: int = Field(default=4096, ge=64)
+    """Distinct requests that `clusters` keeps the vectors of."""
     """The alarm sounds when the unknown share is above this beyond chance …"""
     alarm_sigmas: float = Field(default=3.0, ge=0)
     """… by this many standard deviations."""
 
-    @field_validator("word_width", "char_width")
+    @field_validator("sketch_width")
     @classmethod
     def _power_of_two(cls, value: int) -> int:
         if value & (value - 1):

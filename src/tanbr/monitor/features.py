@@ -1,7 +1,7 @@
-"""Requests become numbers: hashed word 1-2-grams, byte 3-grams, and surface features. No text is kept.
+"""Requests become numbers: three views of hashed n-grams, and surface features. No text is kept.
 
-One pass over a whole batch. Words are hashed once per process (a bounded cache); everything behind that is array
-arithmetic over the concatenated batch, so that a request costs a few tens of microseconds.
+A batch is read in one pass: words are looked up in a cache of hashes, and everything behind that is array arithmetic
+over the concatenated batch, so that a request costs a few tens of microseconds.
 """
 
 import re
@@ -11,22 +11,25 @@ from hashlib import blake2b
 from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from tanbr.errors import InputError
 from tanbr.monitor.ragged import Ragged
 from tanbr.types import FloatArray, Text
 
-MAX_WORDS = 128  # of each text of a request; the served models read no further
-MAX_CHARS = 2048  # likewise
-
+VIEWS = (
+    "roles",  # each word, with the text it stands in and whether the other text has it too
+    "edges",  # the words each text opens and closes with
+    "bytes",  # three bytes in a row
+)
 SURFACE = (
     "is a pair",
     "words in the first text",
     "words in the second text",
     "length of the second by the first",
-    "shared words by the shorter text",
-    "shared words by the longer text",
+    "share of the first's words that the second has",
+    "share of the second's words that the first has",
+    "share of the second's word pairs that the first has",
     "question marks in the first text",
     "question marks in the second text",
     "spaces before marks",
@@ -37,12 +40,15 @@ SURFACE = (
     "first text ends with a mark",
     "second text ends with a mark",
 )
+MAX_WORDS = 128  # of each text of a request; the served models read no further
+MAX_CHARS = 1024  # likewise
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
-_START, _BREAK, _END = "<start>", "<break>", "<end>"  # no match of _TOKEN looks like these
+_START, _BREAK, _END = "<start>", "<break>", "<end>"  # frame a request; no match of _TOKEN looks like these
 _CACHED_WORDS = 1 << 17
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-_TERMINATOR = 3  # ASCII "end of text", twice behind every request
+_SALT = np.uint64(0xC2B2AE3D27D4EB4F) * np.arange(8, dtype=np.uint64)
+_SEPARATOR, _TERMINATOR = 0x1F, 0x03  # "unit separator" between the texts of a request, "end of text" twice behind it
 
 _BYTE = np.arange(256, dtype=np.uint8)
 _MARKS = np.isin(_BYTE, np.frombuffer(b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~", dtype=np.uint8))
@@ -55,12 +61,12 @@ def _hash(text: str) -> int:
 
 
 class _WordHashes(dict[str, int]):
-    """64-bit hashes of words, the same in every process; starts afresh when full."""
+    """64-bit hashes of words in lower case, the same in every process; starts afresh when full."""
 
     def __missing__(self, word: str) -> int:
         if len(self) >= _CACHED_WORDS:
             self.clear()
-        value = self[word] = _hash(word)
+        value = self[word] = _hash(word.lower())
         return value
 
 
@@ -72,8 +78,7 @@ class Features:
     """What is read from n requests."""
 
     keys: NDArray[np.uint64]  # (n,) hash of the whole request
-    words: Ragged  # n rows: hashes of word 1-2-grams
-    chars: Ragged  # n rows: byte 3-grams, as numbers below 2^24
+    views: dict[str, Ragged]  # by VIEWS: n rows of hashed n-grams each
     surface: FloatArray  # (n, len(SURFACE))
 
     def __len__(self) -> int:
@@ -81,107 +86,143 @@ class Features:
 
     def take(self, rows: NDArray[np.int64]) -> "Features":
         """Copy the requests asked for, in that order."""
-        return Features(self.keys[rows], self.words.take(rows), self.chars.take(rows), self.surface[rows])
+        views = {name: view.take(rows) for name, view in self.views.items()}
+        return Features(self.keys[rows], views, self.surface[rows])
 
     @staticmethod
     def concatenate(parts: Sequence["Features"]) -> "Features":
         """Put the requests of all parts below one another."""
         return Features(
             np.concatenate([part.keys for part in parts]),
-            Ragged.concatenate([part.words for part in parts]),
-            Ragged.concatenate([part.chars for part in parts]),
+            {name: Ragged.concatenate([part.views[name] for part in parts]) for name in VIEWS},
             np.concatenate([part.surface for part in parts]),
         )
+
+    @staticmethod
+    def empty() -> "Features":
+        """No requests."""
+        views = {name: Ragged.empty() for name in VIEWS}
+        return Features(np.zeros(0, dtype=np.uint64), views, np.zeros((0, len(SURFACE))))
+
+
+def as_pairs(texts: Sequence[Text]) -> list[tuple[str, str]]:
+    """Check requests and cut them to length; the second text of a single one is empty."""
+    if isinstance(texts, str | bytes):
+        raise InputError(f"texts must be a list of requests (got one {type(texts).__name__}); put it in a list")
+    pairs = []
+    for index, text in enumerate(texts):
+        if isinstance(text, str):
+            pairs.append((text[:MAX_CHARS], ""))
+        elif isinstance(text, tuple | list) and [type(part) for part in text] == [str, str]:
+            pairs.append((text[0][:MAX_CHARS], text[1][:MAX_CHARS]))
+        else:
+            kind = type(text).__name__
+            raise InputError(f"request {index} must be a text or a pair of texts (got {kind}: {text!r:.60})")
+    return pairs
 
 
 def read(texts: Sequence[Text]) -> Features:
     """Read a batch of requests."""
-    pairs = [_as_pair(text, index) for index, text in enumerate(texts)]
-    tokens = [(_TOKEN.findall(first)[:MAX_WORDS], _TOKEN.findall(second)[:MAX_WORDS]) for first, second in pairs]
+    pairs = as_pairs(texts)
+    if not pairs:
+        return Features.empty()
+    is_pair = np.array([not isinstance(text, str) for text in texts])
     spans = [f"{first}\x1f{second}\x03\x03" for first, second in pairs]
-    raw = "".join(spans).encode("utf-8", "surrogatepass")
-    lengths = [len(span) for span in spans]
-    if len(raw) != sum(lengths):  # beyond ASCII, a character is more than a byte
-        lengths = [len(span.encode("utf-8", "surrogatepass")) for span in spans]
-    starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    buffer = np.frombuffer(raw, dtype=np.uint8)
+    tokens = [(_TOKEN.findall(first)[:MAX_WORDS], _TOKEN.findall(second)[:MAX_WORDS]) for first, second in pairs]
+    roles, edges, word_surface = _read_words(tokens, is_pair)
+    grams, byte_surface = _read_bytes(spans, words=np.array([len(one) + len(two) for one, two in tokens]))
     return Features(
         keys=np.fromiter(map(_hash, spans), dtype=np.uint64, count=len(spans)),
-        words=_word_grams(tokens),
-        chars=_byte_grams(buffer, starts),
-        surface=_surface(texts, tokens, buffer, starts),
+        views={"roles": roles, "edges": edges, "bytes": grams},
+        surface=np.concatenate([word_surface, byte_surface], axis=1),
     )
 
 
-def _as_pair(text: Text, index: int) -> tuple[str, str]:
-    if isinstance(text, str):
-        return text[:MAX_CHARS], ""
-    if isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(part, str) for part in text):
-        return text[0][:MAX_CHARS], text[1][:MAX_CHARS]
-    raise InputError(f"request {index} must be a text or a pair of texts (got {type(text).__name__}: {text!r:.60})")
+def _read_words(
+    tokens: Sequence[tuple[list[str], list[str]]], is_pair: NDArray[np.bool_]
+) -> tuple[Ragged, Ragged, FloatArray]:
+    """Read the batch as one row of T tokens, each request framed: `<start> a b <break> c d <end>`."""
+    first = np.array([len(one) for one, _ in tokens])  # (n,) words
+    second = np.array([len(two) for _, two in tokens])
+    starts = _starts(first + second + 3)
+    breaks, ends = starts[:-1] + first + 1, starts[1:] - 1
+    framed = chain.from_iterable((_START, *one, _BREAK, *two, _END) for one, two in tokens)
+    words = np.fromiter(map(_HASHES.__getitem__, framed), dtype=np.uint64, count=int(starts[-1]))  # (T,)
+
+    owner = np.repeat(np.arange(len(tokens)), first + second + 3)
+    in_second = np.arange(len(words)) > breaks[owner]
+    own = words + owner.astype(np.uint64) * _ODD  # the same word in another request is another word
+    shared = _shared(own, in_second)
+    shared_pairs = _shared(own * _ODD + np.roll(own, -1), in_second)
+    roles = words * _ODD + _SALT[2 * in_second + shared]
+
+    near = (starts[:-1] + 1, starts[:-1] + 2, breaks + 1, np.minimum(breaks + 2, ends))  # without words: the frame
+    opens, then, opens_second, then_second = (words[position] for position in near)
+    openings = [opens, opens * _ODD + then, opens_second, opens_second * _ODD + then_second]
+    edges = np.stack([*openings, words[breaks - 1], words[ends - 1]], axis=1) + _SALT[:6]
+
+    parts = np.stack([starts[:-1], breaks], axis=1).ravel()
+    hits = np.add.reduceat(shared, parts, dtype=np.float64).reshape(-1, 2)
+    pair_hits = np.add.reduceat(shared_pairs, parts, dtype=np.float64).reshape(-1, 2)
+    surface = np.column_stack(
+        [
+            is_pair,
+            np.log1p(first),
+            np.log1p(second),
+            is_pair * np.log((second + 1) / (first + 1)),
+            hits[:, 0] / np.maximum(first, 1),
+            hits[:, 1] / np.maximum(second, 1),
+            pair_hits[:, 1] / np.maximum(second, 1),
+        ]
+    )
+    return Ragged(roles, starts), Ragged(edges.ravel(), 6 * np.arange(len(tokens) + 1)), surface
 
 
-def _word_grams(tokens: Sequence[tuple[list[str], list[str]]]) -> Ragged:
-    """Hash `<start> a b <break> c d <end>`: each word, and each word with the next."""
-    framed = chain.from_iterable((_START, *first, _BREAK, *second, _END) for first, second in tokens)
-    lengths = [len(first) + len(second) + 3 for first, second in tokens]
-    starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    single = np.fromiter(map(_HASHES.__getitem__, framed), dtype=np.uint64, count=int(starts[-1]))
-    grams = np.empty((len(single), 2), dtype=np.uint64)
-    grams[:, 0] = single
-    grams[:, 1] = single * _ODD + np.roll(single, -1)  # <end> is followed by <start> everywhere, the last one too
-    return Ragged(grams.ravel(), 2 * starts)
+def _shared(values: NDArray[np.uint64], in_second: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Tell which values of the first texts are in the second ones as well, and the other way round."""
+    shared = np.zeros(len(values), dtype=bool)
+    one, two = values[~in_second], values[in_second]
+    shared[~in_second] = np.isin(one, two)
+    shared[in_second] = np.isin(two, one)
+    return shared
 
 
-def _byte_grams(buffer: NDArray[np.uint8], starts: NDArray[np.int64]) -> Ragged:
-    """Make each three bytes in a row a number; the two that reach into the next request count as terminators."""
+def _read_bytes(spans: Sequence[str], words: NDArray[np.int64]) -> tuple[Ragged, FloatArray]:
+    """Read the batch as one row of bytes: 3-grams, and the habits of writing."""
+    encoded = [span.encode("utf-8", "surrogatepass") for span in spans]
+    buffer = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+    starts = _starts([len(span) for span in encoded])
+    separators = np.flatnonzero(buffer == _SEPARATOR)
+    if len(separators) != len(spans):  # a text holds one itself: each request's first counts
+        separators = separators[np.searchsorted(separators, starts[:-1])]
+
     wide = buffer.astype(np.uint64)
     grams = (wide << np.uint64(16)) | (np.roll(wide, -1) << np.uint64(8)) | np.roll(wide, -2)
     for back in (1, 2):
-        grams[starts[1:] - back] = _TERMINATOR * 0x010101
-    return Ragged(grams, starts)
+        grams[starts[1:] - back] = _TERMINATOR  # they reach into the next request
 
+    parts = np.stack([starts[:-1], separators], axis=1).ravel()
 
-def _surface(
-    texts: Sequence[Text],
-    tokens: Sequence[tuple[list[str], list[str]]],
-    buffer: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-) -> FloatArray:
-    if not tokens:
-        return np.zeros((0, len(SURFACE)))
-    pair = np.array([not isinstance(text, str) for text in texts], dtype=np.float64)
-    first = np.array([len(one) for one, _ in tokens], dtype=np.float64)
-    second = np.array([len(two) for _, two in tokens], dtype=np.float64)
-    shared = np.array([len(set(one).intersection(two)) for one, two in tokens], dtype=np.float64)
-    breaks = np.flatnonzero(buffer == 0x1F)
-    if len(breaks) != len(tokens):  # a text holds the separator itself
-        breaks = breaks[np.searchsorted(breaks, starts[:-1])]
-    parts = np.stack([starts[:-1], breaks], axis=1).ravel()  # where the first and the second text of each begin
-
-    def count(hits: NDArray[np.bool_]) -> FloatArray:  # (n, 2)
-        return np.add.reduceat(hits, parts, dtype=np.float64).reshape(-1, 2)
+    def count(hits: NDArray[np.bool_]) -> FloatArray:  # (n, 2): in the first text, in the second
+        return np.asarray(np.add.reduceat(hits, parts, dtype=np.float64).reshape(-1, 2))
 
     marks = _MARKS[buffer]
-    questions = count(buffer == ord("?"))
-    spaced = count((buffer == ord(" ")) & np.roll(marks, -1)).sum(axis=1)
     size = np.diff(starts) - 3.0
-    per_char = 1.0 / np.maximum(size, 1.0)
-    return np.column_stack(
+    some = np.maximum(size, 1.0)
+    surface = np.column_stack(
         [
-            pair,
-            np.log1p(first),
-            np.log1p(second),
-            pair * np.log((second + 1) / (first + 1)),
-            shared / np.maximum(np.minimum(first, second), 1),
-            shared / np.maximum(np.maximum(first, second), 1),
-            np.minimum(questions, 2),
-            np.log1p(spaced),
+            np.minimum(count(buffer == ord("?")), 2),
+            np.log1p(count((buffer == ord(" ")) & np.roll(marks, -1)).sum(axis=1)),
             np.log1p(count(marks).sum(axis=1)),
-            np.sqrt(count(_CAPITALS[buffer]).sum(axis=1) * per_char),
-            np.sqrt(count(_DIGITS[buffer]).sum(axis=1) * per_char),
-            size / np.maximum(first + second, 1),
-            marks[breaks - 1],
+            np.sqrt(count(_CAPITALS[buffer]).sum(axis=1) / some),
+            np.sqrt(count(_DIGITS[buffer]).sum(axis=1) / some),
+            size / np.maximum(words, 1),
+            marks[separators - 1],
             marks[starts[1:] - 3],
         ]
     )
+    return Ragged(grams, starts), surface
+
+
+def _starts(lengths: ArrayLike) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])

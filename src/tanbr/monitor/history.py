@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.monitor.features import Features, read
+from tanbr.monitor.features import VIEWS, Features
 from tanbr.monitor.ragged import Ragged
 
 
@@ -19,7 +19,7 @@ class History:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._features = read([])
+        self._features = Features.empty()
         self._tasks = np.zeros(0, dtype=np.int64)
         self._counts = np.zeros(0, dtype=np.int64)
         self._pending = 0
@@ -62,19 +62,16 @@ class History:
         features, tasks, counts = self.sample()
         return {
             "keys": features.keys,
-            "words": features.words.values,
-            "word_starts": features.words.starts,
-            "chars": features.chars.values,
-            "char_starts": features.chars.starts,
             "surface": features.surface,
             "tasks": tasks,
             "counts": counts,
+            **{f"{name}.values": view.values for name, view in features.views.items()},
+            **{f"{name}.starts": view.starts for name, view in features.views.items()},
         }
 
     def restore(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Take the state `arrays` gave."""
-        words = Ragged(arrays["words"], arrays["word_starts"])
-        chars = Ragged(arrays["chars"], arrays["char_starts"])
-        self._features = Features(arrays["keys"], words, chars, arrays["surface"])
+        views = {name: Ragged(arrays[f"{name}.values"], arrays[f"{name}.starts"]) for name in VIEWS}
+        self._features = Features(arrays["keys"], views, arrays["surface"])
         self._tasks, self._counts = arrays["tasks"], arrays["counts"]
         self._pending = 0

@@ -1,30 +1,34 @@
 """The monitor: untagged requests in, the task mix ψ of the coming slot out."""
 
-import json
-import tempfile
-import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import ValidationError
 
 from tanbr.config import MonitorConfig
-from tanbr.errors import InputError, OutputError, StateError
-from tanbr.monitor.features import Features, read
-from tanbr.monitor.quantify import Prevalence, prevalence
+from tanbr.errors import InputError, StateError
+from tanbr.monitor import state
+from tanbr.monitor.clusters import Clusters
+from tanbr.monitor.features import Features, as_pairs, read
+from tanbr.monitor.quantify import prevalence, unknown_share
 from tanbr.monitor.recogniser import Recogniser
 from tanbr.monitor.slot import Slot
 from tanbr.monitor.smooth import Forecaster
 from tanbr.types import FloatArray, SlotMix, Text
 
 Method = Literal["sketch", "clusters", "tags"]
-FORMAT = 1  # of the state file
 BATCH = 1024  # requests worked on at once, which bounds the memory
 
 
 class Monitor:
-    """Estimates which mix of tasks the traffic holds."""
+    """Estimates which mix of tasks the traffic holds.
+
+    `sketch` learns the tasks from labelled history, `clusters` groups traffic into latent tasks without any label,
+    `tags` trusts the clients' tags alone. Tagged requests count as tagged with every method. Not thread-safe.
+    """
 
     def __init__(self, tasks: Sequence[str], method: Method = "sketch", *, config: MonitorConfig | None = None) -> None:
         if method not in get_args(Method):
@@ -35,48 +39,68 @@ class Monitor:
         self.method = method
         self.config = config or MonitorConfig()
         self._index = {name: index for index, name in enumerate(self.tasks)}
-        self._reader = Recogniser(len(self.tasks), self.config)
+        self._recogniser = Recogniser(len(self.tasks), self.config)
+        self._clusters = Clusters(len(self.tasks), self.config)
         self._slot = Slot(len(self.tasks), self.config.slot_sample)
-        self._forecaster = Forecaster(
-            len(self.tasks),
-            gain=self.config.gain,
-            reset_sigmas=self.config.reset_sigmas,
-            reset_margin=self.config.reset_margin,
-            drift=self.config.drift,
-        )
+        self._forecaster = Forecaster(len(self.tasks), self.config)
 
     def learn(self, texts: Sequence[Text], tasks: Sequence[str]) -> None:
-        """Take in texts whose tasks are known: the history at the start, or feedback that arrives late."""
+        """Take in texts whose tasks are known: the history at the start, and feedback however late."""
+        if self.method != "sketch":
+            raise InputError(f"method {self.method!r} does not learn from labels; build the monitor with 'sketch'")
         if len(texts) != len(tasks):
             raise InputError(f"texts and tasks must be of one length (got {len(texts)} and {len(tasks)})")
         indices = np.array([self._task(task) for task in tasks], dtype=np.int64)
-        for batch, part in self._batches(texts):
-            self._reader.learn(batch, indices[part])
+        for features, part in _batches(texts):
+            self._recogniser.learn(features, indices[part])
 
-    def observe(self, texts: Sequence[Text], tags: Sequence[str | None] | None = None) -> FloatArray:
-        """Take in requests of the open slot, tagged or not; posteriors (n, V), rows on the simplex."""
-        if tags is not None and len(tags) != len(texts):
-            raise InputError(f"texts and tags must be of one length (got {len(texts)} and {len(tags)})")
-        known = np.array(
-            [-1 if tag is None else self._task(tag) for tag in tags or [None] * len(texts)], dtype=np.int64
-        )
-        result = np.zeros((len(texts), len(self.tasks)))
-        result[known >= 0, known[known >= 0]] = 1.0
-        self._slot.add_tagged(known[known >= 0])
-        untagged = np.flatnonzero(known < 0)
-        for batch, part in self._batches([texts[int(index)] for index in untagged]):
-            posteriors, novel = self._reader.read(batch)
-            self._slot.add(batch.keys, posteriors, novel)
-            result[untagged[part]] = posteriors
+    def observe(
+        self,
+        texts: Sequence[Text],
+        tags: Sequence[str | None] | None = None,
+        *,
+        embeddings: ArrayLike | None = None,
+    ) -> FloatArray:
+        """Take in requests of the open slot; posteriors over the tasks (n, V), each on the simplex.
+
+        `tags` names the task of the requests whose client sent one. `embeddings` (n, D) are what `clusters` groups
+        instead of surface features. A request nothing is known about gets the forecast as its posterior.
+        """
+        known = self._known(tags, len(texts))
+        vectors = self._vectors(embeddings, len(texts))
+        result = np.tile(self._forecaster.mix, (len(texts), 1))
+        result[known >= 0] = np.eye(len(self.tasks))[known[known >= 0]]
+        for features, part in _batches(texts):
+            untagged = np.flatnonzero(known[part] < 0)
+            if self.method == "clusters":
+                batch = features.surface if vectors is None else vectors[part]
+                self._clusters.add(features.keys, batch)
+                answer = self._clusters.read(batch[untagged]) if self._clusters.ready else None
+            elif self._recogniser.ready and len(untagged):
+                answer = self._recogniser.read(features if len(untagged) == len(features) else features.take(untagged))
+            else:
+                answer = None
+            self._slot.add_tagged(known[part][known[part] >= 0])
+            if answer is None:
+                self._slot.skip(len(untagged))
+            else:
+                self._slot.add(features.keys[untagged], *answer)
+                result[part.start + untagged] = answer[0]
         return result
 
     def close_slot(self) -> SlotMix:
         """End the slot: its mix, and the mix of the one that starts."""
-        seen, unknown, alarm = self._assess()
+        posteriors, novelty, counts = self._slot.read()
+        unknown, alarm = unknown_share(novelty, counts, self._slot.tagged, self.config)
+        familiar = counts * (1 - novelty)
+        seen = None
+        if familiar.sum() + self._slot.tagged.sum() > 0:
+            seen = prevalence(posteriors[familiar > 0], familiar[familiar > 0], self._slot.tagged, self.config)
         self._forecaster.update(seen)
         requests = self._slot.requests
         self._slot = Slot(len(self.tasks), self.config.slot_sample)
-        self._reader.refresh()
+        self._recogniser.refresh()
+        self._clusters.refresh()
         forecast = self._forecaster.mix
         return SlotMix(
             estimate=forecast if seen is None else seen.mix,
@@ -87,81 +111,80 @@ class Monitor:
             alarm=alarm,
         )
 
-    def _assess(self) -> tuple[Prevalence | None, float, bool]:
-        """Judge the slot: its mix (None if no request can tell), its unknown share, and whether to sound the alarm."""
-        posteriors, novelty, counts = self._slot.read()
-        seen = self._slot.requests
-        unknown, alarm = 0.0, False
-        if seen:
-            expected = self.config.unknown_quantile
-            rate = float(novelty @ counts / max(counts.sum(), 1.0)) * (1 - self._slot.tagged.sum() / seen)
-            unknown = max(rate - expected, 0.0) / (1 - expected)
-            spread = np.sqrt(max(rate * (1 - rate), expected) / max(counts.sum(), 1.0))
-            alarm = bool(unknown - self.config.alarm_sigmas * spread > self.config.alarm_share)
-        counts = counts * (1 - novelty)
-        if counts.sum() + self._slot.tagged.sum() == 0:
-            return None, unknown, alarm
-        mix = prevalence(
-            posteriors[counts > 0],
-            counts[counts > 0],
-            self._slot.tagged,
-            rounds=self.config.em_rounds,
-            tolerance=self.config.em_tolerance,
-        )
-        return mix, unknown, alarm
-
     def merge(self, other: "Monitor") -> None:
-        """Take in all that another monitor of the same configuration has learned and seen."""
+        """Take in all that another monitor has learned, and the requests of its open slot.
+
+        What was learned and the open slots add up: the result is that of one monitor that saw both. Forecasts of
+        slots that were closed apart are averaged by the requests behind them.
+        """
         if (self.tasks, self.method, self.config) != (other.tasks, other.method, other.config):
-            raise InputError("only monitors with the same tasks, method and configuration can be merged")
-        self._reader.merge(other._reader)
+            raise InputError("only monitors of the same tasks, method and configuration can be merged")
+        self._recogniser.merge(other._recogniser)
+        self._clusters.merge(other._clusters)
         self._slot.merge(other._slot)
         self._forecaster.merge(other._forecaster)
 
     def save(self, path: str | Path) -> None:
-        """Write the whole state atomically."""
-        described = {
-            "format": FORMAT,
-            "tasks": self.tasks,
-            "method": self.method,
-            "config": self.config.model_dump(mode="json"),
-        }
-        arrays = {
-            f"{name}.{key}": array for name, part in self._parts().items() for key, array in part.arrays().items()
-        }
-        arrays["described"] = np.array(json.dumps(described))
-        path = Path(path)
-        try:
-            with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-                np.savez_compressed(file, allow_pickle=False, **arrays)
-            Path(file.name).replace(path)
-        except OSError as error:
-            raise OutputError(f"cannot write the monitor's state to {path}: {error.strerror}") from None
+        """Write the whole state atomically, the open slot too."""
+        description = {"tasks": self.tasks, "method": self.method, "config": self.config.model_dump(mode="json")}
+        state.write(path, description, self._arrays())
 
     @classmethod
-    def load(cls, path: str | Path) -> "Monitor":
-        """Read a state that `save` wrote."""
+    def load(cls, path: str | Path, *, config: MonitorConfig | None = None) -> "Monitor":
+        """Read a state that `save` wrote; with `config`, refuse one of another configuration."""
+        description, arrays = state.read(path)
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = dict(file)
-            described = json.loads(str(arrays.pop("described")))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise StateError(f"{path} is not a monitor's state: {error}") from None
-        monitor = cls(described["tasks"], described["method"], config=MonitorConfig(**described["config"]))
+            saved = MonitorConfig.model_validate(description["config"])
+            monitor = cls(description["tasks"], description["method"], config=saved)
+        except (KeyError, TypeError, ValidationError, InputError):
+            raise StateError(f"{path} is damaged, or from another version of the monitor") from None
+        if config is not None and config != saved:
+            odd = next(name for name in MonitorConfig.model_fields if getattr(config, name) != getattr(saved, name))
+            raise StateError(f"{path} was saved with {odd} = {getattr(saved, odd)} (expected {getattr(config, odd)})")
+        state.check_alike(arrays, monitor._arrays(), path)
         for name, part in monitor._parts().items():
-            part.restore(
-                {key.removeprefix(f"{name}."): array for key, array in arrays.items() if key.startswith(f"{name}.")}
-            )
+            prefix = f"{name}."
+            part.restore({key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)})
         return monitor
 
-    def _parts(self) -> dict[str, Recogniser | Slot | Forecaster]:
-        return {"reader": self._reader, "slot": self._slot, "forecaster": self._forecaster}
+    def _parts(self) -> dict[str, Recogniser | Clusters | Slot | Forecaster]:
+        return {
+            "recogniser": self._recogniser,
+            "clusters": self._clusters,
+            "slot": self._slot,
+            "forecaster": self._forecaster,
+        }
+
+    def _arrays(self) -> dict[str, NDArray[np.generic]]:
+        return {f"{name}.{key}": array for name, part in self._parts().items() for key, array in part.arrays().items()}
 
     def _task(self, name: str) -> int:
         if name not in self._index:
             raise InputError(f"unknown task {name!r}; this monitor knows {', '.join(self.tasks)}")
         return self._index[name]
 
-    def _batches(self, texts: Sequence[Text]) -> list[tuple[Features, slice]]:
-        parts = [slice(start, start + BATCH) for start in range(0, len(texts), BATCH)]
-        return [(read(texts[part]), part) for part in parts]
+    def _known(self, tags: Sequence[str | None] | None, requests: int) -> NDArray[np.int64]:
+        """Index of each request's tag (n,), -1 without one."""
+        if tags is None:
+            return np.full(requests, -1)
+        if len(tags) != requests:
+            raise InputError(f"texts and tags must be of one length (got {requests} and {len(tags)})")
+        return np.array([-1 if tag is None else self._task(tag) for tag in tags], dtype=np.int64)
+
+    def _vectors(self, embeddings: ArrayLike | None, requests: int) -> FloatArray | None:
+        if embeddings is None:
+            return None
+        if self.method != "clusters":
+            raise InputError(f"embeddings are for the method 'clusters' (this monitor's is {self.method!r})")
+        vectors = np.asarray(embeddings, dtype=np.float64)
+        if vectors.ndim != 2 or len(vectors) != requests or not np.isfinite(vectors).all():
+            raise InputError(f"embeddings must be {requests} finite vectors (got shape {vectors.shape})")
+        return vectors
+
+
+def _batches(texts: Sequence[Text]) -> Iterator[tuple[Features, slice]]:
+    """Read requests batch by batch, once all of them have proved to be texts."""
+    as_pairs(texts)
+    for start in range(0, len(texts), BATCH):
+        part = slice(start, min(start + BATCH, len(texts)))
+        yield read(texts[part]), part

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tanbr.config import MonitorConfig
 from tanbr.types import FloatArray, TaskMix
 
 
@@ -25,22 +26,19 @@ def prevalence(
     posteriors: FloatArray,  # (n, V) under a uniform prior
     counts: FloatArray,  # (n,) how often each row occurred
     tagged: FloatArray,  # (V,) requests whose task is known
-    *,
-    rounds: int,
-    tolerance: float,
+    config: MonitorConfig,
 ) -> Prevalence:
     """Estimate the mix of requests, some of them tagged. There must be at least one."""
+    posteriors = np.maximum(posteriors, 1e-12)  # so that no request is impossible under a mix
     weight = float(counts.sum() + tagged.sum())
-    tasks = posteriors.shape[1]
-    mix = np.full(tasks, 1.0 / tasks)
-    shares = counts / weight
-    known = tagged / weight
-    for _ in range(rounds):
-        mass = posteriors @ mix
-        new = mix * ((shares / mass) @ posteriors) + known
+    mix = np.full(len(tagged), 1.0 / len(tagged))
+    for _ in range(config.em_rounds):
+        # E: each request is shared out by prior times likelihood. M: the shares add up to the new prior.
+        shares = counts / (posteriors @ mix)
+        new = (mix * (shares @ posteriors) + tagged) / weight
         moved = float(np.abs(new - mix).sum())
         mix = new
-        if moved < tolerance:
+        if moved < config.em_tolerance:
             break
     mix = mix / mix.sum()
     return Prevalence(mix, _deviation(posteriors, counts, tagged, mix), weight)
@@ -49,14 +47,32 @@ def prevalence(
 def _deviation(posteriors: FloatArray, counts: FloatArray, tagged: FloatArray, mix: TaskMix) -> FloatArray:
     """Give the standard deviation of the mix (V,): the inverse Fisher information on the simplex's tangent space.
 
-    One pseudo-request per task keeps it finite: a share of 0 out of n requests is known to about 1/n, not exactly.
+    One more request of each task keeps it finite: a share of 0 in n requests is known to about 1/n, not exactly.
     """
     tasks = len(mix)
-    ratios = posteriors / (posteriors @ mix)[:, None]
+    weight = counts.sum() + tagged.sum()
+    smoothed = (mix * weight + 1.0) / (weight + tasks)
+    ratios = posteriors / (posteriors @ smoothed)[:, None]
     information = (ratios * counts[:, None]).T @ ratios
-    floor = 1.0 / (counts.sum() + tagged.sum() + tasks)
-    smoothed = (mix + floor) / (mix + floor).sum()
     information[np.diag_indices(tasks)] += tagged / smoothed**2 + 1.0 / smoothed
     basis = np.linalg.svd(np.ones((1, tasks)))[2][1:]  # (V - 1, V), orthonormal, each row sums to 0
     covariance = basis.T @ np.linalg.inv(basis @ information @ basis.T) @ basis
     return np.sqrt(np.maximum(np.diag(covariance), 0.0))
+
+
+def unknown_share(
+    novelty: FloatArray, counts: FloatArray, tagged: FloatArray, config: MonitorConfig
+) -> tuple[float, bool]:
+    """Estimate which share of the slot is unlike any task, and whether that calls for an alarm.
+
+    `unknown_quantile` of familiar requests look novel too, which is taken off.
+    """
+    untagged = float(counts.sum())
+    if untagged == 0:
+        return 0.0, False
+    expected = config.unknown_quantile
+    rate = float(novelty @ counts) / untagged
+    share = max(rate - expected, 0.0) / (1 - expected)
+    spread = np.sqrt(max(rate, expected) * (1 - rate) / untagged)
+    alarm = share - config.alarm_sigmas * spread > config.alarm_share
+    return share * untagged / (untagged + float(tagged.sum())), bool(alarm)

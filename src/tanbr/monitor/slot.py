@@ -29,6 +29,10 @@ class Slot:
         self._put(keys, np.column_stack([posteriors, novel, np.ones(len(keys))]))
         self.requests += len(keys)
 
+    def skip(self, requests: int) -> None:
+        """Count requests that nothing is known about."""
+        self.requests += requests
+
     def add_tagged(self, tasks: NDArray[np.int64]) -> None:
         """Take in requests whose task the client sent (n,)."""
         self.tagged = self.tagged + np.bincount(tasks, minlength=len(self.tagged))

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tanbr.config import MonitorConfig
 from tanbr.monitor.quantify import Prevalence
 from tanbr.types import FloatArray, TaskMix
 
@@ -17,8 +18,8 @@ class Forecaster:
     `drift` to the standard deviation, so that a silence makes the forecast less certain.
     """
 
-    def __init__(self, tasks: int, *, gain: float, reset_sigmas: float, reset_margin: float, drift: float) -> None:
-        self.gain, self.reset_sigmas, self.reset_margin, self.drift = gain, reset_sigmas, reset_margin, drift
+    def __init__(self, tasks: int, config: MonitorConfig) -> None:
+        self._config = config
         self.mix: TaskMix = np.full(tasks, 1.0 / tasks)
         self.variance: FloatArray = np.full(tasks, 1.0 / tasks)
         self.weight = 0.0  # requests that speak through the average; 0 before the first slot
@@ -30,14 +31,14 @@ class Forecaster:
 
     def update(self, seen: Prevalence | None) -> bool:
         """Take in the mix of a slot, None if it held nothing; whether the average started afresh."""
-        self.variance = self.variance + self.drift**2
+        self.variance = self.variance + self._config.drift**2
         if seen is None:
             return False
         noise = seen.deviation**2
         jump = float(np.abs(seen.mix - self.mix).sum())
         chance = float(np.sqrt(2 * (noise + self.variance) / np.pi).sum())
-        fresh = self.weight == 0 or jump > self.reset_sigmas * chance + self.reset_margin
-        gain = 1.0 if fresh else self.gain
+        fresh = self.weight == 0 or jump > self._config.reset_sigmas * chance + self._config.reset_margin
+        gain = 1.0 if fresh else self._config.gain
         self.mix = (1 - gain) * self.mix + gain * seen.mix
         self.variance = (1 - gain) ** 2 * self.variance + gain**2 * noise
         self.weight = seen.weight if fresh else (1 - gain) * self.weight + seen.weight

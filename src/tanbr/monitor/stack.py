@@ -18,7 +18,7 @@ CLIP = 5.0  # standard deviations an input may be away; an odd request must not 
 
 
 @dataclass(frozen=True, eq=False)
-class Stack:
+class Layer:
     """A fitted layer: inputs (n, F) to posteriors (n, V). Tasks without history have posterior 0."""
 
     centre: FloatArray  # (F,)
@@ -35,7 +35,7 @@ class Stack:
         return result
 
 
-def fit(inputs: FloatArray, labels: NDArray[np.int64], *, tasks: int, penalty: float) -> Stack:
+def fit(inputs: FloatArray, labels: NDArray[np.int64], *, tasks: int, penalty: float) -> Layer:
     """Fit the layer to labelled inputs (n, F), (n,) with an L2 penalty; deterministic."""
     known, column = np.unique(labels, return_inverse=True)
     weight = (1.0 / (np.bincount(column) * len(known)))[column]  # every task weighs the same
@@ -56,4 +56,4 @@ def fit(inputs: FloatArray, labels: NDArray[np.int64], *, tasks: int, penalty: f
         return float(-(target * logs).sum() + 0.5 * (decay * weights**2).sum()), gradient.ravel()
 
     found = minimize(loss, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B", options={"maxiter": 500})
-    return Stack(centre, scale, found.x.reshape(shape), known, tasks)
+    return Layer(centre, scale, found.x.reshape(shape), known, tasks)
