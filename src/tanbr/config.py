@@ -58,38 +58,55 @@ class PaperModeConfig(Section):
 class DefaultModeConfig(Section):
     """The pooled Gaussian process with the vertex tree."""
 
-    arms: int = Field(256, ge=8)
+    arms: int = Field(192, ge=8)
     """Most blends whose rewards are pooled; bounds the cost of a slot."""
-    snap: float = Field(0.02, gt=0, lt=1)
+    snap: float = Field(0.03, gt=0, lt=0.5)
     """A blend this near (Euclid) to a known arm is played as that arm."""
+    opening: int = Field(33, ge=1)
+    """Most first asks that are spent on the even blend and on single experts."""
+
     pool: int = Field(600, ge=16)
     """Fixed candidate blends."""
     room: int = Field(400, ge=0)
     """Candidate blends that belong to the tree; 0 turns the tree off."""
-    children: int = Field(32, ge=2)
-    """Most children of a node; with more experts, the most promising are taken."""
+    children: int = Field(16, ge=2)
+    """Most children of a node; with more experts, the most promising ones."""
     expand_below: float = Field(0.5, gt=0, lt=1)
     """A node is expanded once its variance is below this share of the prior's."""
     recent_mixes: int = Field(8, ge=1)
-    """How many recent task mixes a leaf may be good for before it is recycled."""
-    beta: float = Field(2.0, ge=0)
-    """Standard deviations in the upper confidence bound."""
-    prior_variance: float = Field(0.08, gt=0)
-    """Prior variance of a task's reward around its mean."""
-    mean_variance: float = Field(0.04, gt=0)
-    """Prior variance of a task's mean reward around 1/2."""
+    """Recent task mixes for which a leaf must have fallen behind before it is recycled."""
+    climbers: int = Field(3, ge=1)
+    """How many of the best candidates are moved up the bound after a slot."""
+    climbs: int = Field(2, ge=0)
+    """Gradient steps of each."""
+    climb_size: float = Field(0.1, gt=0)
+    """Length of the first step (Euclid); each next is half as long."""
+
+    beta: float = Field(1.5, ge=0)
+    """Standard deviations in the upper confidence bound, at first."""
+    beta_floor: float = Field(0.5, ge=0)
+    """Standard deviations in the upper confidence bound, in the end."""
+    beta_half: float = Field(200.0, gt=0)
+    """Told slots in which the way from the one to the other is halved."""
+    open_reach: float = Field(0.5, gt=0)
+    """How far, in kernel widths, a decision that is still open lowers the variance around it."""
+
     width: float = Field(0.7, gt=0)
     """Kernel width before the first refit."""
-    widths: tuple[float, ...] = (0.42, 0.55, 0.7, 0.85, 1.0)
-    """Kernel widths a refit chooses from."""
+    widths: tuple[float, ...] = Field((0.42, 0.55, 0.7, 0.85, 1.0), min_length=1)
+    """Kernel widths a refit chooses from; narrow ones would declare the map flat too early."""
+    variance: float = Field(0.08, gt=0)
+    """Prior variance of a task's reward around the task's mean."""
+    variances: tuple[float, ...] = Field((0.08,), min_length=1)
+    """Prior variances a refit chooses from."""
+    mean_variance: float = Field(0.04, gt=0)
+    """Prior variance of a task's mean reward around 1/2."""
     noise: float = Field(0.05, gt=0)
-    """Standard deviation of one request's reward before it is estimated."""
+    """Standard deviation of a reward with count 1, before it is estimated."""
+    correlation: float = Field(0.5, ge=0, le=1)
+    """Correlation of two tasks' rewards, before it is estimated."""
     refits: tuple[int, ...] = (24, 40, 80, 160, 320, 640, 1280)
-    """Told slots after which kernel width and noise are fitted again."""
-    polish_from: int = Field(3, ge=0)
-    """How many of the best candidates are improved by gradient steps."""
-    polish_steps: int = Field(2, ge=0)
-    """Gradient steps on the upper confidence bound."""
+    """Told slots after which width, variance, noise and correlation are fitted again."""
     forgetting: float = Field(1.0, gt=0, le=1)
     """Share of what is known that survives a slot; below 1 for rewards that drift."""
 
@@ -120,6 +137,10 @@ class MonitorConfig(Section):
     """L2 penalty on the weights of the calibration."""
     refit_growth: float = Field(default=0.25, ge=0)
     """The calibration is fitted again, between slots, when the history has grown by this share."""
+    cluster_start: int = Field(default=16, ge=1)
+    """Distinct requests per task before `clusters` groups them for the first time."""
+    cluster_sample: int = Field(default=4096, ge=64)
+    """Distinct requests that `clusters` keeps the vectors of."""
     slot_sample: int = Field(default=4096, ge=64)
     """Distinct requests per slot that the mix is estimated from; a larger slot is sampled."""
     em_rounds: int = Field(default=200, ge=1)
@@ -137,10 +158,6 @@ class MonitorConfig(Section):
     unknown_quantile: float = Field(default=0.01, gt=0, lt=0.5)
     """Share of the history itself that may count as unlike any task."""
     alarm_share: float = Field(default=0.1, gt=0, lt=1)
-    cluster_start: int = Field(default=16, ge=1)
-    """Distinct requests per task before `clusters` groups them for the first time."""
-    cluster_sample: int = Field(default=4096, ge=64)
-    """Distinct requests that `clusters` keeps the vectors of."""
     """The alarm sounds when the unknown share is above this beyond chance …"""
     alarm_sigmas: float = Field(default=3.0, ge=0)
     """… by this many standard deviations."""

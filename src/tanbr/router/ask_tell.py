@@ -113,7 +113,7 @@ def as_size(value: object, name: str, *, least: int, most: int | None = None) ->
     if not whole or value < least or (most is not None and value > most):  # type: ignore[operator]
         span = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise InputError(f"{name} must be a whole number {span} (got {value!r})")
-    return int(value)  # type: ignore[call-overload, no-any-return]
+    return int(value)  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,9 @@
-"""Mode "default": upper confidence bounds of a pooled Gaussian process over fixed blends and a tree of blends."""
+"""Mode "default": upper confidence bounds of a pooled Gaussian process over fixed blends, a tree and climbers.
+
+`ask` only compares candidates whose posterior `tell` has kept up to date. The candidates are rows of one table:
+fixed blends, then the nodes of the vertex tree, then climbers, which are the best candidates of the last told mix
+moved up the bound by a few gradient steps.
+"""
 
 from collections import deque
 
@@ -7,199 +12,164 @@ from numpy.typing import NDArray
 
 from tanbr.config import DefaultModeConfig
 from tanbr.router.ask_tell import Sizes, Terms, TreeView
-from tanbr.router.posterior import PooledPosterior
-from tanbr.router.simplex import keep_largest, project
+from tanbr.router.posterior import PooledPosterior, matern, squared_distance
+from tanbr.router.simplex import keep_largest
 from tanbr.router.state import Arrays
 from tanbr.router.vertex_tree import VertexTree
 from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix
 
 
-def fixed_blends(*, experts: int, max_active: int, count: int, rng: np.random.Generator) -> FloatArray:
-    """Vertices, the even blend, pair midpoints, blends of two or three experts, a few dense: (count, K)."""
+def fixed_blends(sizes: Sizes, count: int, rng: np.random.Generator) -> FloatArray:
+    """Vertices, the even blend, pair midpoints, random blends of two, three or all experts: (about count, K)."""
+    experts = sizes.experts
     vertices = np.eye(experts)
-    pairs = np.array(np.triu_indices(experts, 1)).T
-    pairs = rng.permutation(pairs)[: count // 4]
-    midpoints = 0.5 * (vertices[pairs[:, 0]] + vertices[pairs[:, 1]])
-    parts = [vertices, np.full((1, experts), 1.0 / experts), midpoints]
-    missing = max(count - sum(map(len, parts)), 0)
-    random = np.zeros((missing, experts))
+    pairs = rng.permutation(np.array(np.triu_indices(experts, 1)).T)[: count // 4]
+    parts = [vertices, np.full((1, experts), 1.0 / experts), 0.5 * (vertices[pairs[:, 0]] + vertices[pairs[:, 1]])]
+    random = np.zeros((max(count - sum(map(len, parts)), 0), experts))
     for row, blend in enumerate(random):
         active = experts if row % 4 == 3 else min(2 + row % 2, experts)
-        chosen = rng.choice(experts, size=active, replace=False)
-        blend[chosen] = rng.dirichlet(np.ones(active))
-    return keep_largest(np.concatenate([*parts, random])[: max(count, experts + 1)], max_active)
+        blend[rng.choice(experts, size=active, replace=False)] = rng.dirichlet(np.ones(active))
+    return keep_largest(np.concatenate([*parts, random]), sizes.max_active)
 
 
 class PooledTanbr:
-    """Chooses by upper confidence bound, learns in constant time per slot, refines its tree where it pays."""
+    """Chooses by upper confidence bound, learns at a cost that does not grow, refines its tree where it pays."""
 
     def __init__(self, sizes: Sizes, *, config: DefaultModeConfig, rng: np.random.Generator) -> None:
-        experts, tasks, max_active = sizes.experts, sizes.tasks, sizes.max_active
-        self.config, self.max_active, self.rng = config, max_active, rng
-        fixed = fixed_blends(experts=experts, max_active=max_active, count=config.pool, rng=rng)
-        self.tree = VertexTree(experts=experts, max_active=max_active, room=config.room, children=config.children)
-        self.start = len(fixed)  # row of the tree's root among the points
-        points = np.concatenate([fixed, self.tree.blend])
-        points[self.start :] = self.tree.blend[0] if config.room else 0.0
-        self.posterior = PooledPosterior(points, tasks=tasks, config=config)
-        self.opening = [*range(min(experts, config.pool) + 1)] if max_active > 1 else [*range(experts)]
-        self.slots = 0
+        self.config, self.sizes = config, sizes
+        fixed = fixed_blends(sizes, config.pool, rng)
+        self.tree = VertexTree(sizes, room=config.room, most_children=config.children, least=config.snap)
+        self.nodes = slice(len(fixed), len(fixed) + config.room)  # the tree's rows among the candidates
+        self.climbers = self.nodes.stop + np.arange(config.climbers * config.climbs)
+        even = np.repeat(fixed[sizes.experts][None], config.room + len(self.climbers), axis=0)
+        self.posterior = PooledPosterior(np.concatenate([fixed, even]), tasks=sizes.tasks, config=config)
+        self.opening = min(sizes.experts + 1, config.opening)  # first asks: the even blend, then single experts
         self.asked = 0
+        self.told = 0.0  # slots, as far as they are remembered
+        self.slots = 0
         self.mixes: deque[TaskMix] = deque(maxlen=config.recent_mixes)
 
-    # --- ask
+    @property
+    def beta(self) -> float:
+        """Standard deviations in the bound: it falls as slots are told."""
+        config = self.config
+        return float(config.beta_floor + (config.beta - config.beta_floor) * 0.5 ** (self.told / config.beta_half))
 
     def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:
-        """Take the blend of highest bound among the fixed ones, the tree's, and the best few after gradient steps."""
-        pool = self.posterior
-        if self.asked < len(self.opening):
-            blend = pool.points[self.opening[self.asked]]
-            self.asked += 1
-            mean, gain = pool.predict(blend[None])
-            return blend, self._terms(mix, mean, gain, node=-1)
-        mean, spread = self._score(mix, pool.mean, pool.gain, open_blends)
-        bound = mean + self.config.beta * spread
-        bound[self.start :][~self.tree.used] = -np.inf
+        """Take the candidate of highest bound; one near a known arm is played as that arm."""
+        pool, beta = self.posterior, self.beta
+        variance = pool.variance_of(mix, pool.gain)
+        for blend in open_blends:
+            variance *= self._left_by(blend, mix, variance)
+        mean, deviation = pool.mean @ mix, np.sqrt(variance)
+        bound = mean + beta * deviation
+        bound[self.nodes][~self.tree.used] = -np.inf
         best = int(bound.argmax())
-        blend, node = pool.points[best], best - self.start
-        terms = self._terms(mix, pool.mean[best : best + 1], pool.gain[best : best + 1], node=max(node, -1))
-        polished = self._polish(mix, bound)
-        if len(polished):
-            p_mean, p_gain = pool.predict(polished)
-            p_bound = p_mean @ mix + self.config.beta * np.sqrt(pool.variance_of(mix, p_gain))
-            top = int(p_bound.argmax())
-            if p_bound[top] > bound[best]:
-                blend = polished[top]
-                terms = self._terms(mix, p_mean[top : top + 1], p_gain[top : top + 1], node=-1)
+        if self.asked < self.opening:
+            best = self.sizes.experts if self.asked == 0 else self.asked - 1
+        self.asked += 1
+        blend, node = pool.points[best], best - self.nodes.start
+        inside = 0 <= node < self.config.room
         arm, distance = pool.nearest(blend)
+        terms = Terms(
+            mean=float(mean[best]),
+            uncertainty=beta * float(deviation[best]),
+            node=node if inside else -1,
+            depth=int(self.tree.depth[node]) if inside else 0,
+            candidates=len(bound) - self.tree.free,
+        )
         return (pool.arms[arm] if distance < self.config.snap else blend), terms
 
-    def _score(
-        self, mix: TaskMix, mean: FloatArray, gain: FloatArray, open_blends: list[Blend]
-    ) -> tuple[FloatArray, FloatArray]:
-        return mean @ mix, np.sqrt(self.posterior.variance_of(mix, gain))
-
-    def _terms(self, mix: TaskMix, mean: FloatArray, gain: FloatArray, *, node: int) -> Terms:
-        spread = float(np.sqrt(self.posterior.variance_of(mix, gain)[0]))
-        depth = int(self.tree.depth[node]) if node >= 0 else 0
-        count = self.start + int(self.tree.used.sum())
-        return Terms(float(mean[0] @ mix), 0.0, self.config.beta * spread, node, depth, count)
-
-    def _polish(self, mix: TaskMix, bound: FloatArray) -> FloatArray:
-        count, pool = self.config.polish_from, self.posterior
-        if not count or not self.config.polish_steps:
-            return np.zeros((0, pool.points.shape[1]))
-        x = pool.points[np.argpartition(bound, -count)[-count:]]
-        squares = mix * mix
-        used = pool.used
-        joint = (
-            np.tensordot(squares, pool.inverse[:, :used, :used], axes=1)
-            if len(pool.inverse) > 1
-            else pool.inverse[0, :used, :used] * squares.sum()
-        )
-        weight = pool.alpha[:used] @ mix
-        visited = []
-        step = 0.1
-        for _ in range(self.config.polish_steps):
-            slope = self._slope(x, weight, joint, float(squares.sum()))
-            slope -= slope.mean(axis=1, keepdims=True)
-            slope /= np.maximum(np.linalg.norm(slope, axis=1, keepdims=True), 1e-12)
-            x = keep_largest(project(x + step * slope), self.max_active)
-            visited.append(x)
-            step *= 0.5
-        return np.concatenate(visited)
-
-    def _slope(self, x: FloatArray, weight: FloatArray, joint: FloatArray, square: float) -> FloatArray:
-        """Gradient of the bound at points (n, K)."""
+    def _left_by(self, blend: Blend, mix: TaskMix, variance: FloatArray) -> FloatArray:
+        """Share of each candidate's variance that a reward still to come will leave, judged by nearness alone."""
         pool = self.posterior
-        rows = pool.kernel(x)  # (n, m)
-        spread = np.sqrt(np.maximum(pool.prior * square - np.einsum("ij,ij->i", rows @ joint, rows), 1e-12))
-        # d bound / d kernel row
-        pull = weight - self.config.beta * (rows @ joint) / spread[:, None]
-        from tanbr.router.posterior import squared_distance
+        near = matern(squared_distance(pool.points, blend[None])[:, 0] / (self.config.open_reach * pool.width) ** 2)
+        known = float(variance[int(near.argmax())])
+        return np.asarray(1.0 - near * near * known / (known + pool.noise * float(mix @ mix)))
 
-        r = np.sqrt(5.0 * squared_distance(x, pool.arms[: pool.used])) / pool.width
-        slope = -pool.variance * (5.0 / (3.0 * pool.width**2)) * (1.0 + r) * np.exp(-r)  # dk/dx = slope·(x − arm)
-        pull = pull * slope
-        return np.asarray(x * pull.sum(axis=1, keepdims=True) - pull @ pool.arms[: pool.used])
-
-    # --- tell
-
-    def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:
-        """Pool the reward, refit seldom, grow the tree for this mix."""
+    def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:  # noqa: ARG002
+        """Pool the reward, then grow the tree and climb for this mix."""
         if self.config.forgetting < 1.0:
             self.posterior.forget(self.config.forgetting)
+            self.told *= self.config.forgetting
         self.warm_start(blend, reward, counts)
         if not any(np.array_equal(mix, known) for known in self.mixes):
             self.mixes.append(mix)
         if self.config.room:
             self._grow(mix)
+        if len(self.climbers):
+            self._climb(mix)
 
     def warm_start(self, blend: Blend, reward: Reward, counts: Counts) -> None:
         """Pool a reward, refit seldom."""
         self.posterior.observe(blend, reward, counts)
+        self.told += 1.0
         self.slots += 1
         if self.slots in self.config.refits:
             self.posterior.refit()
 
     def _grow(self, mix: TaskMix) -> None:
-        """Expand the leaf of highest bound, or of highest mean, once its variance is low enough."""
-        pool, leaves = self.posterior, self.tree.leaves
-        rows = self.start + leaves
-        mean, variance = pool.mean[rows] @ mix, pool.variance_of(mix, pool.gain[rows])
-        settled = variance < self.config.expand_below * pool.prior * float(mix @ mix)
-        for place in {int((mean + self.config.beta * np.sqrt(variance)).argmax()), int(mean.argmax())}:
-            if settled[place]:
-                self._expand(int(leaves[place]), mix)
+        """Expand the leaf of highest bound, or else of highest mean, once its variance is low enough."""
+        pool, tree = self.posterior, self.tree
+        mean = np.where(tree.ripe, pool.mean[self.nodes] @ mix, -np.inf)
+        variance = pool.variance_of(mix, pool.gain[self.nodes])
+        settled = self.config.expand_below * pool.prior_of(mix)
+        for node in (int((mean + self.beta * np.sqrt(variance)).argmax()), int(mean.argmax())):
+            if tree.ripe[node] and variance[node] < settled:
+                order = np.argsort(-(pool.mean[: self.sizes.experts] @ mix), kind="stable")  # best single expert first
+                children = tree.offspring(node, order)
+                self._recycle(len(children) - tree.free, keep=node)
+                if len(children) <= tree.free:
+                    pool.replace_points(self.nodes.start + tree.add(node, children), children)
                 return
-
-    def _expand(self, node: int, mix: TaskMix) -> None:
-        vertex_values = self.posterior.mean[: self.tree.blend.shape[1]] @ mix
-        order = np.argsort(-vertex_values, kind="stable")
-        children = self.tree.offspring(node, order)
-        free = int(np.count_nonzero(~self.tree.used))
-        if len(children) > free:
-            self._recycle(len(children) - free, keep=node)
-            if len(children) > int(np.count_nonzero(~self.tree.used)):
-                return
-        if len(children):
-            rows = self.tree.add(node, children)
-            self.posterior.replace_points(self.start + rows, children)
 
     def _recycle(self, count: int, *, keep: int) -> None:
-        """Take out the leaves farthest below the best for every recent mix."""
-        leaves = self.tree.leaves
+        """Take out the leaves farthest below the best leaf for every recent mix."""
+        if count <= 0:
+            return
+        pool, leaves = self.posterior, self.tree.leaves
         leaves = leaves[(leaves != keep) & (leaves != 0)]
-        rows = self.start + leaves
-        pool = self.posterior
-        merit = np.full(len(leaves), -np.inf)
+        rows = self.nodes.start + leaves
+        mean, gain, merit = pool.mean[rows], pool.gain[rows], np.full(len(rows), -np.inf)
         for mix in self.mixes:
-            bound = pool.mean[rows] @ mix + self.config.beta * np.sqrt(pool.variance_of(mix, pool.gain[rows]))
+            bound = mean @ mix + self.beta * np.sqrt(pool.variance_of(mix, gain))
             merit = np.maximum(merit, bound - bound.max(initial=-np.inf))
-        worst = np.argsort(merit, kind="stable")[:count]
-        self.tree.remove(leaves[worst])
+        self.tree.remove(leaves[np.argsort(merit, kind="stable")[:count]])
 
-    # --- views and state
+    def _climb(self, mix: TaskMix) -> None:
+        """Move the best candidates up the bound, each step half the last, and keep every blend on the way."""
+        pool, config = self.posterior, self.config
+        bound = pool.mean @ mix + self.beta * np.sqrt(pool.variance_of(mix, pool.gain))
+        bound[self.nodes][~self.tree.used] = -np.inf
+        x = pool.points[np.argpartition(bound, -config.climbers)[-config.climbers :]]
+        met, step = [], config.climb_size
+        for _ in range(config.climbs):
+            slope = pool.slope_of_bound(x, mix, self.beta)
+            slope -= slope.mean(axis=1, keepdims=True)
+            slope *= step / np.maximum(np.sqrt((slope * slope).sum(axis=1, keepdims=True)), 1e-12)
+            x = np.maximum(x + slope, 0.0)
+            x = keep_largest(x / x.sum(axis=1, keepdims=True), self.sizes.max_active)
+            met.append(x)
+            step *= 0.5
+        pool.replace_points(self.climbers, np.concatenate(met))
 
     def view(self) -> TreeView:
-        """Show the vertex tree, renumbered so that parents come first."""
-        tree = self.tree
+        """Show the vertex tree, renumbered so that parents come first; all of it is feasible."""
+        tree, pool = self.tree, self.posterior
         order: NDArray[np.intp] = np.flatnonzero(tree.used)
         order = order[np.argsort(tree.depth[order], kind="stable")]
         place = np.full(len(tree.used) + 1, -1, dtype=np.int64)
         place[order] = np.arange(len(order))
-        blends = tree.blend[order]
         visits = np.zeros(len(order))
-        for row, blend in enumerate(blends):
-            arm, distance = self.posterior.nearest(blend)
-            if distance < self.config.snap:
-                visits[row] = self.posterior.weights[arm].max()
+        for row, node in enumerate(order):
+            arm, distance = pool.nearest(tree.blend[node])
+            visits[row] = pool.visits[arm] if distance < self.config.snap else 0.0
         return TreeView(
             parent=place[tree.parent[order]],
-            depth=tree.depth[order].copy(),
-            blend=blends,
+            depth=tree.depth[order],
+            blend=tree.blend[order],
             visits=visits,
-            value=self.posterior.mean[self.start + order],
+            value=pool.mean[self.nodes][order],
             leaf=tree.children[order] == 0,
             active=np.ones(len(order), dtype=np.bool_),
         )
@@ -207,15 +177,16 @@ class PooledTanbr:
     def snapshot(self) -> Arrays:
         """Everything that changes."""
         return {
-            "counters": np.array([self.slots, self.asked]),
-            "mixes": np.array(list(self.mixes)).reshape(len(self.mixes), -1),
+            "numbers": np.array([self.slots, self.asked, self.told]),
+            "mixes": np.array(list(self.mixes)).reshape(len(self.mixes), self.sizes.tasks),
             **{f"posterior.{name}": array for name, array in self.posterior.snapshot().items()},
             **{f"tree.{name}": array for name, array in self.tree.snapshot().items()},
         }
 
     def restore(self, arrays: Arrays) -> None:
         """Undo to what `snapshot` returned."""
-        self.slots, self.asked = (int(value) for value in arrays["counters"])
+        slots, asked, self.told = (float(value) for value in arrays["numbers"])
+        self.slots, self.asked = int(slots), int(asked)
         self.mixes.extend(arrays["mixes"])
         self.posterior.restore({k.removeprefix("posterior."): v for k, v in arrays.items()})
         self.tree.restore({k.removeprefix("tree."): v for k, v in arrays.items()})

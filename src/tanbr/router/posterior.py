@@ -43,9 +43,12 @@ class PooledPosterior:
         size, (count, experts) = config.arms, points.shape
         self.config, self.tasks = config, tasks
         self.width, self.noise = config.width, config.noise**2  # ℓ, variance of one request's reward
-        self.variance = config.prior_variance  # s²
+        self.variance = config.variance  # s²
+        self.correlation = config.correlation  # of two tasks' rewards
         self.used = 0  # arms in use
         self.arms = np.zeros((size, experts))
+        self.norms = np.zeros(size)  # ‖arm‖²
+        self.visits = np.zeros(size)  # slots told at each arm
         self.weights = np.zeros((size, tasks))  # requests behind each arm's mean reward
         self.means = np.zeros((size, tasks))
         self.scatter = np.zeros(2)  # within-arm squared error and its degrees of freedom
@@ -63,8 +66,44 @@ class PooledPosterior:
 
     def kernel(self, points: FloatArray) -> FloatArray:
         """Kernel of points (n, K) with the arms in use: (n, used)."""
-        squared = squared_distance(points, self.arms[: self.used]) / self.width**2
-        return np.asarray(self.config.mean_variance + self.variance * matern(squared))
+        return self._kernel(self._distance(points))
+
+    def _distance(self, points: FloatArray) -> FloatArray:
+        """Scaled distance √5‖x − arm‖/ℓ of points (n, K) and the arms in use: (n, used)."""
+        squared = points @ self.arms[: self.used].T
+        squared *= -2.0
+        squared += self.norms[: self.used]
+        squared += np.einsum("nk,nk->n", points, points)[:, None]
+        np.maximum(squared, 0.0, out=squared)
+        squared *= 5.0 / self.width**2
+        return np.sqrt(squared, out=squared)
+
+    def _kernel(self, r: FloatArray) -> FloatArray:
+        return np.asarray(self.config.mean_variance + self.variance * ((1.0 + r + r * r / 3.0) * np.exp(-r)))
+
+    def slope_of_bound(self, points: FloatArray, mix: FloatArray, beta: float) -> FloatArray:
+        """Gradient of the upper confidence bound ψᵀmean + β·deviation at points (n, K): (n, K)."""
+        used, width = self.used, self.width
+        r = self._distance(points)
+        fade = np.exp(-r)
+        rows = self._kernel(r)  # (n, used)
+        turned = rows @ self.inverse[:, :used, :used]  # (G, n, used)
+        gain = np.einsum("gnm,nm->ng", turned, rows)
+        variance, parts = self._mixed(mix, np.maximum(self.prior - gain, 1e-12))
+        push = np.einsum("gnm,ng->nm", turned, parts) * (beta / np.sqrt(variance))[:, None]
+        pull = (self.alpha[:used] @ mix - push) * ((1.0 + r) * fade)  # d bound / d row · its fall with distance
+        pull *= -5.0 * self.variance / (3.0 * width * width)
+        return np.asarray(points * pull.sum(axis=1)[:, None] - pull @ self.arms[:used])
+
+    def _mixed(self, mix: FloatArray, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Variance of ψᵀr from the tasks' variances (n, G), and its derivative by each of them (n, G)."""
+        own, shared = (1.0 - self.correlation) * (mix * mix), self.correlation * mix
+        if variance.shape[1] == 1:
+            parts = np.full(variance.shape, own.sum() + shared.sum())
+            return variance[:, 0] * parts[:, 0], parts
+        deviation = np.sqrt(variance)
+        parts = own + shared * (deviation @ mix)[:, None] / deviation
+        return np.asarray((parts * variance).sum(axis=1)), parts
 
     def nearest(self, blend: Blend) -> tuple[int, float]:
         """Find the arm nearest to a blend and its distance; (-1, inf) without arms."""
@@ -76,15 +115,12 @@ class PooledPosterior:
         return arm, float(np.sqrt(squared[arm]))
 
     def variance_of(self, mix: FloatArray, gain: FloatArray) -> FloatArray:
-        """Variance of ψᵀr where kᵀAk is `gain` (n, G): (n,)."""
-        squares = mix * mix
-        spread = gain @ squares if gain.shape[1] > 1 else gain[:, 0] * squares.sum()
-        return np.asarray(np.maximum(self.prior * squares.sum() - spread, 1e-12))
+        """Variance of ψᵀr where kᵀAk is `gain` (n, G): (n,). Two tasks' rewards are taken to correlate alike."""
+        return self._mixed(mix, np.maximum(self.prior - gain, 1e-12))[0]
 
-    def predict(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Mean (n, V) and gain (n, G) at any points (n, K)."""
-        rows = self.kernel(points)
-        return CENTRE + rows @ self.alpha[: self.used], self._gain(rows)
+    def prior_of(self, mix: FloatArray) -> float:
+        """Variance of ψᵀr before anything was told."""
+        return self.prior * ((1.0 - self.correlation) * float(mix @ mix) + self.correlation)
 
     def _gain(self, rows: FloatArray) -> FloatArray:
         used = self.used
@@ -122,6 +158,7 @@ class PooledPosterior:
         self.scatter += (before * counts / np.maximum(total, 1e-300) * step * step)[both].sum(), both.sum()
         self.means[arm] += step * counts / np.maximum(total, 1e-300)
         self.weights[arm] = total
+        self.visits[arm] += 1.0
 
     def _arm(self, blend: Blend) -> int:
         arm, distance = self.nearest(blend)
@@ -131,6 +168,7 @@ class PooledPosterior:
             self._make_room()
         arm, self.used = self.used, self.used + 1
         self.arms[arm] = blend
+        self.norms[arm] = blend @ blend
         fresh = squared_distance(self.points, self.arms[arm : arm + 1])[:, 0] / self.width**2
         self.cross[:, arm] = self.config.mean_variance + self.variance * matern(fresh)
         return arm
@@ -139,7 +177,7 @@ class PooledPosterior:
         """Drop the quarter of the arms with the least behind them, the oldest first among equals."""
         behind = self.weights[: self.used].sum(axis=1)
         kept = np.sort(np.argsort(behind + np.arange(self.used) * 1e-9, kind="stable")[self.used // 4 :])
-        for table in (self.arms, self.weights, self.means):
+        for table in (self.arms, self.norms, self.visits, self.weights, self.means):
             table[: len(kept)] = table[kept]
             table[len(kept) :] = 0.0
         self.used = len(kept)
@@ -182,18 +220,20 @@ class PooledPosterior:
         self.gain = self._gain(self.cross[:, :used])
 
     def refit(self) -> None:
-        """Choose kernel width and noise by marginal likelihood over a grid, then rebuild."""
+        """Choose kernel width, noise and variance by marginal likelihood over a grid, then rebuild."""
         if self.used < 3:
             return
-        self.width, self.noise, self.variance = best_fit(self)
+        self.width, self.noise, self.variance, self.correlation = best_fit(self)
         self.rebuild()
 
     def snapshot(self) -> Arrays:
         """Arrays in use, and the fitted numbers."""
         used = self.used
         return {
-            "fit": np.array([self.width, self.noise, self.variance, used]),
+            "fit": np.array([self.width, self.noise, self.variance, self.correlation, used]),
             "arms": self.arms[:used],
+            "norms": self.norms[:used],
+            "visits": self.visits[:used],
             "weights": self.weights[:used],
             "means": self.means[:used],
             "scatter": self.scatter,
@@ -207,9 +247,9 @@ class PooledPosterior:
 
     def restore(self, arrays: Arrays) -> None:
         """Undo to what `snapshot` returned."""
-        self.width, self.noise, self.variance = (float(value) for value in arrays["fit"][:3])
-        self.used = used = int(arrays["fit"][3])
-        for name in ("arms", "weights", "means", "alpha"):
+        self.width, self.noise, self.variance, self.correlation = (float(value) for value in arrays["fit"][:4])
+        self.used = used = int(arrays["fit"][4])
+        for name in ("arms", "norms", "visits", "weights", "means", "alpha"):
             getattr(self, name)[:used] = arrays[name]
         self.scatter = arrays["scatter"].copy()
         self.inverse = np.zeros((len(arrays["inverse"]), *self.inverse.shape[1:]))
@@ -219,24 +259,27 @@ class PooledPosterior:
             setattr(self, name, arrays[name].copy())
 
 
-def best_fit(pool: PooledPosterior) -> tuple[float, float, float]:
-    """Kernel width, noise variance and prior variance of highest marginal likelihood, pooled over tasks."""
+def best_fit(pool: PooledPosterior) -> tuple[float, float, float, float]:
+    """Kernel width, noise and prior variance of highest marginal likelihood over the tasks, and their correlation."""
     used, config = pool.used, pool.config
     weights = pool.weights[:used]
     weight = np.maximum(weights.mean(axis=1), 1e-9)  # one matrix for all tasks: exact when all are seen alike
     targets = np.where(weights > 0, pool.means[:used] - CENTRE, 0.0)
     squared = squared_distance(pool.arms[:used], pool.arms[:used])
-    noises = pool.noise * np.array([0.25, 0.5, 1.0, 2.0, 4.0])
     within, freedom = pool.scatter
-    best, fit = -np.inf, (pool.width, pool.noise, pool.variance)
-    for width in config.widths:
-        kernel = config.mean_variance + config.prior_variance * matern(squared / width**2)
-        for noise in noises:
-            factor = np.linalg.cholesky(kernel + np.diag(noise / weight))
-            white = np.linalg.solve(factor, targets)
-            logdet = 2.0 * np.log(np.diag(factor)).sum()
-            score = -0.5 * ((white * white).sum() + pool.tasks * logdet)
-            score -= 0.5 * (within / noise + freedom * np.log(noise))
-            if score > best:
-                best, fit = score, (float(width), float(np.clip(noise, 1e-6, 1.0)), config.prior_variance)
-    return fit
+
+    def likelihood(width: float, noise: float, variance: float) -> float:
+        kernel = config.mean_variance + variance * matern(squared / width**2)
+        factor = np.linalg.cholesky(kernel + np.diag(noise / weight))
+        white = np.linalg.solve(factor, targets)
+        fit = float((white * white).sum()) + pool.tasks * 2.0 * float(np.log(np.diag(factor)).sum())
+        return -0.5 * (fit + within / noise + freedom * np.log(noise))
+
+    noises = np.clip(pool.noise * np.array([0.25, 0.5, 1.0, 2.0, 4.0]), 1e-6, 1.0)
+    _, width, noise = max((likelihood(w, s, pool.variance), w, s) for w in config.widths for s in noises)
+    variance = max(config.variances, key=lambda v: likelihood(width, noise, v))
+    spread = targets - targets.mean(axis=0)
+    own = float((spread**2).mean() - (noise / weight).mean())
+    shared = float((spread.mean(axis=1) ** 2).mean() * pool.tasks - (spread**2).mean()) / max(pool.tasks - 1, 1)
+    correlation = float(np.clip(shared / max(own, 1e-6), 0.0, 1.0))
+    return float(width), float(noise), float(variance), correlation

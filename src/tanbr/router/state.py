@@ -30,7 +30,7 @@ def write_state(path: str | Path, header: Mapping[str, Any], arrays: Mapping[str
 def read_state(path: str | Path) -> tuple[dict[str, Any], Arrays]:
     """Read what `write_state` wrote; anything else is one `StateError`."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         label = json.loads(arrays.pop(HEADER).tobytes())
         version, checksum, header = label["version"], label["checksum"], dict(label["header"])

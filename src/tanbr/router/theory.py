@@ -56,7 +56,13 @@ def regret_bound(
 
 
 def neural_tangent_kernel(inputs: FloatArray, *, layers: int = 2) -> FloatArray:
-    """M over unit inputs (n, K), for the infinitely wide network with L matrices: (n, n)."""
+    """M = (H + Σ)/2 over unit inputs (n, K), as the work the paper refers to defines it: (n, n)."""
+    tangent, covariance = kernel_limits(inputs, layers=layers)
+    return 0.5 * (tangent + covariance)
+
+
+def kernel_limits(inputs: FloatArray, *, layers: int = 2) -> tuple[FloatArray, FloatArray]:
+    """H⁽ᴸ⁾ and Σ⁽ᴸ⁾ of the infinitely wide ReLU network: the limits of gᵀg/w and of its last layer's share in it."""
     covariance = inputs @ inputs.T  # Σ⁽¹⁾
     tangent = covariance.copy()  # H⁽¹⁾
     for _ in range(layers - 1):
@@ -66,7 +72,7 @@ def neural_tangent_kernel(inputs: FloatArray, *, layers: int = 2) -> FloatArray:
         slope = (np.pi - angle) / np.pi  # 2 E[σ′(u)σ′(v)]
         covariance = scale * (np.sqrt(1.0 - cosine**2) + (np.pi - angle) * cosine) / np.pi  # 2 E[σ(u)σ(v)]
         tangent = tangent * slope + covariance
-    return np.asarray(0.5 * (tangent + covariance))
+    return tangent, covariance
 
 
 def effective_dimension(kernel: FloatArray, *, ridge: float = 1.0) -> float:

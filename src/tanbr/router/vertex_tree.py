@@ -7,6 +7,7 @@ no split is wasted. Row 0 is the root, the even blend. Rows of recycled leaves a
 import numpy as np
 from numpy.typing import NDArray
 
+from tanbr.router.ask_tell import Sizes
 from tanbr.router.simplex import keep_largest
 from tanbr.router.state import Arrays
 from tanbr.types import FloatArray
@@ -17,8 +18,10 @@ ROOT_SIZE = 0.5
 class VertexTree:
     """Nodes of the tree as columns; which blends they stand for, not what they are worth."""
 
-    def __init__(self, *, experts: int, max_active: int, room: int, children: int) -> None:
-        self.max_active, self.most_children = max_active, min(children, experts)
+    def __init__(self, sizes: Sizes, *, room: int, most_children: int, least: float) -> None:
+        experts, self._max_active = sizes.experts, sizes.max_active
+        self._most_children = min(most_children, experts)
+        self._deepest = int(np.log2(ROOT_SIZE / least))  # below, children would be played as their parent
         self.blend = np.zeros((room, experts))
         self.parent = np.full(room, -1, dtype=np.int64)
         self.depth = np.zeros(room, dtype=np.int64)
@@ -26,21 +29,29 @@ class VertexTree:
         self.used = np.zeros(room, dtype=np.bool_)
         if room:
             self.used[0] = True
-            self.blend[0] = keep_largest(np.full(experts, 1.0 / experts), max_active)
+            self.blend[0] = keep_largest(np.full(experts, 1.0 / experts), sizes.max_active)
+
+    @property
+    def free(self) -> int:
+        """How many rows are not in use."""
+        return len(self.used) - int(np.count_nonzero(self.used))
+
+    @property
+    def ripe(self) -> NDArray[np.bool_]:
+        """Which rows are leaves that may be expanded."""
+        return np.asarray(self.used & (self.children == 0) & (self.depth <= self._deepest))
 
     @property
     def leaves(self) -> NDArray[np.intp]:
-        """Rows that may be expanded or recycled."""
+        """Rows of nodes without children."""
         return np.flatnonzero(self.used & (self.children == 0))
 
     def offspring(self, node: int, order: NDArray[np.intp]) -> FloatArray:
         """Make the blends of a node's children, towards the experts that come first in `order`: (n, K)."""
         size = ROOT_SIZE * 0.5 ** float(self.depth[node])
-        children = np.repeat((1.0 - size) * self.blend[node : node + 1], self.most_children, axis=0)
+        children = np.repeat((1.0 - size) * self.blend[node : node + 1], self._most_children, axis=0)
         children[np.arange(len(children)), order[: len(children)]] += size
-        children = keep_largest(children, self.max_active)
-        distinct = np.abs(children - self.blend[node]).max(axis=1) > 1e-9
-        return np.asarray(children[distinct])
+        return keep_largest(children, self._max_active)
 
     def add(self, node: int, blends: FloatArray) -> NDArray[np.intp]:
         """Hang children (n, K) under a node; the rows they got. There must be room."""

@@ -1,0 +1,184 @@
+"""How long the router takes: one decision next to plain PyTorch, `ask` and `tell` as slots pass, and the paper's Fig. 6.
+
+Every comparison is a ratio inside one run. `--quick` is for a first look; `--out` keeps the figures as JSON.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # both sides of a comparison on one core
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from tanbr.config import RouterConfig
+from tanbr.router import Tanbr
+from tanbr.router.tanbr import Algorithm1
+
+TASKS, WIDTH, LEAVES = 8, 64, 20
+EVEN = np.full(TASKS, 1 / TASKS)
+
+
+def timed(call: Callable[[], object], *, repeats: int, loops: int) -> dict[str, float]:
+    """Median seconds of a call over repeats, with quartiles."""
+    call()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for _ in range(loops):
+            call()
+        times.append((time.perf_counter() - start) / loops)
+    low, middle, high = statistics.quantiles(times, n=4)
+    return {"median_ms": 1e3 * middle, "low_ms": 1e3 * low, "high_ms": 1e3 * high, "fastest_ms": 1e3 * min(times)}
+
+
+def random_reward(rng: np.random.Generator, blend: np.ndarray) -> np.ndarray:
+    """A smooth reward with noise; what it is does not matter here."""
+    return np.clip(0.5 + 0.4 * np.cos(3 * blend[:TASKS].sum()) + 0.05 * rng.normal(size=TASKS), 0, 1)
+
+
+def paper_router(experts: int, *, rho: float = 0.9) -> Tanbr:
+    """Algorithm 1 with the paper's width, λ, υ, δ and diagonal Z."""
+    config = RouterConfig.model_validate({"paper": {"rho": rho, "width": WIDTH, "steps": 1}})
+    return Tanbr(experts, TASKS, mode="paper", config=config)
+
+
+def steps_to_leaves(router: Tanbr, *, most: int = 20_000) -> int:
+    """Slots until the tree has 20 feasible leaves."""
+    rng = np.random.default_rng(0)
+    for slot in range(most):
+        if int(router.tree.leaf.sum()) >= LEAVES:
+            return slot
+        decision = router.ask(EVEN)
+        router.tell(decision, random_reward(rng, decision.blend))
+    return most
+
+
+class PlainTorch:
+    """The decision as one would first write it: autograd for each candidate, a diagonal Z as one long vector."""
+
+    def __init__(self, policy: Algorithm1) -> None:
+        self.weights = [torch.tensor(theta, requires_grad=True) for theta in policy.theta]
+        diagonal = policy.Z.snapshot()
+        self.z = torch.cat([torch.tensor(diagonal[f"diagonal.{i}"]).flatten() for i in range(len(self.weights))])
+        self.inputs = torch.tensor(policy.inputs)
+        self.granularity = torch.tensor(policy.granularity)
+        self.gamma, self.mix = policy.gamma, torch.tensor(EVEN)
+
+    def bounds(self) -> torch.Tensor:
+        """U of every candidate."""
+        bounds = []
+        for x, granularity in zip(self.inputs, self.granularity, strict=True):
+            hidden = x
+            for theta in self.weights[:-1]:
+                hidden = torch.relu(theta @ hidden)
+            value = self.mix @ (WIDTH**0.5 * (self.weights[-1] @ hidden))
+            gradient = torch.cat([g.flatten() for g in torch.autograd.grad(value, self.weights)])
+            width = self.gamma * torch.sqrt((gradient * gradient / self.z).sum() / WIDTH)
+            bounds.append(value.detach() + granularity + width)
+        return torch.stack(bounds)
+
+
+def decision_speed(*, repeats: int) -> dict[str, Any]:
+    """Algorithm 1's lines 3 to 7 over 20 leaves at K = 192, next to PyTorch."""
+    router = paper_router(192)
+    steps_to_leaves(router)
+    policy = router._policy
+    assert isinstance(policy, Algorithm1)
+    plain = PlainTorch(policy)
+    chosen = router.explain(router.ask(EVEN))
+    assert abs(float(plain.bounds().max()) - chosen.bound) < 1e-9, "the two must agree before they race"
+    ours = timed(lambda: policy.choose(EVEN, []), repeats=repeats, loops=50)
+    theirs = timed(plain.bounds, repeats=repeats, loops=3)
+    return {"leaves": chosen.candidates, "ours": ours, "torch": theirs, "ratio": theirs["median_ms"] / ours["median_ms"]}
+
+
+def slot_speed(experts: int, *, marks: tuple[int, ...], repeats: int, unseen: float = 0.0) -> dict[str, Any]:
+    """`ask` and `tell` of the default mode around certain slots, and the size of the state at the last."""
+    router, rng = Tanbr(experts, TASKS), np.random.default_rng(0)
+    mixes = rng.dirichlet(np.ones(TASKS), size=16)
+    asks, tells = [], []
+    result: dict[str, Any] = {"experts": experts, "unseen": unseen}
+    half = 50 * repeats // 2
+    for slot in range(marks[-1] + half):
+        start = time.perf_counter()
+        decision = router.ask(mixes[slot % 16])
+        middle = time.perf_counter()
+        reward = random_reward(rng, decision.blend)
+        reward[rng.random(TASKS) < unseen] = np.nan
+        begin = time.perf_counter()
+        router.tell(decision, reward)
+        asks.append(middle - start)
+        tells.append(time.perf_counter() - begin)
+    for mark in marks:
+        for name, times in (("ask", asks), ("tell", tells)):
+            low, mid, high = statistics.quantiles(times[max(mark - half, 0) : mark + half], n=4)
+            result[f"{name} at {mark}"] = {"median_ms": 1e3 * mid, "low_ms": 1e3 * low, "high_ms": 1e3 * high}
+    result["tell ratio"] = result[f"tell at {marks[-1]}"]["median_ms"] / result[f"tell at {marks[0]}"]["median_ms"]
+    with tempfile.TemporaryDirectory() as folder:
+        router.save(Path(folder) / "state.npz")
+        result["state_megabytes"] = (Path(folder) / "state.npz").stat().st_size / 1e6
+    return result
+
+
+def figure6(experts: tuple[int, ...], *, repeats: int, rho: float) -> list[dict[str, Any]]:
+    """Update steps until 20 feasible leaves, and the time of a decision among them, as K grows."""
+    rows = []
+    for count in experts:
+        router = paper_router(count, rho=rho)
+        steps = steps_to_leaves(router)
+        policy = router._policy
+        rows.append({
+            "experts": count, "rho": rho, "steps": steps, "leaves": int(router.tree.leaf.sum()),
+            "decision": timed(lambda policy=policy: policy.choose(EVEN, []), repeats=repeats, loops=50),  # type: ignore[misc]
+        })  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    """Measure, print, and keep what `--out` names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer repeats and slots, under a minute")
+    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    repeats = 5 if options.quick else 15
+    marks = (500, 1500) if options.quick else (500, 5000)
+
+    decision = decision_speed(repeats=repeats)
+    print(f"one decision, K = 192, w = {WIDTH}, V = {TASKS}, {decision['leaves']} leaves:")
+    print(f"  PyTorch {decision['torch']['median_ms']:.2f} ms, here {decision['ours']['median_ms']:.4f} ms,", end=" ")
+    print(f"ratio {decision['ratio']:.0f}")
+    slots = [slot_speed(experts, marks=marks, repeats=repeats) for experts in (8, 192)]
+    slots.append(slot_speed(8, marks=marks, repeats=repeats, unseen=0.5))
+    for row in slots:
+        unseen = f", {row['unseen']:.0%} unseen" if row["unseen"] else ""
+        print(f"default mode, K = {row['experts']}{unseen}: state {row['state_megabytes']:.1f} MB,", end=" ")
+        print(f"tell at {marks[1]} / {marks[0]} = {row['tell ratio']:.2f}")
+        for mark in marks:
+            ask, tell = row[f"ask at {mark}"], row[f"tell at {mark}"]
+            print(f"  slot {mark:5}: ask {ask['median_ms']:.3f} ms, tell {tell['median_ms']:.3f} ms")
+    scale = figure6((4, 8, 16, 32, 64, 128, 192), repeats=repeats, rho=0.9)
+    print("Fig. 6: experts, update steps to 20 feasible leaves, decision in ms")
+    for row in scale:
+        print(f"  {row['experts']:4} {row['steps']:6} {row['decision']['median_ms']:.4f}")
+    if options.out:
+        report = {
+            "command": "python " + " ".join(sys.argv), "python": platform.python_version(), "numpy": np.__version__,
+            "torch": torch.__version__, "threads": 1, "repeats": repeats, "decision": decision, "slots": slots, "figure6": scale,
+        }  # fmt: skip
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tanbr.config import RouterConfig
+from tanbr.errors import InputError
+from tanbr.router import Tanbr, theory
+from tanbr.router.network import initial_weights, unit, value_and_gradient
+
+
+def test_threshold_as_printed():
+    assert theory.expansion_threshold(0, 1) == 0.0  # δ = 1: the root splits at once
+    value = theory.expansion_threshold(3, 50, constant=2.0, nu=0.5, rho=0.7, delta=0.1)
+    assert value == pytest.approx(4 * np.log(500) / 0.25 * 0.7**-6)
+
+
+@given(
+    st.sampled_from([0.3, 0.5, 0.7, 0.9]),
+    st.sampled_from([0.3, 1.0, 2.0]),
+    st.sampled_from([0.1, 0.5, 1.0]),
+    st.integers(0, 100),
+)
+@settings(max_examples=12, deadline=None)
+def test_runs_respect_the_bounds_on_depth_and_leaves(rho, constant, delta, seed):
+    config = RouterConfig.model_validate(
+        {"paper": {"rho": rho, "threshold_constant": constant, "delta": delta, "width": 8, "steps": 1}}
+    )
+    router = Tanbr(4, 2, mode="paper", seed=seed, config=config)
+    rng = np.random.default_rng(seed)
+    constants = {"rho": rho, "constant": constant, "delta": delta}
+    for slot in range(1, 201):
+        router.tell(router.ask([0.5, 0.5]), rng.random(2))
+        if slot in (30, 100, 200):
+            tree = router.tree
+            # H counts nodes that may be expanded; their children lie one deeper
+            assert tree.depth.max() <= theory.depth_bound(slot, **constants) + 1
+            assert tree.leaf.sum() <= theory.leaves_bound(slot, **constants) + 1
+
+
+def test_bounds_by_hand():
+    ratio = 1000 * 0.25 / (4 * np.log(10_000))
+    options = {"constant": 2.0, "nu": 0.5, "rho": 0.5, "delta": 0.1}
+    assert theory.depth_bound(1000, **options) == pytest.approx(2 * np.log(ratio))
+    assert theory.leaves_bound(1000, **options) == pytest.approx(4 * ratio)
+    with pytest.raises(InputError, match="more slots"):
+        theory.depth_bound(1)
+
+
+def test_regret_bound_by_hand_and_not_sublinear():
+    information = 5 * np.log(1 + 100 * 20) + 2
+    bias = (1 + 100 * 2) * 0.9 ** (10 / 2) * 10
+    expected = 3 * 10 * np.sqrt(information) * (np.sqrt(information - 2 * np.log(0.1)) + bias + 2) + 101
+    options = {"effective_dimension": 5, "leaves": 20, "width": 100, "learning_rate": 1e-3, "steps": 10}
+    assert theory.regret_bound(100, **options) == pytest.approx(expected)
+    assert theory.regret_bound(10**6, **{**options, "steps": 10**6}) / 10**6 > 1  # the bare "+ T + 1"
+    with pytest.raises(InputError, match="Theorem 1 needs"):
+        theory.regret_bound(100, **{**options, "learning_rate": 0.1})
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_wide_networks_have_the_tangent_kernel(layers):
+    rng = np.random.default_rng(0)
+    x = unit(rng.dirichlet(np.ones(4), size=5))
+    total, last = np.zeros((5, 5)), np.zeros((5, 5))
+    for _ in range(40):
+        weights = initial_weights(inputs=4, width=256, outputs=1, layers=layers, rng=rng)
+        gradient = value_and_gradient(weights, x, np.ones(1))[1]
+        total += gradient.inner(gradient) / 256 / 40
+        last += gradient.front[-1] @ gradient.front[-1].T / 40
+    tangent, covariance = theory.kernel_limits(x, layers=layers)
+    assert np.allclose(total, tangent, rtol=0.1)
+    assert np.allclose(last, covariance, rtol=0.1)
+    assert np.allclose(theory.neural_tangent_kernel(x, layers=layers), (tangent + covariance) / 2)
+
+
+def test_effective_dimension_of_extremes():
+    assert theory.effective_dimension(np.zeros((5, 5))) == 0.0
+    assert theory.effective_dimension(np.ones((50, 50))) == pytest.approx(1.0)  # one direction
+    assert theory.effective_dimension(np.eye(50)) == pytest.approx(50 * np.log(2) / np.log(51))
+
+
+def test_growth_exponent_of_known_curves():
+    slots = np.arange(1, 2001)
+    assert theory.growth_exponent(np.ones(2000)) == pytest.approx(1.0)
+    assert theory.growth_exponent(np.diff(np.sqrt(slots), prepend=0)) == pytest.approx(0.5, abs=0.01)

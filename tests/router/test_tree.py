@@ -1,0 +1,49 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tanbr.router.simplex import is_feasible
+from tanbr.router.tree import PartitionTree
+
+
+def grown(experts, seed, expansions, **options):
+    rng = np.random.default_rng(seed)
+    tree = PartitionTree(experts=experts, max_active=experts, **options)
+    for _ in range(expansions):
+        tree.expand(int(rng.choice(tree.active_leaves)), rng)
+    return tree
+
+
+@given(st.integers(2, 6), st.integers(0, 1000), st.integers(0, 25), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_leaves_cover_the_simplex_without_overlap(experts, seed, expansions, interior):
+    tree = grown(experts, seed, expansions, interior=interior)
+    points = np.random.default_rng(seed).dirichlet(np.ones(experts), size=50)
+    inside = ((points[:, None] >= tree.low[tree.leaf]) & (points[:, None] < tree.high[tree.leaf])).all(axis=2)
+    assert (inside.sum(axis=1) == 1).all()  # almost surely no point lies on a boundary
+    assert not inside[:, ~tree.active[tree.leaf]].any()
+
+
+def test_children_halve_one_side_of_their_parent():
+    tree = grown(4, 1, 12)
+    volume = np.prod(tree.high - tree.low, axis=1)
+    assert np.allclose(volume[1:], volume[tree.parent[1:]] / 2)
+    changed = (tree.low[1:] != tree.low[tree.parent[1:]]) | (tree.high[1:] != tree.high[tree.parent[1:]])
+    assert (changed.sum(axis=1) == 1).all()
+
+
+def test_inactive_exactly_when_infeasible():
+    tree = grown(3, 2, 30)
+    assert not tree.active.all()
+    assert tree.active.tolist() == [is_feasible(*box) for box in zip(tree.low, tree.high, strict=True)]
+
+
+def test_every_dimension_is_split_sooner_or_later():
+    tree = grown(3, 0, 40)
+    assert ((tree.high - tree.low).min(axis=0) < 1).all()
+
+
+def test_blends_respect_the_most_active_experts():
+    tree = PartitionTree(experts=6, max_active=2, interior=True)
+    tree.expand(0, np.random.default_rng(0))
+    assert (np.count_nonzero(tree.blend[tree.active], axis=1) <= 2).all()
