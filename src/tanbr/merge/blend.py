@@ -15,7 +15,8 @@ from tanbr.errors import CheckpointError
 from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.family import Block, Piece
 
-CHUNK = 1 << 16  # elements of a half-type sum that are widened at a time: K rows of it stay in the cache
+CHUNK = 1 << 19  # elements summed at a time: few enough for threads to read side by side, enough to keep them busy
+WIDENED = 1 << 16  # the same for half types, of which K rows are widened first and should stay in the cache
 
 
 def fill(out: Tensor, checkpoint: Checkpoint, piece: Piece, blend: Sequence[float], *, add: bool = False) -> None:
@@ -44,10 +45,20 @@ def weighted_sum(
         for run in progressions(checkpoint, active)
     ]
     direct = out.dtype == dtype == wide and out.is_contiguous() and out.device.type == "cpu"
-    if direct and len(runs) == 1:
-        _accumulate(out.view(-1), runs, add=add)
-    else:
-        _chunked(out, runs, dtype=wide, direct=direct, add=add)
+    # Chunks are of the flat tensor, or of whole rows where `out` is a region of a wider one.
+    target = out.view(-1, 1) if out.is_contiguous() else out.view(-1, out.shape[-1])  # (rows, width)
+    width = target.shape[1]
+    step = max(1, (CHUNK if direct else WIDENED) // width)
+    for start in range(0, target.shape[0], step):
+        region = target[start : start + step]
+        flat = slice(start * width, start * width + region.numel())
+        chunks = [(rows[:, flat].to(wide), column) for rows, column in runs]
+        if direct:
+            _accumulate(region.view(-1), chunks, add=add)
+            continue
+        total = region.to("cpu", wide, copy=True).view(-1) if add else torch.empty(region.numel(), dtype=wide)
+        _accumulate(total, chunks, add=add)
+        region.copy_(total.view(region.shape))
 
 
 def _accumulate(out: Tensor, runs: Sequence[tuple[Tensor, Tensor]], *, add: bool) -> None:
@@ -56,25 +67,6 @@ def _accumulate(out: Tensor, runs: Sequence[tuple[Tensor, Tensor]], *, add: bool
             out.addmv_(rows.T, weights)
         else:
             torch.mv(rows.T, weights, out=out)
-
-
-def _chunked(
-    out: Tensor, runs: Sequence[tuple[Tensor, Tensor]], *, dtype: torch.dtype, direct: bool, add: bool
-) -> None:
-    """Sum in chunks: of the flat tensor where it is contiguous, of whole rows where it is a region of a wider one."""
-    target = out.view(-1, 1) if out.is_contiguous() else out  # (rows, width)
-    width = target.shape[1]
-    step = max(1, CHUNK // width)
-    for start in range(0, target.shape[0], step):
-        region = target[start : start + step]
-        flat = slice(start * width, start * width + region.numel())
-        chunks = [(rows[:, flat].to(dtype), weights) for rows, weights in runs]
-        if direct:
-            _accumulate(region.view(-1), chunks, add=add)
-            continue
-        total = region.to(dtype, copy=True).view(-1) if add else torch.empty(region.numel(), dtype=dtype)
-        _accumulate(total, chunks, add=add)
-        region.copy_(total.view(region.shape))
 
 
 def progressions(checkpoint: Checkpoint, active: Sequence[tuple[Block, float]]) -> list[list[tuple[Block, float]]]:

@@ -127,7 +127,7 @@ def _logits(model: Any) -> Tensor:
         {"decoder_input_ids": ids[:, :5]} if hasattr(model, "get_decoder") and model.config.is_encoder_decoder else {}
     )
     output = model.eval()(input_ids=ids, **more)
-    return output.logits if hasattr(output, "logits") else output.last_hidden_state  # type: ignore[no-any-return]
+    return output.logits if hasattr(output, "logits") else output.last_hidden_state
 
 
 @contextmanager

@@ -1,0 +1,309 @@
+"""How fast experts merge into a live dense model, next to merely reading the same bytes; memory; cost against K.
+
+All figures are ratios inside one run: a round measures every contender once, in turn. `--quick` uses a small model.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+
+import tanbr.merge
+from tanbr.moe.families.t5 import T5MoeConfig, T5MoeForConditionalGeneration
+from tanbr.moe.writing import NewTensor, write_tensors
+
+THREADS = 2
+FULL = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "num_experts": 8}
+QUICK = {
+    "vocab_size": 1000,
+    "d_model": 256,
+    "d_kv": 64,
+    "d_ff": 1024,
+    "num_layers": 4,
+    "num_heads": 4,
+    "num_experts": 8,
+}
+LINE = {"vocab_size": 256, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 1, "num_heads": 8, "num_experts": 8}
+
+
+def random_checkpoint(folder: Path, size: dict[str, int], *, seed: int = 0) -> Path:
+    """Write a T5-MoE with random weights, one tensor at a time."""
+    config = T5MoeConfig(**size, decoder_start_token_id=0)
+    config.architectures = ["T5MoeForConditionalGeneration"]
+    config.save_pretrained(folder)
+    with torch.device("meta"):
+        named = T5MoeForConditionalGeneration(config).state_dict()
+    tied = {"lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
+    tensors = [NewTensor(name, torch.float32, tuple(value.shape)) for name, value in named.items() if name not in tied]
+    generator = torch.Generator().manual_seed(seed)
+
+    def chunks() -> Iterator[Tensor]:
+        for tensor in tensors:
+            yield torch.randn(tensor.shape, generator=generator) * tensor.shape[-1] ** -0.5
+
+    write_tensors(folder, tensors, chunks(), shard_bytes=sys.maxsize)
+    return folder
+
+
+class Contenders:
+    """Ways to read, and ways to merge, the experts of one checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self.moe = tanbr.merge.open(folder)
+        self.dense = self.moe.dense()
+        K = self.moe.num_experts
+        self.blend = np.random.default_rng(0).dirichlet(np.full(K, 5.0))
+        self.weights = torch.tensor(self.blend, dtype=torch.float32)
+        pieces = self.moe.plan.blended
+        self.rows = [self.moe.checkpoint.blocks(piece.blocks, int(np.prod(piece.shape))) for piece in pieces]  # (K, n)
+        self.outs = [torch.empty(rows.shape[1]) for rows in self.rows]
+        self.gigabytes = sum(rows.numel() * rows.element_size() for rows in self.rows) / 1e9
+        self.ones = torch.ones(max(rows.shape[1] for rows in self.rows))
+        self.pool = ThreadPoolExecutor(THREADS)
+
+    def read_torch(self) -> None:
+        """Sum with torch, two threads inside each sum."""
+        for rows in self.rows:
+            rows.sum()
+
+    def read_numpy(self) -> None:
+        """Sum with NumPy, one tensor per thread."""
+        list(self.pool.map(lambda rows: rows.numpy().sum(), self.rows))
+
+    def read_product(self) -> None:
+        """Sum with a matrix-vector product: every expert's total, K streams at a time."""
+        for rows in self.rows:
+            torch.mv(rows, self.ones[: rows.shape[1]])
+
+    def read_columns(self) -> None:
+        """Sum over experts as a merge does, into a scratch that stays in the cache: all of the reading, no writing."""
+        scratch, step = self.outs[0], 1 << 16
+        for rows in self.rows:
+            for start in range(0, rows.shape[1], step):
+                part = rows[:, start : start + step]
+                torch.mv(part.T, self.weights, out=scratch[: part.shape[1]])
+
+    def merge(self) -> None:
+        """Merge into the live model."""
+        self.moe.merge_into(self.dense, self.blend)
+
+    def axpy(self) -> None:
+        """Merge with the plain loop: out += x_k · expert k."""
+        for rows, out in zip(self.rows, self.outs, strict=True):
+            torch.mul(rows[0], float(self.weights[0]), out=out)
+            for row, weight in zip(rows[1:], self.weights[1:].tolist(), strict=True):
+                out.add_(row, alpha=weight)
+
+    def mergekit(self) -> None:
+        """Merge with the kernel of mergekit's linear method, given the same mapped tensors."""
+        from mergekit.merge_methods.base import TensorBatch
+        from mergekit.merge_methods.linear import linear_merge
+
+        weight = self.weights[None]
+        for rows in self.rows:
+            linear_merge.implementation(TensorBatch(tuple(row[None] for row in rows)), weight=weight)
+
+
+READERS = ("read_torch", "read_numpy", "read_product", "read_columns")
+
+
+def rates(folder: Path, *, repeats: int) -> dict[str, Any]:
+    """GB/s of every contender over interleaved rounds, and each as a share of the fastest reader."""
+    contenders = Contenders(folder)
+    names = [*READERS, "merge", "axpy"] + (["mergekit"] if importlib.util.find_spec("mergekit") else [])
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for round_ in range(repeats + 1):
+        for name in names:
+            start = time.perf_counter()
+            getattr(contenders, name)()
+            if round_:
+                seconds[name].append(time.perf_counter() - start)
+    fastest = min(READERS, key=lambda name: statistics.median(seconds[name]))
+    return {
+        "gigabytes_read": contenders.gigabytes,
+        "parameters": sum(spec.numel for spec in contenders.moe.checkpoint.specs.values()),
+        "fastest_reader": fastest,
+        "contenders": {
+            name: {
+                **_spread([contenders.gigabytes / value for value in times], "gb_per_s"),
+                **_spread([a / b for a, b in zip(seconds[fastest], times, strict=True)], "of_fastest_reader"),
+                "median_s": statistics.median(times),
+            }
+            for name, times in seconds.items()
+        },
+    }
+
+
+def _spread(values: list[float], name: str) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return {name: middle, f"{name}_low": low, f"{name}_high": high}
+
+
+def memory(folder: Path) -> dict[str, Any]:
+    """Measure a process of its own: anonymous memory before, with the dense model, and at the peak of ten merges."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--memory-of", str(folder)], check=True, capture_output=True, text=True
+    )
+    return dict(json.loads(done.stdout))
+
+
+def _memory_of(folder: Path) -> dict[str, float]:
+    moe = tanbr.merge.open(folder)
+    K = moe.num_experts
+    start = _anonymous()
+    peak, stop = [start], threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(0.001):
+            peak.append(_anonymous())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    dense = moe.dense()
+    size = sum(p.numel() * p.element_size() for p in dense.parameters())
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        moe.merge_into(dense, rng.dirichlet(np.ones(K)))
+    stop.set()
+    watcher.join()
+    return {"dense_bytes": size, "peak_bytes": max(peak) - start, "above_dense": (max(peak) - start) / size - 1}
+
+
+def _anonymous() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("this measurement needs Linux")
+
+
+def lines(work: Path, *, quick: bool, repeats: int) -> dict[str, Any]:
+    """Seconds of a merge against K at one size, and against the number of layers at K = 8, with straight lines."""
+    experts = [2, 4, 8] if quick else [2, 4, 8, 16, 32, 64]
+    layers = [1, 2, 4] if quick else [1, 2, 4, 8, 16]
+    cases = [("experts", {"num_experts": K}) for K in experts] + [("layers", {"num_layers": n}) for n in layers]
+    result: dict[str, Any] = {"experts": [], "layers": []}
+    for number, (axis, change) in enumerate(cases):
+        folder = random_checkpoint(work / f"line{number}", LINE | change)
+        contenders = Contenders(folder)
+        contenders.merge()
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            contenders.merge()
+            times.append(time.perf_counter() - start)
+        x = next(iter(change.values()))
+        result[axis].append({"at": x, "gigabytes": contenders.gigabytes, **_spread(times, "seconds")})
+        del contenders
+        for file in folder.iterdir():
+            file.unlink()
+    for axis in ("experts", "layers"):
+        points = result[axis]
+        slope, offset, fit = _line([p["at"] for p in points], [p["seconds"] for p in points])
+        result[f"{axis}_line"] = {"slope_s": slope, "offset_s": offset, "r_squared": fit}
+    return result
+
+
+def _line(x: list[float], y: list[float]) -> tuple[float, float, float]:
+    slope, offset = np.polyfit(x, y, 1)
+    residual = np.asarray(y) - (slope * np.asarray(x) + offset)
+    return float(slope), float(offset), float(1 - residual.var() / np.var(y))
+
+
+def _draw(figures: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plot, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    named = figures["rates"]["contenders"]
+    shares = [100 * value["of_fastest_reader"] for value in named.values()]
+    colours = ["0.7" if name in READERS else "tab:blue" if name == "merge" else "tab:orange" for name in named]
+    axes[0].barh([name.replace("_", " ") for name in named], shares, color=colours)
+    axes[0].invert_yaxis()
+    axes[0].axvline(80, color="0.3", linestyle=":")
+    axes[0].set_xlabel("rate, % of the fastest reader")
+    for ax, axis, label in ((axes[1], "experts", "experts K"), (axes[2], "layers", "layers per stack (K = 8)")):
+        points, line = figures["lines"][axis], figures["lines"][f"{axis}_line"]
+        x = [p["at"] for p in points]
+        spread = [[p["seconds"] - p["seconds_low"] for p in points], [p["seconds_high"] - p["seconds"] for p in points]]
+        ax.errorbar(x, [p["seconds"] for p in points], yerr=spread, fmt="o", color="tab:blue")
+        ax.plot(x, [line["slope_s"] * value + line["offset_s"] for value in x], color="0.5")
+        ax.set_xlabel(label)
+        ax.set_ylabel("seconds per merge")
+        ax.set_title(f"straight line, R² = {line['r_squared']:.3f}", fontsize=10)
+    plot.savefig(path, dpi=130)
+
+
+def main() -> None:
+    """Measure, print a table, write JSON and a picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a small model, under a minute")
+    parser.add_argument("--repeats", type=int, default=None)
+    parser.add_argument("--out", type=Path, default=None, help="JSON file; a picture is put beside it")
+    parser.add_argument("--memory-of", type=Path, default=None, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    transformers.utils.logging.set_verbosity_error()
+    if arguments.memory_of:
+        print(json.dumps(_memory_of(arguments.memory_of)))
+        return
+    repeats = arguments.repeats or (5 if arguments.quick else 15)
+    with tempfile.TemporaryDirectory() as scratch:
+        work = Path(scratch)
+        folder = random_checkpoint(work / "moe", QUICK if arguments.quick else FULL)
+        figures: dict[str, Any] = {
+            "command": " ".join(["python", "benchmarks/merge.py", *sys.argv[1:]]),
+            "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "threads": THREADS},
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "seed": 0,
+            "repeats": repeats,
+            "size": QUICK if arguments.quick else FULL,
+            "rates": rates(folder, repeats=repeats),
+            "memory": memory(folder),
+        }
+        for file in folder.iterdir():
+            file.unlink()
+        figures["lines"] = lines(work, quick=arguments.quick, repeats=repeats)
+    _show(figures)
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(figures, indent=2) + "\n")
+        _draw(figures, arguments.out.with_suffix(".png"))
+
+
+def _show(figures: dict[str, Any]) -> None:
+    found = figures["rates"]
+    print(
+        f"{found['parameters'] / 1e9:.2f}B parameters, {found['gigabytes_read']:.2f} GB of experts, medians (quartiles)"
+    )
+    for name, value in found["contenders"].items():
+        share = "of_fastest_reader"
+        print(
+            f"  {name:14s} {value['gb_per_s']:6.2f} GB/s   {100 * value[share]:5.1f}% of the fastest reader "
+            f"({100 * value[share + '_low']:.0f}–{100 * value[share + '_high']:.0f})   {value['median_s']:.3f} s"
+        )
+    print(f"  peak anonymous memory: {100 * figures['memory']['above_dense']:+.2f}% of the dense model")
+    for axis in ("experts", "layers"):
+        line = figures["lines"][f"{axis}_line"]
+        print(f"  cost against {axis}: {1e3 * line['slope_s']:.2f} ms each, R² = {line['r_squared']:.4f}")
+
+
+if __name__ == "__main__":
+    main()
