@@ -148,8 +148,12 @@ class MonitorConfig(Section):
     em_tolerance: float = Field(default=1e-5, gt=0)
     """EM stops when a round moves the mix by less than this (L1)."""
     gain: float = Field(default=0.3, gt=0, le=1)
-    """Weight of the newest slot in the moving average of the forecast."""
-    reset_sigmas: float = Field(default=2.5, ge=0)
+    """Weight of the newest slot in the moving average of the forecast, to begin with."""
+    gain_rate: float = Field(default=0.2, ge=0)
+    """How fast that weight adapts: its logarithm moves by this much times the agreement of successive errors."""
+    gain_least: float = Field(default=0.05, gt=0, le=1)
+    """The weight never falls below this."""
+    reset_sigmas: float = Field(default=2.0, ge=0)
     """The average starts afresh when the mix jumps by more than this many times what chance explains …"""
     reset_margin: float = Field(default=0.1, ge=0)
     """… plus this (L1)."""
@@ -171,7 +175,7 @@ class MonitorConfig(Section):
 
 
 class PretrainConfig(Section):
-    """How a task-routed MoE is trained: a dense ancestor on all tasks, then one expert per task from it."""
+    """How a task-routed MoE is trained: a dense ancestor without labels, then one expert per task from it."""
 
     hidden_size: int = Field(default=96, ge=8)
     """Width D of the encoder."""
@@ -183,19 +187,19 @@ class PretrainConfig(Section):
     """Width F of an expert's hidden layer."""
     max_length: int = Field(default=64, ge=8)
     """Longest text in tokens; what is longer is cut."""
-    train_rows: int = Field(default=40_000, ge=1)
+    train_rows: int = Field(default=30_000, ge=1)
     """Rows generated per task to draw batches from."""
-    batch: int = Field(default=16, ge=1)
+    batch: int = Field(default=8, ge=1)
     """Rows per task in a batch; every batch holds all tasks."""
-    ancestor_steps: int = Field(default=3_000, ge=0)
-    """Steps in which all tasks train the dense ancestor of the experts."""
-    steps: int = Field(default=6_000, ge=1)
+    ancestor_steps: int = Field(default=1_500, ge=1)
+    """Steps in which the dense ancestor of the experts learns to align pairs of texts."""
+    steps: int = Field(default=3_500, ge=1)
     """Steps in which each task trains its own expert."""
     ancestor_rate: float = Field(default=1e-3, gt=0)
     """Learning rate of the ancestor."""
     expert_rate: float = Field(default=2e-3, gt=0)
     """Learning rate of the experts."""
-    shared_rate: float = Field(default=2e-4, gt=0)
+    shared_rate: float = Field(default=5e-4, gt=0)
     """Learning rate of what the experts share: embeddings, attention, norms, head."""
     warmup: int = Field(default=200, ge=1)
     """Steps over which a phase's rates rise to their full value, before they fall along half a cosine."""

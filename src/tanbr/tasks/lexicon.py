@@ -93,3 +93,18 @@ NEGATIVE = (
 )  # fmt: skip
 HEDGES = ("really", "quite", "utterly", "somewhat", "truly", "rather")
 NEGATORS = ("not", "never", "hardly", "far from")
+
+_MEANINGS = {
+    word: meaning
+    for meaning, words in (
+        *((f"verb {i}", (*one, *other)) for i, (one, other) in enumerate(VERBS)),
+        *((f"quality {i}.{side}", words) for i, sides in enumerate(ADJECTIVES) for side, words in enumerate(sides)),
+        *((f"manner {i}", words) for i, words in enumerate(MANNERS)),
+    )
+    for word in words
+}
+
+
+def meaning(word: str) -> str:
+    """Name what a word means: the same for synonyms and for the forms of a verb; otherwise the word itself."""
+    return _MEANINGS.get(word, word)

@@ -1,0 +1,102 @@
+"""What a person sees while something long runs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.bar import Bar
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from tanbr.experiments.compare import Comparison
+from tanbr.tasks.traffic import Slot
+from tanbr.types import FloatArray
+
+console = Console(highlight=False)
+RECENT = 20  # slots that a moving figure averages
+
+
+def progress(unit: str = "") -> Progress:
+    """Make a progress bar with counts, elapsed and remaining time, and a field `note`."""
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit),
+        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+        console=console,
+    )  # fmt: skip
+
+
+class SlotDisplay:
+    """Live panels of a comparison: ψ, x, reward and regret, slot by slot."""
+
+    def __init__(self, *, slots: int, tasks: Sequence[str], hero: str) -> None:
+        self._tasks, self._hero, self._slots = tasks, hero, slots
+        self._progress = progress("slots")
+        self._bar = self._progress.add_task("serving", total=slots, note="")
+        self._live = Live(self._progress, console=console, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> "SlotDisplay":
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._live.__exit__(*error)
+
+    def __call__(self, so_far: Comparison, slot: Slot) -> None:
+        """Show the comparison after a slot."""
+        records = so_far.records[self._hero]
+        self._progress.update(self._bar, completed=len(records))
+        if console.is_terminal:
+            last = records[-1]
+            mix = _bars("task mix ψ (forecast | true)", self._tasks, last.task_mix, slot.mix)
+            blend = _bars("blend x", [f"expert {k}" for k in range(len(last.blend))], last.blend)
+            panels = Table.grid(expand=True, padding=(0, 1))
+            panels.add_row(mix, blend, _standings(so_far))
+            self._live.update(Group(panels, self._progress))
+        elif len(records) % max(1, self._slots // 10) == 0:
+            console.print(f"slot {len(records):4d}/{self._slots}  " + "  ".join(_standing_words(so_far)))
+
+
+def _bars(title: str, names: Sequence[str], values: FloatArray, beside: FloatArray | None = None) -> RenderableType:
+    table = Table.grid(padding=(0, 1))
+    for i, name in enumerate(names):
+        cells: list[RenderableType] = [name, Bar(1.0, 0, float(values[i]), width=14, color="blue"), f"{values[i]:.2f}"]
+        if beside is not None:
+            cells.append(f"[dim]{beside[i]:.2f}[/]")
+        table.add_row(*cells)
+    return Panel(table, title=title, title_align="left")
+
+
+def _standings(so_far: Comparison) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_row("", f"[dim]last {RECENT}[/]", "[dim]regret[/]")
+    for method in so_far.records:
+        recent = float(so_far.rewards(method)[-RECENT:].mean())
+        style = "bold blue" if method == next(iter(so_far.records)) else ""
+        table.add_row(method, f"{recent:.3f}", f"{so_far.regret(method)[-1]:.1f}", style=style)
+    return Panel(table, title="reward", title_align="left")
+
+
+def _standing_words(so_far: Comparison) -> list[str]:
+    return [f"{method} {np.mean(so_far.rewards(method)[-RECENT:]):.3f}" for method in so_far.records]
+
+
+def standings_table(so_far: Comparison, *, tail: int) -> Table:
+    """Lay out the final figures."""
+    table = Table(title=f"reward in [0, 1] (± one standard error over slots), regret against “{so_far.best}”")
+    table.add_column("method")
+    for name in (f"last {tail} slots", "all slots", "regret a slot", f"… last {tail}", "merges"):
+        table.add_column(name, justify="right")
+    for method, row in so_far.summary(tail=tail).items():
+        table.add_row(
+            method,
+            f"{row['tail_reward']:.3f} ± {row['tail_reward_se']:.3f}",
+            f"{row['reward']:.3f} ± {row['reward_se']:.3f}",
+            f"{row['regret_per_slot']:.3f}",
+            f"{row['tail_regret_per_slot']:.3f}",
+            str(row["merges"]),
+            style="bold blue" if method == next(iter(so_far.records)) else "",
+        )
+    return table

@@ -1,0 +1,113 @@
+"""The whole idea in two minutes: drifting untagged traffic on the embedded model, next to three rivals and a bound."""
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tanbr.baselines import BestKnown, FixedBlend, RandomBlend
+from tanbr.config import Config
+from tanbr.experiments.compare import Comparison, KnownMix, compare
+from tanbr.experiments.report import write_report
+from tanbr.experiments.survey import Survey
+from tanbr.files import write_atomically
+from tanbr.merge import Moe
+from tanbr.monitor import Monitor
+from tanbr.router import Tanbr
+from tanbr.serve.engine import Engine
+from tanbr.serve.loop import MixSource, SlotLoop
+from tanbr.tasks import tiny, traffic
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.traffic import Slot, Traffic
+from tanbr.types import Router
+
+TANBR, BOUND = "tanbr", "best per slot"
+SURVEY = "survey.json"  # lies beside the embedded weights
+
+# Three streams of generated rows that never meet: training uses seed 0 of the train split.
+HISTORY_SEED, TRAFFIC_SEED = 1_000, 2_000
+
+
+@dataclass(frozen=True, eq=False)
+class Demo:
+    """What the demo did."""
+
+    result: Comparison
+    router: Tanbr
+    report: Path
+    figures: Path
+
+
+def run(
+    moe: Moe,
+    *,
+    out: Path,
+    config: Config,
+    slots: int = 300,
+    requests: int = 64,
+    kind: str = "dirichlet",
+    alpha: float = 0.3,
+    seed: int = 0,
+    watch: Callable[[Comparison, Slot], None] | None = None,
+    command: str = "tanbr demo",
+) -> Demo:
+    """Run every method over the same requests and write `report.html` and `demo.json` to `out`."""
+    space = LabelSpace(tiny.TASKS)
+    names = [task.name for task in tiny.TASKS]
+    K, V = moe.num_experts, len(names)
+    known = Survey.load(moe.path / SURVEY)
+    mixes = traffic.mixes(kind, tasks=V, slots=slots, seed=seed, alpha=alpha)
+    pools = {name: tiny.generate(name, 2_000, seed=TRAFFIC_SEED + seed, split="test") for name in names}
+    stream = Traffic(pools=pools, mixes=mixes, requests=requests, seed=seed)
+    write_atomically(out / "demo.json", "{}\n")  # a folder that cannot be written to is better found out now
+
+    monitor = taught_monitor(config, seed=seed)
+    router = Tanbr(K, V, seed=seed, config=config.router)
+    methods: dict[str, tuple[Router, MixSource]] = {
+        TANBR: (router, monitor),
+        "best fixed": (FixedBlend(K, V, blend=known.best_fixed), copy.deepcopy(monitor)),
+        "average": (FixedBlend(K, V), copy.deepcopy(monitor)),
+        "random": (RandomBlend(K, V, seed=seed), copy.deepcopy(monitor)),
+        BOUND: (BestKnown(K, V, blends=known.blends, rewards=known.rewards), KnownMix(mixes)),
+    }
+    loops = {name: SlotLoop(Engine(moe), chooser, source, V) for name, (chooser, source) in methods.items()}
+    result = compare(loops, stream, space=space, best=BOUND, report=watch)
+
+    tail = min(100, slots)
+    above, error = result.paired(TANBR, "best fixed", tail=tail)
+    facts = (
+        ("model", f"BERT-MoE, {K} experts in each of {len(moe.sites)} FFN layers, {V} generated text tasks"),
+        ("traffic", f"{slots} slots of {requests} requests, {kind} mixes (α = {alpha}), no tags"),
+        (
+            "tanbr above the best fixed blend",
+            f"{100 * above:+.1f} ± {100 * error:.1f} points over the last {tail} slots",
+        ),
+        ("seed", str(seed)),
+    )
+    figures = write_atomically(
+        out / "demo.json",
+        json.dumps(
+            {
+                "command": command,
+                "facts": dict(facts),
+                "tail": tail,
+                "methods": result.summary(tail=tail),
+                **result.to_json(),
+            }
+        )
+        + "\n",
+    )
+    report = write_report(
+        out / "report.html", result, title="tanbr: one dense model that follows its traffic", command=command,
+        facts=facts, tasks=names, tree=router.tree, tail=tail,
+    )  # fmt: skip
+    return Demo(result=result, router=router, report=report, figures=figures)
+
+
+def taught_monitor(config: Config, *, seed: int, per_task: int = 300) -> Monitor:
+    """Make a monitor that has read a few hundred past texts of every generated task."""
+    monitor = Monitor([task.name for task in tiny.TASKS], config=config.monitor)
+    history = [row for task in tiny.TASKS for row in tiny.generate(task.name, per_task, seed=HISTORY_SEED + seed)]
+    monitor.learn([row.text for row in history], [row.task for row in history])
+    return monitor

@@ -1,0 +1,98 @@
+"""How the embedded model is made and measured: generated tasks in, a BERT-MoE and what its blends are worth out."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rich.console import Group
+from rich.table import Table
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from tanbr.config import PretrainConfig
+from tanbr.experiments.survey import Survey, candidates, survey
+from tanbr.merge import open as open_moe
+from tanbr.moe.text import TextEncoder
+from tanbr.serve.engine import Engine
+from tanbr.tasks import lexicon, tiny
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.train.ancestor import train_ancestor
+from tanbr.train.batches import Batches
+from tanbr.train.pretrain import train_experts
+
+SURVEY_SEED, SURVEY_ROWS = 500, 250  # of the train split, but not the rows that were trained on
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+
+Report = Callable[[str, int, int, str], None]  # phase, done, total, note
+
+
+def train(config: PretrainConfig, *, out: Path, report: Report, command: str) -> tuple[Path, Survey]:
+    """Train on the generated tasks, survey the blends, and write both into `out`/model."""
+    names = [task.name for task in tiny.TASKS]
+    space = LabelSpace(tiny.TASKS)
+    rows = {}
+    for done, name in enumerate(names):
+        report("rows", done, len(names), name)
+        rows[name] = tiny.generate(name, config.train_rows, seed=config.seed)
+    report("rows", len(names), len(names), "")
+    encoder = TextEncoder(word_tokenizer(max_length=config.max_length), max_length=config.max_length)
+    meanings = torch.full((len(encoder.tokenizer),), -1)
+    concepts: dict[str, int] = {}
+    for word, token in encoder.tokenizer.get_vocab().items():
+        if word not in SPECIAL:
+            meanings[token] = concepts.setdefault(lexicon.meaning(word), len(concepts))
+
+    def steps(phase: str, done: int, total: int, loss: float) -> None:
+        report(phase, done, total, f"loss {loss:.3f}")
+
+    out.mkdir(parents=True, exist_ok=True)
+    batches = Batches(rows, space=space, encoder=encoder, per_task=config.batch, seed=config.seed)
+    common = {"space": space, "encoder": encoder, "config": config, "report": steps}
+    ancestor = train_ancestor(batches, meanings=meanings, out=out / "ancestor", **common)
+    model = train_experts(ancestor, batches, out=out / "model", **common)
+
+    engine = Engine(open_moe(model), batch=128)
+    held_out = {name: tiny.generate(name, SURVEY_ROWS, seed=SURVEY_SEED) for name in names}
+    blends = candidates(engine.moe.num_experts)
+    worth = survey(engine, held_out, space=space, blends=blends, report=lambda n, N: report("survey", n, N, ""))
+    digest = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
+    worth.save(model / "survey.json", command=command, model_sha256=digest, tasks=names, rows=SURVEY_ROWS)
+    return model, worth
+
+
+def word_tokenizer(*, max_length: int) -> PreTrainedTokenizerFast:
+    """Make the tokenizer of the generated tasks: one token a word."""
+    words = {word: i for i, word in enumerate((*SPECIAL, *tiny.vocabulary()))}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))  # noqa: S106 - not a secret
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, words[token]) for token in ("[CLS]", "[SEP]")],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=max_length,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **{f"{token.strip('[]').lower()}_token": token for token in SPECIAL},
+    )
+
+
+def tables(worth: Survey) -> Group:
+    """Lay out what makes the problem real: own expert against uniform blend, best per mix against best fixed."""
+    K = worth.blends.shape[1]
+    own = Table("task", "own expert", "uniform blend", "points above", title="the task's metric", title_justify="left")
+    for v, task in enumerate(tiny.TASKS):
+        expert, uniform = worth.figures[v, v], worth.figures[K, v]
+        own.add_row(task.name, f"{expert:.3f}", f"{uniform:.3f}", f"{100 * (expert - uniform):+.1f}")
+    mixes = Table(
+        "mixes", "best per mix", "best fixed", "uniform", "points above fixed", title="reward", title_justify="left"
+    )
+    for alpha in (0.1, 0.3, 1.0):
+        stakes = worth.stakes(alpha)
+        best, fixed, uniform = stakes["best_per_mix"], stakes["best_fixed"], stakes["uniform"]
+        mixes.add_row(
+            f"Dirichlet({alpha})", f"{best:.3f}", f"{fixed:.3f}", f"{uniform:.3f}", f"{100 * (best - fixed):+.1f}"
+        )
+    return Group(own, mixes)

@@ -1,0 +1,28 @@
+"""Files that appear whole or not at all."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from tanbr.errors import OutputError
+
+
+def write_atomically(path: str | Path, data: bytes | str) -> Path:
+    """Write `data` beside `path` and move it there in one step; on any failure what was there before stays."""
+    path = Path(path)
+    content = data.encode() if isinstance(data, str) else data
+    partial: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(partial).chmod(0o644)
+        Path(partial).replace(path)
+    except OSError as error:
+        if partial is not None:
+            Path(partial).unlink(missing_ok=True)
+        raise OutputError(f"cannot write {path}: {error.strerror or error}; choose a folder you may write to") from None
+    return path

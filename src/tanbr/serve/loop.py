@@ -1,0 +1,54 @@
+"""One slot, start to end: the only place where the flow closes.
+
+forecast ψ ► ask ► merge ► serve ► observe ► reward ► tell ► close the slot
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from tanbr.serve.engine import Engine
+from tanbr.types import Counts, FloatArray, Reward, Router, SlotMix, SlotRecord, TaskMix, Text
+
+Scorer = Callable[[FloatArray], tuple[Reward, Counts]]  # logits (n, columns) → reward (V,) and counts (V,)
+
+
+class MixSource(Protocol):
+    """What tells the mix of untagged requests; `monitor.Monitor` is one."""
+
+    def observe(self, texts: Sequence[Text]) -> FloatArray:
+        """Read requests: posteriors (n, V)."""
+        ...
+
+    def close_slot(self) -> SlotMix:
+        """End the slot: its mix, and the forecast for the next."""
+        ...
+
+
+@dataclass
+class SlotLoop:
+    """A router and a monitor around one engine."""
+
+    engine: Engine
+    router: Router
+    monitor: MixSource
+    tasks: int
+    slot: int = 0
+    forecast: TaskMix = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.forecast = np.full(self.tasks, 1.0 / self.tasks)  # nothing seen yet: every task alike
+
+    def run(self, texts: Sequence[Text], score: Scorer) -> SlotRecord:
+        """Serve one slot's requests with the blend chosen for the forecast mix, and learn from their reward."""
+        decision = self.router.ask(self.forecast)
+        version = self.engine.swap(decision.blend)
+        reward, counts = score(self.engine.logits(texts))
+        self.monitor.observe(texts)
+        self.router.tell(decision, reward, counts)
+        record = SlotRecord(self.slot, version, decision.task_mix, decision.blend, reward, counts)
+        self.forecast = self.monitor.close_slot().forecast
+        self.slot += 1
+        return record

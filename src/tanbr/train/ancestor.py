@@ -1,0 +1,75 @@
+"""The dense ancestor of all experts, taught without a single label: which words of a pair mean the same.
+
+A model of this size does not find by itself, from labels of whole texts, that it has to compare two texts word by
+word. So the ancestor first learns just that: for every token, whether its meaning occurs in the other text of the
+pair. It plays the part that a language model's pre-training plays for a large one.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import BertConfig, BertForSequenceClassification
+
+from tanbr.config import PretrainConfig
+from tanbr.moe.text import TextEncoder
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.train.batches import Batches
+from tanbr.train.run import Report, Run
+
+
+def train_ancestor(
+    batches: Batches,
+    *,
+    space: LabelSpace,
+    encoder: TextEncoder,
+    meanings: Tensor,
+    config: PretrainConfig,
+    out: Path,
+    report: Report,
+) -> Path:
+    """Train a BERT on alignment, by `meanings` (vocabulary,) of the words, and write it to the new folder `out`."""
+    torch.manual_seed(config.seed)
+    model = BertForSequenceClassification(_bert_config(space, encoder, config))
+    probe = nn.Linear(config.hidden_size, 1)
+
+    def loss(step: int) -> Tensor:
+        inputs = batches.at(step).inputs
+        hidden = model.bert(**inputs).last_hidden_state
+        labels = aligned(inputs, meanings)
+        known = labels >= 0
+        return F.binary_cross_entropy_with_logits(probe(hidden).squeeze(-1)[known], labels[known])
+
+    both = nn.ModuleList([model, probe])
+    groups = [{"params": list(both.parameters()), "lr": config.ancestor_rate}]
+    Run("ancestor", both, groups, loss, config.ancestor_steps, config, out.with_suffix(".state"), report).train()
+    model.save_pretrained(out)
+    encoder.tokenizer.save_pretrained(out)
+    return out
+
+
+def aligned(inputs: dict[str, Tensor], meanings: Tensor) -> Tensor:
+    """Label tokens (n, length): 1 if the meaning occurs in the other text, 0 if not, −1 where there is no pair."""
+    segment, real = inputs["token_type_ids"], inputs["attention_mask"].bool()
+    meaning = meanings[inputs["input_ids"]]
+    across = segment.unsqueeze(2) != segment.unsqueeze(1)  # (n, length, length): the two are in different texts
+    same = (meaning.unsqueeze(2) == meaning.unsqueeze(1)) & across & real.unsqueeze(1)
+    word = real & (meaning >= 0) & segment.bool().any(dim=1, keepdim=True)
+    return torch.where(word, same.any(dim=2).float(), -1.0)
+
+
+def _bert_config(space: LabelSpace, encoder: TextEncoder, config: PretrainConfig) -> BertConfig:
+    return BertConfig(
+        vocab_size=len(encoder.tokenizer),
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        intermediate_size=config.ffn_size,
+        max_position_embeddings=config.max_length,
+        hidden_dropout_prob=0.0,  # rows are never seen often enough to be learnt by heart
+        attention_probs_dropout_prob=0.0,
+        pad_token_id=encoder.tokenizer.pad_token_id,
+        id2label=dict(enumerate(space.columns)),
+        label2id={name: column for column, name in enumerate(space.columns)},
+    )

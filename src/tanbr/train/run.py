@@ -1,0 +1,89 @@
+"""A training run with a resumable state on disk: interrupted and started again, it ends in the same weights."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from tanbr.config import PretrainConfig
+from tanbr.errors import StateError
+
+Report = Callable[[str, int, int, float], None]  # phase, step, steps, smoothed loss
+
+
+@dataclass
+class Run:
+    """AdamW over `groups`, the rates rising over the warm-up and falling along half a cosine."""
+
+    phase: str
+    model: nn.Module  # everything that is trained
+    groups: list[dict[str, Any]]  # AdamW's parameter groups
+    loss: Callable[[int], Tensor]  # the loss of a step, a function of the step's number and nothing else that changes
+    steps: int
+    config: PretrainConfig
+    state: Path
+    report: Report
+
+    def train(self) -> None:
+        """Take the steps that are still to take."""
+        optimizer = torch.optim.AdamW(self.groups, weight_decay=self.config.weight_decay)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        done, smoothed = self._resume(optimizer)
+        self.model.train()
+        for step in range(done, self.steps):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * self._share(step)
+            loss = self.loss(step)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+            optimizer.step()
+            smoothed = loss.item() if step == 0 else 0.98 * smoothed + 0.02 * loss.item()
+            if not math.isfinite(smoothed):
+                raise StateError(f"the loss of {self.phase} is {smoothed} at step {step}; lower the rates")
+            self.report(self.phase, step + 1, self.steps, smoothed)
+            if (step + 1) % self.config.save_every == 0 or step + 1 == self.steps:
+                self._save(optimizer, step + 1, smoothed)
+        self.model.eval()
+
+    def _share(self, step: int) -> float:
+        warm = min(1.0, (step + 1) / self.config.warmup)
+        return warm * (0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * step / self.steps)))
+
+    def _save(self, optimizer: torch.optim.Optimizer, step: int, smoothed: float) -> None:
+        tensors = {f"model/{name}": value.contiguous() for name, value in self.model.state_dict().items()}
+        for index, moments in optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer/{index}/{name}": value for name, value in moments.items()}
+        metadata = {"step": str(step), "loss": json.dumps(smoothed), "config": self.config.model_dump_json()}
+        partial = self.state.with_suffix(".partial")
+        save_file(tensors, partial, metadata=metadata)
+        partial.replace(self.state)
+
+    def _resume(self, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
+        if not self.state.exists():
+            return 0, 0.0
+        try:
+            with safe_open(self.state, framework="pt") as file:
+                metadata = file.metadata()
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        except SafetensorError as error:
+            raise StateError(f"{self.state} is corrupt ({error}); delete it to start this phase again") from None
+        if metadata.get("config") != self.config.model_dump_json():
+            raise StateError(f"{self.state} belongs to a run with other settings; choose another --out or delete it")
+        self.model.load_state_dict(
+            {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
+        )
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            if name.startswith("optimizer/"):
+                _, index, moment = name.split("/")
+                moments.setdefault(int(index), {})[moment] = value
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+        return int(metadata["step"]), float(json.loads(metadata["loss"]))
