@@ -1,13 +1,11 @@
 """Requests become numbers: three views of hashed n-grams, and surface features. No text is kept.
 
-A batch is read in one pass: words are looked up in a cache of hashes, and everything behind that is array arithmetic
-over the concatenated batch, so that a request costs a few tens of microseconds.
+A batch is joined into one array of bytes; words, hashes and counts are array arithmetic over it, so that a request
+costs a few tens of microseconds.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import chain
 
 import numpy as np
@@ -40,37 +38,22 @@ SURFACE = (
     "first text ends with a mark",
     "second text ends with a mark",
 )
-MAX_WORDS = 128  # of each text of a request; the served models read no further
-MAX_CHARS = 1024  # likewise
+RELATIONS = SURFACE[1:7]  # lengths and overlaps, which tell more together than each alone
+MAX_CHARS = 512  # of each text of a request; the served models read hardly further
 
-_TOKEN = re.compile(r"\w+|[^\w\s]")
-_START, _BREAK, _END = "<start>", "<break>", "<end>"  # frame a request; no match of _TOKEN looks like these
-_CACHED_WORDS = 1 << 17
+_START, _BREAK, _END = "\x02", "\x1f", "\x03"  # frame a request: `<start> first <break> second <end>`
 _ODD = np.uint64(0x9E3779B97F4A7C15)
+_BASE = np.uint64(0xD6E8FEB86659FD93)  # of the polynomial hash; odd, so that it has an inverse
+_INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
 _SALT = np.uint64(0xC2B2AE3D27D4EB4F) * np.arange(8, dtype=np.uint64)
-_SEPARATOR, _TERMINATOR = 0x1F, 0x03  # "unit separator" between the texts of a request, "end of text" twice behind it
 
 _BYTE = np.arange(256, dtype=np.uint8)
-_MARKS = np.isin(_BYTE, np.frombuffer(b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~", dtype=np.uint8))
-_CAPITALS = np.isin(_BYTE, np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", dtype=np.uint8))
 _DIGITS = np.isin(_BYTE, np.frombuffer(b"0123456789", dtype=np.uint8))
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
-
-
-class _WordHashes(dict[str, int]):
-    """64-bit hashes of words in lower case, the same in every process; starts afresh when full."""
-
-    def __missing__(self, word: str) -> int:
-        if len(self) >= _CACHED_WORDS:
-            self.clear()
-        value = self[word] = _hash(word.lower())
-        return value
-
-
-_HASHES = _WordHashes()
+_CAPITALS = np.isin(_BYTE, np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", dtype=np.uint8))
+_FOLDED = np.where(_CAPITALS, _BYTE + 32, _BYTE).astype(np.uint8)  # in lower case
+_LETTERS = _DIGITS | np.isin(_FOLDED, np.frombuffer(b"abcdefghijklmnopqrstuvwxyz_", dtype=np.uint8)) | (_BYTE > 127)
+_BLANKS = np.isin(_BYTE, np.frombuffer(b" \t\n\v\f\r", dtype=np.uint8))
+_MARKS = (~_LETTERS & ~_BLANKS & (_BYTE >= 32)) | np.isin(_BYTE, [ord("_")])
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,123 +88,183 @@ class Features:
         return Features(np.zeros(0, dtype=np.uint64), views, np.zeros((0, len(SURFACE))))
 
 
-def as_pairs(texts: Sequence[Text]) -> list[tuple[str, str]]:
-    """Check requests and cut them to length; the second text of a single one is empty."""
+def check(texts: Sequence[Text]) -> None:
+    """Refuse what is not a list of texts and pairs of texts."""
     if isinstance(texts, str | bytes):
         raise InputError(f"texts must be a list of requests (got one {type(texts).__name__}); put it in a list")
-    pairs = []
     for index, text in enumerate(texts):
         if isinstance(text, str):
-            pairs.append((text[:MAX_CHARS], ""))
-        elif isinstance(text, tuple | list) and [type(part) for part in text] == [str, str]:
-            pairs.append((text[0][:MAX_CHARS], text[1][:MAX_CHARS]))
-        else:
+            continue
+        if not isinstance(text, tuple | list) or [type(part) for part in text] != [str, str]:
             kind = type(text).__name__
             raise InputError(f"request {index} must be a text or a pair of texts (got {kind}: {text!r:.60})")
-    return pairs
 
 
 def read(texts: Sequence[Text]) -> Features:
-    """Read a batch of requests."""
-    pairs = as_pairs(texts)
-    if not pairs:
+    """Read a batch of requests that passed `check`."""
+    if not texts:
         return Features.empty()
-    is_pair = np.array([not isinstance(text, str) for text in texts])
-    spans = [f"{first}\x1f{second}\x03\x03" for first, second in pairs]
-    tokens = [(_TOKEN.findall(first)[:MAX_WORDS], _TOKEN.findall(second)[:MAX_WORDS]) for first, second in pairs]
-    roles, edges, word_surface = _read_words(tokens, is_pair)
-    grams, byte_surface = _read_bytes(spans, words=np.array([len(one) + len(two) for one, two in tokens]))
+    batch = _Bytes.of(texts)
+    tokens = _Tokens.of(batch)
+    roles, word_surface = _read_roles(batch, tokens)
     return Features(
-        keys=np.fromiter(map(_hash, spans), dtype=np.uint64, count=len(spans)),
-        views={"roles": roles, "edges": edges, "bytes": grams},
-        surface=np.concatenate([word_surface, byte_surface], axis=1),
+        keys=batch.keys(),
+        views={"roles": roles, "edges": _read_edges(tokens), "bytes": _read_bytes(batch)},
+        surface=np.concatenate([word_surface, _read_habits(batch, tokens)], axis=1),
     )
 
 
-def _read_words(
-    tokens: Sequence[tuple[list[str], list[str]]], is_pair: NDArray[np.bool_]
-) -> tuple[Ragged, Ragged, FloatArray]:
-    """Read the batch as one row of T tokens, each request framed: `<start> a b <break> c d <end>`."""
-    first = np.array([len(one) for one, _ in tokens])  # (n,) words
-    second = np.array([len(two) for _, two in tokens])
-    starts = _starts(first + second + 3)
-    breaks, ends = starts[:-1] + first + 1, starts[1:] - 1
-    framed = chain.from_iterable((_START, *one, _BREAK, *two, _END) for one, two in tokens)
-    words = np.fromiter(map(_HASHES.__getitem__, framed), dtype=np.uint64, count=int(starts[-1]))  # (T,)
+@dataclass(frozen=True, eq=False)
+class _Bytes:
+    """The requests, framed, one behind the other: N bytes."""
 
-    owner = np.repeat(np.arange(len(tokens)), first + second + 3)
-    in_second = np.arange(len(words)) > breaks[owner]
-    own = words + owner.astype(np.uint64) * _ODD  # the same word in another request is another word
+    buffer: NDArray[np.uint8]  # (N,)
+    starts: NDArray[np.int64]  # (n + 1,) where each request begins
+    breaks: NDArray[np.int64]  # (n,) where its <break> is
+    is_pair: NDArray[np.bool_]  # (n,)
+
+    @staticmethod
+    def of(texts: Sequence[Text]) -> "_Bytes":
+        pairs = [(text, "") if isinstance(text, str) else text for text in texts]
+        firsts = [f"{_START}{first[:MAX_CHARS]}".encode("utf-8", "surrogatepass") for first, _ in pairs]
+        seconds = [f"{_BREAK}{second[:MAX_CHARS]}{_END}".encode("utf-8", "surrogatepass") for _, second in pairs]
+        sizes = np.fromiter(map(len, chain(firsts, seconds)), dtype=np.int64, count=2 * len(texts)).reshape(2, -1)
+        starts = _starts(sizes.sum(axis=0))
+        buffer = np.frombuffer(b"".join(chain.from_iterable(zip(firsts, seconds, strict=True))), dtype=np.uint8)
+        is_pair = np.array([not isinstance(text, str) for text in texts])
+        return _Bytes(buffer, starts, starts[:-1] + sizes[0], is_pair)
+
+    @property
+    def parts(self) -> NDArray[np.int64]:
+        """Where the first and the second text of each request begin (2n,)."""
+        return np.stack([self.starts[:-1], self.breaks], axis=1).ravel()
+
+    def keys(self) -> NDArray[np.uint64]:
+        """Hash each request (n,)."""
+        hashes = _span_hashes(self.buffer, self.starts[:-1], self.starts[1:])
+        return hashes ^ (self.is_pair * _SALT[1])
+
+
+@dataclass(frozen=True, eq=False)
+class _Tokens:
+    """The words and marks of the batch, the frames too: T tokens, at least three a request."""
+
+    hashes: NDArray[np.uint64]  # (T,) in lower case
+    starts: NDArray[np.int64]  # (n + 1,) the first token of each request
+    breaks: NDArray[np.int64]  # (n,) the token that is its <break>
+
+    @staticmethod
+    def of(batch: _Bytes) -> "_Tokens":
+        letters = _LETTERS[batch.buffer]
+        singles = ~letters & ~_BLANKS[batch.buffer]  # marks and frames: a token each
+        begins = singles | (letters & ~np.roll(letters, 1))  # the batch begins and ends with a frame
+        ends = singles | (letters & ~np.roll(letters, -1))
+        hashes = _span_hashes(_FOLDED[batch.buffer], np.flatnonzero(begins), np.flatnonzero(ends) + 1)
+        before = _starts(begins)  # (N + 1,) tokens that begin before each byte
+        return _Tokens(hashes, before[batch.starts], before[batch.breaks])
+
+    @property
+    def lengths(self) -> FloatArray:
+        """Words and marks in the first and the second text of each request (n, 2)."""
+        return np.stack([self.breaks - self.starts[:-1] - 1, self.starts[1:] - self.breaks - 2], axis=1).astype(float)
+
+    @property
+    def parts(self) -> NDArray[np.int64]:
+        """The first token of the first and of the second text of each request (2n,)."""
+        return np.stack([self.starts[:-1], self.breaks], axis=1).ravel()
+
+
+def _read_roles(batch: _Bytes, tokens: _Tokens) -> tuple[Ragged, FloatArray]:
+    """Salt each word with the text it stands in and whether the other text has it; lengths and overlaps (n, 7)."""
+    owner = np.repeat(np.arange(len(tokens.breaks)), np.diff(tokens.starts))
+    in_second = np.arange(len(owner)) > tokens.breaks[owner]
+    own = tokens.hashes + owner.astype(np.uint64) * _ODD  # the same word in another request is another word
     shared = _shared(own, in_second)
     shared_pairs = _shared(own * _ODD + np.roll(own, -1), in_second)
-    roles = words * _ODD + _SALT[2 * in_second + shared]
-
-    near = (starts[:-1] + 1, starts[:-1] + 2, breaks + 1, np.minimum(breaks + 2, ends))  # without words: the frame
-    opens, then, opens_second, then_second = (words[position] for position in near)
-    openings = [opens, opens * _ODD + then, opens_second, opens_second * _ODD + then_second]
-    edges = np.stack([*openings, words[breaks - 1], words[ends - 1]], axis=1) + _SALT[:6]
-
-    parts = np.stack([starts[:-1], breaks], axis=1).ravel()
-    hits = np.add.reduceat(shared, parts, dtype=np.float64).reshape(-1, 2)
-    pair_hits = np.add.reduceat(shared_pairs, parts, dtype=np.float64).reshape(-1, 2)
+    roles = tokens.hashes * _ODD + _SALT[2 * in_second + shared]
+    hits = np.add.reduceat(np.stack([shared, shared_pairs], axis=1), tokens.parts, dtype=np.float64).reshape(-1, 4)
+    first, second = tokens.lengths.T
     surface = np.column_stack(
         [
-            is_pair,
+            batch.is_pair,
             np.log1p(first),
             np.log1p(second),
-            is_pair * np.log((second + 1) / (first + 1)),
+            batch.is_pair * np.log((second + 1) / (first + 1)),
             hits[:, 0] / np.maximum(first, 1),
-            hits[:, 1] / np.maximum(second, 1),
-            pair_hits[:, 1] / np.maximum(second, 1),
+            hits[:, 2] / np.maximum(second, 1),
+            hits[:, 3] / np.maximum(second, 1),
         ]
     )
-    return Ragged(roles, starts), Ragged(edges.ravel(), 6 * np.arange(len(tokens) + 1)), surface
+    return Ragged(roles, tokens.starts), surface
 
 
 def _shared(values: NDArray[np.uint64], in_second: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Tell which values of the first texts are in the second ones as well, and the other way round."""
-    shared = np.zeros(len(values), dtype=bool)
-    one, two = values[~in_second], values[in_second]
-    shared[~in_second] = np.isin(one, two)
-    shared[in_second] = np.isin(two, one)
+    order = np.argsort(values)
+    ordered = values[order]
+    groups = np.cumsum(np.concatenate([[0], ordered[1:] != ordered[:-1]]))
+    seconds = np.bincount(groups, weights=in_second[order])
+    shared = np.empty(len(values), dtype=bool)
+    shared[order] = ((seconds > 0) & (seconds < np.bincount(groups)))[groups]
     return shared
 
 
-def _read_bytes(spans: Sequence[str], words: NDArray[np.int64]) -> tuple[Ragged, FloatArray]:
-    """Read the batch as one row of bytes: 3-grams, and the habits of writing."""
-    encoded = [span.encode("utf-8", "surrogatepass") for span in spans]
-    buffer = np.frombuffer(b"".join(encoded), dtype=np.uint8)
-    starts = _starts([len(span) for span in encoded])
-    separators = np.flatnonzero(buffer == _SEPARATOR)
-    if len(separators) != len(spans):  # a text holds one itself: each request's first counts
-        separators = separators[np.searchsorted(separators, starts[:-1])]
+def _read_edges(tokens: _Tokens) -> Ragged:
+    """Take the words each text opens with, one and two, and closes with; where there are none, the frame."""
+    words, starts, breaks, ends = tokens.hashes, tokens.starts[:-1], tokens.breaks, tokens.starts[1:] - 1
+    opens, opens_second = words[starts + 1], words[breaks + 1]
+    two, two_of_second = opens * _ODD + words[starts + 2], opens_second * _ODD + words[np.minimum(breaks + 2, ends)]
+    edges = np.stack([opens, two, opens_second, two_of_second, words[breaks - 1], words[ends - 1]], axis=1)
+    return Ragged((edges + _SALT[:6]).ravel(), 6 * np.arange(len(breaks) + 1))
 
-    wide = buffer.astype(np.uint64)
+
+def _read_bytes(batch: _Bytes) -> Ragged:
+    """Make a number of each three bytes in a row; 0 of the two that would reach into the next request."""
+    wide = batch.buffer.astype(np.uint64)
     grams = (wide << np.uint64(16)) | (np.roll(wide, -1) << np.uint64(8)) | np.roll(wide, -2)
-    for back in (1, 2):
-        grams[starts[1:] - back] = _TERMINATOR  # they reach into the next request
+    grams[batch.starts[1:] - 1] = 0
+    grams[batch.starts[1:] - 2] = 0
+    return Ragged(grams, batch.starts)
 
-    parts = np.stack([starts[:-1], separators], axis=1).ravel()
 
-    def count(hits: NDArray[np.bool_]) -> FloatArray:  # (n, 2): in the first text, in the second
-        return np.asarray(np.add.reduceat(hits, parts, dtype=np.float64).reshape(-1, 2))
-
+def _read_habits(batch: _Bytes, tokens: _Tokens) -> FloatArray:
+    """Measure how the request is written (n, 9)."""
+    buffer, size = batch.buffer, np.diff(batch.starts) - 3.0
     marks = _MARKS[buffer]
-    size = np.diff(starts) - 3.0
-    some = np.maximum(size, 1.0)
-    surface = np.column_stack(
+
+    def count(hits: NDArray[np.bool_], where: NDArray[np.int64]) -> FloatArray:
+        return np.asarray(np.add.reduceat(hits, where, dtype=np.float64))
+
+    whole, some = batch.starts[:-1], np.maximum(size, 1.0)
+    return np.column_stack(
         [
-            np.minimum(count(buffer == ord("?")), 2),
-            np.log1p(count((buffer == ord(" ")) & np.roll(marks, -1)).sum(axis=1)),
-            np.log1p(count(marks).sum(axis=1)),
-            np.sqrt(count(_CAPITALS[buffer]).sum(axis=1) / some),
-            np.sqrt(count(_DIGITS[buffer]).sum(axis=1) / some),
-            size / np.maximum(words, 1),
-            marks[separators - 1],
-            marks[starts[1:] - 3],
+            np.minimum(count(buffer == ord("?"), batch.parts).reshape(-1, 2), 2),
+            np.log1p(count((buffer == ord(" ")) & np.roll(marks, -1), whole)),
+            np.log1p(count(marks, whole)),
+            np.sqrt(count(_CAPITALS[buffer], whole) / some),
+            np.sqrt(count(_DIGITS[buffer], whole) / some),
+            size / np.maximum(tokens.lengths.sum(axis=1), 1),
+            marks[batch.breaks - 1],
+            marks[batch.starts[1:] - 2],
         ]
     )
-    return Ragged(grams, starts), surface
+
+
+def _span_hashes(buffer: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Hash spans of bytes to 64 bits, the same wherever they stand.
+
+    Polynomial: the difference of two running sums of `byte · base^position` is `base^begin` times the span's hash,
+    and arithmetic modulo 2^64 can divide by an odd number.
+    """
+    powers = np.full(len(buffer), _BASE)
+    powers[0] = 1
+    np.multiply.accumulate(powers, out=powers)
+    sums = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum((buffer + np.uint64(1)) * powers)])
+    inverses = np.full(len(buffer), _INVERSE)
+    inverses[0] = 1
+    np.multiply.accumulate(inverses, out=inverses)
+    hashes = (sums[ends] - sums[begins]) * inverses[begins]
+    return (hashes ^ (hashes >> np.uint64(31))) * _ODD
 
 
 def _starts(lengths: ArrayLike) -> NDArray[np.int64]:

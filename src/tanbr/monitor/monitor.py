@@ -12,7 +12,7 @@ from tanbr.config import MonitorConfig
 from tanbr.errors import InputError, StateError
 from tanbr.monitor import state
 from tanbr.monitor.clusters import Clusters
-from tanbr.monitor.features import Features, as_pairs, read
+from tanbr.monitor.features import Features, check, read
 from tanbr.monitor.quantify import prevalence, unknown_share
 from tanbr.monitor.recogniser import Recogniser
 from tanbr.monitor.slot import Slot
@@ -184,7 +184,7 @@ class Monitor:
 
 def _batches(texts: Sequence[Text]) -> Iterator[tuple[Features, slice]]:
     """Read requests batch by batch, once all of them have proved to be texts."""
-    as_pairs(texts)
+    check(texts)
     for start in range(0, len(texts), BATCH):
         part = slice(start, min(start + BATCH, len(texts)))
         yield read(texts[part]), part

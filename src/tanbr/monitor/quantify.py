@@ -47,14 +47,14 @@ def prevalence(
 def _deviation(posteriors: FloatArray, counts: FloatArray, tagged: FloatArray, mix: TaskMix) -> FloatArray:
     """Give the standard deviation of the mix (V,): the inverse Fisher information on the simplex's tangent space.
 
-    One more request of each task keeps it finite: a share of 0 in n requests is known to about 1/n, not exactly.
+    Half a request more of each task keeps it finite: a share of 0 in n requests is known to about 1/n, not exactly.
     """
     tasks = len(mix)
     weight = counts.sum() + tagged.sum()
-    smoothed = (mix * weight + 1.0) / (weight + tasks)
+    smoothed = (mix * weight + 0.5) / (weight + 0.5 * tasks)
     ratios = posteriors / (posteriors @ smoothed)[:, None]
     information = (ratios * counts[:, None]).T @ ratios
-    information[np.diag_indices(tasks)] += tagged / smoothed**2 + 1.0 / smoothed
+    information[np.diag_indices(tasks)] += tagged / smoothed**2 + 0.5 / smoothed
     basis = np.linalg.svd(np.ones((1, tasks)))[2][1:]  # (V - 1, V), orthonormal, each row sums to 0
     covariance = basis.T @ np.linalg.inv(basis @ information @ basis.T) @ basis
     return np.sqrt(np.maximum(np.diag(covariance), 0.0))

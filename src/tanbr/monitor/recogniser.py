@@ -8,10 +8,21 @@ from numpy.typing import NDArray
 
 from tanbr.config import MonitorConfig
 from tanbr.monitor import stack
-from tanbr.monitor.features import VIEWS, Features
+from tanbr.monitor.features import RELATIONS, SURFACE, VIEWS, Features
 from tanbr.monitor.history import History
 from tanbr.monitor.sketch import CountMin
 from tanbr.types import FloatArray
+
+# Inputs of the layer, which start with the surface, that are multiplied: each with itself, lengths and overlaps with
+# one another.
+_PRODUCTS = np.array(
+    [
+        (one, two)
+        for one in range(len(SURFACE))
+        for two in range(one, len(SURFACE))
+        if one == two or {SURFACE[one], SURFACE[two]} <= set(RELATIONS)
+    ]
+).T
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +91,9 @@ class Recogniser:
             for name, sketch in self._sketches.items()
         }
         return _Fit(
-            layer=stack.fit(self._inputs(sample, scores), tasks, tasks=self._tasks, penalty=config.penalty),
+            layer=stack.fit(
+                self._inputs(sample, scores), tasks, products=_PRODUCTS, tasks=self._tasks, penalty=config.penalty
+            ),
             tables={name: sketch.log_table(config.smoothing) for name, sketch in self._sketches.items()},
             threshold=float(np.quantile(_familiarity(sample, scores), config.unknown_quantile)),
             texts=int(self._learned.sum()),

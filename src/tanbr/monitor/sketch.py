@@ -16,6 +16,7 @@ from tanbr.types import FloatArray
 # Odd multipliers of the rows' hash functions (multiply-shift, Dietzfelbinger and others 1997): fixed, so that
 # sketches of different processes can be added.
 _MULTIPLIERS = np.random.default_rng(0).integers(0, 2**63, size=16, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+_CHUNK = 4096
 
 
 class CountMin:
@@ -57,10 +58,16 @@ class CountMin:
 
     def log_likelihood(self, features: Ragged, table: NDArray[np.float32]) -> FloatArray:
         """Log-likelihood of each text's n-grams under each task (n, V); `table` is the `log_table`."""
-        columns = self.columns(features.values)
-        least = table[0][columns[0]]
-        for row in range(1, len(table)):
-            np.minimum(least, table[row][columns[row]], out=least)
+        least = np.empty((len(features.values), table.shape[2]), dtype=np.float32)
+        found = np.empty((_CHUNK, table.shape[2]), dtype=np.float32)
+        for start in range(0, len(least), _CHUNK):  # a chunk stays in the processor's cache
+            columns = self.columns(features.values[start : start + _CHUNK])
+            chunk = least[start : start + _CHUNK]
+            np.take(table[0], columns[0], axis=0, out=chunk, mode="clip")
+            for row in range(1, len(table)):
+                other = found[: len(chunk)]
+                np.take(table[row], columns[row], axis=0, out=other, mode="clip")
+                np.minimum(chunk, other, out=chunk)
         return _sums(least, features)
 
     def leave_one_out(
