@@ -1,11 +1,13 @@
 """The command line: parse, build, call. A user's mistake is one sentence and exit code 2."""
 
+import os
 import sys
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from tanbr.cli import merging, running
 from tanbr.errors import TanbrError
 
 app = typer.Typer(
@@ -16,22 +18,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+for commands in (running.app, merging.app):
+    app.add_typer(commands)
 
 
 def main() -> None:
     """Run the command line; the console script `tanbr` starts here."""
-    from tanbr.cli import running
-
-    app.add_typer(running.app)
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         app()
     except TanbrError as error:
-        _refuse(str(error))
+        Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        sys.exit(2)
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped")
         sys.exit(130)
-
-
-def _refuse(sentence: str) -> None:
-    Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {escape(sentence)}", soft_wrap=True)
-    sys.exit(2)

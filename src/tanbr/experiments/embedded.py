@@ -21,13 +21,21 @@ from tanbr.train.ancestor import train_ancestor
 from tanbr.train.batches import Batches
 from tanbr.train.pretrain import train_experts
 
-SURVEY_SEED, SURVEY_ROWS = 500, 250  # of the train split, but not the rows that were trained on
+SURVEY_SEED = 500  # of the train split, but not the rows that were trained on
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 Report = Callable[[str, int, int, str], None]  # phase, done, total, note
 
 
-def train(config: PretrainConfig, *, out: Path, report: Report, command: str) -> tuple[Path, Survey]:
+def train(
+    config: PretrainConfig,
+    *,
+    out: Path,
+    report: Report,
+    command: str,
+    survey_rows: int = 250,
+    survey_blends: int = 180,
+) -> tuple[Path, Survey]:
     """Train on the generated tasks, survey the blends, and write both into `out`/model."""
     names = [task.name for task in tiny.TASKS]
     space = LabelSpace(tiny.TASKS)
@@ -37,11 +45,6 @@ def train(config: PretrainConfig, *, out: Path, report: Report, command: str) ->
         rows[name] = tiny.generate(name, config.train_rows, seed=config.seed)
     report("rows", len(names), len(names), "")
     encoder = TextEncoder(word_tokenizer(max_length=config.max_length), max_length=config.max_length)
-    meanings = torch.full((len(encoder.tokenizer),), -1)
-    concepts: dict[str, int] = {}
-    for word, token in encoder.tokenizer.get_vocab().items():
-        if word not in SPECIAL:
-            meanings[token] = concepts.setdefault(lexicon.meaning(word), len(concepts))
 
     def steps(phase: str, done: int, total: int, loss: float) -> None:
         report(phase, done, total, f"loss {loss:.3f}")
@@ -49,16 +52,26 @@ def train(config: PretrainConfig, *, out: Path, report: Report, command: str) ->
     out.mkdir(parents=True, exist_ok=True)
     batches = Batches(rows, space=space, encoder=encoder, per_task=config.batch, seed=config.seed)
     common = {"space": space, "encoder": encoder, "config": config, "report": steps}
-    ancestor = train_ancestor(batches, meanings=meanings, out=out / "ancestor", **common)
+    ancestor = train_ancestor(batches, meanings=meanings(encoder), out=out / "ancestor", **common)
     model = train_experts(ancestor, batches, out=out / "model", **common)
 
     engine = Engine(open_moe(model), batch=128)
-    held_out = {name: tiny.generate(name, SURVEY_ROWS, seed=SURVEY_SEED) for name in names}
-    blends = candidates(engine.moe.num_experts)
+    held_out = {name: tiny.generate(name, survey_rows, seed=SURVEY_SEED) for name in names}
+    blends = candidates(engine.moe.num_experts)[:survey_blends]
     worth = survey(engine, held_out, space=space, blends=blends, report=lambda n, N: report("survey", n, N, ""))
     digest = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
-    worth.save(model / "survey.json", command=command, model_sha256=digest, tasks=names, rows=SURVEY_ROWS)
+    worth.save(model / "survey.json", command=command, model_sha256=digest, tasks=names, rows=survey_rows)
     return model, worth
+
+
+def meanings(encoder: TextEncoder) -> torch.Tensor:
+    """Number the meanings of the tokenizer's words (vocabulary,), synonyms alike; −1 for special tokens."""
+    result = torch.full((len(encoder.tokenizer),), -1)
+    numbers: dict[str, int] = {}
+    for word, token in sorted(encoder.tokenizer.get_vocab().items()):
+        if word not in SPECIAL:
+            result[token] = numbers.setdefault(lexicon.meaning(word), len(numbers))
+    return result
 
 
 def word_tokenizer(*, max_length: int) -> PreTrainedTokenizerFast:

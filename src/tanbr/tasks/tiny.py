@@ -7,19 +7,20 @@ a text whatever the seeds. A few labels in a hundred are wrong (`NOISE`), as in 
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from random import Random
 from typing import Any, Literal
 
 from tanbr.errors import InputError
 from tanbr.tasks import lexicon as lex
+from tanbr.tasks import world
 from tanbr.tasks.rows import Row, Task
+from tanbr.tasks.world import Event
 from tanbr.types import Text
 
 Split = Literal["train", "test"]
 NOISE = 0.03  # share of labels that are wrong
-SYNONYM = 0.2  # chance that a word is replaced by its synonym
 PASSIVE = 0.1  # chance that a second telling is in the passive
 
 TASKS: tuple[Task, ...] = (
@@ -68,129 +69,23 @@ def split_of(text: Text) -> Split:
     return "test" if int.from_bytes(digest) % 5 == 0 else "train"
 
 
-# --- the world: events, and the ways to say them -----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Event:
-    """Somebody did something to a thing, somewhere, at some time. Words with synonyms are kept as indices."""
-
-    agent: str
-    verb: int  # index into VERBS
-    thing: str
-    quality: tuple[int, int] | None = None  # of the thing: (index into ADJECTIVES, side)
-    place: str | None = None
-    time: str | None = None
-    manner: int | None = None
-
-
-def _event(rng: Random, *, detail: float = 0.5) -> Event:
-    def maybe(options: tuple[str, ...]) -> str | None:
-        return rng.choice(options) if rng.random() < detail else None
-
-    return Event(
-        agent=rng.choice(lex.NOUNS[rng.choice(lex.AGENTS)]),
-        verb=rng.randrange(len(lex.VERBS)),
-        thing=rng.choice(lex.NOUNS[rng.choice(lex.THINGS)]),
-        quality=_quality(rng) if rng.random() < detail else None,
-        place=maybe(lex.PLACES),
-        time=maybe(lex.TIMES),
-        manner=rng.randrange(len(lex.MANNERS)) if rng.random() < detail / 2 else None,
-    )
-
-
-def _quality(rng: Random) -> tuple[int, int]:
-    return rng.randrange(len(lex.ADJECTIVES)), rng.randrange(2)
-
-
-def _a(noun_phrase: str) -> str:
-    return f"{'an' if noun_phrase[0] in 'aeiou' else 'a'} {noun_phrase}"
-
-
-def _plural(noun: str) -> str:
-    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}es" if noun.endswith("x") else f"{noun}s"
-
-
-def _verb(rng: Random, event: Event, form: int) -> str:
-    return lex.VERBS[event.verb][rng.random() < SYNONYM][form]
-
-
-def _thing(rng: Random, event: Event) -> str:
-    if event.quality is None:
-        return event.thing
-    pair, side = event.quality
-    return f"{lex.ADJECTIVES[pair][side][rng.random() < SYNONYM]} {event.thing}"
-
-
-def _told(rng: Random, event: Event, *, passive: bool = False) -> str:
-    """Say an event in the past tense, with synonyms and the order of adjuncts left to chance."""
-    verb, thing = _verb(rng, event, 2), _thing(rng, event)
-    if passive:
-        past = rng.choice(("got", "was"))
-        core = f"the {thing} {past} {_participle(verb)} by the {event.agent}"
-    else:
-        core = f"the {event.agent} {verb} the {thing}"
-    if event.manner is not None:
-        core += f" {lex.MANNERS[event.manner][rng.random() < SYNONYM]}"
-    if event.place:
-        core += f" in the {event.place}"
-    if event.time:
-        core = f"on {event.time} {core}" if rng.random() < 0.2 else f"{core} on {event.time}"
-    return core
-
-
-def _participle(past: str) -> str:
-    return {"chose": "chosen", "hid": "hidden", "broke": "broken", "stole": "stolen"}.get(past, past)
-
-
-def _other(rng: Random, options: tuple[str, ...], word: str) -> str:
-    return rng.choice([option for option in options if option != word])
-
-
-def _changed(rng: Random, event: Event) -> Event:
-    """Change one fact of an event to another of its kind, so that the words hardly differ."""
-    changes: list[Callable[[], Event]] = [
-        lambda: replace(event, agent=_other(rng, lex.NOUNS[lex.CLASS_OF[event.agent]], event.agent)),
-        lambda: replace(event, thing=_other(rng, lex.NOUNS[lex.CLASS_OF[event.thing]], event.thing)),
-        lambda: replace(event, verb=(event.verb + rng.randrange(1, len(lex.VERBS))) % len(lex.VERBS)),
-    ]
-    if event.quality is not None:
-        pair, side = event.quality
-        changes.append(lambda: replace(event, quality=(pair, 1 - side)))
-    if event.place is not None:
-        place = event.place
-        changes.append(lambda: replace(event, place=_other(rng, lex.PLACES, place)))
-    return rng.choice(changes)()
-
-
-def _less(rng: Random, event: Event) -> Event:
-    """Leave details out, or name a thing or an agent by its class: what is left follows from `event`."""
-    dropped: dict[str, Any] = {name: None for name in ("place", "time", "manner", "quality") if rng.random() < 0.6}
-    fewer = replace(event, **dropped)
-    if rng.random() < 0.4:
-        return replace(fewer, thing=lex.CLASS_OF[fewer.thing])
-    if rng.random() < 0.4:
-        return replace(fewer, agent=lex.CLASS_OF[fewer.agent])
-    return fewer
-
-
 # --- the eight tasks: each gives a text and the index of its label (or its score) -----------------------------------
 
 
 def _acceptability(rng: Random) -> tuple[Text, float]:
     plural, near_plural = rng.random() < 0.5, rng.random() < 0.5
     agent, near = rng.choice(lex.NOUNS[rng.choice(lex.AGENTS)]), rng.choice(lex.NOUNS[rng.choice(lex.AGENTS)])
-    event = _event(rng)
+    event = world.draw(rng)
     good = rng.random() < 0.7
     fault = None if good else rng.choice(("agreement", "agreement", "determiner", "order", "missing"))
-    verb = _verb(rng, event, 0 if plural != (fault == "agreement") else 1)
+    verb = world.verb(rng, event, 0 if plural != (fault == "agreement") else 1)
     number = plural != (fault == "determiner")
-    words = [rng.choice(("these", "many") if number else ("this", "every")), _plural(agent) if plural else agent]
+    words = [rng.choice(("these", "many") if number else ("this", "every")), world.plural(agent) if plural else agent]
     if rng.random() < 0.6:  # a noun between subject and verb that may mislead
-        words += [rng.choice(("near", "behind", "with")), "the", _plural(near) if near_plural else near]
+        words += [rng.choice(("near", "behind", "with")), "the", world.plural(near) if near_plural else near]
     if rng.random() < 0.3:
         words.append("often")
-    words += [verb, *_a(_thing(rng, event)).split()]
+    words += [verb, *world.with_article(world.thing(rng, event)).split()]
     if fault == "order":
         at = rng.randrange(len(words) - 1)
         words[at], words[at + 1] = words[at + 1], words[at]
@@ -202,57 +97,57 @@ def _acceptability(rng: Random) -> tuple[Text, float]:
 
 
 def _inference3(rng: Random) -> tuple[Text, float]:
-    event, label = _event(rng, detail=0.6), rng.randrange(3)
+    event, label = world.draw(rng, detail=0.6), rng.randrange(3)
     if label == 0:
-        hypothesis = _told(rng, _less(rng, event), passive=rng.random() < PASSIVE)
+        hypothesis = world.told(rng, world.implied(rng, event), passive=rng.random() < PASSIVE)
     elif label == 1:  # a detail that the premise leaves open
         details: dict[str, Any] = {
             "place": rng.choice(lex.PLACES),
             "time": rng.choice(lex.TIMES),
-            "quality": _quality(rng),
+            "quality": world.draw_quality(rng),
         }
         open_details = [name for name in details if getattr(event, name) is None]
         if not open_details:
             event = replace(event, time=None)
             open_details = ["time"]
         name = rng.choice(open_details)
-        hypothesis = _told(rng, replace(_less(rng, event), **{name: details[name]}))
+        hypothesis = world.told(rng, replace(world.implied(rng, event), **{name: details[name]}))
     elif rng.random() < 0.4:
-        plain = _less(rng, event)
-        hypothesis = f"the {plain.agent} did not {_verb(rng, plain, 0)} the {_thing(rng, plain)}"
+        plain = world.implied(rng, event)
+        hypothesis = f"the {plain.agent} did not {world.verb(rng, plain, 0)} the {world.thing(rng, plain)}"
     else:
-        hypothesis = _told(rng, replace(_changed(rng, event), time=None, manner=None))
-    return (_told(rng, event) + " .", hypothesis + " ."), label
+        hypothesis = world.told(rng, replace(world.changed(rng, event), time=None, manner=None))
+    return (world.told(rng, event) + " .", hypothesis + " ."), label
 
 
 def _reported(rng: Random, event: Event, count: str) -> str:
-    core = _told(rng, event, passive=rng.random() < PASSIVE)
+    core = world.told(rng, event, passive=rng.random() < PASSIVE)
     source = f"{count} {rng.choice(lex.REPORTERS)} {rng.choice(lex.REPORTING)}"
     return f"{core} , {source} ." if rng.random() < 0.15 else f"{source} that {core} ."
 
 
 def _paraphrase(rng: Random) -> tuple[Text, float]:
-    event, count = replace(_event(rng, detail=0.5), time=None), rng.choice(lex.NUMBERS)
+    event, count = replace(world.draw(rng, detail=0.5), time=None), rng.choice(lex.NUMBERS)
     same = rng.random() < 0.6
     other, other_count = event, count
     if not same:
         if rng.random() < 0.3:
-            other_count = _other(rng, lex.NUMBERS, count)
+            other_count = world.another(rng, lex.NUMBERS, count)
         else:
-            other = _changed(rng, event)
+            other = world.changed(rng, event)
     return (_reported(rng, event, count), _reported(rng, other, other_count)), float(same)
 
 
 def _answerability(rng: Random) -> tuple[Text, float]:
-    event = replace(_event(rng, detail=0.5), manner=None)
+    event = replace(world.draw(rng, detail=0.5), manner=None)
     answered = rng.random() < 0.5
     kind = rng.choice(("where", "when", "who", "what"))
     event = replace(event, place=event.place or rng.choice(lex.PLACES), time=event.time or rng.choice(lex.TIMES))
-    base = _verb(rng, event, 0)
+    base = world.verb(rng, event, 0)
     question = {
         "where": f"where did the {event.agent} {base} the {event.thing} ?",
         "when": f"when did the {event.agent} {base} the {event.thing} ?",
-        "who": f"who {_verb(rng, event, 2)} the {event.thing} in the {event.place} ?",
+        "who": f"who {world.verb(rng, event, 2)} the {event.thing} in the {event.place} ?",
         "what": f"what did the {event.agent} {base} in the {event.place} ?",
     }[kind]
     shown = event
@@ -262,10 +157,10 @@ def _answerability(rng: Random) -> tuple[Text, float]:
         elif kind == "when" and rng.random() < 0.5:
             shown = replace(event, time=None)
         elif kind == "who":
-            shown = replace(event, thing=_other(rng, lex.NOUNS[lex.CLASS_OF[event.thing]], event.thing))
+            shown = replace(event, thing=world.another(rng, lex.NOUNS[lex.CLASS_OF[event.thing]], event.thing))
         else:
-            shown = replace(event, agent=_other(rng, lex.NOUNS[lex.CLASS_OF[event.agent]], event.agent))
-    answer = _told(rng, shown, passive=rng.random() < PASSIVE)
+            shown = replace(event, agent=world.another(rng, lex.NOUNS[lex.CLASS_OF[event.agent]], event.agent))
+    answer = world.told(rng, shown, passive=rng.random() < PASSIVE)
     return (question, answer + " ."), float(not answered)
 
 
@@ -278,19 +173,19 @@ _ASKING = (  # four intents, each with a usual and a roundabout way to ask
 
 
 def _asked(rng: Random, event: Event, intent: int) -> str:
-    template = _ASKING[intent][rng.random() < SYNONYM]
-    return template.format(verb=_verb(rng, event, 0), thing=_a(_thing(rng, event)))
+    template = _ASKING[intent][rng.random() < world.SYNONYM]
+    return template.format(verb=world.verb(rng, event, 0), thing=world.with_article(world.thing(rng, event)))
 
 
 def _duplicates(rng: Random) -> tuple[Text, float]:
-    event = replace(_event(rng, detail=0.6), place=None)
+    event = replace(world.draw(rng, detail=0.6), place=None)
     intent = other_intent = rng.randrange(len(_ASKING))
     other = event
     if rng.random() < 0.6:
         if rng.random() < 0.3:
             other_intent = (intent + rng.randrange(1, len(_ASKING))) % len(_ASKING)
         else:
-            other = _changed(rng, event)
+            other = world.changed(rng, event)
     same = intent == other_intent and _asks_the_same(event, other)
     return (_asked(rng, event, intent), _asked(rng, other, other_intent)), float(same)
 
@@ -300,17 +195,17 @@ def _asks_the_same(one: Event, other: Event) -> bool:
 
 
 def _inference2(rng: Random) -> tuple[Text, float]:
-    first, second = _event(rng, detail=0.4), _event(rng, detail=0.4)
+    first, second = world.draw(rng, detail=0.4), world.draw(rng, detail=0.4)
     follows = rng.random() < 0.5
     if follows:
-        claim = _less(rng, rng.choice((first, second)))
+        claim = world.implied(rng, rng.choice((first, second)))
     elif rng.random() < 0.6:  # who did what is mixed up
-        claim = replace(_less(rng, first), agent=second.agent)
+        claim = replace(world.implied(rng, first), agent=second.agent)
         follows = claim.agent == first.agent
     else:
-        claim = replace(_changed(rng, second), time=None, manner=None)
-    passage = f"{_told(rng, first)} and then {_told(rng, second)} ."
-    hypothesis = _told(rng, claim, passive=rng.random() < PASSIVE)
+        claim = replace(world.changed(rng, second), time=None, manner=None)
+    passage = f"{world.told(rng, first)} and then {world.told(rng, second)} ."
+    hypothesis = world.told(rng, claim, passive=rng.random() < PASSIVE)
     return (passage, hypothesis + " ."), float(not follows)
 
 
@@ -335,13 +230,15 @@ def _sentiment(rng: Random) -> tuple[Text, float]:
 
 
 def _captioned(rng: Random, event: Event) -> str:
-    scene = f"{_a(event.agent)} {_verb(rng, event, 1)} {_a(_thing(rng, event))}"
+    scene = (
+        f"{world.with_article(event.agent)} {world.verb(rng, event, 1)} {world.with_article(world.thing(rng, event))}"
+    )
     return f"{scene} in the {event.place} ." if event.place else f"{scene} ."
 
 
 def _similarity(rng: Random) -> tuple[Text, float]:
-    event = replace(_event(rng, detail=0.7), time=None, manner=None)
-    other, foreign = event, _event(rng, detail=0.7)
+    event = replace(world.draw(rng, detail=0.7), time=None, manner=None)
+    other, foreign = event, world.draw(rng, detail=0.7)
     for name in ("agent", "verb", "thing", "quality", "place"):
         if rng.random() < 0.4:
             other = replace(other, **{name: getattr(foreign, name)})

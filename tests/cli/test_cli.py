@@ -1,0 +1,70 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def tanbr(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    script = Path(sys.executable).with_name("tanbr")
+    return subprocess.run([script, *arguments], capture_output=True, text=True, cwd=cwd, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("demo", "--traffic", "chaotic"), "unknown kind of traffic 'chaotic'; choose one of fixed"),
+        (("demo", "--config", "none.toml"), "cannot read the configuration none.toml: No such file"),
+        (("demo", "--config", "bad.toml"), "unknown key 'router.colour'"),
+        (("demo", "--out", "file"), "cannot write file/demo.json"),
+        (("demo", "--alpha", "0"), "alpha above 0"),
+        (("pretrain", "--preset", "huge"), "unknown preset 'huge'; choose one of tiny"),
+        (("merge", "nowhere", "out", "--blend", "uniform"), "nowhere"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    (tmp_path / "bad.toml").write_text("[router]\ncolour = 'red'\n")
+    (tmp_path / "file").write_text("keep me")
+    before = sorted(tmp_path.iterdir())
+    done = tanbr(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before  # nothing half-written
+    assert (tmp_path / "file").read_text() == "keep me"
+
+
+@pytest.mark.parametrize("command", ["demo", "pretrain", "merge", "inspect", "upcycle"])
+def test_help_has_an_example(tmp_path: Path, command: str) -> None:
+    done = tanbr(command, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "Example" in done.stdout
+    assert f"tanbr {command}" in done.stdout
+
+
+def test_the_demo_runs_and_says_where_its_report_is(tmp_path: Path) -> None:
+    done = tanbr("demo", "--slots", "20", "--requests", "8", "--out", "here", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "tanbr above the best fixed blend" in done.stdout
+    assert {file.name for file in (tmp_path / "here").iterdir()} == {"report.html", "demo.json"}
+
+
+def test_a_corrupt_embedded_model_is_named(tmp_path: Path) -> None:
+    program = (
+        "import sys, pathlib, tanbr.moe.embedded as e, tanbr.cli as c\n"
+        "e._FOLDER = pathlib.Path('broken')\n"
+        "sys.argv = ['tanbr', 'demo']\n"
+        "c.main()\n"
+    )
+    for content, says in ((None, "lacks the embedded model"), (b"\x00" * 64, "broken")):
+        if content is not None:
+            (tmp_path / "broken").mkdir()
+            (tmp_path / "broken" / "config.json").write_text('{"model_type": "bert_moe"}')
+            (tmp_path / "broken" / "model.safetensors").write_bytes(content)
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=120
+        )
+        assert done.returncode == 2, done.stderr
+        assert says in done.stderr
+        assert "Traceback" not in done.stderr
