@@ -15,6 +15,7 @@ Sequences are the rows of the batch; padding is computed like any other token, a
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -39,6 +40,22 @@ class ExpertLinear(nn.Module):
     def experts(self) -> int:
         """K."""
         return self.weight.shape[0]
+
+    def each(self) -> list[Activation]:
+        """List the K maps as functions."""
+        # unbind, not indexing: its backward stacks K gradients once instead of adding K zero-padded ones
+        biases = [None] * self.experts if self.bias is None else self.bias.unbind(0)
+        return [partial(F.linear, weight=w, bias=b) for w, b in zip(self.weight.unbind(0), biases, strict=True)]
+
+    def all_at_once(self, x: Tensor) -> Tensor:
+        """Apply map k to x[k], (K, rows, in) → (K, rows, out), in one batched product."""
+        weight = self.weight.transpose(1, 2)
+        return torch.bmm(x, weight) if self.bias is None else torch.baddbmm(self.bias.unsqueeze(1), x, weight)
+
+    def merged(self, blend: Tensor) -> Activation:
+        """Merge the K maps by a blend (K,) into one."""
+        weight = (blend @ self.weight.flatten(1)).view(self.weight.shape[1:])
+        return partial(F.linear, weight=weight, bias=None if self.bias is None else blend @ self.bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,34 +183,20 @@ class ExpertFfn:
 
     def _grouped(self, x: Tensor, sizes: list[int]) -> Tensor:
         """Run consecutive groups of rows x (m, …, D), sizes[k] of them through expert k."""
-        if len(set(sizes)) == 1:  # equal groups: all experts in one batched product
-            grouped = x.reshape(len(sizes), -1, x.shape[-1])
-            return self._batched(grouped).view_as(x)
-        per_expert = [_parts(linear) for linear in (*self.inner, self.outer)]
-        outputs = [
-            self._one(group, [parts[k] for parts in per_expert])
-            for k, group in enumerate(torch.split(x, sizes))
-            if sizes[k]
-        ]
+        linears = (*self.inner, self.outer)
+        if len(set(sizes)) == 1 and all(isinstance(linear, ExpertLinear) for linear in linears):
+            grouped = x.reshape(len(sizes), -1, x.shape[-1])  # equal groups: all experts in one batched product
+            return self._one(grouped, [linear.all_at_once for linear in linears]).view_as(x)
+        per_expert = list(zip(*(linear.each() for linear in linears), strict=True))
+        groups = zip(torch.split(x, sizes), per_expert, strict=True)
+        outputs = [self._one(group, parts) for group, parts in groups if len(group)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _batched(self, x: Tensor) -> Tensor:  # (K, rows, D)
-        def apply(linear: ExpertLinear, value: Tensor) -> Tensor:
-            weight = linear.weight.transpose(1, 2)
-            if linear.bias is None:
-                return torch.bmm(value, weight)
-            return torch.baddbmm(linear.bias.unsqueeze(1), value, weight)
-
-        hidden = self.act(apply(self.inner[0], x))
-        if len(self.inner) == 2:
-            hidden = hidden * apply(self.inner[1], x)
-        return apply(self.outer, self.dropout(hidden))
-
-    def _one(self, x: Tensor, parts: list[tuple[Tensor, Tensor | None]]) -> Tensor:
-        hidden = self.act(F.linear(x, *parts[0]))
+    def _one(self, x: Tensor, parts: Sequence[Activation]) -> Tensor:
+        hidden = self.act(parts[0](x))
         if len(parts) == 3:
-            hidden = hidden * F.linear(x, *parts[1])
-        return F.linear(self.dropout(hidden), *parts[-1])
+            hidden = hidden * parts[1](x)
+        return parts[-1](self.dropout(hidden))
 
     def _mix_weights(self, x: Tensor, blends: Tensor) -> Tensor:
         """Merge the experts of each distinct blend (m, K) or (K,), and run its rows x (m, length, D) through that."""
@@ -211,21 +214,8 @@ class ExpertFfn:
         ]
         return torch.zeros_like(x).index_copy(0, order, torch.cat(outputs))
 
-    def _merged(self, blend: Tensor) -> list[tuple[Tensor, Tensor | None]]:  # (K,)
-        def mix(value: Tensor) -> Tensor:
-            return (blend @ value.flatten(1)).view(value.shape[1:])
-
-        return [
-            (mix(linear.weight), None if linear.bias is None else mix(linear.bias))
-            for linear in (*self.inner, self.outer)
-        ]
-
-
-def _parts(linear: ExpertLinear) -> list[tuple[Tensor, Tensor | None]]:
-    # unbind, not indexing: its backward stacks K gradients once instead of adding K zero-padded ones
-    weights = linear.weight.unbind(0)
-    biases = [None] * len(weights) if linear.bias is None else linear.bias.unbind(0)
-    return list(zip(weights, biases, strict=True))
+    def _merged(self, blend: Tensor) -> list[Activation]:  # (K,)
+        return [linear.merged(blend) for linear in (*self.inner, self.outer)]
 
 
 def _named_experts(routing: TaskRouting, *, batch: int, experts: int) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,348 @@
+"""Table I at its real size: un-merged routing, per-request merging, merged and plain dense models, float32 and int8.
+
+Random weights, mixed-task batches, two threads. A round runs every method once on the same batch, so that a ratio to
+`merged` is of neighbours in time; medians over rounds with quartiles. Cells that are done are kept in `--out` and
+skipped when the same command is run again; `--minutes` stops between cells. `--quick` uses tiny models.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+import tanbr.merge
+from merge import random_checkpoint
+from tanbr.merge.int8 import quantised
+from tanbr.moe.families.bert import BertMoeConfig, BertMoeForSequenceClassification
+from tanbr.moe.families.t5 import T5MoeForConditionalGeneration
+from tanbr.moe.layer import BlendRouting, Routing, TaskRouting, TokenRouting, route
+
+THREADS, K = 2, 8
+LENGTH, ANSWER = 128, 16  # tokens of a request; tokens of T5's answer
+SIZES: dict[str, dict[str, dict[str, int]]] = {
+    "full": {
+        "t5": {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
+        "bert": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
+    },
+    "quick": {
+        "t5": {"vocab_size": 500, "d_model": 128, "d_kv": 32, "d_ff": 512, "num_layers": 2, "num_heads": 4},
+        "bert": {
+            "vocab_size": 500,
+            "hidden_size": 128,
+            "intermediate_size": 512,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        },
+    },
+}
+# name → (which model runs it, its routing for a batch of n)
+METHODS: dict[str, tuple[str, Callable[[int], Routing | None]]] = {
+    "merged": ("merged", lambda _: None),
+    "merged int8": ("merged int8", lambda _: None),
+    "plain dense": ("dense", lambda _: None),
+    **{f"task-{k}": ("moe", lambda n, k=k: TaskRouting(_tasks(n, k))) for k in (1, 2, 3)},  # type: ignore[misc]
+    **{f"token-{k}": ("moe", lambda _, k=k: TokenRouting(k)) for k in (1, 2, 3)},  # type: ignore[misc]
+    "task-1 int8": ("moe int8", lambda n: TaskRouting(_tasks(n, 1))),
+    "token-1 int8": ("moe int8", lambda _: TokenRouting(1)),
+    "task-merging": ("moe", lambda n: BlendRouting(_task_blends(n))),
+    "token-merging": ("moe", lambda _: TokenRouting(K, mix="weights")),
+}
+
+
+def _tasks(n: int, k: int) -> Tensor:
+    """Give each of n sequences a task, evenly and in mixed order, and k experts to the task."""
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(n))
+    return torch.stack([(order + i) % K for i in range(k)], dim=1)
+
+
+def _task_blends(n: int) -> Tensor:
+    """Give each of n sequences the blend of its task."""
+    blends = torch.rand(K, K, generator=torch.Generator().manual_seed(0)).softmax(dim=1)
+    return blends[_tasks(n, 1)[:, 0]]
+
+
+class Models:
+    """The models of one family, built when first asked for."""
+
+    def __init__(self, kind: str, size: str, work: Path) -> None:
+        self.kind = kind
+        self.folder = work / f"{kind}-{size}"
+        if not (self.folder / "model.safetensors").exists():
+            write(kind, size, self.folder)
+        self._built: dict[str, Any] = {}
+
+    def get(self, name: str) -> Any:
+        """The model that a method runs on."""
+        if name not in self._built:
+            self._built[name] = self._build(name).eval()
+        return self._built[name]
+
+    def _build(self, name: str) -> Any:
+        if name.endswith(" int8"):
+            return quantised(self.get(name.removesuffix(" int8")))
+        if name == "moe":
+            cls = T5MoeForConditionalGeneration if self.kind == "t5" else BertMoeForSequenceClassification
+            return cls.from_pretrained(self.folder)
+        dense = tanbr.merge.open(self.folder).dense()
+        if name == "merged":
+            return dense
+        torch.manual_seed(1)
+        return type(dense)(dense.config)  # the stock class with weights of its own
+
+
+def write(kind: str, size: str, folder: Path) -> None:
+    """Write a random MoE with a gate at every site."""
+    shape = SIZES[size][kind]
+    if kind == "t5":
+        random_checkpoint(folder, shape | {"num_experts": K, "router": True})
+        return
+    torch.manual_seed(0)
+    BertMoeForSequenceClassification(BertMoeConfig(**shape, num_experts=K, router=True, num_labels=20)).save_pretrained(
+        folder
+    )
+
+
+def work_of(model: Any, kind: str, mode: str, batch: int) -> Callable[[], Any]:
+    """The call that is timed: a forward pass, or greedy decoding of a fixed number of tokens."""
+    generator = torch.Generator().manual_seed(batch)
+    ids = torch.randint(3, model.config.vocab_size, (batch, LENGTH), generator=generator)
+    if mode == "decode":
+        return lambda: model.generate(ids, max_new_tokens=ANSWER, min_new_tokens=ANSWER, do_sample=False)
+    more = {"decoder_input_ids": ids[:, :ANSWER]} if kind == "t5" else {}
+    return lambda: model(input_ids=ids, **more)
+
+
+@torch.inference_mode()
+def cell(models: Models, mode: str, batch: int, *, rounds: int, seconds: float, skip: set[str]) -> dict[str, Any]:
+    """Time every method on one kind of batch: rounds of all methods, until there are enough or time is up."""
+    calls: dict[str, Callable[[], Any]] = {}
+    for name, (model, routing) in METHODS.items():
+        if name not in skip:
+            calls[name] = _routed(
+                models.get(model), routing(batch), work_of(models.get(model), models.kind, mode, batch)
+            )
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    started = time.monotonic()
+    for round_ in range(rounds + 1):  # the first warms up
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if round_ or rounds == 1:
+                times[name].append(time.perf_counter() - start)
+        if round_ and time.monotonic() - started > seconds:
+            break
+    base = times["merged"]
+    return {
+        name: {
+            "seconds": statistics.median(values),
+            "ratio": statistics.median([a / b for a, b in zip(values, base, strict=True)]),
+            "ratio_low": min(a / b for a, b in zip(values, base, strict=True)),
+            "ratio_high": max(a / b for a, b in zip(values, base, strict=True)),
+            "rounds": len(values),
+        }
+        for name, values in times.items()
+    }
+
+
+def _routed(model: nn.Module, routing: Routing | None, call: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> None:
+        if routing is not None:
+            route(model, routing)
+        call()
+
+    return run
+
+
+@torch.inference_mode()
+def token_merging(models: Models, *, tokens: int) -> dict[str, Any]:
+    """Time merging for every token on a few tokens; the rest would be the same again, token by token."""
+    model, merged = models.get("moe"), models.get("merged")
+    ids = torch.randint(3, model.config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))
+    more = {"decoder_input_ids": ids[:, :1]} if models.kind == "t5" else {}
+    route(model, TokenRouting(K, mix="weights"))
+    start = time.perf_counter()
+    model(input_ids=ids, **more)
+    taken = time.perf_counter() - start
+    merged(input_ids=ids, **more)
+    start = time.perf_counter()
+    merged(input_ids=ids, **more)
+    return {"tokens": tokens, "seconds": taken, "seconds_per_token": taken / (tokens + len(more)),
+            "ratio_to_merged": taken / (time.perf_counter() - start)}  # fmt: skip
+
+
+def memory(kind: str, size: str, work: Path, name: str) -> dict[str, float]:
+    """Peak memory of a process that only serves: it loads one model and answers a batch of 8."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--serve", f"{kind}:{size}:{name}", "--work", str(work)],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@torch.inference_mode()
+def _serve(kind: str, size: str, work: Path, name: str) -> dict[str, float]:
+    before = _status("RssAnon")
+    model_name, routing = METHODS[name]
+    models = Models(kind, size, work)
+    if model_name == "merged":
+        moe = tanbr.merge.open(models.folder)
+        model = moe.dense()
+        moe.checkpoint.release()
+    else:
+        model = models.get(model_name)
+    loaded = _status("RssAnon")
+    _routed(model, routing(8), work_of(model, kind, "forward", 8))()
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "anonymous_loaded": loaded - before,
+        "anonymous_served": _status("RssAnon") - before,
+        "peak_resident": _status("VmHWM"),
+    }
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("this measurement needs Linux")
+
+
+def plan(quick: bool) -> Iterator[tuple[str, str, int, set[str]]]:
+    """List the cells: (model, mode, batch, methods to leave out)."""
+    slow = {"token-merging"}  # measured on a few tokens, apart
+    for batch in (1, 8) if quick else (1, 8, 32):
+        for kind, mode in (("t5", "forward"), ("t5", "decode"), ("bert", "forward")):
+            # merging for every step of every sequence's decoding takes minutes, and shows nothing new
+            yield kind, mode, batch, slow | ({"task-merging"} if mode == "decode" and batch > 1 else set())
+
+
+def main() -> None:
+    """Measure, print tables, write JSON and a picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="tiny models, under a minute")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file; kept up to date cell by cell")
+    parser.add_argument("--minutes", type=float, default=25.0, help="start no new cell after this long")
+    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--work", type=Path, default=None, help="folder for the random checkpoints, kept")
+    parser.add_argument("--serve", default=None, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    if arguments.serve:
+        kind, size, name = arguments.serve.split(":")
+        print(json.dumps(_serve(kind, size, arguments.work, name)))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        _measure(arguments, arguments.work or Path(scratch))
+
+
+def _measure(arguments: argparse.Namespace, work: Path) -> None:
+    size = "quick" if arguments.quick else "full"
+    rounds = arguments.rounds or (3 if arguments.quick else 5)
+    figures: dict[str, Any] = {"cells": {}, "memory": {}, "token_merging": {}}
+    if arguments.out and arguments.out.exists():
+        figures = json.loads(arguments.out.read_text())
+    figures |= {
+        "command": " ".join(["python", "benchmarks/latency.py", *sys.argv[1:]]),
+        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "threads": THREADS},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "experts": K,
+        "length": LENGTH,
+        "answer": ANSWER,
+        "size": SIZES[size],
+    }
+    ends = time.monotonic() + 60 * arguments.minutes
+    models: dict[str, Models] = {}
+    for kind, mode, batch, skip in plan(arguments.quick):
+        key = f"{kind} {mode} {batch}"
+        if key in figures["cells"] or time.monotonic() > ends:
+            continue
+        models.setdefault(kind, Models(kind, size, work))
+        few = rounds if batch < 32 else min(rounds, 3)
+        figures["cells"][key] = cell(
+            models[kind], mode, batch, rounds=few, seconds=120 if batch < 32 else 240, skip=skip
+        )
+        _keep(arguments.out, figures)
+        _show_cell(key, figures["cells"][key])
+    for kind, built in models.items():
+        if kind not in figures["token_merging"] and time.monotonic() < ends:
+            figures["token_merging"][kind] = token_merging(built, tokens=8)
+            _keep(arguments.out, figures)
+    models.clear()
+    for kind in ("t5", "bert"):
+        for name in ("merged", "plain dense", "task-1"):
+            key = f"{kind} {name}"
+            if key not in figures["memory"] and time.monotonic() < ends:
+                figures["memory"][key] = memory(kind, size, work, name)
+                _keep(arguments.out, figures)
+    _show(figures)
+    if arguments.out:
+        _draw(figures, arguments.out.with_suffix(".png"))
+
+
+def _keep(out: Path | None, figures: dict[str, Any]) -> None:
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        part = out.with_suffix(".part")
+        part.write_text(json.dumps(figures, indent=2) + "\n")
+        part.replace(out)
+
+
+def _show_cell(key: str, values: dict[str, Any]) -> None:
+    print(f"{key}: merged takes {values['merged']['seconds']:.3f} s", flush=True)
+    for name, value in values.items():
+        print(f"    {name:14s} ×{value['ratio']:.2f} ({value['ratio_low']:.2f}–{value['ratio_high']:.2f})", flush=True)
+
+
+def _show(figures: dict[str, Any]) -> None:
+    for kind, value in figures["token_merging"].items():
+        print(f"{kind} token-merging: ×{value['ratio_to_merged']:.0f} on {value['tokens']} tokens")
+    for key, value in figures["memory"].items():
+        print(
+            f"{key:16s} {value['parameters'] / 1e6:6.0f}M parameters, {value['anonymous_served'] / 1e9:.2f} GB anonymous, "
+            f"peak resident {value['peak_resident'] / 1e9:.2f} GB"
+        )
+
+
+def _draw(figures: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    cells = figures["cells"]
+    columns = 3
+    rows = -(-len(cells) // columns)
+    plot, axes = plt.subplots(rows, columns, figsize=(13, 3.4 * rows), layout="constrained", squeeze=False, sharex=True)
+    for ax, (key, values) in zip(axes.flat, cells.items(), strict=False):
+        names = list(values)
+        ratios = [values[name]["ratio"] for name in names]
+        spread = [[values[n]["ratio"] - values[n]["ratio_low"] for n in names],
+                  [values[n]["ratio_high"] - values[n]["ratio"] for n in names]]  # fmt: skip
+        colours = ["tab:blue" if "merged" in n else "0.6" if n == "plain dense" else "tab:orange" for n in names]
+        ax.barh(names, ratios, xerr=spread, color=colours, ecolor="0.3")
+        ax.invert_yaxis()
+        ax.axvline(1, color="0.3", linestyle=":")
+        kind, mode, batch = key.split()
+        ax.set_title(f"{kind.upper()}, {mode}, batch {batch}", fontsize=10)
+        ax.set_xlabel("time / merged")
+    for ax in axes.flat[len(cells) :]:
+        ax.set_axis_off()
+    plot.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
