@@ -51,9 +51,18 @@ def train(
 
     out.mkdir(parents=True, exist_ok=True)
     batches = Batches(rows, space=space, encoder=encoder, per_task=config.batch, seed=config.seed)
-    common = {"space": space, "encoder": encoder, "config": config, "report": steps}
-    ancestor = train_ancestor(batches, meanings=meanings(encoder), out=out / "ancestor", **common)
-    model = train_experts(ancestor, batches, out=out / "model", **common)
+    ancestor = train_ancestor(
+        batches,
+        space=space,
+        encoder=encoder,
+        meanings=meanings(encoder),
+        config=config,
+        out=out / "ancestor",
+        report=steps,
+    )
+    model = train_experts(
+        ancestor, batches, space=space, encoder=encoder, config=config, out=out / "model", report=steps
+    )
 
     engine = Engine(open_moe(model), batch=128)
     held_out = {name: tiny.generate(name, survey_rows, seed=SURVEY_SEED) for name in names}

@@ -1,17 +1,23 @@
 """Pictures of a comparison, as SVG that stands inside a page or PNG that stands beside it."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from tanbr.experiments.compare import Comparison
 from tanbr.router import TreeView
 from tanbr.types import FloatArray
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 PALETTE = (
     "#4053d3",
@@ -35,27 +41,36 @@ STYLE = {
 }
 
 
+def _styled(draw: Callable[P, R]) -> Callable[P, R]:
+    """Draw in our style, whatever matplotlib is set to elsewhere."""
+
+    @wraps(draw)
+    def styled(*args: P.args, **kwargs: P.kwargs) -> R:
+        with mpl.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return styled
+
+
 def figure(width: float = 8.0, height: float = 2.6, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """Lay out `rows` axes that share their x axis."""
-    with mpl.rc_context(STYLE):
-        canvas = Figure(figsize=(width, height), layout="constrained")
-        axes = canvas.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
-    return canvas, list(axes)
+    canvas = Figure(figsize=(width, height), layout="constrained")
+    return canvas, list(canvas.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
 
 
+@_styled
 def svg(canvas: Figure) -> str:
     """Render as an <svg> element."""
     buffer = io.StringIO()
-    with mpl.rc_context(STYLE):
-        canvas.savefig(buffer, format="svg", metadata={"Date": None})
+    canvas.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
 
 
+@_styled
 def png(canvas: Figure, path: Path) -> None:
     """Render into a file."""
-    with mpl.rc_context(STYLE):
-        canvas.savefig(path, dpi=140)
+    canvas.savefig(path, dpi=140)
 
 
 def smooth(values: FloatArray, window: int) -> FloatArray:
@@ -66,18 +81,21 @@ def smooth(values: FloatArray, window: int) -> FloatArray:
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
+@_styled
 def shares(series: Sequence[tuple[str, FloatArray]], names: Sequence[str]) -> Figure:
     """Stack shares (T, n) that sum to 1, one panel per (title, series)."""
     canvas, axes = figure(height=1.9 * len(series) + 0.3, rows=len(series))
+    colours = [PALETTE[i % len(PALETTE)] for i in range(len(names))]
     for axis, (title, values) in zip(axes, series, strict=True):
-        axis.stackplot(range(len(values)), values.T, colors=[PALETTE[i % len(PALETTE)] for i in range(len(names))])
+        axis.stackplot(range(len(values)), values.T, colors=colours, step="mid", linewidth=0)
         axis.set(title=title, ylim=(0, 1), xlim=(0, max(1, len(values) - 1)), yticks=(0, 0.5, 1))
     axes[-1].set_xlabel("slot")
-    handles = [mpl.patches.Patch(color=PALETTE[i % len(PALETTE)], label=name) for i, name in enumerate(names)]
+    handles = [Patch(color=colour, label=name) for colour, name in zip(colours, names, strict=True)]
     canvas.legend(handles=handles, loc="outside right center", fontsize=8)
     return canvas
 
 
+@_styled
 def rewards(result: Comparison, *, window: int = 20) -> Figure:
     """Draw each method's reward, averaged over `window` slots."""
     canvas, (axis,) = figure(height=3.0)
@@ -88,6 +106,7 @@ def rewards(result: Comparison, *, window: int = 20) -> Figure:
     return canvas
 
 
+@_styled
 def regret(result: Comparison) -> Figure:
     """Draw each method's cumulative regret against the best blend per slot."""
     canvas, (axis,) = figure(height=3.0)
@@ -99,6 +118,7 @@ def regret(result: Comparison) -> Figure:
     return canvas
 
 
+@_styled
 def tree(view: TreeView, experts: Sequence[str]) -> Figure:
     """Draw the router's tree: a node stands at its depth, as large as its visits, coloured by its largest expert."""
     canvas, (axis,) = figure(height=3.4)
@@ -116,7 +136,7 @@ def tree(view: TreeView, experts: Sequence[str]) -> Figure:
     axis.invert_yaxis()
     axis.spines["bottom"].set_visible(False)
     shown = sorted(set(leading.tolist()))
-    handles = [mpl.patches.Patch(color=PALETTE[k % len(PALETTE)], label=experts[k]) for k in shown]
+    handles = [Patch(color=PALETTE[k % len(PALETTE)], label=experts[k]) for k in shown]
     canvas.legend(handles=handles, loc="outside right center", fontsize=8, title="most of it", title_fontsize=8)
     return canvas
 
