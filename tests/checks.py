@@ -1,4 +1,4 @@
-"""What every router must do, whoever wrote it: each check takes a way to make one, `make(experts, tasks, **options)`."""
+"""What every router must do: each check takes a way to make one, `make(experts, tasks, **options)`."""
 
 import warnings
 from collections.abc import Callable

@@ -43,7 +43,7 @@ def sigmoids(experts: int, tasks: int, rng: np.random.Generator) -> RewardMap:
 
 
 def merged_networks(experts: int, tasks: int, rng: np.random.Generator) -> RewardMap:
-    """True parameter averaging: K small networks tuned from one start on different tasks; soft accuracy as reward."""
+    """Average parameters truly: K small networks tuned from one start on different tasks; soft accuracy as reward."""
     inputs, hidden, rows = 6, 16, 96
     data = rng.normal(size=(2 * rows, inputs))
     teacher = np.tanh(data @ rng.normal(size=(inputs, 12)) / 1.5) @ rng.normal(size=(12, tasks))
@@ -84,7 +84,7 @@ def _train(
 
 
 def decoys(experts: int, tasks: int, rng: np.random.Generator) -> RewardMap:
-    """A broad, middling hill that lures, and a narrow, higher peak elsewhere."""
+    """Put up a broad, middling hill that lures, and a narrow, higher peak elsewhere."""
     peak = rng.dirichlet(np.full(experts, 2.0 / experts))
     lure = peak
     while np.linalg.norm(peak - lure) < 0.6:

@@ -75,19 +75,19 @@ class DefaultModeConfig(Section):
     """A node is expanded once its variance is below this share of the prior's."""
     recent_mixes: int = Field(8, ge=1)
     """Recent task mixes for which a leaf must have fallen behind before it is recycled."""
-    climbers: int = Field(3, ge=1)
-    """How many of the best candidates are moved up the bound after a slot."""
+    climbers: int = Field(2, ge=1)
+    """How many of the best candidates are moved up each of the two bounds (see `beta`) after a slot."""
     climbs: int = Field(2, ge=0)
     """Gradient steps of each."""
     climb_size: float = Field(0.1, gt=0)
     """Length of the first step (Euclid); each next is half as long."""
 
-    beta: float = Field(1.5, ge=0)
-    """Standard deviations in the upper confidence bound, at first."""
-    beta_floor: float = Field(0.5, ge=0)
-    """Standard deviations in the upper confidence bound, in the end."""
-    beta_half: float = Field(200.0, gt=0)
-    """Told slots in which the way from the one to the other is halved."""
+    beta: float = Field(2.0, ge=0)
+    """Standard deviations in the upper confidence bound of an ask that explores."""
+    beta_exploit: float = Field(0.5, ge=0)
+    """Standard deviations in the upper confidence bound of the other asks."""
+    explore: float = Field(40.0, gt=0)
+    """Every ask explores until this many slots were told; then explore/t of them do."""
     open_reach: float = Field(0.5, gt=0)
     """How far, in kernel widths, a decision that is still open lowers the variance around it."""
 
@@ -105,6 +105,8 @@ class DefaultModeConfig(Section):
     """Standard deviation of a reward with count 1, before it is estimated."""
     correlation: float = Field(0.5, ge=0, le=1)
     """Correlation of two tasks' rewards, before it is estimated."""
+    correlation_weight: float = Field(50.0, ge=0)
+    """Arms that this first correlation counts for in the estimate."""
     refits: tuple[int, ...] = (24, 40, 80, 160, 320, 640, 1280)
     """Told slots after which width, variance, noise and correlation are fitted again."""
     forgetting: float = Field(1.0, gt=0, le=1)
@@ -131,7 +133,7 @@ class MonitorConfig(Section):
     """Counters per hash function and task; a power of two."""
     smoothing: float = Field(default=1.0, gt=0)
     """Laplace's pseudo-count of an n-gram."""
-    history: int = Field(default=512, ge=8)
+    history: int = Field(default=1024, ge=8)
     """Distinct texts per task that the calibration is fitted on."""
     penalty: float = Field(default=5e-4, ge=0)
     """L2 penalty on the weights of the calibration."""

@@ -66,5 +66,5 @@ def test_printed_gamma_explodes_with_t():
 
 
 def test_printed_gamma_is_refused_where_it_means_nothing():
-    with pytest.raises(ConfigError, match="learning_rate of at most 0.0156"):
+    with pytest.raises(ConfigError, match=r"learning_rate of at most 0\.0156"):
         theory_gamma(1, 0.0, PaperModeConfig(learning_rate=0.1))

@@ -20,6 +20,10 @@ class Confidence(Protocol):
         """gᵀZ⁻¹g/w for each of n gradients: (n,)."""
         ...
 
+    def prepare(self, inputs: FloatArray) -> None:
+        """Do now what `squared_width` needs for these inputs (n, K), whatever the mix."""
+        ...
+
     def update(self, gradient: Gradient) -> None:
         """Z += g gᵀ/w for a single gradient."""
         ...
@@ -37,17 +41,29 @@ class DiagonalConfidence:
     """Only the diagonal of Z, one entry per weight; a factored gradient needs no p-vector."""
 
     def __init__(self, shapes: list[tuple[int, int]], *, ridge: float, width: int) -> None:
-        self._width = width
+        self._ridge, self._width = ridge, width
         self.diagonal = [np.full(shape, ridge) for shape in shapes]
-        self._inverse = [1.0 / layer for layer in self.diagonal]
-        self._ridge, self.log_determinant = ridge, 0.0
+        self._inverse: list[FloatArray] = []
+        self._inputs = self._through = np.zeros((0, 0))
+        self._refresh()
 
     def squared_width(self, gradient: Gradient) -> FloatArray:
         """gᵀZ⁻¹g/w for each of n gradients: (n,)."""
-        total = np.zeros(len(gradient.back[0]))
-        for back, front, inverse in zip(gradient.back, gradient.front, self._inverse, strict=True):
-            total += np.einsum("nj,nj->n", (back * back) @ inverse, front * front)
+        first = gradient.front[0]
+        total = np.einsum("nj,nj->n", gradient.back[0] ** 2, self._seen_through(first))
+        for back, front, inverse in zip(gradient.back[1:], gradient.front[1:], self._inverse[1:], strict=True):
+            total += (((back * back) @ inverse) * (front * front)).sum(axis=1)
         return total / self._width
+
+    def prepare(self, inputs: FloatArray) -> None:
+        """Do now what `squared_width` needs for these inputs (n, K), whatever the mix."""
+        self._seen_through(inputs)
+
+    def _seen_through(self, inputs: FloatArray) -> FloatArray:
+        """Σ_j x_j²/Z_ij of the first layer, kept while the same inputs are scored again: (n, w)."""
+        if inputs is not self._inputs:
+            self._inputs, self._through = inputs, (inputs * inputs) @ self._inverse[0].T
+        return self._through
 
     def update(self, gradient: Gradient) -> None:
         """Z += g gᵀ/w for a single gradient."""
@@ -56,6 +72,7 @@ class DiagonalConfidence:
         self._refresh()
 
     def _refresh(self) -> None:
+        self._inputs = self._through = np.zeros((0, 0))
         self._inverse = [1.0 / layer for layer in self.diagonal]
         self.log_determinant = float(sum(np.log(layer / self._ridge).sum() for layer in self.diagonal))
 
@@ -91,6 +108,9 @@ class ExactConfidence:
         cross = gradient.inner(self.told)  # (n, t)
         seen = np.einsum("nt,nt->n", cross @ self.dual, cross)
         return np.asarray(np.maximum(own - seen, 0.0) / (self._ridge * self._width))
+
+    def prepare(self, inputs: FloatArray) -> None:
+        """Nothing can be done before the gradient is known."""
 
     def update(self, gradient: Gradient) -> None:
         """Z += g gᵀ/w for a single gradient."""

@@ -14,15 +14,18 @@ from tanbr.types import FloatArray
 
 @dataclass(frozen=True, eq=False)
 class Gradient:
-    """∇_θ ψᵀf at n inputs in factored form: layer l of row n is the outer product back[l][n] ⊗ front[l][n]."""
+    """∇_θ ψᵀf at n inputs in factored form: layer l of row n is the outer product back[l][n] ⊗ front[l][n].
 
-    back: list[FloatArray]  # L arrays (n, rows of θ_l)
+    The last layer's `back` is √w ψ for every input, and kept as one row.
+    """
+
+    back: list[FloatArray]  # L arrays (n or 1, rows of θ_l)
     front: list[FloatArray]  # L arrays (n, columns of θ_l)
 
     def dense(self) -> FloatArray:
         """Return the gradient written out: (n, p)."""
         layers = zip(self.back, self.front, strict=True)
-        return np.concatenate([(b[:, :, None] * f[:, None, :]).reshape(len(b), -1) for b, f in layers], axis=1)
+        return np.concatenate([(b[:, :, None] * f[:, None, :]).reshape(len(f), -1) for b, f in layers], axis=1)
 
     def inner(self, other: "Gradient") -> FloatArray:
         """Inner products with another set of gradients: (n, m)."""
@@ -63,19 +66,31 @@ def predict(weights: list[FloatArray], inputs: FloatArray) -> FloatArray:
     return np.asarray(np.sqrt(hidden.shape[1]) * (hidden @ weights[-1].T))
 
 
+class Forward:
+    """A forward pass at unit inputs (n, K). It does not depend on ψ, so one serves every mix until θ changes."""
+
+    def __init__(self, weights: list[FloatArray], inputs: FloatArray) -> None:
+        self._weights = weights
+        self._front = _activations(weights, inputs)
+        self._active = [(hidden > 0).astype(np.float64) for hidden in self._front[1:]]  # σ′
+
+    def value_and_gradient(self, mix: FloatArray) -> tuple[FloatArray, Gradient]:
+        """ψᵀf (n,) and its gradient."""
+        root = float(self._front[-1].shape[1]) ** 0.5
+        head = root * (mix @ self._weights[-1])  # (w,)
+        back = [root * mix[None]]
+        slope = head
+        for layer in range(len(self._weights) - 1, 0, -1):
+            slope = slope * self._active[layer - 1]  # (n, w)
+            back.append(slope)
+            if layer > 1:
+                slope = slope @ self._weights[layer - 1]
+        return self._front[-1] @ head, Gradient(back[::-1], self._front)
+
+
 def value_and_gradient(weights: list[FloatArray], inputs: FloatArray, mix: FloatArray) -> tuple[FloatArray, Gradient]:
     """ψᵀf (n,) and its gradient at unit inputs (n, K)."""
-    front = _activations(weights, inputs)
-    root = np.sqrt(front[-1].shape[1])
-    head = root * (mix @ weights[-1])  # (w,)
-    back = [np.broadcast_to(root * mix, (len(inputs), len(mix)))]
-    slope = np.broadcast_to(head, front[-1].shape)
-    for layer in range(len(weights) - 2, -1, -1):
-        slope = slope * (front[layer + 1] > 0)
-        back.insert(0, slope)
-        if layer:
-            slope = slope @ weights[layer]
-    return front[-1] @ head, Gradient(back, front)
+    return Forward(weights, inputs).value_and_gradient(mix)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from tanbr.config import PaperModeConfig, RouterConfig
 from tanbr.errors import InputError
 from tanbr.router.ask_tell import AskTell, Policy, Sizes, Terms, TreeView, as_size
 from tanbr.router.confidence import Confidence, DiagonalConfidence, ExactConfidence, theory_gamma
-from tanbr.router.network import descend, initial_weights, predict, unit, value_and_gradient
+from tanbr.router.network import Forward, descend, initial_weights, predict, unit, value_and_gradient
 from tanbr.router.pooled import PooledTanbr
 from tanbr.router.rewards import RewardTable
 from tanbr.router.state import Arrays
@@ -39,12 +39,13 @@ class Algorithm1:
         self.rate = config.learning_rate  # η
         self.gamma = self._gamma()
         self._candidates()
+        self._look()
 
     def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:  # noqa: ARG002
         """Lines 3 to 7: the active leaf of highest upper confidence bound. ψ_t (line 3) is `mix`."""
-        leaves, inputs = self.leaves, self.inputs  # lines 4 and 5: N_t and {x_{h,i}}, made when the tree last changed
+        leaves = self.leaves  # lines 4 and 5: N_t and {x_{h,i}}, made when the tree last changed
         # line 6, eq. (u_node)
-        mean, gradient = value_and_gradient(self.theta, inputs, mix)  # ψᵀf, g
+        mean, gradient = self.forward.value_and_gradient(mix)  # ψᵀf, g
         width = self.gamma * np.sqrt(self.Z.squared_width(gradient))  # γ √(gᵀZ⁻¹g/w)
         U = mean + self.granularity + width
         # line 7
@@ -99,11 +100,18 @@ class Algorithm1:
             rate=self.rate,
             steps=config.steps,
         )
+        self._look()
 
     def _candidates(self) -> None:
+        """Lines 4 and 5."""
         self.leaves = self.tree.active_leaves
         self.inputs = unit(self.tree.blend[self.leaves])
         self.granularity = self.config.nu * self.config.rho ** self.tree.depth[self.leaves].astype(np.float64)  # ν₁ρ^h
+
+    def _look(self) -> None:
+        """Do the part of line 6 that does not depend on ψ as soon as θ, Z and the leaves are known."""
+        self.forward = Forward(self.theta, self.inputs)
+        self.Z.prepare(self.inputs)
 
     def _gamma(self) -> float:
         if self.config.gamma == "constant":
@@ -148,6 +156,7 @@ class Algorithm1:
         self.rewards.restore({k.removeprefix("rewards."): v for k, v in arrays.items()})
         self.gamma = self._gamma()
         self._candidates()
+        self._look()
 
 
 class Tanbr(AskTell):

@@ -1,0 +1,94 @@
+import json
+
+import numpy as np
+import pytest
+
+import checks
+from tanbr.baselines import RandomBlend
+from tanbr.config import RouterConfig
+from tanbr.errors import DecisionError, StateError
+from tanbr.router import Tanbr, state
+from tanbr.router.state import HEADER, read_state, write_state
+
+K, V = checks.K, checks.V
+
+
+def test_history_keeps_the_last_slots_and_what_was_told():
+    router = Tanbr(K, V, config=RouterConfig(history=5))
+    checks.play(router, 12)
+    assert [told.decision.id for told in router.history] == [7, 8, 9, 10, 11]
+    decision = router.ask(checks.EVEN)
+    router.tell(decision, [0.1, np.nan, 0.3, 0.4], [5, 0, 1, 2])
+    last = router.history[-1]
+    assert last.decision is decision
+    assert np.array_equal(last.reward, [0.1, np.nan, 0.3, 0.4], equal_nan=True)
+    assert last.counts.tolist() == [5, 0, 1, 2]
+
+
+def test_explain_finds_open_and_remembered_decisions_only():
+    router = Tanbr(K, V, config=RouterConfig(history=3))
+    checks.play(router, 10)
+    decision = router.ask(checks.EVEN)
+    assert router.explain(decision) == router.explain(decision.id)
+    assert router.explain(9).candidates > 1
+    with pytest.raises(DecisionError, match="neither open nor among"):
+        router.explain(2)
+
+
+def test_terms_add_up_to_the_bound():
+    router = Tanbr(K, V)
+    checks.play(router, 30)
+    terms = router.explain(router.ask(checks.EVEN))
+    assert terms.bound == terms.mean + terms.granularity + terms.uncertainty
+    assert 0 < terms.mean < 1
+
+
+def test_a_state_of_another_kind_is_refused(tmp_path):
+    RandomBlend(K, V).save(tmp_path / "state.npz")
+    with pytest.raises(StateError, match="'random-blend' router"):
+        Tanbr.load(tmp_path / "state.npz")
+
+
+def test_a_newer_version_is_refused(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "VERSION", state.VERSION + 1)
+        Tanbr(K, V).save(tmp_path / "state.npz")
+    with pytest.raises(StateError, match="state version 2, this tanbr reads 1"):
+        Tanbr.load(tmp_path / "state.npz")
+
+
+def test_a_state_that_lacks_arrays_is_refused(tmp_path):
+    path = tmp_path / "state.npz"
+    Tanbr(K, V).save(path)
+    header, arrays = read_state(path)
+    write_state(path, header, {name: a for name, a in arrays.items() if name != "policy.posterior.alpha"})
+    with pytest.raises(StateError, match="does not fit"):
+        Tanbr.load(path)
+
+
+def test_a_header_changed_by_hand_is_refused(tmp_path):
+    path = tmp_path / "state.npz"
+    Tanbr(K, V).save(path)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    label = json.loads(arrays[HEADER].tobytes())
+    label["header"]["next_id"] = 99
+    arrays[HEADER] = np.frombuffer(json.dumps(label).encode(), dtype=np.uint8)
+    np.savez(path, **arrays)
+    with pytest.raises(StateError, match="checksum"):
+        Tanbr.load(path)
+
+
+def test_pickled_arrays_are_never_loaded(tmp_path):
+    np.savez(tmp_path / "state.npz", **{HEADER: np.array([{"a": 1}], dtype=object)})
+    with pytest.raises(StateError, match="not a whole router state"):
+        Tanbr.load(tmp_path / "state.npz")
+
+
+def test_warm_start_teaches_before_the_first_ask():
+    cold, warm = Tanbr(K, V, seed=1), Tanbr(K, V, seed=1)
+    rng = np.random.default_rng(0)
+    blends = rng.dirichlet(np.ones(K), size=60)
+    warm.warm_start(blends, np.array([checks.toy_reward(x) for x in blends]))
+    rewards = [np.mean([checks.toy_reward(x)[0] for x in checks.play(r, 25)]) for r in (cold, warm)]
+    assert rewards[1] > rewards[0] + 0.1

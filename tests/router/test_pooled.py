@@ -1,0 +1,97 @@
+import numpy as np
+
+import checks
+from tanbr.config import RouterConfig
+from tanbr.router import Tanbr
+from tanbr.router.ask_tell import Sizes
+from tanbr.router.pooled import fixed_blends
+
+K, V = checks.K, checks.V
+
+
+def default(**settings):
+    return Tanbr(K, V, config=RouterConfig.model_validate({"default": settings}))
+
+
+def test_fixed_blends_hold_every_single_expert_and_the_even_blend():
+    blends = fixed_blends(Sizes(6, 2, 6), 100, np.random.default_rng(0))
+    assert len(blends) == 100
+    assert np.array_equal(blends[:6], np.eye(6))
+    assert np.allclose(blends[6], 1 / 6)
+    sparse = fixed_blends(Sizes(6, 2, 2), 100, np.random.default_rng(0))
+    assert (np.count_nonzero(sparse, axis=1) <= 2).all()
+
+
+def test_the_chosen_blend_has_the_highest_bound_of_all_candidates():
+    router = default()
+    checks.play(router, 40)
+    policy = router._policy
+    mix = np.array([0.4, 0.3, 0.2, 0.1])
+    deviation = np.sqrt(policy.posterior.variance_of(mix, policy.posterior.gain))
+    decision = router.ask(mix)
+    terms = router.explain(decision)
+    beta = terms.uncertainty / deviation[np.isclose(policy.posterior.mean @ mix, terms.mean)][0]
+    bound = policy.posterior.mean @ mix + beta * deviation
+    bound[policy.nodes][~policy.tree.used] = -np.inf
+    assert np.isclose(terms.bound, bound.max())
+
+
+def test_exploring_asks_become_rare():
+    router = default(explore=10, beta=3.0, beta_exploit=0.0)
+    checks.play(router, 200)
+    widths = np.array([told.terms.uncertainty for told in router.history])
+    assert (widths[:10] > 0).all()
+    assert 0 < (widths[-100:] > 0).sum() < 20
+
+
+def test_open_decisions_are_not_repeated():
+    router = default()
+    checks.play(router, 8)
+    policy = router._policy
+    policy.credit = 100.0  # all of the next asks explore
+    decisions = [router.ask(checks.EVEN) for _ in range(4)]
+    assert len({decision.blend.tobytes() for decision in decisions}) > 1
+
+
+def test_memory_and_candidates_stay_bounded():
+    router = default(arms=16, room=30, snap=0.001)
+    checks.play(router, 150, noise=0.2)
+    policy = router._policy
+    assert policy.posterior.used <= 16
+    assert len(router.tree) <= 30
+    assert policy.posterior.inverse.shape[1:] == (16, 16)
+
+
+def test_kept_posterior_does_not_drift_from_a_fresh_one():
+    router = default()
+    checks.play(router, 150, unseen=0.2)
+    pool = router._policy.posterior
+    mean, gain = pool.mean.copy(), pool.gain.copy()
+    pool.rebuild()
+    used = np.ones(len(mean), dtype=bool)
+    used[router._policy.nodes] = router._policy.tree.used
+    assert np.allclose(mean[used], pool.mean[used], atol=1e-6)
+    assert np.allclose(gain[used], pool.gain[used], atol=1e-6)
+
+
+def test_the_tree_goes_deep_where_reward_is_high():
+    router = default()
+    checks.play(router, 120)
+    tree = router.tree
+    best = np.array([checks.toy_reward(x)[0] for x in tree.blend])
+    assert tree.depth.max() >= 3
+    assert best[tree.depth >= 3].mean() > best[0] + 0.1
+
+
+def test_forgetting_follows_a_map_that_moves():
+    def reward_after_move(**settings):
+        router, rng, total = default(**settings), np.random.default_rng(0), 0.0
+        for slot in range(180):
+            decision = router.ask(checks.EVEN)
+            blend = decision.blend if slot < 120 else decision.blend[::-1]
+            reward = checks.toy_reward(blend)
+            total += reward[0] * (slot >= 120)
+            router.tell(decision, np.clip(reward + 0.02 * rng.normal(size=V), 0, 1))
+        return total / 60
+
+    assert reward_after_move(forgetting=0.98) > reward_after_move() + 0.3
