@@ -1,8 +1,8 @@
 """Table I at its real size: un-merged routing, per-request merging, merged and plain dense models, float32 and int8.
 
 Random weights, mixed-task batches, two threads. A round runs every method once on the same batch, so that a ratio to
-`merged` is of neighbours in time; medians over rounds with quartiles. Cells that are done are kept in `--out` and
-skipped when the same command is run again; `--minutes` stops between cells. `--quick` uses tiny models.
+`merged` is of neighbours in time; wall and CPU time, medians over rounds and their range. Cells that are done are kept
+in `--out` and skipped when the same command is run again; `--minutes` stops between cells. `--quick` uses tiny models.
 """
 
 import argparse
@@ -130,30 +130,38 @@ def cell(models: Models, mode: str, batch: int, *, rounds: int, seconds: float, 
     calls: dict[str, Callable[[], Any]] = {}
     for name, (model, routing) in METHODS.items():
         if name not in skip:
-            calls[name] = _routed(
-                models.get(model), routing(batch), work_of(models.get(model), models.kind, mode, batch)
-            )
-    times: dict[str, list[float]] = {name: [] for name in calls}
+            live = models.get(model)
+            calls[name] = _routed(live, routing(batch), work_of(live, models.kind, mode, batch))
+    wall: dict[str, list[float]] = {name: [] for name in calls}
+    work: dict[str, list[float]] = {name: [] for name in calls}
     started = time.monotonic()
-    for round_ in range(rounds + 1):  # the first warms up
+    warm = 0 if batch >= 32 else 1
+    for round_ in range(rounds + warm):
         for name, call in calls.items():
-            start = time.perf_counter()
+            start, start_work = time.perf_counter(), time.process_time()
             call()
-            if round_ or rounds == 1:
-                times[name].append(time.perf_counter() - start)
-        if round_ and time.monotonic() - started > seconds:
+            if round_ >= warm:
+                wall[name].append(time.perf_counter() - start)
+                work[name].append(time.process_time() - start_work)
+        if round_ >= warm and time.monotonic() - started > seconds:
             break
-    base = times["merged"]
     return {
         name: {
-            "seconds": statistics.median(values),
-            "ratio": statistics.median([a / b for a, b in zip(values, base, strict=True)]),
-            "ratio_low": min(a / b for a, b in zip(values, base, strict=True)),
-            "ratio_high": max(a / b for a, b in zip(values, base, strict=True)),
-            "rounds": len(values),
+            "seconds": statistics.median(wall[name]),
+            "fastest": min(wall[name]),
+            "cpu_seconds": statistics.median(work[name]),
+            "rounds": len(wall[name]),
+            **_ratios(wall[name], wall["merged"], "ratio"),
+            **_ratios(work[name], work["merged"], "cpu_ratio"),
+            "fastest_ratio": min(wall[name]) / min(wall["merged"]),
         }
-        for name, values in times.items()
+        for name in calls
     }
+
+
+def _ratios(values: list[float], base: list[float], name: str) -> dict[str, float]:
+    ratios = sorted(a / b for a, b in zip(values, base, strict=True))
+    return {name: statistics.median(ratios), f"{name}_low": ratios[0], f"{name}_high": ratios[-1]}
 
 
 def _routed(model: nn.Module, routing: Routing | None, call: Callable[[], Any]) -> Callable[[], Any]:
@@ -219,13 +227,13 @@ def _status(field: str) -> int:
     raise RuntimeError("this measurement needs Linux")
 
 
-def plan(quick: bool) -> Iterator[tuple[str, str, int, set[str]]]:
-    """List the cells: (model, mode, batch, methods to leave out)."""
+def plan(kind: str, *, quick: bool) -> Iterator[tuple[str, int, set[str]]]:
+    """List a family's cells: (mode, batch, methods to leave out)."""
     slow = {"token-merging"}  # measured on a few tokens, apart
     for batch in (1, 8) if quick else (1, 8, 32):
-        for kind, mode in (("t5", "forward"), ("t5", "decode"), ("bert", "forward")):
-            # merging for every step of every sequence's decoding takes minutes, and shows nothing new
-            yield kind, mode, batch, slow | ({"task-merging"} if mode == "decode" and batch > 1 else set())
+        yield "forward", batch, slow
+        if kind == "t5":  # merging for every step of every sequence takes minutes, and shows nothing new
+            yield "decode", batch, slow | ({"task-merging"} if batch > 1 else set())
 
 
 def main() -> None:
@@ -251,7 +259,7 @@ def main() -> None:
 
 def _measure(arguments: argparse.Namespace, work: Path) -> None:
     size = "quick" if arguments.quick else "full"
-    rounds = arguments.rounds or (3 if arguments.quick else 5)
+    rounds = arguments.rounds or (2 if arguments.quick else 5)
     figures: dict[str, Any] = {"cells": {}, "memory": {}, "token_merging": {}}
     if arguments.out and arguments.out.exists():
         figures = json.loads(arguments.out.read_text())
@@ -265,24 +273,19 @@ def _measure(arguments: argparse.Namespace, work: Path) -> None:
         "size": SIZES[size],
     }
     ends = time.monotonic() + 60 * arguments.minutes
-    models: dict[str, Models] = {}
-    for kind, mode, batch, skip in plan(arguments.quick):
-        key = f"{kind} {mode} {batch}"
-        if key in figures["cells"] or time.monotonic() > ends:
-            continue
-        models.setdefault(kind, Models(kind, size, work))
-        few = rounds if batch < 32 else min(rounds, 3)
-        figures["cells"][key] = cell(
-            models[kind], mode, batch, rounds=few, seconds=120 if batch < 32 else 240, skip=skip
-        )
-        _keep(arguments.out, figures)
-        _show_cell(key, figures["cells"][key])
-    for kind, built in models.items():
+    for kind in ("t5", "bert"):  # one family's models in memory at a time
+        models = Models(kind, size, work)
+        for mode, batch, skip in plan(kind, quick=arguments.quick):
+            key = f"{kind} {mode} {batch}"
+            if key not in figures["cells"] and time.monotonic() < ends:
+                few, seconds = (rounds, 120) if batch < 32 else (min(rounds, 3), 240)
+                figures["cells"][key] = cell(models, mode, batch, rounds=few, seconds=seconds, skip=skip)
+                _keep(arguments.out, figures)
+                _show_cell(key, figures["cells"][key])
         if kind not in figures["token_merging"] and time.monotonic() < ends:
-            figures["token_merging"][kind] = token_merging(built, tokens=8)
+            figures["token_merging"][kind] = token_merging(models, tokens=8)
             _keep(arguments.out, figures)
-    models.clear()
-    for kind in ("t5", "bert"):
+        del models
         for name in ("merged", "plain dense", "task-1"):
             key = f"{kind} {name}"
             if key not in figures["memory"] and time.monotonic() < ends:
@@ -304,7 +307,12 @@ def _keep(out: Path | None, figures: dict[str, Any]) -> None:
 def _show_cell(key: str, values: dict[str, Any]) -> None:
     print(f"{key}: merged takes {values['merged']['seconds']:.3f} s", flush=True)
     for name, value in values.items():
-        print(f"    {name:14s} ×{value['ratio']:.2f} ({value['ratio_low']:.2f}–{value['ratio_high']:.2f})", flush=True)
+        print(
+            f"    {name:14s} ×{value['ratio']:.2f} ({value['ratio_low']:.2f}–{value['ratio_high']:.2f})"
+            f"   fastest ×{value['fastest_ratio']:.2f}   CPU ×{value['cpu_ratio']:.2f}"
+            f" ({value['cpu_ratio_low']:.2f}–{value['cpu_ratio_high']:.2f})",
+            flush=True,
+        )
 
 
 def _show(figures: dict[str, Any]) -> None:
@@ -312,8 +320,8 @@ def _show(figures: dict[str, Any]) -> None:
         print(f"{kind} token-merging: ×{value['ratio_to_merged']:.0f} on {value['tokens']} tokens")
     for key, value in figures["memory"].items():
         print(
-            f"{key:16s} {value['parameters'] / 1e6:6.0f}M parameters, {value['anonymous_served'] / 1e9:.2f} GB anonymous, "
-            f"peak resident {value['peak_resident'] / 1e9:.2f} GB"
+            f"{key:16s} {value['parameters'] / 1e6:6.0f}M parameters,"
+            f" {value['anonymous_served'] / 1e9:.2f} GB anonymous, peak resident {value['peak_resident'] / 1e9:.2f} GB"
         )
 
 
@@ -329,16 +337,16 @@ def _draw(figures: dict[str, Any], path: Path) -> None:
     plot, axes = plt.subplots(rows, columns, figsize=(13, 3.4 * rows), layout="constrained", squeeze=False, sharex=True)
     for ax, (key, values) in zip(axes.flat, cells.items(), strict=False):
         names = list(values)
-        ratios = [values[name]["ratio"] for name in names]
-        spread = [[values[n]["ratio"] - values[n]["ratio_low"] for n in names],
-                  [values[n]["ratio_high"] - values[n]["ratio"] for n in names]]  # fmt: skip
+        ratios = [values[name]["cpu_ratio"] for name in names]
+        spread = [[values[n]["cpu_ratio"] - values[n]["cpu_ratio_low"] for n in names],
+                  [values[n]["cpu_ratio_high"] - values[n]["cpu_ratio"] for n in names]]  # fmt: skip
         colours = ["tab:blue" if "merged" in n else "0.6" if n == "plain dense" else "tab:orange" for n in names]
         ax.barh(names, ratios, xerr=spread, color=colours, ecolor="0.3")
         ax.invert_yaxis()
         ax.axvline(1, color="0.3", linestyle=":")
         kind, mode, batch = key.split()
         ax.set_title(f"{kind.upper()}, {mode}, batch {batch}", fontsize=10)
-        ax.set_xlabel("time / merged")
+        ax.set_xlabel("CPU time / merged")
     for ax in axes.flat[len(cells) :]:
         ax.set_axis_off()
     plot.savefig(path, dpi=120)
