@@ -162,7 +162,7 @@ class MonitorConfig(Section):
     drift: float = Field(default=0.02, ge=0)
     """Standard deviation that each slot adds to the forecast of a task's share."""
     unknown_quantile: float = Field(default=0.01, gt=0, lt=0.5)
-    """Share of the history itself that may count as unlike any task."""
+    """Share of each task's own history that may count as unlike any task."""
     alarm_share: float = Field(default=0.1, gt=0, lt=1)
     """The alarm sounds when the unknown share is above this beyond chance …"""
     alarm_sigmas: float = Field(default=3.0, ge=0)

@@ -38,6 +38,7 @@ SURFACE = (
     "first text ends with a mark",
     "second text ends with a mark",
 )
+COARSE = (0, 1, 2, 4, 5, 7, 8, 9, 11)  # of SURFACE: those that traffic without labels falls apart by
 RELATIONS = SURFACE[1:7]  # lengths and overlaps, which tell more together than each alone
 MAX_CHARS = 512  # of each text of a request; the served models read hardly further
 

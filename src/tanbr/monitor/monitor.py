@@ -12,8 +12,8 @@ from tanbr.config import MonitorConfig
 from tanbr.errors import InputError, StateError
 from tanbr.monitor import state
 from tanbr.monitor.clusters import Clusters
-from tanbr.monitor.features import Features, check, read
-from tanbr.monitor.quantify import prevalence, unknown_share
+from tanbr.monitor.features import COARSE, Features, check, read
+from tanbr.monitor.quantify import familiar_counts, prevalence, unknown_share
 from tanbr.monitor.recogniser import Recogniser
 from tanbr.monitor.slot import Slot
 from tanbr.monitor.smooth import Forecaster
@@ -73,7 +73,7 @@ class Monitor:
         for features, part in _batches(texts):
             untagged = np.flatnonzero(known[part] < 0)
             if self.method == "clusters":
-                batch = features.surface if vectors is None else vectors[part]
+                batch = features.surface[:, COARSE] if vectors is None else vectors[part]
                 self._clusters.add(features.keys, batch)
                 answer = self._clusters.read(batch[untagged]) if self._clusters.ready else None
             elif self._recogniser.ready and len(untagged):
@@ -91,10 +91,11 @@ class Monitor:
     def close_slot(self) -> SlotMix:
         """End the slot: its mix, and the mix of the one that starts."""
         posteriors, novelty, counts = self._slot.read()
-        unknown, alarm = unknown_share(novelty, counts, self._slot.tagged, self.config)
-        familiar = counts * (1 - novelty)
+        tagged = float(self._slot.tagged.sum())
+        unknown, alarm = unknown_share(novelty, counts, self.config)
+        familiar = familiar_counts(novelty, counts, unknown)
         seen = None
-        if familiar.sum() + self._slot.tagged.sum() > 0:
+        if familiar.sum() + tagged > 0:
             seen = prevalence(posteriors[familiar > 0], familiar[familiar > 0], self._slot.tagged, self.config)
         self._forecaster.update(seen)
         requests = self._slot.requests
@@ -106,7 +107,7 @@ class Monitor:
             estimate=forecast if seen is None else seen.mix,
             forecast=forecast,
             uncertainty=self._forecaster.uncertainty,
-            unknown=unknown,
+            unknown=unknown * float(counts.sum()) / max(float(counts.sum()) + tagged, 1.0),
             requests=requests,
             alarm=alarm,
         )

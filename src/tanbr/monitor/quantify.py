@@ -60,19 +60,26 @@ def _deviation(posteriors: FloatArray, counts: FloatArray, tagged: FloatArray, m
     return np.sqrt(np.maximum(np.diag(covariance), 0.0))
 
 
-def unknown_share(
-    novelty: FloatArray, counts: FloatArray, tagged: FloatArray, config: MonitorConfig
-) -> tuple[float, bool]:
-    """Estimate which share of the slot is unlike any task, and whether that calls for an alarm.
+def unknown_share(novelty: FloatArray, counts: FloatArray, config: MonitorConfig) -> tuple[float, bool]:
+    """Estimate which share of the untagged requests is unlike any task, and whether that calls for an alarm.
 
-    `unknown_quantile` of familiar requests look novel too, which is taken off.
+    `unknown_quantile` of the tasks' own requests look novel too: so many are taken off, and a rate that chance
+    would explain is no unknown share at all.
     """
     untagged = float(counts.sum())
     if untagged == 0:
         return 0.0, False
     expected = config.unknown_quantile
     rate = float(novelty @ counts) / untagged
-    share = max(rate - expected, 0.0) / (1 - expected)
-    spread = np.sqrt(max(rate, expected) * (1 - rate) / untagged)
-    alarm = share - config.alarm_sigmas * spread > config.alarm_share
-    return share * untagged / (untagged + float(tagged.sum())), bool(alarm)
+    if rate - expected < config.alarm_sigmas * np.sqrt(expected * (1 - expected) / untagged):
+        return 0.0, False
+    share = (rate - expected) / (1 - expected)
+    spread = np.sqrt(rate * (1 - rate) / untagged)
+    return share, bool(share - config.alarm_sigmas * spread > config.alarm_share)
+
+
+def familiar_counts(novelty: FloatArray, counts: FloatArray, unknown: float) -> FloatArray:
+    """Count each request (n,) by the chance that it belongs to a task: the novel ones by how many of them do not."""
+    novel = float(novelty @ counts)
+    strange = min(unknown * float(counts.sum()) / novel, 1.0) if novel > 0 else 0.0
+    return counts * (1 - strange * novelty)

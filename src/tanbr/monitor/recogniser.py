@@ -31,7 +31,7 @@ class _Fit:
 
     layer: stack.Layer
     tables: dict[str, NDArray[np.float32]]  # by view
-    threshold: float  # familiarity below which a request is unlike any task
+    thresholds: FloatArray  # (V,) log-probability of a byte 3-gram that few of a task's own texts fall short of
     texts: int  # learned when it was made
 
 
@@ -81,7 +81,22 @@ class Recogniser:
             name: sketch.log_likelihood(features.views[name], fit.tables[name])
             for name, sketch in self._sketches.items()
         }
-        return fit.layer.posteriors(self._inputs(features, scores)), _familiarity(features, scores) < fit.threshold
+        explained = self._explained(features, scores["bytes"], fit.thresholds)
+        return fit.layer.posteriors(self._inputs(features, scores)), explained < 0
+
+    def familiarity(self, features: Features) -> FloatArray:
+        """How well the task that explains a request best does so, less what its own texts fall short of (n,).
+
+        Mean log-probability of a byte 3-gram; below 0 a request is unlike any task.
+        """
+        fit = self._fit = self._fit or self._fitted()
+        scores = self._sketches["bytes"].log_likelihood(features.views["bytes"], fit.tables["bytes"])
+        return self._explained(features, scores, fit.thresholds)
+
+    def _explained(self, features: Features, scores: FloatArray, thresholds: FloatArray) -> FloatArray:
+        known = np.flatnonzero(self._learned)
+        best = known[scores[:, known].argmax(axis=1)]
+        return np.asarray(scores[np.arange(len(best)), best] / features.views["bytes"].lengths - thresholds[best])
 
     def _fitted(self) -> _Fit:
         config = self._config
@@ -90,12 +105,16 @@ class Recogniser:
             name: sketch.leave_one_out(sample.views[name], tasks, counts, config.smoothing)
             for name, sketch in self._sketches.items()
         }
+        thresholds = np.zeros(self._tasks)
+        explained = self._explained(sample, scores["bytes"], thresholds)
+        for task in np.flatnonzero(self._learned):
+            thresholds[task] = np.quantile(explained[tasks == task], config.unknown_quantile)
         return _Fit(
             layer=stack.fit(
                 self._inputs(sample, scores), tasks, products=_PRODUCTS, tasks=self._tasks, penalty=config.penalty
             ),
             tables={name: sketch.log_table(config.smoothing) for name, sketch in self._sketches.items()},
-            threshold=float(np.quantile(_familiarity(sample, scores), config.unknown_quantile)),
+            thresholds=thresholds,
             texts=int(self._learned.sum()),
         )
 
@@ -125,8 +144,3 @@ class Recogniser:
             {name.removeprefix("history."): array for name, array in arrays.items() if name.startswith("history.")}
         )
         self._learned, self._fit = arrays["learned"], None
-
-
-def _familiarity(features: Features, scores: dict[str, FloatArray]) -> FloatArray:
-    """Mean log-probability of a byte 3-gram under the task that explains the request best (n,)."""
-    return np.asarray(scores["bytes"].max(axis=1) / features.views["bytes"].lengths)

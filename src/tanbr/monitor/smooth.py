@@ -34,8 +34,8 @@ class Forecaster:
     def update(self, seen: Prevalence | None) -> bool:
         """Take in the mix of a slot, None if it held nothing; whether the average started afresh."""
         config = self._config
-        self._variance = self._variance + config.drift**2
         if seen is None:
+            self._variance = self._variance + config.drift**2
             return False
         noise = seen.deviation**2
         error = seen.mix - self.mix
