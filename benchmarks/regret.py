@@ -42,6 +42,7 @@ def figures(trace: Trace) -> dict[str, Any]:
     return {
         "mean": float(trace.regret.mean()), "last": float(trace.regret[-100:].mean()), "slots to 95%": trace.slots_to(),
         "exponent": growth_exponent(np.maximum(trace.regret, 0)) if trace.regret.sum() > 1e-6 else 0.0,
+        "curve": [round(float(part.mean()), 5) for part in np.array_split(trace.regret, 40)],
     }  # fmt: skip
 
 
@@ -110,16 +111,15 @@ def moving(study: Study, seeds: Iterable[int], slots: int) -> None:
 def report(study: Study) -> str:
     """Write the study as Markdown."""
     families = {name: {"family": name} for name in FAMILIES}
-    sizes = {
-        f"K = {k}": {"experts": k} for k in sorted({r["experts"] for r in study.runs if r["condition"] == "plain"})
-    }
-    lines = ["# Regret study", "", "Mean regret per slot, ± standard error over runs.", ""]
-    lines += study.table("plain", {**sizes, **families})
-    if study.pick("plain", "tanbr without tree"):
+    lines = ["# Regret study", "", "Mean regret per slot, ± standard error over runs."]
+    plain = [run for run in study.runs if run["condition"] == "plain"]
+    if plain:
+        sizes = {f"K = {k}": {"experts": k} for k in sorted({run["experts"] for run in plain})}
+        lines += ["", *study.table("plain", {**sizes, **families})]
         mean, error = study.paired("plain", "tanbr", "tanbr without tree")
+        exponents = [run["exponent"] for run in study.pick("plain", "tanbr")]
         lines += ["", f"The tree's share, paired over worlds: {mean:+.4f} ± {error:.4f}."]
-    exponents = [run["exponent"] for run in study.pick("plain", "tanbr")]
-    lines += ["", f"Growth exponent of tanbr's summed regret, median over runs: {np.median(exponents):.2f}."]
+        lines += ["", f"Growth exponent of tanbr's summed regret, median over runs: {np.median(exponents):.2f}."]
     for condition in dict.fromkeys(run["condition"] for run in study.runs):
         if condition != "plain":
             lines += ["", f"## {condition[0].upper()}{condition[1:]}", "", *study.table(condition, families)]
@@ -131,38 +131,60 @@ def report(study: Study) -> str:
     return "\n".join(lines) + "\n"
 
 
+def draw(study: Study, path: Path, slots: int) -> None:
+    """Regret over time, one line per router, mean of all runs of the main table."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
+    at = (np.arange(40) + 0.5) * slots / 40
+    for name in dict.fromkeys(run["router"] for run in study.runs if run["condition"] == "plain"):
+        curve = np.mean([run["curve"] for run in study.pick("plain", name)], axis=0)
+        axes.plot(at, np.maximum(curve, 1e-4), label=name, linewidth=2.5 if name == "tanbr" else 1.2)
+    axes.set(yscale="log", xlabel="slot", ylabel="mean regret", title="Regret on held-out reward maps")
+    axes.legend(fontsize=8, ncols=2)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=130)
+
+
 def main() -> None:
-    """Run the study, print its tables, and keep what `--out` names (JSON, and Markdown beside it)."""
+    """Run the study, print its tables, and keep what `--out` names (JSON, and tables and picture beside it)."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one seed, 100 slots, few routers: under a minute")
-    parser.add_argument("--seeds", type=int, default=3, help="map seeds 0, 1, … of the main table")
-    parser.add_argument("--condition-seeds", type=int, default=1, help="map seeds of the conditions' tables")
+    parser.add_argument("--part", choices=["rivals", "ablation", "conditions"], default="rivals")
+    parser.add_argument("--seeds", type=int, default=1, help="map seeds 0, 1, …")
     parser.add_argument("--slots", type=int, default=1000)
-    parser.add_argument("--only", nargs="*", help="routers of the main table")
-    parser.add_argument("--out", type=Path, help="write runs to this JSON file and the tables beside it as .md")
+    parser.add_argument("--out", type=Path, help="write runs to this JSON file; tables and picture go beside it")
     options = parser.parse_args()
-    slots = 100 if options.quick else options.slots
-    seeds = range(1 if options.quick else options.seeds)
-    names = options.only or (["random", "vector GP", "tanbr without tree", "tanbr"] if options.quick else list(RIVALS))
+    slots, seeds = 100 if options.quick else options.slots, range(options.seeds)
     study = Study()
-    for scenario in scenarios(seeds, (8,) if options.quick else (4, 8), slots=slots):
-        study.play("plain", World(scenario), names, RIVALS)
-        print(".", end="", flush=True)
-    if not options.quick:
-        few = range(options.condition_seeds)
+    if options.part == "conditions":
         for condition, change in CONDITIONS.items():
-            experts = [change.get("experts", 8)]
-            for scenario in scenarios(few, experts, slots=slots, **{k: v for k, v in change.items() if k != "experts"}):
+            for scenario in scenarios(seeds, [change.get("experts", 8)], slots=slots, **_without(change, "experts")):
                 study.play(condition, World(scenario), ["vector GP", "tanbr without tree", "tanbr"], RIVALS)
-                print(".", end="", flush=True)
-        moving(study, few, slots)
+        moving(study, seeds, slots)
+    else:
+        ours = ["tanbr without tree", "tanbr"]
+        names = (
+            ["random", "vector GP", *ours] if options.quick else ours if options.part == "ablation" else list(RIVALS)
+        )
+        for scenario in scenarios(seeds, (8,) if options.quick else (4, 8), slots=slots):
+            study.play("plain", World(scenario), names, RIVALS)
     text = report(study)
-    print("\n" + text)
+    print(text)
     if options.out:
         head = {"command": "python " + " ".join(sys.argv), "python": platform.python_version(), "numpy": np.__version__}
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps({**head, "slots": slots, "runs": study.runs}, indent=1) + "\n")
+        options.out.write_text(json.dumps({**head, "slots": slots, "runs": study.runs}) + "\n")
         options.out.with_suffix(".md").write_text(text)
+        if options.part == "rivals":
+            draw(study, options.out.with_suffix(".png"), slots)
+
+
+def _without(values: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != name}
 
 
 if __name__ == "__main__":

@@ -47,8 +47,9 @@ def random_reward(rng: np.random.Generator, blend: np.ndarray) -> np.ndarray:
 
 
 def paper_router(experts: int, *, rho: float = 0.9) -> Tanbr:
-    """Algorithm 1 with the paper's width, λ, υ, δ and diagonal Z."""
-    config = RouterConfig.model_validate({"paper": {"rho": rho, "width": WIDTH, "steps": 1}})
+    """Algorithm 1 with the paper's width, λ, υ, δ and diagonal Z; C, which it does not give, is 0.3."""
+    settings = {"rho": rho, "width": WIDTH, "steps": 1, "threshold_constant": 0.3}
+    config = RouterConfig.model_validate({"paper": settings})
     return Tanbr(experts, TASKS, mode="paper", config=config)
 
 
@@ -164,6 +165,24 @@ def figure6(experts: tuple[int, ...], *, repeats: int, rho: float) -> list[dict[
     return rows
 
 
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Fig. 6: update steps and decision time over the number of experts."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
+    experts = [row["experts"] for row in rows]
+    left.plot(experts, [row["steps"] for row in rows], marker="o")
+    left.set(xlabel="experts K", ylabel=f"update steps to {LEAVES} feasible leaves", yscale="log")
+    times = [row["decision"] for row in rows]
+    right.plot(experts, [t["median_ms"] for t in times], marker="o")
+    right.fill_between(experts, [t["low_ms"] for t in times], [t["high_ms"] for t in times], alpha=0.3)
+    right.set(xlabel="experts K", ylabel="decision, ms (quartiles)", ylim=(0, None))
+    figure.savefig(path, dpi=130)
+
+
 def main() -> None:
     """Measure, print, and keep what `--out` names."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -201,6 +220,7 @@ def main() -> None:
         }  # fmt: skip
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(report, indent=1) + "\n")
+        draw(scale, options.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

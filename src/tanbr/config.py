@@ -75,40 +75,38 @@ class DefaultModeConfig(Section):
     """A node is expanded once its variance is below this share of the prior's."""
     recent_mixes: int = Field(8, ge=1)
     """Recent task mixes for which a leaf must have fallen behind before it is recycled."""
-    climbers: int = Field(2, ge=1)
-    """How many of the best candidates are moved up each of the two bounds (see `beta`) after a slot."""
+    climbers: int = Field(3, ge=1)
+    """How many of the best candidates are moved up the bound after a slot."""
     climbs: int = Field(2, ge=0)
     """Gradient steps of each."""
     climb_size: float = Field(0.1, gt=0)
     """Length of the first step (Euclid); each next is half as long."""
 
     beta: float = Field(2.0, ge=0)
-    """Standard deviations in the upper confidence bound of an ask that explores."""
-    beta_exploit: float = Field(0.5, ge=0)
-    """Standard deviations in the upper confidence bound of the other asks."""
-    explore: float = Field(40.0, gt=0)
-    """Every ask explores until this many slots were told; then explore/t of them do."""
+    """Standard deviations in the upper confidence bound, at first."""
+    beta_floor: float = Field(0.5, ge=0)
+    """Standard deviations in the upper confidence bound, in the end."""
+    beta_half: float = Field(200.0, gt=0)
+    """Told slots in which the way from the one to the other is halved."""
     open_reach: float = Field(0.5, gt=0)
     """How far, in kernel widths, a decision that is still open lowers the variance around it."""
 
-    width: float = Field(0.7, gt=0)
-    """Kernel width before the first refit."""
+    width: float = Field(0.5, gt=0)
+    """Kernel width before the first refit: rather too narrow, which explores, than too wide, which does not."""
     widths: tuple[float, ...] = Field((0.42, 0.55, 0.7, 0.85, 1.0), min_length=1)
-    """Kernel widths a refit chooses from; narrow ones would declare the map flat too early."""
+    """Kernel widths a refit chooses from."""
     variance: float = Field(0.08, gt=0)
     """Prior variance of a task's reward around the task's mean."""
-    variances: tuple[float, ...] = Field((0.08,), min_length=1)
+    variances: tuple[float, ...] = Field((0.08, 0.15), min_length=1)
     """Prior variances a refit chooses from."""
     mean_variance: float = Field(0.04, gt=0)
     """Prior variance of a task's mean reward around 1/2."""
     noise: float = Field(0.05, gt=0)
     """Standard deviation of a reward with count 1, before it is estimated."""
-    correlation: float = Field(0.5, ge=0, le=1)
+    correlation: float = Field(0.25, ge=0, le=1)
     """Correlation of two tasks' rewards, before it is estimated."""
-    correlation_weight: float = Field(50.0, ge=0)
-    """Arms that this first correlation counts for in the estimate."""
-    refits: tuple[int, ...] = (24, 40, 80, 160, 320, 640, 1280)
-    """Told slots after which width, variance, noise and correlation are fitted again."""
+    refits: tuple[int, ...] = (80, 160, 320, 640, 1280)
+    """Told slots after which width, variance, noise and correlation are fitted; earlier fits declare the map flat."""
     forgetting: float = Field(1.0, gt=0, le=1)
     """Share of what is known that survives a slot; below 1 for rewards that drift."""
 
@@ -195,7 +193,9 @@ class PretrainConfig(Section):
     """Rows per task in a batch; every batch holds all tasks."""
     ancestor_steps: int = Field(default=1_500, ge=1)
     """Steps in which the dense ancestor of the experts learns to align pairs of texts."""
-    steps: int = Field(default=3_500, ge=1)
+    joint_steps: int = Field(default=500, ge=1)
+    """Steps in which the ancestor then learns all tasks at once, so that its experts have a common ground."""
+    steps: int = Field(default=3_000, ge=1)
     """Steps in which each task trains its own expert."""
     ancestor_rate: float = Field(default=1e-3, gt=0)
     """Learning rate of the ancestor."""

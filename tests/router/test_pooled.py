@@ -36,19 +36,17 @@ def test_the_chosen_blend_has_the_highest_bound_of_all_candidates():
     assert np.isclose(terms.bound, bound.max())
 
 
-def test_exploring_asks_become_rare():
-    router = default(explore=10, beta=3.0, beta_exploit=0.0)
-    checks.play(router, 200)
-    widths = np.array([told.terms.uncertainty for told in router.history])
-    assert (widths[:10] > 0).all()
-    assert 0 < (widths[-100:] > 0).sum() < 20
+def test_optimism_falls_as_slots_are_told_but_not_while_they_are_forgotten():
+    steady, forgetful = default(beta_half=20), default(beta_half=20, forgetting=0.9)
+    for router in (steady, forgetful):
+        checks.play(router, 100)
+    assert steady._policy.beta < 0.6
+    assert forgetful._policy.beta > 1.4  # about ten slots are remembered
 
 
 def test_open_decisions_are_not_repeated():
     router = default()
     checks.play(router, 8)
-    policy = router._policy
-    policy.credit = 100.0  # all of the next asks explore
     decisions = [router.ask(checks.EVEN) for _ in range(4)]
     assert len({decision.blend.tobytes() for decision in decisions}) > 1
 

@@ -89,7 +89,7 @@ def test_slope_matches_finite_differences(unseen):
 
     x = np.random.default_rng(3).dirichlet(np.ones(K), size=4)
     numeric = np.array([(bound(x + h) - bound(x - h)) / 2e-5 for h in 1e-5 * np.eye(K)]).T
-    assert np.allclose(pool.slope_of_bound(x, mix, np.full(4, 1.7)), numeric, atol=1e-5)
+    assert np.allclose(pool.slope_of_bound(x, mix, 1.7), numeric, atol=1e-5)
 
 
 def test_correlated_tasks_average_out_less():
@@ -134,7 +134,7 @@ def test_full_pool_makes_room_and_keeps_what_was_told_most():
 def test_refit_finds_noise_and_correlation():
     rng = np.random.default_rng(0)
     arms = rng.dirichlet(np.ones(K), size=30)
-    pool = PooledPosterior(np.eye(K), tasks=V, config=DefaultModeConfig(correlation_weight=0))
+    pool = PooledPosterior(np.eye(K), tasks=V, config=DefaultModeConfig())
     truth = np.repeat(0.5 + 0.4 * np.cos(5 * arms[:, :1]), V, axis=1)
     for slot in range(90):
         noisy = np.clip(truth[slot % 30] + 0.15 * rng.normal(size=V), 0, 1)

@@ -40,28 +40,24 @@ class PooledTanbr:
         fixed = fixed_blends(sizes, config.pool, rng)
         self.tree = VertexTree(sizes, room=config.room, most_children=config.children, least=config.snap)
         self.nodes = slice(len(fixed), len(fixed) + config.room)  # the tree's rows among the candidates
-        self.climbers = self.nodes.stop + np.arange(2 * config.climbers * config.climbs)
+        self.climbers = self.nodes.stop + np.arange(config.climbers * config.climbs)
         even = np.repeat(fixed[sizes.experts][None], config.room + len(self.climbers), axis=0)
         self.posterior = PooledPosterior(np.concatenate([fixed, even]), tasks=sizes.tasks, config=config)
         self.opening = min(sizes.experts + 1, config.opening)  # first asks: the even blend, then single experts
         self.asked = 0  # decisions and warm starts
         self.told = 0.0  # slots, as far as they are remembered
-        self.credit = 0.0  # towards the next ask that explores
         self.slots = 0
         self.mixes: deque[TaskMix] = deque(maxlen=config.recent_mixes)
 
-    def _beta_of_ask(self) -> float:
-        """Say how optimistic this ask is: very in a share of the asks that falls as 1/t, little in the rest."""
+    @property
+    def beta(self) -> float:
+        """Standard deviations in the bound: fewer as slots are told."""
         config = self.config
-        self.credit += min(1.0, config.explore / max(self.told, 1.0))
-        if self.credit < 1.0:
-            return config.beta_exploit
-        self.credit -= 1.0
-        return config.beta
+        return float(config.beta_floor + (config.beta - config.beta_floor) * 0.5 ** (self.told / config.beta_half))
 
     def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:
         """Take the candidate of highest bound; one near a known arm is played as that arm."""
-        pool, beta = self.posterior, self._beta_of_ask()
+        pool, beta = self.posterior, self.beta
         variance = pool.variance_of(mix, pool.gain)
         for blend in open_blends:
             variance *= self._left_by(blend, mix, variance)
@@ -122,7 +118,7 @@ class PooledTanbr:
         mean = np.where(tree.ripe, pool.mean[self.nodes] @ mix, -np.inf)
         variance = pool.variance_of(mix, pool.gain[self.nodes])
         settled = self.config.expand_below * pool.prior_of(mix)
-        for node in (int((mean + self.config.beta * np.sqrt(variance)).argmax()), int(mean.argmax())):
+        for node in (int((mean + self.beta * np.sqrt(variance)).argmax()), int(mean.argmax())):
             if tree.ripe[node] and variance[node] < settled:
                 order = np.argsort(-(pool.mean[: self.sizes.experts] @ mix), kind="stable")  # best single expert first
                 children = tree.offspring(node, order)
@@ -140,21 +136,19 @@ class PooledTanbr:
         rows = self.nodes.start + leaves
         mean, gain, merit = pool.mean[rows], pool.gain[rows], np.full(len(rows), -np.inf)
         for mix in self.mixes:
-            bound = mean @ mix + self.config.beta * np.sqrt(pool.variance_of(mix, gain))
+            bound = mean @ mix + self.beta * np.sqrt(pool.variance_of(mix, gain))
             merit = np.maximum(merit, bound - bound.max(initial=-np.inf))
         self.tree.remove(leaves[np.argsort(merit, kind="stable")[:count]])
 
     def _climb(self, mix: TaskMix) -> None:
-        """Move the best candidates up the bounds, each step half the last, and keep every blend on the way."""
+        """Move the best candidates up the bound, each step half the last, and keep every blend on the way."""
         pool, config = self.posterior, self.config
-        mean, deviation = pool.mean @ mix, np.sqrt(pool.variance_of(mix, pool.gain))
-        mean[self.nodes][~self.tree.used] = -np.inf
-        best, betas = config.climbers, (config.beta, config.beta_exploit)
-        x = pool.points[np.concatenate([np.argpartition(mean + b * deviation, -best)[-best:] for b in betas])]
-        beta = np.repeat(betas, best)
+        bound = pool.mean @ mix + self.beta * np.sqrt(pool.variance_of(mix, pool.gain))
+        bound[self.nodes][~self.tree.used] = -np.inf
+        x = pool.points[np.argpartition(bound, -config.climbers)[-config.climbers :]]
         met, step = [], config.climb_size
         for _ in range(config.climbs):
-            slope = pool.slope_of_bound(x, mix, beta)
+            slope = pool.slope_of_bound(x, mix, self.beta)
             slope -= slope.mean(axis=1, keepdims=True)
             slope *= step / np.maximum(np.sqrt((slope * slope).sum(axis=1, keepdims=True)), 1e-12)
             x = np.maximum(x + slope, 0.0)
@@ -187,7 +181,7 @@ class PooledTanbr:
     def snapshot(self) -> Arrays:
         """Everything that changes."""
         return {
-            "numbers": np.array([self.slots, self.asked, self.told, self.credit]),
+            "numbers": np.array([self.slots, self.asked, self.told]),
             "mixes": np.array(list(self.mixes)).reshape(len(self.mixes), self.sizes.tasks),
             **{f"posterior.{name}": array for name, array in self.posterior.snapshot().items()},
             **{f"tree.{name}": array for name, array in self.tree.snapshot().items()},
@@ -195,7 +189,7 @@ class PooledTanbr:
 
     def restore(self, arrays: Arrays) -> None:
         """Undo to what `snapshot` returned."""
-        slots, asked, self.told, self.credit = (float(value) for value in arrays["numbers"])
+        slots, asked, self.told = (float(value) for value in arrays["numbers"])
         self.slots, self.asked = int(slots), int(asked)
         self.mixes.extend(arrays["mixes"])
         self.posterior.restore({k.removeprefix("posterior."): v for k, v in arrays.items()})

@@ -81,8 +81,8 @@ class PooledPosterior:
     def _kernel(self, r: FloatArray) -> FloatArray:
         return np.asarray(self.config.mean_variance + self.variance * ((1.0 + r + r * r / 3.0) * np.exp(-r)))
 
-    def slope_of_bound(self, points: FloatArray, mix: FloatArray, beta: FloatArray) -> FloatArray:
-        """Gradient of the bound ψᵀmean + β·deviation at points (n, K), each with its own β (n,): (n, K)."""
+    def slope_of_bound(self, points: FloatArray, mix: FloatArray, beta: float) -> FloatArray:
+        """Gradient of the bound ψᵀmean + β·deviation at points (n, K): (n, K)."""
         used, width = self.used, self.width
         r = self._distance(points)
         fade = np.exp(-r)
@@ -144,7 +144,8 @@ class PooledPosterior:
         scale = np.where(weight > 0, weight / (self.noise + weight * spread), 0.0)  # 1/(d + variance) (G,)
         error = np.where(seen, reward - CENTRE - row @ self.alpha[:used], 0.0) * scale  # (V,)
 
-        self.inverse[:, :used, :used] += shift[:, :, None] * (shift * scale[:, None])[:, None, :]
+        for group in np.flatnonzero(scale):
+            self.inverse[group, :used, :used] += np.outer(scale[group] * shift[group], shift[group])
         self.alpha[:used] += (shift * error[:, None]).T if groups > 1 else np.outer(shift[0], error)
         reach = self.cross[:, :used] @ shift.T  # (N, G)
         self.mean += reach * error
@@ -281,6 +282,5 @@ def best_fit(pool: PooledPosterior) -> tuple[float, float, float, float]:
     spread = targets - targets.mean(axis=0)
     own = float((spread**2).mean() - (noise / weight).mean())
     shared = float((spread.mean(axis=1) ** 2).mean() * pool.tasks - (spread**2).mean()) / max(pool.tasks - 1, 1)
-    seen = float(np.clip(shared / max(own, 1e-6), 0.0, 1.0))
-    correlation = (used * seen + config.correlation_weight * config.correlation) / (used + config.correlation_weight)
+    correlation = float(np.clip(shared / max(own, 1e-6), 0.0, 1.0))
     return float(width), float(noise), float(variance), correlation
