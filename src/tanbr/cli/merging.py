@@ -1,15 +1,23 @@
 """`tanbr merge`, `tanbr inspect` and `tanbr upcycle`."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import numpy as np
 import typer
+from rich.table import Table
 
 from tanbr.cli.display import console, progress
-from tanbr.errors import InputError
-from tanbr.moe.writing import Progress
+from tanbr.errors import DataError, InputError
+from tanbr.moe.writing import Progress, write_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tanbr.merge.inspect import Report
 
 app = typer.Typer()
 
@@ -57,6 +65,37 @@ def merge(
         console.print(f"note: {moe.family.note}")
 
 
+@app.command(epilog="Examples:\n\n    tanbr inspect moe/\n\n    tanbr inspect moe/ --data labelled.jsonl --out report/")
+def inspect(
+    checkpoint: Source,
+    data: Annotated[
+        Path | None,
+        typer.Option(help='JSON lines of model inputs with labels, {"input_ids": […], "labels": …}: adds losses.'),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for inspect.json and a heat map.")] = None,
+) -> None:
+    """Say whether the experts of a checkpoint will merge: shared ancestor or not, merge, align first, or do not."""
+    from tanbr.merge import inspect as inspecting
+    from tanbr.merge import open as open_moe
+
+    moe = open_moe(checkpoint)
+    batches = [] if data is None else read_batches(data)
+    with _bar("inspecting", unit="sites") as show:
+        report = inspecting.inspect(moe, batches=batches, progress=show)
+    console.print(_report_table(report))
+    for line in report.lines:
+        losses = " → ".join(f"{loss:.4f}" for loss in line.loss)
+        console.print(f"loss from expert {line.first} to expert {line.second}: {losses} (barrier {line.barrier:+.1%})")
+    console.print(f"[bold]{report.verdict}[/]: {report.reason}")
+    if report.note:
+        console.print(f"note: {report.note}")
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "inspect.json", report.to_json())
+        inspecting.draw(report, out / "inspect.png")
+        console.print(f"figures: {out / 'inspect.json'}\nheat map: {out / 'inspect.png'}")
+
+
 @app.command(epilog="Example:\n\n    tanbr upcycle bert/ bert-moe/ --experts 8 --jitter 0.01")
 def upcycle(
     dense: Annotated[
@@ -97,8 +136,37 @@ def _numbers(text: str, name: str) -> list[int]:
         raise InputError(f"{name} must be whole numbers like 0,3 (got {text!r})") from None
 
 
+def read_batches(path: Path) -> "list[dict[str, Tensor]]":
+    """Read model inputs from JSON lines, one example a line, as batches of one."""
+    import torch
+
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        batches = [{key: torch.tensor([value]) for key, value in json.loads(line).items()} for line in lines]
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, TypeError, AttributeError, RuntimeError):
+        raise DataError(f"{path}: every line must be a JSON object of numbers and lists of numbers") from None
+    if not batches or not all("labels" in batch for batch in batches):
+        raise DataError(f"{path} must hold examples, each with labels beside the model's inputs")
+    return batches
+
+
+def _report_table(report: "Report") -> Table:
+    table = Table("site", "distance", "cosine", "task vectors", "units in place", "best match", "out of place")
+    off = ~np.eye(report.experts, dtype=bool)
+    for site in report.sites:
+        means = [float(values[off].mean()) for values in (site.distance, site.cosine, site.task_cosine)]
+        table.add_row(
+            site.site,
+            *(f"{value:.3f}" for value in (*means, site.unit_cosine, site.best_unit_cosine)),
+            f"{site.mismatch:.0%}",
+        )
+    return table
+
+
 @contextmanager
-def _bar(what: str) -> Iterator[Progress]:
-    with progress("tensors") as bar:
+def _bar(what: str, *, unit: str = "tensors") -> Iterator[Progress]:
+    with progress(unit) as bar:
         task = bar.add_task(what, total=None, note="")
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,211 @@
+"""Will these experts merge? Distances, task vectors, order of hidden units, loss on the line between two; a verdict."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tanbr.errors import InputError
+from tanbr.merge.align import unit_count, unit_weights
+from tanbr.merge.moe import Moe
+from tanbr.moe.family import Site
+from tanbr.moe.writing import Progress, silent
+from tanbr.types import FloatArray
+
+Verdict: TypeAlias = Literal["merge", "align first", "do not merge"]
+
+ALIKE = 0.5  # cosine from which two experts count as descended from one: independent ones are near 0, fine-tuned near 1
+BARRIER = 0.1  # relative rise of the loss half-way that a merge may have
+SAMPLED_UNITS = 256
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class SiteReport:
+    """How the experts of one site relate; arrays are (K, K)."""
+
+    site: str
+    distance: FloatArray  # ‖w_i − w_j‖ relative to the root mean square norm of the two
+    cosine: FloatArray  # between the experts' weights
+    task_cosine: FloatArray  # between their differences from their mean
+    unit_cosine: float  # mean cosine of hidden unit u of expert 0 with unit u of the others
+    best_unit_cosine: float  # … with the most similar unit of the others
+    mismatch: float  # share of units whose most similar one is another
+
+
+@dataclass(frozen=True)
+class LossLine:
+    """Mean loss of merges on the way from one expert to another."""
+
+    first: int
+    second: int
+    at: tuple[float, ...]
+    loss: tuple[float, ...]
+
+    @property
+    def barrier(self) -> float:
+        """The largest rise above the straight line between the ends, relative to their mean."""
+        ends = np.interp(self.at, (0, 1), (self.loss[0], self.loss[-1]))
+        return float((np.asarray(self.loss) - ends).max() / max(np.mean((self.loss[0], self.loss[-1])), 1e-12))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `tanbr inspect` found."""
+
+    family: str
+    experts: int
+    sites: tuple[SiteReport, ...]
+    lines: tuple[LossLine, ...]
+    verdict: Verdict
+    reason: str
+    note: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the report as JSON can hold it."""
+        sites = [
+            {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in asdict(site).items()}
+            for site in self.sites
+        ]
+        lines = [asdict(line) | {"barrier": line.barrier} for line in self.lines]
+        rest = {key: getattr(self, key) for key in ("family", "experts", "verdict", "reason", "note")}
+        return rest | {"sites": sites, "lines": lines}
+
+
+def inspect(moe: Moe, *, batches: Sequence[Mapping[str, Tensor]] = (), progress: Progress = silent) -> Report:
+    """Report on the mergeability of a checkpoint; `batches` of the dense model's inputs with labels add losses."""
+    moe.check(None)
+    reports = []
+    for done, site in enumerate(moe.sites):
+        progress(done, len(moe.sites))
+        reports.append(_site_report(moe, site))
+    progress(len(moe.sites), len(moe.sites))
+    lines = tuple(loss_line(moe, 0, k, batches) for k in range(1, min(moe.num_experts, 4))) if batches else ()
+    verdict, reason = _judge(reports, lines)
+    return Report(moe.family.model_type, moe.num_experts, tuple(reports), lines, verdict, reason, moe.family.note)
+
+
+def _site_report(moe: Moe, site: Site) -> SiteReport:
+    gram = _gram(moe, site)
+    K = len(gram)
+    norms = np.sqrt(np.diag(gram).clip(1e-30))
+    squared = np.diag(gram)[:, None] + np.diag(gram)[None] - 2 * gram
+    scale = np.sqrt((np.diag(gram)[:, None] + np.diag(gram)[None]) / 2).clip(1e-30)
+    centre = np.eye(K) - 1 / K
+    task = centre @ gram @ centre
+    task_norms = np.sqrt(np.diag(task).clip(1e-30))
+    same, best, mismatch = _units(moe, site)
+    return SiteReport(
+        site.name,
+        distance=np.sqrt(squared.clip(0)) / scale,
+        cosine=gram / np.outer(norms, norms),
+        task_cosine=task / np.outer(task_norms, task_norms) if task_norms.max() > 1e-6 * norms.max() else np.eye(K),
+        unit_cosine=same,
+        best_unit_cosine=best,
+        mismatch=mismatch,
+    )
+
+
+def _gram(moe: Moe, site: Site) -> FloatArray:
+    """Inner products of the experts' weights, (K, K), summed chunk by chunk."""
+    total = torch.zeros(site.experts, site.experts, dtype=torch.float64)
+    for part in site.parts:
+        if part.role in {"router", "router_bias"}:
+            continue
+        size = torch.Size(part.shape).numel()
+        for start in range(0, size, CHUNK):
+            count = min(CHUNK, size - start)
+            rows = [moe.checkpoint.blocks([(name, first + start)], count)[0] for name, first in part.blocks]
+            chunk = torch.stack(rows).float()
+            total += (chunk @ chunk.T).double()
+    gram: FloatArray = total.numpy()
+    return gram
+
+
+def _units(moe: Moe, site: Site) -> tuple[float, float, float]:
+    """Compare a sample of expert 0's hidden units with all units of up to three other experts."""
+    units = unit_count(site)
+    chosen = torch.linspace(0, units - 1, min(units, SAMPLED_UNITS)).long()
+    first = torch.nn.functional.normalize(unit_weights(moe, site, 0)[chosen], dim=1)
+    same, best, moved = [], [], []
+    for expert in range(1, min(site.experts, 4)):
+        cosines = first @ torch.nn.functional.normalize(unit_weights(moe, site, expert), dim=1).T  # (sample, units)
+        highest = cosines.max(dim=1)
+        own = cosines[torch.arange(len(chosen)), chosen]
+        same.append(float(own.mean()))
+        best.append(float(highest.values.mean()))
+        moved.append(float((own < highest.values).float().mean()))
+    return (float(np.mean(same)), float(np.mean(best)), float(np.mean(moved))) if same else (1.0, 1.0, 0.0)
+
+
+@torch.inference_mode()
+def loss_line(
+    moe: Moe, first: int, second: int, batches: Iterable[Mapping[str, Tensor]], *, points: int = 5
+) -> LossLine:
+    """Measure the mean loss of merges between two experts."""
+    data = list(batches)
+    model = moe.dense()
+    at, losses = np.linspace(0, 1, points), []
+    for share in at:
+        blend = np.zeros(moe.num_experts)
+        blend[first], blend[second] = 1 - share, share
+        moe.merge_into(model, blend)
+        values = [model(**batch).loss for batch in data]
+        if any(value is None for value in values):
+            raise InputError("a loss needs labels: every batch must hold `labels` beside the model's inputs")
+        losses.append(float(torch.stack(values).mean()))
+    return LossLine(first, second, tuple(at.tolist()), tuple(losses))
+
+
+def _judge(sites: Sequence[SiteReport], lines: Sequence[LossLine]) -> tuple[Verdict, str]:
+    same, best = (float(np.mean([getattr(site, key) for site in sites])) for key in ("unit_cosine", "best_unit_cosine"))
+    barrier = max((line.barrier for line in lines), default=0.0)
+    if same >= ALIKE:
+        origin = (
+            f"the experts share an ancestor (a hidden unit and its namesake in another expert have cosine {same:.2f})"
+        )
+        if barrier > BARRIER:
+            return "do not merge", f"{origin}, but the loss rises by {barrier:.0%} between them"
+        return "merge", origin
+    if best >= ALIKE:
+        return "align first", (
+            f"the experts hold the same hidden units in another order (cosine {same:.2f} in place, {best:.2f} at best)"
+        )
+    return "do not merge", (
+        f"the experts share no ancestor that can be seen (cosine {same:.2f} in place, {best:.2f} at best): "
+        "an average of them is none of them; serve one expert, or some side by side (--mode concat)"
+    )
+
+
+def draw(report: Report, path: Path) -> None:
+    """Draw the experts' mean cosines and distances as heat maps, and how they run over the sites."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plot, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    for ax, key, title in (
+        (axes[0], "cosine", "cosine of weights"),
+        (axes[1], "task_cosine", "cosine of task vectors"),
+    ):
+        mean = np.mean([getattr(site, key) for site in report.sites], axis=0)
+        image = ax.imshow(mean, vmin=-1, vmax=1, cmap="RdBu_r")
+        ax.set_title(f"{title}, mean of {len(report.sites)} sites", fontsize=10)
+        ax.set_xlabel("expert")
+        ax.set_ylabel("expert")
+        plot.colorbar(image, ax=ax)
+    off = ~np.eye(report.experts, dtype=bool)
+    axes[2].plot([site.cosine[off].mean() for site in report.sites], "o-", label="mean cosine of two experts")
+    axes[2].plot([site.best_unit_cosine for site in report.sites], "s--", label="hidden units, best match")
+    axes[2].plot([site.unit_cosine for site in report.sites], "^:", label="hidden units, in place")
+    axes[2].set_ylim(-0.1, 1.1)
+    axes[2].set_xlabel("site")
+    axes[2].legend(fontsize=8)
+    axes[2].set_title(f"verdict: {report.verdict}", fontsize=10)
+    plot.savefig(path, dpi=120)
+    plt.close(plot)
