@@ -155,6 +155,13 @@ def test_loss_on_the_line(tmp_path) -> None:
         loss_line(moe, 0, 1, [{"input_ids": batches()[0]["input_ids"]}])
 
 
+def test_align_command(tmp_path) -> None:
+    build("bert_moe").save_pretrained(tmp_path / "moe")
+    result = CliRunner().invoke(app, ["align", str(tmp_path / "moe"), str(tmp_path / "out"), "--reference", "1"])
+    assert result.exit_code == 0, result.output
+    assert tanbr.merge.open(tmp_path / "out").num_experts == 4
+
+
 def test_inspect_command(tmp_path) -> None:
     build("bert_moe").save_pretrained(tmp_path / "moe")
     data = tmp_path / "data.jsonl"

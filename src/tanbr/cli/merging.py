@@ -1,4 +1,4 @@
-"""`tanbr merge`, `tanbr inspect` and `tanbr upcycle`."""
+"""`tanbr merge`, `tanbr inspect`, `tanbr align` and `tanbr upcycle`."""
 
 import json
 from collections.abc import Iterator
@@ -114,6 +114,21 @@ def upcycle(
     console.print(f"{out}: {experts} experts in every FFN")
 
 
+@app.command(epilog="Example:\n\n    tanbr align moe/ aligned/ && tanbr merge aligned/ dense/ --blend uniform")
+def align(
+    checkpoint: Source,
+    out: NewFolder,
+    reference: Annotated[int, typer.Option(help="The expert whose order of hidden units the others take.")] = 0,
+) -> None:
+    """Put the hidden units of every expert in one order: what `inspect` asks for before some merges."""
+    from tanbr.merge import align as aligning
+    from tanbr.merge import open as open_moe
+
+    with _bar("aligning") as show:
+        aligning.align(open_moe(checkpoint), out, reference=reference, progress=show)
+    console.print(f"{out}: computes what {checkpoint} does, with its experts' hidden units in one order")
+
+
 def parse_blend(text: str, *, experts: int) -> list[float]:
     """Read a blend of K experts: numbers, `uniform`, or `one-hot:k`."""
     if text == "uniform":
@@ -153,7 +168,10 @@ def read_batches(path: Path) -> "list[dict[str, Tensor]]":
 
 
 def _report_table(report: "Report") -> Table:
-    table = Table("site", "distance", "cosine", "task vectors", "units in place", "best match", "out of place")
+    table = Table()
+    table.add_column("site", no_wrap=True)
+    for name in ("distance", "cosine", "task vectors", "units in place", "best match", "out of place"):
+        table.add_column(name, justify="right")
     off = ~np.eye(report.experts, dtype=bool)
     for site in report.sites:
         means = [float(values[off].mean()) for values in (site.distance, site.cosine, site.task_cosine)]

@@ -165,15 +165,14 @@ def _judge(sites: Sequence[SiteReport], lines: Sequence[LossLine]) -> tuple[Verd
     same, best = (float(np.mean([getattr(site, key) for site in sites])) for key in ("unit_cosine", "best_unit_cosine"))
     barrier = max((line.barrier for line in lines), default=0.0)
     if same >= ALIKE:
-        origin = (
-            f"the experts share an ancestor (a hidden unit and its namesake in another expert have cosine {same:.2f})"
-        )
+        origin = f"the experts share an ancestor (a hidden unit and its namesake in another have cosine {same:.2f})"
         if barrier > BARRIER:
             return "do not merge", f"{origin}, but the loss rises by {barrier:.0%} between them"
         return "merge", origin
     if best >= ALIKE:
         return "align first", (
-            f"the experts hold the same hidden units in another order (cosine {same:.2f} in place, {best:.2f} at best)"
+            f"the experts hold the same hidden units in another order (cosine {same:.2f} in place, "
+            f"{best:.2f} at best); `tanbr align` puts them in one"
         )
     return "do not merge", (
         f"the experts share no ancestor that can be seen (cosine {same:.2f} in place, {best:.2f} at best): "
@@ -205,6 +204,7 @@ def draw(report: Report, path: Path) -> None:
     axes[2].plot([site.unit_cosine for site in report.sites], "^:", label="hidden units, in place")
     axes[2].set_ylim(-0.1, 1.1)
     axes[2].set_xlabel("site")
+    axes[2].xaxis.get_major_locator().set_params(integer=True)
     axes[2].legend(fontsize=8)
     axes[2].set_title(f"verdict: {report.verdict}", fontsize=10)
     plot.savefig(path, dpi=120)
