@@ -163,7 +163,7 @@ def main() -> None:
     if options.part == "conditions":
         for condition, change in CONDITIONS.items():
             for scenario in scenarios(seeds, [change.get("experts", 8)], slots=slots, **_without(change, "experts")):
-                study.play(condition, World(scenario), ["vector GP", "tanbr without tree", "tanbr"], RIVALS)
+                study.play(condition, World(scenario), ["tanbr without tree", "tanbr"], RIVALS)
         moving(study, seeds, slots)
     else:
         ours = ["tanbr without tree", "tanbr"]

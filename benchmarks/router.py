@@ -55,9 +55,10 @@ def paper_router(experts: int, *, rho: float = 0.9) -> Tanbr:
 
 def steps_to_leaves(router: Tanbr, *, most: int = 20_000) -> int:
     """Slots until the tree has 20 feasible leaves."""
-    rng = np.random.default_rng(0)
+    rng, policy = np.random.default_rng(0), router._policy
+    assert isinstance(policy, Algorithm1)
     for slot in range(most):
-        if int(router.tree.leaf.sum()) >= LEAVES:
+        if len(policy.leaves) >= LEAVES:
             return slot
         decision = router.ask(EVEN)
         router.tell(decision, random_reward(rng, decision.blend))

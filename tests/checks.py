@@ -153,7 +153,7 @@ def check_extremes_raise_no_warning(make: Make, tmp_path: Path) -> None:
         warnings.simplefilter("error")
         for experts, tasks in ((2, 1), (2, 3), (40, 2)):
             router = make(experts, tasks)
-            for slot in range(60):
+            for slot in range(40):
                 decision = router.ask(np.eye(tasks)[slot % tasks])
                 router.tell(decision, np.full(tasks, float(slot % 2)), np.full(tasks, 10.0 ** (slot % 9 - 2)))
 
@@ -170,6 +170,9 @@ def check_tree_is_well_formed(make: Make, tmp_path: Path) -> None:
     assert not tree.leaf[tree.parent[1:]].any()
     assert tree.blend.shape == (len(tree), K)
     assert tree.value.shape == (len(tree), V)
+    assert len(set(tree.node.tolist())) == len(tree)
+    node = router.explain(router.ask(EVEN)).node
+    assert node == -1 or node in tree.node
 
 
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]

@@ -33,6 +33,8 @@ def test_explain_finds_open_and_remembered_decisions_only():
     assert router.explain(9).candidates > 1
     with pytest.raises(DecisionError, match="neither open nor among"):
         router.explain(2)
+    with pytest.raises(DecisionError, match="decision or its id"):
+        router.explain("2")
 
 
 def test_terms_add_up_to_the_bound():

@@ -30,4 +30,4 @@ def test_default_learns_in_tens_of_slots():
 
 def test_paper_mode_learns():
     config = RouterConfig.model_validate({"paper": {"rho": 0.9, "loss": "mean", "learning_rate": 0.01}})
-    checks.check_learns(functools.partial(Tanbr, mode="paper", config=config), slots=600, at_least=0.05)
+    checks.check_learns(functools.partial(Tanbr, mode="paper", config=config), slots=300, at_least=0.05)

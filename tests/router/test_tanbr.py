@@ -153,6 +153,8 @@ def test_refuses_modes_and_settings_that_do_not_exist():
         Tanbr(K, V, mode="fast")
     with pytest.raises(ConfigError, match="learning_rate"):
         paper(gamma="theory", learning_rate=0.5)
+    with pytest.raises(ConfigError, match="did you mean 'snap'"):
+        Tanbr(K, V, config={"default": {"snapp": 0.1}})
     with pytest.raises(InputError, match="seed"):
         Tanbr(K, V, seed=-1)
 

@@ -35,7 +35,7 @@ class Terms:
     mean: float  # ψᵀf(x), predicted reward
     granularity: float = 0.0  # ν₁ρ^h, what the leaf's size may hide
     uncertainty: float = 0.0  # γ√(gᵀZ⁻¹g/w), or β standard deviations
-    node: int = -1  # row of the tree view, -1 when the blend is no node of it
+    node: int = -1  # the tree's name for the node (`TreeView.node`), -1 when the blend is no node of it
     depth: int = 0  # h of that node
     candidates: int = 1  # how many blends were compared
 
@@ -66,6 +66,7 @@ class TreeView:
     value: FloatArray  # (n, V) predicted reward per task
     leaf: np.ndarray[Any, np.dtype[np.bool_]]  # (n,) whether the node may be chosen and has no children
     active: np.ndarray[Any, np.dtype[np.bool_]]  # (n,) whether the node's region holds a feasible blend
+    node: np.ndarray[Any, np.dtype[np.int64]]  # (n,) what `Terms.node` calls it
 
     def __len__(self) -> int:
         """How many nodes there are."""
@@ -76,7 +77,9 @@ def lone_root(experts: int, tasks: int) -> TreeView:
     """Show the tree of a router that has none: the even blend."""
     yes = np.ones(1, dtype=np.bool_)
     even, nothing = np.full((1, experts), 1.0 / experts), np.full((1, tasks), np.nan)
-    return TreeView(np.array([-1]), np.zeros(1, dtype=np.int64), even, np.zeros(1), nothing, yes, yes)
+    return TreeView(
+        np.array([-1]), np.zeros(1, dtype=np.int64), even, np.zeros(1), nothing, yes, yes, np.zeros(1, dtype=np.int64)
+    )
 
 
 class Policy(Protocol):
@@ -189,7 +192,7 @@ class AskTell:
 
     def explain(self, decision: Decision | int) -> Terms:
         """Return the terms of the bound with which an open or remembered decision was chosen."""
-        wanted = decision if isinstance(decision, int) else decision.id
+        wanted = _id_of(decision)
         if wanted in self._open:
             return self._find_open(decision)[1]
         for told in self._told:
@@ -248,10 +251,8 @@ class AskTell:
         self._open = {row.decision.id: (row.decision, row.terms) for row in rows[told:]}
 
     def _find_open(self, decision: Decision | int) -> tuple[Decision, Terms]:
-        wanted = decision.id if isinstance(decision, Decision) else decision
-        if not isinstance(wanted, int | np.integer) or isinstance(wanted, bool):
-            raise DecisionError(f"tell needs a decision or its id (got {type(decision).__name__})")
-        found = self._open.get(int(wanted))
+        wanted = _id_of(decision)
+        found = self._open.get(wanted)
         if found is None:
             known = 0 <= wanted < self._next_id
             raise DecisionError(
@@ -263,6 +264,13 @@ class AskTell:
         ):
             raise DecisionError(f"decision {wanted} is another router's: its blend or task mix differs from this one's")
         return found
+
+
+def _id_of(decision: Decision | int) -> int:
+    wanted = decision.id if isinstance(decision, Decision) else decision
+    if not isinstance(wanted, int | np.integer) or isinstance(wanted, bool):
+        raise DecisionError(f"a decision or its id is needed (got {type(decision).__name__})")
+    return int(wanted)
 
 
 def _unseen(tasks: int) -> FloatArray:

@@ -18,6 +18,8 @@ from tanbr.router.state import Arrays
 from tanbr.router.vertex_tree import VertexTree
 from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix
 
+MOST_OPEN = 16  # open decisions an ask looks at
+
 
 def fixed_blends(sizes: Sizes, count: int, rng: np.random.Generator) -> FloatArray:
     """Vertices, the even blend, pair midpoints, random blends of two, three or all experts: (about count, K)."""
@@ -59,7 +61,7 @@ class PooledTanbr:
         """Take the candidate of highest bound; one near a known arm is played as that arm."""
         pool, beta = self.posterior, self.beta
         variance = pool.variance_of(mix, pool.gain)
-        for blend in open_blends:
+        for blend in open_blends[-MOST_OPEN:]:
             variance *= self._left_by(blend, mix, variance)
         mean, deviation = pool.mean @ mix, np.sqrt(variance)
         bound = mean + beta * deviation
@@ -78,7 +80,8 @@ class PooledTanbr:
             depth=int(self.tree.depth[node]) if inside else 0,
             candidates=len(bound) - self.tree.free,
         )
-        return (pool.arms[arm] if distance < self.config.snap else blend), terms
+        known = distance < self.config.snap and np.count_nonzero(pool.arms[arm]) <= self.sizes.max_active
+        return (pool.arms[arm] if known else blend), terms
 
     def _left_by(self, blend: Blend, mix: TaskMix, variance: FloatArray) -> FloatArray:
         """Share of each candidate's variance that a reward still to come will leave, judged by nearness alone."""
@@ -176,6 +179,7 @@ class PooledTanbr:
             value=pool.mean[self.nodes][order],
             leaf=tree.children[order] == 0,
             active=np.ones(len(order), dtype=np.bool_),
+            node=order.astype(np.int64),
         )
 
     def snapshot(self) -> Arrays:

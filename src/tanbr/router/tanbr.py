@@ -1,10 +1,10 @@
 """Algorithm 1, line by line, and the router `Tanbr`, which puts it (or its faster default) behind ask and tell."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from tanbr.config import PaperModeConfig, RouterConfig
+from tanbr.config import PaperModeConfig, RouterConfig, parse
 from tanbr.errors import InputError
 from tanbr.router.ask_tell import AskTell, Policy, Sizes, Terms, TreeView, as_size
 from tanbr.router.confidence import Confidence, DiagonalConfidence, ExactConfidence, theory_gamma
@@ -123,15 +123,15 @@ class Algorithm1:
         tree = self.tree
         value = np.full((len(tree), len(self.theta[-1])), np.nan)
         value[tree.active] = predict(self.theta, unit(tree.blend[tree.active]))
-        visits = tree.visits.astype(np.float64)
         return TreeView(
-            tree.parent.copy(),
-            tree.depth.copy(),
-            tree.blend.copy(),
-            visits,
-            value,
-            tree.leaf & tree.active,
-            tree.active,
+            parent=tree.parent.copy(),
+            depth=tree.depth.copy(),
+            blend=tree.blend.copy(),
+            visits=tree.visits.astype(np.float64),
+            value=value,
+            leaf=tree.leaf & tree.active,
+            active=tree.active.copy(),
+            node=np.arange(len(tree)),
         )
 
     def snapshot(self) -> Arrays:
@@ -176,11 +176,12 @@ class Tanbr(AskTell):
         max_active: int | None = None,
         mode: Mode = "default",
         seed: int = 0,
-        config: RouterConfig | None = None,
+        config: RouterConfig | dict[str, Any] | None = None,
     ) -> None:
         sizes = Sizes.check(experts, tasks, max_active)
         seed = as_size(seed, "seed", least=0)
-        config = RouterConfig.model_validate(config or {})
+        if not isinstance(config, RouterConfig):
+            config = parse({"router": config or {}}, source="config").router
         rng = np.random.default_rng(seed)
         policy: Policy
         if mode == "default":
