@@ -161,7 +161,7 @@ class MonitorConfig(Section):
     """Standard deviation that each slot adds to the forecast of a task's share."""
     unknown_quantile: float = Field(default=0.01, gt=0, lt=0.5)
     """Share of each task's own history that may count as unlike any task."""
-    alarm_share: float = Field(default=0.1, gt=0, lt=1)
+    alarm_share: float = Field(default=0.05, gt=0, lt=1)
     """The alarm sounds when the unknown share is above this beyond chance …"""
     alarm_sigmas: float = Field(default=3.0, ge=0)
     """… by this many standard deviations."""
@@ -175,7 +175,7 @@ class MonitorConfig(Section):
 
 
 class PretrainConfig(Section):
-    """How a task-routed MoE is trained: a dense ancestor without labels, then one expert per task from it."""
+    """How a task-routed MoE is trained: a dense ancestor on all tasks, then one expert per task from it."""
 
     hidden_size: int = Field(default=96, ge=8)
     """Width D of the encoder."""
@@ -191,17 +191,17 @@ class PretrainConfig(Section):
     """Rows generated per task to draw batches from."""
     batch: int = Field(default=8, ge=1)
     """Rows per task in a batch; every batch holds all tasks."""
-    ancestor_steps: int = Field(default=1_500, ge=1)
-    """Steps in which the dense ancestor of the experts learns to align pairs of texts."""
-    joint_steps: int = Field(default=500, ge=1)
-    """Steps in which the ancestor then learns all tasks at once, so that its experts have a common ground."""
-    steps: int = Field(default=3_000, ge=1)
+    ancestor_steps: int = Field(default=2_000, ge=1)
+    """Steps in which the dense ancestor of the experts learns all tasks, and to align pairs of texts."""
+    alignment_weight: float = Field(default=2.0, ge=0)
+    """Weight of the alignment of pairs in the ancestor's loss."""
+    steps: int = Field(default=2_500, ge=1)
     """Steps in which each task trains its own expert."""
     ancestor_rate: float = Field(default=1e-3, gt=0)
     """Learning rate of the ancestor."""
     expert_rate: float = Field(default=2e-3, gt=0)
     """Learning rate of the experts."""
-    shared_rate: float = Field(default=5e-4, gt=0)
+    shared_rate: float = Field(default=3e-4, gt=0)
     """Learning rate of what the experts share: embeddings, attention, norms, head."""
     warmup: int = Field(default=200, ge=1)
     """Steps over which a phase's rates rise to their full value, before they fall along half a cosine."""

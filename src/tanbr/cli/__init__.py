@@ -1,6 +1,5 @@
 """The command line: parse, build, call. A user's mistake is one sentence and exit code 2."""
 
-import os
 import sys
 
 import typer
@@ -24,7 +23,6 @@ for commands in (running.app, merging.app):
 
 def main() -> None:
     """Run the command line; the console script `tanbr` starts here."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         app()
     except TanbrError as error:

@@ -1,7 +1,7 @@
 """What a person sees while something long runs."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.bar import Bar
@@ -11,9 +11,11 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tanbr.experiments.compare import Comparison
-from tanbr.tasks.traffic import Slot
 from tanbr.types import FloatArray
+
+if TYPE_CHECKING:  # torch is not needed to show help
+    from tanbr.experiments.compare import Comparison
+    from tanbr.tasks.traffic import Slot
 
 console = Console(highlight=False)
 RECENT = 20  # slots that a moving figure averages
@@ -44,7 +46,7 @@ class SlotDisplay:
     def __exit__(self, *error: Any) -> None:
         self._live.__exit__(*error)
 
-    def __call__(self, so_far: Comparison, slot: Slot) -> None:
+    def __call__(self, so_far: "Comparison", slot: "Slot") -> None:
         """Show the comparison after a slot."""
         records = so_far.records[self._hero]
         self._progress.update(self._bar, completed=len(records))
@@ -69,7 +71,7 @@ def _bars(title: str, names: Sequence[str], values: FloatArray, beside: FloatArr
     return Panel(table, title=title, title_align="left")
 
 
-def _standings(so_far: Comparison) -> RenderableType:
+def _standings(so_far: "Comparison") -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_row("", f"[dim]last {RECENT}[/]", "[dim]regret[/]")
     for method in so_far.records:
@@ -79,11 +81,11 @@ def _standings(so_far: Comparison) -> RenderableType:
     return Panel(table, title="reward", title_align="left")
 
 
-def _standing_words(so_far: Comparison) -> list[str]:
+def _standing_words(so_far: "Comparison") -> list[str]:
     return [f"{method} {np.mean(so_far.rewards(method)[-RECENT:]):.3f}" for method in so_far.records]
 
 
-def standings_table(so_far: Comparison, *, tail: int) -> Table:
+def standings_table(so_far: "Comparison", *, tail: int) -> Table:
     """Lay out the final figures."""
     table = Table(title=f"reward in [0, 1] (± one standard error over slots), regret against “{so_far.best}”")
     table.add_column("method")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import TaskID
 
 from tanbr import config as configuration
 from tanbr.cli.display import SlotDisplay, console, progress, standings_table
@@ -78,11 +79,12 @@ def pretrain(
     from tanbr.experiments import embedded as experiment
 
     with progress() as bar:
-        bars: dict[str, object] = {}
+        bars: dict[str, TaskID] = {}
 
         def report(phase: str, done: int, total: int, note: str) -> None:
-            task = bars.setdefault(phase, bar.add_task(phase, total=total, note=""))
-            bar.update(task, completed=done, note=note)  # type: ignore[arg-type]
+            if phase not in bars:
+                bars[phase] = bar.add_task(phase, total=total, note=note)
+            bar.update(bars[phase], completed=done, note=note)
 
         model, worth = experiment.train(settings, out=out, report=report, command=_command())
     console.print(experiment.tables(worth))

@@ -5,9 +5,12 @@ from pathlib import Path
 
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from tanbr.errors import CheckpointError
 from tanbr.types import Text
+
+disable_progress_bar()  # our own commands show what takes long
 
 
 class TextEncoder:

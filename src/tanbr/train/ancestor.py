@@ -1,8 +1,8 @@
-"""The dense ancestor of all experts, taught without a single label: which words of a pair mean the same.
+"""The dense ancestor of all experts: it learns every task at once, and to align pairs of texts.
 
 A model of this size does not find by itself, from labels of whole texts, that it has to compare two texts word by
-word. So the ancestor first learns just that: for every token, whether its meaning occurs in the other text of the
-pair. It plays the part that a language model's pre-training plays for a large one.
+word. So its last layer but one is also taught just that: for every token, whether its meaning occurs in the other
+text of the pair. It plays the part that a language model's pre-training plays for a large one.
 """
 
 from pathlib import Path
@@ -15,6 +15,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from tanbr.config import PretrainConfig
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks.metrics import LabelSpace
+from tanbr.train import batches as batching
 from tanbr.train.batches import Batches
 from tanbr.train.run import Report, Run
 
@@ -29,17 +30,19 @@ def train_ancestor(
     out: Path,
     report: Report,
 ) -> Path:
-    """Train a BERT on alignment, by `meanings` (vocabulary,) of the words, and write it to the new folder `out`."""
+    """Train a BERT on all tasks and on alignment, by `meanings` (vocabulary,) of the words; write it to `out`."""
     torch.manual_seed(config.seed)
     model = BertForSequenceClassification(_bert_config(space, encoder, config))
-    probe = nn.Linear(config.hidden_size, 1)
+    probe = nn.Linear(config.hidden_size, 1)  # reads alignment off a token's hidden state; thrown away at the end
 
     def loss(step: int) -> Tensor:
-        inputs = batches.at(step).inputs
-        hidden = model.bert(**inputs).last_hidden_state
-        labels = aligned(inputs, meanings)
+        batch = batches.at(step)
+        output = model(**batch.inputs, output_hidden_states=True)
+        labels = aligned(batch.inputs, meanings)
         known = labels >= 0
-        return F.binary_cross_entropy_with_logits(probe(hidden).squeeze(-1)[known], labels[known])
+        scores = probe(output.hidden_states[-2]).squeeze(-1)
+        alignment = F.binary_cross_entropy_with_logits(scores[known], labels[known])
+        return batching.loss(output.logits, batch, classes=space.classes) + config.alignment_weight * alignment
 
     both = nn.ModuleList([model, probe])
     groups = [{"params": list(both.parameters()), "lr": config.ancestor_rate}]
