@@ -36,6 +36,8 @@ from tanbr.monitor.features import read
 from tanbr.tasks import glue, tiny, traffic
 from tanbr.types import FloatArray, Text, to_jsonable
 
+PARTS = ("mix", "forecast", "unknown", "clusters", "feedback", "cost")
+PACKAGES = ("numpy", "scipy", "sklearn", "torch", "quapy")
 SIZES = (64, 256, 1024)
 ALPHAS = (0.1, 0.3, 1.0)
 KINDS = ("TF-IDF + LR", "TF-IDF + surface + LR")  # the classifiers below the rivals
@@ -239,6 +241,26 @@ def ema(gain: float) -> Callable[[FloatArray | None, FloatArray], FloatArray]:
     return lambda old, new: new if old is None else (1 - gain) * old + gain * new
 
 
+class EmaWithReset:
+    """A moving average of gain .3 that starts afresh when the mix jumps by more than multinomial noise explains."""
+
+    def __init__(self) -> None:
+        self._mix: FloatArray | None = None
+        self._weight = 0.0
+
+    def __call__(self, new: FloatArray, requests: int) -> FloatArray:
+        """Take in the estimate of a slot; the forecast."""
+        if self._mix is not None:
+            middle = (self._mix + new) / 2
+            chance = np.sqrt(2 * middle * (1 - middle) * (1 / requests + 1 / self._weight) / np.pi).sum()
+            if np.abs(new - self._mix).sum() <= 2.5 * chance + 0.1:
+                self._mix = 0.7 * self._mix + 0.3 * new
+                self._weight = min(0.7 * self._weight + requests, requests * 1.7 / 0.3)
+                return self._mix
+        self._mix, self._weight = new, float(requests)
+        return new
+
+
 def measure_forecast(data: Data, *, per_task: int, length: int, seeds: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Mean L1 of the forecast against the next slot's latent mix; how switches are followed; one run for the plot."""
     texts, labels = data.everything()
@@ -256,6 +278,7 @@ def measure_forecast(data: Data, *, per_task: int, length: int, seeds: int) -> t
                 mixes = traffic.mixes(kind, tasks=len(pools), slots=length, seed=seed, alpha=0.3, period=20)
                 monitor = _fresh(expert)
                 guesses: dict[str, FloatArray] = {}
+                with_reset = EmaWithReset()
                 run = []
                 for slot, mix in enumerate(mixes):
                     counts = rng.multinomial(size, mix)
@@ -266,6 +289,7 @@ def measure_forecast(data: Data, *, per_task: int, length: int, seeds: int) -> t
                     guesses["tanbr monitor"] = closed.forecast
                     for name, rival in rivals.items():
                         guesses[name] = rival(guesses.get(name), closed.estimate)
+                    guesses["EMA .3 with a reset"] = with_reset(closed.estimate, size)
                     if before is not None and kind == "fixed":
                         moves.append(float(np.abs(closed.forecast - before).sum()))
                     run.append((closed.estimate, closed.forecast))
@@ -495,7 +519,7 @@ def _short(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"
 
 
-def draw(results: dict[str, Any], run: dict[str, Any], tasks: Sequence[str], folder: Path) -> None:
+def draw(results: dict[str, Any], tasks: Sequence[str], folder: Path) -> None:
     """Draw the mix through its switches, and the errors of the methods."""
     import matplotlib
 
@@ -505,6 +529,7 @@ def draw(results: dict[str, Any], run: dict[str, Any], tasks: Sequence[str], fol
     folder.mkdir(parents=True, exist_ok=True)
     colours = plt.get_cmap("tab10").colors[: len(tasks)]
     figure, axes = plt.subplots(3, 1, figsize=(9, 7), sharex=True, constrained_layout=True)
+    run = results["run"]
     rows = {
         "true mix": run["mix"],
         "estimate of the slot": run["estimate"],
@@ -523,7 +548,9 @@ def draw(results: dict[str, Any], run: dict[str, Any], tasks: Sequence[str], fol
     plt.close(figure)
 
     figure, axis = plt.subplots(figsize=(9, 5.5), constrained_layout=True)
-    tables = {key: table for key, table in results["mix"].items() if key.endswith("500 texts a task")}
+    tables = {
+        key: table for key, table in results["mix"].items() if any("argmax" in name and "LR" in name for name in table)
+    }
     names = sorted(next(iter(tables.values())), key=lambda name: -next(iter(tables.values()))[name]["mean"])
     for offset, (key, table) in zip((0.2, -0.2), tables.items(), strict=False):
         present = [name for name in names if name in table]
@@ -546,53 +573,57 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     parser.add_argument("--plots", type=Path, help="draw into this folder")
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="measure only these; the rest of --out stays"
+    )
     options = parser.parse_args()
     quick, seed = options.quick, options.seed
-    sizes = (200,) if quick else (500, 2000)
+    per_task, many = (200, 200) if quick else (500, 2000)
     repeats = 2 if quick else 25
-    data = load(options.data, history=max(sizes), live=200 if quick else 1500, seed=seed)
-    results: dict[str, Any] = {"mix": {}}
-    for texts in (data,) if quick else (data, data.normalised()):
-        for per_task in sizes:
-            title = f"{texts.name}, {per_task} texts a task"
-            results["mix"][title] = measure_mix(
-                texts, per_task=per_task, repeats=repeats, seed=seed, rivals=per_task == min(sizes)
-            )
-            show(f"L1 error of a slot's mix: {title}", results["mix"][title])
-    forecast, run = measure_forecast(data, per_task=sizes[0], length=42 if quick else 162, seeds=1 if quick else 2)
-    results["forecast"] = forecast
-    show("L1 error of the forecast", forecast)
-    results["unknown"] = measure_unknown(data, per_task=sizes[0], repeats=5 if quick else 100, seed=seed)
-    show("Unknown traffic, slots of 64", results["unknown"])
-    results["clusters"] = {
-        texts.name: measure_clusters(texts, repeats=2 if quick else 10, seed=seed)
-        for texts in (data, data.normalised())
-    }
-    show("Latent tasks without labels", results["clusters"])
-    results["feedback"] = measure_feedback(data, seed=seed)
-    show("L1 error as late feedback comes in (texts known a task)", results["feedback"])
-    results["cost"] = measure_cost(data, per_task=sizes[0], repeats=3 if quick else 9, seed=seed)
-    show("CPU cost", results["cost"])
-    if options.plots:
-        draw(results, run, data.tasks, options.plots)
+    data = load(options.data, history=many, live=200 if quick else 1500, seed=seed)
+    clean = data.normalised()
+    results: dict[str, Any] = {}
+
+    def keep(part: str, title: str, measured: dict[str, Any]) -> None:
+        results[part] = {**results.get(part, {}), title: measured}
+        show(title, measured)
+
+    if "mix" in options.parts:
+        for texts in (data,) if quick else (data, clean):
+            for known in sorted({per_task, many}):
+                title = f"{texts.name}, {known} texts a task"
+                measured = measure_mix(texts, per_task=known, repeats=repeats, seed=seed, rivals=known == per_task)
+                keep("mix", title, measured)
+    if "forecast" in options.parts:
+        table, run = measure_forecast(data, per_task=per_task, length=42 if quick else 162, seeds=1 if quick else 2)
+        keep("forecast", "L1 of the forecast", table)
+        results["run"] = run
+    if "unknown" in options.parts:
+        odd = measure_unknown(data, per_task=per_task, repeats=5 if quick else 100, seed=seed)
+        keep("unknown", "slots of 64", odd)
+    if "clusters" in options.parts:
+        for texts in (data, clean):
+            keep("clusters", f"{texts.name}, no labels", measure_clusters(texts, repeats=2 if quick else 10, seed=seed))
+    if "feedback" in options.parts:
+        keep("feedback", "L1 by texts known a task", measure_feedback(data, seed=seed))
+    if "cost" in options.parts:
+        keep("cost", "CPU", measure_cost(data, per_task=per_task, repeats=3 if quick else 9, seed=seed))
     if options.out:
-        versions = {
-            name: sys.modules[name].__version__
-            for name in ("numpy", "scipy", "sklearn", "torch", "quapy")
-            if name in sys.modules
-        }
-        command = (
-            "python benchmarks/monitor.py" + (" --data GLUE" if options.data else "") + (" --quick" if quick else "")
-        )
-        about = {
-            "command": command,
-            "seed": seed,
-            "slots per size and alpha": repeats,
-            "python": platform.python_version(),
-        }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        written = json.dumps(to_jsonable({**about, "versions": versions, **results}), indent=1)
-        options.out.write_text(written + "\n", encoding="utf-8")
+        write(options, results, repeats)
+    if options.plots:
+        draw(json.loads(options.out.read_text()) if options.out else results, data.tasks, options.plots)
+
+
+def write(options: argparse.Namespace, results: dict[str, Any], repeats: int) -> None:
+    """Write the figures, beside those of other parts that were measured before."""
+    before = json.loads(options.out.read_text()) if options.out.exists() and options.parts != PARTS else {}
+    versions = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
+    command = "python benchmarks/monitor.py" + " --data GLUE" * bool(options.data) + " --quick" * options.quick
+    about = {"command": command, "seed": options.seed, "slots per size and alpha": repeats}
+    about["versions"] = {**before.get("versions", {}), "python": platform.python_version(), **versions}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(to_jsonable({**before, **about, **results}), indent=1)
+    options.out.write_text(f"{text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

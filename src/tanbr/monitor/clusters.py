@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.cluster.vq import kmeans2
 from scipy.optimize import linear_sum_assignment
 from scipy.special import logsumexp
 
@@ -13,6 +12,7 @@ from tanbr.errors import InputError
 from tanbr.types import FloatArray
 
 _STARTS = 8  # k-means runs from scratch; the best is kept
+_ROUNDS = 50  # of one run, at most
 _BETTER = 0.95  # a run from scratch must fit this much better to replace the groups at hand
 _CLIP = 4.0  # standard deviations a feature may be away
 _FLOOR = 0.05  # least variance of a standardised feature within a group
@@ -85,11 +85,11 @@ class Clusters:
         centre, scale = self._vectors.mean(axis=0), self._vectors.std(axis=0)
         scale = np.where(scale > 1e-9, scale, 1.0)
         points = _standard(self._vectors, centre, scale)
-        runs = [kmeans2(points, self._tasks, minit="++", rng=seed, missing="warn") for seed in range(_STARTS)]
-        means, labels = min(runs, key=lambda run: _inertia(points, *run))
+        seeds = [_seeded(points, self._tasks, np.random.default_rng(number)) for number in range(_STARTS)]
+        means, labels = min((_k_means(points, seed) for seed in seeds), key=lambda run: _inertia(points, *run))
         if len(self._means):
             known = _standard(self._means, centre, scale)
-            kept, kept_labels = kmeans2(points, known, minit="matrix")
+            kept, kept_labels = _k_means(points, known)
             if _inertia(points, means, labels) > _BETTER * _inertia(points, kept, kept_labels):
                 means, labels = kept, kept_labels
             else:
@@ -119,6 +119,34 @@ class Clusters:
 
 def _standard(vectors: FloatArray, centre: FloatArray, scale: FloatArray) -> FloatArray:
     return np.asarray(np.clip((vectors - centre) / scale, -_CLIP, _CLIP))
+
+
+def _seeded(points: FloatArray, groups: int, rng: np.random.Generator) -> FloatArray:
+    """Choose means far from one another (k-means++, Arthur and Vassilvitskii 2007)."""
+    chosen = [int(rng.integers(len(points)))]
+    for _ in range(groups - 1):
+        nearest = _squares(points, points[chosen]).min(axis=1)
+        total = float(nearest.sum())  # 0 when there are fewer distinct points than groups
+        chosen.append(int(rng.choice(len(points), p=nearest / total if total > 0 else None)))
+    return points[chosen]
+
+
+def _k_means(points: FloatArray, means: FloatArray) -> tuple[FloatArray, NDArray[np.int64]]:
+    """Move the means to the points nearest to them until they rest; one without points stays where it is."""
+    means = means.copy()
+    labels = _squares(points, means).argmin(axis=1)
+    for _ in range(_ROUNDS):
+        for group in np.unique(labels):
+            means[group] = points[labels == group].mean(axis=0)
+        before, labels = labels, _squares(points, means).argmin(axis=1)
+        if np.array_equal(before, labels):
+            break
+    return means, labels
+
+
+def _squares(points: FloatArray, means: FloatArray) -> FloatArray:
+    """Squared distance of each point from each mean (n, k)."""
+    return np.asarray(np.maximum((points**2).sum(1)[:, None] - 2 * points @ means.T + (means**2).sum(1), 0.0))
 
 
 def _inertia(points: FloatArray, means: FloatArray, labels: NDArray[np.int64]) -> float:

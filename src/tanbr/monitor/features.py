@@ -179,7 +179,7 @@ def _read_roles(batch: _Bytes, tokens: _Tokens) -> tuple[Ragged, FloatArray]:
     """Salt each word with the text it stands in and whether the other text has it; lengths and overlaps (n, 7)."""
     owner = np.repeat(np.arange(len(tokens.breaks)), np.diff(tokens.starts))
     in_second = np.arange(len(owner)) > tokens.breaks[owner]
-    own = tokens.hashes + owner.astype(np.uint64) * _ODD  # the same word in another request is another word
+    own = tokens.hashes + owner.astype(np.uint64) * _BASE  # the same word in another request is another word
     shared = _shared(own, in_second)
     shared_pairs = _shared(own * _ODD + np.roll(own, -1), in_second)
     roles = tokens.hashes * _ODD + _SALT[2 * in_second + shared]

@@ -34,7 +34,7 @@ def write(path: str | Path, description: dict[str, Any], arrays: dict[str, NDArr
 def read(path: str | Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Read what `write` wrote; anything else is a `StateError`."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = dict(file)
         description = json.loads(str(arrays.pop(_DESCRIPTION)))
     except FileNotFoundError:
@@ -47,11 +47,12 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 
 
 def check_alike(arrays: dict[str, NDArray[Any]], expected: dict[str, NDArray[Any]], path: str | Path) -> None:
-    """Refuse arrays that are not of the names, types and dimensions expected."""
+    """Refuse arrays that are not of the names, types and shapes expected; one that starts empty may have any size."""
     if arrays.keys() != expected.keys():
         odd = sorted(arrays.keys() ^ expected.keys())
         raise StateError(f"{path} is damaged: {odd[0]!r} is missing or does not belong there")
     for name, array in arrays.items():
         like = expected[name]
-        if array.dtype != like.dtype or array.ndim != like.ndim:
-            raise StateError(f"{path} is damaged: {name!r} must be {like.ndim}-dimensional {like.dtype}")
+        shaped = array.shape == like.shape if like.size > 1 else array.ndim == like.ndim
+        if array.dtype != like.dtype or not shaped:
+            raise StateError(f"{path} is damaged: {name!r} must be {like.dtype} of shape {like.shape}")

@@ -1,0 +1,294 @@
+"""The monitor as its users meet it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monitor.small import CONFIG, TASKS, history, make, taught, traffic
+from tanbr.errors import InputError, OutputError, StateError
+from tanbr.monitor import Monitor
+from tanbr.types import SlotMix, Text
+
+any_text = st.text(max_size=30) | st.tuples(st.text(max_size=20), st.text(max_size=20))
+labelled = st.lists(st.tuples(any_text, st.sampled_from(TASKS)), max_size=12)
+
+
+@pytest.fixture
+def monitor() -> Monitor:
+    return taught()
+
+
+def same(one: SlotMix, two: SlotMix) -> None:
+    for name in ("estimate", "forecast", "uncertainty"):
+        np.testing.assert_allclose(getattr(one, name), getattr(two, name), atol=1e-7)
+    assert (one.requests, one.alarm) == (two.requests, two.alarm)
+    assert one.unknown == pytest.approx(two.unknown)
+
+
+def test_the_mix_of_untagged_requests_is_found(monitor: Monitor) -> None:
+    posteriors = monitor.observe(traffic({"weather": 50, "question": 30, "pair": 120}, 1))
+    closed = monitor.close_slot()
+    assert posteriors.shape == (200, 3)
+    assert posteriors.sum(axis=1) == pytest.approx(np.ones(200))
+    assert closed.estimate == pytest.approx([0.25, 0.15, 0.6], abs=0.03)
+    assert closed.forecast == pytest.approx(closed.estimate)
+    assert closed.requests == 200
+    assert (closed.unknown, closed.alarm) == (0.0, False)
+    assert (closed.uncertainty > 0).all()
+
+
+def test_a_switch_shows_in_the_next_forecast(monitor: Monitor) -> None:
+    for seed in range(6):
+        monitor.observe(traffic({"weather": 90, "question": 10}, seed))
+        monitor.close_slot()
+    monitor.observe(traffic({"weather": 5, "pair": 95}, 10))
+    assert monitor.close_slot().forecast == pytest.approx([0.05, 0.0, 0.95], abs=0.05)
+
+
+def test_without_history_nothing_is_claimed() -> None:
+    monitor = Monitor(TASKS, config=CONFIG)
+    assert monitor.observe(["sun rain"]) == pytest.approx(np.full((1, 3), 1 / 3))
+    closed = monitor.close_slot()
+    assert closed.estimate == pytest.approx([1 / 3] * 3)
+    assert (closed.uncertainty == 0.5).all()
+    assert closed.requests == 1
+
+
+def test_a_slot_without_requests_leaves_the_forecast(monitor: Monitor) -> None:
+    monitor.observe(traffic({"weather": 40, "pair": 60}, 1))
+    before = monitor.close_slot()
+    after = monitor.close_slot()
+    assert np.array_equal(after.forecast, before.forecast)
+    assert np.array_equal(after.estimate, before.forecast)
+    assert (after.uncertainty > before.uncertainty).all()
+    assert after.requests == 0
+
+
+def test_a_task_without_examples_is_never_claimed_until_it_has_some() -> None:
+    monitor = Monitor(TASKS, config=CONFIG)
+    texts, tasks = history(40)
+    monitor.learn(texts[:80], tasks[:80])  # no pair among them
+    assert (monitor.observe(make("pair", 20, 5))[:, 2] == 0).all()
+    monitor.close_slot()
+    monitor.learn(texts[80:], tasks[80:])
+    monitor.close_slot()  # where a grown history is fitted
+    assert (monitor.observe(make("pair", 20, 5)).argmax(axis=1) == 2).all()
+
+
+def test_one_task_alone_is_certain() -> None:
+    monitor = Monitor(["only"], config=CONFIG)
+    monitor.learn(["a b c"] * 5, ["only"] * 5)
+    assert monitor.observe(["a", "b"]).tolist() == [[1.0], [1.0]]
+    assert monitor.close_slot().estimate.tolist() == [1.0]
+
+
+def test_late_feedback_improves_it() -> None:
+    monitor = Monitor(TASKS, config=CONFIG)
+    # At first the history has two tasks the wrong way round for half of its texts.
+    texts, tasks = history(4)
+    monitor.learn(texts[:8], tasks[4:8] + tasks[:4])
+    requests = traffic({"weather": 60, "question": 20, "pair": 20}, 3)
+    monitor.observe(requests)
+    before = np.abs(monitor.close_slot().estimate - [0.6, 0.2, 0.2]).sum()
+    monitor.learn(*history(40, seed=8))
+    monitor.close_slot()
+    monitor.observe(requests)
+    assert np.abs(monitor.close_slot().estimate - [0.6, 0.2, 0.2]).sum() < 0.2 * before
+
+
+@pytest.mark.parametrize("method", ["sketch", "tags", "clusters"])
+def test_tags_are_taken_as_they_are(method: str) -> None:
+    monitor = Monitor(TASKS, method, config=CONFIG)  # type: ignore[arg-type]
+    posteriors = monitor.observe(["x", "y", "z", "x"], ["pair", "pair", "pair", "weather"])
+    assert posteriors.tolist() == [[0, 0, 1], [0, 0, 1], [0, 0, 1], [1, 0, 0]]
+    closed = monitor.close_slot()
+    assert closed.estimate == pytest.approx([0.25, 0, 0.75])
+    assert closed.requests == 4
+
+
+def test_tagged_and_untagged_requests_mix(monitor: Monitor) -> None:
+    texts = traffic({"weather": 50}, 1) + traffic({"pair": 50}, 2)
+    monitor.observe(texts, ["weather"] * 50 + [None] * 50)
+    assert monitor.close_slot().estimate == pytest.approx([0.5, 0, 0.5], abs=0.02)
+    only = Monitor(TASKS, "tags", config=CONFIG)
+    posteriors = only.observe(texts, ["weather"] * 50 + [None] * 50)
+    assert posteriors[-1] == pytest.approx([1 / 3] * 3)  # nothing is known about it but the forecast
+    closed = only.close_slot()
+    assert closed.estimate == pytest.approx([1, 0, 0])
+    assert closed.requests == 100
+    with pytest.raises(InputError, match="does not learn from labels"):
+        only.learn(["a"], ["pair"])
+
+
+def test_strange_traffic_raises_the_alarm_and_leaves_the_mix_alone(monitor: Monitor) -> None:
+    familiar = traffic({"weather": 35, "question": 35}, 1)
+    strange: list[Text] = [f"def f_{n}(x): return {{'k{n}': [x ** {n}, 0x{n:04x}]}}" for n in range(30)]
+    monitor.observe(familiar + strange)
+    closed = monitor.close_slot()
+    assert closed.alarm
+    assert closed.unknown == pytest.approx(0.3, abs=0.03)
+    assert closed.estimate == pytest.approx([0.5, 0.5, 0], abs=0.05)
+    monitor.observe(strange)
+    all_strange = monitor.close_slot()
+    assert all_strange.alarm
+    assert all_strange.unknown > 0.95
+    assert all_strange.forecast == pytest.approx(closed.forecast, abs=0.05)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(any_text, max_size=20))
+def test_anything_yields_a_mix(texts: list[Text]) -> None:
+    monitor = Monitor(TASKS, config=CONFIG)
+    monitor.learn(*history(8))
+    posteriors = monitor.observe(texts)
+    assert posteriors.shape == (len(texts), 3)
+    assert np.allclose(posteriors.sum(axis=1), 1)
+    closed = monitor.close_slot()
+    for mix in (closed.estimate, closed.forecast):
+        assert mix.sum() == pytest.approx(1)
+        assert (mix >= 0).all()
+    assert np.isfinite(closed.uncertainty).all()
+    assert 0 <= closed.unknown <= 1
+
+
+@settings(deadline=None, max_examples=15)
+@given(labelled, labelled)
+def test_merging_is_having_seen_both(one: list[tuple[Text, str]], two: list[tuple[Text, str]]) -> None:
+    left, right, whole = (Monitor(TASKS, config=CONFIG) for _ in range(3))
+    for monitor, rows in ((left, one), (right, two), (whole, two + one)):
+        monitor.learn([text for text, _ in rows], [task for _, task in rows])
+    left.merge(right)
+    requests = traffic({"weather": 10, "question": 5, "pair": 20}, 0)
+    np.testing.assert_allclose(left.observe(requests), whole.observe(requests), atol=1e-9)
+    same(left.close_slot(), whole.close_slot())
+
+
+def test_open_slots_of_replicas_merge(monitor: Monitor, tmp_path: Path) -> None:
+    monitor.save(tmp_path / "taught.npz")
+    one, two, both = (Monitor.load(tmp_path / "taught.npz") for _ in range(3))
+    requests = traffic({"weather": 30, "question": 20, "pair": 50}, 4)
+    one.observe(requests[:30])
+    two.observe(requests[30:], ["pair", *[None] * 69])
+    both.observe(requests, [*[None] * 30, "pair", *[None] * 69])
+    clean = Monitor(TASKS, config=CONFIG)  # the replicas learned the same history: only their slots are to add up
+    clean._slot.merge(one._slot)
+    clean._slot.merge(two._slot)
+    same(clean.close_slot(), both.close_slot())
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.permutations(range(40)), st.integers(1, 39))
+def test_order_and_batches_do_not_matter(order: list[int], cut: int) -> None:
+    requests = traffic({"weather": 10, "question": 5, "pair": 25}, 0)
+    closed = []
+    for arranged in (
+        [requests],
+        [[requests[place] for place in order[:cut]], [requests[place] for place in order[cut:]]],
+    ):
+        monitor = Monitor(TASKS, config=CONFIG)
+        monitor.learn(*history(10))
+        for batch in arranged:
+            monitor.observe(batch)
+        closed.append(monitor.close_slot())
+    same(*closed)
+
+
+@pytest.mark.parametrize("method", ["sketch", "clusters", "tags"])
+def test_a_saved_monitor_resumes(method: str, tmp_path: Path) -> None:
+    monitor = Monitor(TASKS, method, config=CONFIG)  # type: ignore[arg-type]
+    if method == "sketch":
+        monitor.learn(*history(20))
+    for seed in range(3):
+        monitor.observe(traffic({"weather": 30, "question": 20, "pair": 50}, seed), ["pair", *[None] * 99])
+        monitor.close_slot()
+    monitor.observe(traffic({"weather": 30}, 9))
+    monitor.save(tmp_path / "state.npz")
+    resumed = Monitor.load(tmp_path / "state.npz", config=CONFIG)
+    assert [path.name for path in tmp_path.iterdir()] == ["state.npz"]
+    assert (resumed.tasks, resumed.method, resumed.config) == (monitor.tasks, monitor.method, monitor.config)
+    for seed in range(10, 13):
+        requests = traffic({"weather": 50, "pair": 20}, seed)
+        np.testing.assert_allclose(resumed.observe(requests), monitor.observe(requests), atol=1e-9)
+        same(resumed.close_slot(), monitor.close_slot())
+
+
+def test_memory_does_not_grow_with_what_is_seen(monitor: Monitor) -> None:
+    def size() -> int:
+        return sum(array.nbytes for array in monitor._arrays().values())
+
+    for seed in range(4):
+        monitor.learn(*history(100, seed=seed))
+        monitor.observe(traffic({"weather": 300, "pair": 300}, seed))
+    full = size()
+    for seed in range(4, 8):
+        monitor.learn(*history(100, seed=seed))
+        monitor.observe(traffic({"weather": 300, "pair": 300}, seed))
+    assert size() < 1.1 * full
+
+
+def test_states_that_are_none(monitor: Monitor, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.npz", tmp_path / "bad.npz"
+    monitor.save(good)
+    with pytest.raises(StateError, match="no monitor's state"):
+        Monitor.load(tmp_path / "nowhere.npz")
+    with pytest.raises(StateError, match="saved with sketch_width = 512"):
+        Monitor.load(good, config=CONFIG.model_copy(update={"sketch_width": 1024}))
+    bad.write_bytes(good.read_bytes()[:-2000])
+    with pytest.raises(StateError, match="not a monitor's state"):
+        Monitor.load(bad)
+    bad.write_bytes(b"nothing of the kind")
+    with pytest.raises(StateError, match="not a monitor's state"):
+        Monitor.load(bad)
+    np.savez(bad, description=np.array({"a": 1}, dtype=object))
+    with pytest.raises(StateError, match="not a monitor's state"):
+        Monitor.load(bad)
+    with np.load(good) as file:
+        arrays = dict(file)
+    np.savez(bad, **{**arrays, "description": np.array('{"format": 99}')})
+    with pytest.raises(StateError, match="format"):
+        Monitor.load(bad)
+    np.savez(bad, **{**arrays, "description": np.array('{"format": 1}')})
+    with pytest.raises(StateError, match="damaged"):
+        Monitor.load(bad)
+    np.savez(bad, **{**arrays, "forecaster.mix": np.zeros((2, 2))})
+    with pytest.raises(StateError, match=r"'forecaster.mix' must be"):
+        Monitor.load(bad)
+    np.savez(bad, **{**arrays, "recogniser.sketch.bytes": arrays["recogniser.sketch.bytes"][:, :64]})
+    with pytest.raises(StateError, match=r"sketch\.bytes"):
+        Monitor.load(bad)
+    arrays.pop("slot.keys")
+    np.savez(bad, **arrays)
+    with pytest.raises(StateError, match=r"'slot.keys' is missing"):
+        Monitor.load(bad)
+    with pytest.raises(OutputError, match="cannot write"):
+        monitor.save(tmp_path / "no folder" / "state.npz")
+
+
+def test_bad_input_is_refused_and_changes_nothing(monitor: Monitor) -> None:
+    before = {name: array.copy() for name, array in monitor._arrays().items()}
+    with pytest.raises(InputError, match="unknown task 'nonsense'"):
+        monitor.learn(["a", "b"], ["pair", "nonsense"])
+    with pytest.raises(InputError, match="one length"):
+        monitor.learn(["a"], [])
+    with pytest.raises(InputError, match="request 1500 must be"):
+        monitor.learn(["a"] * 1500 + [None], ["pair"] * 1501)  # type: ignore[list-item]
+    with pytest.raises(InputError, match="request 1500 must be"):
+        monitor.observe(["a"] * 1500 + [3])  # type: ignore[list-item]
+    with pytest.raises(InputError, match="one length"):
+        monitor.observe(["a"], [])
+    with pytest.raises(InputError, match="unknown task"):
+        monitor.observe(["a"], ["nonsense"])
+    with pytest.raises(InputError, match="put it in a list"):
+        monitor.observe("a")
+    with pytest.raises(InputError, match="same tasks"):
+        monitor.merge(Monitor(TASKS, "tags", config=CONFIG))
+    after = monitor._arrays()
+    assert all(np.array_equal(array, after[name]) for name, array in before.items())
+    for tasks in ([], "abc", ["a", "a"]):
+        with pytest.raises(InputError, match="distinct names"):
+            Monitor(tasks)
+    with pytest.raises(InputError, match="unknown method"):
+        Monitor(TASKS, "magic")  # type: ignore[arg-type]
