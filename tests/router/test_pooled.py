@@ -3,8 +3,8 @@ import numpy as np
 import checks
 from tanbr.config import RouterConfig
 from tanbr.router import Tanbr
-from tanbr.router.ask_tell import Sizes
 from tanbr.router.pooled import fixed_blends
+from tanbr.router.sizes import Sizes
 
 K, V = checks.K, checks.V
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tanbr.router.ask_tell import Sizes
+from tanbr.router.sizes import Sizes
 from tanbr.router.vertex_tree import VertexTree
 
 

@@ -3,9 +3,11 @@
 import numpy as np
 
 from tanbr.config import PaperModeConfig
-from tanbr.router.ask_tell import AskTell, Sizes, Terms, TreeView, as_size, lone_root
+from tanbr.router.ask_tell import AskTell
 from tanbr.router.network import unit, value_and_gradient
+from tanbr.router.records import Terms, TreeView, lone_root
 from tanbr.router.simplex import keep_largest
+from tanbr.router.sizes import Sizes, as_size
 from tanbr.router.tanbr import Algorithm1
 from tanbr.types import Blend, Counts, Reward, TaskMix
 

@@ -2,8 +2,10 @@
 
 import numpy as np
 
-from tanbr.router.ask_tell import AskTell, Sizes, Terms, TreeView, as_size, lone_root
+from tanbr.router.ask_tell import AskTell
+from tanbr.router.records import Terms, TreeView, lone_root
 from tanbr.router.simplex import keep_largest
+from tanbr.router.sizes import Sizes, as_size
 from tanbr.router.state import Arrays
 from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix
 

@@ -1,6 +1,6 @@
 """The algorithm: task mix in, blend out, learning from rewards. NumPy only."""
 
-from tanbr.router.ask_tell import Terms, Told, TreeView
+from tanbr.router.records import Terms, Told, TreeView
 from tanbr.router.tanbr import Tanbr
 
 __all__ = ["Tanbr", "Terms", "Told", "TreeView"]

@@ -5,7 +5,7 @@ What is chosen and learned is a `Policy`; this module never looks inside one.
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tanbr.errors import DecisionError, InputError, StateError
+from tanbr.router.records import Terms, Told, TreeView
+from tanbr.router.sizes import Sizes
 from tanbr.router.state import Arrays, read_state, write_state
 from tanbr.types import (
     Blend,
@@ -26,60 +28,6 @@ from tanbr.types import (
     as_reward,
     as_task_mix,
 )
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Why a blend was chosen: the terms of its upper confidence bound, eq. (u_node)."""
-
-    mean: float  # ψᵀf(x), predicted reward
-    granularity: float = 0.0  # ν₁ρ^h, what the leaf's size may hide
-    uncertainty: float = 0.0  # γ√(gᵀZ⁻¹g/w), or β standard deviations
-    node: int = -1  # the tree's name for the node (`TreeView.node`), -1 when the blend is no node of it
-    depth: int = 0  # h of that node
-    candidates: int = 1  # how many blends were compared
-
-    @property
-    def bound(self) -> float:
-        """The upper confidence bound U."""
-        return self.mean + self.granularity + self.uncertainty
-
-
-@dataclass(frozen=True, eq=False)
-class Told:
-    """One slot that was decided and told."""
-
-    decision: Decision
-    reward: Reward  # (V,) NaN where unseen
-    counts: Counts  # (V,)
-    terms: Terms
-
-
-@dataclass(frozen=True, eq=False)
-class TreeView:
-    """A snapshot of the search tree, one row per node; row 0 is the root and parents come before children."""
-
-    parent: np.ndarray[Any, np.dtype[np.int64]]  # (n,) -1 for the root
-    depth: np.ndarray[Any, np.dtype[np.int64]]  # (n,)
-    blend: FloatArray  # (n, K)
-    visits: FloatArray  # (n,) how often the node's blend was told
-    value: FloatArray  # (n, V) predicted reward per task
-    leaf: np.ndarray[Any, np.dtype[np.bool_]]  # (n,) whether the node may be chosen and has no children
-    active: np.ndarray[Any, np.dtype[np.bool_]]  # (n,) whether the node's region holds a feasible blend
-    node: np.ndarray[Any, np.dtype[np.int64]]  # (n,) what `Terms.node` calls it
-
-    def __len__(self) -> int:
-        """How many nodes there are."""
-        return len(self.parent)
-
-
-def lone_root(experts: int, tasks: int) -> TreeView:
-    """Show the tree of a router that has none: the even blend."""
-    yes = np.ones(1, dtype=np.bool_)
-    even, nothing = np.full((1, experts), 1.0 / experts), np.full((1, tasks), np.nan)
-    return TreeView(
-        np.array([-1]), np.zeros(1, dtype=np.int64), even, np.zeros(1), nothing, yes, yes, np.zeros(1, dtype=np.int64)
-    )
 
 
 class Policy(Protocol):
@@ -108,32 +56,6 @@ class Policy(Protocol):
     def restore(self, arrays: Arrays) -> None:
         """Undo to what `snapshot` returned."""
         ...
-
-
-def as_size(value: object, name: str, *, least: int, most: int | None = None) -> int:
-    """Check that `value` is a whole number in its range."""
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):  # type: ignore[operator]
-        span = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise InputError(f"{name} must be a whole number {span} (got {value!r})")
-    return int(value)  # type: ignore[call-overload]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """K, V and B of a router."""
-
-    experts: int
-    tasks: int
-    max_active: int
-
-    @classmethod
-    def check(cls, experts: object, tasks: object, max_active: object = None) -> "Sizes":
-        """Refuse sizes that make no router; without B, all experts may be active."""
-        experts, tasks = as_size(experts, "experts", least=2), as_size(tasks, "tasks", least=1)
-        return cls(
-            experts, tasks, as_size(experts if max_active is None else max_active, "max_active", least=1, most=experts)
-        )
 
 
 class AskTell:

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.config import DefaultModeConfig
-from tanbr.router.ask_tell import Sizes, Terms, TreeView
 from tanbr.router.posterior import PooledPosterior, matern, squared_distance
+from tanbr.router.records import Terms, TreeView
 from tanbr.router.simplex import keep_largest
+from tanbr.router.sizes import Sizes
 from tanbr.router.state import Arrays
 from tanbr.router.vertex_tree import VertexTree
 from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix

@@ -16,19 +16,6 @@ def keep_largest(points: FloatArray, count: int) -> FloatArray:
     return np.asarray(kept / kept.sum(axis=-1, keepdims=True))
 
 
-def project(points: FloatArray) -> FloatArray:
-    """Nearest points of the simplex (Euclid). (n, K) to (n, K)."""
-    falling = -np.sort(-points, axis=1)  # (n, K)
-    excess = np.cumsum(falling, axis=1) - 1.0
-    active = np.count_nonzero(falling * np.arange(1, points.shape[1] + 1) > excess, axis=1)  # (n,) at least 1
-    shift = excess[np.arange(len(points)), active - 1] / active
-    return _exact(np.maximum(points - shift[:, None], 0.0))
-
-
-def _exact(points: FloatArray) -> FloatArray:
-    return np.asarray(points / points.sum(axis=-1, keepdims=True))
-
-
 def is_feasible(low: FloatArray, high: FloatArray) -> bool:
     """Whether the box [low, high] holds a point that sums to 1: (1a)."""
     return float(low.sum()) <= 1.0 <= float(high.sum())
@@ -49,6 +36,5 @@ def proportional_point(low: FloatArray, high: FloatArray) -> Blend:
     return _exact(low + np.clip(share, 0.0, 1.0) * span)
 
 
-def tighten(low: FloatArray, high: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Smallest box with the same points of the simplex in it."""
-    return np.maximum(low, 1.0 - (high.sum() - high)), np.minimum(high, 1.0 - (low.sum() - low))
+def _exact(points: FloatArray) -> FloatArray:
+    return np.asarray(points / points.sum(axis=-1, keepdims=True))

@@ -6,11 +6,13 @@ import numpy as np
 
 from tanbr.config import PaperModeConfig, RouterConfig, parse
 from tanbr.errors import InputError
-from tanbr.router.ask_tell import AskTell, Policy, Sizes, Terms, TreeView, as_size
+from tanbr.router.ask_tell import AskTell, Policy
 from tanbr.router.confidence import Confidence, DiagonalConfidence, ExactConfidence, theory_gamma
 from tanbr.router.network import Forward, descend, initial_weights, predict, unit, value_and_gradient
 from tanbr.router.pooled import PooledTanbr
+from tanbr.router.records import Terms, TreeView
 from tanbr.router.rewards import RewardTable
+from tanbr.router.sizes import Sizes, as_size
 from tanbr.router.state import Arrays
 from tanbr.router.theory import expansion_threshold
 from tanbr.router.tree import PartitionTree

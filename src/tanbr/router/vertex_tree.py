@@ -7,8 +7,8 @@ no split is wasted. Row 0 is the root, the even blend. Rows of recycled leaves a
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.router.ask_tell import Sizes
 from tanbr.router.simplex import keep_largest
+from tanbr.router.sizes import Sizes
 from tanbr.router.state import Arrays
 from tanbr.types import FloatArray
 
