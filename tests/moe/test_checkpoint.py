@@ -166,6 +166,32 @@ def test_an_expert_is_missing(tmp_path) -> None:
     refused(tmp_path / "moe", "down of expert 3 is missing")
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda tensors: tensors.pop("model.layers.1.self_attn.q_proj.weight"),
+            "lacks model.layers.1.self_attn.q_proj",
+        ),
+        (lambda tensors: tensors.update({"model.extra": torch.zeros(2)}), "holds model.extra, for which Mistral"),
+        (lambda tensors: tensors.update({"model.norm.weight": torch.zeros(5)}), r"model.norm.weight is \(5,\)"),
+        (
+            lambda tensors: [tensors.pop(name) for name in list(tensors) if "layers.0" in name and ".w2." in name],
+            "lacks",
+        ),
+    ],
+)
+def test_tensors_that_do_not_make_up_the_dense_model(tmp_path, change, words) -> None:
+    build("mixtral").save_pretrained(tmp_path / "moe")
+    rewrite(tmp_path / "moe", change)
+    moe = tanbr.merge.open(tmp_path / "moe")
+    with pytest.raises(CheckpointError, match=words):
+        moe.dense()
+    with pytest.raises(CheckpointError, match=words):
+        moe.export([0.25] * 4, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_router_is_missing_where_its_mass_is_needed(tmp_path) -> None:
     build("olmoe").save_pretrained(tmp_path / "moe")
     rewrite(tmp_path / "moe", lambda tensors: tensors.pop("model.layers.0.mlp.gate.weight"))

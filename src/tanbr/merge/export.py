@@ -11,8 +11,9 @@ from torch import Tensor
 from tanbr.errors import InputError
 from tanbr.merge.blend import fill
 from tanbr.merge.certificate import certificate
-from tanbr.merge.plan import DensePlan
-from tanbr.moe.family import Piece, concatenated
+from tanbr.merge.plan import DensePlan, concatenated
+from tanbr.merge.skeleton import skeleton
+from tanbr.moe.family import Piece
 from tanbr.moe.writing import (
     SHARD_BYTES,
     NewTensor,
@@ -47,7 +48,7 @@ def export(
     the output, for an FFN k times as wide.
     """
     weights, plan = _average(moe, blend) if mode == "average" else _concat(moe, experts)
-    config = plan.config()
+    config = skeleton(plan, moe.path, device="meta").config
     dtypes = plan.dtypes(moe.checkpoint)
     pieces: dict[str, list[Piece]] = {}
     for piece in plan.pieces:

@@ -1,7 +1,6 @@
 """`tanbr.open`: an MoE checkpoint as one object, and the dense models that come out of it."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,17 +8,16 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from numpy.typing import ArrayLike
-from torch import Tensor, nn
-from transformers.initialization import no_init_weights
+from torch import nn
 
-from tanbr.errors import CheckpointError, InputError
+from tanbr.errors import CheckpointError
 from tanbr.merge.blend import check_finite, fill
 from tanbr.merge.export import export
 from tanbr.merge.plan import DensePlan
+from tanbr.merge.skeleton import locate, skeleton
 from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.families import family_of, read_settings
 from tanbr.moe.family import Settings, Site
@@ -64,11 +62,7 @@ class Moe:
     def dense(self, blend: ArrayLike | None = None) -> Any:
         """Build the dense transformers model, in eval mode, with `blend` merged into it (all experts alike if None)."""
         weights = self.check(blend)
-        config = self.plan.config()
-        with no_init_weights():
-            model = getattr(transformers, config.architectures[0])._from_config(config, dtype=config.dtype)
-        model.tie_weights()
-        untie(model, self.plan.shapes)
+        model = skeleton(self.plan, self.path)
         with torch.no_grad():
             for target in self.plan.padded:
                 locate(model, target).zero_()
@@ -137,35 +131,3 @@ def exact_drift(blend: Blend) -> float:
 def step_drift(step: Blend) -> float:
     """Bound the rounding error that adding Σ_k step[k]·expert k puts on top."""
     return float(UNIT * (np.count_nonzero(step) + 2) * (1 + np.abs(step).sum()))
-
-
-def untie(model: nn.Module, targets: Iterable[str]) -> None:
-    """Give each of the targets a tensor of its own: T5's configuration ties embeddings that a checkpoint has apart."""
-    seen: set[int] = set()
-    for target in targets:
-        tensor = locate(model, target)
-        if isinstance(tensor, nn.Parameter) and id(tensor) in seen:
-            module, _, name = target.rpartition(".")
-            setattr(model.get_submodule(module), name, nn.Parameter(torch.empty_like(tensor)))
-        seen.add(id(tensor))
-
-
-def locate(model: nn.Module, target: str) -> Tensor:
-    """Find the tensor of a live dense model that holds `target`."""
-    try:
-        return model.get_parameter(target)
-    except AttributeError:
-        pass
-    # In memory, a class with one expert fuses what is apart on disk: experts.gate_up_proj (1, 2F, D), gate first.
-    found = re.fullmatch(r"(.+\.experts)\.0\.(gate|up|down)_proj\.weight", target)
-    fused = {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}
-    try:
-        if found:
-            parameter = model.get_parameter(f"{found[1]}.{fused[found[2]]}")[0]
-            half = parameter.shape[0] // 2
-            return {"gate": parameter[:half], "up": parameter[half:], "down": parameter}[found[2]]
-        return model.get_buffer(target)
-    except AttributeError:
-        raise InputError(
-            f"{type(model).__name__} has no {target}; merge into the model that dense() gives, or one of its class"
-        ) from None

@@ -1,6 +1,7 @@
 """The dense model that a plan of pieces fills: its configuration, its tensors, and what changes with the blend."""
 
 import math
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +11,7 @@ from transformers import AutoConfig
 from tanbr.errors import CheckpointError
 from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.families import carried_over
-from tanbr.moe.family import Family, Piece, Settings, Site
+from tanbr.moe.family import OUTPUT_ROLES, Family, Piece, Settings, Site
 
 
 class DensePlan:
@@ -50,3 +51,28 @@ class DensePlan:
         if len(named) != 1 or not named[0].startswith(before):
             raise CheckpointError(f"config.json must name one {before}… class in architectures (got {named})")
         return after + str(named[0]).removeprefix(before)
+
+
+def concatenated(pieces: list[Piece], sites: list[Site], experts: list[int]) -> list[Piece]:
+    """Change a plan from a blend to the chosen experts side by side, each with 1/k of the output."""
+    share = 1 / len(experts)
+    parts = {part.target: part for site in sites for part in site.parts}
+    result: list[Piece] = []
+    for piece in pieces:
+        part = parts.get(piece.target)
+        if part is None or piece.weights is not None:
+            shift = 0 if part is None or part.unit_axis is None else (len(experts) - 1) * part.shape[part.unit_axis]
+            result.append(replace(piece, start=piece.start + shift))
+        elif part.unit_axis is None:
+            weights = tuple(share if k in experts else 0.0 for k in range(len(piece.blocks)))
+            result.append(replace(piece, weights=weights))
+        else:
+            scale = piece.scale * (share if part.role in OUTPUT_ROLES else 1.0)
+            width = part.shape[part.unit_axis]
+            result += [
+                replace(
+                    piece, blocks=(piece.blocks[k],), weights=(1.0,), scale=scale, axis=part.unit_axis, start=i * width
+                )
+                for i, k in enumerate(experts)
+            ]
+    return result

@@ -8,7 +8,7 @@ tensor is a piece with one block of weight 1, so a plan describes the whole dens
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -258,9 +258,10 @@ class Family:
 
 
 def _used(checkpoint: Checkpoint, settings: Settings) -> list[TensorSpec]:
-    """List the tensors that a model loads: layers beyond its depth (multi-token prediction) are not among them."""
+    """List the tensors that a model loads: not layers beyond its depth (multi-token prediction), nor old buffers."""
     depth = settings.get("num_hidden_layers", math.inf)
-    layers = ((re.match(r"model\.layers\.(\d+)\.", name), spec) for name, spec in checkpoint.specs.items())
+    specs = (spec for name, spec in checkpoint.specs.items() if not name.endswith("rotary_emb.inv_freq"))
+    layers = ((re.match(r"model\.layers\.(\d+)\.", spec.name), spec) for spec in specs)
     return [spec for layer, spec in layers if layer is None or int(layer[1]) < depth]
 
 
@@ -295,28 +296,3 @@ def _blocks_of(
         for index, k in enumerate(experts)
         for part, role in enumerate(roles)
     ]
-
-
-def concatenated(pieces: list[Piece], sites: list[Site], experts: list[int]) -> list[Piece]:
-    """Change a plan from a blend to the chosen experts side by side, each with 1/k of the output."""
-    share = 1 / len(experts)
-    parts = {part.target: part for site in sites for part in site.parts}
-    result: list[Piece] = []
-    for piece in pieces:
-        part = parts.get(piece.target)
-        if part is None or piece.weights is not None:
-            shift = 0 if part is None or part.unit_axis is None else (len(experts) - 1) * part.shape[part.unit_axis]
-            result.append(replace(piece, start=piece.start + shift))
-        elif part.unit_axis is None:
-            weights = tuple(share if k in experts else 0.0 for k in range(len(piece.blocks)))
-            result.append(replace(piece, weights=weights))
-        else:
-            scale = piece.scale * (share if part.role in OUTPUT_ROLES else 1.0)
-            width = part.shape[part.unit_axis]
-            result += [
-                replace(
-                    piece, blocks=(piece.blocks[k],), weights=(1.0,), scale=scale, axis=part.unit_axis, start=i * width
-                )
-                for i, k in enumerate(experts)
-            ]
-    return result

@@ -71,9 +71,10 @@ def family_of(config: dict[str, Any]) -> Family:
 
 
 def carried_over(source: Settings, model_type: str) -> Settings:
-    """Keep of a configuration what another type of model has too, and what neither declares (head_dim, a token id)."""
+    """Keep of a configuration what another type of model has too, and what the source's own type does not declare."""
     declared, known = (AutoConfig.for_model(name).to_dict().keys() for name in (source["model_type"], model_type))
-    kept = {key: value for key, value in source.items() if key in known or key not in declared}
+    undeclared = {"head_dim"}  # which some types read and do not declare
+    kept = {key: value for key, value in source.items() if key in known | undeclared or key not in declared}
     return kept | {"model_type": model_type}
 
 
