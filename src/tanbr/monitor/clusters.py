@@ -41,16 +41,16 @@ class Clusters:
 
     def add(self, keys: NDArray[np.uint64], vectors: FloatArray) -> None:
         """Take in requests: hashes (n,), vectors (n, D)."""
-        if len(self._keys) and vectors.shape[1] != self._vectors.shape[1]:
-            raise InputError(
-                f"vectors must have the {self._vectors.shape[1]} dimensions of those before (got {vectors.shape[1]})"
-            )
         self._keep(keys, vectors)
         self._seen += len(keys)
 
     def _keep(self, keys: NDArray[np.uint64], vectors: FloatArray) -> None:
         if not len(self._keys):
             self._vectors = np.zeros((0, vectors.shape[1]))
+        if vectors.shape[1] != self._vectors.shape[1]:
+            raise InputError(
+                f"vectors must have the {self._vectors.shape[1]} dimensions of those before (got {vectors.shape[1]})"
+            )
         if len(self._keys) == self._config.cluster_sample:  # most requests are no news
             news = keys < self._keys[-1]
             keys, vectors = keys[news], vectors[news]

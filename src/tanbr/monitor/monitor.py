@@ -120,8 +120,8 @@ class Monitor:
         """
         if (self.tasks, self.method, self.config) != (other.tasks, other.method, other.config):
             raise InputError("only monitors of the same tasks, method and configuration can be merged")
+        self._clusters.merge(other._clusters)  # first, as it alone may refuse: vectors of another model
         self._recogniser.merge(other._recogniser)
-        self._clusters.merge(other._clusters)
         self._slot.merge(other._slot)
         self._forecaster.merge(other._forecaster)
 
