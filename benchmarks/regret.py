@@ -22,6 +22,8 @@ from suite.rivals import RIVALS, default
 from suite.run import MIXES, Scenario, Trace, World
 from tanbr.router.theory import growth_exponent
 
+OURS = ["tanbr without tree", "tanbr"]
+MORE_FIXED = "fixed blends in the tree's room"
 CONDITIONS: dict[str, dict[str, Any]] = {
     "half the tasks unseen": {"unseen": 0.5},
     "rewards 5 slots late": {"delay": 5},
@@ -116,9 +118,11 @@ def report(study: Study) -> str:
     if plain:
         sizes = {f"K = {k}": {"experts": k} for k in sorted({run["experts"] for run in plain})}
         lines += ["", *study.table("plain", {**sizes, **families})]
-        mean, error = study.paired("plain", "tanbr", "tanbr without tree")
         exponents = [run["exponent"] for run in study.pick("plain", "tanbr")]
-        lines += ["", f"The tree's share, paired over worlds: {mean:+.4f} ± {error:.4f}."]
+        for other in (OURS[0], MORE_FIXED):
+            if study.pick("plain", other):
+                mean, error = study.paired("plain", "tanbr", other)
+                lines += ["", f"tanbr minus {other}, paired over worlds: {mean:+.4f} ± {error:.4f}."]
         lines += ["", f"Growth exponent of tanbr's summed regret, median over runs: {np.median(exponents):.2f}."]
     for condition in dict.fromkeys(run["condition"] for run in study.runs):
         if condition != "plain":
@@ -142,9 +146,10 @@ def draw(study: Study, path: Path, slots: int) -> None:
     at = (np.arange(40) + 0.5) * slots / 40
     for name in dict.fromkeys(run["router"] for run in study.runs if run["condition"] == "plain"):
         curve = np.mean([run["curve"] for run in study.pick("plain", name)], axis=0)
-        axes.plot(at, np.maximum(curve, 1e-4), label=name, linewidth=2.5 if name == "tanbr" else 1.2)
+        own = {"linewidth": 2.5, "color": "black"} if name == "tanbr" else {"linewidth": 1.2}
+        axes.plot(at, np.maximum(curve, 1e-4), label=name, **own)
     axes.set(yscale="log", xlabel="slot", ylabel="mean regret", title="Regret on held-out reward maps")
-    axes.legend(fontsize=8, ncols=2)
+    figure.legend(loc="outside right center", fontsize=8)
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=130)
 
@@ -159,19 +164,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write runs to this JSON file; tables and picture go beside it")
     options = parser.parse_args()
     slots, seeds = 100 if options.quick else options.slots, range(options.seeds)
-    study = Study()
+    study, routers = Study(), {**RIVALS, MORE_FIXED: default(pool=1000, room=0)}
     if options.part == "conditions":
         for condition, change in CONDITIONS.items():
             for scenario in scenarios(seeds, [change.get("experts", 8)], slots=slots, **_without(change, "experts")):
-                study.play(condition, World(scenario), ["tanbr without tree", "tanbr"], RIVALS)
+                study.play(condition, World(scenario), OURS, RIVALS)
         moving(study, seeds, slots)
     else:
-        ours = ["tanbr without tree", "tanbr"]
-        names = (
-            ["random", "vector GP", *ours] if options.quick else ours if options.part == "ablation" else list(RIVALS)
-        )
+        names = ["random", "vector GP", *OURS] if options.quick else list(RIVALS)
+        if options.part == "ablation":
+            names = [*OURS, MORE_FIXED]
         for scenario in scenarios(seeds, (8,) if options.quick else (4, 8), slots=slots):
-            study.play("plain", World(scenario), names, RIVALS)
+            study.play("plain", World(scenario), names, routers)
     text = report(study)
     print(text)
     if options.out:

@@ -97,7 +97,7 @@ class Algorithm1:
             self.theta,
             self.start,
             self.rewards.data,
-            ridge=config.ridge * (1.0 if config.loss == "sum" else scale),
+            ridge=config.ridge * scale,
             scale=scale,
             rate=self.rate,
             steps=config.steps,
