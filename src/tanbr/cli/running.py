@@ -34,7 +34,7 @@ def demo(
     kind: Annotated[
         str, typer.Option("--traffic", help=f"How the task mix moves: {', '.join(traffic.KINDS)}.")
     ] = "dirichlet",
-    alpha: Annotated[float, typer.Option(help="How even the mixes are; small is one task at a time.")] = 0.3,
+    alpha: Annotated[float, typer.Option(help="How even the mixes are; small is one task at a time.")] = 0.1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of traffic and router.")] = 0,
     config: ConfigFile = None,
 ) -> None:

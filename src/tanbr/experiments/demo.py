@@ -47,7 +47,7 @@ def run(
     slots: int = 300,
     requests: int = 64,
     kind: str = "dirichlet",
-    alpha: float = 0.3,
+    alpha: float = 0.1,
     seed: int = 0,
     watch: Callable[[Comparison, Slot], None] | None = None,
     command: str = "tanbr demo",
