@@ -303,7 +303,8 @@ def measure_forecast(data: Data, *, per_task: int, length: int, seeds: int) -> t
                         jump = np.abs(mixes[slot] - mixes[slot - 1]).sum()
                         caught += any(np.abs(run[s][1] - mixes[slot]).sum() < 0.5 * jump for s in (slot, slot + 1))
                 if kind == "switching" and size == 256 and seed == 0:
-                    shown = {"mix": mixes, "estimate": [e for e, _ in run], "forecast": [f for _, f in run]}
+                    rows = {"mix": mixes, "estimate": [e for e, _ in run], "forecast": [f for _, f in run]}
+                    shown = {name: np.round(values[:80], 3) for name, values in rows.items()}
             table[f"{kind}, {size}"] = {
                 **{name: float(np.mean(values)) for name, values in errors.items()},
                 "within 2 standard deviations": float(np.mean(covered)),
