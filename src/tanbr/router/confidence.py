@@ -50,9 +50,10 @@ class DiagonalConfidence:
     def squared_width(self, gradient: Gradient) -> FloatArray:
         """gᵀZ⁻¹g/w for each of n gradients: (n,)."""
         first = gradient.front[0]
-        total = np.einsum("nj,nj->n", gradient.back[0] ** 2, self._seen_through(first))
+        slope = gradient.back[0]
+        total = np.vecdot(slope * slope, self._seen_through(first))
         for back, front, inverse in zip(gradient.back[1:], gradient.front[1:], self._inverse[1:], strict=True):
-            total += (((back * back) @ inverse) * (front * front)).sum(axis=1)
+            total += np.vecdot((back * back) @ inverse, front * front)
         return total / self._width
 
     def prepare(self, inputs: FloatArray) -> None:
