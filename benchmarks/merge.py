@@ -278,14 +278,23 @@ def main() -> None:
             "rates": rates(folder, repeats=repeats),
             "memory": memory(folder),
         }
+        _show(figures)
+        _keep(arguments.out, figures)
         for file in folder.iterdir():
             file.unlink()
         figures["lines"] = lines(work, quick=arguments.quick, repeats=repeats)
-    _show(figures)
+    _show_lines(figures)
+    _keep(arguments.out, figures)
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(figures, indent=2) + "\n")
         _draw(figures, arguments.out.with_suffix(".png"))
+
+
+def _keep(out: Path | None, figures: dict[str, Any]) -> None:
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        part = out.with_suffix(".part")
+        part.write_text(json.dumps(figures, indent=2) + "\n")
+        part.replace(out)
 
 
 def _show(figures: dict[str, Any]) -> None:
@@ -299,7 +308,10 @@ def _show(figures: dict[str, Any]) -> None:
             f"  {name:14s} {value['gb_per_s']:6.2f} GB/s   {100 * value[share]:5.1f}% of the fastest reader "
             f"({100 * value[share + '_low']:.0f}–{100 * value[share + '_high']:.0f})   {value['median_s']:.3f} s"
         )
-    print(f"  peak anonymous memory: {100 * figures['memory']['above_dense']:+.2f}% of the dense model")
+    print(f"  peak anonymous memory: {100 * figures['memory']['above_dense']:+.2f}% of the dense model", flush=True)
+
+
+def _show_lines(figures: dict[str, Any]) -> None:
     for axis in ("experts", "layers"):
         line = figures["lines"][f"{axis}_line"]
         print(f"  cost against {axis}: {1e3 * line['slope_s']:.2f} ms each, R² = {line['r_squared']:.4f}")

@@ -2,7 +2,8 @@
 
 Only blocks of non-zero weight are read, each once, and nothing but a small scratch is allocated. Experts that lie at
 equal distances in their file (every layout in use does that) are one strided matrix, so that the sum over experts is a
-matrix-vector product, which runs at the speed of memory; half types are widened chunk by chunk and summed in float32.
+batch of small matrix products, which runs at the speed of memory. Half types are widened chunk by chunk and summed in
+float32.
 """
 
 import math
@@ -15,8 +16,8 @@ from tanbr.errors import CheckpointError
 from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.family import Block, Piece
 
-CHUNK = 1 << 19  # elements summed at a time: few enough for threads to read side by side, enough to keep them busy
-WIDENED = 1 << 16  # the same for half types, of which K rows are widened first and should stay in the cache
+BLOCK = 4096  # columns of one product: r rows of it and its sum stay in the first cache, threads take turns
+WIDENED = 1 << 16  # elements of a half type that are widened at a time: r rows of it stay in the second cache
 
 
 def fill(out: Tensor, checkpoint: Checkpoint, piece: Piece, blend: Sequence[float], *, add: bool = False) -> None:
@@ -45,28 +46,36 @@ def weighted_sum(
         for run in progressions(checkpoint, active)
     ]
     direct = out.dtype == dtype == wide and out.is_contiguous() and out.device.type == "cpu"
+    if direct:
+        _accumulate(out.view(-1), runs, add=add)
+        return
     # Chunks are of the flat tensor, or of whole rows where `out` is a region of a wider one.
     target = out.view(-1, 1) if out.is_contiguous() else out.view(-1, out.shape[-1])  # (rows, width)
     width = target.shape[1]
-    step = max(1, (CHUNK if direct else WIDENED) // width)
+    step = max(1, WIDENED // width)
     for start in range(0, target.shape[0], step):
         region = target[start : start + step]
         flat = slice(start * width, start * width + region.numel())
         chunks = [(rows[:, flat].to(wide), column) for rows, column in runs]
-        if direct:
-            _accumulate(region.view(-1), chunks, add=add)
-            continue
         total = region.to("cpu", wide, copy=True).view(-1) if add else torch.empty(region.numel(), dtype=wide)
         _accumulate(total, chunks, add=add)
         region.copy_(total.view(region.shape))
 
 
 def _accumulate(out: Tensor, runs: Sequence[tuple[Tensor, Tensor]], *, add: bool) -> None:
-    for number, (rows, weights) in enumerate(runs):  # (r, count), (r,)
+    """Sum runs of rows (r, count) with weights (r,) into out (count,), as a batch of products (1, r) × (r, BLOCK)."""
+    batch = out.numel() // BLOCK
+    whole = batch * BLOCK
+    blocks, rest = out[:whole].view(batch, 1, BLOCK), out[whole:]
+    for number, (rows, weights) in enumerate(runs):
+        row = weights.expand(batch, 1, -1)
+        columns = rows[:, :whole].view(len(rows), batch, BLOCK).transpose(0, 1)
         if number or add:
-            out.addmv_(rows.T, weights)
+            blocks.baddbmm_(row, columns)
+            rest.addmv_(rows[:, whole:].T, weights)
         else:
-            torch.mv(rows.T, weights, out=out)
+            torch.bmm(row, columns, out=blocks)
+            torch.mv(rows[:, whole:].T, weights, out=rest)
 
 
 def progressions(checkpoint: Checkpoint, active: Sequence[tuple[Block, float]]) -> list[list[tuple[Block, float]]]:
