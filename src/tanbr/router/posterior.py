@@ -276,7 +276,7 @@ def best_fit(pool: PooledPosterior) -> tuple[float, float, float, float]:
         fit = float((white * white).sum()) + pool.tasks * 2.0 * float(np.log(np.diag(factor)).sum())
         return -0.5 * (fit + within / noise + freedom * np.log(noise))
 
-    noises = np.clip(pool.noise * np.array([0.25, 0.5, 1.0, 2.0, 4.0]), 1e-6, 1.0)
+    noises = np.clip(pool.noise * np.array([0.0625, 0.25, 0.5, 1.0, 2.0, 4.0, 16.0, 64.0]), 1e-6, 1.0)
     _, width, noise = max((likelihood(w, s, pool.variance), w, s) for w in config.widths for s in noises)
     variance = max(config.variances, key=lambda v: likelihood(width, noise, v))
     spread = targets - targets.mean(axis=0)
