@@ -20,7 +20,7 @@ from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.router import Tanbr
 from tanbr.serve.engine import Engine
-from tanbr.serve.loop import SlotLoop
+from tanbr.serve.loop import MixSource, SlotLoop
 from tanbr.tasks import tiny, traffic
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.traffic import Traffic
@@ -51,7 +51,7 @@ def main() -> None:
                 pools = {
                     t.name: tiny.generate(t.name, 2_000, seed=TRAFFIC_SEED + seed, split="test") for t in tiny.TASKS
                 }
-                sources = {ESTIMATED: taught_monitor(config, seed=seed), TRUE: KnownMix(mixes)}
+                sources: dict[str, MixSource] = {ESTIMATED: taught_monitor(config, seed=seed), TRUE: KnownMix(mixes)}
                 loops = {
                     name: SlotLoop(Engine(moe), Tanbr(moe.num_experts, V, seed=seed, config=config.router), source, V)
                     for name, source in sources.items()

@@ -304,7 +304,7 @@ def measure_forecast(data: Data, *, per_task: int, length: int, seeds: int) -> t
                         caught += any(np.abs(run[s][1] - mixes[slot]).sum() < 0.5 * jump for s in (slot, slot + 1))
                 if kind == "switching" and size == 256 and seed == 0:
                     rows = {"mix": mixes, "estimate": [e for e, _ in run], "forecast": [f for _, f in run]}
-                    shown = {name: np.round(values[:80], 3) for name, values in rows.items()}
+                    shown = {name: np.round(np.asarray(values)[:80], 3) for name, values in rows.items()}
             table[f"{kind}, {size}"] = {
                 **{name: float(np.mean(values)) for name, values in errors.items()},
                 "within 2 standard deviations": float(np.mean(covered)),

@@ -45,7 +45,7 @@ def test_a_bad_mix_is_refused_with_the_cause(values: object, says: str) -> None:
 
 
 def test_a_blend_of_too_many_experts_is_refused() -> None:
-    with pytest.raises(InputError, match="at most 2 experts above 0 .got 3."):
+    with pytest.raises(InputError, match=r"at most 2 experts above 0 \(got 3\)"):
         as_blend([0.2, 0.3, 0.5], experts=3, max_active=2)
 
 

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.small import CONFIG, TASKS, history, make, taught, traffic
+from tanbr import state
 from tanbr.errors import InputError, OutputError, StateError
 from tanbr.monitor import Monitor
+from tanbr.state import read_state, write_state
 from tanbr.types import SlotMix, Text
 
 any_text = st.text(max_size=30) | st.tuples(st.text(max_size=20), st.text(max_size=20))
@@ -232,39 +234,36 @@ def test_memory_does_not_grow_with_what_is_seen(monitor: Monitor) -> None:
 def test_states_that_are_none(monitor: Monitor, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.npz", tmp_path / "bad.npz"
     monitor.save(good)
-    with pytest.raises(StateError, match="no monitor's state"):
+    with pytest.raises(StateError, match="no saved state"):
         Monitor.load(tmp_path / "nowhere.npz")
     with pytest.raises(StateError, match="saved with sketch_width = 512"):
         Monitor.load(good, config=CONFIG.model_copy(update={"sketch_width": 1024}))
-    bad.write_bytes(good.read_bytes()[:-2000])
-    with pytest.raises(StateError, match="not a monitor's state"):
+    for damaged in (good.read_bytes()[:-2000], b"nothing of the kind", b""):
+        bad.write_bytes(damaged)
+        with pytest.raises(StateError, match="not a whole state"):
+            Monitor.load(bad)
+    header, arrays = read_state(good)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state, "VERSION", 99)
+        write_state(bad, header, arrays)
+    with pytest.raises(StateError, match="state version 99"):
         Monitor.load(bad)
-    bad.write_bytes(b"nothing of the kind")
-    with pytest.raises(StateError, match="not a monitor's state"):
-        Monitor.load(bad)
-    np.savez(bad, description=np.array({"a": 1}, dtype=object))
-    with pytest.raises(StateError, match="not a monitor's state"):
-        Monitor.load(bad)
-    with np.load(good) as file:
-        arrays = dict(file)
-    np.savez(bad, **{**arrays, "description": np.array('{"format": 99}')})
-    with pytest.raises(StateError, match="format"):
-        Monitor.load(bad)
-    np.savez(bad, **{**arrays, "description": np.array('{"format": 1}')})
+    write_state(bad, {}, arrays)
     with pytest.raises(StateError, match="damaged"):
         Monitor.load(bad)
-    np.savez(bad, **{**arrays, "forecaster.mix": np.zeros((2, 2))})
+    write_state(bad, header, {**arrays, "forecaster.mix": np.zeros((2, 2))})
     with pytest.raises(StateError, match=r"'forecaster.mix' must be"):
         Monitor.load(bad)
-    np.savez(bad, **{**arrays, "recogniser.sketch.bytes": arrays["recogniser.sketch.bytes"][:, :64]})
+    write_state(bad, header, {**arrays, "recogniser.sketch.bytes": arrays["recogniser.sketch.bytes"][:, :64]})
     with pytest.raises(StateError, match=r"sketch\.bytes"):
         Monitor.load(bad)
     arrays.pop("slot.keys")
-    np.savez(bad, **arrays)
+    write_state(bad, header, arrays)
     with pytest.raises(StateError, match=r"'slot.keys' is missing"):
         Monitor.load(bad)
+    (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot write"):
-        monitor.save(tmp_path / "no folder" / "state.npz")
+        monitor.save(tmp_path / "file" / "state.npz")
 
 
 def test_bad_input_is_refused_and_changes_nothing(monitor: Monitor) -> None:

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 import checks
+from tanbr import state
 from tanbr.baselines import RandomBlend
 from tanbr.config import RouterConfig
 from tanbr.errors import DecisionError, StateError
-from tanbr.router import Tanbr, state
-from tanbr.router.state import HEADER, read_state, write_state
+from tanbr.router import Tanbr
+from tanbr.state import HEADER, read_state, write_state
 
 K, V = checks.K, checks.V
 
@@ -83,7 +84,7 @@ def test_a_header_changed_by_hand_is_refused(tmp_path):
 
 def test_pickled_arrays_are_never_loaded(tmp_path):
     np.savez(tmp_path / "state.npz", **{HEADER: np.array([{"a": 1}], dtype=object)})
-    with pytest.raises(StateError, match="not a whole router state"):
+    with pytest.raises(StateError, match="not a whole state"):
         Tanbr.load(tmp_path / "state.npz")
 
 

@@ -6,7 +6,7 @@ from tanbr.router.ask_tell import AskTell
 from tanbr.router.records import Terms, TreeView, lone_root
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes, as_size
-from tanbr.router.state import Arrays
+from tanbr.state import Arrays
 from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix
 
 CENTRE, VARIANCE, NOISE, BETA = 0.5, 0.08, 0.05, 2.0  # of a reward in [0, 1]

@@ -10,13 +10,13 @@ from pydantic import ValidationError
 
 from tanbr.config import MonitorConfig
 from tanbr.errors import InputError, StateError
-from tanbr.monitor import state
 from tanbr.monitor.clusters import Clusters
 from tanbr.monitor.features import COARSE, Features, check, read
 from tanbr.monitor.quantify import familiar_counts, prevalence, unknown_share
 from tanbr.monitor.recogniser import Recogniser
 from tanbr.monitor.slot import Slot
 from tanbr.monitor.smooth import Forecaster
+from tanbr.state import check_alike, read_state, write_state
 from tanbr.types import FloatArray, SlotMix, Text
 
 Method = Literal["sketch", "clusters", "tags"]
@@ -128,12 +128,12 @@ class Monitor:
     def save(self, path: str | Path) -> None:
         """Write the whole state atomically, the open slot too."""
         description = {"tasks": self.tasks, "method": self.method, "config": self.config.model_dump(mode="json")}
-        state.write(path, description, self._arrays())
+        write_state(path, description, self._arrays(), compress=True)  # counters are mostly 0
 
     @classmethod
     def load(cls, path: str | Path, *, config: MonitorConfig | None = None) -> "Monitor":
         """Read a state that `save` wrote; with `config`, refuse one of another configuration."""
-        description, arrays = state.read(path)
+        description, arrays = read_state(path)
         try:
             saved = MonitorConfig.model_validate(description["config"])
             monitor = cls(description["tasks"], description["method"], config=saved)
@@ -142,7 +142,7 @@ class Monitor:
         if config is not None and config != saved:
             odd = next(name for name in MonitorConfig.model_fields if getattr(config, name) != getattr(saved, name))
             raise StateError(f"{path} was saved with {odd} = {getattr(saved, odd)} (expected {getattr(config, odd)})")
-        state.check_alike(arrays, monitor._arrays(), path)
+        check_alike(arrays, monitor._arrays(), path)
         for name, part in monitor._parts().items():
             prefix = f"{name}."
             part.restore({key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)})

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from tanbr.errors import DecisionError, InputError, StateError
 from tanbr.router.records import Terms, Told, TreeView
 from tanbr.router.sizes import Sizes
-from tanbr.router.state import Arrays, read_state, write_state
+from tanbr.state import Arrays, read_state, write_state
 from tanbr.types import (
     Blend,
     Counts,

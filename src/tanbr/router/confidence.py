@@ -7,7 +7,7 @@ import numpy as np
 from tanbr.config import PaperModeConfig
 from tanbr.errors import ConfigError
 from tanbr.router.network import Gradient
-from tanbr.router.state import Arrays
+from tanbr.state import Arrays
 from tanbr.types import FloatArray
 
 

@@ -15,8 +15,8 @@ from tanbr.router.posterior import PooledPosterior, matern, squared_distance
 from tanbr.router.records import Terms, TreeView
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes
-from tanbr.router.state import Arrays
 from tanbr.router.vertex_tree import VertexTree
+from tanbr.state import Arrays
 from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix
 
 MOST_OPEN = 16  # open decisions an ask looks at

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.config import DefaultModeConfig
-from tanbr.router.state import Arrays
+from tanbr.state import Arrays
 from tanbr.types import Blend, Counts, FloatArray, Reward
 
 CENTRE = 0.5  # prior mean of a reward in [0, 1]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tanbr.router.network import Data
-from tanbr.router.state import Arrays
+from tanbr.state import Arrays
 from tanbr.types import Counts, FloatArray, Reward
 
 

@@ -13,9 +13,9 @@ from tanbr.router.pooled import PooledTanbr
 from tanbr.router.records import Terms, TreeView
 from tanbr.router.rewards import RewardTable
 from tanbr.router.sizes import Sizes, as_size
-from tanbr.router.state import Arrays
 from tanbr.router.theory import expansion_threshold
 from tanbr.router.tree import PartitionTree
+from tanbr.state import Arrays
 from tanbr.types import Blend, Counts, Reward, TaskMix
 
 Mode = Literal["default", "paper"]

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.router.simplex import corner_point, is_feasible, keep_largest, proportional_point
-from tanbr.router.state import Arrays
+from tanbr.state import Arrays
 from tanbr.types import FloatArray
 
 _COLUMNS = ("low", "high", "blend", "parent", "depth", "visits", "leaf", "active")

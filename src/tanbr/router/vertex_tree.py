@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes
-from tanbr.router.state import Arrays
+from tanbr.state import Arrays
 from tanbr.types import FloatArray
 
 ROOT_SIZE = 0.5

@@ -1,4 +1,4 @@
-"""A router's state as one file: plain arrays and a JSON header, checked by version and checksum, written atomically."""
+"""A state as one file: plain arrays and a JSON header, checked by version and checksum, written atomically."""
 
 import hashlib
 import io
@@ -19,11 +19,14 @@ HEADER = "_header"
 Arrays = dict[str, NDArray[Any]]
 
 
-def write_state(path: str | Path, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+def write_state(
+    path: str | Path, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], *, compress: bool = False
+) -> None:
     """Write header and arrays to `path`; an old file stays whole until the new one is."""
     text = json.dumps({"version": VERSION, "checksum": _checksum(header, arrays), "header": header})
     buffer = io.BytesIO()
-    np.savez(buffer, **{HEADER: np.frombuffer(text.encode(), dtype=np.uint8)}, **arrays)  # type: ignore[arg-type]
+    save = np.savez_compressed if compress else np.savez
+    save(buffer, **{HEADER: np.frombuffer(text.encode(), dtype=np.uint8)}, **arrays)  # type: ignore[arg-type]
     write_atomically(path, buffer.getvalue())
 
 
@@ -37,12 +40,23 @@ def read_state(path: str | Path) -> tuple[dict[str, Any], Arrays]:
     except FileNotFoundError:
         raise StateError(f"there is no saved state at {path}") from None
     except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise StateError(f"{path} is not a whole router state ({error}); restore it from a copy") from None
+        raise StateError(f"{path} is not a whole state ({error}); restore it from a copy") from None
     if version != VERSION:
         raise StateError(f"{path} has state version {version}, this tanbr reads {VERSION}; use the tanbr that wrote it")
     if checksum != _checksum(header, arrays):
         raise StateError(f"{path} is damaged: its checksum does not match; restore it from a copy")
     return header, arrays
+
+
+def check_alike(arrays: Arrays, expected: Arrays, path: str | Path) -> None:
+    """Refuse arrays that are not of the names, types and dimensions expected."""
+    if arrays.keys() != expected.keys():
+        odd = sorted(arrays.keys() ^ expected.keys())
+        raise StateError(f"{path} is damaged: {odd[0]!r} is missing or does not belong there")
+    for name, array in arrays.items():
+        like = expected[name]
+        if array.dtype != like.dtype or array.ndim != like.ndim:
+            raise StateError(f"{path} is damaged: {name!r} must be {like.ndim}-dimensional {like.dtype}")
 
 
 def _checksum(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:
