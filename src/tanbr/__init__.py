@@ -1,8 +1,10 @@
 """Serve a Mixture-of-Experts model at the cost of a dense one.
 
-    router = Tanbr(experts=8, tasks=8)            # chooses blends, learns from rewards (NumPy only)
-    monitor = Monitor(["sentiment", "summary"])   # task mix of untagged requests
-    moe = tanbr.open("checkpoint/")               # lazy: no expert is in memory
+Three stages that can be used alone:
+
+    router = tanbr.Tanbr(experts=8, tasks=8)  # chooses blends, learns from rewards (NumPy only)
+    monitor = tanbr.Monitor(["sentiment", "summary"])  # the task mix of untagged requests
+    moe = tanbr.open("checkpoint/")  # merges experts into one dense model; none is in memory
 """
 
 from typing import TYPE_CHECKING, Any
