@@ -14,7 +14,7 @@ from rich.table import Table
 
 from tanbr.config import Config
 from tanbr.experiments.compare import KnownMix, compare
-from tanbr.experiments.demo import TRAFFIC_SEED, taught_monitor
+from tanbr.experiments.demo import POOL, TRAFFIC_SEED, taught_monitor
 from tanbr.files import write_atomically
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
@@ -49,7 +49,7 @@ def main() -> None:
             for seed in range(options.seeds):
                 mixes = traffic.mixes(kind, tasks=V, slots=options.slots, seed=seed, alpha=0.1)
                 pools = {
-                    t.name: tiny.generate(t.name, 2_000, seed=TRAFFIC_SEED + seed, split="test") for t in tiny.TASKS
+                    t.name: tiny.generate(t.name, POOL, seed=TRAFFIC_SEED + seed, split="test") for t in tiny.TASKS
                 }
                 sources: dict[str, MixSource] = {ESTIMATED: taught_monitor(config, seed=seed), TRUE: KnownMix(mixes)}
                 loops = {

@@ -1,6 +1,5 @@
 """The whole idea in two minutes: drifting untagged traffic on the embedded model, next to three rivals and a bound."""
 
-import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ SURVEY = "survey.json"  # lies beside the embedded weights
 
 # Three streams of generated rows that never meet: training uses seed 0 of the train split.
 HISTORY_SEED, TRAFFIC_SEED = 1_000, 2_000
+POOL = 600  # rows a task that requests are drawn from
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,17 +58,17 @@ def run(
     K, V = moe.num_experts, len(names)
     known = Survey.load(moe.path / SURVEY)
     mixes = traffic.mixes(kind, tasks=V, slots=slots, seed=seed, alpha=alpha)
-    pools = {name: tiny.generate(name, 2_000, seed=TRAFFIC_SEED + seed, split="test") for name in names}
+    pools = {name: tiny.generate(name, POOL, seed=TRAFFIC_SEED + seed, split="test") for name in names}
     stream = Traffic(pools=pools, mixes=mixes, requests=requests, seed=seed)
     write_atomically(out / "demo.json", "{}\n")  # a folder that cannot be written to is better found out now
 
     monitor = taught_monitor(config, seed=seed)
     router = Tanbr(K, V, seed=seed, config=config.router)
-    methods: dict[str, tuple[Router, MixSource]] = {
+    methods: dict[str, tuple[Router, MixSource]] = {  # all but the first either ignore the mix or are told it
         TANBR: (router, monitor),
-        "best fixed": (FixedBlend(K, V, blend=known.best_fixed), copy.deepcopy(monitor)),
-        "average": (FixedBlend(K, V), copy.deepcopy(monitor)),
-        "random": (RandomBlend(K, V, seed=seed), copy.deepcopy(monitor)),
+        "best fixed": (FixedBlend(K, V, blend=known.best_fixed), KnownMix(mixes)),
+        "average": (FixedBlend(K, V), KnownMix(mixes)),
+        "random": (RandomBlend(K, V, seed=seed), KnownMix(mixes)),
         BOUND: (BestKnown(K, V, blends=known.blends, rewards=known.rewards), KnownMix(mixes)),
     }
     loops = {name: SlotLoop(Engine(moe), chooser, source, V) for name, (chooser, source) in methods.items()}

@@ -15,7 +15,7 @@ from tanbr.types import Blend, FloatArray, Text, as_blend
 class Engine:
     """Serves one blend of an MoE at a time. The experts stay on disk."""
 
-    def __init__(self, moe: Moe, *, batch: int = 64, device: str | torch.device = "cpu") -> None:
+    def __init__(self, moe: Moe, *, batch: int = 32, device: str | torch.device = "cpu") -> None:
         self.moe = moe
         self.version = 0  # merge version: how many blends have been swapped in
         self.blend: Blend | None = None
