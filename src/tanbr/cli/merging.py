@@ -12,12 +12,13 @@ from rich.table import Table
 
 from tanbr.cli.display import console, progress
 from tanbr.errors import DataError, InputError
-from tanbr.moe.writing import Progress, write_json
+from tanbr.files import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tanbr.merge.inspect import Report
+    from tanbr.moe.writing import Progress
 
 app = typer.Typer()
 
@@ -90,8 +91,7 @@ def inspect(
     if report.note:
         console.print(f"note: {report.note}")
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "inspect.json", report.to_json())
+        write_atomically(out / "inspect.json", json.dumps(report.to_json(), indent=2) + "\n")
         inspecting.draw(report, out / "inspect.png")
         console.print(f"figures: {out / 'inspect.json'}\nheat map: {out / 'inspect.png'}")
 
@@ -184,7 +184,7 @@ def _report_table(report: "Report") -> Table:
 
 
 @contextmanager
-def _bar(what: str, *, unit: str = "tensors") -> Iterator[Progress]:
+def _bar(what: str, *, unit: str = "tensors") -> "Iterator[Progress]":
     with progress(unit) as bar:
         task = bar.add_task(what, total=None, note="")
         yield lambda done, total: bar.update(task, completed=done, total=total)
