@@ -49,14 +49,15 @@ def read_state(path: str | Path) -> tuple[dict[str, Any], Arrays]:
 
 
 def check_alike(arrays: Arrays, expected: Arrays, path: str | Path) -> None:
-    """Refuse arrays that are not of the names, types and dimensions expected."""
+    """Refuse arrays that are not of the names, types and shapes expected; one that starts empty may have any size."""
     if arrays.keys() != expected.keys():
         odd = sorted(arrays.keys() ^ expected.keys())
         raise StateError(f"{path} is damaged: {odd[0]!r} is missing or does not belong there")
     for name, array in arrays.items():
         like = expected[name]
-        if array.dtype != like.dtype or array.ndim != like.ndim:
-            raise StateError(f"{path} is damaged: {name!r} must be {like.ndim}-dimensional {like.dtype}")
+        shaped = array.shape == like.shape if like.size > 1 else array.ndim == like.ndim
+        if array.dtype != like.dtype or not shaped:
+            raise StateError(f"{path} is damaged: {name!r} must be {like.dtype} of shape {like.shape}")
 
 
 def _checksum(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:

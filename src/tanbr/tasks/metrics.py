@@ -7,6 +7,7 @@ task. Nobody tells it the task, so a label of another task is simply a wrong ans
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from scipy import stats
@@ -16,24 +17,24 @@ from tanbr.errors import DataError
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import FloatArray
 
+Measure: TypeAlias = Callable[[FloatArray, FloatArray], float]  # targets (n,), answers (n,)
 
-def _correlation(
-    kind: Callable[[FloatArray, FloatArray], tuple[float, float]],
-) -> Callable[[FloatArray, FloatArray], float]:
+
+def _zero_if_constant(correlate: Measure) -> Measure:
     def measure(target: FloatArray, answer: FloatArray) -> float:
         if np.ptp(target) == 0 or np.ptp(answer) == 0:  # a constant correlates with nothing
             return 0.0
-        return float(kind(target, answer)[0])
+        return float(correlate(target, answer))
 
     return measure
 
 
-METRICS: dict[str, Callable[[FloatArray, FloatArray], float]] = {
+METRICS: dict[str, Measure] = {
     "accuracy": lambda target, answer: float(sk.accuracy_score(target, answer)),
     "f1": lambda target, answer: float(sk.f1_score(target == 1, answer == 1, zero_division=0.0)),
-    "matthews": lambda target, answer: float(sk.matthews_corrcoef(target, answer)),
-    "pearson": _correlation(stats.pearsonr),
-    "spearman": _correlation(stats.spearmanr),
+    "matthews": _zero_if_constant(sk.matthews_corrcoef),
+    "pearson": _zero_if_constant(lambda target, answer: stats.pearsonr(target, answer)[0]),
+    "spearman": _zero_if_constant(lambda target, answer: stats.spearmanr(target, answer)[0]),
 }
 
 
