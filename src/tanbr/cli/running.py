@@ -39,11 +39,14 @@ def demo(
     config: ConfigFile = None,
 ) -> None:
     """Watch the whole idea work: drifting untagged traffic on the embedded model, beside three rivals."""
+    import torch
+
     from tanbr.experiments import demo as experiment
     from tanbr.merge import open as open_moe
     from tanbr.moe import embedded
     from tanbr.tasks import tiny
 
+    torch.set_num_threads(1)  # a model this small is no faster on more, and far slower when they are busy
     settings = configuration.load(config) if config else configuration.Config()
     moe = open_moe(embedded.path())
     with SlotDisplay(slots=slots, tasks=[task.name for task in tiny.TASKS], hero=experiment.TANBR) as display:
@@ -76,8 +79,11 @@ def pretrain(
         raise ConfigError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
     settings = configuration.load(config).pretrain if config else PRESETS[preset]
 
+    import torch
+
     from tanbr.experiments import embedded as experiment
 
+    torch.set_num_threads(1)  # as quick as two for a model this small, and the same sums on every machine
     with progress() as bar:
         bars: dict[str, TaskID] = {}
 
