@@ -6,7 +6,9 @@ in `--out` and skipped when the same command is run again; `--minutes` stops bet
 """
 
 import argparse
+import gc
 import json
+import math
 import os
 import platform
 import statistics
@@ -30,6 +32,7 @@ from tanbr.moe.families.t5 import T5MoeForConditionalGeneration
 from tanbr.moe.layer import BlendRouting, Routing, TaskRouting, TokenRouting, route
 
 THREADS, K = 2, 8
+STEADY = 1.25  # how far `merged` may move within a round that counts
 LENGTH, ANSWER = 128, 16  # tokens of a request; tokens of T5's answer
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "full": {
@@ -95,11 +98,18 @@ class Models:
         if name == "moe":
             cls = T5MoeForConditionalGeneration if self.kind == "t5" else BertMoeForSequenceClassification
             return cls.from_pretrained(self.folder)
-        dense = tanbr.merge.open(self.folder).dense()
+        moe = tanbr.merge.open(self.folder)
         if name == "merged":
-            return dense
+            model = moe.dense()
+            moe.checkpoint.release()
+            return model
         torch.manual_seed(1)
-        return type(dense)(dense.config)  # the stock class with weights of its own
+        config = moe.plan.config()
+        return getattr(transformers, config.architectures[0])(config)  # the stock class with weights of its own
+
+    def forget(self) -> None:
+        """Keep none of the models."""
+        self._built.clear()
 
 
 def write(kind: str, size: str, folder: Path) -> None:
@@ -134,29 +144,38 @@ def cell(models: Models, mode: str, batch: int, *, rounds: int, seconds: float, 
             calls[name] = _routed(live, routing(batch), work_of(live, models.kind, mode, batch))
     wall: dict[str, list[float]] = {name: [] for name in calls}
     work: dict[str, list[float]] = {name: [] for name in calls}
-    started = time.monotonic()
-    warm = 0 if batch >= 32 else 1
-    for round_ in range(rounds + warm):
-        for name, call in calls.items():
-            start, start_work = time.perf_counter(), time.process_time()
-            call()
-            if round_ >= warm:
-                wall[name].append(time.perf_counter() - start)
-                work[name].append(time.process_time() - start_work)
-        if round_ >= warm and time.monotonic() - started > seconds:
-            break
+    ends = time.monotonic() + seconds
+    disturbed = 0
+    for name in calls if batch < 32 else ():
+        calls[name]()  # warms up
+    while len(wall["merged"]) < rounds and (time.monotonic() < ends or not wall["merged"]):
+        times = {name: _timed(call) for name, call in calls.items()}
+        again = _timed(calls["merged"])[0] / times["merged"][0]
+        if not 1 / STEADY < again < STEADY and time.monotonic() < ends:
+            disturbed += 1  # something else ran meanwhile: a round counts if it ends as fast as it began
+            continue
+        for name, (wall_time, work_time) in times.items():
+            wall[name].append(wall_time)
+            work[name].append(work_time)
     return {
         name: {
             "seconds": statistics.median(wall[name]),
             "fastest": min(wall[name]),
             "cpu_seconds": statistics.median(work[name]),
             "rounds": len(wall[name]),
+            "disturbed": disturbed,
             **_ratios(wall[name], wall["merged"], "ratio"),
             **_ratios(work[name], work["merged"], "cpu_ratio"),
             "fastest_ratio": min(wall[name]) / min(wall["merged"]),
         }
         for name in calls
     }
+
+
+def _timed(call: Callable[[], Any]) -> tuple[float, float]:
+    start, start_work = time.perf_counter(), time.process_time()
+    call()
+    return time.perf_counter() - start, time.process_time() - start_work
 
 
 def _ratios(values: list[float], base: list[float], name: str) -> dict[str, float]:
@@ -176,18 +195,12 @@ def _routed(model: nn.Module, routing: Routing | None, call: Callable[[], Any]) 
 @torch.inference_mode()
 def token_merging(models: Models, *, tokens: int) -> dict[str, Any]:
     """Time merging for every token on a few tokens; the rest would be the same again, token by token."""
-    model, merged = models.get("moe"), models.get("merged")
+    model = models.get("moe")
     ids = torch.randint(3, model.config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))
     more = {"decoder_input_ids": ids[:, :1]} if models.kind == "t5" else {}
     route(model, TokenRouting(K, mix="weights"))
-    start = time.perf_counter()
-    model(input_ids=ids, **more)
-    taken = time.perf_counter() - start
-    merged(input_ids=ids, **more)
-    start = time.perf_counter()
-    merged(input_ids=ids, **more)
-    return {"tokens": tokens, "seconds": taken, "seconds_per_token": taken / (tokens + len(more)),
-            "ratio_to_merged": taken / (time.perf_counter() - start)}  # fmt: skip
+    taken = _timed(lambda: model(input_ids=ids, **more))[0]
+    return {"tokens": tokens, "seconds": taken, "seconds_per_token": taken / (tokens + len(more))}
 
 
 def memory(kind: str, size: str, work: Path, name: str) -> dict[str, float]:
@@ -201,22 +214,22 @@ def memory(kind: str, size: str, work: Path, name: str) -> dict[str, float]:
 
 @torch.inference_mode()
 def _serve(kind: str, size: str, work: Path, name: str) -> dict[str, float]:
-    before = _status("RssAnon")
-    model_name, routing = METHODS[name]
+    """Load what one method needs, let go of the rest, answer a batch of 8, and look at what was resident meanwhile."""
     models = Models(kind, size, work)
-    if model_name == "merged":
-        moe = tanbr.merge.open(models.folder)
-        model = moe.dense()
-        moe.checkpoint.release()
-    else:
-        model = models.get(model_name)
-    loaded = _status("RssAnon")
+    moe = tanbr.merge.open(models.folder)
+    before = _status("VmRSS")
+    model_name, routing = METHODS[name]
+    model = models.get(model_name)
+    models.forget()
+    moe.checkpoint.release()
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts here
     _routed(model, routing(8), work_of(model, kind, "forward", 8))()
     return {
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "anonymous_loaded": loaded - before,
-        "anonymous_served": _status("RssAnon") - before,
-        "peak_resident": _status("VmHWM"),
+        "parameters_loaded": sum(spec.numel for spec in moe.checkpoint.specs.values())
+        if model_name.startswith("moe")
+        else sum(math.prod(shape) for shape in moe.plan.shapes.values()),
+        "peak_resident": _status("VmHWM") - before,
     }
 
 
@@ -227,10 +240,10 @@ def _status(field: str) -> int:
     raise RuntimeError("this measurement needs Linux")
 
 
-def plan(kind: str, *, quick: bool) -> Iterator[tuple[str, int, set[str]]]:
+def plan(kind: str, batches: list[int]) -> Iterator[tuple[str, int, set[str]]]:
     """List a family's cells: (mode, batch, methods to leave out)."""
     slow = {"token-merging"}  # measured on a few tokens, apart
-    for batch in (1, 8) if quick else (1, 8, 32):
+    for batch in batches:
         yield "forward", batch, slow
         if kind == "t5":  # merging for every step of every sequence takes minutes, and shows nothing new
             yield "decode", batch, slow | ({"task-merging"} if batch > 1 else set())
@@ -242,6 +255,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny models, under a minute")
     parser.add_argument("--out", type=Path, default=None, help="JSON file; kept up to date cell by cell")
     parser.add_argument("--minutes", type=float, default=25.0, help="start no new cell after this long")
+    parser.add_argument("--only", choices=("t5", "bert"), default=None, help="one family alone")
+    parser.add_argument("--batch", type=int, action="append", help="these batch sizes alone; may be given again")
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--work", type=Path, default=None, help="folder for the random checkpoints, kept")
     parser.add_argument("--serve", default=None, help=argparse.SUPPRESS)
@@ -273,12 +288,12 @@ def _measure(arguments: argparse.Namespace, work: Path) -> None:
         "size": SIZES[size],
     }
     ends = time.monotonic() + 60 * arguments.minutes
-    for kind in ("t5", "bert"):  # one family's models in memory at a time
+    for kind in (arguments.only,) if arguments.only else ("t5", "bert"):  # one family's models in memory at a time
         models = Models(kind, size, work)
-        for mode, batch, skip in plan(kind, quick=arguments.quick):
+        for mode, batch, skip in plan(kind, arguments.batch or ([1, 8] if arguments.quick else [1, 8, 32])):
             key = f"{kind} {mode} {batch}"
             if key not in figures["cells"] and time.monotonic() < ends:
-                few, seconds = (rounds, 120) if batch < 32 else (min(rounds, 3), 240)
+                few, seconds = (rounds, 150) if batch < 32 else (min(rounds, 3), 240)
                 figures["cells"][key] = cell(models, mode, batch, rounds=few, seconds=seconds, skip=skip)
                 _keep(arguments.out, figures)
                 _show_cell(key, figures["cells"][key])
@@ -286,7 +301,7 @@ def _measure(arguments: argparse.Namespace, work: Path) -> None:
             figures["token_merging"][kind] = token_merging(models, tokens=8)
             _keep(arguments.out, figures)
         del models
-        for name in ("merged", "plain dense", "task-1"):
+        for name in ("merged", "merged int8", "plain dense", "task-1", "task-1 int8"):
             key = f"{kind} {name}"
             if key not in figures["memory"] and time.monotonic() < ends:
                 figures["memory"][key] = memory(kind, size, work, name)
@@ -317,11 +332,15 @@ def _show_cell(key: str, values: dict[str, Any]) -> None:
 
 def _show(figures: dict[str, Any]) -> None:
     for kind, value in figures["token_merging"].items():
-        print(f"{kind} token-merging: ×{value['ratio_to_merged']:.0f} on {value['tokens']} tokens")
+        merged = figures["cells"].get(f"{kind} forward 1", {}).get("merged", {}).get("seconds", math.nan)
+        print(
+            f"{kind} token-merging: {value['seconds_per_token']:.3f} s per token, so about "
+            f"×{value['seconds_per_token'] * LENGTH / merged:.0f} for a request of {LENGTH} tokens (extrapolated)"
+        )
     for key, value in figures["memory"].items():
         print(
-            f"{key:16s} {value['parameters'] / 1e6:6.0f}M parameters,"
-            f" {value['anonymous_served'] / 1e9:.2f} GB anonymous, peak resident {value['peak_resident'] / 1e9:.2f} GB"
+            f"{key:18s} {value['parameters_loaded'] / 1e6:6.0f}M parameters loaded, "
+            f"{value['peak_resident'] / 1e9:.2f} GB resident at the peak of a batch of 8"
         )
 
 
