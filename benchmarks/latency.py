@@ -301,7 +301,12 @@ def _measure(arguments: argparse.Namespace, work: Path) -> None:
             figures["token_merging"][kind] = token_merging(models, tokens=8)
             _keep(arguments.out, figures)
         del models
-        for name in ("merged", "merged int8", "plain dense", "task-1", "task-1 int8"):
+        alone = (
+            ("merged", "task-1")
+            if arguments.quick
+            else ("merged", "merged int8", "plain dense", "task-1", "task-1 int8")
+        )
+        for name in alone:
             key = f"{kind} {name}"
             if key not in figures["memory"] and time.monotonic() < ends:
                 figures["memory"][key] = memory(kind, size, work, name)
