@@ -294,6 +294,7 @@ def _measure(arguments: argparse.Namespace, work: Path) -> None:
             key = f"{kind} {mode} {batch}"
             if key not in figures["cells"] and time.monotonic() < ends:
                 few, seconds = (rounds, 150) if batch < 32 else (min(rounds, 3), 240)
+                seconds = 2 if arguments.quick else seconds
                 figures["cells"][key] = cell(models, mode, batch, rounds=few, seconds=seconds, skip=skip)
                 _keep(arguments.out, figures)
                 _show_cell(key, figures["cells"][key])
