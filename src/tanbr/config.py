@@ -190,7 +190,9 @@ class PretrainConfig(Section):
     train_rows: int = Field(default=30_000, ge=1)
     """Rows generated per task to draw batches from."""
     batch: int = Field(default=8, ge=1)
-    """Rows per task in a batch; every batch holds all tasks."""
+    """Rows that the task with the fewest rows has in a step."""
+    batch_growth: float = Field(default=0.0, ge=0, le=1)
+    """A task with n times the rows of the smallest has n to this power times as many in a step."""
     ancestor_steps: int = Field(default=2_000, ge=1)
     """Steps in which the dense ancestor of the experts learns all tasks, and to align pairs of texts."""
     alignment_weight: float = Field(default=2.0, ge=0)
@@ -202,17 +204,114 @@ class PretrainConfig(Section):
     expert_rate: float = Field(default=2e-3, gt=0)
     """Learning rate of the experts."""
     shared_rate: float = Field(default=3e-4, gt=0)
-    """Learning rate of what the experts share: embeddings, attention, norms, head."""
+    """Learning rate of what the experts share: embeddings, attention, norms."""
+    head_rate: float = Field(default=3e-4, gt=0)
+    """Learning rate of the classification head and what pools for it."""
+    train_embeddings: bool = True
+    """Whether the embeddings learn with what is shared, or stay the ancestor's."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout of hidden states while training."""
     warmup: int = Field(default=200, ge=1)
     """Steps over which a phase's rates rise to their full value, before they fall along half a cosine."""
     weight_decay: float = Field(default=0.01, ge=0)
     """AdamW's decoupled weight decay."""
     clip: float = Field(default=1.0, gt=0)
     """Largest norm of a step's gradient."""
+    log_every: int = Field(default=10, ge=1)
+    """Steps whose mean loss is one entry of the curve."""
+    look_every: int = Field(default=0, ge=0)
+    """Steps between two looks at each task's figure on held-out rows; 0 for none."""
+    look_rows: int = Field(default=128, ge=2)
+    """Held-out rows a task in a look."""
+    patience: int = Field(default=4, ge=1)
+    """Looks without a better figure after which a task keeps its best expert and leaves the training."""
     save_every: int = Field(default=500, ge=1)
     """Steps between two resumable states."""
     seed: int = 0
     """Seed of the initial weights, the rows and the batches."""
+
+
+class RewardConfig(Section):
+    """Where rewards come from. A source's weight says what one reward of it counts; 0 turns the source off."""
+
+    feedback: float = Field(default=1.0, ge=0)
+    """Weight of a client's own reward."""
+    labels: float = Field(default=1.0, ge=0)
+    """Weight of a delayed true label, scored as the task scores; above 0 the answers' logits are stored."""
+    shadow: float = Field(default=0.0, ge=0)
+    """Weight of the agreement with the un-merged MoE."""
+    confidence: float = Field(default=0.0, ge=0)
+    """Weight of the model's own confidence."""
+    shadow_share: float = Field(default=0.02, gt=0, le=1)
+    """Share of requests that the un-merged MoE answers too, when `shadow` is on."""
+    settle_slots: int = Field(default=1, ge=0)
+    """Slots that must end after a slot before the router is told its reward; what comes later is told apart."""
+    least_count: float = Field(default=0.5, gt=0)
+    """A task that fewer requests than this speak for in a slot is unseen."""
+
+
+class GuardConfig(Section):
+    """When a blend is not served, or no longer."""
+
+    margin: float = Field(default=0.1, gt=0)
+    """How far a blend's reward may fall below that of the last good one, task by task and weighted by the mix."""
+    probe_share: float = Field(default=1.0, ge=0, le=1)
+    """Share of the probe texts that a new blend answers before it is served; 0 only looks for NaN on one of them."""
+    least_count: int = Field(default=20, ge=2)
+    """Rewards of live requests below which the guard does not judge."""
+    sigmas: float = Field(default=2.0, ge=0)
+    """A fall must be this many standard errors beyond the margin to count."""
+    exploration: float = Field(default=1.0, ge=0, le=1)
+    """Largest share of slots that may serve a blend chosen for what might be learned; 1 is no limit."""
+    exploration_window: int = Field(default=100, ge=1)
+    """Slots over which that share is counted."""
+
+
+class ServeConfig(Section):
+    """How a model is served."""
+
+    slot_requests: int | None = Field(default=None, ge=1)
+    """A slot ends after this many requests …"""
+    slot_seconds: float | None = Field(default=None, gt=0)
+    """… or after this many seconds (60 if neither is given); both: whichever comes first."""
+    batch: int = Field(default=32, ge=1)
+    """Most texts in a batch."""
+    batch_wait: float = Field(default=0.002, ge=0)
+    """Seconds a batch that is not full waits for more, once the model is free."""
+    queue: int = Field(default=1024, ge=1)
+    """Texts that may wait for an answer; beyond it a request is refused."""
+    max_length: int = Field(default=128, ge=8)
+    """Longest text in tokens; what is longer is cut."""
+    max_tokens: int = Field(default=256, ge=1)
+    """Most tokens a text-to-text model writes for one prompt."""
+    device: str = "cpu"
+    """Torch device the model runs on."""
+    threads: int | None = Field(default=None, ge=1)
+    """Threads of the model's arithmetic; torch's own choice if not given."""
+    precision: Literal["fp32", "int8"] = "fp32"
+    """int8 is refused when its measured agreement on the probe texts is below `int8_agreement`."""
+    int8_agreement: float = Field(default=0.98, ge=0, le=1)
+    """Least share of probe answers that must be the same in int8."""
+    low_memory: bool = False
+    """Merge in place, with a pause, instead of into a spare FFN buffer."""
+    merge_share: float = Field(default=0.5, gt=0, le=1)
+    """Share of the time that a background merge works; it rests the other part, so that requests stay fast."""
+    min_gain: float = Field(default=0.0, ge=0)
+    """A new blend is merged only if its reward may be this much above the served one's; 0 merges every new blend."""
+    keep_versions: int = Field(default=20, ge=2)
+    """Last good blends that can be rolled back to."""
+    keep_slots: int = Field(default=10_000, ge=10)
+    """Slots whose requests and feedback are kept; feedback for older requests is refused as unknown."""
+    store_texts: bool = False
+    """Whether the store keeps the texts of requests."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the router, and of which requests are shadowed."""
+    max_active: int | None = Field(default=None, ge=1)
+    """B, most experts in a blend; all of them if not given."""
+    rewards: RewardConfig = Field(default_factory=RewardConfig)
+    """Where rewards come from."""
+    guard: GuardConfig = Field(default_factory=GuardConfig)
+    """When a blend is not served, or no longer."""
 
 
 class Config(Section):
@@ -221,6 +320,7 @@ class Config(Section):
     router: RouterConfig = Field(default_factory=RouterConfig)
     monitor: MonitorConfig = Field(default_factory=MonitorConfig)
     pretrain: PretrainConfig = Field(default_factory=PretrainConfig)
+    serve: ServeConfig = Field(default_factory=ServeConfig)
 
 
 def load(path: str | Path) -> Config:
