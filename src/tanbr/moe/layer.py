@@ -15,7 +15,7 @@ Sequences are the rows of the batch; padding is computed like any other token, a
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Literal, TypeAlias
 
 import torch
@@ -57,6 +57,15 @@ class ExpertLinear(nn.Module):
         weight = (blend @ self.weight.flatten(1)).view(self.weight.shape[1:])
         return partial(F.linear, weight=weight, bias=None if self.bias is None else blend @ self.bias)
 
+    def blended(self, x: Tensor, blends: Tensor) -> Tensor:
+        """Apply to every row of x (m, in) its own merge of the K maps, by blends (m, K), without making it: (m, out).
+
+        (Σ_k b_k W_k) x = Σ_k W_k (b_k x): as many products as merging takes, and no merged weight to store a row.
+        """
+        pairs = zip(blends.unbind(1), self.weight.unbind(0), strict=True)
+        y = reduce(torch.add, (F.linear(share.unsqueeze(1) * x, weight) for share, weight in pairs))
+        return y if self.bias is None else y + blends @ self.bias
+
 
 @dataclass(frozen=True, eq=False)
 class TaskRouting:
@@ -76,18 +85,24 @@ class BlendRouting:
 
 @dataclass(frozen=True)
 class TokenRouting:
-    """The site's gate chooses `top_k` experts per token; with `mix="weights"` it merges them, token by token."""
+    """The site's gate chooses `top_k` experts per token; with `mix="weights"` it merges them, token by token.
+
+    "products" computes what "weights" does without storing a merged FFN per token, so that it can be trained.
+    """
 
     top_k: int = 1
-    mix: Literal["weights", "outputs"] = "outputs"
+    mix: Literal["weights", "products", "outputs"] = "outputs"
+    normalise: bool = False  # whether the chosen experts' probabilities are made to sum to 1 (merging always does)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SequenceRouting:
     """The site's gate chooses from the mean of a sequence's tokens; `mix="weights"` with top_k=K is SMEAR's merge."""
 
     top_k: int = 1
     mix: Literal["weights", "outputs"] = "outputs"
+    normalise: bool = False
+    real: Tensor | None = None  # (n, length) above 0 for the tokens that count; all when None
 
 
 Routing: TypeAlias = TaskRouting | BlendRouting | TokenRouting | SequenceRouting
@@ -156,12 +171,18 @@ class ExpertFfn:
         if not 1 <= routing.top_k <= self.outer.experts:
             raise InputError(f"top_k must be 1..{self.outer.experts} (got {routing.top_k})")
         units = x.reshape(-1, x.shape[-1]) if isinstance(routing, TokenRouting) else x  # tokens or sequences
-        seen = units if units.dim() == 2 else units.mean(dim=1)
+        seen = units if isinstance(routing, TokenRouting) else mean_token(units, routing.real)
         probability, experts = site.gate(seen).softmax(dim=-1).topk(routing.top_k, dim=-1)  # (m, k)
         if routing.mix == "outputs":
+            if routing.normalise:
+                probability = probability / probability.sum(dim=-1, keepdim=True)
             return self._mix_outputs(units, experts, probability).view_as(x)
         blends = torch.zeros(seen.shape[0], self.outer.experts, dtype=x.dtype, device=x.device)
         blends = blends.scatter(1, experts, probability / probability.sum(dim=-1, keepdim=True))
+        if routing.mix == "products":
+            return self._one(
+                units, [partial(part.blended, blends=blends) for part in (*self.inner, self.outer)]
+            ).view_as(x)
         return self._mix_weights(units.view(seen.shape[0], -1, x.shape[-1]), blends).view_as(x)
 
     def _mix_outputs(self, x: Tensor, experts: Tensor, weights: Tensor | None) -> Tensor:
@@ -236,6 +257,16 @@ def _checked_blends(blends: Tensor, *, batch: int, experts: int) -> Tensor:
     if blends.shape not in {(experts,), (batch, experts)}:
         raise InputError(f"blends must be ({batch}, {experts}) or ({experts},) (got {tuple(blends.shape)})")
     return blends
+
+
+def mean_token(x: Tensor, real: Tensor | None) -> Tensor:
+    """Average the real tokens of x (n, length, D): (n, D)."""
+    if real is None:
+        return x.mean(dim=1)
+    if real.shape != x.shape[:2]:
+        raise InputError(f"real tokens must be {tuple(x.shape[:2])}, one flag a token (got {tuple(real.shape)})")
+    flags = (real > 0).to(x.dtype).unsqueeze(-1)
+    return (x * flags).sum(dim=1) / flags.sum(dim=1).clamp_min(1.0)
 
 
 def _active(blends: Tensor) -> tuple[Tensor, Tensor]:
