@@ -103,6 +103,8 @@ class DefaultModeConfig(Section):
     """Prior variance of a task's mean reward around 1/2."""
     noise: float = Field(0.05, gt=0)
     """Standard deviation of a reward with count 1, before it is estimated."""
+    request_noise: float = Field(0.4, gt=0)
+    """The same for the reward of one request, mostly right or wrong: see `RouterConfig.of_requests`."""
     correlation: float = Field(0.25, ge=0, le=1)
     """Correlation of two tasks' rewards, before it is estimated."""
     refits: tuple[int, ...] = (80, 160, 320, 640, 1280)
@@ -120,6 +122,12 @@ class RouterConfig(Section):
     """Settings of mode "paper"."""
     default: DefaultModeConfig = Field(default_factory=DefaultModeConfig)
     """Settings of mode "default"."""
+
+    def of_requests(self) -> "RouterConfig":
+        """Give the settings for rewards that are means over single requests, with the requests as counts."""
+        return self.model_copy(
+            update={"default": self.default.model_copy(update={"noise": self.default.request_noise})}
+        )
 
 
 class MonitorConfig(Section):
@@ -209,8 +217,6 @@ class PretrainConfig(Section):
     """Learning rate of the classification head and what pools for it."""
     train_embeddings: bool = True
     """Whether the embeddings learn with what is shared, or stay the ancestor's."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout of hidden states while training."""
     warmup: int = Field(default=200, ge=1)
     """Steps over which a phase's rates rise to their full value, before they fall along half a cosine."""
     weight_decay: float = Field(default=0.01, ge=0)
@@ -276,7 +282,7 @@ class ServeConfig(Section):
     """… or after this many seconds (60 if neither is given); both: whichever comes first."""
     batch: int = Field(default=32, ge=1)
     """Most texts in a batch."""
-    batch_wait: float = Field(default=0.002, ge=0)
+    batch_wait: float = Field(default=0.0, ge=0)
     """Seconds a batch that is not full waits for more, once the model is free."""
     queue: int = Field(default=1024, ge=1)
     """Texts that may wait for an answer; beyond it a request is refused."""
@@ -302,6 +308,8 @@ class ServeConfig(Section):
     """Last good blends that can be rolled back to."""
     keep_slots: int = Field(default=10_000, ge=10)
     """Slots whose requests and feedback are kept; feedback for older requests is refused as unknown."""
+    keep_requests: int = Field(default=1_000_000, ge=1_000)
+    """Requests (and pieces of feedback) that are kept; whole slots are forgotten when there are more."""
     store_texts: bool = False
     """Whether the store keeps the texts of requests."""
     seed: int = Field(default=0, ge=0)
