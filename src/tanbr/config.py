@@ -386,6 +386,14 @@ def parse(values: dict[str, Any], *, source: str = "configuration") -> Config:
         raise ConfigError(f"{source}: {_first_problem(error)}") from None
 
 
+def with_options(config: Config, **sections: dict[str, Any]) -> Config:
+    """Put options of the command line, those that are not None, over a configuration."""
+    values = config.model_dump()
+    for section, options in sections.items():
+        values[section] |= {name: value for name, value in options.items() if value is not None}
+    return parse(values, source="options")
+
+
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors()[0]
     where = ".".join(str(part) for part in problem["loc"])

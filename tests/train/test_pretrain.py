@@ -11,7 +11,8 @@ from tanbr.moe.text import TextEncoder
 from tanbr.tasks import tiny
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.train.ancestor import aligned
-from tanbr.train.batches import Batch, Batches, loss
+from tanbr.train.batches import Batches
+from tanbr.train.objectives import Classification
 
 SMALL = PretrainConfig(
     hidden_size=16,
@@ -27,6 +28,7 @@ SMALL = PretrainConfig(
 )
 space = LabelSpace(tiny.TASKS)
 encoder = TextEncoder(embedded.word_tokenizer(max_length=64), max_length=64)
+objective = Classification(space, encoder)
 
 
 class Stopped(Exception):
@@ -90,24 +92,12 @@ def test_a_corrupt_state_is_refused(tmp_path: Path) -> None:
 
 def test_batches_hold_every_task_and_depend_on_the_step_alone() -> None:
     rows = {task.name: tiny.generate(task.name, 20, seed=0) for task in tiny.TASKS}
-    batches = Batches(rows, space=space, encoder=encoder, per_task=3, seed=0)
+    batches = Batches(rows, objective=objective, sizes=[3] * 8, seed=0)
     one, other = batches.at(5), batches.at(5)
     assert one.tasks.tolist() == [v for v in range(8) for _ in range(3)]
     assert torch.equal(one.inputs["input_ids"], other.inputs["input_ids"])
-    assert not torch.equal(one.targets, batches.at(6).targets)
+    assert not torch.equal(one.inputs["input_ids"], batches.at(6).inputs["input_ids"])
     assert one.inputs["attention_mask"].any(dim=0).all()  # no column is padding alone
-
-
-def test_the_loss_by_hand() -> None:
-    logits = torch.zeros(2, len(space.columns))
-    batch = Batch(
-        inputs={},
-        tasks=torch.tensor([6, 7]),
-        columns=torch.tensor([0, len(space.columns) - 1]),
-        targets=torch.tensor([1.0, 0.5]),
-    )
-    expected = (torch.log(torch.tensor(float(space.classes))) + torch.log(torch.tensor(2.0))) / 2
-    torch.testing.assert_close(loss(logits, batch, classes=space.classes), expected)
 
 
 def test_alignment_marks_words_whose_meaning_is_in_the_other_text() -> None:

@@ -19,6 +19,7 @@ from tanbr.tasks import lexicon, tiny
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.train.ancestor import train_ancestor
 from tanbr.train.batches import Batches
+from tanbr.train.objectives import Classification
 from tanbr.train.pretrain import train_experts
 
 SURVEY_SEED = 500  # of the train split, but not the rows that were trained on
@@ -50,18 +51,24 @@ def train(
         report(phase, done, total, f"loss {loss:.3f}")
 
     out.mkdir(parents=True, exist_ok=True)
-    batches = Batches(rows, space=space, encoder=encoder, per_task=config.batch, seed=config.seed)
+    objective = Classification(space, encoder)
+    batches = Batches(rows, objective=objective, sizes=[config.batch] * len(names), seed=config.seed)
     ancestor = train_ancestor(
         batches,
-        space=space,
-        encoder=encoder,
+        objective=objective,
         meanings=meanings(encoder),
         config=config,
         out=out / "ancestor",
         report=steps,
     )
     model = train_experts(
-        ancestor, batches, space=space, encoder=encoder, config=config, out=out / "model", report=steps
+        ancestor,
+        batches,
+        objective=objective,
+        config=config,
+        out=out / "model",
+        report=steps,
+        first_step=config.ancestor_steps,
     )
 
     engine = Engine(open_moe(model), batch=128)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 
 from tanbr.errors import CheckpointError, InputError
 from tanbr.moe.checkpoint import Checkpoint
@@ -140,6 +140,13 @@ def _moe_config(recipe: Recipe, checkpoint: Checkpoint, experts: int) -> dict[st
     config = AutoConfig.for_model(**kept | recipe.settings(source) | {family.count: experts})
     config.architectures = [recipe.classes[named[0]]]
     return dict(config.to_dict())
+
+
+def ffn_names(dense: PreTrainedModel) -> list[str]:
+    """List the parameters of a dense model that upcycling makes into experts."""
+    recipe = RECIPES[dense.config.model_type]
+    targets = [target for pattern in recipe.family.experts for target in pattern.targets.values()]
+    return [name for name, _ in dense.named_parameters() if any(re.fullmatch(as_regex(t), name) for t in targets)]
 
 
 def _tensors(recipe: Recipe, checkpoint: Checkpoint, experts: int) -> list[tuple[NewTensor, str | None]]:

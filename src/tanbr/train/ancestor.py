@@ -15,38 +15,40 @@ from transformers import BertConfig, BertForSequenceClassification
 from tanbr.config import PretrainConfig
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks.metrics import LabelSpace
-from tanbr.train import batches as batching
 from tanbr.train.batches import Batches
+from tanbr.train.objectives import Objective
 from tanbr.train.run import Report, Run
 
 
 def train_ancestor(
     batches: Batches,
     *,
-    space: LabelSpace,
-    encoder: TextEncoder,
+    objective: Objective,
     meanings: Tensor,
     config: PretrainConfig,
     out: Path,
     report: Report,
 ) -> Path:
     """Train a BERT on all tasks and on alignment, by `meanings` (vocabulary,) of the words; write it to `out`."""
+    space, encoder = objective.space, objective.encoder
     torch.manual_seed(config.seed)
     model = BertForSequenceClassification(_bert_config(space, encoder, config))
     probe = nn.Linear(config.hidden_size, 1)  # reads alignment off a token's hidden state; thrown away at the end
 
-    def loss(step: int) -> Tensor:
+    def gradients(step: int) -> dict[str, float]:
         batch = batches.at(step)
         output = model(**batch.inputs, output_hidden_states=True)
         labels = aligned(batch.inputs, meanings)
         known = labels >= 0
         scores = probe(output.hidden_states[-2]).squeeze(-1)
         alignment = F.binary_cross_entropy_with_logits(scores[known], labels[known])
-        return batching.loss(output.logits, batch, classes=space.classes) + config.alignment_weight * alignment
+        loss = objective.losses(output.logits, batch).mean() + config.alignment_weight * alignment
+        loss.backward()  # type: ignore[no-untyped-call]
+        return {"ancestor": loss.item()}
 
     both = nn.ModuleList([model, probe])
     groups = [{"params": list(both.parameters()), "lr": config.ancestor_rate}]
-    Run("ancestor", both, groups, loss, config.ancestor_steps, config, out.with_suffix(".state"), report).train()
+    Run("ancestor", both, groups, gradients, config.ancestor_steps, config, out.with_suffix(".state"), report).train()
     model.save_pretrained(out)
     encoder.tokenizer.save_pretrained(out)
     return out

@@ -1,50 +1,141 @@
 """Task-routed training: every task trains its own copy of a dense ancestor's FFNs.
 
 The experts of all sites start equal, which is what makes blends of them meaningful; what they share (embeddings,
-attention, norms, head) goes on learning at a lower rate.
+attention, norms, head) goes on learning at a rate of its own. A step takes a batch of every task, one after the other,
+and moves all weights once.
 """
 
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from tanbr.config import PretrainConfig
-from tanbr.moe.families.bert import BertMoeForSequenceClassification
-from tanbr.moe.layer import ExpertLinear, TaskRouting, route
+from tanbr.errors import CheckpointError
+from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.text import TextEncoder
-from tanbr.moe.upcycle import upcycle
+from tanbr.moe.writing import new_folder
 from tanbr.tasks.metrics import LabelSpace
-from tanbr.train import batches as batching
+from tanbr.tasks.rows import Row
 from tanbr.train.batches import Batches
+from tanbr.train.early_stop import EarlyStop
+from tanbr.train.objectives import Batch, Objective
 from tanbr.train.run import Report, Run
+from tanbr.train.task_experts import TaskExperts
+
+_HEAD = re.compile(r"^(classifier|bert\.pooler)\.")
+_EMBEDDINGS = re.compile(r"(^|\.)(embeddings|shared|embed_tokens|lm_head)\.")
+
+
+def prepare(dense: Path, space: LabelSpace, out: Path, *, max_length: int) -> Path:
+    """Write the dense checkpoint that training starts from to `out`, unless it is there: a BERT gets a new head."""
+    if out.exists():
+        return out
+    settings = Checkpoint(dense).config
+    if settings["model_type"] not in ("bert", "t5"):
+        raise CheckpointError(f"{dense} must be a BERT or a T5 (its config.json says {settings['model_type']!r})")
+    head = {
+        "id2label": dict(enumerate(space.columns)),
+        "label2id": {name: column for column, name in enumerate(space.columns)},
+    }
+    is_bert = settings["model_type"] == "bert"
+    model = _loader(is_bert).from_pretrained(
+        dense, local_files_only=True, ignore_mismatched_sizes=True, **(head if is_bert else {})
+    )
+    encoder = TextEncoder.of(dense, vocab_size=model.config.vocab_size, max_length=max_length)
+    encoder.tokenizer.model_max_length = max_length
+    with new_folder(out) as folder:
+        model.save_pretrained(folder)
+        encoder.tokenizer.save_pretrained(folder)
+    return out
+
+
+def load(dense: Path) -> PreTrainedModel:
+    """Load the dense checkpoint that `prepare` wrote."""
+    model: PreTrainedModel = _loader(Checkpoint(dense).config["model_type"] == "bert").from_pretrained(dense)
+    return model
+
+
+def _loader(is_bert: bool) -> Any:
+    return AutoModelForSequenceClassification if is_bert else AutoModelForSeq2SeqLM
+
+
+def batch_sizes(rows: Mapping[str, Sequence[Row]], config: PretrainConfig) -> list[int]:
+    """Give a task with n times the rows of the smallest n**batch_growth times its share of a step."""
+    least = min(map(len, rows.values()))
+    return [round(config.batch * (len(of_task) / least) ** config.batch_growth) for of_task in rows.values()]
 
 
 def train_experts(
     ancestor: Path,
     batches: Batches,
     *,
-    space: LabelSpace,
-    encoder: TextEncoder,
+    objective: Objective,
     config: PretrainConfig,
     out: Path,
     report: Report,
+    held: Mapping[str, Sequence[Row]] | None = None,
+    first_step: int = 0,
+    workers: int = 1,
 ) -> Path:
-    """Upcycle a dense BERT to one expert per task, train it with each row at its task's expert, write it to `out`."""
-    start = out.with_name(f"{out.name}-start")
-    if not start.exists():
-        upcycle(ancestor, start, experts=len(space.tasks))
-    moe = BertMoeForSequenceClassification.from_pretrained(start)
+    """Train one expert per task from a dense checkpoint, and write the MoE to `out`; early stop by `held` rows, if any.
 
-    def loss(step: int) -> Tensor:
-        batch = batches.at(config.ancestor_steps + step)
-        route(moe, TaskRouting(batch.tasks))
-        return batching.loss(moe(**batch.inputs).logits, batch, classes=space.classes)
+    `workers` tasks run side by side; the result does not depend on it.
+    """
+    tasks = objective.space.tasks
+    experts = TaskExperts(load(ancestor), experts=len(tasks))
+    stop = EarlyStop(experts, patience=config.patience)
+    pool = ThreadPoolExecutor(workers)
 
-    experts = [weight for module in moe.modules() if isinstance(module, ExpertLinear) for weight in module.parameters()]
-    known = {id(weight) for weight in experts}
-    shared = [weight for weight in moe.parameters() if id(weight) not in known]
-    groups = [{"params": shared, "lr": config.shared_rate}, {"params": experts, "lr": config.expert_rate}]
-    Run("experts", moe, groups, loss, config.steps, config, out.with_suffix(".state"), report).train()
-    moe.save_pretrained(out)
-    encoder.tokenizer.save_pretrained(out)
-    return out
+    def mean_loss(view: Any, batch: Batch) -> Tensor:
+        return objective.row_losses(view, batch).mean() / len(tasks)
+
+    def gradients(step: int) -> dict[str, float]:
+        staying = stop.staying()
+        losses = [(v, partial(mean_loss, batch=batches.of(v, first_step + step))) for v in staying]
+        values = experts.backward(losses, workers=pool)
+        return {tasks[v].name: value * len(tasks) for v, value in zip(staying, values, strict=True)}
+
+    def look(step: int) -> None:
+        if not held or not config.look_every or step % config.look_every:
+            return
+        figures = {
+            v: objective.figure(experts.view(v), held[tasks[v].name][: config.look_rows]) for v in stop.staying()
+        }
+        stop.look(figures)
+        run.curve.add(step, "figure", {tasks[v].name: value for v, value in figures.items()})
+
+    run = Run(
+        phase="experts",
+        model=nn.ModuleList([experts, stop]),
+        groups=_groups(experts, config),
+        gradients=gradients,
+        steps=config.steps,
+        config=config,
+        state=out.with_suffix(".state"),
+        report=report,
+        look=look,
+    )
+    run.train()
+    return experts.export(ancestor, out)
+
+
+def _groups(experts: TaskExperts, config: PretrainConfig) -> list[dict[str, Any]]:
+    """Sort parameters by their rate; frozen ones are left out."""
+    shared: list[nn.Parameter] = []
+    head: list[nn.Parameter] = []
+    for name, weight in experts.shared().items():
+        if _EMBEDDINGS.search(name) and not config.train_embeddings:
+            weight.requires_grad_(False)
+        else:
+            (head if _HEAD.search(name) else shared).append(weight)
+    return [
+        {"params": shared, "lr": config.shared_rate},
+        {"params": head, "lr": config.head_rate},
+        {"params": list(experts.experts.parameters()), "lr": config.expert_rate},
+    ]

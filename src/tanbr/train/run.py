@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tanbr.config import PretrainConfig
 from tanbr.errors import StateError
+from tanbr.train.curve import Curve
 
 Report = Callable[[str, int, int, float], None]  # phase, step, steps, smoothed loss
 
@@ -25,29 +26,44 @@ class Run:
     phase: str
     model: nn.Module  # everything that is trained
     groups: list[dict[str, Any]]  # AdamW's parameter groups
-    loss: Callable[[int], Tensor]  # the loss of a step, a function of the step's number and nothing else that changes
+    gradients: Callable[
+        [int], Mapping[str, float]
+    ]  # leaves a step's gradients; its losses, a function of the step alone
     steps: int
     config: PretrainConfig
     state: Path
     report: Report
+    look: Callable[[int], None] = lambda _: None  # called with the number of steps taken, after each
+
+    @property
+    def curve(self) -> Curve:
+        """What the run recorded."""
+        return Curve(self.state.with_suffix(".jsonl"))
 
     def train(self) -> None:
         """Take the steps that are still to take."""
-        optimizer = torch.optim.AdamW(self.groups, weight_decay=self.config.weight_decay)
+        optimizer = torch.optim.AdamW(self.groups, weight_decay=self.config.weight_decay, fused=True)
         rates = [group["lr"] for group in optimizer.param_groups]
         done, smoothed = self._resume(optimizer)
+        self.curve.rewind(done)
+        recent: list[Mapping[str, float]] = []
         self.model.train()
         for step in range(done, self.steps):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * self._share(step)
-            loss = self.loss(step)
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+            losses = self.gradients(step)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
             optimizer.step()
-            smoothed = loss.item() if step == 0 else 0.98 * smoothed + 0.02 * loss.item()
+            loss = sum(losses.values()) / len(losses)
+            smoothed = loss if step == 0 else 0.98 * smoothed + 0.02 * loss
             if not math.isfinite(smoothed):
                 raise StateError(f"the loss of {self.phase} is {smoothed} at step {step}; lower the rates")
+            recent.append(losses)
+            if (step + 1) % self.config.log_every == 0:
+                self.curve.add(step + 1, "loss", _means(recent))
+                recent.clear()
+            self.look(step + 1)
             self.report(self.phase, step + 1, self.steps, smoothed)
             if (step + 1) % self.config.save_every == 0 or step + 1 == self.steps:
                 self._save(optimizer, step + 1, smoothed)
@@ -87,3 +103,9 @@ class Run:
                 moments.setdefault(int(index), {})[moment] = value
         optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
         return int(metadata["step"]), float(json.loads(metadata["loss"]))
+
+
+def _means(records: list[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for record in records for name in record)
+    found = {name: [record[name] for record in records if name in record] for name in names}
+    return {name: sum(values) / len(values) for name, values in found.items()}

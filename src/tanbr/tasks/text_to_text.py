@@ -1,0 +1,49 @@
+"""Tasks as text to text: what T5 reads, what it should write, and what it means by what it wrote.
+
+Without tags a model reads the bare text, or pair of texts, as a client sends it. The paper's setting names the task
+in front, in the words that T5 was trained with. An answer is the label's name, the same for all tasks that have that
+label; a score is written in steps of 0.2, as T5 does for STS-B.
+"""
+
+from tanbr.tasks.rows import Row, Task
+from tanbr.types import Text
+
+STEP = 0.2  # between two scores that can be written
+NO_ANSWER = -1.0  # what is none of the task's answers counts as
+
+_NAMES = {  # task → T5's name for it, and for its texts
+    "CoLA": ("cola", "sentence"),
+    "SST-2": ("sst2", "sentence"),
+    "MRPC": ("mrpc", "sentence1", "sentence2"),
+    "STS-B": ("stsb", "sentence1", "sentence2"),
+    "QQP": ("qqp", "question1", "question2"),
+    "MNLI": ("mnli", "premise", "hypothesis"),
+    "QNLI": ("qnli", "question", "sentence"),
+    "RTE": ("rte", "sentence1", "sentence2"),
+}
+
+
+def question(row: Row, *, tagged: bool = False) -> Text:
+    """Give what the model reads: the row's text as it is, or with its task named in front."""
+    if not tagged:
+        return row.text
+    parts = (row.text,) if isinstance(row.text, str) else row.text
+    name, *fields = _NAMES.get(row.task, (row.task, "sentence1", "sentence2")[: len(parts) + 1])
+    return " ".join([name, *(f"{field}: {part}" for field, part in zip(fields, parts, strict=True))])
+
+
+def answer(row: Row, task: Task) -> str:
+    """Give what the model should write."""
+    return f"{round(row.target / STEP) * STEP:.1f}" if task.graded else task.labels[int(row.target)]
+
+
+def understood(text: str, task: Task) -> float:
+    """Read an answer as a row's target: the label's index or the score; −1 for whatever the task does not allow."""
+    text = text.strip()
+    if not task.graded:
+        return float(task.labels.index(text)) if text in task.labels else NO_ANSWER
+    try:
+        score = float(text)
+    except ValueError:
+        return NO_ANSWER
+    return score if task.scale[0] <= score <= task.scale[1] else NO_ANSWER

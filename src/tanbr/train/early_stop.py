@@ -1,0 +1,48 @@
+"""Early stop per task: a task whose figure no longer improves keeps its best expert and leaves the training."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from tanbr.train.task_experts import TaskExperts
+
+
+class EarlyStop(nn.Module):
+    """Remembers each task's best expert; all of it is buffers, so that a resumed run goes on with it."""
+
+    best: Tensor  # (K,) best figure so far
+    stale: Tensor  # (K,) looks since
+    left: Tensor  # (K,) whether the task has left
+
+    def __init__(self, experts: TaskExperts, *, patience: int) -> None:
+        super().__init__()
+        K = len(experts)
+        self._experts, self._patience = [experts], patience  # in a list, so that it is no sub-module
+        self.register_buffer("best", torch.full((K,), -torch.inf))
+        self.register_buffer("stale", torch.zeros(K, dtype=torch.int64))
+        self.register_buffer("left", torch.zeros(K, dtype=torch.bool))
+        for k in range(K):
+            for i, value in enumerate(experts.weights(k).values()):
+                self.register_buffer(f"kept_{k}_{i}", value.detach().clone())
+
+    def staying(self) -> list[int]:
+        """List the tasks that still train."""
+        return [k for k, left in enumerate(self.left.tolist()) if not left]
+
+    @torch.no_grad()
+    def look(self, figures: Mapping[int, float]) -> None:
+        """Take in the figures of the tasks that still train."""
+        for k, figure in figures.items():
+            better = (
+                figure >= self.best[k]
+            )  # a figure that stays where it is, such as 0 before a task is learnt, is no reason to stop
+            self.stale[k] = 0 if better else self.stale[k] + 1
+            kept = [self.get_buffer(f"kept_{k}_{i}") for i in range(len(self._experts[0].names))]
+            live: list[Tensor] = list(self._experts[0].weights(k).values())
+            if better:
+                self.best[k] = figure
+                torch._foreach_copy_(kept, live)
+            elif self.stale[k] >= self._patience:
+                self.left[k] = True
+                torch._foreach_copy_(live, kept)
