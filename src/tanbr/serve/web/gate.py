@@ -1,0 +1,154 @@
+"""The gate before every route: who may pass, how often, and with how large a body. Nothing is parsed before it."""
+
+import time
+from typing import Protocol
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tanbr.config import HttpConfig
+from tanbr.serve.web.auth import Tokens
+from tanbr.serve.web.limits import Held, RateLimit, client_of
+from tanbr.serve.web.refusals import Refusal
+
+DRAINED = 8  # bodies' worth of what is too large that is read and dropped, so that the client sees why
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+SECURE = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        b"form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
+    ),
+]
+
+
+class OnRequest(Protocol):
+    """Hears of every request that was answered or refused."""
+
+    def __call__(self, *, route: str, method: str, path: str, status: int, seconds: float, client: str) -> None:
+        """Take note; `route` is one of a fixed set of names."""
+        ...
+
+
+class Gate:
+    """An ASGI application around another."""
+
+    def __init__(
+        self, app: ASGIApp, *, config: HttpConfig, tokens: Tokens, loopback: bool, on_request: OnRequest
+    ) -> None:
+        self._app, self._config, self._tokens, self._on_request = app, config, tokens, on_request
+        self._rate = RateLimit(config.rate, config.burst)
+        self._held = Held(config.held_bytes)
+        self._hosts = LOOPBACK | {config.host, *config.hosts} if loopback else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status, held = 499, 0  # until something is sent: the client left
+
+        async def send_secure(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *SECURE]
+            await send(message)
+
+        try:
+            self._check_head(scope)
+            if scope["method"] == "POST":
+                body = await self._body(Headers(scope=scope), receive)
+                if body is None:
+                    return
+                held = len(body)
+                receive = _once(body, receive)
+            await self._app(scope, receive, send_secure)
+        except Refusal as refusal:
+            await refusal.response()(scope, receive, send_secure)
+        finally:
+            self._held.give_back(held)
+            self._on_request(
+                route=getattr(scope.get("route"), "path", "other"),
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                seconds=time.perf_counter() - started,
+                client=_address(scope),
+            )
+
+    def _check_head(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        if self._hosts is not None and _hostname(headers.get("host", "localhost")) not in self._hosts:
+            # A page elsewhere whose name is made to point here would otherwise be this server to a browser.
+            raise Refusal(421, "this server listens on loopback and is called localhost; see `hosts` in its settings")
+        wait = self._rate.wait(client_of(_address(scope)), time.monotonic())
+        if wait:
+            raise Refusal.later(429, f"more than {self._config.rate:g} requests a second; slow down", seconds=wait)
+        self._tokens.check(scope["path"], headers.get("authorization"))
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
+        """Read the body whole, at most as much as is allowed; None when the client left."""
+        limit = self._config.body_bytes
+        too_large = Refusal(413, f"the body has more than {limit} bytes", headers={"connection": "close"})
+        length = headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and len(length) > 15:
+            raise too_large
+        if length.isdigit() and int(length) > limit and "expect" in headers:
+            raise too_large
+        chunks: list[bytes] = []
+        size = kept = 0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                if size <= limit:
+                    if not self._held.take(len(chunk)):
+                        raise Refusal.later(429, "too many large requests at once", seconds=1)
+                    kept += len(chunk)
+                    chunks.append(chunk)
+                elif size > DRAINED * limit:
+                    raise too_large
+                if not message.get("more_body", False):
+                    break
+            if size > limit:
+                raise too_large
+            kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+            if size and kind != "application/json":
+                raise Refusal(415, f"send the body as application/json (got {kind[:60] or 'no content type'})")
+            kept = 0  # the caller's to give back
+            return b"".join(chunks)
+        finally:
+            self._held.give_back(kept)
+
+
+def _once(body: bytes, receive: Receive) -> Receive:
+    given = False
+
+    async def receive_body() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_body
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else "local"
+
+
+def _hostname(host: str) -> str:
+    """Take the port off, and the brackets of an IPv6 address."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower().rstrip(".")

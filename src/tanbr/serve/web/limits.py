@@ -1,0 +1,55 @@
+"""How often one client may ask, and how much of what was asked may lie in memory."""
+
+import ipaddress
+from collections import OrderedDict
+
+REMEMBERED = 10_000  # clients; the one not heard of for longest is forgotten first
+
+
+class RateLimit:
+    """A bucket of tokens for every client: `burst` at once, refilled by `rate` a second; rate 0 sets no limit."""
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self._rate, self._burst = rate, float(burst)
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client → tokens, when counted
+
+    def wait(self, client: str, now: float) -> float:
+        """Take a token of the client's, or say for how many seconds there is none."""
+        if self._rate == 0:
+            return 0.0
+        tokens, counted = self._buckets.pop(client, (self._burst, now))
+        tokens = min(self._burst, tokens + (now - counted) * self._rate)
+        short = max(0.0, 1.0 - tokens)
+        self._buckets[client] = (tokens if short else tokens - 1.0, now)
+        if len(self._buckets) > REMEMBERED:
+            self._buckets.popitem(last=False)
+        return short / self._rate
+
+
+class Held:
+    """Bytes of bodies that are in memory, over all clients."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.bytes = 0
+
+    def take(self, size: int) -> bool:
+        """Count `size` bytes in, if there is room."""
+        if self.bytes + size > self._most:
+            return False
+        self.bytes += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        """Count them out again."""
+        self.bytes -= size
+
+
+def client_of(address: str) -> str:
+    """Name the client at an address: for IPv6 its /64, since a client has as many addresses in it as it likes."""
+    if ":" not in address:
+        return address
+    try:
+        return str(ipaddress.ip_network((address.partition("%")[0], 64), strict=False))
+    except ValueError:
+        return address

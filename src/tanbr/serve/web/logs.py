@@ -1,0 +1,77 @@
+"""Structured logs: one JSON object a line on standard error. Texts of requests never appear in it."""
+
+import json
+import logging
+import sys
+import time
+from typing import Any, TextIO
+
+from tanbr.types import SlotRecord, to_jsonable
+
+logger = logging.getLogger("tanbr")
+LONGEST = 200  # characters of anything that a client chose
+
+
+class JsonLines(logging.Formatter):
+    """time, level, event, and whatever else was said about it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write a record as one line."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {"time": f"{stamp}.{int(record.msecs):03d}Z", "level": record.levelname.lower()}
+        line["event"] = record.getMessage()
+        line |= to_jsonable(getattr(record, "facts", {}))
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=True)
+
+
+def to_stream(stream: TextIO | None = None, *, level: int = logging.INFO) -> None:
+    """Send this package's logs, and uvicorn's errors, to a stream (standard error if None)."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines())
+    for name, least in (("tanbr", level), ("uvicorn", logging.ERROR)):
+        one = logging.getLogger(name)
+        one.handlers, one.propagate = [handler], False
+        one.setLevel(least)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # malformed requests are the metrics' business
+
+
+def say(event: str, *, level: int = logging.INFO, **facts: Any) -> None:
+    """Log an event."""
+    logger.log(level, event, extra={"facts": facts})
+
+
+def say_request(*, route: str, method: str, path: str, status: int, seconds: float, client: str) -> None:
+    """Log a request; quiet unless the level is debug, or something broke."""
+    level = logging.ERROR if status == 500 else logging.DEBUG
+    if logger.isEnabledFor(level):
+        say(
+            "request", level=level, route=route, method=method, path=path[:LONGEST], status=status,
+            ms=round(1e3 * seconds, 2), client=client,
+        )  # fmt: skip
+
+
+class Journal:
+    """An observer that logs slots, merges and alarms."""
+
+    def batch(self, size: int, seconds: float) -> None:
+        """Too often to log."""
+
+    def queue(self, depth: int) -> None:
+        """Too often to log."""
+
+    def merged(self, seconds: float, version: int) -> None:
+        """Log a merge."""
+        say("merged", merge_version=version, seconds=round(seconds, 4))
+
+    def slot(self, record: SlotRecord) -> None:
+        """Log a slot whose reward is known."""
+        say(
+            "slot", slot=record.slot, merge_version=record.merge_version, reward=round(record.total_reward, 4),
+            rewarded=float(record.counts.sum()), task_mix=record.task_mix.round(4), blend=record.blend.round(4),
+        )  # fmt: skip
+
+    def alarm(self, text: str) -> None:
+        """Log an alarm."""
+        say("alarm", level=logging.WARNING, text=text)

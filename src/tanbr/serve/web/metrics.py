@@ -1,0 +1,111 @@
+"""What Prometheus reads: counts and times as they happen, and the service's state at the moment it is asked."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, GCCollector, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+
+from tanbr.serve.records import ServiceInfo, ServiceState
+from tanbr.types import SlotRecord
+
+TIMES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+REWARDS = tuple(n / 10 for n in range(1, 11))
+
+
+class Metrics:
+    """An observer of the service and of every request, with a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
+        self._requests = Counter(
+            "tanbr_http_requests", "Requests answered or refused", ["route", "status"], registry=self.registry
+        )
+        self._seconds = Histogram(
+            "tanbr_http_seconds",
+            "From a request's head to its answer",
+            ["route"],
+            buckets=TIMES,
+            registry=self.registry,
+        )
+        self._batch = Histogram("tanbr_batch_size", "Texts in a batch", buckets=SIZES, registry=self.registry)
+        self._batch_seconds = Histogram(
+            "tanbr_batch_seconds", "From a batch's forming to its answers", buckets=TIMES, registry=self.registry
+        )
+        self._merge = Histogram("tanbr_merge_seconds", "Time a merge took", buckets=TIMES, registry=self.registry)
+        self._reward = Histogram("tanbr_slot_reward", "Mean reward of a slot", buckets=REWARDS, registry=self.registry)
+        self._alarms = Counter("tanbr_alarms", "Alarms raised", registry=self.registry)
+
+    def request(self, *, route: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def batch(self, size: int, seconds: float) -> None:
+        """Count a batch."""
+        self._batch.observe(size)
+        self._batch_seconds.observe(seconds)
+
+    def queue(self, depth: int) -> None:
+        """Nothing: the depth is read when it is asked for."""
+
+    def merged(self, seconds: float, version: int) -> None:  # noqa: ARG002 - the version is read when it is asked for
+        """Count a merge."""
+        self._merge.observe(seconds)
+
+    def slot(self, record: SlotRecord) -> None:
+        """Note a slot's reward."""
+        if record.counts.any():
+            self._reward.observe(record.total_reward)
+
+    def alarm(self, text: str) -> None:  # noqa: ARG002 - alarms are counted here, and told in the log
+        """Count an alarm."""
+        self._alarms.inc()
+
+    def follow(self, state: Callable[[], ServiceState], info: ServiceInfo) -> None:
+        """Also show what the service is doing when asked."""
+        self.registry.register(_State(state, info))
+
+    def text(self) -> bytes:
+        """Write everything in Prometheus's text format."""
+        return generate_latest(self.registry)
+
+
+class _State:
+    """ψ, x, reward and the rest of the state, as gauges."""
+
+    def __init__(self, state: Callable[[], ServiceState], info: ServiceInfo) -> None:
+        self._state, self._info = state, info
+
+    def describe(self) -> list[Metric]:
+        """Nothing beforehand: the registry would otherwise read the state to learn the names."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Read the state once."""
+        now = self._state()
+        for name, says, value in (
+            ("slot", "Number of the slot", now.slot),
+            ("merge_version", "Merge version that answers", now.merge_version),
+            ("regret_estimate", "How far the router believes the blend to be below its best", now.estimated_regret),
+            ("queue", "Texts that wait", now.queue),
+            ("pinned", "Whether an operator holds the blend", now.pinned),
+            ("answered", "Texts answered since the start", now.answered),
+            ("merge_last_seconds", "Time the last merge took", now.last_merge_seconds),
+            ("pause_last_seconds", "How long the last swap kept requests waiting", now.last_pause_seconds),
+            ("uptime_seconds", "Since the start", now.uptime),
+        ):
+            yield GaugeMetricFamily(f"tanbr_{name}", says, value=float(value))
+        tasks, experts = self._info.tasks, [str(expert) for expert in range(self._info.experts)]
+        for name, says, label, names, values in (
+            ("task_mix", "ψ: share of a task in the mix that the blend was chosen for", "task", tasks, now.task_mix),
+            ("task_reward", "r: reward of a task in the last slot that was told", "task", tasks, now.reward),
+            ("blend", "x: weight of an expert as served", "expert", experts, now.blend),
+        ):
+            family = GaugeMetricFamily(f"tanbr_{name}", says, labels=[label])
+            for key, value in zip(names, values.tolist(), strict=True):
+                family.add_metric([key], value)
+            yield family

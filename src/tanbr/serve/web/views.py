@@ -1,0 +1,104 @@
+"""From the service's records to the plain values of the answers (`shapes.py` describes them)."""
+
+from typing import Any
+
+import numpy as np
+
+from tanbr.router import TreeView
+from tanbr.serve.records import Answered, ServiceInfo, ServiceState, SlotView, VersionView
+from tanbr.types import FloatArray, TaskMix, to_jsonable
+
+DIGITS = 6  # of probabilities and grades
+
+
+def classified(answered: Answered, info: ServiceInfo, allowed: list[int]) -> dict[str, Any]:
+    """Show logits (n, columns) as probabilities of the labels in the columns `allowed`, and grades on their scales."""
+    chances = _softmax(answered.logits[:, allowed])
+    best = chances.argmax(axis=1).tolist()
+    labels = [info.columns[column] for column in allowed]
+    outputs: list[dict[str, Any]] = [
+        {
+            "request_id": name,
+            "label": labels[winner],
+            "score": row[winner],
+            "scores": dict(zip(labels, row, strict=True)),
+        }
+        for name, winner, row in zip(answered.request_ids, best, chances.round(DIGITS).tolist(), strict=True)
+    ]
+    for column, task in enumerate(info.columns[info.classes :], start=info.classes):
+        low, high = info.scales[task]
+        grades = low + (high - low) / (1.0 + np.exp(-answered.logits[:, column]))
+        for output, grade in zip(outputs, grades.round(DIGITS).tolist(), strict=True):
+            output.setdefault("grades", {})[task] = grade
+    return {"outputs": outputs, "merge_version": answered.merge_version}
+
+
+def state(now: ServiceState, info: ServiceInfo) -> dict[str, Any]:
+    """Show what the service does now, and what it serves."""
+    return vars(now) | {
+        "alarms": [vars(alarm) for alarm in now.alarms],
+        "tasks": info.tasks,
+        "slot_requests": info.slot_requests,
+        "slot_seconds": info.slot_seconds,
+        "model": {
+            "name": info.model,
+            "family": info.family,
+            "kind": info.kind,
+            "experts": info.experts,
+            "sites": info.sites,
+            "labels": info.columns[: info.classes],
+            "loaded_bytes": info.loaded_bytes,
+            "full_bytes": info.full_bytes,
+            "precision": info.precision,
+            "device": info.device,
+        },
+    }
+
+
+def slot(view: SlotView) -> dict[str, Any]:
+    """Show a slot."""
+    record = view.record
+    more = {name: value for name, value in vars(view).items() if name != "record"}
+    return vars(record) | {"mean_reward": record.total_reward} | more
+
+
+def version(view: VersionView) -> dict[str, Any]:
+    """Show a merge version."""
+    return vars(view)
+
+
+def tree(view: TreeView | None, task_mix: TaskMix, *, limit: int) -> dict[str, Any]:
+    """Show the most visited nodes, with all their ancestors, and what each would earn with the mix ψ (V,)."""
+    if view is None:
+        return {"nodes": [], "total": 0}
+    kept: set[int] = set()
+    for node in np.argsort(-view.visits, kind="stable").tolist():
+        if len(kept) >= limit:
+            break
+        while node >= 0 and node not in kept:
+            kept.add(node)
+            node = int(view.parent[node])
+    place = {node: at for at, node in enumerate(sorted(kept))} | {-1: -1}
+    value = view.value @ task_mix
+    nodes = [
+        {
+            "parent": place[int(view.parent[node])],
+            "depth": view.depth[node],
+            "blend": view.blend[node].round(DIGITS),
+            "visits": view.visits[node],
+            "value": value[node],
+            "leaf": bool(view.leaf[node]),
+        }
+        for node in sorted(kept)
+    ]
+    return {"nodes": nodes, "total": len(view)}
+
+
+def plain(value: Any) -> Any:
+    """Make what JSON can hold of a view; NaN becomes null."""
+    return to_jsonable(value)
+
+
+def _softmax(logits: FloatArray) -> FloatArray:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)

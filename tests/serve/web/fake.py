@@ -1,0 +1,194 @@
+"""A service without a model: the contract of `tanbr.serve.service.Service`, answered from memory."""
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tanbr.errors import InputError
+from tanbr.router import Tanbr, TreeView
+from tanbr.serve.records import (
+    Alarm,
+    Answered,
+    Feedback,
+    Generated,
+    OnToken,
+    Outcome,
+    Overloaded,
+    Receipt,
+    ServiceInfo,
+    ServiceState,
+    SlotView,
+    Stopping,
+    VersionView,
+)  # fmt: skip
+from tanbr.types import SlotRecord, Text, as_blend
+
+TASKS = ("mood", "topic", "likeness")
+COLUMNS = ("bad", "good", "sport", "likeness")
+K, V = 4, len(TASKS)
+
+
+class FakeService:
+    def __init__(self, kind: Literal["classifier", "text"] = "classifier", *, slots: int = 30) -> None:
+        self.info = ServiceInfo(
+            model="fake", family="fake_moe", kind=kind, experts=K, sites=2, tasks=TASKS,
+            columns=COLUMNS if kind == "classifier" else (), classes=3 if kind == "classifier" else 0,
+            scales={"likeness": (0.0, 5.0)} if kind == "classifier" else {}, loaded_parameters=10, loaded_bytes=40,
+            spare_bytes=8, full_parameters=30, full_bytes=120, precision="fp32", int8_agreement=None, device="cpu",
+            max_tokens=16, slot_requests=64, slot_seconds=None,
+        )  # fmt: skip
+        self.ready = False
+        self.failing: Exception | None = None  # raised by the next calls
+        self.stuck = False  # futures that never come
+        self.pinned = False
+        self.version = 3
+        self.given: dict[str, Feedback | None] = {}
+        self.calls: list[tuple[Any, ...]] = []
+        self._lock = threading.Lock()
+        self._router = Tanbr(K, V, seed=0)
+        self._slots = self._made_up(slots)
+
+    def _made_up(self, slots: int) -> list[SlotView]:
+        rng, now = np.random.default_rng(0), time.time()
+        made = []
+        for slot in range(slots):
+            mix = np.array([1.2 + np.sin(slot / 6 + 2 * v) for v in range(V)])
+            decision = self._router.ask(mix / mix.sum())
+            reward = np.clip(0.5 + 0.3 * decision.blend[:V] + rng.normal(0, 0.03, V), 0, 1)
+            reward[rng.integers(V)] = np.nan if slot % 5 == 0 else 0.7
+            counts = np.where(np.isnan(reward), 0.0, 20.0)
+            self._router.tell(decision, reward, counts)
+            record = SlotRecord(slot, slot // 2, decision.task_mix, decision.blend, reward, counts)
+            note = "rolled back" if slot == 7 else ""
+            start = now - 60.0 * (slots - slot)
+            made.append(SlotView(record, start, start + 60, 64, True, 0.01, decision.task_mix, note))
+        return made
+
+    def start(self) -> None:
+        self.ready = True
+
+    def stop(self, timeout: float = 30.0) -> bool:
+        self.ready = False
+        return True
+
+    def _check(self) -> None:
+        if self.failing is not None:
+            raise self.failing
+        if not self.ready:
+            raise Stopping("the service has not started")
+
+    def _ids(self, count: int) -> tuple[str, ...]:
+        with self._lock:
+            names = tuple(f"r{len(self.given) + i}" for i in range(count))
+            self.given.update(dict.fromkeys(names))
+        return names
+
+    def submit(self, texts: Sequence[Text]) -> "Future[Answered]":
+        self._check()
+        if len(texts) > 200:
+            raise Overloaded(2.5)
+        self.calls.append(("submit", list(texts)))
+        future: Future[Answered] = Future()
+        if not self.stuck:
+            logits = np.array([[len("".join(text)) % 7, 1.0, 0.5, 0.0] for text in texts])
+            future.set_result(Answered(self._ids(len(texts)), logits, self.version))
+        return future
+
+    def generate(
+        self, prompts: Sequence[str], *, max_tokens: int | None = None, on_token: OnToken | None = None
+    ) -> "Future[Generated]":
+        self._check()
+        self.calls.append(("generate", list(prompts), max_tokens))
+        future: Future[Generated] = Future()
+        written = [prompt.upper().split()[: max_tokens or 16] for prompt in prompts]
+        texts = tuple(" ".join(words) for words in written)
+
+        def write() -> None:
+            for i, words in enumerate(written):
+                for j, word in enumerate(words):
+                    if on_token is not None:
+                        on_token(i, word if j == 0 else f" {word}")
+            if prompts[0] == "break":
+                future.set_exception(RuntimeError("secret"))
+                return
+            tokens = tuple(len(words) for words in written)
+            length = tuple("length" if n == max_tokens else "stop" for n in tokens)
+            future.set_result(
+                Generated(self._ids(len(prompts)), texts, tokens, tokens, length, self.version)  # type: ignore[arg-type]
+            )
+
+        if not self.stuck:
+            threading.Thread(target=write).start()
+        return future
+
+    def feedback(self, items: Sequence[Feedback]) -> Receipt:
+        self._check()
+        for item in items:
+            if item.task is not None and item.task not in TASKS:
+                raise InputError(f"unknown task {item.task!r}; the model knows {', '.join(TASKS)}")
+        outcomes: list[Outcome] = []
+        with self._lock:
+            for item in items:
+                if item.request_id not in self.given:
+                    outcomes.append("unknown")
+                elif self.given[item.request_id] is not None:
+                    outcomes.append("repeated")
+                else:
+                    self.given[item.request_id] = item
+                    outcomes.append("accepted")
+        return Receipt(tuple(outcomes))
+
+    def state(self) -> ServiceState:
+        last = self._slots[-1].record
+        return ServiceState(
+            slot=len(self._slots), merge_version=self.version, task_mix=last.task_mix, blend=last.blend,
+            reward=last.reward, counts=last.counts, estimated_regret=0.02, requests=5, answered=len(self.given),
+            queue=0, pinned=self.pinned, shares={"feedback": 1.0},
+            alarms=(Alarm(time.time() - 90, 7, "the mix <drifts>: 12% of requests are unlike any task"),),
+            last_merge_seconds=0.02, last_pause_seconds=float("nan"), uptime=3.0,
+        )  # fmt: skip
+
+    def slots(self, limit: int = 100, before: int | None = None) -> list[SlotView]:
+        last = len(self._slots) if before is None else min(before, len(self._slots))
+        return self._slots[:last][::-1][:limit]
+
+    def versions(self) -> list[VersionView]:
+        return [
+            VersionView(n, self._slots[2 * n].record.blend, time.time() - 60 * n, n != 1, n > 1, 64, 0.7 + n / 50)
+            for n in range(self.version, -1, -1)
+        ]
+
+    def tree(self) -> TreeView | None:
+        return self._router.tree
+
+    def pin(self, target: ArrayLike | int) -> int:
+        self._check()
+        self.calls.append(("pin", target))
+        if isinstance(target, int):
+            self._known(target)
+        else:
+            as_blend(target, experts=K)
+        self.pinned = True
+        return self.version
+
+    def unpin(self) -> None:
+        self.pinned = False
+
+    def rollback(self, version: int | None = None) -> int:
+        self.calls.append(("rollback", version))
+        self.version = self.version - 1 if version is None else self._known(version)
+        return self.version
+
+    def _known(self, version: int) -> int:
+        if version > self.version:
+            raise InputError(f"there is no merge version {version} to serve; the last is {self.version}")
+        return version
+
+    def end_slot(self) -> int:
+        self.calls.append(("end_slot",))
+        return len(self._slots)
