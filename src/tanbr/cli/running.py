@@ -1,4 +1,4 @@
-"""`tanbr demo` and `tanbr pretrain`."""
+"""`tanbr demo`."""
 
 import shlex
 import sys
@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import TaskID
 
 from tanbr import config as configuration
-from tanbr.cli.display import SlotDisplay, console, progress, standings_table
-from tanbr.errors import ConfigError
+from tanbr.cli.display import SlotDisplay, console, standings_table
 from tanbr.tasks import traffic
 
 app = typer.Typer()
@@ -20,8 +18,10 @@ ConfigFile = Annotated[
 ]
 
 
-def _command() -> str:
-    return shlex.join(["tanbr", *sys.argv[1:]])
+def command_line() -> str:
+    """Give the command as it was typed, without the places of this machine."""
+    words = [word.rstrip("/").rsplit("/", 1)[-1] if word.startswith("/") else word for word in sys.argv[1:]]
+    return shlex.join(["tanbr", *words])
 
 
 @app.command(
@@ -52,7 +52,7 @@ def demo(
     with SlotDisplay(slots=slots, tasks=[task.name for task in tiny.TASKS], hero=experiment.TANBR) as display:
         done = experiment.run(
             moe, out=out, config=settings, slots=slots, requests=requests, kind=kind, alpha=alpha, seed=seed,
-            watch=display, command=_command(),
+            watch=display, command=command_line(),
         )  # fmt: skip
     tail = min(100, slots)
     console.print(standings_table(done.result, tail=tail))
@@ -61,37 +61,3 @@ def demo(
         f"tanbr above the best fixed blend: {100 * above:+.1f} ± {100 * error:.1f} points over the last {tail} slots"
     )
     console.print(f"report: {done.report}\nfigures: {done.figures}")
-
-
-PRESETS = {"tiny": configuration.PretrainConfig()}
-
-
-@app.command(
-    epilog="Examples:\n\n    tanbr pretrain --preset tiny --out out/tiny    # again after an interruption: it resumes"
-)
-def pretrain(
-    preset: Annotated[str, typer.Option(help=f"What to train: {', '.join(PRESETS)}.")] = "tiny",
-    out: Annotated[Path, typer.Option(help="Folder for the model and the resumable states.")] = Path("out/pretrain"),
-    config: ConfigFile = None,
-) -> None:
-    """Train a task-routed MoE, measure what its blends are worth, and write both; resumes where it stopped."""
-    if preset not in PRESETS:
-        raise ConfigError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
-    settings = configuration.load(config).pretrain if config else PRESETS[preset]
-
-    import torch
-
-    from tanbr.experiments import embedded as experiment
-
-    torch.set_num_threads(1)  # as quick as two for a model this small, and the same sums on every machine
-    with progress() as bar:
-        bars: dict[str, TaskID] = {}
-
-        def report(phase: str, done: int, total: int, note: str) -> None:
-            if phase not in bars:
-                bars[phase] = bar.add_task(phase, total=total, note=note)
-            bar.update(bars[phase], completed=done, note=note)
-
-        model, worth = experiment.train(settings, out=out, report=report, command=_command())
-    console.print(experiment.tables(worth))
-    console.print(f"model: {model}")

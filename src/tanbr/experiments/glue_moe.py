@@ -2,15 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tanbr.config import PretrainConfig
+from tanbr.moe.gates import Gated
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks import glue
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.train.batches import Batches
+from tanbr.train.checkpoints import load, prepare
 from tanbr.train.objectives import objective_of
-from tanbr.train.pretrain import batch_sizes, load, prepare, train_experts
+from tanbr.train.pretrain import batch_sizes, train_experts
+from tanbr.train.token_routed import train_gates
 
 Report = Callable[[str, int, int, str], None]  # phase, done, total, note
 
@@ -24,24 +28,35 @@ def train(
     out: Path,
     report: Report,
     tagged: bool = False,
-    workers: int = 2,
+    gates: Callable[[Any], Gated] | None = None,
+    workers: int = 1,
 ) -> Path:
-    """Train one expert per GLUE task from a dense BERT or T5, early stop by `held` rows; write it to `out`/model."""
+    """Train one expert per GLUE task from a dense BERT or T5, early stop by `held` rows; write it to `out`/model.
+
+    With `gates`, experts belong to no task: learned gates route every token.
+    """
     space = LabelSpace(tuple(task for task in glue.TASKS if task.name in rows))
     rows = {task.name: rows[task.name][: config.train_rows] for task in space.tasks}
-    ancestor = prepare(dense, space, out / "start", max_length=config.max_length)
+    ancestor = prepare(dense, space, out / "start", max_length=config.max_length, seed=config.seed)
     settings = load(ancestor).config
     encoder = TextEncoder.of(ancestor, vocab_size=settings.vocab_size, max_length=config.max_length)
     objective = objective_of(settings, space, encoder, tagged=tagged)
     batches = Batches(rows, objective=objective, sizes=batch_sizes(rows, config), seed=config.seed)
     report("rows", 1, 1, f"{sum(map(len, rows.values()))} rows, {sum(batches.sizes)} a step")
+
+    def steps(phase: str, done: int, total: int, loss: float) -> None:
+        report(phase, done, total, f"loss {loss:.3f}")
+
+    model = out / "model"
+    if gates:
+        return train_gates(ancestor, batches, gates=gates, objective=objective, config=config, out=model, report=steps)
     return train_experts(
         ancestor,
         batches,
         objective=objective,
         config=config,
-        out=out / "model",
-        report=lambda phase, done, total, loss: report(phase, done, total, f"loss {loss:.3f}"),
+        out=model,
+        report=steps,
         held=held,
         workers=workers,
     )

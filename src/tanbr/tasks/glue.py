@@ -1,4 +1,4 @@
-"""GLUE's eight tasks, read from its own TSV folders (`CoLA/train.tsv`, `SST-2/dev.tsv`, …).
+"""GLUE's eight tasks, read from its own TSV folders (`CoLA/train.tsv`, `SST-2/dev.tsv`, …) or from the hub.
 
 The files carry no quoting: a bare `"` is text. CoLA has no header line. Rows lie in the order of their sources,
 so they are shuffled by `seed` before `limit` cuts them.
@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from tanbr.errors import DataError
+from tanbr.tasks import hub
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import Text
 
+HUB = "hub"  # in place of a folder
 BROKEN_LINES = 0.001  # share of lines with too few or too many columns to skip: GLUE's own QQP file holds a handful
 YES_NO = ("0", "1")
 ENTAILMENT = ("entailment", "not_entailment")
@@ -60,19 +62,20 @@ def load(
     limit: int | None = None,
     seed: int = 0,
 ) -> dict[str, list[Row]]:
-    """Read a split of each task (all eight when None), shuffled, at most `limit` rows a task."""
+    """Read a split of each task (all eight when None), shuffled, at most `limit` rows a task; "hub" names no folder."""
     if split not in ("train", "dev"):
         raise DataError(f"split must be 'train' or 'dev' (got {split!r}); GLUE's test sets carry no labels")
     if limit is not None and limit < 1:
         raise DataError(f"limit must be at least 1 (got {limit})")
-    root = Path(folder)
-    if not root.is_dir():
+    root, from_hub = Path(folder), str(folder) == HUB
+    if not from_hub and not root.is_dir():
         raise DataError(f"no GLUE folder at {root}; expected one with {', '.join(_BY_NAME)} in it")
     rows = {}
     for name in _BY_NAME if tasks is None else tasks:
         if name not in _BY_NAME:
             raise DataError(f"unknown GLUE task {name!r}; known: {', '.join(_BY_NAME)}")
-        read = _read(root / name / f"{split}.tsv", _BY_NAME[name], _COLUMNS[name])
+        path = root / name / f"{split}.tsv"
+        read = hub.read(name, split) if from_hub else _read(path, _BY_NAME[name], _COLUMNS[name])
         random.Random(seed).shuffle(read)  # noqa: S311  a shuffle, not a secret
         rows[name] = read[:limit]
     return rows

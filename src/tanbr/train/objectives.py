@@ -105,6 +105,11 @@ class Objective(ABC):
         """Run the model, and give the loss of each row (n,)."""
         return self.losses(model(**self.inputs(batch)).logits, batch)
 
+    def by_task(self, losses: Tensor, batch: Batch) -> dict[str, float]:
+        """Average rows' losses (n,) by task, for the tasks that the batch holds."""
+        of = {self.space.tasks[v].name: losses[batch.tasks == v] for v in sorted(set(batch.tasks.tolist()))}
+        return {name: own.mean().item() for name, own in of.items()}
+
     @torch.no_grad()
     def figure(self, model: Any, rows: Sequence[Row], *, size: int = 32) -> float:
         """Score the model's answers to rows of one task by the task's metric; texts of like length share a batch."""

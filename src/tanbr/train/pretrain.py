@@ -13,16 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from tanbr.config import PretrainConfig
-from tanbr.errors import CheckpointError
-from tanbr.moe.checkpoint import Checkpoint
-from tanbr.moe.text import TextEncoder
-from tanbr.moe.writing import new_folder
-from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.train.batches import Batches
+from tanbr.train.checkpoints import load
 from tanbr.train.early_stop import EarlyStop
 from tanbr.train.objectives import Batch, Objective
 from tanbr.train.run import Report, Run
@@ -30,39 +25,6 @@ from tanbr.train.task_experts import TaskExperts
 
 _HEAD = re.compile(r"^(classifier|bert\.pooler)\.")
 _EMBEDDINGS = re.compile(r"(^|\.)(embeddings|shared|embed_tokens|lm_head)\.")
-
-
-def prepare(dense: Path, space: LabelSpace, out: Path, *, max_length: int) -> Path:
-    """Write the dense checkpoint that training starts from to `out`, unless it is there: a BERT gets a new head."""
-    if out.exists():
-        return out
-    settings = Checkpoint(dense).config
-    if settings["model_type"] not in ("bert", "t5"):
-        raise CheckpointError(f"{dense} must be a BERT or a T5 (its config.json says {settings['model_type']!r})")
-    head = {
-        "id2label": dict(enumerate(space.columns)),
-        "label2id": {name: column for column, name in enumerate(space.columns)},
-    }
-    is_bert = settings["model_type"] == "bert"
-    model = _loader(is_bert).from_pretrained(
-        dense, local_files_only=True, ignore_mismatched_sizes=True, **(head if is_bert else {})
-    )
-    encoder = TextEncoder.of(dense, vocab_size=model.config.vocab_size, max_length=max_length)
-    encoder.tokenizer.model_max_length = max_length
-    with new_folder(out) as folder:
-        model.save_pretrained(folder)
-        encoder.tokenizer.save_pretrained(folder)
-    return out
-
-
-def load(dense: Path) -> PreTrainedModel:
-    """Load the dense checkpoint that `prepare` wrote."""
-    model: PreTrainedModel = _loader(Checkpoint(dense).config["model_type"] == "bert").from_pretrained(dense)
-    return model
-
-
-def _loader(is_bert: bool) -> Any:
-    return AutoModelForSequenceClassification if is_bert else AutoModelForSeq2SeqLM
 
 
 def batch_sizes(rows: Mapping[str, Sequence[Row]], config: PretrainConfig) -> list[int]:
@@ -113,7 +75,7 @@ def train_experts(
     run = Run(
         phase="experts",
         model=nn.ModuleList([experts, stop]),
-        groups=_groups(experts, config),
+        groups=groups(experts.shared(), list(experts.experts.parameters()), config),
         gradients=gradients,
         steps=config.steps,
         config=config,
@@ -125,17 +87,19 @@ def train_experts(
     return experts.export(ancestor, out)
 
 
-def _groups(experts: TaskExperts, config: PretrainConfig) -> list[dict[str, Any]]:
+def groups(
+    shared: Mapping[str, nn.Parameter], experts: Sequence[nn.Parameter], config: PretrainConfig
+) -> list[dict[str, Any]]:
     """Sort parameters by their rate; frozen ones are left out."""
-    shared: list[nn.Parameter] = []
+    body: list[nn.Parameter] = []
     head: list[nn.Parameter] = []
-    for name, weight in experts.shared().items():
+    for name, weight in shared.items():
         if _EMBEDDINGS.search(name) and not config.train_embeddings:
             weight.requires_grad_(False)
         else:
-            (head if _HEAD.search(name) else shared).append(weight)
+            (head if _HEAD.search(name) else body).append(weight)
     return [
-        {"params": shared, "lr": config.shared_rate},
+        {"params": body, "lr": config.shared_rate},
         {"params": head, "lr": config.head_rate},
-        {"params": list(experts.experts.parameters()), "lr": config.expert_rate},
+        {"params": list(experts), "lr": config.expert_rate},
     ]

@@ -47,7 +47,6 @@ class Run:
         done, smoothed = self._resume(optimizer)
         self.curve.rewind(done)
         recent: list[Mapping[str, float]] = []
-        self.model.train()
         for step in range(done, self.steps):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * self._share(step)
@@ -67,7 +66,6 @@ class Run:
             self.report(self.phase, step + 1, self.steps, smoothed)
             if (step + 1) % self.config.save_every == 0 or step + 1 == self.steps:
                 self._save(optimizer, step + 1, smoothed)
-        self.model.eval()
 
     def _share(self, step: int) -> float:
         warm = min(1.0, (step + 1) / self.config.warmup)

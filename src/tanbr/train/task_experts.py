@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import PreTrainedModel
 
-from tanbr.moe.upcycle import ffn_names, upcycle
-from tanbr.moe.writing import new_folder
+from tanbr.moe.upcycle import ffn_names
+from tanbr.train.checkpoints import upcycled, write
 
 
 class TaskExperts(nn.Module):
@@ -77,15 +77,6 @@ class TaskExperts(nn.Module):
     def export(self, dense: Path, out: Path) -> Path:
         """Write the MoE to the new folder `out`; `dense` is the checkpoint that the training started from."""
         stacked = {name: torch.stack([self.weights(k)[name].detach() for k in range(len(self))]) for name in self.names}
-        with new_folder(out) as folder:
-            start = upcycle(dense, folder / "start", experts=len(self))
-            loader = (
-                AutoModelForSeq2SeqLM if self.dense.config.is_encoder_decoder else AutoModelForSequenceClassification
-            )
-            moe = loader.from_pretrained(start)
-            moe.load_state_dict({**self.dense.state_dict(), **stacked})
-            for file in start.iterdir():
-                file.replace(folder / file.name)
-            start.rmdir()
-            moe.save_pretrained(folder)
-        return out
+        moe = upcycled(dense, experts=len(self))
+        moe.load_state_dict({**self.dense.state_dict(), **stacked})
+        return write(moe, dense, out)

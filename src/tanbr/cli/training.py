@@ -1,0 +1,100 @@
+"""`tanbr pretrain` and `tanbr finetune`."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.progress import TaskID
+
+from tanbr import config as configuration
+from tanbr.cli.display import console, progress
+from tanbr.cli.running import ConfigFile, command_line
+from tanbr.config import PretrainConfig
+from tanbr.errors import ConfigError
+
+app = typer.Typer()
+
+PRESETS = {
+    "tiny": PretrainConfig(),
+    "minilm": configuration.MINILM,
+    "flan-t5": configuration.FLAN_T5,
+}
+
+
+@app.command(
+    epilog="Examples:\n\n    tanbr pretrain --preset tiny --out out/tiny    # again after an interruption: it resumes"
+    "\n\n    tanbr pretrain --preset minilm --from minilm/ --data glue/ --out out/minilm"
+)
+def pretrain(
+    preset: Annotated[str, typer.Option(help=f"What to train: {', '.join(PRESETS)}.")] = "tiny",
+    dense: Annotated[
+        Path | None, typer.Option("--from", help="Dense BERT or T5 checkpoint that all experts start from.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="GLUE's folder, or 'hub' for the datasets library.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the model and the resumable states.")] = Path("out/pretrain"),
+    routing: Annotated[
+        Literal["task", "token"], typer.Option(help="One expert per task, or learned gates that route every token.")
+    ] = "task",
+    tagged: Annotated[bool, typer.Option("--tagged", help="T5 only: texts name their task, as in the paper.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Tasks that train side by side, one core each.")] = 2,
+    config: ConfigFile = None,
+) -> None:
+    """Train a task-routed MoE and write it; interrupted, the same command goes on where it stopped."""
+    if preset not in PRESETS:
+        raise ConfigError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
+    settings = configuration.load(config).pretrain if config else PRESETS[preset]
+    if preset != "tiny" and not (dense and data):
+        raise ConfigError(f"preset {preset} needs a dense checkpoint (--from) and GLUE's folder (--data)")
+
+    import torch
+
+    torch.set_num_threads(1)  # a worker has one core; and sums are the same on every machine
+    if dense is None or data is None:
+        _pretrain_tiny(settings, out)
+        return
+
+    from tanbr.baselines.switch import Switch
+    from tanbr.experiments import glue_moe
+    from tanbr.experiments.curves import draw_training
+    from tanbr.tasks import glue
+    from tanbr.train.curve import Curve
+
+    begun = time.monotonic()
+    with _progress() as report:
+        report("rows", 0, 1, "reading")
+        rows, held = glue.divided(data)
+        model = glue_moe.train(
+            settings, dense=dense, rows=rows, held=held, out=out, report=report, tagged=tagged, workers=workers,
+            gates=Switch if routing == "token" else None,
+        )  # fmt: skip
+    picture = draw_training(Curve(out / "model.jsonl"), list(rows), out / "training.png")
+    facts = {"command": command_line(), "minutes": (time.monotonic() - begun) / 60, "config": settings.model_dump()}
+    (out / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    console.print(f"model: {model}\ncurves: {picture}")
+
+
+def _pretrain_tiny(settings: PretrainConfig, out: Path) -> None:
+    from tanbr.experiments import embedded as experiment
+
+    with _progress() as report:
+        model, worth = experiment.train(settings, out=out, report=report, command=command_line())
+    console.print(experiment.tables(worth))
+    console.print(f"model: {model}")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int, str], None]]:
+    """Show a bar for each phase that is reported."""
+    with progress() as bar:
+        bars: dict[str, TaskID] = {}
+
+        def report(phase: str, done: int, total: int, note: str) -> None:
+            if phase not in bars:
+                bars[phase] = bar.add_task(phase, total=total, note=note)
+            bar.update(bars[phase], completed=done, note=note)
+
+        yield report

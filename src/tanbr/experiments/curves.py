@@ -1,0 +1,42 @@
+"""The pictures of a training run: losses and held-out figures over its steps."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tanbr.experiments.pictures import PALETTE, figure, png, smooth
+from tanbr.train.curve import Curve
+
+
+def draw_training(curve: Curve, tasks: Sequence[str], path: Path) -> Path:
+    """Draw each task's loss, and below it the task's figure on held-out rows where a run looked at it."""
+    panels = [("loss", "training loss", 10)]
+    if any("figure" in entry for entry in curve.entries()):
+        panels.append(("figure", "the task's metric, held-out rows, own expert", 1))
+    canvas, axes = figure(height=2.6 * len(panels), rows=len(panels))
+    for axis, (kind, title, window) in zip(axes, panels, strict=True):
+        for task, colour in zip(tasks, PALETTE, strict=False):
+            steps, values = curve.series(kind, task)
+            axis.plot(
+                steps, smooth(np.array(values), window), color=colour, label=task, marker="." if window == 1 else ""
+            )
+        axis.set_title(title)
+    axes[0].legend(ncols=4, loc="upper right")
+    axes[-1].set_xlabel("step")
+    png(canvas, path)
+    return path
+
+
+def draw_losses(curves: Mapping[str, Curve], path: Path, *, window: int = 5) -> Path:
+    """Draw the mean loss of several runs on the same batches, smoothed over `window` entries."""
+    canvas, (axis,) = figure(height=3.2)
+    for (name, curve), colour in zip(curves.items(), PALETTE, strict=False):
+        entries = [entry for entry in curve.entries() if "loss" in entry]
+        values = np.array([np.mean(list(entry["loss"].values())) for entry in entries])
+        axis.plot([entry["step"] for entry in entries], smooth(values, window), color=colour, label=name)
+    axis.set_title("loss of the labelled batches while the normalisation layers are tuned")
+    axis.set_xlabel("step")
+    axis.legend(ncols=4)
+    png(canvas, path)
+    return path
