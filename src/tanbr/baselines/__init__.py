@@ -1,4 +1,4 @@
-"""One file a rival, each behind the interface of what it rivals."""
+"""One file a rival, each behind the interface of what it rivals; those named here are routers and need no torch."""
 
 from tanbr.baselines.nucb import Nucb
 from tanbr.baselines.untaught import BestKnown, FixedBlend, RandomBlend

@@ -1,0 +1,136 @@
+"""What data says about experts: each is run alone, as a dense model, over labelled rows of its own task.
+
+An expert alone is the dense model of its one-hot blend, so the statistics that Fisher merging and RegMean need come
+from one dense model, expert after expert, and no un-merged model is ever in memory.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tanbr.errors import CheckpointError, DataError
+from tanbr.merge import Moe
+from tanbr.moe.text import TextEncoder
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.rows import Row, Task
+from tanbr.types import Text
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """One batch of an expert's own rows.
+
+    `surprise` turns logits into √w · (−log p) for some labels (labels, n), where w is the label's weight in the
+    expectation under the model's own answer: squared gradients of it add up to the diagonal of the Fisher matrix.
+    """
+
+    inputs: Mapping[str, Tensor]  # attention_mask (n, length), …; for an encoder-decoder labels too, −100 for padding
+    surprise: Callable[[Tensor], Tensor]
+
+
+Probes: TypeAlias = Sequence[Sequence[Probe]]  # (K,) lists: expert k's own rows
+
+
+def head_probes(
+    moe: Moe, rows: Mapping[str, Sequence[Row]], *, space: LabelSpace, batch: int = 16
+) -> list[list[Probe]]:
+    """Encode rows for a model with one head over all labels; expert k's own task is the space's k-th.
+
+    The expectation runs over the task's own labels; for a graded task over yes and no, whose chance the grade is.
+    """
+    encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
+
+    def probes(task: Task) -> list[Probe]:
+        columns = [space.columns.index(name) for name in task.labels or (task.name,)]
+
+        def surprise(logits: Tensor) -> Tensor:
+            if task.graded:
+                chances = F.pad(logits[:, columns], (1, 0)).log_softmax(dim=1)
+            else:
+                chances = logits[:, : space.classes].log_softmax(dim=1)[:, columns]
+            return (-chances * (chances.detach() / 2).exp()).T
+
+        texts = sorted((row.text for row in rows[task.name]), key=lambda text: len("".join(text)))  # little padding
+        return [Probe(encode(texts[i : i + batch]), surprise) for i in range(0, len(texts), batch)]
+
+    return [probes(task) for task in space.tasks]
+
+
+def text_probes(
+    moe: Moe, pairs: Sequence[Sequence[tuple[Text, str]]], *, seed: int = 0, batch: int = 16
+) -> list[list[Probe]]:
+    """Encode (text, answer) pairs for a text-to-text model; `pairs[k]` are expert k's own.
+
+    Here the expectation is one draw: of a label for each token of the answer, after the tokens that really came before.
+    """
+    encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
+    rng = torch.Generator().manual_seed(seed)
+
+    def probe(chunk: Sequence[tuple[Text, str]]) -> Probe:
+        answers = encode([answer for _, answer in chunk])
+        real = answers["attention_mask"] > 0  # (n, answer length)
+
+        def surprise(logits: Tensor) -> Tensor:
+            drawn = torch.multinomial(logits[real].detach().softmax(dim=1), 1, generator=rng).squeeze(1)
+            losses = F.cross_entropy(logits[real], drawn, reduction="none")
+            per_token = logits.new_zeros(real.shape).masked_scatter(real, losses)
+            return per_token.sum(dim=1).unsqueeze(0)
+
+        inputs = encode([text for text, _ in chunk])
+        return Probe(inputs | {"labels": answers["input_ids"].masked_fill(~real, -100)}, surprise)
+
+    return [[probe(own[i : i + batch]) for i in range(0, len(own), batch)] for own in pairs]
+
+
+def experts_alone(moe: Moe, probes: Probes) -> Iterator[tuple[Any, Sequence[Probe]]]:
+    """Go through the experts: the dense model (one and the same) that holds expert k alone, and the expert's probes."""
+    if len(probes) != moe.num_experts or not all(probes):
+        raise DataError(
+            f"each of the {moe.num_experts} experts needs rows of its own task (got {[len(own) for own in probes]} "
+            "batches); give one list of them per expert"
+        )
+    one_hot = np.eye(moe.num_experts)
+    model = moe.dense(one_hot[0])
+    for blend, own in zip(one_hot, probes, strict=True):
+        moe.merge_into(model, blend)
+        yield model, own
+
+
+def linears(moe: Moe, model: nn.Module) -> dict[str, nn.Linear]:
+    """Find the linear layers of a dense model that experts are merged into, by name."""
+    names = dict.fromkeys(piece.target.rpartition(".")[0] for piece in moe.plan.blended)
+    modules = dict(model.named_modules())
+    found = {name: modules[name] for name in names if isinstance(modules.get(name), nn.Linear)}
+    if not found:
+        raise CheckpointError(f"the experts of a {moe.family.model_type} model are merged into no linear layer")
+    return found
+
+
+@contextmanager
+def watched(layers: Mapping[str, nn.Linear]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """Keep what goes through linear layers: the newest input (n, length, in) and output (n, length, out) of each."""
+    passes: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def keep(name: str, _: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        passes[name] = args[0], output
+
+    hooks = [layer.register_forward_hook(partial(keep, name)) for name, layer in layers.items()]
+    try:
+        yield passes
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def real_tokens(name: str, probe: Probe) -> Tensor:
+    """Tell the tokens that a layer sees from padding: (n, length)."""
+    if name.startswith("decoder.") and "labels" in probe.inputs:
+        return probe.inputs["labels"] != -100
+    return probe.inputs["attention_mask"] > 0
