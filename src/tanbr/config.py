@@ -182,59 +182,92 @@ class MonitorConfig(Section):
         return value
 
 
-class PretrainConfig(Section):
-    """How a task-routed MoE is trained: a dense ancestor on all tasks, then one expert per task from it."""
+class RunConfig(Section):
+    """What every training run needs."""
 
-    hidden_size: int = Field(default=96, ge=8)
-    """Width D of the encoder."""
-    layers: int = Field(default=3, ge=1)
-    """Encoder layers; each holds one expert site."""
-    heads: int = Field(default=4, ge=1)
-    """Attention heads per layer."""
-    ffn_size: int = Field(default=192, ge=8)
-    """Width F of an expert's hidden layer."""
     max_length: int = Field(default=64, ge=8)
     """Longest text in tokens; what is longer is cut."""
     train_rows: int = Field(default=30_000, ge=1)
-    """Rows generated per task to draw batches from."""
+    """Most rows a task to draw batches from."""
     batch: int = Field(default=8, ge=1)
     """Rows that the task with the fewest rows has in a step."""
-    batch_growth: float = Field(default=0.0, ge=0, le=1)
-    """A task with n times the rows of the smallest has n to this power times as many in a step."""
-    ancestor_steps: int = Field(default=2_000, ge=1)
-    """Steps in which the dense ancestor of the experts learns all tasks, and to align pairs of texts."""
-    alignment_weight: float = Field(default=2.0, ge=0)
-    """Weight of the alignment of pairs in the ancestor's loss."""
     steps: int = Field(default=2_500, ge=1)
     """Steps in which each task trains its own expert."""
-    ancestor_rate: float = Field(default=1e-3, gt=0)
-    """Learning rate of the ancestor."""
-    expert_rate: float = Field(default=2e-3, gt=0)
-    """Learning rate of the experts."""
-    shared_rate: float = Field(default=3e-4, gt=0)
-    """Learning rate of what the experts share: embeddings, attention, norms."""
-    head_rate: float = Field(default=3e-4, gt=0)
-    """Learning rate of the classification head and what pools for it."""
-    train_embeddings: bool = True
-    """Whether the embeddings learn with what is shared, or stay the ancestor's."""
     warmup: int = Field(default=200, ge=1)
-    """Steps over which a phase's rates rise to their full value, before they fall along half a cosine."""
+    """Steps over which the rates rise to their full value, before they fall along half a cosine."""
     weight_decay: float = Field(default=0.01, ge=0)
     """AdamW's decoupled weight decay."""
     clip: float = Field(default=1.0, gt=0)
     """Largest norm of a step's gradient."""
     log_every: int = Field(default=10, ge=1)
     """Steps whose mean loss is one entry of the curve."""
+    save_every: int = Field(default=500, ge=1)
+    """Steps between two resumable states."""
+    seed: int = 0
+    """Seed of whatever is drawn: initial weights, rows, batches."""
+
+
+class PretrainConfig(RunConfig):
+    """How a task-routed MoE is trained: one expert per task from a dense ancestor."""
+
+    batch_growth: float = Field(default=0.0, ge=0, le=1)
+    """A task with n times the rows of the smallest has n to this power times as many in a step."""
+    expert_rate: float = Field(default=2e-3, gt=0)
+    """Learning rate of the experts."""
+    shared_rate: float = Field(default=3e-4, gt=0)
+    """Learning rate of what the experts share: embeddings, attention, norms."""
+    head_rate: float = Field(default=3e-4, gt=0)
+    """Learning rate of the classification head and what pools for it, and of gates."""
+    train_embeddings: bool = True
+    """Whether the embeddings learn with what is shared, or stay the ancestor's."""
     look_every: int = Field(default=0, ge=0)
     """Steps between two looks at each task's figure on held-out rows; 0 for none."""
     look_rows: int = Field(default=128, ge=2)
     """Held-out rows a task in a look."""
     patience: int = Field(default=4, ge=1)
     """Looks without a better figure after which a task keeps its best expert and leaves the training."""
-    save_every: int = Field(default=500, ge=1)
+
+    hidden_size: int = Field(default=96, ge=8)
+    """Width D of an ancestor that is trained from nothing (preset tiny), as are the next ones."""
+    layers: int = Field(default=3, ge=1)
+    """Its encoder layers; each holds one expert site."""
+    heads: int = Field(default=4, ge=1)
+    """Its attention heads per layer."""
+    ffn_size: int = Field(default=192, ge=8)
+    """Width F of an expert's hidden layer."""
+    ancestor_steps: int = Field(default=2_000, ge=1)
+    """Steps in which the ancestor learns all tasks, and to align pairs of texts."""
+    ancestor_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate of the ancestor."""
+    alignment_weight: float = Field(default=2.0, ge=0)
+    """Weight of the alignment of pairs in the ancestor's loss."""
+
+
+class FinetuneConfig(RunConfig):
+    """How normalisation layers are tuned while a router learns (the paper: 10,000 steps of 128 rows, length 128)."""
+
+    train_rows: int = Field(default=4_000, ge=1)
+    """Most rows a task to draw batches from."""
+    batch: int = Field(default=32, ge=1)
+    """Rows of a step, drawn by the step's task mix."""
+    steps: int = Field(default=300, ge=1)
+    """Steps: one blend and one gradient step each."""
+    warmup: int = Field(default=20, ge=1)
+    """Steps over which the rates rise to their full value, before they fall along half a cosine."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's decoupled weight decay."""
+    log_every: int = Field(default=5, ge=1)
+    """Steps whose mean loss is one entry of the curve."""
+    save_every: int = Field(default=50, ge=1)
     """Steps between two resumable states."""
-    seed: int = 0
-    """Seed of the initial weights, the rows and the batches."""
+    norm_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate of the normalisation layers."""
+    gate_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate of the gates of rivals that have them."""
+    alpha: float = Field(default=0.3, gt=0)
+    """How even the steps' task mixes are, each a draw from Dirichlet(alpha)."""
+    eval_rows: int = Field(default=200, ge=2)
+    """Rows a task behind the figures before and after."""
 
 
 class RewardConfig(Section):
@@ -376,6 +409,7 @@ class Config(Section):
     router: RouterConfig = Field(default_factory=RouterConfig)
     monitor: MonitorConfig = Field(default_factory=MonitorConfig)
     pretrain: PretrainConfig = Field(default_factory=PretrainConfig)
+    finetune: FinetuneConfig = Field(default_factory=FinetuneConfig)
     serve: ServeConfig = Field(default_factory=ServeConfig)
     http: HttpConfig = Field(default_factory=HttpConfig)
 

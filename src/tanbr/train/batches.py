@@ -6,11 +6,13 @@ by length within stretches of the shuffle, cut into batches, and the batches are
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tanbr.tasks.rows import Row
 from tanbr.train.objectives import Batch, Objective, joined
+from tanbr.types import FloatArray
 
 _STRETCH = 32  # batches' worth of shuffled rows that are sorted by length
 
@@ -37,6 +39,15 @@ class Batches:
     def at(self, step: int) -> Batch:
         """Give the batches of all tasks as one."""
         return joined([self.of(task, step) for task in range(len(self._pools))])
+
+    def mixed(self, step: int, *, mix: FloatArray, size: int) -> Batch:
+        """Draw `size` rows of the tasks by a mix (V,), with replacement."""
+        rng = np.random.default_rng((self._seed, step))
+        counts = rng.multinomial(size, mix)
+        draws = [rng.integers(len(pool), size=n) for pool, n in zip(self._pools, counts, strict=True)]
+        return joined(
+            [pool.take(torch.from_numpy(rows)) for pool, rows in zip(self._pools, draws, strict=True) if len(rows)]
+        )
 
 
 def _lay_out(lengths: Tensor, size: int, rng: torch.Generator) -> Tensor:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tanbr.config import PretrainConfig
+from tanbr.config import RunConfig
 from tanbr.errors import StateError
 from tanbr.train.curve import Curve
 
@@ -30,7 +30,7 @@ class Run:
         [int], Mapping[str, float]
     ]  # leaves a step's gradients; its losses, a function of the step alone
     steps: int
-    config: PretrainConfig
+    config: RunConfig
     state: Path
     report: Report
     look: Callable[[int], None] = lambda _: None  # called with the number of steps taken, after each
@@ -71,8 +71,18 @@ class Run:
         warm = min(1.0, (step + 1) / self.config.warmup)
         return warm * (0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * step / self.steps)))
 
+    def _changing(self) -> dict[str, Tensor]:
+        """What steps change: trained parameters, each once, buffers, and what modules keep beside them."""
+        trained = {name for name, weight in self.model.named_parameters() if weight.requires_grad}
+        buffers = {name for name, _ in self.model.named_buffers()}
+        return {
+            name: value
+            for name, value in self.model.state_dict().items()
+            if name in trained | buffers or name.endswith("_extra_state")
+        }
+
     def _save(self, optimizer: torch.optim.Optimizer, step: int, smoothed: float) -> None:
-        tensors = {f"model/{name}": value.contiguous() for name, value in self.model.state_dict().items()}
+        tensors = {f"model/{name}": value.contiguous() for name, value in self._changing().items()}
         for index, moments in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer/{index}/{name}": value for name, value in moments.items()}
         metadata = {"step": str(step), "loss": json.dumps(smoothed), "config": self.config.model_dump_json()}
@@ -91,9 +101,10 @@ class Run:
             raise StateError(f"{self.state} is corrupt ({error}); delete it to start this phase again") from None
         if metadata.get("config") != self.config.model_dump_json():
             raise StateError(f"{self.state} belongs to a run with other settings; choose another --out or delete it")
-        self.model.load_state_dict(
-            {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
-        )
+        saved = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
+        if saved.keys() != self._changing().keys():
+            raise StateError(f"{self.state} belongs to a run of another model; choose another --out or delete it")
+        self.model.load_state_dict(saved, strict=False)
         moments: dict[int, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             if name.startswith("optimizer/"):

@@ -1,0 +1,164 @@
+"""Situation i of the paper: the normalisation layers of a merged model are tuned while a router learns to blend.
+
+Every step is a slot: a labelled batch, a blend for its task mix, one gradient step of the norms through the merged dense
+model, and the reward exp(−loss) per task, which lies in (0, 1]: the (geometric) mean probability of the right answer.
+Rivals that train gates run through the same steps on the un-merged model.
+"""
+
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from tanbr.config import FinetuneConfig
+from tanbr.merge import Moe
+from tanbr.moe.gates import Gated, Inputs, gates_of
+from tanbr.train.batches import Batches
+from tanbr.train.objectives import Batch, Objective
+from tanbr.train.run import Report, Run
+from tanbr.types import FloatArray, Router, as_blend
+
+
+class Learner(nn.Module, ABC):
+    """What is tuned: a model's norms, and whatever decides which experts it runs. Nothing else is its state."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        model.requires_grad_(False)
+        self._model = (model,)  # in a tuple, where torch does not look for parameters
+        self.norms = nn.ParameterList(norms(model).values())
+
+    @property
+    def model(self) -> Any:
+        """The model that answers."""
+        return self._model[0]
+
+    @abstractmethod
+    def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:
+        """Leave the gradients of a labelled batch; the rows' losses (n,)."""
+
+    @abstractmethod
+    def serving(self, task_mix: ArrayLike, inputs: Inputs) -> Any:
+        """Make a context in which the model answers a batch of this mix (V,) as it is served."""
+
+
+class MergedLearner(Learner):
+    """A dense model into which a router's blend is merged for every batch; the router learns from the reward."""
+
+    def __init__(self, moe: Moe, router: Router) -> None:
+        super().__init__(moe.dense())
+        self.moe, self.router = moe, router
+
+    def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:  # noqa: ARG002
+        """Ask, merge, learn from the batch, tell."""
+        counts = np.bincount(batch.tasks.numpy(), minlength=len(objective.space.tasks)).astype(np.float64)
+        decision = self.router.ask(counts / counts.sum())
+        self._merge(decision.blend)
+        losses = objective.row_losses(self.model, batch)
+        losses.mean().backward()  # type: ignore[no-untyped-call]
+        self.router.tell(decision, rewards(losses.detach(), batch, tasks=len(counts)), counts)
+        return losses.detach()
+
+    @contextmanager
+    def serving(self, task_mix: ArrayLike, inputs: Inputs) -> Iterator[None]:  # noqa: ARG002
+        """Merge the blend that the router chooses for the mix; it is told nothing."""
+        self._merge(self.router.ask(task_mix).blend)
+        yield
+
+    def _merge(self, blend: ArrayLike) -> None:
+        self.moe.merge_into(self.model, as_blend(blend, experts=self.moe.num_experts))
+
+    def get_extra_state(self) -> Tensor:
+        """Give the router's saved state as bytes, so that model and router are saved in one file."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.router.save(Path(folder) / "router")
+            return torch.frombuffer(bytearray((Path(folder) / "router").read_bytes()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Resume the router from its bytes."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "router"
+            path.write_bytes(state.numpy().tobytes())
+            self.router = type(self.router).load(path)  # type: ignore[attr-defined]
+
+
+class GatedLearner(Learner):
+    """An un-merged model whose gates learn with its norms."""
+
+    def __init__(self, gated: Gated) -> None:
+        super().__init__(gated.model)
+        self.gated = gated
+        self.gates = nn.ParameterList(gate.weight for gate in gates_of(gated.model))
+
+    def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:
+        """Let the gates' own loss teach gates and norms."""
+        kept: list[Tensor] = []
+
+        def row_losses() -> Tensor:
+            kept.append(objective.row_losses(self.model, batch))
+            return kept[0]
+
+        self.gated.loss(objective.inputs(batch), row_losses, rng).backward()  # type: ignore[no-untyped-call]
+        return kept[0].detach()
+
+    def serving(self, task_mix: ArrayLike, inputs: Inputs) -> Any:  # noqa: ARG002
+        """Route by the gates, which need no mix."""
+        return self.gated.serving(inputs)
+
+
+def rewards(losses: Tensor, batch: Batch, *, tasks: int) -> FloatArray:
+    """Turn rows' losses (n,) into a reward per task (V,): exp(−mean loss), NaN for a task without rows."""
+    counts = torch.bincount(batch.tasks, minlength=tasks)
+    sums = torch.zeros(tasks, dtype=torch.float64).index_add(0, batch.tasks, losses.double())
+    return np.array(torch.exp(-sums / counts))  # 0 / 0 is NaN
+
+
+def norms(model: nn.Module) -> dict[str, nn.Parameter]:
+    """List the parameters of a model's normalisation layers."""
+    return {
+        f"{at}.{name}": weight
+        for at, module in model.named_modules()
+        if "norm" in type(module).__name__.lower()
+        for name, weight in module.named_parameters(recurse=False)
+    }
+
+
+def finetune(
+    learner: Learner,
+    batches: Batches,
+    mixes: FloatArray,
+    *,
+    objective: Objective,
+    config: FinetuneConfig,
+    state: Path,
+    report: Report,
+) -> Run:
+    """Tune for as many steps as there are mixes (steps, V), one labelled batch of each; resumes from `state`."""
+    learner.requires_grad_(True)
+    tuned = list(learner.norms)
+    deciders = [weight for weight in learner.parameters() if all(weight is not norm for norm in tuned)]
+
+    def gradients(step: int) -> dict[str, float]:
+        batch = batches.mixed(step, mix=mixes[step], size=config.batch)
+        rng = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
+        return objective.by_task(learner.backward(batch, objective, rng), batch)
+
+    run = Run(
+        phase="finetune",
+        model=learner,
+        groups=[{"params": tuned, "lr": config.norm_rate}, {"params": deciders, "lr": config.gate_rate}],
+        gradients=gradients,
+        steps=len(mixes),
+        config=config,
+        state=state,
+        report=report,
+    )
+    run.train()
+    return run
