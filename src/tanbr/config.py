@@ -391,7 +391,7 @@ class HttpConfig(Section):
 
 
 MINILM = PretrainConfig(
-    max_length=64, train_rows=16_000, batch=6, batch_growth=0.2, steps=1_500, warmup=50,
+    max_length=64, train_rows=16_000, batch=6, batch_growth=0.2, steps=900, warmup=50,
     expert_rate=2e-4, shared_rate=1e-4, head_rate=5e-4, train_embeddings=False,
     log_every=5, look_every=75, look_rows=128, patience=5, save_every=75,
 )  # fmt: skip
