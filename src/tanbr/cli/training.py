@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.progress import TaskID
+from rich.table import Table
 
 from tanbr import config as configuration
 from tanbr.cli.display import console, progress
@@ -17,6 +18,8 @@ from tanbr.config import PretrainConfig
 from tanbr.errors import ConfigError
 
 app = typer.Typer()
+
+ROUTERS = "tanbr, paper, nucb, vector-gp, random, average, switch, rl, smear, smear-sequence"
 
 PRESETS = {
     "tiny": PretrainConfig(),
@@ -75,6 +78,75 @@ def pretrain(
     facts = {"command": command_line(), "minutes": (time.monotonic() - begun) / 60, "config": settings.model_dump()}
     (out / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     console.print(f"model: {model}\ncurves: {picture}")
+
+
+@app.command(
+    epilog="Examples:\n\n    tanbr finetune --router tanbr --steps 50    # the embedded model"
+    "\n\n    tanbr finetune out/flan-t5/model --data glue/ --router tanbr,nucb,random,average,switch --out out/finetune"
+)
+def finetune(
+    checkpoint: Annotated[
+        Path | None, typer.Argument(help="Folder of a BERT-MoE or T5-MoE; the embedded model if left out.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="GLUE's folder, or 'hub'; the embedded model's generated tasks if left out.")
+    ] = None,
+    router: Annotated[str, typer.Option(help=f"Who decides, by comma: {ROUTERS}.")] = "tanbr",
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps: one blend and one gradient step each.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of router, batches and mixes.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for models, curves and figures.")] = Path("out/finetune"),
+    tagged: Annotated[bool, typer.Option("--tagged", help="T5 only: texts name their task, as in the paper.")] = False,
+    config: ConfigFile = None,
+) -> None:
+    """Tune a merged model's normalisation layers while a router learns from the loss; resumes where it stopped."""
+    settings = configuration.load(config).finetune if config else configuration.FinetuneConfig()
+    changes = {"steps": steps, "seed": seed}
+    settings = settings.model_copy(update={name: value for name, value in changes.items() if value is not None})
+
+    import torch
+
+    from tanbr.experiments import finetune as experiment
+    from tanbr.experiments.curves import draw_losses
+    from tanbr.moe import embedded
+    from tanbr.tasks import glue, tiny
+    from tanbr.tasks.rows import Task
+    from tanbr.train.curve import Curve
+
+    torch.set_num_threads(1)
+    names = [experiment.check(name.strip()) for name in router.split(",")]
+    with _progress() as report:
+        report("rows", 0, 1, "reading")
+        tasks: tuple[Task, ...] = glue.TASKS if data else tiny.TASKS
+        if data:
+            rows, unseen = glue.divided(data)[0], glue.load(data, split="dev")
+        else:
+            rows = {task.name: tiny.generate(task.name, settings.train_rows, seed=0) for task in tasks}
+            unseen = {task.name: tiny.generate(task.name, settings.eval_rows, seed=0, split="test") for task in tasks}
+        report("rows", 1, 1, "")
+        results = [
+            experiment.run(
+                checkpoint or embedded.path(), name, tasks=tasks, rows=rows, unseen=unseen, config=settings, out=out,
+                report=report, command=command_line(), tagged=tagged,
+            )
+            for name in names
+        ]  # fmt: skip
+    picture = draw_losses({name: Curve(out / name / "tuned.jsonl") for name in names}, out / "losses.png")
+    console.print(_figures_table(results))
+    console.print(f"losses: {picture}")
+
+
+def _figures_table(results: list[dict[str, Any]]) -> Table:
+    """Lay out the tasks' figures, a column for the MoE as it is, and one for each router, tuned or not."""
+    columns = {kind: results[0]["figures"][kind] for kind in ("tags", "average")}
+    for result in results:
+        kinds = ("untuned even", "untuned own", "tuned even", "tuned own")
+        columns |= {f"{result['router']}\n{kind}": result["figures"][kind] for kind in kinds}
+    table = Table("task", *columns, title="the tasks' metrics, in points", title_justify="left")
+    for task in results[0]["figures"]["tags"]:
+        table.add_row(task, *(f"{100 * figures[task]:.1f}" for figures in columns.values()))
+    means = [sum(figures.values()) / len(figures) for figures in columns.values()]
+    table.add_row("mean", *(f"{100 * mean:.1f}" for mean in means))
+    return table
 
 
 def _pretrain_tiny(settings: PretrainConfig, out: Path) -> None:

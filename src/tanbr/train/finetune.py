@@ -1,14 +1,13 @@
 """Situation i of the paper: the normalisation layers of a merged model are tuned while a router learns to blend.
 
-Every step is a slot: a labelled batch, a blend for its task mix, one gradient step of the norms through the merged dense
-model, and the reward exp(−loss) per task, which lies in (0, 1]: the (geometric) mean probability of the right answer.
-Rivals that train gates run through the same steps on the un-merged model.
+Every step is a slot: a labelled batch, a blend for its task mix, one gradient step of the norms through the merged
+dense model, and the reward exp(−loss) per task. That is the paper's −loss, made to lie in [0, 1]: the (geometric) mean
+probability of the right answer. Rivals that train gates run through the same steps on the un-merged model.
 """
 
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +43,12 @@ class Learner(nn.Module, ABC):
     def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:
         """Leave the gradients of a labelled batch; the rows' losses (n,)."""
 
-    @abstractmethod
-    def serving(self, task_mix: ArrayLike, inputs: Inputs) -> Any:
-        """Make a context in which the model answers a batch of this mix (V,) as it is served."""
+    def settle(self, task_mix: ArrayLike) -> None:
+        """Prepare the model to answer requests of a mix (V,); only a merged model needs to."""
+
+    def serving(self, inputs: Inputs) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Route the model for a batch as it is served; only an un-merged model needs to."""
+        return nullcontext()
 
 
 class MergedLearner(Learner):
@@ -66,11 +68,9 @@ class MergedLearner(Learner):
         self.router.tell(decision, rewards(losses.detach(), batch, tasks=len(counts)), counts)
         return losses.detach()
 
-    @contextmanager
-    def serving(self, task_mix: ArrayLike, inputs: Inputs) -> Iterator[None]:  # noqa: ARG002
+    def settle(self, task_mix: ArrayLike) -> None:
         """Merge the blend that the router chooses for the mix; it is told nothing."""
         self._merge(self.router.ask(task_mix).blend)
-        yield
 
     def _merge(self, blend: ArrayLike) -> None:
         self.moe.merge_into(self.model, as_blend(blend, experts=self.moe.num_experts))
@@ -108,8 +108,8 @@ class GatedLearner(Learner):
         self.gated.loss(objective.inputs(batch), row_losses, rng).backward()  # type: ignore[no-untyped-call]
         return kept[0].detach()
 
-    def serving(self, task_mix: ArrayLike, inputs: Inputs) -> Any:  # noqa: ARG002
-        """Route by the gates, which need no mix."""
+    def serving(self, inputs: Inputs) -> AbstractContextManager[None]:
+        """Route by the gates."""
         return self.gated.serving(inputs)
 
 

@@ -1,7 +1,8 @@
 """How labelled rows teach a model, and how its answers are read: from a head over the label space, or as text."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,12 +112,24 @@ class Objective(ABC):
         return {name: own.mean().item() for name, own in of.items()}
 
     @torch.no_grad()
-    def figure(self, model: Any, rows: Sequence[Row], *, size: int = 32) -> float:
-        """Score the model's answers to rows of one task by the task's metric; texts of like length share a batch."""
+    def figure(
+        self,
+        model: Any,
+        rows: Sequence[Row],
+        *,
+        size: int = 32,
+        serving: Callable[[dict[str, Tensor]], AbstractContextManager[None]] = lambda _: nullcontext(),
+    ) -> float:
+        """Score the model's answers to rows of one task by the task's metric; texts of like length share a batch.
+
+        `serving` makes a context around each batch of inputs, which may route the model.
+        """
         pool = self.encode(rows)
         answers = np.empty(len(rows))
         for chunk in torch.split(pool.lengths.argsort(), size):
-            answers[chunk] = self.answers(model, [rows[i] for i in chunk.tolist()], pool.take(chunk))
+            batch = pool.take(chunk)
+            with serving(batch.inputs):
+                answers[chunk] = self.answers(model, [rows[i] for i in chunk.tolist()], batch)
         return figure(self.space.task(rows[0].task), np.array([row.target for row in rows]), answers)
 
 

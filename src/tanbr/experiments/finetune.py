@@ -1,0 +1,183 @@
+"""Situation i of the paper, measured: loss while norms are tuned (Fig. 2), time, memory, figures per task (Table II).
+
+Figures are on rows that no training has seen, before and after. With `tags` each task is answered by its own expert;
+`even` answers every task with what is chosen for a mix of all alike, `own` with what is chosen for the task alone.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tanbr.baselines import FixedBlend, Nucb, RandomBlend, VectorGP
+from tanbr.baselines.rl import Reinforce
+from tanbr.baselines.smear import Smear
+from tanbr.baselines.switch import Switch
+from tanbr.config import Config, FinetuneConfig
+from tanbr.errors import ConfigError
+from tanbr.files import write_atomically
+from tanbr.merge import open as open_moe
+from tanbr.moe.gates import Gated
+from tanbr.moe.text import TextEncoder
+from tanbr.router import Tanbr
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.rows import Row, Task
+from tanbr.train.batches import Batches
+from tanbr.train.checkpoints import load, write
+from tanbr.train.finetune import GatedLearner, Learner, MergedLearner, finetune, norms
+from tanbr.train.objectives import Objective, objective_of
+from tanbr.types import Router, to_jsonable
+
+Rows = Mapping[str, Sequence[Row]]  # task name → rows
+Report = Callable[[str, int, int, str], None]  # phase, done, total, note
+
+ROUTERS: dict[str, Callable[..., Router]] = {
+    "tanbr": lambda K, V, seed: Tanbr(K, V, seed=seed, config=Config().router.of_requests()),
+    "paper": lambda K, V, seed: Tanbr(K, V, seed=seed, mode="paper"),
+    "nucb": Nucb,
+    "vector-gp": VectorGP,
+    "random": RandomBlend,
+    "average": lambda K, V, seed: FixedBlend(K, V),  # noqa: ARG005
+}
+GATES: dict[str, Callable[..., Gated]] = {
+    "switch": Switch,
+    "rl": Reinforce,
+    "smear": Smear,
+    "smear-sequence": partial(Smear, per="sequence"),
+}
+
+
+def check(router: str) -> str:
+    """Refuse a router that is not known."""
+    if router not in ROUTERS | GATES:
+        raise ConfigError(f"unknown router {router!r}; choose one of {', '.join((*ROUTERS, *GATES))}")
+    return router
+
+
+def run(
+    checkpoint: Path,
+    router: str,
+    *,
+    tasks: tuple[Task, ...],
+    rows: Rows,
+    unseen: Rows,
+    config: FinetuneConfig,
+    out: Path,
+    report: Report,
+    command: str,
+    tagged: bool = False,
+) -> dict[str, Any]:
+    """Tune norms on `rows` while a router or gates learn, and measure on `unseen` rows; all goes to `out`/router."""
+    moe, folder = open_moe(checkpoint), out / check(router)
+    space = LabelSpace(tasks)
+    learner: Learner
+    if router in ROUTERS:
+        learner = MergedLearner(moe, ROUTERS[router](moe.num_experts, len(tasks), seed=config.seed))
+    else:
+        learner = GatedLearner(GATES[router](load(checkpoint), seed=config.seed))
+    encoder = TextEncoder.of(checkpoint, vocab_size=learner.model.config.vocab_size, max_length=config.max_length)
+    objective = objective_of(learner.model.config, space, encoder, tagged=tagged)
+    few = {task.name: rows[task.name][: config.train_rows] for task in tasks}
+    batches = Batches(few, objective=objective, sizes=[1] * len(tasks), seed=config.seed)
+    mixes = np.random.default_rng(config.seed).dirichlet(np.full(len(tasks), config.alpha), config.steps)
+    measured = {task.name: unseen[task.name][: config.eval_rows] for task in tasks}
+    figures = _untuned(checkpoint, objective, measured, out / "untuned.json")
+    before = [weight.detach().clone() for weight in learner.norms]
+
+    folder.mkdir(parents=True, exist_ok=True)
+    ticks: list[float] = []
+
+    def step(phase: str, done: int, total: int, loss: float) -> None:
+        ticks.append(time.perf_counter())
+        report(f"{phase} {router}", done, total, f"loss {loss:.3f}")
+
+    _reset_peak()
+    finetune(learner, batches, mixes, objective=objective, config=config, state=folder / "tuned.state", report=step)
+    peak = _peak()
+    report(f"figures {router}", 0, 1, "")
+    figures |= {f"tuned {kind}": value for kind, value in _measure(learner, objective, measured).items()}
+    tuned = [weight.detach().clone() for weight in learner.norms]
+    _set(learner, before)
+    figures |= {f"untuned {kind}": value for kind, value in _measure(learner, objective, measured).items()}
+    _set(learner, tuned)
+    report(f"figures {router}", 1, 1, "")
+    _write(learner, checkpoint, folder)
+    result = {
+        "command": command,
+        "router": router,
+        "config": config.model_dump(),
+        "seconds_per_step": float(np.median(np.diff(ticks))) if len(ticks) > 1 else None,
+        "peak_memory_mb": peak,
+        "rows_a_task": config.eval_rows,
+        "figures": figures,
+    }
+    write_atomically(folder / "finetune.json", json.dumps(to_jsonable(result), indent=1) + "\n")
+    return result
+
+
+def _untuned(checkpoint: Path, objective: Objective, rows: Rows, kept: Path) -> dict[str, dict[str, float]]:
+    """Measure the MoE with tags and the uniform merge, both as they are; once for all routers."""
+    if not kept.exists():
+        moe = open_moe(checkpoint)
+        model, K = moe.dense(), moe.num_experts
+        figures: dict[str, dict[str, float]] = {"average": _figures(model, objective, rows), "tags": {}}
+        for k, name in enumerate(rows):
+            moe.merge_into(model, np.eye(K)[k])
+            figures["tags"] |= _figures(model, objective, {name: rows[name]})
+        write_atomically(kept, json.dumps(figures) + "\n")
+    return dict(json.loads(kept.read_text(encoding="utf-8")))
+
+
+def _figures(model: Any, objective: Objective, rows: Rows, **options: Any) -> dict[str, float]:
+    return {name: objective.figure(model, of_task, **options) for name, of_task in rows.items()}
+
+
+def _measure(learner: Learner, objective: Objective, rows: Rows) -> dict[str, dict[str, float]]:
+    V = len(rows)
+    learner.settle(np.full(V, 1 / V))
+    figures = {"even": _figures(learner.model, objective, rows, serving=learner.serving), "own": {}}
+    if isinstance(learner, GatedLearner):  # gates know of no mix
+        return {"even": figures["even"], "own": figures["even"]}
+    for v, name in enumerate(rows):
+        learner.settle(np.eye(V)[v])
+        figures["own"] |= _figures(learner.model, objective, {name: rows[name]})
+    return figures
+
+
+@torch.no_grad()
+def _set(learner: Learner, values: Sequence[torch.Tensor]) -> None:
+    for weight, value in zip(learner.norms, values, strict=True):
+        weight.copy_(value)
+
+
+def _write(learner: Learner, checkpoint: Path, folder: Path) -> None:
+    """Write the MoE with its tuned norms (and gates), and the router that belongs to it."""
+    if (folder / "model").exists():
+        return
+    moe = load(checkpoint)
+    if isinstance(learner, MergedLearner):
+        moe.load_state_dict({name: weight.detach() for name, weight in norms(learner.model).items()}, strict=False)
+        learner.router.save(folder / "router.state")
+        write(moe, checkpoint, folder / "model")
+    else:
+        write(learner.model, checkpoint, folder / "model")
+
+
+def _reset_peak() -> None:
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts here
+
+
+def _peak() -> float | None:
+    """Read the peak of resident memory, in MB; None where the system does not tell."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM"))
