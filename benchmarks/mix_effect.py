@@ -14,11 +14,12 @@ from rich.table import Table
 
 from tanbr.config import Config
 from tanbr.experiments.compare import KnownMix, compare
-from tanbr.experiments.demo import POOL, TRAFFIC_SEED, taught_monitor
+from tanbr.experiments.demo import POOL, TRAFFIC_SEED
 from tanbr.files import write_atomically
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.router import Tanbr
+from tanbr.serve.build import taught_monitor
 from tanbr.serve.engine import Engine
 from tanbr.serve.loop import MixSource, SlotLoop
 from tanbr.tasks import tiny, traffic

@@ -296,6 +296,8 @@ class GuardConfig(Section):
     """How far a blend's reward may fall below that of the last good one, task by task and weighted by the mix."""
     probe_share: float = Field(default=1.0, ge=0, le=1)
     """Share of the probe texts that a new blend answers before it is served; 0 only looks for NaN on one of them."""
+    tries: int = Field(default=3, ge=1)
+    """Choices of the router that may be probed and refused for one slot, before the old blend stays."""
     least_count: int = Field(default=20, ge=2)
     """Rewards of live requests below which the guard does not judge."""
     sigmas: float = Field(default=2.0, ge=0)

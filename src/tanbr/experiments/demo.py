@@ -12,8 +12,8 @@ from tanbr.experiments.report import write_report
 from tanbr.experiments.survey import Survey
 from tanbr.files import write_atomically
 from tanbr.merge import Moe
-from tanbr.monitor import Monitor
 from tanbr.router import Tanbr
+from tanbr.serve.build import taught_monitor
 from tanbr.serve.engine import Engine
 from tanbr.serve.loop import MixSource, SlotLoop
 from tanbr.tasks import tiny, traffic
@@ -24,8 +24,8 @@ from tanbr.types import Router
 TANBR, BOUND = "tanbr", "best per slot"
 SURVEY = "survey.json"  # lies beside the embedded weights
 
-# Three streams of generated rows that never meet: training uses seed 0 of the train split.
-HISTORY_SEED, TRAFFIC_SEED = 1_000, 2_000
+# Streams of generated rows that never meet: training uses seed 0 of the train split, the monitor's history seed 1000.
+TRAFFIC_SEED = 2_000
 POOL = 600  # rows a task that requests are drawn from
 
 
@@ -103,11 +103,3 @@ def run(
         facts=facts, tasks=names, tree=router.tree, tail=tail,
     )  # fmt: skip
     return Demo(result=result, router=router, report=report, figures=figures)
-
-
-def taught_monitor(config: Config, *, seed: int, per_task: int = 300) -> Monitor:
-    """Make a monitor that has read a few hundred past texts of every generated task."""
-    monitor = Monitor([task.name for task in tiny.TASKS], config=config.monitor)
-    history = [row for task in tiny.TASKS for row in tiny.generate(task.name, per_task, seed=HISTORY_SEED + seed)]
-    monitor.learn([row.text for row in history], [row.task for row in history])
-    return monitor

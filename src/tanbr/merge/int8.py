@@ -41,6 +41,7 @@ class Int8Linear(nn.Module):
     def load(self, linear: nn.Linear) -> None:
         """Take over another map's values."""
         self._packed = _packed(linear.weight, linear.bias)
+        self.weights = linear.weight.numel()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, in) to (…, out)."""

@@ -1,0 +1,55 @@
+"""The labels of a served model's head, and what a true label that comes later is worth."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tanbr.errors import InputError
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.rows import Row, Task
+from tanbr.types import FloatArray
+
+
+@dataclass(frozen=True)
+class HeadLabels(LabelSpace):
+    """A label space whose columns are those of a given head, in its order: labels first, then graded tasks."""
+
+    head: tuple[str, ...] = ()
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the head's columns."""
+        return self.head
+
+    @property
+    def scales(self) -> dict[str, tuple[float, float]]:
+        """Graded task → its scale."""
+        return {task.name: task.scale for task in self.tasks if task.graded}
+
+    def check_label(self, task: str, label: str | float) -> None:
+        """Refuse a label that the task does not have."""
+        self._target(task, label)
+
+    def score(self, task: str, label: str | float, logits: FloatArray) -> float:
+        """Reward in [0, 1] of the answer in logits (columns,), as the task scores it."""
+        rows = [Row(task, "", self._target(task, label))]
+        return float(self.rewards(rows, self.answers(rows, logits[None]))[0])
+
+    def _target(self, task: str, label: str | float) -> float:
+        spec = self.task(task)
+        if spec.graded:
+            low, high = spec.scale
+            if isinstance(label, str) or not low <= label <= high:
+                raise InputError(f"the label of {task} must be a number from {low:g} to {high:g} (got {label!r})")
+            return float(label)
+        if label not in spec.labels:
+            raise InputError(f"the label of {task} must be one of {', '.join(spec.labels)} (got {label!r})")
+        return float(spec.labels.index(str(label)))
+
+
+def label_space(tasks: Sequence[Task], head: tuple[str, ...]) -> HeadLabels | None:
+    """The labels of tasks on a head; None if the head does not have them all, or has graded columns among labels."""
+    graded = [task.name for task in tasks if task.graded]
+    wanted = {label for task in tasks for label in task.labels} | set(graded)
+    fits = bool(wanted) and wanted <= set(head) and set(head[len(head) - len(graded) :]) == set(graded)
+    return HeadLabels(tuple(tasks), head) if fits and len(set(head)) == len(head) else None

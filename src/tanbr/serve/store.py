@@ -1,0 +1,305 @@
+"""What the service remembers: one SQLite file. A transaction either happened or did not, whenever the process ends.
+
+The router's and monitor's states are files beside it. `commit_slot` names the files that belong to it in the same
+transaction that says which feedback the router in them was told: no reward is lost, none counts twice.
+"""
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tanbr.errors import StateError
+from tanbr.serve.ids import KEY_BYTES, slot_of
+from tanbr.serve.records import Outcome, ServiceError
+from tanbr.types import FloatArray, to_jsonable
+
+FILE = "store.sqlite3"
+VERSION = 1
+_TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE requests (
+    id BLOB PRIMARY KEY,       -- starts with the slot, so that a slot's requests lie together
+    version INTEGER NOT NULL, time REAL NOT NULL,
+    posterior BLOB,            -- (V,) float32
+    logits BLOB,               -- (columns,) float32, if labels are to be scored
+    text TEXT                  -- JSON, if texts are to be kept
+) WITHOUT ROWID;
+CREATE TABLE feedback (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id BLOB UNIQUE NOT NULL, slot INTEGER NOT NULL,
+    source TEXT NOT NULL, task INTEGER, reward REAL NOT NULL, time REAL NOT NULL
+);
+CREATE INDEX feedback_of_slot ON feedback (slot, seq);
+CREATE TABLE measured (        -- rewards the server gave itself: sums and counts per task, JSON
+    slot INTEGER NOT NULL, source TEXT NOT NULL, sums TEXT NOT NULL, counts TEXT NOT NULL, PRIMARY KEY (slot, source)
+) WITHOUT ROWID;
+CREATE TABLE slots (
+    slot INTEGER PRIMARY KEY, decision INTEGER, version INTEGER NOT NULL, mix TEXT NOT NULL, blend TEXT NOT NULL,
+    note TEXT NOT NULL, started REAL NOT NULL, ended REAL, requests INTEGER NOT NULL DEFAULT 0, estimate TEXT,
+    unknown REAL NOT NULL DEFAULT 0, reward TEXT, counts TEXT,
+    told INTEGER NOT NULL DEFAULT 0  -- whether the router knows its feedback up to meta's `mark`
+);
+CREATE TABLE versions (
+    version INTEGER PRIMARY KEY, blend TEXT NOT NULL, created REAL NOT NULL, good INTEGER NOT NULL DEFAULT 1,
+    requests INTEGER NOT NULL DEFAULT 0, sums TEXT NOT NULL, counts TEXT NOT NULL  -- of rewards told, per task
+);
+"""
+_LOGITS = "SELECT logits FROM requests WHERE id = ?"
+_FEEDBACK = (
+    "SELECT f.seq, f.slot, f.source, f.task, f.reward, r.posterior FROM feedback f LEFT JOIN requests r ON r.id = f.id "
+    "WHERE f.seq > :after AND f.seq <= :upto ORDER BY f.seq"
+)
+_FEEDBACK_OF_SLOT = _FEEDBACK.replace("WHERE", "WHERE f.slot = :slot AND")
+_OVER = (  # slot of the request, and of the feedback, that is one too many, counted from the newest
+    ("SELECT id FROM requests ORDER BY id DESC LIMIT 1 OFFSET ?", slot_of),
+    ("SELECT slot FROM feedback ORDER BY slot DESC LIMIT 1 OFFSET ?", int),
+)
+_FORGET = tuple(f"DELETE FROM {table} WHERE slot < ?" for table in ("feedback", "measured", "slots"))  # noqa: S608
+
+
+@dataclass(frozen=True, eq=False)
+class RequestRow:
+    """One answered request."""
+
+    id: bytes
+    version: int
+    time: float
+    posterior: FloatArray  # (V,)
+    logits: FloatArray | None  # (columns,)
+    text: Any  # JSON-able, None unless texts are kept
+
+
+@dataclass(frozen=True)
+class FeedbackRow:
+    """One piece of feedback, checked and scored."""
+
+    id: bytes
+    source: str
+    task: int | None
+    reward: float
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Feedback as it is read back."""
+
+    seq: int
+    slot: int
+    source: str
+    task: int | None
+    reward: float
+    posterior: FloatArray | None  # (V,) of the request; None if that was not kept
+
+
+class Store:
+    """The file, one writer at a time, readers beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._writing, self._reading = threading.Lock(), threading.Lock()
+        path = folder / FILE
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._write = _connect(path)
+            self._read = _connect(path)
+            with self._write:
+                if not self._write.execute("SELECT 1 FROM sqlite_master").fetchone():
+                    for statement in _TABLES.split(";\n"):
+                        self._write.execute(statement)
+                    self._write.execute("INSERT INTO meta VALUES ('version', ?)", (VERSION,))
+                    self._write.execute("INSERT INTO meta SELECT 'key', randomblob(?)", (KEY_BYTES,))
+            path.chmod(0o600)  # the key that request ids are recognised by is in it
+            version = self.meta("version")
+        except (sqlite3.Error, OSError) as error:
+            raise StateError(f"{path} cannot be used ({error}); give a folder that can be written to") from None
+        if version != VERSION:
+            raise StateError(f"{path} is of version {version}, this tanbr uses {VERSION}; use the tanbr that wrote it")
+        self.oldest: int = self.meta("oldest") or 0  # slot; feedback for earlier ones is not taken
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._writing, self._reading:
+            self._read.close()
+            self._write.close()
+
+    def meta(self, key: str) -> Any:
+        """Look a setting of the file up; None if it has none."""
+        with self._reading:
+            found = self._read.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if found is None else found[0]
+
+    def check_fits(self, *, tasks: Sequence[str], experts: int) -> None:
+        """Refuse a state that was made with other tasks, or another number of experts."""
+        wanted = json.dumps({"tasks": list(tasks), "experts": experts})
+        found = self.meta("made_for")
+        if found is None:
+            self.set_meta("made_for", wanted)
+        elif found != wanted:
+            raise StateError(
+                f"{self.folder} was made for {found}, not for {wanted}; choose another folder for the state"
+            )
+
+    def set_meta(self, key: str, value: Any) -> None:
+        """Keep a setting."""
+        with self.transaction(**{key: value}):
+            pass
+
+    def add_requests(self, rows: Sequence[RequestRow]) -> None:
+        """Remember answered requests."""
+        with self.transaction() as write:
+            write.executemany(
+                "INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    (
+                        row.id,
+                        row.version,
+                        row.time,
+                        row.posterior.astype(np.float32).tobytes(),
+                        None if row.logits is None else row.logits.astype(np.float32).tobytes(),
+                        None if row.text is None else json.dumps(row.text),
+                    )
+                    for row in rows
+                ),
+            )
+
+    def add_feedback(self, rows: Sequence[FeedbackRow]) -> list[Outcome]:
+        """Take feedback in, one per id; it is on disk when this returns."""
+        outcomes: list[Outcome] = []
+        now = time.time()
+        with self.transaction() as write:
+            for row in rows:
+                done = write.execute(
+                    "INSERT OR IGNORE INTO feedback (id, slot, source, task, reward, time) VALUES (?, ?, ?, ?, ?, ?)",
+                    (row.id, slot_of(row.id), row.source, row.task, row.reward, now),
+                )
+                outcomes.append("accepted" if done.rowcount else "repeated")
+        return outcomes
+
+    def logits_of(self, ids: Sequence[bytes]) -> dict[bytes, FloatArray]:
+        """Look up the logits (columns,) of answered requests, as far as they were kept."""
+        with self._reading:
+            found = {key: self._read.execute(_LOGITS, (key,)).fetchone() for key in ids}
+        return {key: _floats(row[0]) for key, row in found.items() if row is not None and row[0] is not None}
+
+    def feedback(self, *, after: int, upto: int | None = None, slot: int | None = None) -> list[Given]:
+        """List the feedback with after < seq ≤ upto, of one slot or of all, oldest first."""
+        with self._reading:
+            rows = self._read.execute(
+                _FEEDBACK_OF_SLOT if slot is not None else _FEEDBACK,
+                {"after": after, "upto": (1 << 62) if upto is None else upto, "slot": slot},
+            ).fetchall()
+        return [
+            Given(seq, of, source, task, reward, None if posterior is None else _floats(posterior))
+            for seq, of, source, task, reward, posterior in rows
+        ]
+
+    def last_seq(self) -> int:
+        """The newest feedback's number."""
+        with self._reading:
+            return int(self._read.execute("SELECT COALESCE(MAX(seq), 0) FROM feedback").fetchone()[0])
+
+    def slots(self, *, before: int | None = None, limit: int = -1) -> list[dict[str, Any]]:
+        """Read slots, newest first, their vectors decoded."""
+        bound = (1 << 62) if before is None else before
+        return self._rows("SELECT * FROM slots WHERE slot < ? ORDER BY slot DESC LIMIT ?", (bound, limit))
+
+    def untold(self) -> list[dict[str, Any]]:
+        """Read the slots whose reward the router does not know, oldest first."""
+        return self._rows("SELECT * FROM slots WHERE NOT told ORDER BY slot", ())
+
+    def versions(self, limit: int = -1) -> list[dict[str, Any]]:
+        """Read versions, newest first."""
+        return self._rows("SELECT * FROM versions ORDER BY version DESC LIMIT ?", (limit,))
+
+    def measured(self, slot: int) -> dict[str, tuple[FloatArray, FloatArray]]:
+        """Sums and counts (V,) of the rewards that the server gave itself in a slot, by source."""
+        rows = self._rows("SELECT source, sums, counts FROM measured WHERE slot = ?", (slot,))
+        return {row["source"]: (row["sums"], row["counts"]) for row in rows}
+
+    @contextmanager
+    def transaction(self, **meta: Any) -> Iterator[sqlite3.Connection]:
+        """Do all of the block, and set the given settings, or nothing; a disk that fails is a ServiceError."""
+        with self._writing:
+            try:
+                with self._write:
+                    self._write.execute("BEGIN IMMEDIATE")
+                    yield self._write
+                    self._write.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
+            except sqlite3.Error as error:
+                raise ServiceError(f"cannot write to {self.folder / FILE} ({error}); nothing was taken in") from None
+
+    def forget(self, *, slots: int, requests: int) -> None:
+        """Drop the oldest slots, so that at most so many slots, and about so many requests, remain."""
+        with self._reading:
+            newest = self._read.execute("SELECT MAX(slot) FROM slots").fetchone()[0] or 0
+            oldest = newest - slots + 1
+            for query, slot_in in _OVER:
+                over = self._read.execute(query, (requests,)).fetchone()
+                if over is not None:
+                    oldest = max(oldest, slot_in(over[0]) + 1)
+        oldest = min(oldest, newest)  # what is being served always stays
+        if oldest <= self.oldest:
+            return
+        self.oldest = oldest
+        with self.transaction(oldest=oldest) as write:
+            write.execute("DELETE FROM requests WHERE id < ?", (oldest.to_bytes(4, "big"),))
+            for statement in _FORGET:
+                write.execute(statement, (oldest,))
+
+    def _rows(self, query: str, values: Sequence[Any]) -> list[dict[str, Any]]:
+        with self._reading:
+            cursor = self._read.execute(query, values)
+            names = [column[0] for column in cursor.description]
+            rows = cursor.fetchall()
+        decoded = []
+        for row in rows:
+            values_of = dict(zip(names, row, strict=True))
+            for name in _VECTORS & values_of.keys():
+                values_of[name] = None if values_of[name] is None else vector(values_of[name])
+            decoded.append(values_of)
+        return decoded
+
+
+def resumes(folder: Path) -> bool:
+    """Whether a folder holds a state to go on from."""
+    if not (folder / FILE).exists():
+        return False
+    store = Store(folder)
+    try:
+        return bool(store.untold())
+    finally:
+        store.close()
+
+
+_VECTORS = {"mix", "blend", "estimate", "reward", "counts", "sums"}
+
+
+def shown(values: FloatArray) -> str:
+    """Write a vector as the store does: JSON, NaN as null."""
+    return json.dumps(to_jsonable(values))
+
+
+def vector(text: str) -> FloatArray:
+    """Read a vector back."""
+    values = np.array([np.nan if value is None else value for value in json.loads(text)], dtype=np.float64)
+    values.setflags(write=False)
+    return values
+
+
+def _floats(blob: bytes) -> FloatArray:
+    return np.frombuffer(blob, dtype=np.float32).astype(np.float64)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk, not only out of the process
+    connection.execute(f"PRAGMA journal_size_limit = {16 << 20}")
+    return connection
