@@ -1,0 +1,182 @@
+// The page: asks the server every two seconds, and draws what changed.
+
+import { act, get, hasAdminToken, keepToken } from "./api.js";
+import { areas, bar, html, lines, number, percent, tree } from "./charts.js";
+
+const EVERY = 2000;
+const SHOWN = 300; // slots
+const RECENT = 10; // slots that the reward's line averages
+const $ = (id) => document.getElementById(id);
+const say = (id, text) => ($(id).textContent = text);
+
+const seen = { state: null, slots: new Map(), windows: [], nodes: { nodes: [], total: 0 } };
+
+async function refresh() {
+  try {
+    const before = seen.state;
+    const state = (seen.state = await get("/v1/state"));
+    $("sign-in").hidden = true;
+    const turned = !before || before.slot !== state.slot || before.merge_version !== state.merge_version || before.pinned !== state.pinned;
+    await fetchSlots(!before);
+    showState(state);
+    const [latency, versions, nodes] = await Promise.all([
+      get("/v1/latency"), turned ? get("/v1/versions") : null, turned ? get("/v1/tree?limit=200") : null,
+    ]);
+    seen.windows = latency.windows;
+    if (nodes) seen.nodes = nodes;
+    if (versions) showVersions(versions.versions, state);
+    draw();
+    status(state.pinned ? "held" : "live", state.pinned ? "pinned" : "live");
+  } catch (error) {
+    status("lost", error.status === 401 ? "locked" : "not reached");
+    if (error.status === 401) $("sign-in").hidden = false;
+    else if (!(error instanceof TypeError) && error.name !== "TimeoutError") console.warn(error);
+  }
+}
+
+async function fetchSlots(all) {
+  const { slots } = await get(`/v1/slots?limit=${all ? SHOWN : 20}`);
+  const oldest = slots.at(-1);
+  const gap = oldest && !all && !seen.slots.has(oldest.slot) && seen.slots.size > 0;
+  if (gap) return fetchSlots(true);
+  for (const slot of slots) seen.slots.set(slot.slot, slot);
+  const kept = [...seen.slots.values()].sort((a, b) => a.slot - b.slot).slice(-SHOWN);
+  seen.slots = new Map(kept.map((slot) => [slot.slot, slot]));
+}
+
+function showState(state) {
+  const { model } = state;
+  document.title = `tanbr · ${model.name}`;
+  say("model", `${model.name} · ${model.experts} experts at ${model.sites} sites · ${model.precision}`);
+  say("slot", state.slot);
+  say("slot-more", state.slot_requests ? `${state.requests} of ${state.slot_requests} requests` : `${state.requests} requests`);
+  say("version", state.merge_version);
+  say("version-more", state.last_merge_seconds ? `merged in ${number(1000 * state.last_merge_seconds, 0)} ms` : "");
+  const rewards = [...seen.slots.values()].map((slot) => slot.mean_reward).filter((reward) => reward !== null).slice(-RECENT);
+  say("reward", rewards.length ? number(mean(rewards)) : "–");
+  const sources = Object.entries(state.shares).map(([source, share]) => `${source} ${percent(share)}`);
+  say("reward-more", sources.join(", ") || "no feedback yet");
+  say("regret", number(state.estimated_regret));
+  $("unpin").hidden = !state.pinned;
+  $("end-slot").hidden = false;
+  $("alarms").hidden = state.alarms.length === 0;
+  $("alarms").querySelector("ul").replaceChildren(
+    ...state.alarms.map((alarm) => html("li", {}, `${ago(alarm.time)}, slot ${alarm.slot}: ${alarm.text}`)),
+  );
+}
+
+function showVersions(versions, state) {
+  const rows = versions.map((version) => {
+    const served = version.merge_version === state.merge_version;
+    const blend = version.blend.map((share, k) => [share, k]).filter(([share]) => share >= 0.005);
+    const label = blend.map(([share, k]) => `expert ${k} ${percent(share)}`).join(", ");
+    const buttons = html("td");
+    if (!served) buttons.append(action("Roll back", `Roll back to merge version ${version.merge_version}?`,
+      "It is served until the slot ends, and the router is told that its blend was bad.", "rollback", { merge_version: version.merge_version }));
+    buttons.append(action("Pin", `Pin merge version ${version.merge_version}?`,
+      "It is served until you unpin; the router chooses nothing meanwhile.", "pin", { merge_version: version.merge_version }));
+    const name = `${version.merge_version}${served ? " · served" : ""}${version.good ? "" : " · refused"}`;
+    return html("tr", { class: served ? "served" : version.good ? "" : "refused" }, html("td", {}, name), html("td", {}, bar(version.blend, label)),
+      html("td", {}, number(version.reward)), html("td", {}, version.requests), html("td", {}, ago(version.created)), buttons);
+  });
+  $("versions").tBodies[0].replaceChildren(...rows);
+}
+
+function draw() {
+  const { state } = seen;
+  if (!state) return;
+  const slots = [...seen.slots.values()];
+  const x = slots.map((slot) => `slot ${slot.slot}`);
+  const over = (names, pick) => names.map((name, i) => ({ name, values: slots.map((slot) => pick(slot)[i]) }));
+  areas($("mix"), { x, series: over(state.tasks, (slot) => slot.task_mix), label: "task mix over slots" });
+  areas($("blend"), { x, series: over(state.blend.map((_, k) => `expert ${k}`), (slot) => slot.blend), label: "blend over slots", steps: true });
+  const rewards = slots.map((slot) => slot.mean_reward);
+  const smooth = rewards.map((reward, at) => {
+    const near = rewards.slice(Math.max(0, at - RECENT + 1), at + 1).filter((value) => value !== null);
+    return reward === null && near.length === 0 ? null : mean(near);
+  });
+  const last = `mean of ${RECENT}`;
+  lines($("rewards"), { x, series: [{ name: last, values: smooth }, { name: "slot", values: rewards, dots: true, hue: 7 }], label: "reward over slots", high: 1, format: (value) => number(value, 2) });
+  const regrets = slots.map((slot) => slot.estimated_regret ?? (slot.slot === state.slot ? state.estimated_regret : null));
+  lines($("regrets"), { x, series: [{ name: "regret", values: regrets }], label: "estimated regret over slots" });
+  drawLoad();
+  tree($("tree"), seen.nodes.nodes);
+  const deepest = Math.max(0, ...seen.nodes.nodes.map((node) => node.depth));
+  const part = seen.nodes.total > seen.nodes.nodes.length ? `, the ${seen.nodes.nodes.length} most served` : "";
+  say("tree-more", `${seen.nodes.total} nodes, ${deepest} deep${part}`);
+  const events = slots.filter((slot) => slot.note).slice(-50).reverse();
+  if (events.length) $("events").replaceChildren(...events.map((slot) => html("li", {}, `slot ${slot.slot}, ${ago(slot.started)}: ${slot.note}`)));
+}
+
+function drawLoad() {
+  const { windows, state } = seen;
+  const x = windows.map((window) => new Date(1000 * window.time).toLocaleTimeString());
+  const whole = (value) => number(value, value >= 10 ? 0 : 1);
+  lines($("latencies"), { x, label: "latency", format: whole, log: true,
+    series: [{ name: "median", values: windows.map((window) => window.p50_ms) }, { name: "99th percentile", values: windows.map((window) => window.p99_ms) }] });
+  lines($("loads"), { x, label: "requests a second", format: whole, series: [{ name: "requests a second", values: windows.map((window) => window.requests / 10) }] });
+  const last = windows.findLast((window) => window.requests > 0);
+  say("latency", last ? `${whole(last.p50_ms)} ms` : "–");
+  say("latency-more", last ? `99%: ${whole(last.p99_ms)} ms` : "");
+  const past = windows.slice(-4, -1);
+  say("load", past.length ? `${whole(past.reduce((sum, window) => sum + window.requests, 0) / (10 * past.length))} /s` : "–");
+  say("load-more", `${state.queue} waiting, ${state.answered} answered`);
+}
+
+function action(name, title, says, path, body) {
+  const button = html("button", { type: "button" }, name);
+  button.onclick = () => confirm(title, says, path, body);
+  return button;
+}
+
+function confirm(title, says, path, body) {
+  const dialog = $("confirm");
+  const [form, field, wrong] = [dialog.querySelector("form"), dialog.querySelector("input"), dialog.querySelector(".wrong")];
+  dialog.querySelector("h2").textContent = title;
+  dialog.querySelector("p").textContent = says;
+  field.value = wrong.textContent = "";
+  field.required = !hasAdminToken();
+  field.parentElement.hidden = hasAdminToken();
+  form.onsubmit = async (event) => {
+    if (event.submitter.value === "cancel") return;
+    event.preventDefault();
+    try {
+      await act(path, body, field.value);
+      dialog.close();
+      seen.state = null;
+      await refresh();
+    } catch (error) {
+      wrong.textContent = error.message;
+      field.required = !hasAdminToken();
+      field.parentElement.hidden = hasAdminToken();
+    }
+  };
+  dialog.showModal();
+}
+
+function status(kind, text) {
+  $("status").className = `pill ${kind}`;
+  say("status", text);
+}
+
+function ago(time) {
+  const seconds = Math.max(0, Date.now() / 1000 - time);
+  if (seconds < 90) return `${Math.round(seconds)} s ago`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min ago`;
+  return seconds < 129600 ? `${Math.round(seconds / 3600)} h ago` : `${Math.round(seconds / 86400)} days ago`;
+}
+
+const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+
+$("sign-in").onsubmit = (event) => {
+  event.preventDefault();
+  keepToken($("token").value);
+  refresh();
+};
+$("unpin").onclick = () => confirm("Unpin?", "The router chooses again, from the next slot on.", "unpin");
+$("end-slot").onclick = () => confirm("End the slot now?", "The router learns from it and chooses the next blend.", "slot");
+new ResizeObserver(draw).observe(document.body);
+(async function watch() {
+  if (!document.hidden) await refresh();
+  setTimeout(watch, EVERY);
+})();

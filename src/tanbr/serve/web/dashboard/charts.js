@@ -1,0 +1,179 @@
+// Charts in SVG. Colours are classes, so that the style sheet can change them with the scheme; text is never markup.
+
+const NS = "http://www.w3.org/2000/svg";
+const EDGE = { top: 8, right: 6, bottom: 20, left: 36 };
+const HEIGHT = 190;
+const COLOURS = 8;
+
+export const colour = (i) => i % COLOURS;
+export const number = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+export const percent = (value) => `${Math.round(100 * value)}%`;
+
+export function svg(name, attributes = {}, ...children) {
+  const made = document.createElementNS(NS, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+export function html(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+export function swatch(i) {
+  return svg("svg", { viewBox: "0 0 10 10", "aria-hidden": "true" }, svg("rect", { width: 10, height: 10, rx: 2, class: `f${colour(i)}` }));
+}
+
+// One thin bar of a blend's shares.
+export function bar(shares, label) {
+  const drawn = svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": label });
+  let left = 0;
+  shares.forEach((share, i) => {
+    if (share > 0) drawn.append(svg("rect", { x: 100 * left, width: 100 * share, height: 10, class: `f${colour(i)}` }));
+    left += share;
+  });
+  drawn.append(svg("title", {}, label));
+  return drawn;
+}
+
+// Shares that sum to 1 at each x, one on top of another; in steps when nothing lies between two x. series: [{name, values}].
+export function areas(figure, { x, series, label, steps = false }) {
+  const frame = begin(figure, { x, label, low: 0, high: 1, format: percent });
+  if (!frame) return;
+  const outline = (values) => values.flatMap((value, at) => {
+    const [here, halfway] = [frame.px(at), (frame.px(Math.max(0, at - 1)) + frame.px(at)) / 2];
+    const [y, before] = [frame.py(value), frame.py(values[Math.max(0, at - 1)])];
+    return steps ? [`${halfway},${before}`, `${halfway},${y}`, `${here},${y}`] : [`${here},${y}`];
+  });
+  let floor = x.map(() => 0);
+  series.forEach(({ values }, i) => {
+    const roof = floor.map((under, at) => under + (values[at] ?? 0));
+    const path = [...outline(roof), ...outline(floor).reverse()].join("L");
+    frame.drawn.append(svg("path", { d: `M${path}Z`, class: `area f${colour(i)}` }));
+    floor = roof;
+  });
+  const last = (values) => percent(values.at(-1) ?? 0);
+  finish(frame, series.map(({ name, values }, i) => [i, name, last(values), (at) => percent(values[at] ?? 0)]));
+}
+
+// Lines over x; null leaves a gap. series: [{name, values, dots?, hue?}].
+export function lines(figure, { x, series, label, format = number, high, log = false }) {
+  const known = series.flatMap(({ values }) => values.filter((value) => value !== null && value !== undefined));
+  const top = high ?? nice(Math.max(...known, 1e-9));
+  const frame = begin(figure, { x: known.length ? x : [], label, low: log ? nice(Math.min(...known) / 2) : 0, high: top, format, log });
+  if (!frame) return;
+  series.forEach(({ values, dots, hue }, n) => {
+    const i = hue ?? n;
+    const present = values.map((value, at) => [at, value]).filter(([, value]) => value !== null && value !== undefined);
+    if (dots || present.length === 1) {
+      for (const [at, value] of present) frame.drawn.append(svg("circle", { cx: frame.px(at), cy: frame.py(value), r: 2, class: `dot f${colour(i)}` }));
+    }
+    if (dots) return;
+    let path = "";
+    let before = -2;
+    for (const [at, value] of present) {
+      path += `${at === before + 1 ? "L" : "M"}${frame.px(at)},${frame.py(value)}`;
+      before = at;
+    }
+    frame.drawn.append(svg("path", { d: path || "M0,0", class: `line s${colour(i)}` }));
+  });
+  const last = (values) => values.findLast((value) => value !== null && value !== undefined);
+  finish(frame, series.map(({ name, values, hue }, n) => [hue ?? n, name, format(last(values)), (at) => format(values[at])]));
+}
+
+// The search tree: depth downwards, leaves side by side. nodes: [{parent, depth, visits, value, blend}], parents first.
+export function tree(figure, nodes) {
+  if (nodes.length < 1) return nothing(figure, "this router has no tree");
+  const width = figure.clientWidth;
+  const children = nodes.map(() => []);
+  nodes.forEach((node, i) => node.parent >= 0 && children[node.parent].push(i));
+  const place = new Array(nodes.length);
+  let leaves = 0;
+  const below = [[0, false]];
+  while (below.length) {
+    const [node, seen] = below.pop();
+    if (!children[node].length) place[node] = leaves++;
+    else if (seen) place[node] = children[node].reduce((sum, child) => sum + place[child], 0) / children[node].length;
+    else below.push([node, true], ...children[node].toReversed().map((child) => [child, false]));
+  }
+  const deepest = Math.max(...nodes.map((node) => node.depth));
+  const step = deepest ? Math.min(48, 200 / deepest) : 0;
+  const px = (i) => 10 + ((place[i] + 0.5) / leaves) * (width - 20);
+  const py = (i) => 14 + step * nodes[i].depth;
+  const values = nodes.map((node) => node.value).filter((value) => value !== null);
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const most = Math.max(1, ...nodes.map((node) => node.visits));
+  const drawn = svg("svg", { height: 28 + step * deepest, role: "img", "aria-label": `search tree of ${nodes.length} nodes` });
+  nodes.forEach((node, i) => node.parent >= 0 && drawn.append(svg("path", { d: `M${px(node.parent)},${py(node.parent)}L${px(i)},${py(i)}`, class: "edge" })));
+  nodes.forEach((node, i) => {
+    const strength = node.value === null || high === low ? 0.4 : 0.12 + (0.88 * (node.value - low)) / (high - low);
+    const dot = svg("circle", { cx: px(i), cy: py(i), r: 2.5 + 5 * Math.sqrt(node.visits / most), class: "f0", "fill-opacity": strength.toFixed(2) });
+    const blend = node.blend.map((share, k) => [share, k]).filter(([share]) => share >= 0.005).map(([share, k]) => `expert ${k} ${percent(share)}`);
+    dot.append(svg("title", {}, `${blend.join(", ")}\npredicted reward ${number(node.value)}, served ${Math.round(node.visits)} times`));
+    drawn.append(dot);
+  });
+  figure.replaceChildren(drawn);
+}
+
+export function nothing(figure, text) {
+  figure.replaceChildren(html("div", { class: "nothing" }, text));
+  figure.onpointermove = figure.onpointerleave = null;
+}
+
+function begin(figure, { x, label, low, high, format, log = false }) {
+  if (!x.length) return nothing(figure, "nothing yet");
+  const width = figure.clientWidth;
+  const inner = { width: width - EDGE.left - EDGE.right, height: HEIGHT - EDGE.top - EDGE.bottom };
+  const px = (at) => +(EDGE.left + (x.length > 1 ? (at / (x.length - 1)) * inner.width : inner.width / 2)).toFixed(1);
+  const scale = log ? (value) => Math.log(value / low) / Math.log(high / low) : (value) => (value - low) / (high - low);
+  const py = (value) => +(EDGE.top + (1 - Math.min(1, Math.max(0, scale(value)))) * inner.height).toFixed(1);
+  const drawn = svg("svg", { height: HEIGHT, role: "img", "aria-label": label });
+  for (const tick of log ? decades(low, high) : [0, 0.25, 0.5, 0.75, 1].map((part) => low + part * (high - low))) {
+    drawn.append(svg("line", { x1: EDGE.left, x2: width - EDGE.right, y1: py(tick), y2: py(tick), class: "grid" }));
+    drawn.append(svg("text", { x: EDGE.left - 5, y: py(tick) + 4, "text-anchor": "end" }, format(tick)));
+  }
+  drawn.append(svg("text", { x: EDGE.left, y: HEIGHT - 4 }, x[0]));
+  if (x.length > 1) drawn.append(svg("text", { x: width - EDGE.right, y: HEIGHT - 4, "text-anchor": "end" }, x.at(-1)));
+  return { figure, x, px, py, drawn, width };
+}
+
+function finish({ figure, x, px, drawn, width }, entries) {
+  const legend = html("ul", { class: "legend" });
+  for (const [i, name, value] of entries) legend.append(html("li", {}, swatch(i), `${name} `, html("b", {}, value)));
+  const cursor = svg("line", { y1: EDGE.top, y2: HEIGHT - EDGE.bottom, class: "cursor", visibility: "hidden" });
+  drawn.append(cursor);
+  const tip = html("div", { class: "tip", hidden: "" });
+  figure.replaceChildren(drawn, legend, tip);
+  figure.onpointermove = (event) => {
+    const left = event.clientX - figure.getBoundingClientRect().left;
+    const at = Math.max(0, Math.min(x.length - 1, Math.round(((left - EDGE.left) / (width - EDGE.left - EDGE.right)) * (x.length - 1))));
+    cursor.setAttribute("x1", px(at));
+    cursor.setAttribute("x2", px(at));
+    cursor.setAttribute("visibility", "visible");
+    const rows = entries.map(([i, name, , value]) => html("li", {}, swatch(i), `${name} `, html("b", {}, value(at))));
+    tip.replaceChildren(html("div", {}, x[at]), html("ul", { class: "legend" }, ...rows));
+    tip.hidden = false;
+    const room = width - tip.offsetWidth;
+    tip.style.left = `${Math.max(0, Math.min(room, px(at) > width / 2 ? px(at) - tip.offsetWidth - 10 : px(at) + 10))}px`;
+  };
+  figure.onpointerleave = () => {
+    tip.hidden = true;
+    cursor.setAttribute("visibility", "hidden");
+  };
+}
+
+function decades(low, high) {
+  const ticks = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
+    for (const step of high / low > 30 ? [1] : [1, 2, 5]) ticks.push(step * 10 ** power);
+  }
+  return ticks.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
+}
+
+function nice(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].find((step) => step * power >= value * 0.999) * power;
+}
