@@ -4,6 +4,7 @@ Matena, Raffel: Merging Models with Fisher-Weighted Averaging. NeurIPS 2022. The
 Fisher matrix on held-out rows of the expert's own task, in expectation over the labels that the expert would give.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,24 +18,40 @@ FLOOR = 1e-6  # of information, relative to its mean: where no expert knows anyt
 
 
 def fisher(moe: Moe, probes: Probes) -> Any:
-    """Merge the experts into a dense model: θ = Σ_k F_k θ_k / Σ_k F_k.
-
-    Each expert's F has a mean of 1 in every tensor: an expert that is often in doubt has large gradients, and would
-    otherwise rule those that are sure.
-    """
-    merged = moe.dense()
-    total: dict[str, Tensor] = {}
-    weighted: dict[str, Tensor] = {}
+    """Merge the experts into a dense model."""
+    means: dict[str, FisherMean] = defaultdict(FisherMean)
     for model, own in experts_alone(moe, probes):
         for name, information in diagonal(model, linears(moe, model), own).items():
-            mean = information.mean()
-            share = information / mean + FLOOR if mean > 0 else torch.ones_like(information)
-            total[name] = total.get(name, 0) + share
-            weighted[name] = weighted.get(name, 0) + share * model.get_parameter(name).detach()
+            means[name].add(model.get_parameter(name).detach(), information)
+    merged = moe.dense()
     with torch.no_grad():
-        for name, share in total.items():
-            merged.get_parameter(name).copy_(weighted[name] / share)
+        for name, mean in means.items():
+            merged.get_parameter(name).copy_(mean.value)
     return merged
+
+
+class FisherMean:
+    """One tensor's Σ_k F_k θ_k / Σ_k F_k, element by element.
+
+    Each expert's F is scaled to a mean of 1: one that is often in doubt has large gradients everywhere, and would
+    otherwise rule those that are sure.
+    """
+
+    def __init__(self) -> None:
+        self._weighted: Tensor | int = 0
+        self._total: Tensor | int = 0
+
+    def add(self, parameter: Tensor, information: Tensor) -> None:
+        """Take in an expert's parameter θ_k and its information F_k, of one shape."""
+        mean = information.mean()
+        share = information / mean + FLOOR if mean > 0 else torch.ones_like(information)
+        self._weighted = self._weighted + share * parameter
+        self._total = self._total + share
+
+    @property
+    def value(self) -> Tensor:
+        """The mean of what was taken in."""
+        return torch.as_tensor(self._weighted / self._total)
 
 
 def diagonal(model: Any, layers: Mapping[str, nn.Linear], probes: Sequence[Probe]) -> dict[str, Tensor]:

@@ -3,7 +3,9 @@
 Jin, Ren, Preotiuc-Pietro, Cheng: Dataless Knowledge Fusion by Merging Weights of Language Models. ICLR 2023.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,26 +19,42 @@ RIDGE = 1e-6  # relative to the mean of the diagonal: inputs that no expert has 
 
 
 def regmean(moe: Moe, probes: Probes, *, shrinkage: float = SHRINKAGE) -> Any:
-    """Merge the experts into a dense model: Wᵀ = (Σ_k G_k)⁻¹ Σ_k G_k W_kᵀ per linear layer; biases are averaged.
-
-    G_k is the mean of x xᵀ over expert k's own inputs x, off its diagonal times `shrinkage`.
-    """
-    merged = moe.dense()  # all that is not a linear layer's weight stays averaged
-    total: dict[str, Tensor] = {}  # (in, in)
-    weighted: dict[str, Tensor] = {}  # (in, out)
+    """Merge the experts into a dense model; all that is not a linear layer's weight is averaged, biases too."""
+    regressions: dict[str, Regression] = defaultdict(partial(Regression, shrinkage))
     for model, own in experts_alone(moe, probes):
         layers = linears(moe, model)
         for name, gram in grams(model, layers, own).items():
-            part = shrinkage * gram + (1 - shrinkage) * gram.diagonal().diag()
-            total[name] = total.get(name, 0) + part
-            weighted[name] = weighted.get(name, 0) + part @ layers[name].weight.detach().double().T
+            regressions[name].add(layers[name].weight.detach(), gram)
+    merged = moe.dense()
     with torch.no_grad():
         for name, layer in linears(moe, merged).items():
-            ridge = RIDGE * total[name].diagonal().mean()
-            left = total[name] + ridge * torch.eye(len(total[name]))
-            right = weighted[name] + ridge * layer.weight.double().T  # which is still the average
-            layer.weight.copy_(torch.linalg.solve(left, right).T)
+            layer.weight.copy_(regressions[name].solve(layer.weight))
     return merged
+
+
+class Regression:
+    """One linear layer's Wᵀ = (Σ_k G_k)⁻¹ Σ_k G_k W_kᵀ, which minimises Σ_k mean ‖W x − W_k x‖² over expert k's x.
+
+    G_k is the mean of x xᵀ, off its diagonal times `shrinkage`.
+    """
+
+    def __init__(self, shrinkage: float = SHRINKAGE) -> None:
+        self._shrinkage = shrinkage
+        self._left: Tensor | int = 0  # (in, in)
+        self._right: Tensor | int = 0  # (in, out)
+
+    def add(self, weight: Tensor, gram: Tensor) -> None:
+        """Take in an expert's weight (out, in) and the Gram matrix (in, in) of its inputs."""
+        part = self._shrinkage * gram + (1 - self._shrinkage) * gram.diagonal().diag()
+        self._left = self._left + part
+        self._right = self._right + part @ weight.to(part).T
+
+    def solve(self, average: Tensor) -> Tensor:
+        """Solve for the merged weight (out, in); `average` is what unseen directions of the input get."""
+        left, right = torch.as_tensor(self._left), torch.as_tensor(self._right)
+        ridge = RIDGE * left.diagonal().mean()
+        eye = torch.eye(len(left), dtype=left.dtype)
+        return torch.linalg.solve(left + ridge * eye, right + ridge * average.to(left).T).T
 
 
 @torch.no_grad()
