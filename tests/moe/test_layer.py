@@ -119,6 +119,33 @@ def test_gated_merging_of_weights(site, x) -> None:
     torch.testing.assert_close(site(x), expected)
 
 
+@pytest.mark.parametrize("top_k", [1, 3, K])
+def test_products_compute_what_merged_weights_do(site, x, top_k) -> None:
+    site.routing = TokenRouting(top_k, mix="weights")
+    expected = site(x)
+    site.routing = TokenRouting(top_k, mix="products")
+    torch.testing.assert_close(site(x), expected)
+
+
+def test_probabilities_can_be_made_to_sum_to_one(site, x) -> None:
+    site.routing = TokenRouting(2, normalise=True)
+    for row, y in zip(x.flatten(0, 1), site(x).flatten(0, 1), strict=True):
+        logits, chosen = site.gate(row).topk(2)
+        expected = sum(p * site.one(row, int(k)) for p, k in zip(logits.softmax(0), chosen, strict=True))
+        torch.testing.assert_close(y, expected)
+
+
+def test_only_real_tokens_speak_for_a_sequence(site, x) -> None:
+    real = torch.tensor([[1, 1, 0]] * (N - 1) + [[0, 0, 0]])
+    site.routing = SequenceRouting(K, mix="weights", real=real)
+    expected = [site.merged(row, site.gate(row[:2].mean(0)).softmax(-1)) for row in x[:-1]]
+    torch.testing.assert_close(site(x)[:-1], torch.stack(expected))
+    torch.testing.assert_close(site(x)[-1], site.merged(x[-1], torch.full((K,), 1 / K)))  # nothing to go by
+    site.routing = SequenceRouting(real=real[:, :2])
+    with pytest.raises(InputError, match="one flag a token"):
+        site(x)
+
+
 @pytest.mark.parametrize("experts", [[0, 1, 2, 3, 0, 1, 2, 3], [3, 3, 0, 1, 3, 0, 3, 3]], ids=["equal", "unequal"])
 def test_gradients_are_those_of_the_loop(site, x, experts) -> None:
     site.routing = TaskRouting(torch.tensor(experts))
