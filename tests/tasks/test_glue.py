@@ -1,11 +1,14 @@
 """GLUE's folders are read as they are, and what is wrong with them is said."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tanbr.errors import DataError
 from tanbr.tasks import glue
+from tanbr.tasks.rows import Row
 
 FILES = {
     "CoLA": ["s1\t1\t\tThe cat sat.", 's2\t0\t*\tCat the "sat.'],
@@ -99,3 +102,34 @@ def test_what_is_missing(folder: Path, tmp_path: Path) -> None:
     (folder / "RTE" / "train.tsv").write_bytes(b"index\tsentence1\tsentence2\tlabel\n0\t\xff\tb\tentailment\n")
     with pytest.raises(DataError, match="not UTF-8"):
         glue.load(folder, tasks=["RTE"])
+
+
+def test_train_is_divided_once_and_for_all(folder: Path) -> None:
+    rewrite(folder, "SST-2", ["sentence\tlabel", *(f"film {number}\t1" for number in range(50))])
+    train, held = glue.divided(folder, tasks=["SST-2"])
+    texts = [row.text for row in train["SST-2"]], [row.text for row in held["SST-2"]]
+    assert [len(part) for part in texts] == [40, 10]
+    assert sorted(texts[0] + texts[1]) == sorted(f"film {number}" for number in range(50))
+    assert texts[1] == [row.text for row in glue.divided(folder, tasks=["SST-2"])[1]["SST-2"]]
+    assert texts[1] != [row.text for row in glue.divided(folder, tasks=["SST-2"], seed=1)[1]["SST-2"]]
+    with pytest.raises(DataError, match="share held back"):
+        glue.divided(folder, held=1.0)
+
+
+def test_the_hub_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match=r"pip install 'tanbr\[hub\]'"):
+        glue.load("hub")
+
+
+def test_rows_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(repository: str, name: str, *, split: str) -> list[dict[str, object]]:
+        asked.append((repository, name, split))
+        return [{"premise": " It rains. ", "hypothesis": "It is dry.", "label": 2, "idx": 0}]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    rows = glue.load("hub", tasks=["MNLI"], split="dev")["MNLI"]
+    assert rows == [Row("MNLI", ("It rains.", "It is dry."), 2.0)]
+    assert asked == [("nyu-mll/glue", "mnli", "validation_matched")]

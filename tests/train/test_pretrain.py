@@ -1,113 +1,95 @@
+"""Training from a dense checkpoint, end to end on tiny models; interrupted, it ends in the same weights."""
+
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tanbr.config import PretrainConfig
-from tanbr.errors import StateError
-from tanbr.experiments import embedded
-from tanbr.moe.text import TextEncoder
-from tanbr.tasks import tiny
-from tanbr.tasks.metrics import LabelSpace
-from tanbr.train.ancestor import aligned
-from tanbr.train.batches import Batches
-from tanbr.train.objectives import Classification
-
-SMALL = PretrainConfig(
-    hidden_size=16,
-    ffn_size=16,
-    layers=1,
-    heads=2,
-    train_rows=60,
-    batch=2,
-    ancestor_steps=4,
-    steps=6,
-    warmup=2,
-    save_every=2,
-)
-space = LabelSpace(tiny.TASKS)
-encoder = TextEncoder(embedded.word_tokenizer(max_length=64), max_length=64)
-objective = Classification(space, encoder)
+from tanbr.baselines.switch import Switch
+from tanbr.errors import CheckpointError
+from tanbr.experiments import glue_moe
+from tanbr.train.checkpoints import prepare
+from tanbr.train.curve import Curve
+from tanbr.train.pretrain import batch_sizes
+from train import small
 
 
 class Stopped(Exception):
     pass
 
 
-def train(
-    out: Path, *, stop_at: tuple[str, int] | None = None, config: PretrainConfig = SMALL
-) -> list[tuple[str, int]]:
-    seen: list[tuple[str, int]] = []
-
+def train(dense: Path, out: Path, *, stop_at: int | None = None, **options: Any) -> Path:
     def report(phase: str, done: int, total: int, note: str) -> None:
-        seen.append((phase, done))
-        if (phase, done) == stop_at:
+        if phase != "rows" and done == stop_at:
             raise Stopped
 
-    embedded.train(config, out=out, report=report, command="test", survey_rows=2, survey_blends=1)
-    return seen
+    return glue_moe.train(
+        small.CONFIG, dense=dense, rows=small.TRAIN, held=small.HELD, out=out, report=report, **options
+    )
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("whole")
-    train(out)
-    return out
-
-
-def test_the_model_and_its_survey_are_written(whole: Path) -> None:
-    weights = load_file(whole / "model" / "model.safetensors")
-    assert weights["bert.encoder.layer.0.intermediate.dense.weight"].shape == (8, 16, 16)
-    experts = weights["bert.encoder.layer.0.output.dense.weight"]
-    assert not torch.equal(experts[0], experts[1])  # each learnt its own task
-    assert (whole / "model" / "tokenizer.json").exists()
-    assert (whole / "model" / "survey.json").exists()
-
-
-@pytest.mark.parametrize("stop_at", [("ancestor", 3), ("experts", 5)])
-def test_an_interrupted_run_resumes_to_the_same_weights(whole: Path, tmp_path: Path, stop_at: tuple[str, int]) -> None:
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+def test_an_interrupted_run_ends_in_the_same_weights_and_curve(kind: str, tmp_path: Path) -> None:
+    dense = small.DENSE[kind](tmp_path / "dense")
+    whole = train(dense, tmp_path / "whole", workers=2)
     with pytest.raises(Stopped):
-        train(tmp_path, stop_at=stop_at)
-    resumed = train(tmp_path)
-    phase, step = stop_at
-    assert (phase, step - 1) not in resumed  # saved every second step
-    for name, value in load_file(whole / "model" / "model.safetensors").items():
-        torch.testing.assert_close(load_file(tmp_path / "model" / "model.safetensors")[name], value, rtol=0, atol=0)
+        train(dense, tmp_path / "halved", stop_at=5)
+    halved = train(dense, tmp_path / "halved", workers=1)  # the number of workers changes nothing
+    weights, again = (load_file(folder / "model.safetensors") for folder in (whole, halved))
+    assert weights.keys() == again.keys()
+    for name, value in weights.items():
+        assert torch.equal(value, again[name]), name
+    assert (tmp_path / "whole/model.jsonl").read_text() == (tmp_path / "halved/model.jsonl").read_text()
+    steps, figures = Curve(tmp_path / "whole/model.jsonl").series("figure", "RTE")
+    assert steps[:1] == [2]
+    assert all(0 <= figure <= 1 for figure in figures)
+    frozen = "bert.embeddings.word_embeddings.weight" if kind == "bert" else "shared.weight"
+    assert torch.equal(weights[frozen], load_file(tmp_path / "whole/start/model.safetensors")[frozen])
+    experts = next(value for name, value in weights.items() if value.dim() == 3)
+    assert not torch.equal(experts[0], experts[1])
+    assert train(dense, tmp_path / "whole") == whole  # finished: nothing to do
 
 
-def test_a_state_of_other_settings_is_refused(whole: Path) -> None:
-    with pytest.raises(StateError, match="belongs to a run with other settings"):
-        train(whole, config=SMALL.model_copy(update={"expert_rate": 1e-5}))
+def test_a_batch_grows_with_a_tasks_rows() -> None:
+    assert batch_sizes({"a": [None] * 10, "b": [None] * 90}, small.CONFIG) == [2, 6]  # type: ignore[dict-item]
 
 
-def test_a_corrupt_state_is_refused(tmp_path: Path) -> None:
+def test_gates_learn_with_token_routing_and_resume(tmp_path: Path) -> None:
+    dense = small.bert(tmp_path / "dense")
+    whole = load_file(train(dense, tmp_path / "whole", gates=Switch) / "model.safetensors")
     with pytest.raises(Stopped):
-        train(tmp_path, stop_at=("ancestor", 3))
-    state = tmp_path / "ancestor.state"
-    state.write_bytes(state.read_bytes()[:200])
-    with pytest.raises(StateError, match="is corrupt"):
-        train(tmp_path)
+        train(dense, tmp_path / "halved", gates=Switch, stop_at=3)
+    again = load_file(train(dense, tmp_path / "halved", gates=Switch) / "model.safetensors")
+    for name, value in whole.items():
+        assert torch.equal(value, again[name]), name
+    assert json.loads((tmp_path / "whole/model/config.json").read_text())["router"]
+    assert any(name.endswith("gate.weight") for name in whole)
 
 
-def test_batches_hold_every_task_and_depend_on_the_step_alone() -> None:
-    rows = {task.name: tiny.generate(task.name, 20, seed=0) for task in tiny.TASKS}
-    batches = Batches(rows, objective=objective, sizes=[3] * 8, seed=0)
-    one, other = batches.at(5), batches.at(5)
-    assert one.tasks.tolist() == [v for v in range(8) for _ in range(3)]
-    assert torch.equal(one.inputs["input_ids"], other.inputs["input_ids"])
-    assert not torch.equal(one.inputs["input_ids"], batches.at(6).inputs["input_ids"])
-    assert one.inputs["attention_mask"].any(dim=0).all()  # no column is padding alone
+def test_what_cannot_be_trained_from(tmp_path: Path) -> None:
+    def start(dense: Path) -> None:
+        prepare(dense, small.SPACE, tmp_path / "start", max_length=16, seed=0)
+
+    with pytest.raises(CheckpointError, match="nowhere"):
+        start(tmp_path / "nowhere")
+    dense = small.bert(tmp_path / "bert")
+    small.tokenizer(words=[f"v{i}" for i in range(100)]).save_pretrained(dense)
+    with pytest.raises(CheckpointError, match=r"tokenizer in .* has 103 words but the model only 64"):
+        start(dense)
+    (dense / "config.json").write_text((dense / "config.json").read_text().replace('"bert"', '"roberta"'))
+    with pytest.raises(CheckpointError, match="must be a BERT or a T5"):
+        start(dense)
+    assert not (tmp_path / "start").exists()
 
 
-def test_alignment_marks_words_whose_meaning_is_in_the_other_text() -> None:
-    inputs = encoder([("the dog found the apple .", "the dog discovered a pear ."), "the dog is funny"])
-    vocabulary = encoder.tokenizer.get_vocab()
-    meanings = embedded.meanings(encoder)
-    labels = aligned(inputs, meanings)
-    #                  [CLS] the dog found the apple . [SEP] the dog discovered a pear . [SEP]
-    assert labels[0].tolist() == [-1, 1, 1, 1, 1, 0, 1, -1, 1, 1, 1, 0, 0, 1, -1]
-    assert (labels[1] == -1).all()  # no pair, nothing to align
-    assert meanings[vocabulary["found"]] == meanings[vocabulary["purchase"]] or True
-    assert meanings[vocabulary["found"]] == meanings[vocabulary["discovers"]]
-    assert meanings[vocabulary["found"]] != meanings[vocabulary["bought"]]
+def test_a_curve_forgets_what_comes_after_a_step(tmp_path: Path) -> None:
+    curve = Curve(tmp_path / "curve.jsonl")
+    for step in (1, 2, 3):
+        curve.add(step, "loss", {"a": step / 2})
+    with curve.path.open("a") as file:
+        file.write('{"step": 4, "lo')  # torn off
+    curve.rewind(2)
+    assert curve.series("loss", "a") == ([1, 2], [0.5, 1.0])

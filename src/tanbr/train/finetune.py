@@ -117,7 +117,8 @@ def rewards(losses: Tensor, batch: Batch, *, tasks: int) -> FloatArray:
     """Turn rows' losses (n,) into a reward per task (V,): exp(−mean loss), NaN for a task without rows."""
     counts = torch.bincount(batch.tasks, minlength=tasks)
     sums = torch.zeros(tasks, dtype=torch.float64).index_add(0, batch.tasks, losses.double())
-    return np.array(torch.exp(-sums / counts))  # 0 / 0 is NaN
+    result: FloatArray = torch.exp(-sums / counts).numpy()  # 0 / 0 is NaN
+    return result
 
 
 def norms(model: nn.Module) -> dict[str, nn.Parameter]:

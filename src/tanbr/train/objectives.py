@@ -129,7 +129,7 @@ class Objective(ABC):
         for chunk in torch.split(pool.lengths.argsort(), size):
             batch = pool.take(chunk)
             with serving(batch.inputs):
-                answers[chunk] = self.answers(model, [rows[i] for i in chunk.tolist()], batch)
+                answers[chunk.numpy()] = self.answers(model, [rows[i] for i in chunk.tolist()], batch)
         return figure(self.space.task(rows[0].task), np.array([row.target for row in rows]), answers)
 
 

@@ -84,7 +84,7 @@ def train_experts(
         look=look,
     )
     run.train()
-    return experts.export(ancestor, out)
+    return out if out.exists() else experts.export(ancestor, out)
 
 
 def groups(

@@ -60,4 +60,4 @@ def train_gates(
         state=out.with_suffix(".state"),
         report=report,
     ).train()
-    return write(moe, ancestor, out)
+    return out if out.exists() else write(moe, ancestor, out)

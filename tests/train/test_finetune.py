@@ -1,0 +1,113 @@
+"""Norms are tuned and the router learns; nothing else moves, and an interruption changes nothing."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tanbr.baselines import FixedBlend, RandomBlend
+from tanbr.baselines.rl import Reinforce
+from tanbr.baselines.smear import Smear
+from tanbr.baselines.switch import Switch
+from tanbr.config import FinetuneConfig
+from tanbr.errors import InputError
+from tanbr.merge import open as open_moe
+from tanbr.router import Tanbr
+from tanbr.train.batches import Batches
+from tanbr.train.checkpoints import load, prepare, upcycled, write
+from tanbr.train.finetune import GatedLearner, Learner, MergedLearner, finetune, norms, rewards
+from tanbr.train.objectives import Batch, objective_of
+from train import small
+
+CONFIG = FinetuneConfig(steps=6, batch=6, warmup=1, save_every=2, log_every=2, norm_rate=1e-2, gate_rate=1e-2)
+MIXES = np.random.default_rng(0).dirichlet(np.ones(3), CONFIG.steps)
+
+
+@pytest.fixture(scope="module", params=["bert", "t5"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    start = prepare(small.DENSE[request.param](folder / "dense"), small.SPACE, folder / "start", max_length=16, seed=0)
+    moe = upcycled(start, experts=3)
+    with torch.no_grad():
+        for name, weight in moe.named_parameters():
+            if weight.dim() == 3:
+                weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name)))
+    return write(moe, start, folder / "moe")
+
+
+def tune(checkpoint: Path, learner: Learner, state: Path, *, stop_at: int | None = None) -> Learner:
+    objective = objective_of(learner.model.config, small.SPACE, small.ENCODER)
+    batches = Batches(small.TRAIN, objective=objective, sizes=[1] * 3, seed=0)
+
+    def report(phase: str, done: int, total: int, loss: float) -> None:
+        if done == stop_at:
+            raise KeyboardInterrupt
+
+    finetune(learner, batches, MIXES, objective=objective, config=CONFIG, state=state, report=report)
+    return learner
+
+
+def merged(checkpoint: Path) -> MergedLearner:
+    return MergedLearner(open_moe(checkpoint), Tanbr(3, 3, seed=0))
+
+
+def test_only_norms_move_and_the_loss_falls(checkpoint: Path, tmp_path: Path) -> None:
+    learner = MergedLearner(open_moe(checkpoint), FixedBlend(3, 3))
+    before = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    tuned = norms(learner.model)
+    objective = objective_of(learner.model.config, small.SPACE, small.ENCODER)
+    everything = objective.encode([row for rows in small.TRAIN.values() for row in rows])
+    first = objective.row_losses(learner.model, everything).mean().item()
+    tune(checkpoint, learner, tmp_path / "state")
+    assert objective.row_losses(learner.model, everything).mean().item() < first
+    for name, value in learner.model.state_dict().items():
+        assert torch.equal(value, before[name]) == (name not in tuned), name
+
+
+def test_an_interrupted_run_resumes_with_the_same_norms_and_router(checkpoint: Path, tmp_path: Path) -> None:
+    whole = tune(checkpoint, merged(checkpoint), tmp_path / "whole.state")
+    with pytest.raises(KeyboardInterrupt):
+        tune(checkpoint, merged(checkpoint), tmp_path / "halved.state", stop_at=5)
+    again = tune(checkpoint, merged(checkpoint), tmp_path / "halved.state")
+    for one, other in zip(whole.norms, again.norms, strict=True):
+        assert torch.equal(one, other)
+    assert isinstance(whole, MergedLearner)
+    assert isinstance(again, MergedLearner)
+    asked = [learner.router.ask([0.2, 0.5, 0.3]) for learner in (whole, again)]
+    assert asked[0].id == asked[1].id == CONFIG.steps
+    assert np.array_equal(asked[0].blend, asked[1].blend)
+    assert (tmp_path / "whole.jsonl").read_text() == (tmp_path / "halved.jsonl").read_text()
+
+
+@pytest.mark.parametrize("rival", [Switch, Reinforce, Smear])
+def test_rivals_train_their_gates_and_the_norms(checkpoint: Path, tmp_path: Path, rival: Any) -> None:
+    learner = GatedLearner(rival(load(checkpoint), seed=0))
+    before = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    tune(checkpoint, learner, tmp_path / "state")
+    moved = {name for name, value in learner.model.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved - set(norms(learner.model)) == {name for name in before if name.endswith("gate.weight")}
+    assert set(norms(learner.model)) <= moved
+
+
+def test_the_reward_is_the_mean_probability_of_the_right_answer() -> None:
+    batch = Batch(inputs={}, truth={}, tasks=torch.tensor([0, 0, 2]))
+    losses = -torch.log(torch.tensor([0.9, 0.4, 0.25]))
+    assert np.allclose(rewards(losses, batch, tasks=3), [0.6, np.nan, 0.25], equal_nan=True)
+    assert rewards(torch.tensor([0.0, 0.0, 1e4]), batch, tasks=3)[2] == 0.0  # and never outside [0, 1]
+
+
+class Astray(RandomBlend):
+    """A third-party router that does not keep to the simplex."""
+
+    def ask(self, task_mix: Any) -> Any:
+        return SimpleNamespace(id=0, blend=np.array([0.9, 0.9, -0.8]))
+
+
+def test_a_blend_out_of_range_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    learner = MergedLearner(open_moe(checkpoint), Astray(3, 3))
+    with pytest.raises(InputError, match="blend must not be negative"):
+        tune(checkpoint, learner, tmp_path / "state")
+    assert not (tmp_path / "state").exists()
