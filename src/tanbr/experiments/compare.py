@@ -8,7 +8,7 @@ import numpy as np
 
 from tanbr.serve.loop import SlotLoop
 from tanbr.tasks.metrics import LabelSpace
-from tanbr.tasks.traffic import Slot, Traffic
+from tanbr.tasks.traffic import Slot, Stream
 from tanbr.types import FloatArray, SlotMix, SlotRecord, Text, to_jsonable
 
 
@@ -92,18 +92,25 @@ def _standard_error(values: FloatArray) -> float:
 
 def compare(
     loops: dict[str, SlotLoop],
-    traffic: Traffic,
+    traffic: Stream,
     *,
     space: LabelSpace,
     best: str,
     report: Callable[[Comparison, Slot], None] | None = None,
+    collect: Callable[[Slot, FloatArray], None] | None = None,
 ) -> Comparison:
-    """Run every method's loop over the same requests; `report` sees the comparison so far after every slot."""
+    """Run every method's loop over the same requests.
+
+    `report` sees the comparison so far after every slot, `collect` each method's answers (n,) to a slot.
+    """
     result = Comparison(mixes=traffic.mixes, records={method: [] for method in loops}, best=best)
     for slot in traffic:
 
         def score(logits: FloatArray, slot: Slot = slot) -> tuple[FloatArray, FloatArray]:
-            return space.slot_reward(slot.rows, space.rewards(slot.rows, space.answers(slot.rows, logits)))
+            answers = space.answers(slot.rows, logits)
+            if collect:
+                collect(slot, answers)
+            return space.slot_reward(slot.rows, space.rewards(slot.rows, answers))
 
         for method, loop in loops.items():
             result.records[method].append(loop.run(slot.texts, score))

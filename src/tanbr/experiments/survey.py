@@ -4,16 +4,21 @@ It finds the best fixed blend (a strong rival) and the best blend for a known mi
 whether a checkpoint makes the problem real at all.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tanbr.errors import DataError
+from tanbr.experiments.answers import check_head, model_for
+from tanbr.experiments.corpus import Corpus
+from tanbr.experiments.replay import Replay
 from tanbr.files import write_atomically
+from tanbr.merge import Moe
 from tanbr.serve.engine import Engine
 from tanbr.tasks.metrics import LabelSpace, figure
 from tanbr.tasks.rows import Row
@@ -27,6 +32,19 @@ class Survey:
     blends: FloatArray  # (N, K); the K one-hot blends first, then the uniform one
     rewards: FloatArray  # (N, V)
     figures: FloatArray  # (N, V) the tasks' own metrics
+    rows: int = 1  # held-out rows a task behind each of them
+    tasks: tuple[str, ...] = ()
+    model_sha256: str = ""  # of the checkpoint; "" where it is not known
+
+    @property
+    def counts(self) -> FloatArray:
+        """How many rows stand behind each reward (N, V)."""
+        return np.full_like(self.rewards, self.rows)
+
+    @property
+    def digest(self) -> str:
+        """Tell surveys apart."""
+        return hashlib.sha256(self.blends.tobytes() + self.rewards.tobytes()).hexdigest()[:16]
 
     @property
     def best_fixed(self) -> Blend:
@@ -51,7 +69,7 @@ class Survey:
 
     def save(self, path: Path, **about: Any) -> None:
         """Write the survey, with what it is `about`, as JSON."""
-        values = {**about, "blends": self.blends, "rewards": self.rewards, "figures": self.figures}
+        values = {**vars(self), **about}
         write_atomically(path, json.dumps(to_jsonable(values)) + "\n")
 
     @classmethod
@@ -59,9 +77,30 @@ class Survey:
         """Read what `save` wrote."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            return cls(*(np.array(values[name], dtype=np.float64) for name in ("blends", "rewards", "figures")))
+            blends, rewards, figures = (np.array(values[n], dtype=float) for n in ("blends", "rewards", "figures"))
+            return cls(
+                blends, rewards, figures, rows=int(values.get("rows", 1)),
+                tasks=tuple(values.get("tasks", ())), model_sha256=str(values.get("model_sha256", "")),
+            )  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} holds no survey ({error}); measure it again with `tanbr survey`") from None
+
+    def check(self, moe: Moe, corpus: Corpus, path: Path) -> "Survey":
+        """Refuse a survey of another checkpoint or of other tasks than these."""
+        names = tuple(task.name for task in corpus.tasks)
+        if self.model_sha256 not in ("", fingerprint(moe)):
+            raise DataError(f"{path} was made with other weights than {moe.path}; measure it again with `tanbr survey`")
+        if self.tasks not in ((), names) or self.blends.shape[1] != moe.num_experts:
+            raise DataError(
+                f"{path} is about {', '.join(self.tasks)}, not {', '.join(names)}; pass the data's own survey"
+            )
+        return self
+
+
+def fingerprint(moe: Moe) -> str:
+    """SHA-256 of a checkpoint's weights."""
+    digests = [file.digest() for file in moe.checkpoint.files]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def candidates(experts: int, *, random: int = 143, seed: int = 0) -> FloatArray:
@@ -74,7 +113,7 @@ def candidates(experts: int, *, random: int = 143, seed: int = 0) -> FloatArray:
 
 
 def survey(
-    engine: Engine,
+    model: Engine | Replay,
     rows: Mapping[str, Sequence[Row]],
     *,
     space: LabelSpace,
@@ -83,15 +122,65 @@ def survey(
 ) -> Survey:
     """Serve all rows with every blend; `report` hears how many blends are done."""
     everything = [row for task in space.tasks for row in rows[task.name]]
+    own = [np.array([row.task == task.name for row in everything]) for task in space.tasks]
+    targets = np.array([row.target for row in everything])
     rewards, figures = np.empty((2, len(blends), len(space.tasks)))
     for n, blend in enumerate(blends):
-        engine.swap(blend)
-        answers = space.answers(everything, engine.logits([row.text for row in everything]))
-        rewards[n], _ = space.slot_reward(everything, space.rewards(everything, answers))
-        for v, task in enumerate(space.tasks):
-            own = [i for i, row in enumerate(everything) if row.task == task.name]
-            targets = np.array([everything[i].target for i in own])
-            figures[n, v] = figure(task, targets, answers[own])
+        model.swap(blend)
+        answers = space.answers(everything, model.logits([row.text for row in everything]))
+        rewards[n], counts = space.slot_reward(everything, space.rewards(everything, answers))
+        figures[n] = [figure(task, targets[of], answers[of]) for task, of in zip(space.tasks, own, strict=True)]
         if report:
             report(n + 1, len(blends))
-    return Survey(blends=blends, rewards=rewards, figures=figures)
+    return Survey(blends, rewards, figures, rows=int(counts.min()), tasks=tuple(task.name for task in space.tasks))
+
+
+STRETCH = 10  # blends between two saves
+
+
+def survey_to(
+    path: Path,
+    moe: Moe,
+    corpus: Corpus,
+    *,
+    blends: int,
+    rows: int,
+    command: str,
+    report: Callable[[int, int], None] | None = None,
+) -> Survey:
+    """Survey a checkpoint's blends on held rows and save it; interrupted and started again, it goes on."""
+    model, wanted, held = model_for(moe), candidates(moe.num_experts)[:blends], corpus.first_held(rows)
+    check_head(model, corpus.space)
+    about = {"command": command, "data": corpus.name}
+    partial = path.with_name(f"{path.name}.partial")
+    done = _resumed(partial, moe, corpus, wanted, rows)
+    for start in range(len(done.blends) if done else 0, len(wanted), STRETCH):
+        stretch = wanted[start : start + STRETCH]
+        fresh = survey(model, held, space=corpus.space, blends=stretch)
+        fresh = replace(fresh, model_sha256=fingerprint(moe))
+        done = fresh if done is None else _joined(done, fresh)
+        done.save(partial, **about)
+        if report:
+            report(len(done.blends), len(wanted))
+    assert done is not None  # noqa: S101 - at least one blend is wanted
+    done.save(path, **about)
+    partial.unlink(missing_ok=True)
+    return done
+
+
+def _resumed(partial: Path, moe: Moe, corpus: Corpus, wanted: FloatArray, rows: int) -> Survey | None:
+    if not partial.exists():
+        return None
+    done = Survey.load(partial).check(moe, corpus, partial)
+    if done.rows != rows or not np.allclose(done.blends, wanted[: len(done.blends)]):
+        raise DataError(f"{partial} belongs to a survey of other blends or rows; delete it to start again")
+    return done
+
+
+def _joined(left: Survey, right: Survey) -> Survey:
+    return replace(
+        left,
+        blends=np.concatenate([left.blends, right.blends]),
+        rewards=np.concatenate([left.rewards, right.rewards]),
+        figures=np.concatenate([left.figures, right.figures]),
+    )

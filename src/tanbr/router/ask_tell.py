@@ -98,19 +98,26 @@ class AskTell:
         del self._open[asked.id]
         self._told.append(Told(asked, checked, weights, terms))
 
-    def warm_start(self, blends: ArrayLike, rewards: ArrayLike) -> None:
-        """Learn from blends (n, K) and rewards (n, V) of earlier, NaN where unseen; any number of active experts."""
+    def warm_start(self, blends: ArrayLike, rewards: ArrayLike, counts: ArrayLike | None = None) -> None:
+        """Learn from blends (n, K) and rewards (n, V) of earlier, NaN where unseen; any number of active experts.
+
+        `counts` (n, V) are the requests behind each reward; one where a task was seen, if None.
+        """
         try:
             xs, rs = np.array(blends, dtype=np.float64), np.array(rewards, dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise InputError(f"blends and rewards must be tables of numbers ({error})") from None
         if xs.ndim != 2 or rs.ndim != 2 or len(xs) != len(rs):
             raise InputError(f"blends and rewards must be tables of equal length (got {xs.shape} and {rs.shape})")
-        rows = [
-            (as_blend(x, experts=self.experts), as_reward(r, tasks=self.tasks)) for x, r in zip(xs, rs, strict=True)
-        ]
-        for blend, reward in rows:
-            self._policy.warm_start(blend, reward, as_counts(None, reward=reward))
+        if counts is not None and np.shape(counts) != rs.shape:
+            raise InputError(f"counts must be a table like rewards, {rs.shape} (got shape {np.shape(counts)})")
+        behind = [None] * len(rs) if counts is None else list(np.asarray(counts))
+        rows = []
+        for x, r, c in zip(xs, rs, behind, strict=True):
+            reward = as_reward(r, tasks=self.tasks)
+            rows.append((as_blend(x, experts=self.experts), reward, as_counts(c, reward=reward)))
+        for blend, reward, weights in rows:
+            self._policy.warm_start(blend, reward, weights)
 
     def explain(self, decision: Decision | int) -> Terms:
         """Return the terms of the bound with which an open or remembered decision was chosen."""

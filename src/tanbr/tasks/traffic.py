@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -24,6 +25,19 @@ class Slot:
     def texts(self) -> list[Text]:
         """What the server sees."""
         return [row.text for row in self.rows]
+
+
+class Stream(Protocol):
+    """Slots of requests whose mixes are known to those who may know: drawn (`Traffic`) or recorded (`trace.Trace`)."""
+
+    @property
+    def mixes(self) -> FloatArray:
+        """The mix of every slot (slots, V)."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Slot]: ...
 
 
 def mixes(

@@ -1,0 +1,206 @@
+"""`tanbr simulate` and `tanbr survey`."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.progress import TaskID
+from rich.table import Table
+
+from tanbr.cli.display import console, progress
+from tanbr.errors import ConfigError
+from tanbr.tasks import traffic as traffics
+
+if TYPE_CHECKING:
+    from tanbr.experiments.simulate import Outcome
+    from tanbr.experiments.standings import Standings
+
+app = typer.Typer()
+
+Checkpoint = Annotated[
+    Path | None, typer.Argument(help="Folder of the MoE checkpoint; the embedded model if left out.")
+]
+Data = Annotated[Path | None, typer.Option(help="GLUE's folder; the embedded model's generated tasks if left out.")]
+DEFAULT_METHODS = "tanbr,average,best-fixed,random,best-per-slot"
+
+
+def _command() -> str:
+    words = [word.rsplit("/", 1)[-1] if word.startswith("/") else word for word in sys.argv[1:]]
+    return shlex.join(["tanbr", *words])  # no place of this machine
+
+
+@app.command(
+    epilog="Examples:\n\n    tanbr simulate\n\n"
+    "    tanbr simulate glue-moe/ --data glue/ --methods tanbr,tanbr+survey,average,nucb --seeds 0,1,2 --workers 2"
+)
+def simulate(
+    checkpoint: Checkpoint = None,
+    data: Data = None,
+    methods: Annotated[
+        str,
+        typer.Option(help="Names by comma; +probes, +survey, +oracle after one that learns; package.module:Router."),
+    ] = DEFAULT_METHODS,
+    traffic: Annotated[
+        str, typer.Option(help=f"How the task mix moves: {', '.join(traffics.KINDS)}; or trace:FILE.")
+    ] = "dirichlet",
+    alpha: Annotated[float, typer.Option(help="How even the mixes are; small is one task at a time.")] = 0.3,
+    period: Annotated[int, typer.Option(min=1, help="Slots from one drawn mix to the next.")] = 40,
+    slots: Annotated[int, typer.Option(min=1, help="How many slots to serve.")] = 200,
+    requests: Annotated[int, typer.Option(min=1, help="Requests in a slot.")] = 64,
+    pool: Annotated[int, typer.Option(min=1, help="Most rows a task that requests are drawn from.")] = 1_500,
+    seeds: Annotated[str, typer.Option(help="Seeds of stream, monitor and routers, by comma.")] = "0",
+    oracle_mix: Annotated[bool, typer.Option("--oracle-mix", help="Tell every router the true mix.")] = False,
+    warm_start: Annotated[
+        Literal["none", "probes", "survey"],
+        typer.Option(help="What routers know before the first slot: K+1 probes, or all surveyed blends."),
+    ] = "none",
+    survey: Annotated[
+        Path | None, typer.Option(help="What `tanbr survey` wrote; survey.json beside the weights if left out.")
+    ] = None,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Leave GLUE's dev alone: requests from held-back train rows.")
+    ] = False,
+    record: Annotated[Path | None, typer.Option(help="Also write the first seed's stream to this file.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")] = 1,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="TOML file with settings that differ from the defaults.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for results; what is there already is not run again.")] = Path(
+        "out/simulate"
+    ),
+) -> None:
+    """Compare methods on one stream of untagged requests; interrupted and started again, it goes on."""
+    from tanbr.experiments import methods as registry
+    from tanbr.experiments.online_report import write
+    from tanbr.experiments.simulate import Study
+    from tanbr.experiments.simulate import simulate as run
+    from tanbr.experiments.standings import Standings
+    from tanbr.moe import embedded
+    from tanbr.tasks import trace
+
+    names = [m.name for m in registry.methods(methods.split(","), warm_start=warm_start, oracle=oracle_mix)]
+    folder = checkpoint or embedded.path()
+    beside = folder / "survey.json"
+    study = Study(
+        checkpoint=folder, data=data, traffic=traffic, alpha=alpha, period=period, slots=slots, requests=requests,
+        pool=pool, rehearse=rehearse, survey=survey or (beside if beside.is_file() else None), config=config,
+    )  # fmt: skip
+    numbers = _numbers(seeds)
+    corpus = study.corpus()
+    streams = {seed: study.stream(corpus, seed) for seed in numbers}
+    if record is not None:
+        trace.record(record, streams[numbers[0]], tasks=corpus.tasks)
+    with _Watch(jobs=len(names) * len(numbers), slots=len(streams[numbers[0]])) as watch:
+        outcomes = run(study, names, numbers, out=out, workers=workers, watch=watch, finished=watch.finished)
+    mixes = {seed: stream.mixes for seed, stream in streams.items()}
+    standings = Standings.of(outcomes, tasks=[task.name for task in corpus.tasks], mixes=mixes)
+    for table in tables(standings):
+        console.print(table)
+    written = write(out, standings, command=_command(), facts=outcomes[0].facts)
+    console.print(f"figures: {written}")
+
+
+@app.command(
+    epilog="Examples:\n\n    tanbr survey\n\n"
+    "    tanbr survey glue-moe/ --data glue/ --blends 120 --rows 60 --out survey.json"
+)
+def survey(
+    checkpoint: Checkpoint = None,
+    data: Data = None,
+    blends: Annotated[int, typer.Option(min=1, max=180, help="How many blends to try.")] = 120,
+    rows: Annotated[int, typer.Option(min=2, help="Held-back rows of every task.")] = 60,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Use the half of the held-back rows that `simulate --rehearse` leaves.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("out/survey.json"),
+) -> None:
+    """Measure what a checkpoint's blends are worth on held-out rows; interrupted and started again, it goes on."""
+    import torch
+
+    from tanbr.experiments.simulate import Study
+    from tanbr.experiments.survey import survey_to
+    from tanbr.moe import embedded
+
+    torch.set_num_threads(1)
+    bench = Study(checkpoint=checkpoint or embedded.path(), data=data, rehearse=rehearse).bench()
+    with progress("blends") as bar:
+        line = bar.add_task("surveying", total=blends, note="")
+        found = survey_to(
+            out, bench.moe, bench.corpus, blends=blends, rows=rows, command=_command(),
+            report=lambda done, total: bar.update(line, completed=done, total=total),
+        )  # fmt: skip
+    K = bench.moe.num_experts
+    table = Table("task", "best expert alone", "uniform blend", "best fixed blend", title="the task's metric")
+    best = found.rewards.mean(axis=1).argmax()
+    for v, task in enumerate(bench.corpus.tasks):
+        cells = (found.figures[:K, v].max(), found.figures[min(K, len(found.blends) - 1), v], found.figures[best, v])
+        table.add_row(task.name, *(f"{cell:.3f}" for cell in cells))
+    console.print(table)
+    for alpha in (0.1, 0.3, 1.0):
+        stakes = found.stakes(alpha)
+        console.print(
+            f"Dirichlet({alpha}): best per mix {stakes['best_per_mix']:.3f}, best fixed {stakes['best_fixed']:.3f}, "
+            f"uniform {stakes['uniform']:.3f}"
+        )
+    console.print(f"survey: {out}")
+
+
+class _Watch:
+    """A bar for all jobs and one for each that runs; a line for each that is done where there is no terminal."""
+
+    def __init__(self, *, jobs: int, slots: int) -> None:
+        self._bars = progress()
+        self._slots = slots
+        self._all = self._bars.add_task("all runs", total=jobs, note="")
+        self._running: dict[tuple[int, str], TaskID] = {}
+
+    def __enter__(self) -> "_Watch":
+        self._bars.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bars.__exit__(*error)  # type: ignore[arg-type]
+
+    def __call__(self, seed: int, method: str, done: int, reward: float) -> None:
+        """Show how far a job is."""
+        job = seed, method
+        if job not in self._running:
+            self._running[job] = self._bars.add_task(f"{method} (seed {seed})", total=self._slots, note="")
+        self._bars.update(self._running[job], completed=done, note=f"reward {reward:.3f}")
+
+    def finished(self, outcome: "Outcome", was_there: bool) -> None:
+        """Show that a job is done."""
+        bar = self._running.pop((outcome.seed, outcome.method), None)
+        if bar is not None:
+            self._bars.remove_task(bar)
+        self._bars.advance(self._all)
+        reward = sum(r.total_reward for r in outcome.records) / len(outcome.records)
+        how = "kept" if was_there else f"{outcome.seconds / len(outcome.records):.2f} s a slot"
+        self._bars.console.print(f"{outcome.method:18} seed {outcome.seed}   reward {reward:.3f}   {how}")
+
+
+def tables(standings: "Standings") -> list[Table]:
+    """Lay out rewards, paired differences and the tasks' own metrics."""
+    from tanbr.experiments.online_report import lay_out
+
+    result = []
+    for title, header, rows in lay_out(standings):
+        table = Table(*header, title=title, title_justify="left")
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for row in rows:
+            table.add_row(*row, style="bold blue" if row[0] == standings.hero else "")
+        result.append(table)
+    return result
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        numbers = [int(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 0:
+        raise ConfigError(f"--seeds must be whole numbers from 0, as 0,1,2 (got {text!r})")
+    return list(dict.fromkeys(numbers))

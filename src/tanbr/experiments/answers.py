@@ -1,0 +1,150 @@
+"""Answers that are computed once: a text answered under a blend is remembered, whichever method asked.
+
+Fixed merges cost their pool of texts once instead of every slot; a router that returns to a blend pays for new texts
+only. What methods see is what `serve.Engine` would have answered.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+from torch import nn
+
+from tanbr.errors import CheckpointError
+from tanbr.experiments.replay import Replay
+from tanbr.merge import Moe
+from tanbr.serve.engine import Engine
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.types import Blend, FloatArray, Text, as_blend
+
+
+@dataclass(frozen=True)
+class Now:
+    """What answers."""
+
+    version: int
+
+
+class Server(Protocol):
+    """What the slot loop needs of an engine."""
+
+    @property
+    def live(self) -> Any:
+        """What answers, with its merge `version`."""
+        ...
+
+    def swap(self, blend: ArrayLike, **_: Any) -> int:
+        """Serve a blend (K,); the merge version that now answers."""
+        ...
+
+    def logits(self, texts: Sequence[Text]) -> FloatArray:
+        """Answer texts: (n, columns)."""
+        ...
+
+
+class Answers:
+    """One model for all methods, and every answer it has given."""
+
+    def __init__(self, moe: Moe) -> None:
+        self.experts = moe.num_experts
+        self.model = model_for(moe)
+        self.kept: dict[str, nn.Module] = {}  # merges that are no blend, by name
+        self._known: dict[bytes | str, dict[Text, FloatArray]] = {}
+        self._held: bytes | str | None = None  # what the model holds now
+
+    def of(self, what: Blend | str, texts: Sequence[Text]) -> FloatArray:
+        """Answer texts with a blend (K,), or with a merge that is kept under a name: (n, columns)."""
+        key = what if isinstance(what, str) else what.tobytes()
+        known = self._known.setdefault(key, {})
+        new = list(dict.fromkeys(text for text in texts if text not in known))
+        if new:
+            if key != self._held:
+                self._held = None  # an exception on the way leaves the model in doubt
+                self._hold(what)
+                self._held = key
+            known.update(zip(new, self.model.logits(new), strict=True))
+        return np.array([known[text] for text in texts]).reshape(len(texts), len(self.model.columns))
+
+    def _hold(self, what: Blend | str) -> None:
+        if not isinstance(what, str):
+            self.model.swap(what)
+        elif isinstance(self.model, Replay):
+            self.model.put(self.kept[what])
+        else:
+            raise CheckpointError("merges that are no blend can be compared for BERT-MoE checkpoints only")
+
+
+class Blended:
+    """A method's own view of the answers: the blend that its router chose last."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._blend = as_blend(np.full(answers.experts, 1 / answers.experts), experts=answers.experts)
+        self.live = Now(0)
+
+    def swap(self, blend: ArrayLike, **_: Any) -> int:
+        """Answer by a blend (K,) from now on."""
+        wanted = as_blend(blend, experts=self._answers.experts)
+        if not (self.live.version and np.array_equal(wanted, self._blend)):
+            self._blend, self.live = wanted, Now(self.live.version + 1)
+        return self.live.version
+
+    def logits(self, texts: Sequence[Text]) -> FloatArray:
+        """Answer texts: (n, columns)."""
+        return self._answers.of(self._blend, texts)
+
+
+class Unmoved:
+    """A server that heeds no router."""
+
+    live = Now(1)
+
+    def swap(self, blend: ArrayLike, **_: Any) -> int:  # noqa: ARG002
+        """Stay."""
+        return self.live.version
+
+
+class Merged(Unmoved):
+    """A merge that is no blend."""
+
+    def __init__(self, answers: Answers, key: str) -> None:
+        self._answers, self._key = answers, key
+
+    def logits(self, texts: Sequence[Text]) -> FloatArray:
+        """Answer texts: (n, columns)."""
+        return self._answers.of(self._key, texts)
+
+
+class Tagged(Unmoved):
+    """The un-merged MoE told every request's task: expert v answers task v, as under `moe.layer.TaskRouting`.
+
+    One expert a request is the dense model of that expert's one-hot blend, so no un-merged model is needed.
+    """
+
+    def __init__(self, answers: Answers, expert_of: Mapping[Text, int]) -> None:
+        self._answers, self._expert_of = answers, expert_of
+
+    def logits(self, texts: Sequence[Text]) -> FloatArray:
+        """Answer each text with its task's own expert: (n, columns)."""
+        experts = np.array([self._expert_of[text] for text in texts], dtype=np.intp)
+        answers = np.empty((len(texts), len(self._answers.model.columns)))
+        for expert in np.unique(experts):
+            own = np.flatnonzero(experts == expert).tolist()
+            answers[own] = self._answers.of(np.eye(self._answers.experts)[expert], [texts[i] for i in own])
+        return answers
+
+
+def model_for(moe: Moe) -> Replay | Engine:
+    """Build the quickest model for asking the same texts of many blends."""
+    return Replay(moe) if moe.family.model_type == "bert_moe" else Engine(moe)
+
+
+def check_head(model: Replay | Engine, space: LabelSpace) -> None:
+    """Refuse a model whose head does not answer in the label space of the data."""
+    if model.columns != space.columns:
+        raise CheckpointError(
+            f"{model.moe.path} answers {', '.join(model.columns[:8])}, but the data's labels are "
+            f"{', '.join(space.columns)}; pass the data it was trained on (--data), or another checkpoint"
+        )

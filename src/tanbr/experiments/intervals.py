@@ -1,0 +1,52 @@
+"""Confidence intervals of slot rewards: over slots by blocks, because neighbours are alike, and over seeds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from tanbr.types import FloatArray
+
+BLOCK = 20  # slots that are resampled together
+DRAWS = 2_000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over seeds and slots, and where it lies with 95% confidence."""
+
+    mean: float
+    low: float  # blocks of slots resampled within each seed
+    high: float
+    seeds: tuple[float, ...]  # each seed's own mean
+    over_seeds: float  # half the width of Student's interval over the seeds' means; NaN for a single seed
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} ± {(self.high - self.low) / 2:.3f}"
+
+    @property
+    def points(self) -> str:
+        """A difference, in points."""
+        return f"{100 * self.mean:+.1f} ± {50 * (self.high - self.low):.1f}"
+
+
+def interval(series: Sequence[FloatArray], *, block: int = BLOCK, seed: int = 0) -> Interval:
+    """Average one series of slot values per seed, each (T,), slots without a value (NaN) left out."""
+    values = [one[~np.isnan(one)] for one in series]
+    means = np.array([one.mean() for one in values])
+    rng = np.random.default_rng(seed)
+    drawn = np.mean([_block_means(one, min(block, len(one)), rng) for one in values], axis=0)  # (DRAWS,)
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    half = float("nan")
+    if len(means) > 1:
+        half = float(stats.t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means)))
+    return Interval(float(means.mean()), float(low), float(high), tuple(map(float, means)), half)
+
+
+def _block_means(values: FloatArray, block: int, rng: np.random.Generator) -> FloatArray:
+    """Means of series put together from blocks that start anywhere and wrap around (circular bootstrap) (DRAWS,)."""
+    count = -(-len(values) // block)
+    sums = np.cumsum(np.concatenate([[0.0], values, values[: block - 1]]))
+    of_block = (sums[block:] - sums[:-block]) / block  # (T,) mean of the block that starts at each slot
+    return np.asarray(of_block[rng.integers(len(of_block), size=(DRAWS, count))].mean(axis=1))

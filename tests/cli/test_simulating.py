@@ -1,0 +1,45 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def tanbr(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    script = Path(sys.executable).with_name("tanbr")
+    return subprocess.run([script, *arguments], capture_output=True, text=True, cwd=cwd, timeout=240)
+
+
+def test_simulate_leaves_figures_tables_and_pictures(tmp_path: Path) -> None:
+    done = tanbr(
+        "simulate", "--slots", "4", "--requests", "8", "--methods", "average,tags", "--record", "t.jsonl", "--out", "o",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert {file.name for file in (tmp_path / "o").iterdir()} == {
+        "runs", "simulate.json", "results.md", "reward.png", "regret.png", "slots.png", "mix.png", "blend.png",
+        "tasks.png",
+    }  # fmt: skip
+    figures = json.loads((tmp_path / "o" / "simulate.json").read_text())
+    assert figures["command"].startswith("tanbr simulate --slots 4")
+    assert figures["methods"]["tags"]["reward"]["mean"] > figures["methods"]["average"]["reward"]["mean"]
+    assert len((tmp_path / "t.jsonl").read_text().splitlines()) == 32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--methods", "tambr"), "did you mean 'tanbr'"),
+        (("--traffic", "chaotic"), "unknown kind of traffic 'chaotic'"),
+        (("--traffic", "trace:none.jsonl"), "cannot read the trace none.jsonl"),
+        (("--seeds", "one"), "--seeds must be whole numbers"),
+        (("--data", "none"), "no GLUE folder at none"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    done = tanbr("simulate", *arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

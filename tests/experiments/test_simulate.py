@@ -1,0 +1,149 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tanbr.errors import DataError, InputError, StateError
+from tanbr.experiments import simulate as simulating
+from tanbr.experiments.corpus import generated
+from tanbr.experiments.simulate import Outcome, Study, place, simulate
+from tanbr.experiments.survey import Survey, survey_to
+from tanbr.merge import Moe
+from tanbr.moe import embedded
+from tanbr.tasks import trace
+from tanbr.types import Decision
+
+NAMES = ["tanbr", "tanbr+oracle", "average", "best-fixed", "tags", "best-per-slot"]
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return Study(embedded.path(), slots=12, requests=24, survey=embedded.path() / "survey.json")
+
+
+@pytest.fixture(scope="module")
+def done(study: Study, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Outcome]]:
+    out = tmp_path_factory.mktemp("simulate")
+    return out, simulate(study, NAMES, [0, 3], out=out)
+
+
+def test_every_method_sees_the_same_requests(done: tuple[Path, list[Outcome]]) -> None:
+    _, outcomes = done
+    assert [(o.seed, o.method) for o in outcomes] == [(seed, name) for seed in (0, 3) for name in NAMES]
+    for seed in (0, 3):
+        counts = [[r.counts.tolist() for r in o.records] for o in outcomes if o.seed == seed]
+        assert all(one == counts[0] for one in counts)
+    rewards = {o.method: np.mean([r.total_reward for r in o.records]) for o in outcomes if o.seed == 0}
+    assert rewards["tags"] > rewards["best-per-slot"] > rewards["average"] - 0.05
+    assert rewards["tags"] > 0.85
+
+
+def test_what_is_there_is_not_run_again(study: Study, done: tuple[Path, list[Outcome]], monkeypatch) -> None:
+    out, outcomes = done
+    place(out, 3, "average").unlink()
+    ran: list[str] = []
+    play = simulating.play
+    monkeypatch.setattr(simulating, "play", lambda *job: ran.append(job[3]) or play(*job))
+    again = simulate(study, NAMES, [0, 3], out=out)
+    assert ran == ["average"]
+    for one, other in zip(outcomes, again, strict=True):
+        assert [r.reward.tolist() for r in one.records].__repr__() == [
+            r.reward.tolist() for r in other.records
+        ].__repr__()
+        np.testing.assert_array_equal(one.figures, other.figures)
+
+
+def test_results_of_other_settings_are_not_mixed(study: Study, done: tuple[Path, list[Outcome]]) -> None:
+    out, _ = done
+    with pytest.raises(StateError, match="belongs to a run with other settings"):
+        simulate(replace(study, alpha=0.1), ["average"], [0], out=out)
+    facts = json.loads(place(out, 0, "tanbr").read_text())["facts"]
+    assert "/" not in json.dumps(facts)  # no place of a machine
+
+
+def test_two_processes_give_what_one_gives(study: Study, done: tuple[Path, list[Outcome]], tmp_path: Path) -> None:
+    few = simulate(study, ["tanbr", "average"], [0], out=tmp_path, workers=2)
+    for one in few:
+        assert place(tmp_path, 0, one.method).exists()
+        other = next(o for o in done[1] if (o.seed, o.method) == (0, one.method))
+        np.testing.assert_allclose([r.blend for r in one.records], [r.blend for r in other.records], atol=1e-3)
+
+
+class Crooked:
+    """A third party's router that leaves the simplex in its third slot."""
+
+    def __init__(self, experts: int, tasks: int, *, seed: int) -> None:
+        self.experts, self.asked = experts, 0
+
+    def ask(self, task_mix: np.ndarray) -> Decision:
+        self.asked += 1
+        return Decision(self.asked, np.asarray(task_mix), np.full(self.experts, 0.125 if self.asked < 3 else 0.3))
+
+    def tell(self, *_: object) -> None: ...
+
+    def save(self, path: object) -> None: ...
+
+
+def test_a_bad_router_is_named_and_costs_the_others_nothing(study: Study, tmp_path: Path) -> None:
+    crooked = f"{__name__}:Crooked"
+    with pytest.raises(InputError, match=r"Crooked, seed 0, slot 2: blend must sum to 1 \(got 2.4\)"):
+        simulate(study, [crooked, "average"], [0], out=tmp_path)
+    assert [file.name for file in (tmp_path / "runs").iterdir()] == ["seed0-average.json"]
+
+
+def test_a_trace_is_replayed(study: Study, done: tuple[Path, list[Outcome]], tmp_path: Path) -> None:
+    corpus = generated()
+    trace.record(tmp_path / "t.jsonl", study.stream(corpus, 0), tasks=corpus.tasks)
+    replayed = replace(study, traffic=f"trace:{tmp_path / 't.jsonl'}")
+    [average] = simulate(replayed, ["average"], [0], out=tmp_path)
+    drawn = next(o for o in done[1] if (o.seed, o.method) == (0, "average"))
+    np.testing.assert_allclose([r.reward for r in average.records], [r.reward for r in drawn.records])
+
+
+def test_what_needs_a_survey_says_so(study: Study, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="tanbr survey"):
+        simulate(replace(study, survey=None), ["best-fixed"], [0], out=tmp_path)
+
+
+def test_a_corrupt_result_is_named(study: Study, tmp_path: Path) -> None:
+    place(tmp_path, 0, "average").parent.mkdir()
+    place(tmp_path, 0, "average").write_text('{"seed": 0}')
+    with pytest.raises(StateError, match="is no result of simulate"):
+        simulate(study, ["average"], [0], out=tmp_path)
+
+
+def test_a_survey_goes_on_where_it_stopped(moe: Moe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = generated()
+    path = tmp_path / "s.json"
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        survey_to(path, moe, corpus, blends=12, rows=4, command="x", report=stop)
+    assert not path.exists()
+    seen: list[int] = []
+    whole = survey_to(path, moe, corpus, blends=12, rows=4, command="x", report=lambda done, _: seen.append(done))
+    assert seen == [12]  # the first ten were there
+    assert [file.name for file in tmp_path.iterdir()] == ["s.json"]
+    loaded = Survey.load(path)
+    np.testing.assert_allclose(loaded.rewards, whole.rewards)
+    assert loaded.rows == 4
+    loaded.check(moe, corpus, path)
+    with pytest.raises(DataError, match="made with other weights"):
+        replace(loaded, model_sha256="0").check(moe, corpus, path)
+    with pytest.raises(DataError, match="is about a, b"):
+        replace(loaded, tasks=("a", "b")).check(moe, corpus, path)
+
+
+def test_a_warm_start_counts_the_rows_behind_a_survey(study: Study) -> None:
+    bench = study.bench()
+    cold, warm = (
+        simulating.methods([name])[0].loop(bench, mixes=np.eye(8)[:1], seed=0) for name in ("tanbr", "tanbr+survey")
+    )
+    mix = np.full(8, 1 / 8)
+    assert cold.router.ask(mix).blend.tolist() == [1 / 8] * 8  # the opening starts with the even blend
+    chosen = warm.router.ask(mix)
+    assert warm.router.explain(chosen).uncertainty < 0.6 * cold.router.explain(0).uncertainty  # type: ignore[attr-defined]
