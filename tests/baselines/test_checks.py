@@ -65,8 +65,8 @@ def test_vector_gp_matches_the_textbook_posterior():
     blends, rewards = rng.dirichlet(np.ones(3), 6), rng.random((6, 2))
     router.warm_start(blends, rewards)
     policy = router._policy
-    kernel = module._kernel(blends, blends) + module.NOISE**2 * np.eye(6)
-    cross = module._kernel(policy.candidates, blends)
+    kernel = module.matern(blends, blends) + module.NOISE**2 * np.eye(6)
+    cross = module.matern(policy.candidates, blends)
     assert np.allclose(policy.inverse, np.linalg.inv(kernel))
     assert np.allclose(policy.gain, np.einsum("nt,nt->n", cross @ np.linalg.inv(kernel), cross))
 

@@ -18,9 +18,7 @@ def test_merges_by_hand() -> None:
     x = torch.tensor([[[1.0, 6.0, 0.0], [-1.0, 0.0, 6.0]]])
     token, sequence = Smear(model), Smear(model, per="sequence")
     token.trained()[0].data = gate
-    p = torch.tensor([3.0, 0.0]).softmax(dim=0)[
-        0
-    ]  # chance that the first token is doubled; the second's: 1 − p
+    p = torch.tensor([3.0, 0.0]).softmax(dim=0)[0]  # chance that the first token is doubled; the second's: 1 − p
     with token.serving(ONES):
         expected = torch.stack([(2 * p - (1 - p)) * x[0, 0], (2 * (1 - p) - p) * x[0, 1]])
         torch.testing.assert_close(model(x)[0], expected)

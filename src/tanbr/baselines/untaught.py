@@ -13,13 +13,10 @@ from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix, as_blend
 
 
 class _Untaught:
-    """A policy without anything that changes."""
+    """A policy without anything that changes; how to choose is for its children to say."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
-
-    def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:
-        raise NotImplementedError
 
     def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:
         """Learn nothing."""

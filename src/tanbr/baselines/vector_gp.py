@@ -14,7 +14,8 @@ WIDTH = 0.7  # of the Matérn-5/2 kernel, in Euclidean distance between blends
 CANDIDATES = 1000
 
 
-def _kernel(left: FloatArray, right: FloatArray) -> FloatArray:
+def matern(left: FloatArray, right: FloatArray) -> FloatArray:
+    """Prior covariance of the rewards of blends (n, K) and (m, K): (n, m)."""
     squared = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2.0 * (left @ right.T)
     r = np.sqrt(5.0 * np.maximum(squared, 0.0)) / WIDTH
     return np.asarray(VARIANCE * (1.0 + r + r * r / 3.0) * np.exp(-r))
@@ -44,13 +45,13 @@ class _Policy:
     def warm_start(self, blend: Blend, reward: Reward, counts: Counts) -> None:
         if not counts.any():
             return
-        row = _kernel(blend[None], self.blends)[0]  # (t,)
+        row = matern(blend[None], self.blends)[0]  # (t,)
         predicted = CENTRE + row @ self.inverse @ (self.rewards - CENTRE)
         solved = self.inverse @ row
         left = 1.0 / (VARIANCE + NOISE**2 - row @ solved)  # Schur complement of the new row
         corner = -left * solved
         self.inverse = np.block([[self.inverse + left * np.outer(solved, solved), corner[:, None]], [corner, left]])
-        fresh = _kernel(self.candidates, blend[None])[:, 0]
+        fresh = matern(self.candidates, blend[None])[:, 0]
         self.gain += left * (fresh - self.cross @ solved) ** 2
         self.cross = np.column_stack([self.cross, fresh])
         self.blends = np.vstack([self.blends, blend])
