@@ -227,6 +227,9 @@ class PretrainConfig(RunConfig):
     patience: int = Field(default=4, ge=1)
     """Looks without a better figure after which a task keeps its best expert and leaves the training."""
 
+    final_rows: int = Field(default=400, ge=2)
+    """Rows a task of GLUE's dev that the trained model is scored on in the end."""
+
     hidden_size: int = Field(default=96, ge=8)
     """Width D of an ancestor that is trained from nothing (preset tiny), as are the next ones."""
     layers: int = Field(default=3, ge=1)
@@ -285,7 +288,7 @@ class RewardConfig(Section):
     """Share of requests that the un-merged MoE answers too, when `shadow` is on."""
     settle_slots: int = Field(default=1, ge=0)
     """Slots that must end after a slot before the router is told its reward; what comes later is told apart."""
-    least_count: float = Field(default=0.5, gt=0)
+    least_count: float = Field(default=0.1, gt=0)
     """A task that fewer requests than this speak for in a slot is unseen."""
 
 
@@ -400,9 +403,12 @@ MINILM = PretrainConfig(
 """Of `tanbr pretrain --preset minilm`: an hour on two busy cores."""
 
 FLAN_T5 = MINILM.model_copy(
-    update={"train_rows": 3_000, "batch": 4, "batch_growth": 0.1, "steps": 300, "expert_rate": 5e-4, "look_every": 100}
-)
-"""Of `tanbr pretrain --preset flan-t5`: a quarter of an hour."""
+    update={
+        "train_rows": 2_000, "batch": 7, "batch_growth": 0.1, "steps": 120, "warmup": 10, "expert_rate": 5e-4,
+        "shared_rate": 2e-4, "look_every": 60, "look_rows": 48, "save_every": 60, "final_rows": 150,
+    }
+)  # fmt: skip
+"""Of `tanbr pretrain --preset flan-t5`: a quarter of an hour on two cores."""
 
 
 class Config(Section):

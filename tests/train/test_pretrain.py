@@ -28,7 +28,7 @@ def train(dense: Path, out: Path, *, stop_at: int | None = None, **options: Any)
 
     return glue_moe.train(
         small.CONFIG, dense=dense, rows=small.TRAIN, held=small.HELD, out=out, report=report, **options
-    )
+    )[0]
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5"])
@@ -51,6 +51,15 @@ def test_an_interrupted_run_ends_in_the_same_weights_and_curve(kind: str, tmp_pa
     experts = next(value for name, value in weights.items() if value.dim() == 3)
     assert not torch.equal(experts[0], experts[1])
     assert train(dense, tmp_path / "whole") == whole  # finished: nothing to do
+
+
+def test_the_trained_model_is_scored_on_unseen_rows(tmp_path: Path) -> None:
+    _, figures = glue_moe.train(
+        small.CONFIG, dense=small.bert(tmp_path / "dense"), rows=small.TRAIN, held=small.HELD, unseen=small.HELD,
+        out=tmp_path, report=lambda *_: None,
+    )  # fmt: skip
+    assert set(figures) == {"tags", "average"}
+    assert set(figures["tags"]) == set(figures["average"]) == set(small.TRAIN)
 
 
 def test_a_batch_grows_with_a_tasks_rows() -> None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.progress import TaskID
@@ -16,6 +16,7 @@ from tanbr.cli.display import console, progress
 from tanbr.cli.running import ConfigFile, command_line
 from tanbr.config import PretrainConfig
 from tanbr.errors import ConfigError
+from tanbr.files import write_atomically
 
 app = typer.Typer()
 
@@ -70,13 +71,17 @@ def pretrain(
     with _progress() as report:
         report("rows", 0, 1, "reading")
         rows, held = glue.divided(data)
-        model = glue_moe.train(
-            settings, dense=dense, rows=rows, held=held, out=out, report=report, tagged=tagged, workers=workers,
-            gates=Switch if routing == "token" else None,
+        unseen = glue.load(data, split="dev", limit=settings.final_rows)
+        model, figures = glue_moe.train(
+            settings, dense=dense, rows=rows, held=held, unseen=unseen, out=out, report=report, tagged=tagged,
+            gates=Switch if routing == "token" else None, workers=workers,
         )  # fmt: skip
     picture = draw_training(Curve(out / "model.jsonl"), list(rows), out / "training.png")
-    facts = {"command": command_line(), "minutes": (time.monotonic() - begun) / 60, "config": settings.model_dump()}
-    (out / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    minutes = (time.monotonic() - begun) / 60
+    facts = {"command": command_line(), "minutes": minutes, "config": settings.model_dump(), "dev": figures}
+    write_atomically(out / "training.json", json.dumps(facts, indent=1) + "\n")
+    if figures:
+        console.print(_table(figures))
     console.print(f"model: {model}\ncurves: {picture}")
 
 
@@ -131,18 +136,18 @@ def finetune(
             for name in names
         ]  # fmt: skip
     picture = draw_losses({name: Curve(out / name / "tuned.jsonl") for name in names}, out / "losses.png")
-    console.print(_figures_table(results))
-    console.print(f"losses: {picture}")
-
-
-def _figures_table(results: list[dict[str, Any]]) -> Table:
-    """Lay out the tasks' figures, a column for the MoE as it is, and one for each router, tuned or not."""
     columns = {kind: results[0]["figures"][kind] for kind in ("tags", "average")}
     for result in results:
         kinds = ("untuned even", "untuned own", "tuned even", "tuned own")
         columns |= {f"{result['router']}\n{kind}": result["figures"][kind] for kind in kinds}
+    console.print(_table(columns))
+    console.print(f"losses: {picture}")
+
+
+def _table(columns: dict[str, dict[str, float]]) -> Table:
+    """Lay out the tasks' figures, one column a way of answering."""
     table = Table("task", *columns, title="the tasks' metrics, in points", title_justify="left")
-    for task in results[0]["figures"]["tags"]:
+    for task in next(iter(columns.values())):
         table.add_row(task, *(f"{100 * figures[task]:.1f}" for figures in columns.values()))
     means = [sum(figures.values()) / len(figures) for figures in columns.values()]
     table.add_row("mean", *(f"{100 * mean:.1f}" for mean in means))

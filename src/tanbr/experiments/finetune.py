@@ -21,6 +21,7 @@ from tanbr.baselines.smear import Smear
 from tanbr.baselines.switch import Switch
 from tanbr.config import Config, FinetuneConfig
 from tanbr.errors import ConfigError
+from tanbr.experiments.task_figures import Figures, as_trained, figures
 from tanbr.files import write_atomically
 from tanbr.merge import open as open_moe
 from tanbr.moe.gates import Gated
@@ -87,7 +88,7 @@ def run(
     batches = Batches(few, objective=objective, sizes=[1] * len(tasks), seed=config.seed)
     mixes = np.random.default_rng(config.seed).dirichlet(np.full(len(tasks), config.alpha), config.steps)
     measured = {task.name: unseen[task.name][: config.eval_rows] for task in tasks}
-    figures = _untuned(checkpoint, objective, measured, out / "untuned.json")
+    found = _untuned(checkpoint, objective, measured, out / "untuned.json")
     before = [weight.detach().clone() for weight in learner.norms]
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,10 +102,10 @@ def run(
     finetune(learner, batches, mixes, objective=objective, config=config, state=folder / "tuned.state", report=step)
     peak = _peak()
     report(f"figures {router}", 0, 1, "")
-    figures |= {f"tuned {kind}": value for kind, value in _measure(learner, objective, measured).items()}
+    found |= {f"tuned {kind}": value for kind, value in _measure(learner, objective, measured).items()}
     tuned = [weight.detach().clone() for weight in learner.norms]
     _set(learner, before)
-    figures |= {f"untuned {kind}": value for kind, value in _measure(learner, objective, measured).items()}
+    found |= {f"untuned {kind}": value for kind, value in _measure(learner, objective, measured).items()}
     _set(learner, tuned)
     report(f"figures {router}", 1, 1, "")
     _write(learner, checkpoint, folder)
@@ -115,39 +116,30 @@ def run(
         "seconds_per_step": float(np.median(np.diff(ticks))) if len(ticks) > 1 else None,
         "peak_memory_mb": peak,
         "rows_a_task": config.eval_rows,
-        "figures": figures,
+        "figures": found,
     }
     write_atomically(folder / "finetune.json", json.dumps(to_jsonable(result), indent=1) + "\n")
     return result
 
 
-def _untuned(checkpoint: Path, objective: Objective, rows: Rows, kept: Path) -> dict[str, dict[str, float]]:
+def _untuned(checkpoint: Path, objective: Objective, rows: Rows, kept: Path) -> dict[str, Figures]:
     """Measure the MoE with tags and the uniform merge, both as they are; once for all routers."""
     if not kept.exists():
-        moe = open_moe(checkpoint)
-        model, K = moe.dense(), moe.num_experts
-        figures: dict[str, dict[str, float]] = {"average": _figures(model, objective, rows), "tags": {}}
-        for k, name in enumerate(rows):
-            moe.merge_into(model, np.eye(K)[k])
-            figures["tags"] |= _figures(model, objective, {name: rows[name]})
-        write_atomically(kept, json.dumps(figures) + "\n")
+        write_atomically(kept, json.dumps(as_trained(checkpoint, objective, rows)) + "\n")
     return dict(json.loads(kept.read_text(encoding="utf-8")))
 
 
-def _figures(model: Any, objective: Objective, rows: Rows, **options: Any) -> dict[str, float]:
-    return {name: objective.figure(model, of_task, **options) for name, of_task in rows.items()}
-
-
-def _measure(learner: Learner, objective: Objective, rows: Rows) -> dict[str, dict[str, float]]:
+def _measure(learner: Learner, objective: Objective, rows: Rows) -> dict[str, Figures]:
     V = len(rows)
     learner.settle(np.full(V, 1 / V))
-    figures = {"even": _figures(learner.model, objective, rows, serving=learner.serving), "own": {}}
+    even = figures(learner.model, objective, rows, serving=learner.serving)
     if isinstance(learner, GatedLearner):  # gates know of no mix
-        return {"even": figures["even"], "own": figures["even"]}
+        return {"even": even, "own": even}
+    own: Figures = {}
     for v, name in enumerate(rows):
         learner.settle(np.eye(V)[v])
-        figures["own"] |= _figures(learner.model, objective, {name: rows[name]})
-    return figures
+        own |= figures(learner.model, objective, {name: rows[name]})
+    return {"even": even, "own": own}
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tanbr.config import PretrainConfig
+from tanbr.experiments.task_figures import Figures, as_trained
 from tanbr.moe.gates import Gated
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks import glue
@@ -27,13 +28,15 @@ def train(
     held: Mapping[str, Sequence[Row]],
     out: Path,
     report: Report,
+    unseen: Mapping[str, Sequence[Row]] | None = None,
     tagged: bool = False,
     gates: Callable[[Any], Gated] | None = None,
     workers: int = 1,
-) -> Path:
+) -> tuple[Path, dict[str, Figures]]:
     """Train one expert per GLUE task from a dense BERT or T5, early stop by `held` rows; write it to `out`/model.
 
-    With `gates`, experts belong to no task: learned gates route every token.
+    With `gates`, experts belong to no task: learned gates route every token. In the end an MoE of experts by task is
+    scored on `unseen` rows, if there are any: with tags, and merged evenly.
     """
     space = LabelSpace(tuple(task for task in glue.TASKS if task.name in rows))
     rows = {task.name: rows[task.name][: config.train_rows] for task in space.tasks}
@@ -49,14 +52,9 @@ def train(
 
     model = out / "model"
     if gates:
-        return train_gates(ancestor, batches, gates=gates, objective=objective, config=config, out=model, report=steps)
-    return train_experts(
-        ancestor,
-        batches,
-        objective=objective,
-        config=config,
-        out=model,
-        report=steps,
-        held=held,
-        workers=workers,
+        train_gates(ancestor, batches, gates=gates, objective=objective, config=config, out=model, report=steps)
+        return model, {}
+    train_experts(
+        ancestor, batches, objective=objective, config=config, out=model, report=steps, held=held, workers=workers
     )
+    return model, as_trained(model, objective, unseen) if unseen else {}
