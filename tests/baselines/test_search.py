@@ -65,19 +65,6 @@ def test_no_blend_is_tried_twice_nor_with_too_many_experts() -> None:
     assert len(np.unique(everything.round(6), axis=0)) == len(everything)
 
 
-def test_noise_is_not_taken_for_a_find() -> None:
-    """The luckiest of many equal blends is not preferred to where the neighbours are good, too."""
-    rng = np.random.default_rng(0)
-    blends = rng.dirichlet(np.ones(3), 80)
-    smooth = 0.5 - 0.3 * np.abs(blends[:, 0] - 0.2)
-    rewards = smooth + 0.03 * rng.normal(size=80)
-    far = blends[:, 0].argmax()
-    rewards[far] = 0.6  # the highest of all, amid worse ones
-    table = Table(blends, rewards[:, None])
-    assert rewards.argmax() == far
-    assert abs(table.best_for([1.0])[0] - 0.2) < 0.2
-
-
 def test_what_is_no_table_is_refused() -> None:
     for blends, rewards in (
         (np.eye(2), np.zeros((3, 1))),

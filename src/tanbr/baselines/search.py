@@ -50,9 +50,8 @@ class Table:
         return mean, np.sqrt(np.maximum(VARIANCE - explained, 1e-12))
 
     def best_for(self, mix: ArrayLike) -> Blend:
-        """Find the best known blend for a mix (V,), by rewards that the process has smoothed: less luck in it."""
-        psi = as_task_mix(mix, tasks=self.rewards.shape[1])
-        return self.blends[(self.expected(self.blends)[0] @ psi).argmax()]
+        """Find the blend with the highest measured reward ψᵀr for a mix (V,)."""
+        return self.blends[(self.rewards @ as_task_mix(mix, tasks=self.rewards.shape[1])).argmax()]
 
     def with_row(self, blend: Blend, reward: Reward) -> "Table":
         """Add a blend and its reward."""
@@ -84,8 +83,7 @@ def search(
 def _near(table: Table, psi: FloatArray, rng: np.random.Generator) -> FloatArray:
     """Lay out candidates (n, K): weight moved between two experts of the best known blends, their means, and draws."""
     K = table.blends.shape[1]
-    order = np.argsort(-(table.expected(table.blends)[0] @ psi))[:INCUMBENTS]
-    best = table.blends[order]
+    best = table.blends[np.argsort(-(table.rewards @ psi))[:INCUMBENTS]]
     moves = [
         start + np.minimum(step, start[source]) * (np.eye(K)[target] - np.eye(K)[source])
         for start in best
