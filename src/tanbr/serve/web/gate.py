@@ -7,6 +7,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tanbr.config import HttpConfig
+from tanbr.serve.web import logs
 from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.limits import Held, RateLimit, client_of
 from tanbr.serve.web.refusals import Refusal
@@ -70,6 +71,8 @@ class Gate:
             await self._app(scope, receive, send_secure)
         except Refusal as refusal:
             await refusal.response()(scope, receive, send_secure)
+        except Exception:  # the application has answered it with a 500; the connection may live on
+            logs.logger.exception("fault")
         finally:
             self._held.give_back(held)
             self._on_request(

@@ -1,0 +1,105 @@
+from collections.abc import Iterator
+
+import httpx2
+import openai
+import pytest
+
+from serve.web.fake import FakeService
+from serve.web.live import BOTH, TOKEN, client, live, refusal
+
+
+@pytest.fixture(scope="module")
+def service() -> FakeService:
+    return FakeService("text")
+
+
+@pytest.fixture(scope="module")
+def url(service: FakeService) -> Iterator[str]:
+    with live(service, tokens=BOTH, inputs=3, text_chars=50, answer_seconds=0.3) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def ai(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=TOKEN, max_retries=0) as made:
+        yield made
+
+
+def test_openais_client_completes(ai: openai.OpenAI) -> None:
+    model = ai.models.list().data[0].id
+    assert ai.models.retrieve(model).id == model == "fake"
+    done = ai.completions.create(model=model, prompt=["say it", "twice or more"], max_tokens=2, temperature=0)
+    assert [(choice.text, choice.finish_reason) for choice in done.choices] == [
+        ("SAY IT", "length"),
+        ("TWICE OR", "length"),
+    ]
+    assert done.object == "text_completion"
+    assert done.usage is not None
+    assert done.usage.total_tokens == done.usage.prompt_tokens + done.usage.completion_tokens
+    assert done.model_extra is not None
+    assert done.model_extra["merge_version"] == 3
+    names = [(choice.model_extra or {})["request_id"] for choice in done.choices]
+    assert len(set(names)) == 2
+    sent = httpx2.post(
+        f"{ai.base_url}feedback",
+        json={"feedback": [{"request_id": name, "reward": 1} for name in names]},
+        headers={"authorization": f"Bearer {TOKEN}"},
+    )
+    assert sent.json()["accepted"] == 2
+
+
+def test_openais_client_streams(ai: openai.OpenAI) -> None:
+    stream = ai.completions.create(
+        model="fake", prompt=["one by one", "two"], stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    texts = ["", ""]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == ["ONE BY ONE", "TWO"]
+    assert [choice.finish_reason for chunk in chunks[-3:-1] for choice in chunk.choices] == ["stop", "stop"]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 4
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_openais_client_understands_refusals(ai: openai.OpenAI, url: str, service: FakeService) -> None:
+    with pytest.raises(openai.NotFoundError, match="the model here is 'fake'") as missing:
+        ai.completions.create(model="gpt-9", prompt="a")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.UnprocessableEntityError, match="temperature must be less than or equal to 0"):
+        ai.completions.create(model="fake", prompt="a", temperature=1)
+    with pytest.raises(openai.UnprocessableEntityError, match=r"prompt\[0\] must be a valid string"):
+        ai.completions.create(model="fake", prompt=[1, 2])
+    with pytest.raises(openai.UnprocessableEntityError, match="at most 3 texts"):
+        ai.completions.create(model="fake", prompt=["a"] * 4)
+    with pytest.raises(openai.UnprocessableEntityError, match="at most 50 characters"):
+        ai.completions.create(model="fake", prompt="a" * 51)
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError, match="send a token"),
+    ):
+        stranger.completions.create(model="fake", prompt="a")
+    with pytest.raises(openai.APIError, match="something is wrong with the server"):
+        list(ai.completions.create(model="fake", prompt="break", stream=True))
+    service.stuck = True
+    try:
+        with pytest.raises(openai.APIError, match="no more text within"):
+            list(ai.completions.create(model="fake", prompt="a", stream=True))
+        with pytest.raises(openai.InternalServerError, match="no answer within"):
+            ai.completions.create(model="fake", prompt="a")
+    finally:
+        service.stuck = False
+
+
+def test_a_model_that_writes_does_not_classify(url: str) -> None:
+    with client(url, TOKEN) as http:
+        answer = http.post("/v1/classify", json={"inputs": ["a"]})
+        assert (answer.status_code, refusal(answer)) == (404, "the model here writes: use /v1/completions")
+
+
+def test_more_tokens_than_allowed_are_cut(ai: openai.OpenAI, service: FakeService) -> None:
+    ai.completions.create(model="fake", prompt="a", max_tokens=10_000)
+    assert service.calls[-1] == ("generate", ["a"], service.info.max_tokens)

@@ -1,0 +1,134 @@
+"""What comes before there is a request: raw bytes on a socket."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import pytest
+
+from serve.web.fake import FakeService
+from serve.web.live import live
+
+GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[tuple[str, int]]:
+    with live(FakeService(), read_seconds=0.5, connections=20) as url:
+        parts = urlsplit(url)
+        assert parts.hostname
+        assert parts.port
+        yield parts.hostname, parts.port
+
+
+def talk(address: tuple[str, int], *parts: bytes, pause: float = 0.0) -> bytes:
+    """Send, and read until the server hangs up or says no more for a while."""
+    with socket.create_connection(address, timeout=3) as connection:
+        for part in parts:
+            try:
+                connection.sendall(part)
+            except OSError:
+                break
+            time.sleep(pause)
+        connection.settimeout(0.7)
+        answer = b""
+        try:
+            while chunk := connection.recv(65536):
+                answer += chunk
+        except TimeoutError:
+            pass
+        return answer
+
+
+def split(answer: bytes) -> tuple[int, str]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split(b" ")[1]), json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",  # TLS
+        b"hello\r\n\r\n",
+        b"GET /healthz HTTP/9.9\r\n\r\n",
+        b"GET  HTTP/1.1\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nbad header\r\n\r\n",
+        b"GET / HTTP/1.1\r\na: b\x00c\r\n\r\n",
+        b"POST /v1/classify HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+        b"POST /v1/classify HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab",
+        b"POST /v1/classify HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/classify HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+)
+def test_what_is_not_http_is_a_400(address: tuple[str, int], garbage: bytes) -> None:
+    status, says = split(talk(address, garbage))
+    assert (status, says) == (400, "this is not a request of HTTP/1.1")
+    assert b" 200 " in talk(address, GET)
+
+
+def test_a_head_without_end_is_cut_off(address: tuple[str, int]) -> None:
+    many = b"".join(b"x-%d: %s\r\n" % (n, b"y" * 1000) for n in range(40))
+    status, says = split(talk(address, b"GET /healthz HTTP/1.1\r\n", many, many, pause=0.02))
+    assert (status, says) == (431, "the request's line and headers have more than 65536 bytes")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"GET /healthz HT",
+        b"\r\n\r\n",
+        b"POST /v1/classify HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{",
+        b"POST /v1/classify HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n5\r\nab",
+    ],
+)
+def test_a_request_that_never_ends_is_given_up(address: tuple[str, int], start: bytes) -> None:
+    began = time.monotonic()
+    status, says = split(talk(address, start))
+    assert (status, says) == (408, "the request took longer than 0.5 seconds to arrive")
+    assert time.monotonic() - began < 3
+
+
+def test_requests_one_after_another_on_one_connection(address: tuple[str, int]) -> None:
+    answer = talk(address, GET * 3 + b"GET / HTTP/1.0\r\nhost: localhost\r\n\r\n")
+    assert answer.count(b"HTTP/1.1 200") == 4
+
+
+def test_garbage_behind_a_request_does_not_spoil_its_answer(address: tuple[str, int]) -> None:
+    answer = talk(address, GET + b"\x00\x01garbage\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+def test_an_upgrade_is_answered_as_http(address: tuple[str, int]) -> None:
+    upgrade = GET.replace(b"\r\n\r\n", b"\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n")
+    assert talk(address, upgrade).startswith(b"HTTP/1.1 200")
+
+
+def test_connections_are_counted(address: tuple[str, int]) -> None:
+    open_ones = [socket.create_connection(address, timeout=3) for _ in range(20)]
+    time.sleep(0.1)
+    status, says = split(talk(address))
+    assert (status, says) == (503, "too many connections are open")
+    for connection in open_ones:
+        connection.close()
+    time.sleep(0.2)
+    assert b" 200 " in talk(address, GET)
+
+
+def test_a_client_that_takes_no_answer_is_dropped(address: tuple[str, int]) -> None:
+    one = talk(address, b"GET /dashboard/charts.js HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+    many = 20_000_000 // len(one)  # answers that fit into no buffer
+    with socket.create_connection(address, timeout=5) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 100_000)
+        connection.sendall(b"GET /dashboard/charts.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * many)
+        time.sleep(4.0)
+        read = 0
+        with suppress(ConnectionResetError):
+            while chunk := connection.recv(1 << 20):
+                read += len(chunk)
+    assert 0 < read < many * len(one) / 2
+    assert b" 200 " in talk(address, GET)
