@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tanbr.cli import merging, running, serving, simulating, training
+from tanbr.cli import driving, merging, running, serving, simulating, training
 from tanbr.errors import TanbrError
 
 app = typer.Typer(
@@ -17,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for commands in (running.app, training.app, serving.app, simulating.app, merging.app):
+for commands in (running.app, training.app, serving.app, driving.app, simulating.app, merging.app):
     app.add_typer(commands)
 
 

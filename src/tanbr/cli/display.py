@@ -52,8 +52,8 @@ class SlotDisplay:
         self._progress.update(self._bar, completed=len(records))
         if console.is_terminal:
             last = records[-1]
-            mix = _bars("task mix ψ (forecast | true)", self._tasks, last.task_mix, slot.mix)
-            blend = _bars("blend x", [f"expert {k}" for k in range(len(last.blend))], last.blend)
+            mix = bars("task mix ψ (forecast | true)", self._tasks, last.task_mix, slot.mix)
+            blend = bars("blend x", [f"expert {k}" for k in range(len(last.blend))], last.blend)
             panels = Table.grid(expand=True, padding=(0, 1))
             panels.add_row(mix, blend, _standings(so_far))
             self._live.update(Group(panels, self._progress))
@@ -61,7 +61,8 @@ class SlotDisplay:
             console.print(f"slot {len(records):4d}/{self._slots}  " + "  ".join(_standing_words(so_far)))
 
 
-def _bars(title: str, names: Sequence[str], values: FloatArray, beside: FloatArray | None = None) -> RenderableType:
+def bars(title: str, names: Sequence[str], values: FloatArray, beside: FloatArray | None = None) -> RenderableType:
+    """Draw shares as bars, with other shares beside them as numbers."""
     table = Table.grid(padding=(0, 1))
     for i, name in enumerate(names):
         cells: list[RenderableType] = [name, Bar(1.0, 0, float(values[i]), width=14, color="blue"), f"{values[i]:.2f}"]
