@@ -1,9 +1,16 @@
+import os
+import shutil
+import threading
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from tanbr.errors import InputError
+from tanbr.errors import CheckpointError, InputError
 from tanbr.merge import Moe
-from tanbr.serve.engine import Engine
+from tanbr.merge import open as open_moe
+from tanbr.merge.int8 import Int8Linear
+from tanbr.serve.engine import Engine, Live
 from tanbr.tasks import tiny
 from tanbr.tasks.metrics import LabelSpace
 
@@ -49,3 +56,100 @@ def test_a_bad_blend_leaves_the_old_one_serving(engine: Engine) -> None:
             engine.swap(wrong)
     assert engine.version == version
     np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
+
+
+def test_the_spare_shares_everything_but_the_ffns(moe: Moe) -> None:
+    engine = Engine(moe, spare=True)
+    assert engine._spare is not None
+    first, second = (dict(live.model.named_parameters()) for live in (engine.live, engine._spare))
+    own = {name for name in first if first[name].data_ptr() != second[name].data_ptr()}
+    assert own == {piece.target for piece in moe.plan.blended}
+    assert engine.live.buffer.ffn_bytes == sum(4 * first[name].numel() for name in own)
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_both_ways_of_swapping_answer_as_a_fresh_merge_does(moe: Moe, spare: bool) -> None:
+    engine = Engine(moe, spare=spare)
+    for blend in (np.eye(8)[0], np.full(8, 1 / 8), np.eye(8)[0], np.eye(8)[5]):
+        engine.swap(blend)
+        np.testing.assert_array_equal(engine.logits(TEXTS[:6]), Engine(moe, blend=blend).logits(TEXTS[:6]))
+    assert engine.version == 4
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_what_is_refused_before_it_answers_leaves_the_old_blend_answering(moe: Moe, spare: bool) -> None:
+    engine = Engine(moe, blend=np.eye(8)[0], version=5, spare=spare)
+    before = engine.logits(TEXTS[:4])
+
+    def refuse(live: Live) -> None:
+        assert not np.array_equal(engine.logits(TEXTS[:4], live=live), before)  # it is the new one that is shown
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        engine.swap(np.eye(8)[1], before=refuse)
+    np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
+    assert (engine.version, engine.swap(np.eye(8)[2])) == (5, 6)
+
+
+def test_a_batch_keeps_its_version_while_another_takes_over_and_no_merge_touches_it(moe: Moe) -> None:
+    engine = Engine(moe, blend=np.eye(8)[0], version=1, spare=True)
+    before = engine.logits(TEXTS[:4])
+    with engine.using() as live:
+        engine.swap(np.eye(8)[1])
+        assert engine.version == 2
+        second = threading.Thread(target=engine.swap, args=(np.eye(8)[2],))
+        second.start()
+        second.join(0.2)
+        assert second.is_alive()  # its buffer is still in use
+        np.testing.assert_array_equal(engine.logits(TEXTS[:4], live=live), before)
+    second.join(10)
+    assert engine.version == 3
+
+
+def test_going_back_merges_nothing_while_the_spare_still_holds_it(moe: Moe) -> None:
+    engine = Engine(moe, blend=np.eye(8)[0], version=1, spare=True)
+    before = engine.logits(TEXTS[:4])
+    bad = engine.live
+    engine.swap(np.eye(8)[1])
+    assert engine.held is bad
+    merged = engine.merge_seconds
+    assert engine.swap(np.eye(8)[0], version=1) == 1
+    assert engine.merge_seconds == merged
+    np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
+    engine.swap(np.eye(8)[1], version=2)
+    broken = engine.live
+    now = engine.revert(broken)
+    assert now is not None
+    assert (now.version, engine.version, engine.held) == (1, 1, None)  # what was broken is not offered again
+    assert engine.revert(broken) is engine.live
+
+
+def test_experts_whose_file_changed_are_not_read(moe: Moe, tmp_path: Path) -> None:
+    folder = shutil.copytree(moe.path, tmp_path / "model")
+    engine = Engine(open_moe(folder), blend=np.eye(8)[0], version=1, spare=True)
+    before = engine.logits(TEXTS[:4])
+    file = folder / "model.safetensors"
+    shutil.copy2(file, tmp_path / "kept")
+    os.truncate(file, file.stat().st_size // 2)  # reading past the end of a mapped file would end the process
+    with pytest.raises(CheckpointError, match="has changed"):
+        engine.swap(np.eye(8)[1])
+    np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
+    assert engine.version == 1
+
+
+def test_int8_answers_nearly_alike_swaps_too_and_is_refused_if_it_does_not(moe: Moe) -> None:
+    exact = Engine(moe, blend=np.eye(8)[0])
+    engine = Engine(moe, blend=np.eye(8)[0], spare=True, precision="int8", probes=TEXTS, int8_agreement=0.9)
+    assert engine.int8_loss is not None
+    assert 0.9 <= engine.int8_loss.agreement <= 1
+    for blend in (np.eye(8)[3], np.eye(8)[0], np.eye(8)[6]):
+        engine.swap(blend)
+        exact.swap(blend)
+        difference = np.abs(engine.logits(TEXTS) - exact.logits(TEXTS)).mean()
+        assert 0 < difference < 0.2
+    shared = [module for module in engine.live.model.modules() if isinstance(module, Int8Linear)]
+    assert engine._spare is not None
+    others = {id(module) for module in engine._spare.model.modules()}
+    assert sum(id(module) not in others for module in shared) == 2 * len(moe.sites)  # only the FFNs' own two maps
+    with pytest.raises(InputError, match="measured on data"):  # no probes, no figure, no int8
+        Engine(moe, precision="int8")

@@ -4,6 +4,7 @@ The front thread does what Python must do per request (tokens in, answers out); 
 little else. So the one overlaps the other.
 """
 
+import copy
 import threading
 import time
 from collections import deque
@@ -69,8 +70,8 @@ class Batcher:
         self._batch, self._wait, self._queue, self._threads = batch, wait, queue, threads
         self._classes = classes
         self._deliver, self._broken = deliver, broken
-        tokenizer = engine.encode.tokenizer
-        self._pad = {"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": 0, "attention_mask": 0}
+        self._encoder = copy.deepcopy(engine.encode)  # a tokenizer remembers how to pad: one for each thread
+        self._pad = {"input_ids": self._encoder.tokenizer.pad_token_id or 0, "token_type_ids": 0, "attention_mask": 0}
         self._left = not engine.live.model.config.is_encoder_decoder and not classes  # a causal model's prompts
         self._lock = threading.Lock()
         self._front_wakes, self._model_wakes = threading.Condition(self._lock), threading.Condition(self._lock)
@@ -142,10 +143,9 @@ class Batcher:
                 self._encode(jobs)
 
     def _encode(self, jobs: list[Job]) -> None:
-        encoder = self._engine.encode
         try:
             texts = [text for job in jobs for text in job.texts]
-            columns = encoder.tokenizer(texts, truncation=True, max_length=encoder.max_length)
+            columns = self._encoder.tokenizer(texts, truncation=True, max_length=self._encoder.max_length)
         except Exception as error:  # the tokenizer raises whatever its library does
             with self._lock:
                 self._waiting -= sum(len(job.texts) for job in jobs)
@@ -239,7 +239,7 @@ class Batcher:
     def _write(self, jobs: list[Job], live: Live) -> tuple[Decoded, FloatArray]:
         """Decode all prompts together; jobs that stream hear their pieces as they are made."""
         rows = [(job, index) for job in jobs for index in range(len(job.texts))]
-        streams = [_Stream(job, index, self._engine.encode.tokenizer) for job, index in rows]
+        streams = [_Stream(job, index, self._encoder.tokenizer) for job, index in rows]
         inputs = next(iter(self._inputs(jobs, live, whole=True)))
 
         def on_step(added: list[int | None]) -> None:
@@ -283,7 +283,7 @@ class Batcher:
                 tokens = result.tokens[rows]
                 answer = Generated(
                     request_ids=ids,
-                    texts=tuple(self._engine.encode.tokenizer.batch_decode(tokens, skip_special_tokens=True)),
+                    texts=tuple(self._encoder.tokenizer.batch_decode(tokens, skip_special_tokens=True)),
                     prompt_tokens=tuple(len(row) for row in job.columns["input_ids"]),
                     completion_tokens=tuple(len(row) for row in tokens),
                     finish_reasons=tuple("stop" if ended else "length" for ended in result.stopped[rows]),

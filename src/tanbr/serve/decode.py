@@ -57,9 +57,7 @@ class _EncoderDecoder:
         self._model, self._mask = model, inputs["attention_mask"]
         self._encoded = model.get_encoder()(input_ids=inputs["input_ids"], attention_mask=self._mask)
         self._past: Any = None
-        start = model.generation_config.decoder_start_token_id
-        start = model.config.decoder_start_token_id if start is None else start
-        self.first = torch.full((len(self._mask),), 0 if start is None else start, device=self._mask.device)
+        self.first = torch.full((len(self._mask),), decoder_start(model), device=self._mask.device)
 
     def __call__(self, last: Tensor) -> Tensor:
         """Logits (n, words) after the tokens (n,)."""
@@ -95,6 +93,12 @@ class _Causal:
         )
         self._past = result.past_key_values
         return result.logits[:, -1]
+
+
+def decoder_start(model: Any) -> int:
+    """The token that a decoder starts with: the one it is configured with, or else padding, as T5 does."""
+    named = (getattr(config, "decoder_start_token_id", None) for config in (model.generation_config, model.config))
+    return next((token for token in named if token is not None), model.config.pad_token_id or 0)
 
 
 def _ends(model: Any) -> set[int]:

@@ -55,16 +55,22 @@ class Intake:
         if served:
             posteriors = monitor.observe([text for batch in served for text in batch.texts])
             ends = np.cumsum([len(batch.ids) for batch in served])
-            for batch, part in zip(served, np.split(posteriors, ends[:-1]), strict=True):
-                self._measure(batch, part, mix, see)
+            parts = np.split(posteriors, ends[:-1])
+            for batch, part in zip(served, parts, strict=True):
                 self._unsaved += self._rows(batch, part)
-        if self._unsaved:
-            rows, self._unsaved = self._unsaved[-UNREAD:], []
-            try:
-                self._store.add_requests(rows)
-            except ServiceError:
-                self._unsaved = rows
-                raise
+            self._save()
+            for batch, part in zip(served, parts, strict=True):
+                self._measure(batch, part, mix, see)
+        elif self._unsaved:
+            self._save()
+
+    def _save(self) -> None:
+        rows, self._unsaved = self._unsaved[-UNREAD:], []
+        try:
+            self._store.add_requests(rows)
+        except ServiceError:
+            self._unsaved = rows
+            raise
 
     def tally(self, slot: int) -> Tally:
         """Rewards that the server gave itself in a slot: from memory, or from before a restart."""

@@ -46,9 +46,9 @@ class Turn:
     """From one slot to the next."""
 
     ended: OpenSlot | None  # None before the first
-    requests: int  # that it held
     mark: int  # feedback up to this number is in the router's state, as far as its slot was told
     mix: SlotMix | None = None
+    requests: int = 0  # that the ended slot held
     told: list[Told] = field(default_factory=list)
     bad: int | None = None  # a merge version that proved bad
 

@@ -63,6 +63,7 @@ class Keeper:
         self._mark = self._seen = 0  # feedback that the router's state may hold; that the guard has seen
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._wake = threading.Event()
+        self._drifting = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="tanbr-slots", daemon=True)
 
@@ -116,6 +117,7 @@ class Keeper:
             self._wake.clear()
             self._obey()
             self._outlive(self._read)
+            self._outlive(self._judge)
             if self._due():
                 self._turn(self._choose)
         self._obey()
@@ -156,12 +158,14 @@ class Keeper:
         return self.requests > 0
 
     def _read(self) -> None:
-        """Read what was answered, show the guard the rewards of what answers, and roll back if it says so."""
-        forecast = self._loop.forecast
-        self._intake.read(self._loop.monitor, forecast, self._show)
+        """Read what was answered, and show the guard the feedback on it."""
+        self._intake.read(self._loop.monitor, self._loop.forecast, self._show)
         for row in self._store.feedback(after=self._seen):
             self._seen = row.seq
-            self._show(row.slot, share_out(row.task, row.posterior, forecast), row.reward)
+            self._show(row.slot, share_out(row.task, row.posterior, self._loop.forecast), row.reward)
+
+    def _judge(self) -> None:
+        """Roll back if the guard says so."""
         reason = None if self.pinned is not None else self._guard.judge()
         if reason is not None:
             self._dismiss(self._loop.engine.live, reason)
@@ -175,20 +179,20 @@ class Keeper:
     def _turn(self, choose: Callable[[Turn], Admitted], *, bad: int | None = None) -> bool:
         """End the slot and open the next with what `choose` says; whether a next one was opened."""
         loop, slot = self._loop, self._loop.slot
-        answered = self.answered
-        turn = Turn(self.current, answered - self._before, self._mark, bad=bad)
+        turn = Turn(self.current, self._mark, bad=bad)
+        self._outlive(self._read)
         try:
-            self._intake.read(loop.monitor, loop.forecast, self._show)
             turn.mark = self._store.last_seq()
             turn.mix = loop.close()
-            if turn.mix.alarm:
+            if turn.mix.alarm and not self._drifting:
                 self._alarm(f"drift: {turn.mix.unknown:.0%} of the requests are unlike any known task")
+            self._drifting = turn.mix.alarm
             self._open(choose(turn), turn)
         except Exception as error:  # router, monitor, disk or experts: say it and go on
             self._alarm(f"slot {slot}: {type(error).__name__}: {error}; merge version {loop.engine.version} stays")
             if not self._recover(turn, slot, error):
                 return False
-        self._before, self._started = answered, time.time()
+        self._before, self._started = self.answered, time.time()
         self._outlive(self._look_around)
         return True
 
@@ -401,7 +405,7 @@ class Keeper:
 
     def first(self) -> None:
         """Open the very first slot."""
-        self._open(Admitted(self._loop.ask()), Turn(None, 0, 0))
+        self._open(Admitted(self._loop.ask()), Turn(None, 0))
         self._look_around()
 
     def resume(self, rows: list[dict[str, Any]]) -> None:
@@ -419,6 +423,7 @@ class Keeper:
         monitor: Any = self._loop.monitor
         states: dict[str, Saves] = {"monitor": monitor} | ({"router": self._loop.router} if router else {})
         measured = None if turn.ended is None else self._intake.tally(turn.ended.slot)
+        turn.requests = self.requests
         keep = self._config.keep_versions
         write_turn(self._store, turn, opened, states=states, measured=measured, keep_versions=keep)
 

@@ -18,6 +18,7 @@ from tanbr.errors import CheckpointError, InputError
 from tanbr.merge import Moe
 from tanbr.moe.families import CLASSES
 from tanbr.moe.layer import MoeSite, TaskRouting, TokenRouting, route
+from tanbr.serve.decode import decoder_start
 
 
 class Shadow:
@@ -48,7 +49,7 @@ class Shadow:
         self._route(np.array([task]))
         answer = torch.tensor([list(tokens)])
         if self._model.config.is_encoder_decoder:
-            start = torch.full((1, 1), self._model.config.decoder_start_token_id)
+            start = torch.full((1, 1), decoder_start(self._model))
             best = self._model(**inputs, decoder_input_ids=torch.cat([start, answer[:, :-1]], dim=1)).logits.argmax(-1)
         else:
             ids = torch.cat([inputs["input_ids"], answer], dim=1)

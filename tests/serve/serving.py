@@ -1,0 +1,100 @@
+"""What the tests of the service share: a quick service on the embedded model, and a router that counts."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tanbr.config import ServeConfig
+from tanbr.files import write_atomically
+from tanbr.merge import open as open_moe
+from tanbr.moe import embedded
+from tanbr.monitor import Monitor
+from tanbr.serve.build import taught_monitor
+from tanbr.serve.records import Feedback
+from tanbr.serve.service import Service
+from tanbr.tasks import tiny
+from tanbr.types import Decision, FloatArray
+
+ROWS = [row for task in tiny.TASKS for row in tiny.generate(task.name, 8, seed=11, split="test")]
+TEXTS = [row.text for row in ROWS]
+K = V = 8
+
+
+class Ledger:
+    """A router that tries random blends and adds up what it is told: its total must equal what was acknowledged."""
+
+    def __init__(self) -> None:
+        self.asked, self.told = 0, 0.0
+        self.open: list[int] = []
+
+    def ask(self, task_mix: FloatArray) -> Decision:
+        blend = np.random.default_rng(self.asked).dirichlet(np.ones(K))
+        self.open.append(self.asked)
+        self.asked += 1
+        return Decision(self.open[-1], np.asarray(task_mix), blend)
+
+    def tell(self, decision: Decision, reward: FloatArray, counts: FloatArray | None = None) -> None:
+        self.open.remove(decision.id)
+        self.told += 0.0 if counts is None else float(np.sum(counts))
+
+    def warm_start(self, blends: Any, rewards: Any, counts: Any) -> None:
+        self.told += float(np.sum(counts))
+
+    def save(self, path: str | Path) -> None:
+        write_atomically(path, json.dumps([self.asked, self.told, self.open]))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Ledger":
+        router = cls()
+        router.asked, router.told, router.open = json.loads(Path(path).read_text())
+        return router
+
+
+def monitor(folder: Path) -> Monitor:
+    """A monitor that has read a little of every task; taught once a folder."""
+    path = folder / "monitor.state"
+    if not path.exists():
+        from tanbr.config import Config
+
+        taught_monitor(Config(), seed=0, per_task=30).save(path)
+    return Monitor.load(path)
+
+
+def service(
+    state: Path,
+    taught: Path,
+    *,
+    router: Any = None,
+    probes: Sequence[Any] = (),
+    checkpoint: Any = None,
+    **settings: Any,
+) -> Service:
+    """A service of the embedded model whose slots end only by hand, unless `settings` say otherwise."""
+    config = ServeConfig.model_validate({"slot_seconds": 3600.0, "threads": 1, "merge_share": 1.0} | settings)
+    return Service(
+        open_moe(checkpoint or embedded.path()),
+        tasks=tiny.TASKS,
+        config=config,
+        state=state,
+        router=router,
+        monitor=monitor(taught),
+        probes=probes,
+    )
+
+
+def answer(live: Service, count: int = 8, *, task: str | None = "sentiment", reward: float = 0.5) -> int:
+    """Send texts and feedback on all of them; how many were accepted."""
+    answered = live.submit(TEXTS[:count]).result(30)
+    return live.feedback([Feedback(i, reward=reward, task=task) for i in answered.request_ids]).accepted
+
+
+def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for something that another thread does."""
+    ends = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < ends, "waited in vain"
+        time.sleep(0.01)

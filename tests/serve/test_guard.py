@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+
+from tanbr.config import GuardConfig
+from tanbr.merge import Moe
+from tanbr.serve.engine import Engine, Live
+from tanbr.serve.guard import Guard, Refused
+from tanbr.serve.labels import label_space
+from tanbr.tasks import tiny
+
+NAMES = [task.name for task in tiny.TASKS]
+PROBES = [row for task in tiny.TASKS for row in tiny.generate(task.name, 8, seed=3_000)]
+
+
+@pytest.fixture(scope="module")
+def engine(moe: Moe) -> Engine:
+    return Engine(moe, blend=np.full(8, 1 / 8), version=1, spare=True)
+
+
+def guarded(engine: Engine) -> Guard:
+    return Guard(GuardConfig(), engine, label_space(tiny.TASKS, engine.columns), PROBES, tasks=NAMES)
+
+
+def test_a_blend_is_judged_for_the_mix_at_hand(engine: Engine) -> None:
+    guard = guarded(engine)
+    even, only = np.full(8, 1 / 8), np.eye(8)
+    guard.inspect(engine.live, even)
+    verdicts = []
+
+    def judge(live: Live, mix: np.ndarray) -> None:
+        with pytest.raises(Refused, match="less than") as refused:
+            guard.inspect(live, mix)
+        verdicts.append(refused.value)
+
+    engine.swap(only[6], before=lambda live: judge(live, even))  # good at sentiment alone: no blend for all tasks
+    assert np.nansum(verdicts[0].counts) == len(PROBES)
+    assert verdicts[0].reward[6] > 0.8 > np.nanmean(verdicts[0].reward)
+    engine.swap(even)
+    engine.swap(only[6], before=lambda live: guard.inspect(live, only[6]))  # where all is sentiment it is
+
+
+def test_nan_is_refused_with_and_without_probes(engine: Engine) -> None:
+    engine.swap(np.full(8, 1 / 8))
+    head = engine.live.model.classifier.weight
+    kept = head.detach().clone()
+    bare = Guard(GuardConfig(), engine, None, (), tasks=NAMES)
+    bare.inspect(engine.live, np.full(8, 1 / 8))
+    try:
+        head.data.fill_(float("nan"))
+        for guard in (guarded(engine), bare):
+            with pytest.raises(Refused, match="NaN") as refused:
+                guard.inspect(engine.live, np.full(8, 1 / 8))
+            assert np.nanmax(refused.value.reward) == 0
+    finally:
+        head.data.copy_(kept)
+
+
+def test_live_rewards_that_fall_beyond_chance_are_noticed_and_a_change_of_mix_is_not(engine: Engine) -> None:
+    easy, hard = np.eye(8)[0], np.eye(8)[1]
+
+    def after(rewards: list[tuple[np.ndarray, float]]) -> str | None:
+        guard = guarded(engine)
+        for _ in range(60):
+            guard.see(easy, 0.9)
+            guard.see(hard, 0.3)
+        guard.opened(same=False, bad=None, keep=5)
+        for share, reward in rewards:
+            guard.see(share, reward)
+        return guard.judge()
+
+    assert after([(easy, 0.4)] * 10) is None  # too few to judge
+    assert after([(hard, 0.3)] * 40) is None  # worse on average, but no worse at the task that came
+    assert "0.500" in (after([(easy, 0.4)] * 40) or "")
+    assert after([(easy, 0.85)] * 40) is None  # within the margin

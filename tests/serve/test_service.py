@@ -1,0 +1,380 @@
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serve.serving import ROWS, TEXTS, K, Ledger, answer, service, until
+from tanbr.errors import InputError, StateError
+from tanbr.merge import Moe
+from tanbr.router import Tanbr
+from tanbr.serve.engine import Engine
+from tanbr.serve.records import Answered, Feedback, Overloaded, ServiceError, Stopping
+from tanbr.serve.service import Service
+from tanbr.tasks import tiny
+
+
+@pytest.fixture
+def live(tmp_path: Path, taught: Path) -> Any:
+    running = service(tmp_path, taught, router=Ledger())
+    running.start()
+    yield running
+    running.stop()
+
+
+def test_an_answer_is_the_merged_models_and_names_its_version(live: Service, moe: Moe) -> None:
+    answered = live.submit(TEXTS[:9]).result(30)
+    now = live.state()
+    expected = Engine(moe, blend=now.blend).logits(TEXTS[:9])
+    np.testing.assert_allclose(answered.logits, expected, atol=1e-4)
+    assert answered.merge_version == now.merge_version == 1
+    assert len(set(answered.request_ids)) == 9
+    assert live.info.columns[:2] == ("unacceptable", "acceptable")
+    assert live.info.loaded_bytes + live.info.spare_bytes < live.info.full_bytes / 2
+
+
+def test_every_answer_under_swaps_is_of_exactly_the_version_it_names(live: Service, moe: Moe) -> None:
+    answers: list[Answered] = []
+    done = threading.Event()
+
+    def client() -> None:
+        while not done.is_set():
+            answers.append(live.submit(TEXTS[:5]).result(30))
+
+    clients = [threading.Thread(target=client) for _ in range(3)]
+    for thread in clients:
+        thread.start()
+    for _ in range(10):
+        live.end_slot()
+    done.set()
+    for thread in clients:
+        thread.join()
+    blends = {view.record.merge_version: view.record.blend for view in live.slots()}
+    engine = Engine(moe)
+    assert len({answered.merge_version for answered in answers}) > 3
+    for version in {answered.merge_version for answered in answers}:
+        engine.swap(blends[version])
+        expected = engine.logits(TEXTS[:5])
+        for answered in answers:
+            if answered.merge_version == version:
+                np.testing.assert_allclose(answered.logits, expected, atol=1e-4)
+
+
+def test_feedback_is_taken_once_for_ids_of_this_server_and_checked_before_any_is_taken(live: Service) -> None:
+    ids = live.submit(TEXTS[:3]).result(30).request_ids
+    for wrong, said in (
+        (Feedback(ids[0], reward=1.5), r"\[0, 1\]"),
+        (Feedback(ids[0], reward=float("nan")), r"\[0, 1\]"),
+        (Feedback(ids[0], reward=1.0, task="cooking"), "unknown task"),
+        (Feedback(ids[0]), "either"),
+        (Feedback(ids[0], label="positive"), "needs its task"),
+        (Feedback(ids[0], label="purple", task="sentiment"), "must be one of"),
+        (Feedback(ids[0], label=9.0, task="similarity"), "from 0 to 5"),
+    ):
+        with pytest.raises(InputError, match=said):
+            live.feedback([Feedback(ids[1], reward=1.0), wrong])
+    until(lambda: live.feedback([Feedback(ids[0], label="positive", task="sentiment")]).unknown == 0)
+    receipt = live.feedback([Feedback(i, reward=1.0) for i in (*ids, "a" * 32)])
+    assert receipt.outcomes == ("repeated", "accepted", "accepted", "unknown")
+
+
+def test_delayed_labels_are_scored_as_the_task_scores(live: Service) -> None:
+    answered = live.submit(TEXTS).result(30)
+    until(lambda: len(live._store.logits_of([live._ids.read(i) or b"" for i in answered.request_ids])) == len(ROWS))
+    truth = [
+        Feedback(i, task=row.task, label=row.target if spec.graded else spec.labels[int(row.target)])
+        for i, row in zip(answered.request_ids, ROWS, strict=True)
+        for spec in [tiny.BY_NAME[row.task]]
+    ]
+    assert live.feedback(truth).accepted == len(ROWS)
+    space = live._space
+    assert space is not None
+    expected = space.rewards(ROWS, space.answers(ROWS, answered.logits))
+    stored = [row.reward for row in live._store.feedback(after=0)]
+    np.testing.assert_allclose(stored, expected, atol=1e-5)
+
+
+def test_rewards_are_credited_to_the_slot_that_answered_and_each_is_told_once(live: Service) -> None:
+    router: Any = live._keeper._loop.router
+    first = live.submit(TEXTS[:8]).result(30).request_ids
+    answer(live, 8)
+    live.end_slot()
+    assert router.told == 0  # a slot stays open for one more: feedback takes its time
+    live.feedback([Feedback(i, reward=1.0, task="sentiment") for i in first[:4]])
+    live.end_slot()
+    assert router.told == 12
+    live.feedback([Feedback(i, reward=1.0, task="sentiment") for i in first[4:]])  # late: after its slot was told
+    live.end_slot()
+    live.end_slot()
+    assert router.told == 16
+    old = next(view for view in live.slots() if view.record.slot == 0)
+    assert old.told
+    assert old.record.counts[6] == 12
+    assert old.record.reward[6] == pytest.approx((8 * 0.5 + 4 * 1.0) / 12)
+
+
+def test_a_restart_goes_on_with_the_same_router_and_counts_nothing_twice(tmp_path: Path, taught: Path) -> None:
+    accepted = 0
+    kept: list[str] = []
+    for _ in range(3):
+        live = service(tmp_path, taught, router=Ledger())
+        before = live.state()
+        live.start()
+        for _ in range(2):
+            accepted += answer(live, 6)
+            kept += live.submit(TEXTS[:1]).result(30).request_ids
+            live.end_slot()
+        accepted += answer(live, 6)
+        now = live.state()
+        live.stop()
+        assert before.slot < now.slot
+    live = service(tmp_path, taught, router=Ledger())
+    assert (live.state().slot, live.state().merge_version) == (now.slot, now.merge_version)
+    np.testing.assert_array_equal(live.state().blend, now.blend)
+    live.start()
+    accepted += live.feedback([Feedback(i, reward=1.0, task="sentiment") for i in kept]).accepted  # all of other lives
+    for _ in range(3):
+        live.submit(TEXTS[:1]).result(30)
+        live.end_slot()
+    router: Any = live._keeper._loop.router
+    live.stop()
+    assert router.told == accepted == 3 * 18 + len(kept)
+
+
+def test_tanbr_itself_resumes_bit_for_bit(tmp_path: Path, taught: Path) -> None:
+    live = service(tmp_path, taught)
+    live.start()
+    for _ in range(3):
+        answer(live, 8)
+        live.end_slot()
+    router: Any = live._keeper._loop.router
+    live.stop()
+    again: Any = service(tmp_path, taught)._keeper._loop.router
+    assert isinstance(again, Tanbr)
+    mix = np.full(8, 1 / 8)
+    np.testing.assert_array_equal(again.ask(mix).blend, router.ask(mix).blend)
+    assert len(again.history) == len(router.history) > 0
+
+
+class Moody(Ledger):
+    """A router that fails when it is told to."""
+
+    failing = ""
+
+    def ask(self, task_mix: Any) -> Any:
+        if Moody.failing == "ask":
+            raise RuntimeError("out of ideas")
+        return super().ask(task_mix)
+
+    def tell(self, *arguments: Any) -> None:
+        super().tell(*arguments)
+        if Moody.failing == "tell":
+            raise ValueError("nothing learned")
+
+
+@pytest.mark.parametrize("where", ["ask", "tell"])
+def test_a_router_that_raises_leaves_the_old_model_answering_and_loses_nothing(
+    tmp_path: Path, taught: Path, where: str
+) -> None:
+    live = service(tmp_path, taught, router=Moody())
+    live.start()
+    accepted = answer(live)
+    live.end_slot()
+    accepted += answer(live)
+    version = live.state().merge_version
+    Moody.failing = where
+    live.end_slot()
+    live.end_slot()
+    assert live.state().merge_version == version
+    assert {"ask": "out of ideas", "tell": "nothing learned"}[where] in live.state().alarms[0].text
+    assert live.slots(1)[0].note.startswith("failed:")
+    accepted += answer(live)
+    Moody.failing = ""
+    for _ in range(3):
+        live.end_slot()
+    assert live.state().merge_version > version
+    router: Any = live._keeper._loop.router
+    live.stop()
+    assert router.told == accepted
+
+
+def test_a_corrupt_expert_file_leaves_the_old_model_answering(tmp_path: Path, taught: Path, moe: Moe) -> None:
+    folder = shutil.copytree(moe.path, tmp_path / "model")
+    live = service(tmp_path / "state", taught, router=Ledger(), checkpoint=folder)
+    live.start()
+    before = live.submit(TEXTS[:4]).result(30)
+    file = folder / "model.safetensors"
+    shutil.copy2(file, tmp_path / "kept")
+    with file.open("r+b") as damaged:
+        damaged.seek(200_000)
+        damaged.write(b"\xff" * 50_000)
+    live.end_slot()
+    assert "has changed" in live.state().alarms[0].text
+    np.testing.assert_array_equal(live.submit(TEXTS[:4]).result(30).logits, before.logits)
+    shutil.copy2(tmp_path / "kept", file)
+    stamp = (tmp_path / "kept").stat()
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    live.end_slot()
+    assert live.state().merge_version == before.merge_version + 1  # the file is back: merging goes on
+    live.stop()
+
+
+def test_a_disk_that_fills_refuses_feedback_keeps_answering_and_recovers(live: Service) -> None:
+    accepted = answer(live)
+    write = live._store._write
+    limit = write.execute("PRAGMA page_count").fetchone()[0]
+    write.execute(f"PRAGMA max_page_count = {limit}")  # SQLite's own way to have a full disk
+    given: list[Feedback] = []
+
+    def fill_up() -> None:
+        nonlocal accepted, given
+        while True:  # what is left of the last pages takes a few
+            given = [Feedback(i, reward=1.0, task="sentiment") for i in live.submit(TEXTS[:8]).result(30).request_ids]
+            accepted += live.feedback(given).accepted
+
+    def turn() -> None:
+        while True:
+            live.end_slot()
+
+    with pytest.raises(ServiceError, match="full"):
+        fill_up()
+    with pytest.raises(ServiceError, match="goes on"):
+        turn()
+    version = live.state().merge_version
+    assert live.submit(TEXTS[:4]).result(30).merge_version == version
+    write.execute("PRAGMA max_page_count = 1000000")
+    accepted += live.feedback(given).accepted
+    for _ in range(3):
+        live.end_slot()
+    router: Any = live._keeper._loop.router
+    assert router.told == accepted
+    assert live.state().merge_version > version
+
+
+def test_nan_answers_are_not_given_and_the_blend_is_rolled_back(live: Service) -> None:
+    good = live.submit(TEXTS[:4]).result(30)
+    live.end_slot()
+    bad = live._engine.live
+    for name, parameter in bad.model.named_parameters():
+        if name == "bert.encoder.layer.0.output.dense.weight":  # an FFN's: the other buffer has its own
+            parameter.data.fill_(float("nan"))
+    again = live.submit(TEXTS[:4]).result(30)
+    np.testing.assert_array_equal(again.logits, good.logits)
+    assert again.merge_version == good.merge_version
+    until(lambda: "rolled back" in live.slots(1)[0].note)
+    router: Any = live._keeper._loop.router
+    assert router.told > 0  # as a bad reward
+    assert [view.good for view in live.versions() if view.merge_version == bad.version] == [False]
+    live.end_slot()
+    assert np.isfinite(live.submit(TEXTS[:4]).result(30).logits).all()
+
+
+def test_rewards_that_fall_roll_the_blend_back_at_once(live: Service) -> None:
+    for _ in range(5):
+        answer(live, 16, reward=0.9)
+    live.end_slot()
+    good = live.state()
+    for _ in range(5):
+        answer(live, 16, reward=0.9)
+    live.end_slot()
+    bad = live.state().merge_version
+    for _ in range(4):
+        answer(live, 16, reward=0.1)
+    until(lambda: live.state().merge_version != bad)
+    assert live.state().merge_version == good.merge_version
+    assert any("below those of the last good blends" in alarm.text for alarm in live.state().alarms)
+
+
+def test_an_operator_pins_unpins_and_rolls_back(live: Service) -> None:
+    first = live.state()
+    version = live.pin(np.eye(K)[3])
+    assert live.state().pinned
+    live.submit(TEXTS[:2]).result(30)
+    live.end_slot()
+    assert live.state().merge_version == version  # the router is not asked
+    assert live.slots(1)[0].note == "pinned"
+    live.unpin()
+    live.end_slot()
+    later = live.state().merge_version
+    assert later > version
+    assert live.rollback() == version  # still in the spare buffer
+    assert live.rollback(first.merge_version) == first.merge_version
+    np.testing.assert_array_equal(live.state().blend, first.blend)
+    for wrong, said in ((lambda: live.rollback(99), "not kept"), (lambda: live.pin(99), "not kept")):
+        with pytest.raises(InputError, match=said):
+            wrong()
+    with pytest.raises(InputError, match="blend"):
+        live.pin([0.5, 0.6])
+    assert live.pin(first.merge_version) == first.merge_version
+
+
+def test_a_pin_outlives_a_restart(tmp_path: Path, taught: Path) -> None:
+    live = service(tmp_path, taught, router=Ledger())
+    live.start()
+    version = live.pin(np.eye(K)[3])
+    live.stop()
+    live = service(tmp_path, taught, router=Ledger())
+    live.start()
+    live.end_slot()
+    assert live.state().pinned
+    assert live.state().merge_version == version
+    live.stop()
+
+
+def test_slots_end_by_requests_and_the_sources_share_the_reward(tmp_path: Path, taught: Path) -> None:
+    live = service(
+        tmp_path,
+        taught,
+        slot_requests=32,
+        rewards={"shadow": 1.0, "shadow_share": 0.5, "confidence": 0.5, "settle_slots": 0},
+    )
+    live.start()
+    while live.state().slot < 3:
+        live.submit(TEXTS[:16]).result(30)
+    until(lambda: live.slots(4)[-1].told)
+    shares = live.state().shares
+    live.stop()
+    assert set(shares) == {"shadow", "confidence"}
+    assert sum(shares.values()) == pytest.approx(1)
+    told = [view for view in live_slots(tmp_path, taught) if view.told]
+    assert all(0 < view.record.total_reward <= 1 for view in told)
+    assert all(view.requests >= 32 for view in told)
+
+
+def live_slots(state: Path, taught: Path) -> Any:
+    return service(state, taught).slots()
+
+
+def test_a_full_queue_says_when_to_come_back_and_stopping_finishes_what_was_accepted(
+    tmp_path: Path, taught: Path
+) -> None:
+    live = service(tmp_path, taught, queue=64)
+    with pytest.raises(Stopping):
+        live.submit(TEXTS[:1])
+    live.start()
+    accepted = []
+    with pytest.raises(Overloaded) as refused:  # noqa: PT012
+        while True:
+            accepted.append(live.submit(TEXTS[:16]))
+    assert 0 < refused.value.retry_after <= 60
+    assert live.stop()
+    assert all(len(future.result(0).request_ids) == 16 for future in accepted)
+    with pytest.raises(Stopping):
+        live.submit(TEXTS[:1])
+
+
+def test_low_memory_and_other_tasks(tmp_path: Path, taught: Path) -> None:
+    live = service(tmp_path, taught, router=Ledger(), low_memory=True)
+    live.start()
+    before = live.submit(TEXTS[:4]).result(30)
+    live.end_slot()
+    assert not np.array_equal(live.submit(TEXTS[:4]).result(30).logits, before.logits)
+    assert live.state().last_pause_seconds > 0
+    assert live.rollback() == before.merge_version  # merged again from disk
+    np.testing.assert_array_equal(live.submit(TEXTS[:4]).result(30).logits, before.logits)
+    live.stop()
+    with pytest.raises(StateError, match="choose another folder"):
+        Service(live._engine.moe, tasks=tiny.TASKS[:3], config=live._config, state=tmp_path)

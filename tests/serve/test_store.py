@@ -1,0 +1,87 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tanbr.errors import StateError
+from tanbr.serve.ids import RequestIds
+from tanbr.serve.records import ServiceError
+from tanbr.serve.store import FILE, FeedbackRow, RequestRow, Store, resumes, shown, vector
+
+IDS = RequestIds(b"k" * 32)
+
+
+def request(slot: int) -> RequestRow:
+    return RequestRow(IDS.issue(slot, 1)[0], 1, 0.0, np.array([0.25, 0.75]), np.array([1.0, 2.0]), None)
+
+
+def test_feedback_counts_once_and_comes_back_with_its_requests_posterior(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    row, lost = request(3), request(3)
+    store.add_requests([row])
+    given = [FeedbackRow(row.id, "feedback", None, 0.5), FeedbackRow(lost.id, "feedback", 1, 1.0)]
+    assert store.add_feedback(given) == ["accepted", "accepted"]
+    assert store.add_feedback(given[:1]) == ["repeated"]
+    first, second = store.feedback(after=0)
+    assert first.posterior is not None
+    assert (first.slot, first.reward, first.posterior.tolist()) == (3, 0.5, [0.25, 0.75])
+    assert second.posterior is None  # its request was not written down before the process ended
+    assert [r.seq for r in store.feedback(after=first.seq)] == [second.seq]
+    assert store.feedback(after=0, slot=4) == []
+    assert store.logits_of([row.id, lost.id])[row.id].tolist() == [1.0, 2.0]
+
+
+def test_what_was_accepted_is_there_after_reopening_and_the_key_stays(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert not resumes(tmp_path)
+    key, row = store.meta("key"), request(0)
+    store.add_feedback([FeedbackRow(row.id, "feedback", None, 1.0)])
+    again = Store(tmp_path)  # the first was never closed
+    assert again.meta("key") == key
+    assert len(again.feedback(after=0)) == 1
+    assert (tmp_path / FILE).stat().st_mode & 0o077 == 0
+
+
+def test_the_oldest_slots_are_forgotten_and_their_feedback_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for slot in range(30):
+        store.add_requests([request(slot) for _ in range(3)])
+        with store.transaction() as write:
+            write.execute(
+                "INSERT INTO slots (slot, version, mix, blend, note, started) VALUES (?, 1, '[1]', '[1]', '', 0)",
+                (slot,),
+            )
+    store.forget(slots=10, requests=10**6)
+    assert store.oldest == 20
+    assert [row["slot"] for row in store.slots()] == list(range(29, 19, -1))
+    store.forget(slots=10, requests=6)  # two whole slots
+    assert store.oldest == 28
+
+
+def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+
+    def failing() -> None:
+        with store.transaction(mark=5) as write:
+            write.execute("INSERT INTO feedback (id, slot, source, reward, time) VALUES (x'00', 0, 'feedback', 1, 0)")
+            write.execute("INSERT INTO nonsense VALUES (1)")
+
+    with pytest.raises(ServiceError, match="nothing was taken in"):
+        failing()
+    assert store.feedback(after=0) == []
+    assert store.meta("mark") is None
+
+
+def test_a_folder_of_other_tasks_or_no_database_is_refused(tmp_path: Path) -> None:
+    Store(tmp_path).check_fits(tasks=["a"], experts=2)
+    with pytest.raises(StateError, match="choose another folder"):
+        Store(tmp_path).check_fits(tasks=["b"], experts=2)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / FILE).write_text("no database, but long enough to be taken for one " * 20)
+    with pytest.raises(StateError, match="cannot be used"):
+        Store(tmp_path / "other")
+
+
+def test_vectors_keep_every_bit_and_nan() -> None:
+    values = np.array([1 / 3, np.nan, 1e-300])
+    np.testing.assert_array_equal(vector(shown(values)), values)
