@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tanbr.tasks import glue
 from tanbr.tasks.rows import Row
-from tanbr.tasks.text_to_text import NO_ANSWER, answer, question, understood
+from tanbr.tasks.text_to_text import NO_ANSWER, answer, answers, question, understood
 
 BY_NAME = {task.name: task for task in glue.TASKS}
 
@@ -38,6 +38,7 @@ def test_every_label_is_understood(task: glue.Task) -> None:
 def test_a_score_is_written_in_steps_of_a_fifth(score: float) -> None:
     read = understood(answer(Row("STS-B", ("", ""), score), BY_NAME["STS-B"]), BY_NAME["STS-B"])
     assert abs(read - score) <= 0.1 + 1e-9
+    assert answer(Row("STS-B", ("", ""), score), BY_NAME["STS-B"]) in answers(BY_NAME["STS-B"])
     assert 0 <= read <= 5
 
 

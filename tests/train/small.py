@@ -75,13 +75,16 @@ def bert(folder: Path) -> Path:
 
 
 def t5(folder: Path) -> Path:
-    """Write a gated T5 whose tables are tied, as the real one's are."""
+    """Write a gated T5 with an output table of its own, as version 1.1 has it."""
     torch.manual_seed(0)
     config = T5Config(
         vocab_size=64, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_decoder_layers=1, num_heads=2,
         feed_forward_proj="gated-gelu", decoder_start_token_id=0, eos_token_id=1, pad_token_id=0,
     )  # fmt: skip
-    T5ForConditionalGeneration(config).save_pretrained(folder)
+    config.tie_word_embeddings = config.scale_decoder_outputs = False
+    model = T5ForConditionalGeneration(config)
+    model.encoder.embed_tokens = model.decoder.embed_tokens = model.shared
+    model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 

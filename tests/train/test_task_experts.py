@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tanbr.merge import open as open_moe
 from tanbr.moe.layer import TaskRouting, routed
 from tanbr.train.checkpoints import load, prepare, upcycled
 from tanbr.train.early_stop import EarlyStop
@@ -55,12 +56,14 @@ def test_gradients_are_those_of_the_moe_routed_by_task(start: Path) -> None:
 def test_what_is_written_answers_as_the_views_do(start: Path, tmp_path: Path) -> None:
     goal, experts = objective(start), TaskExperts(load(start), experts=3)
     apart(experts)
-    moe = load(experts.export(start, tmp_path / "moe"))
+    moe, merged = load(experts.export(start, tmp_path / "moe")), open_moe(tmp_path / "moe")
     batch = goal.encode(small.HELD["RTE"])
     with torch.no_grad():
         for k in range(3):
             with routed(moe, TaskRouting(torch.full((len(batch),), k))):
                 torch.testing.assert_close(goal.row_losses(moe, batch), goal.row_losses(experts.view(k), batch))
+            alone = merged.dense([float(k == other) for other in range(3)])
+            torch.testing.assert_close(goal.row_losses(alone, batch), goal.row_losses(experts.view(k), batch))
     assert (tmp_path / "moe" / "tokenizer.json").exists()
 
 

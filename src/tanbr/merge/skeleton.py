@@ -50,10 +50,15 @@ def locate(model: nn.Module, target: str) -> Tensor:
     return {"gate": rows[:half], "up": rows[half:], "down": rows}[found[2]]
 
 
-def untie(model: nn.Module, targets: Iterable[str]) -> None:
-    """Give each of the targets a tensor of its own: T5's configuration ties embeddings that a checkpoint has apart."""
+def untie(model: Any, targets: Iterable[str]) -> None:
+    """Give each of the targets a tensor of its own: T5's configuration ties embeddings that a checkpoint has apart.
+
+    The output table is the one that gets a new tensor: encoder and decoder go on sharing the input table.
+    """
+    head = model.get_output_embeddings()
+    last = next((f"{name}." for name, module in model.named_modules() if module is head), None)
     seen: set[int] = set()
-    for target in targets:
+    for target in sorted(targets, key=lambda target: last is not None and target.startswith(last)):
         holder = _holder(model, target)
         if id(holder) in seen and _fused(target) is None:
             module, _, name = target.rpartition(".")

@@ -37,6 +37,14 @@ def answer(row: Row, task: Task) -> str:
     return f"{round(row.target / STEP) * STEP:.1f}" if task.graded else task.labels[int(row.target)]
 
 
+def answers(task: Task) -> list[str]:
+    """List everything that is an answer to a task."""
+    if not task.graded:
+        return list(task.labels)
+    low, high = (round(end / STEP) for end in task.scale)
+    return [f"{step * STEP:.1f}" for step in range(low, high + 1)]
+
+
 def understood(text: str, task: Task) -> float:
     """Read an answer as a row's target: the label's index or the score; −1 for whatever the task does not allow."""
     text = text.strip()

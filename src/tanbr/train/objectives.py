@@ -168,8 +168,8 @@ class TextToText(Objective):
     def __init__(self, space: LabelSpace, encoder: TextEncoder, *, tagged: bool = False) -> None:
         super().__init__(space, encoder)
         self.tagged = tagged  # whether texts name their task
-        scores = [f"{text_to_text.STEP * i:.1f}" for task in space.tasks for i in range(round(task.scale[1] / 0.2) + 1)]
-        self._length = max(len(ids) for ids in encoder.tokenizer([*space.columns, *scores])["input_ids"])
+        answers = [answer for task in space.tasks for answer in text_to_text.answers(task)]
+        self._length = max(len(ids) for ids in encoder.tokenizer(answers)["input_ids"])
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
         """Give the encoded texts and the answers to be written, without columns that are padding alone."""
