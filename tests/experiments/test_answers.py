@@ -93,7 +93,7 @@ def test_tagged_answers_are_those_of_the_unmerged_model(moe: Moe) -> None:
     route(unmerged, TaskRouting(torch.tensor(tags)))
     with torch.inference_mode():
         wanted = unmerged(**TextEncoder.of(moe.path, vocab_size=10**6)(TEXTS)).logits.numpy()
-    server = Tagged(Answers(moe), dict(zip(TEXTS, tags, strict=True)))
+    server = Tagged(Answers(moe), dict(zip(TEXTS, tags, strict=True)), np.eye(8))
     np.testing.assert_allclose(server.logits(TEXTS), wanted, atol=2e-5)
 
 

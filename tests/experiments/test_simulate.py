@@ -49,9 +49,7 @@ def test_what_is_there_is_not_run_again(study: Study, done: tuple[Path, list[Out
     again = simulate(study, NAMES, [0, 3], out=out)
     assert ran == ["average"]
     for one, other in zip(outcomes, again, strict=True):
-        assert [r.reward.tolist() for r in one.records].__repr__() == [
-            r.reward.tolist() for r in other.records
-        ].__repr__()
+        np.testing.assert_array_equal([r.reward for r in one.records], [r.reward for r in other.records])
         np.testing.assert_array_equal(one.figures, other.figures)
 
 
@@ -122,11 +120,14 @@ def test_a_survey_goes_on_where_it_stopped(moe: Moe, tmp_path: Path, monkeypatch
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        survey_to(path, moe, corpus, blends=12, rows=4, command="x", report=stop)
+        survey_to(path, moe, corpus, blends=13, rows=4, searched=2, command="x", report=stop)
     assert not path.exists()
     seen: list[int] = []
-    whole = survey_to(path, moe, corpus, blends=12, rows=4, command="x", report=lambda done, _: seen.append(done))
-    assert seen == [12]  # the first ten were there
+    whole = survey_to(
+        path, moe, corpus, blends=13, rows=4, searched=2, command="x", report=lambda done, _: seen.append(done)
+    )
+    assert seen == [11, 13]  # the first ten were there
+    assert len(np.unique(whole.blends.round(6), axis=0)) == 13
     assert [file.name for file in tmp_path.iterdir()] == ["s.json"]
     loaded = Survey.load(path)
     np.testing.assert_allclose(loaded.rewards, whole.rewards)

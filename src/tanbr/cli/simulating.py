@@ -111,6 +111,7 @@ def survey(
     data: Data = None,
     blends: Annotated[int, typer.Option(min=1, max=180, help="How many blends to try.")] = 120,
     rows: Annotated[int, typer.Option(min=2, help="Held-back rows of every task.")] = 60,
+    searched: Annotated[int, typer.Option(min=0, help="How many of the blends are found by search.")] = 0,
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Use the half of the held-back rows that `simulate --rehearse` leaves.")
     ] = False,
@@ -128,7 +129,7 @@ def survey(
     with progress("blends") as bar:
         line = bar.add_task("surveying", total=blends, note="")
         found = survey_to(
-            out, bench.moe, bench.corpus, blends=blends, rows=rows, command=_command(),
+            out, bench.moe, bench.corpus, blends=blends, rows=rows, searched=searched, command=_command(),
             report=lambda done, total: bar.update(line, completed=done, total=total),
         )  # fmt: skip
     K = bench.moe.num_experts

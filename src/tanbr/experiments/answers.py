@@ -118,21 +118,23 @@ class Merged(Unmoved):
 
 
 class Tagged(Unmoved):
-    """The un-merged MoE told every request's task: expert v answers task v, as under `moe.layer.TaskRouting`.
+    """A model told every request's task v, which it answers with the v-th of its blends (V, K).
 
-    One expert a request is the dense model of that expert's one-hot blend, so no un-merged model is needed.
+    With one-hot blends that is the un-merged MoE under `moe.layer.TaskRouting`, one expert a request; several at once
+    are Task-Merging.
     """
 
-    def __init__(self, answers: Answers, expert_of: Mapping[Text, int]) -> None:
-        self._answers, self._expert_of = answers, expert_of
+    def __init__(self, answers: Answers, task_of: Mapping[Text, int], blends: FloatArray) -> None:
+        self._answers, self._task_of = answers, task_of
+        self._blends = [as_blend(blend, experts=answers.experts) for blend in blends]
 
     def logits(self, texts: Sequence[Text]) -> FloatArray:
-        """Answer each text with its task's own expert: (n, columns)."""
-        experts = np.array([self._expert_of[text] for text in texts], dtype=np.intp)
+        """Answer each text with its task's own blend: (n, columns)."""
+        tasks = np.array([self._task_of[text] for text in texts], dtype=np.intp)
         answers = np.empty((len(texts), len(self._answers.model.columns)))
-        for expert in np.unique(experts):
-            own = np.flatnonzero(experts == expert).tolist()
-            answers[own] = self._answers.of(np.eye(self._answers.experts)[expert], [texts[i] for i in own])
+        for task in np.unique(tasks):
+            own = np.flatnonzero(tasks == task).tolist()
+            answers[own] = self._answers.of(self._blends[task], [texts[i] for i in own])
         return answers
 
 

@@ -13,10 +13,13 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from tanbr.baselines import BestKnown, FixedBlend, Nucb, RandomBlend, VectorGP
 from tanbr.baselines.fisher import fisher
 from tanbr.baselines.probes import Probes, head_probes
 from tanbr.baselines.regmean import regmean
+from tanbr.baselines.task_moe import TaskExperts
 from tanbr.config import Config
 from tanbr.errors import ConfigError, DataError
 from tanbr.experiments.answers import Answers, Blended, Merged, Server, Tagged, check_head
@@ -28,7 +31,7 @@ from tanbr.router import Tanbr
 from tanbr.serve.loop import MixSource, SlotLoop
 from tanbr.types import FloatArray, Router
 
-STATISTICS = 128  # held rows a task behind the statistics of fisher and regmean
+STATISTICS = 64  # held rows a task behind the statistics of fisher and regmean
 WarmStart: TypeAlias = Literal["none", "probes", "survey"]
 
 
@@ -112,12 +115,20 @@ def _merged(merge: Callable[[Moe, Probes], Any]) -> Builder:
     return build
 
 
-def _tags(bench: Bench, _: int) -> Parts:
-    K, V = bench.sizes
-    if K != V:
-        raise ConfigError(f"tags needs one expert a task, in the tasks' order (got {K} experts and {V} tasks)")
-    expert_of = {row.text: v for v, task in enumerate(bench.corpus.tasks) for row in bench.corpus.stream[task.name]}
-    return Tagged(bench.answers, expert_of), FixedBlend(K, V)
+def _tagged(blends: Callable[[Bench], FloatArray]) -> Builder:
+    def build(bench: Bench, _: int) -> Parts:
+        K, V = bench.sizes
+        if K != V:
+            raise ConfigError(f"tags need one expert a task, in the tasks' order (got {K} experts and {V} tasks)")
+        task_of = {row.text: v for v, task in enumerate(bench.corpus.tasks) for row in bench.corpus.stream[task.name]}
+        return Tagged(bench.answers, task_of, blends(bench)), FixedBlend(K, V)
+
+    return build
+
+
+def _two_experts(bench: Bench) -> FloatArray:
+    K = bench.moe.num_experts
+    return TaskExperts.most_helpful(bench.known.rewards[:K].T, per_task=2, own=range(K)).blends
 
 
 KINDS: dict[str, Kind] = {
@@ -133,7 +144,8 @@ KINDS: dict[str, Kind] = {
         "the best surveyed blend, found with labels", _fixed(lambda b: b.known.best_fixed), surveyed=True
     ),
     "best-per-slot": Kind("the best surveyed blend for the true mix", _best_known, told=True, surveyed=True),
-    "tags": Kind("the un-merged MoE with every request's true tag", _tags, told=True),
+    "task-merging": Kind("two experts a task, merged, with true tags", _tagged(_two_experts), told=True, surveyed=True),
+    "tags": Kind("the un-merged MoE with every request's true tag", _tagged(lambda b: np.eye(b.sizes[0])), told=True),
 }
 
 

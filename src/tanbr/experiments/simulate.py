@@ -224,7 +224,7 @@ def _bundles(jobs: Sequence[Job]) -> list[list[Job]]:
     for job in jobs:
         if [job] not in alone:
             together.setdefault(job[1], []).append(job)
-    return [*alone, *together.values()]
+    return [*together.values(), *alone]
 
 
 @contextmanager

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from tanbr.baselines.search import Table, search
 from tanbr.errors import DataError
 from tanbr.experiments.answers import check_head, model_for
-from tanbr.experiments.corpus import Corpus
+from tanbr.experiments.corpus import Corpus, Rows
 from tanbr.experiments.replay import Replay
 from tanbr.files import write_atomically
 from tanbr.merge import Moe
@@ -136,6 +137,7 @@ def survey(
 
 
 STRETCH = 10  # blends between two saves
+SEARCHED_MIXES = 0.3  # α of the mixes for which blends are searched, beside the even one
 
 
 def survey_to(
@@ -145,34 +147,61 @@ def survey_to(
     *,
     blends: int,
     rows: int,
+    searched: int = 0,
     command: str,
     report: Callable[[int, int], None] | None = None,
 ) -> Survey:
-    """Survey a checkpoint's blends on held rows and save it; interrupted and started again, it goes on."""
-    model, wanted, held = model_for(moe), candidates(moe.num_experts)[:blends], corpus.first_held(rows)
+    """Survey a checkpoint's blends on held rows and save it; interrupted and started again, it goes on.
+
+    The `searched` last of the blends are found by search: for the even mix, and for mixes that favour some tasks.
+    """
+    model, held = model_for(moe), corpus.first_held(rows)
     check_head(model, corpus.space)
     about = {"command": command, "data": corpus.name}
+    fixed = candidates(moe.num_experts)[: blends - searched]
     partial = path.with_name(f"{path.name}.partial")
-    done = _resumed(partial, moe, corpus, wanted, rows)
-    for start in range(len(done.blends) if done else 0, len(wanted), STRETCH):
-        stretch = wanted[start : start + STRETCH]
-        fresh = survey(model, held, space=corpus.space, blends=stretch)
-        fresh = replace(fresh, model_sha256=fingerprint(moe))
-        done = fresh if done is None else _joined(done, fresh)
+    done = _resumed(partial, moe, corpus, fixed, rows)
+    found = 0 if done is None else len(done.blends)
+    while found < blends:
+        if found < len(fixed):
+            stretch = survey(model, held, space=corpus.space, blends=fixed[found : found + STRETCH])
+            stretch = replace(stretch, model_sha256=fingerprint(moe))
+            done = stretch if done is None else _joined(done, stretch)
+        else:
+            done = _searched(done, model, held, corpus.space, min(STRETCH, blends - found))
+        found = len(done.blends)
         done.save(partial, **about)
         if report:
-            report(len(done.blends), len(wanted))
-    assert done is not None  # noqa: S101 - at least one blend is wanted
+            report(found, blends)
+    assert done is not None  # noqa: S101 - at least one blend is asked for
     done.save(path, **about)
     partial.unlink(missing_ok=True)
     return done
 
 
-def _resumed(partial: Path, moe: Moe, corpus: Corpus, wanted: FloatArray, rows: int) -> Survey | None:
+def _searched(known: Survey | None, model: Engine | Replay, rows: Rows, space: LabelSpace, count: int) -> Survey:
+    if known is None:
+        raise DataError("a search needs surveyed blends to start from; ask for more blends than searched ones")
+    rng = np.random.default_rng(len(known.blends))  # the same after an interruption
+    V = len(space.tasks)
+    mixes = np.array([np.full(V, 1 / V), *rng.dirichlet(np.full(V, SEARCHED_MIXES), 2)])  # a third for the even one
+    result = known
+
+    def evaluate(blend: Blend) -> FloatArray:
+        nonlocal result
+        result = _joined(result, survey(model, rows, space=space, blends=blend[None]))
+        return result.rewards[-1]
+
+    search(evaluate, Table(known.blends, known.rewards), mixes=mixes, evaluations=count, rng=rng)
+    return result
+
+
+def _resumed(partial: Path, moe: Moe, corpus: Corpus, fixed: FloatArray, rows: int) -> Survey | None:
     if not partial.exists():
         return None
     done = Survey.load(partial).check(moe, corpus, partial)
-    if done.rows != rows or not np.allclose(done.blends, wanted[: len(done.blends)]):
+    both = min(len(done.blends), len(fixed))
+    if done.rows != rows or not np.allclose(done.blends[:both], fixed[:both]):
         raise DataError(f"{partial} belongs to a survey of other blends or rows; delete it to start again")
     return done
 
