@@ -62,9 +62,9 @@ def tokenizer(*, words: list[str] | None = None) -> PreTrainedTokenizerFast:
 ENCODER = TextEncoder(tokenizer(), max_length=16)
 
 
-def bert(folder: Path) -> Path:
+def bert(folder: Path, *, seed: int = 0) -> Path:
     """Write an encoder without a head."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
         max_position_embeddings=16, pad_token_id=0,
@@ -74,9 +74,9 @@ def bert(folder: Path) -> Path:
     return folder
 
 
-def t5(folder: Path) -> Path:
+def t5(folder: Path, *, seed: int = 0) -> Path:
     """Write a gated T5 with an output table of its own, as version 1.1 has it."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = T5Config(
         vocab_size=64, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_decoder_layers=1, num_heads=2,
         feed_forward_proj="gated-gelu", decoder_start_token_id=0, eos_token_id=1, pad_token_id=0,

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tanbr.baselines.switch import Switch
-from tanbr.errors import CheckpointError
+from tanbr.errors import CheckpointError, StateError
 from tanbr.experiments import glue_moe
 from tanbr.train.checkpoints import prepare
 from tanbr.train.curve import Curve
@@ -47,10 +47,13 @@ def test_an_interrupted_run_ends_in_the_same_weights_and_curve(kind: str, tmp_pa
     assert steps[:1] == [2]
     assert all(0 <= figure <= 1 for figure in figures)
     frozen = "bert.embeddings.word_embeddings.weight" if kind == "bert" else "shared.weight"
-    assert torch.equal(weights[frozen], load_file(tmp_path / "whole/start/model.safetensors")[frozen])
+    assert torch.equal(weights[frozen], load_file(dense / "model.safetensors")[frozen.removeprefix("bert.")])
     experts = next(value for name, value in weights.items() if value.dim() == 3)
     assert not torch.equal(experts[0], experts[1])
     assert train(dense, tmp_path / "whole") == whole  # finished: nothing to do
+    other = small.DENSE[kind](tmp_path / "other", seed=1)
+    with pytest.raises(StateError, match="from another checkpoint"):
+        train(other, tmp_path / "whole")
 
 
 def test_the_trained_model_is_scored_on_unseen_rows(tmp_path: Path) -> None:

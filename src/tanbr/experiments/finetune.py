@@ -30,7 +30,7 @@ from tanbr.router import Tanbr
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task
 from tanbr.train.batches import Batches
-from tanbr.train.checkpoints import load, write
+from tanbr.train.checkpoints import digest, load, write
 from tanbr.train.finetune import GatedLearner, Learner, MergedLearner, finetune, norms
 from tanbr.train.objectives import Objective, objective_of
 from tanbr.types import Router, to_jsonable
@@ -88,7 +88,8 @@ def run(
     batches = Batches(few, objective=objective, sizes=[1] * len(tasks), seed=config.seed)
     mixes = np.random.default_rng(config.seed).dirichlet(np.full(len(tasks), config.alpha), config.steps)
     measured = {task.name: unseen[task.name][: config.eval_rows] for task in tasks}
-    found = _untuned(checkpoint, objective, measured, out / "untuned.json")
+    origin = digest(checkpoint)
+    found = _untuned(checkpoint, objective, measured, out / f"untuned-{origin}-{config.eval_rows}.json")
     before = [weight.detach().clone() for weight in learner.norms]
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +100,10 @@ def run(
         report(f"{phase} {router}", done, total, f"loss {loss:.3f}")
 
     _reset_peak()
-    finetune(learner, batches, mixes, objective=objective, config=config, state=folder / "tuned.state", report=step)
+    finetune(
+        learner, batches, mixes, objective=objective, config=config, state=folder / "tuned.state", report=step,
+        origin=origin,
+    )  # fmt: skip
     peak = _peak()
     report(f"figures {router}", 0, 1, "")
     found |= {f"tuned {kind}": value for kind, value in _measure(learner, objective, measured).items()}

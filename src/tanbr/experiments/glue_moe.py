@@ -12,7 +12,7 @@ from tanbr.tasks import glue
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.train.batches import Batches
-from tanbr.train.checkpoints import load, prepare
+from tanbr.train.checkpoints import digest, load, prepare
 from tanbr.train.objectives import objective_of
 from tanbr.train.pretrain import batch_sizes, train_experts
 from tanbr.train.token_routed import train_gates
@@ -40,7 +40,7 @@ def train(
     """
     space = LabelSpace(tuple(task for task in glue.TASKS if task.name in rows))
     rows = {task.name: rows[task.name][: config.train_rows] for task in space.tasks}
-    ancestor = prepare(dense, space, out / "start", max_length=config.max_length, seed=config.seed)
+    ancestor = prepare(dense, space, out / f"start-{digest(dense)}", max_length=config.max_length, seed=config.seed)
     settings = load(ancestor).config
     encoder = TextEncoder.of(ancestor, vocab_size=settings.vocab_size, max_length=config.max_length)
     objective = objective_of(settings, space, encoder, tagged=tagged)

@@ -1,5 +1,6 @@
 """The checkpoints that training starts from and ends in: a dense model with a fitting head, and an MoE."""
 
+import hashlib
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,12 @@ def load(folder: Path, **changes: Any) -> PreTrainedModel:
         raise CheckpointError(f"{folder} must be a BERT or a T5 (its config.json says {kind!r})")
     model: PreTrainedModel = _LOADERS[kind].from_pretrained(folder, local_files_only=True, **changes)
     return model
+
+
+def digest(folder: Path) -> str:
+    """Tell checkpoints apart by their weights: 12 hexadecimal digits."""
+    digests = [file.digest() for file in Checkpoint(folder).files]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:12]
 
 
 def prepare(dense: Path, space: LabelSpace, out: Path, *, max_length: int, seed: int) -> Path:

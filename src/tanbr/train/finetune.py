@@ -140,8 +140,12 @@ def finetune(
     config: FinetuneConfig,
     state: Path,
     report: Report,
+    origin: str = "",
 ) -> Run:
-    """Tune for as many steps as there are mixes (steps, V), one labelled batch of each; resumes from `state`."""
+    """Tune for as many steps as there are mixes (steps, V), one labelled batch of each; resumes from `state`.
+
+    `origin` tells the checkpoint that is tuned from others.
+    """
     learner.requires_grad_(True)
     tuned = list(learner.norms)
     deciders = [weight for weight in learner.parameters() if all(weight is not norm for norm in tuned)]
@@ -160,6 +164,7 @@ def finetune(
         config=config,
         state=state,
         report=report,
+        origin=origin,
     )
     run.train()
     return run

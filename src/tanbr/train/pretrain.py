@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tanbr.config import PretrainConfig
 from tanbr.tasks.rows import Row
 from tanbr.train.batches import Batches
-from tanbr.train.checkpoints import load
+from tanbr.train.checkpoints import digest, load
 from tanbr.train.early_stop import EarlyStop
 from tanbr.train.objectives import Batch, Objective
 from tanbr.train.run import Report, Run
@@ -81,6 +81,7 @@ def train_experts(
         config=config,
         state=out.with_suffix(".state"),
         report=report,
+        origin=digest(ancestor),
         look=look,
     )
     run.train()

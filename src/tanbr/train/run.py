@@ -33,6 +33,7 @@ class Run:
     config: RunConfig
     state: Path
     report: Report
+    origin: str = ""  # tells checkpoints apart: a state belongs to the one that the run started from
     look: Callable[[int], None] = lambda _: None  # called with the number of steps taken, after each
 
     @property
@@ -71,6 +72,9 @@ class Run:
         warm = min(1.0, (step + 1) / self.config.warmup)
         return warm * (0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * step / self.steps)))
 
+    def _run(self) -> str:
+        return json.dumps({"phase": self.phase, "origin": self.origin, "config": self.config.model_dump()})
+
     def _changing(self) -> dict[str, Tensor]:
         """What steps change: trained parameters, each once, buffers, and what modules keep beside them."""
         trained = {name for name, weight in self.model.named_parameters() if weight.requires_grad}
@@ -85,7 +89,7 @@ class Run:
         tensors = {f"model/{name}": value.contiguous() for name, value in self._changing().items()}
         for index, moments in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer/{index}/{name}": value for name, value in moments.items()}
-        metadata = {"step": str(step), "loss": json.dumps(smoothed), "config": self.config.model_dump_json()}
+        metadata = {"step": str(step), "loss": json.dumps(smoothed), "run": self._run()}
         partial = self.state.with_suffix(".partial")
         save_file(tensors, partial, metadata=metadata)
         partial.replace(self.state)
@@ -99,8 +103,11 @@ class Run:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         except SafetensorError as error:
             raise StateError(f"{self.state} is corrupt ({error}); delete it to start this phase again") from None
-        if metadata.get("config") != self.config.model_dump_json():
-            raise StateError(f"{self.state} belongs to a run with other settings; choose another --out or delete it")
+        if metadata.get("run") != self._run():
+            raise StateError(
+                f"{self.state} belongs to a run with other settings or from another checkpoint; "
+                "choose another --out or delete it"
+            )
         saved = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
         if saved.keys() != self._changing().keys():
             raise StateError(f"{self.state} belongs to a run of another model; choose another --out or delete it")

@@ -11,7 +11,7 @@ from tanbr.config import PretrainConfig
 from tanbr.moe.gates import Gated
 from tanbr.moe.layer import ExpertLinear
 from tanbr.train.batches import Batches
-from tanbr.train.checkpoints import upcycled, write
+from tanbr.train.checkpoints import digest, upcycled, write
 from tanbr.train.objectives import Objective
 from tanbr.train.pretrain import groups
 from tanbr.train.run import Report, Run
@@ -59,5 +59,6 @@ def train_gates(
         config=config,
         state=out.with_suffix(".state"),
         report=report,
+        origin=digest(ancestor),
     ).train()
     return out if out.exists() else write(moe, ancestor, out)
