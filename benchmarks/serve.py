@@ -1,0 +1,120 @@
+"""What serving costs, and what it withstands: a real server process and a real client process on loopback.
+
+Every figure is a ratio inside one run, with its spread over rounds. Sections that are done are kept in `--out` and
+skipped when the same command is run again; `--only throughput` runs one. `--quick` uses a tiny model and few rounds.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of this process, the client
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+
+from serving import faults, memory, speed
+from tanbr.files import write_atomically
+
+Section = Callable[[], dict[str, Any]]
+console = Console()
+
+
+def sections(args: argparse.Namespace, work: Path) -> dict[str, Section]:
+    """Name → what it measures."""
+    quick, threads = args.quick, args.threads
+    small, large = ("quick", "quick") if quick else ("minilm", "base")
+    rounds = 2 if quick else args.rounds
+    found: dict[str, Section] = {}
+    for size in dict.fromkeys((small, large)):
+        found[f"throughput {size}"] = lambda size=size: speed.throughput(  # type: ignore[misc]
+            size, work, threads=threads, rounds=rounds, batches=8 if quick else 12 if size == "base" else 40
+        )
+        found[f"latency {size}"] = lambda size=size: speed.latency(  # type: ignore[misc]
+            size, work, threads=threads, rounds=rounds, requests=50 if quick else 100 if size == "base" else 300
+        )
+    found["swaps"] = lambda: speed.swaps(small, work, threads=threads, rounds=rounds, count=20 if quick else args.swaps)
+    found["memory"] = lambda: memory.memory(large, work, threads=threads, swaps=3 if quick else 10)
+    found["soak"] = lambda: memory.soak(work, threads=1, minutes=args.soak_minutes)
+    found["kills"] = lambda: faults.kills(work, count=4 if quick else args.kills)
+    found["full disk"] = lambda: faults.full_disk(work)
+    found["corrupt experts"] = lambda: faults.corrupt_experts(work)
+    found["raising router"] = lambda: faults.raising_router(work)
+    return found
+
+
+def main() -> None:
+    """Measure, write, show."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tiny model, under a minute")
+    parser.add_argument("--only", action="append", help="sections to run, by how their names start")
+    parser.add_argument("--again", action="store_true", help="measure sections anew that are in --out")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--swaps", type=int, default=1000)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--soak-minutes", type=float, default=None, help="30, or a few seconds with --quick")
+    parser.add_argument("--threads", type=int, default=2, help="of the served model")
+    parser.add_argument("--work", type=Path, default=None, help="folder for models and states; a temporary one if none")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file")
+    args = parser.parse_args()
+    args.soak_minutes = args.soak_minutes or (0.1 if args.quick else 30.0)
+
+    done: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    done |= {
+        "command": f"python benchmarks/serve.py {' '.join(a for a in sys.argv[1:] if not a.startswith('/'))}",
+        "machine": {"cores": os.cpu_count(), "system": platform.system(), "processor": platform.machine()},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }
+    results = done.setdefault("sections", {})
+    with tempfile.TemporaryDirectory() as temporary:
+        work = args.work or Path(temporary)
+        work.mkdir(parents=True, exist_ok=True)
+        for name, measure in sections(args, work).items():
+            if args.only and not any(name.startswith(wanted) for wanted in args.only):
+                continue
+            if name in results and not args.again:
+                console.print(f"{name}: done before")
+                continue
+            started = time.perf_counter()
+            results[name] = measure()
+            console.print(f"[bold]{name}[/] ({time.perf_counter() - started:.0f} s)")
+            console.print(table(results[name]))
+            if args.out:
+                write_atomically(args.out, json.dumps(done, indent=1) + "\n")
+
+
+def table(result: dict[str, Any]) -> Table:
+    """Show a section's figures."""
+    shown = Table(show_header=False, box=None)
+    for name, value in _flat(result):
+        shown.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
+    return shown
+
+
+def _flat(result: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for name, value in result.items():
+        if isinstance(value, dict) and set(value) == {"median", "least", "most"}:
+            rows.append((prefix + name, f"{value['median']:.4g}  ({value['least']:.4g} … {value['most']:.4g})"))
+        elif isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{name}: ")
+        else:
+            rows.append((prefix + name, value))
+    return rows
+
+
+if __name__ == "__main__":
+    main()

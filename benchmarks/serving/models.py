@@ -1,0 +1,41 @@
+"""The models that are served: BERT-MoE with random weights at two sizes, and the texts that are sent to them."""
+
+import random
+import shutil
+from pathlib import Path
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from tanbr.moe import embedded
+from tanbr.moe.families.bert import BertMoeConfig, BertMoeForSequenceClassification
+from tanbr.tasks import tiny
+
+K = 8
+SIZES = {
+    "quick": {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "minilm": {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12},
+    "base": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
+}
+LABELS = 15
+WORDS = 60  # a text's length, about as many tokens
+
+
+def checkpoint(size: str, work: Path) -> Path:
+    """Write a BERT-MoE with random weights and the embedded model's tokenizer, once."""
+    folder = work / f"bert-{size}"
+    if not (folder / "model.safetensors").exists():
+        disable_progress_bar()
+        torch.manual_seed(0)
+        config = BertMoeConfig(**SIZES[size], num_experts=K, num_labels=LABELS)
+        BertMoeForSequenceClassification(config).save_pretrained(folder)
+        for file in embedded.path().glob("*token*"):
+            shutil.copy(file, folder)
+    return folder
+
+
+def texts(count: int, *, seed: int = 0) -> list[str]:
+    """Make texts of one length, so that batches are alike."""
+    rng = random.Random(seed)
+    words = [word for row in tiny.generate("sentiment", 400, seed=9) for word in str(row.text).split()]
+    return [" ".join(rng.choice(words) for _ in range(WORDS)) for _ in range(count)]

@@ -1,0 +1,86 @@
+"""The same dense model behind LitServe, and behind the FastAPI handler that one writes first."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tanbr.merge import open as open_moe
+from tanbr.moe.text import TextEncoder
+
+
+class Model:
+    """The dense model and its tokenizer."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        torch.set_num_threads(threads)
+        moe = open_moe(folder)
+        self.model = moe.dense()
+        self.encode = TextEncoder.of(folder, vocab_size=self.model.config.vocab_size)
+        moe.checkpoint.release()
+        self.names = [self.model.config.id2label[i] for i in range(self.model.config.num_labels)]
+
+    @torch.inference_mode()
+    def __call__(self, inputs: list[str]) -> list[dict[str, Any]]:
+        """Answer texts as `tanbr serve` does."""
+        scores = self.model(**self.encode(inputs)).logits.softmax(dim=-1)
+        best = scores.argmax(dim=-1).tolist()
+        return [
+            {"label": self.names[i], "score": row[i], "scores": dict(zip(self.names, row, strict=True))}
+            for i, row in zip(best, scores.tolist(), strict=True)
+        ]
+
+
+def plain(folder: Path, port: int, threads: int) -> None:
+    """A handler, a model, uvicorn."""
+    import uvicorn
+    from fastapi import FastAPI
+    from pydantic import BaseModel
+
+    class Body(BaseModel):
+        inputs: list[str]
+
+    model, app = Model(folder, threads), FastAPI()
+
+    @app.post("/v1/classify")
+    def classify(body: Body) -> dict[str, Any]:  # a plain function: FastAPI runs it in its pool of threads
+        torch.set_num_threads(threads)
+        return {"outputs": model(body.inputs)}
+
+    @app.get("/readyz")
+    def ready() -> dict[str, str]:
+        return {"status": "ok"}
+
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", access_log=False)
+
+
+def litserve(folder: Path, port: int, threads: int) -> None:
+    """LitServe with its dynamic batches, one worker."""
+    import litserve as ls
+
+    class Api(ls.LitAPI):
+        def setup(self, device: str) -> None:  # noqa: ARG002 - LitServe's signature
+            self.model = Model(folder, threads)
+
+        def decode_request(self, request: dict[str, Any]) -> list[str]:
+            return list(request["inputs"])
+
+        def predict(self, inputs: list[list[str]]) -> list[list[dict[str, Any]]]:
+            flat = self.model([text for one in inputs for text in one])
+            parts, start = [], 0
+            for one in inputs:
+                parts.append(flat[start : start + len(one)])
+                start += len(one)
+            return parts
+
+        def encode_response(self, output: list[dict[str, Any]]) -> dict[str, Any]:
+            return {"outputs": output}
+
+    api = Api(max_batch_size=32, batch_timeout=0.002, api_path="/v1/classify")
+    server = ls.LitServer(api, accelerator="cpu", timeout=60)
+    server.run(host="127.0.0.1", port=port, num_api_servers=1, log_level="error", generate_client_file=False)
+
+
+if __name__ == "__main__":
+    {"plain": plain, "litserve": litserve}[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

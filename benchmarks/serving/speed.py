@@ -1,0 +1,150 @@
+"""Throughput, latency, and latency while blends are swapped."""
+
+import asyncio
+import itertools
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serving import processes
+from serving.client import Connection, Load, after, at, classify, drive, request
+from serving.models import K, checkpoint, texts
+
+BATCH = 32
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median and range."""
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+
+
+def throughput(size: str, work: Path, *, threads: int, rounds: int, batches: int) -> dict[str, Any]:
+    """Texts per second behind each server, over those of the bare model in the same round."""
+    folder = checkpoint(size, work)
+    result: dict[str, Any] = {"size": size, "batch": BATCH, "batches": batches, "rounds": rounds, "threads": threads}
+    with processes.bare(folder, work, threads=threads) as model:
+        model(BATCH, 2)
+        for name, server in servers(folder, work, threads=threads).items():
+            with server as (port, _):
+                _saturate(port, 4)
+                shares, singles, bare = [], [], []
+                for _ in range(rounds):
+                    alone = BATCH * batches / sum(model(BATCH, batches))
+                    bare.append(alone)
+                    shares.append(_saturate(port, batches) / alone)
+                    singles.append(_singles(port, batches) / alone)
+            result[name] = {"of_bare": spread(shares), "of_bare_single_texts": spread(singles)}
+            result["bare_texts_per_second"] = spread(bare)
+    return result
+
+
+def servers(folder: Path, work: Path, *, threads: int) -> dict[str, Any]:
+    """Every way of serving the same dense model; each is a context manager of (port, pid)."""
+    found: dict[str, Any] = {"tanbr": processes.tanbr(folder, work, threads=threads)}
+    for kind in ("plain", "litserve"):
+        found[kind] = processes.rival(kind, folder, work, threads=threads)
+    return found
+
+
+def _saturate(port: int, batches: int) -> float:
+    """Requests of a whole batch each, on four connections; texts per second."""
+    bodies = itertools.cycle([classify(texts(BATCH, seed=seed)) for seed in range(8)])
+    load = asyncio.run(drive(port, bodies, connections=4, until=after(batches)))
+    _check(load)
+    return BATCH * len(load.seconds) / load.took
+
+
+def _singles(port: int, batches: int) -> float:
+    """Requests of one text each, on as many connections as two batches have texts; texts per second."""
+    bodies = itertools.cycle([classify([text]) for text in texts(64)])
+    load = asyncio.run(drive(port, bodies, connections=2 * BATCH, until=after(BATCH * batches)))
+    _check(load)
+    return len(load.seconds) / load.took
+
+
+def _check(load: Load) -> None:
+    if load.failed:
+        raise RuntimeError(f"{len(load.failed)} requests failed: {load.failed[0]}")
+
+
+def latency(size: str, work: Path, *, threads: int, rounds: int, requests: int) -> dict[str, Any]:
+    """Latency of one text at a time, less the bare forward pass in the same round."""
+    folder = checkpoint(size, work)
+    result: dict[str, Any] = {"size": size, "requests": requests, "rounds": rounds, "threads": threads}
+    bodies = itertools.cycle([classify([text]) for text in texts(64)])
+    with processes.bare(folder, work, threads=threads) as model:
+        model(1, 20)
+        for name, server in servers(folder, work, threads=threads).items():
+            with server as (port, _):
+                asyncio.run(drive(port, bodies, connections=1, until=after(20)))
+                added, share, tails, alone = [], [], [], []
+                for _ in range(rounds):
+                    bare = statistics.median(model(1, requests))
+                    load = asyncio.run(drive(port, bodies, connections=1, until=after(requests)))
+                    _check(load)
+                    alone.append(bare * 1e3)
+                    added.append((load.quantile(0.5) - bare) * 1e3)
+                    share.append(load.quantile(0.5) / bare - 1)
+                    tails.append(load.quantile(0.99) / load.quantile(0.5))
+            result[name] = {"added_ms": spread(added), "added_share": spread(share), "p99_over_median": spread(tails)}
+            result["bare_ms"] = spread(alone)
+    return result
+
+
+def swaps(size: str, work: Path, *, threads: int, rounds: int, count: int, rate_share: float = 0.4) -> dict[str, Any]:
+    """99th percentile of the latency while blends are swapped without a pause between, over that without swaps."""
+    folder = checkpoint(size, work)
+    rng = np.random.default_rng(0)
+    ratios, failed, versions, requests, merges = [], 0, 0, 0, []
+    with processes.tanbr(folder, work, threads=threads) as (port, _):
+        bodies = itertools.cycle([classify([text]) for text in texts(64)])
+        load = asyncio.run(drive(port, bodies, connections=1, until=after(100)))
+        rate = rate_share / load.quantile(0.5)
+        for _ in range(rounds):
+            started = time.perf_counter()
+            during, merged = asyncio.run(_swapping(port, bodies, rate, rng, count // rounds))
+            took = time.perf_counter() - started
+            steady = asyncio.run(drive(port, bodies, connections=8, rate=rate, until=at(time.perf_counter() + took)))
+            ratios.append(during.quantile(0.99) / steady.quantile(0.99))
+            failed += len(during.failed) + len(steady.failed)
+            versions += len(merged)
+            requests += len(during.seconds) + len(steady.seconds)
+            merges += merged
+    return {
+        "size": size,
+        "threads": threads,
+        "rounds": rounds,
+        "swaps": versions,
+        "requests": requests,
+        "requests_per_second": rate,
+        "failed": failed,
+        "p99_over_steady": spread(ratios),
+        "seconds_per_swap": spread(merges),
+    }
+
+
+async def _swapping(
+    port: int, bodies: Iterator[bytes], rate: float, rng: np.random.Generator, count: int
+) -> tuple[Load, list[float]]:
+    """Load the server while one blend after the other is pinned; the load, and the seconds of each swap."""
+    done = False
+    seconds: list[float] = []
+
+    async def swap() -> None:
+        nonlocal done
+        connection = Connection(port)
+        for _ in range(count):
+            body = {"blend": rng.dirichlet(np.ones(K)).tolist()}
+            started = time.perf_counter()
+            status, data = await connection.send(request("POST", "/v1/admin/pin", body, token=processes.TOKEN))
+            seconds.append(time.perf_counter() - started)
+            if status != 200:
+                raise RuntimeError(f"a swap failed: {data!r}")
+        done = True
+
+    load, _ = await asyncio.gather(drive(port, bodies, connections=8, rate=rate, until=lambda _: done), swap())
+    return load, seconds
