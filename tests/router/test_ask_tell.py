@@ -7,7 +7,7 @@ import checks
 from tanbr import state
 from tanbr.baselines import RandomBlend
 from tanbr.config import RouterConfig
-from tanbr.errors import DecisionError, StateError
+from tanbr.errors import DecisionError, InputError, StateError
 from tanbr.router import Tanbr
 from tanbr.state import HEADER, read_state, write_state
 
@@ -95,3 +95,14 @@ def test_warm_start_teaches_before_the_first_ask():
     warm.warm_start(blends, np.array([checks.toy_reward(x) for x in blends]))
     rewards = [np.mean([checks.toy_reward(x)[0] for x in checks.play(r, 25)]) for r in (cold, warm)]
     assert rewards[1] > rewards[0] + 0.1
+
+
+def test_a_warm_start_weighs_rewards_by_their_counts():
+    few, many = (Tanbr(3, 2, seed=0) for _ in range(2))
+    blends, rewards = np.eye(3), np.full((3, 2), 0.9)
+    few.warm_start(blends, rewards)
+    many.warm_start(blends, rewards, np.full((3, 2), 60))
+    widths = [router.explain(router.ask([0.5, 0.5])).uncertainty for router in (few, many)]
+    assert widths[1] < widths[0]
+    with pytest.raises(InputError, match="counts must be a table like rewards"):
+        few.warm_start(blends, rewards, np.ones(3))
