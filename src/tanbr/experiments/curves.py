@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib import rc_context
 
-from tanbr.experiments.pictures import PALETTE, figure, png, smooth
+from tanbr.experiments.pictures import PALETTE, STYLE, figure, png, smooth
 from tanbr.train.curve import Curve
 
 
+@rc_context(STYLE)
 def draw_training(curve: Curve, tasks: Sequence[str], path: Path) -> Path:
     """Draw each task's loss, and below it the task's figure on held-out rows where a run looked at it."""
     panels = [("loss", "training loss", 10)]
@@ -22,12 +24,13 @@ def draw_training(curve: Curve, tasks: Sequence[str], path: Path) -> Path:
                 steps, smooth(np.array(values), window), color=colour, label=task, marker="." if window == 1 else ""
             )
         axis.set_title(title)
-    axes[0].legend(ncols=4, loc="upper right")
+    axes[0].legend(ncols=4)
     axes[-1].set_xlabel("step")
     png(canvas, path)
     return path
 
 
+@rc_context(STYLE)
 def draw_losses(curves: Mapping[str, Curve], path: Path, *, window: int = 5) -> Path:
     """Draw the mean loss of several runs on the same batches, smoothed over `window` entries."""
     canvas, (axis,) = figure(height=3.2)
