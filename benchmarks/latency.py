@@ -172,6 +172,37 @@ def cell(models: Models, mode: str, batch: int, *, rounds: int, seconds: float, 
     }
 
 
+@torch.inference_mode()
+def parity(models: Models, *, batch: int, pairs: int) -> dict[str, Any]:
+    """CPU time of plain dense over merged, and of merged over itself as a yardstick: neighbours, in both orders."""
+    merged, dense = (work_of(models.get(name), models.kind, "forward", batch) for name in ("merged", "dense"))
+    ratios: dict[str, list[float]] = {"plain dense": [], "merged again": []}
+    for call in (merged, dense, merged):
+        call()  # warms up
+    for pair in range(pairs):
+        for name, rival in (("plain dense", dense), ("merged again", merged)):
+            first, second = (merged, rival) if pair % 2 else (rival, merged)
+            before, after = _timed(first)[1], _timed(second)[1]
+            ratios[name].append(after / before if pair % 2 else before / after)
+    return {name: _typical(values) for name, values in ratios.items()}
+
+
+def _typical(ratios: list[float]) -> dict[str, float]:
+    """Median, quartiles and the median's standard error (by the binomial interval of its rank)."""
+    ratios = sorted(ratios)
+    n = len(ratios)
+    reach = 0.5 * math.sqrt(n)  # one standard deviation of the rank
+    low, high = ratios[max(0, math.floor(n / 2 - reach))], ratios[min(n - 1, math.ceil(n / 2 + reach) - 1)]
+    quartiles = statistics.quantiles(ratios, n=4)
+    return {
+        "pairs": n,
+        "ratio": statistics.median(ratios),
+        "error": (high - low) / 2,
+        "quartile_low": quartiles[0],
+        "quartile_high": quartiles[2],
+    }
+
+
 def _timed(call: Callable[[], Any]) -> tuple[float, float]:
     start, start_work = time.perf_counter(), time.process_time()
     call()
@@ -217,19 +248,21 @@ def _serve(kind: str, size: str, work: Path, name: str) -> dict[str, float]:
     """Load what one method needs, let go of the rest, answer a batch of 8, and look at what was resident meanwhile."""
     models = Models(kind, size, work)
     moe = tanbr.merge.open(models.folder)
-    before = _status("VmRSS")
+    before, mapped = _status("VmRSS"), _status("RssFile")
     model_name, routing = METHODS[name]
     model = models.get(model_name)
     models.forget()
     moe.checkpoint.release()
     gc.collect()
+    # what was only read to be put in int8 may still be mapped: page cache, not the model's
+    idle = _status("RssFile") - mapped if name.endswith("int8") else 0
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts here
     _routed(model, routing(8), work_of(model, kind, "forward", 8))()
     return {
         "parameters_loaded": sum(spec.numel for spec in moe.checkpoint.specs.values())
         if model_name.startswith("moe")
         else sum(math.prod(shape) for shape in moe.plan.shapes.values()),
-        "peak_resident": _status("VmHWM") - before,
+        "peak_resident": _status("VmHWM") - before - idle,
     }
 
 
@@ -298,6 +331,11 @@ def _measure(arguments: argparse.Namespace, work: Path) -> None:
                 figures["cells"][key] = cell(models, mode, batch, rounds=few, seconds=seconds, skip=skip)
                 _keep(arguments.out, figures)
                 _show_cell(key, figures["cells"][key])
+        for batch, pairs in ((1, 8),) if arguments.quick else ((1, 40), (8, 10)):
+            key = f"{kind} {batch}"
+            if key not in figures.setdefault("parity", {}) and time.monotonic() < ends:
+                figures["parity"][key] = parity(models, batch=batch, pairs=pairs)
+                _keep(arguments.out, figures)
         if kind not in figures["token_merging"] and time.monotonic() < ends:
             figures["token_merging"][kind] = token_merging(models, tokens=8)
             _keep(arguments.out, figures)
@@ -337,6 +375,12 @@ def _show_cell(key: str, values: dict[str, Any]) -> None:
 
 
 def _show(figures: dict[str, Any]) -> None:
+    for key, values in figures["parity"].items():
+        for name, value in values.items():
+            print(
+                f"{key:8s} {name:12s} ×{value['ratio']:.3f} ± {value['error']:.3f} of merged"
+                f" (quartiles {value['quartile_low']:.3f}–{value['quartile_high']:.3f}, {value['pairs']} pairs)"
+            )
     for kind, value in figures["token_merging"].items():
         merged = figures["cells"].get(f"{kind} forward 1", {}).get("merged", {}).get("seconds", math.nan)
         print(
@@ -356,7 +400,8 @@ def _draw(figures: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    cells = figures["cells"]
+    order = sorted(figures["cells"], key=lambda key: (key.split()[:2], int(key.split()[2])))
+    cells = {key: figures["cells"][key] for key in order}  # a row per model and mode, batches side by side
     columns = 3
     rows = -(-len(cells) // columns)
     plot, axes = plt.subplots(rows, columns, figsize=(13, 3.4 * rows), layout="constrained", squeeze=False, sharex=True)
