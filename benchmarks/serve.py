@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -66,6 +67,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=None, help="folder for models and states; a temporary one if none")
     parser.add_argument("--out", type=Path, default=None, help="JSON file")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers end, too
     args.soak_minutes = args.soak_minutes or (0.1 if args.quick else 30.0)
 
     done: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}

@@ -1,0 +1,56 @@
+from pathlib import Path
+
+import pytest
+
+from serve.serving import until
+from serve.text_model import write
+from tanbr.config import parse
+from tanbr.errors import InputError
+from tanbr.serve.build import build
+from tanbr.serve.records import Feedback
+
+PROMPTS = ["w1 w2 w3", "w9", "w5 w5 w5 w5 w5 w5"]
+
+
+@pytest.mark.parametrize("family", ["t5_moe", "mixtral"])
+def test_a_text_model_writes_streams_learns_and_swaps(tmp_path: Path, family: str) -> None:
+    folder = write(family, tmp_path / "model")
+    rewards = {"confidence": 1.0, "shadow": 1.0 if family == "t5_moe" else 0.0, "shadow_share": 1.0}
+    config = parse({"serve": {"slot_seconds": 3600, "threads": 1, "rewards": rewards | {"settle_slots": 0}}})
+    live = build(folder, config=config, state=tmp_path / "state")
+    live.start()
+    pieces: dict[int, str] = {}
+    done = live.generate(
+        PROMPTS, max_tokens=7, on_token=lambda row, text: pieces.update({row: pieces.get(row, "") + text})
+    ).result(60)
+    assert pieces == {row: text for row, text in enumerate(done.texts) if text}
+    assert all(0 <= tokens <= 7 for tokens in done.completion_tokens)
+    assert done.prompt_tokens == ((4, 2, 7) if family == "t5_moe" else (3, 1, 6))
+    for row, prompt in enumerate(PROMPTS):  # neighbours in the batch change nothing
+        alone = live.generate([prompt], max_tokens=7).result(60)
+        assert alone.texts == (done.texts[row],)
+        assert alone.finish_reasons == (done.finish_reasons[row],)
+    assert live.feedback([Feedback(done.request_ids[0], reward=1.0)]).accepted == 1
+    version = live.state().merge_version
+    live.end_slot()
+    live.end_slot()
+    assert live.state().merge_version != version
+    told = next(view for view in live.slots() if view.record.slot == 0)
+    assert told.told
+    shadowed = 6 if family == "t5_moe" else 0
+    assert told.record.counts.sum() == pytest.approx(1 + 6 + shadowed, abs=0.5)  # feedback, confidence, shadow
+    with pytest.raises(InputError, match="max_tokens"):
+        live.generate(["w1"], max_tokens=0)
+    with pytest.raises(InputError, match="writes text"):
+        live.submit(["w1"])
+    live.stop()
+
+
+def test_latent_tasks_are_found_in_the_traffic(tmp_path: Path) -> None:
+    config = parse({"serve": {"slot_seconds": 3600, "threads": 1}})
+    live = build(write("t5_moe", tmp_path / "model"), config=config, state=tmp_path / "state")
+    assert live.info.tasks == ("latent-1", "latent-2", "latent-3", "latent-4")
+    live.start()
+    live.generate(["w1 w2"], max_tokens=2).result(60)
+    until(lambda: live._store.slots(limit=1) != [])
+    live.stop()
