@@ -80,16 +80,17 @@ class SlotLoop:
         if chosen is None:
             raise ValueError("a slot needs a decision or a blend")
 
-        def described(live: Live) -> OpenSlot:
-            return OpenSlot(self.slot, live.version, self.forecast, chosen, decision, note)
+        def opened(version: int) -> OpenSlot:
+            return OpenSlot(self.slot, version, self.forecast, chosen, decision, note)
 
-        self.engine.swap(
-            chosen,
-            version=version,
-            slot=self.slot,
-            before=None if before is None else lambda live: before(described(live), live),
+        return opened(
+            self.engine.swap(
+                chosen,
+                version=version,
+                slot=self.slot,
+                before=None if before is None else lambda live: before(opened(live.version), live),
+            )
         )
-        return described(self.engine.live)
 
     def settle(self, opened: OpenSlot, reward: Reward, counts: Counts) -> SlotRecord:
         """Tell the router the reward of a slot; a slot that it did not choose teaches it as a warm start."""
