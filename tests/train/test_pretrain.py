@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tanbr.baselines.switch import Switch
-from tanbr.errors import CheckpointError, StateError
+from tanbr.errors import CheckpointError, OutputError, StateError
 from tanbr.experiments import glue_moe
 from tanbr.train.checkpoints import prepare
 from tanbr.train.curve import Curve
@@ -95,6 +95,23 @@ def test_what_cannot_be_trained_from(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="must be a BERT or a T5"):
         start(dense)
     assert not (tmp_path / "start").exists()
+
+
+def test_a_state_that_cannot_be_written_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = small.bert(tmp_path / "dense")
+    with pytest.raises(Stopped):
+        train(dense, tmp_path / "out", stop_at=3)
+    before = (tmp_path / "out/model.state").read_bytes()
+
+    def full(_: Any, path: Path, **__: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tanbr.train.run.save_file", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        train(dense, tmp_path / "out")
+    assert (tmp_path / "out/model.state").read_bytes() == before
+    assert not list((tmp_path / "out").glob("*.partial"))
 
 
 def test_a_curve_forgets_what_comes_after_a_step(tmp_path: Path) -> None:

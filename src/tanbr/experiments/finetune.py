@@ -33,7 +33,7 @@ from tanbr.train.batches import Batches
 from tanbr.train.checkpoints import digest, load, write
 from tanbr.train.finetune import GatedLearner, Learner, MergedLearner, finetune, norms
 from tanbr.train.objectives import Objective, objective_of
-from tanbr.types import Router, to_jsonable
+from tanbr.types import Blend, Router, to_jsonable
 
 Rows = Mapping[str, Sequence[Row]]  # task name → rows
 Report = Callable[[str, int, int, str], None]  # phase, done, total, note
@@ -106,10 +106,12 @@ def run(
     )  # fmt: skip
     peak = _peak()
     report(f"figures {router}", 0, 1, "")
-    found |= {f"tuned {kind}": value for kind, value in _measure(learner, objective, measured).items()}
+    V = len(tasks)
+    blends = [learner.choose(mix) for mix in (np.full(V, 1 / V), *np.eye(V))]
+    found |= {f"tuned {kind}": value for kind, value in _measure(learner, objective, measured, blends).items()}
     tuned = [weight.detach().clone() for weight in learner.norms]
     _set(learner, before)
-    found |= {f"untuned {kind}": value for kind, value in _measure(learner, objective, measured).items()}
+    found |= {f"untuned {kind}": value for kind, value in _measure(learner, objective, measured, blends).items()}
     _set(learner, tuned)
     report(f"figures {router}", 1, 1, "")
     _write(learner, checkpoint, folder)
@@ -120,6 +122,7 @@ def run(
         "seconds_per_step": float(np.median(np.diff(ticks))) if len(ticks) > 1 else None,
         "peak_memory_mb": peak,
         "rows_a_task": config.eval_rows,
+        "blends": blends,
         "figures": found,
     }
     write_atomically(folder / "finetune.json", json.dumps(to_jsonable(result), indent=1) + "\n")
@@ -133,16 +136,16 @@ def _untuned(checkpoint: Path, objective: Objective, rows: Rows, kept: Path) -> 
     return dict(json.loads(kept.read_text(encoding="utf-8")))
 
 
-def _measure(learner: Learner, objective: Objective, rows: Rows) -> dict[str, Figures]:
-    V = len(rows)
-    learner.settle(np.full(V, 1 / V))
+def _measure(learner: Learner, objective: Objective, rows: Rows, blends: Sequence[Blend | None]) -> dict[str, Figures]:
+    """Score all tasks with the first blend, and each with its own of the others."""
+    learner.settle(blends[0])
     even = figures(learner.model, objective, rows, serving=learner.serving)
     if isinstance(learner, GatedLearner):  # gates know of no mix
         return {"even": even, "own": even}
     own: Figures = {}
-    for v, name in enumerate(rows):
-        learner.settle(np.eye(V)[v])
-        own |= figures(learner.model, objective, {name: rows[name]})
+    for blend, (name, of_task) in zip(blends[1:], rows.items(), strict=True):
+        learner.settle(blend)
+        own |= figures(learner.model, objective, {name: of_task})
     return {"even": even, "own": own}
 
 

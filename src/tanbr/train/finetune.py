@@ -22,7 +22,7 @@ from tanbr.moe.gates import Gated, Inputs, gates_of
 from tanbr.train.batches import Batches
 from tanbr.train.objectives import Batch, Objective
 from tanbr.train.run import Report, Run
-from tanbr.types import FloatArray, Router, as_blend
+from tanbr.types import Blend, FloatArray, Router
 
 
 class Learner(nn.Module, ABC):
@@ -43,8 +43,12 @@ class Learner(nn.Module, ABC):
     def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:
         """Leave the gradients of a labelled batch; the rows' losses (n,)."""
 
-    def settle(self, task_mix: ArrayLike) -> None:
-        """Prepare the model to answer requests of a mix (V,); only a merged model needs to."""
+    def choose(self, task_mix: ArrayLike) -> Blend | None:  # noqa: ARG002
+        """Choose the blend (K,) for requests of a mix (V,); None where gates decide."""
+        return None
+
+    def settle(self, blend: Blend | None) -> None:
+        """Prepare the model to answer with a choice; only a merged model needs to."""
 
     def serving(self, inputs: Inputs) -> AbstractContextManager[None]:  # noqa: ARG002
         """Route the model for a batch as it is served; only an un-merged model needs to."""
@@ -62,18 +66,19 @@ class MergedLearner(Learner):
         """Ask, merge, learn from the batch, tell."""
         counts = np.bincount(batch.tasks.numpy(), minlength=len(objective.space.tasks)).astype(np.float64)
         decision = self.router.ask(counts / counts.sum())
-        self._merge(decision.blend)
+        self.settle(decision.blend)
         losses = objective.row_losses(self.model, batch)
         losses.mean().backward()  # type: ignore[no-untyped-call]
         self.router.tell(decision, rewards(losses.detach(), batch, tasks=len(counts)), counts)
         return losses.detach()
 
-    def settle(self, task_mix: ArrayLike) -> None:
-        """Merge the blend that the router chooses for the mix; it is told nothing."""
-        self._merge(self.router.ask(task_mix).blend)
+    def choose(self, task_mix: ArrayLike) -> Blend:
+        """Ask the router; it is told nothing."""
+        return self.router.ask(task_mix).blend
 
-    def _merge(self, blend: ArrayLike) -> None:
-        self.moe.merge_into(self.model, as_blend(blend, experts=self.moe.num_experts))
+    def settle(self, blend: Blend | None) -> None:
+        """Merge a blend (K,) into the model; uniform if None."""
+        self.moe.merge_into(self.model, self.moe.check(blend))
 
     def get_extra_state(self) -> Tensor:
         """Give the router's saved state as bytes, so that model and router are saved in one file."""

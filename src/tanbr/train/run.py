@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tanbr.config import RunConfig
-from tanbr.errors import StateError
+from tanbr.errors import OutputError, StateError
 from tanbr.train.curve import Curve
 
 Report = Callable[[str, int, int, float], None]  # phase, step, steps, smoothed loss
@@ -91,8 +91,12 @@ class Run:
             tensors |= {f"optimizer/{index}/{name}": value for name, value in moments.items()}
         metadata = {"step": str(step), "loss": json.dumps(smoothed), "run": self._run()}
         partial = self.state.with_suffix(".partial")
-        save_file(tensors, partial, metadata=metadata)
-        partial.replace(self.state)
+        try:
+            save_file(tensors, partial, metadata=metadata)
+            partial.replace(self.state)
+        except (OSError, SafetensorError) as error:
+            partial.unlink(missing_ok=True)
+            raise OutputError(f"cannot write {self.state} ({error}); make room, and start again: it resumes") from None
 
     def _resume(self, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
         if not self.state.exists():
