@@ -93,6 +93,18 @@ def test_a_request_that_never_ends_is_given_up(address: tuple[str, int], start: 
     assert time.monotonic() - began < 3
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_client_that_only_listens_is_answered(address: tuple[str, int], whole: bool) -> None:
+    with socket.create_connection(address, timeout=3) as connection:
+        connection.sendall(GET if whole else GET[:-4])
+        connection.shutdown(socket.SHUT_WR)
+        answer = connection.recv(65536)
+    if whole:
+        assert answer.startswith(b"HTTP/1.1 200")
+    else:
+        assert split(answer) == (400, "the request ended before it was whole")
+
+
 def test_requests_one_after_another_on_one_connection(address: tuple[str, int]) -> None:
     answer = talk(address, GET * 3 + b"GET / HTTP/1.0\r\nhost: localhost\r\n\r\n")
     assert answer.count(b"HTTP/1.1 200") == 4

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from importlib.resources import files
 
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import FastAPI, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
 
@@ -40,18 +40,24 @@ def create_app(
         done = await run_in_threadpool(service.stop, float(config.stop_seconds))
         logs.say("stopped", finished=done)
 
-    app = FastAPI(title="tanbr", version=version("tanbr"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="tanbr",
+        version=version("tanbr"),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     latencies = Latencies()
     metrics.follow(service.state, service.info)
-    answers = classify_routes if service.info.kind == "classifier" else completions.routes
-    for router in (
-        answers(service, config),
-        feedback_routes(service, config),
-        operating.watching(service, metrics=metrics, latencies=latencies),
-        operating.steering(service),
-        page_routes(),
-    ):
-        app.include_router(router)
+    app.router.route_class = StrictRoute
+    answering = add_classify if service.info.kind == "classifier" else completions.add_completions
+    answering(app, service, config)
+    add_feedback(app, service, config)
+    add_models(app, service)
+    operating.add_watching(app, service, metrics=metrics, latencies=latencies)
+    operating.add_steering(app, service)
+    add_dashboard(app)
     _point_elsewhere(app, service)
     refuse_with_sentences(app)
     describe(app, service.info, config, tokens)
@@ -65,14 +71,15 @@ def create_app(
     return Gate(app, config=config, tokens=tokens, loopback=loopback, on_request=on_request)
 
 
-def classify_routes(service: Service, config: HttpConfig) -> APIRouter:
-    """Make the route of a service whose model classifies."""
-    router = APIRouter(route_class=StrictRoute, tags=["answers"])
+def add_classify(app: FastAPI, service: Service, config: HttpConfig) -> None:
+    """Add the route of a service whose model classifies."""
     info = service.info
     columns = {label: column for column, label in enumerate(info.columns[: info.classes])}
     everything = list(columns.values())
 
-    @router.post("/v1/classify", response_model=shapes.ClassifyResponse, response_model_exclude_none=True)
+    @app.post(
+        "/v1/classify", tags=["answers"], response_model=shapes.ClassifyResponse, response_model_exclude_none=True
+    )
     async def classify(body: shapes.ClassifyRequest) -> Response:
         """Classify texts, or pairs of texts. Nobody needs to say which task they belong to."""
         if len(body.inputs) > config.inputs:
@@ -96,14 +103,11 @@ def classify_routes(service: Service, config: HttpConfig) -> APIRouter:
         answered = await settled(service.submit(texts), seconds=config.answer_seconds)
         return answer(views.classified(answered, info, allowed))
 
-    return router
 
+def add_feedback(app: FastAPI, service: Service, config: HttpConfig) -> None:
+    """Add the route that rewards come in by."""
 
-def feedback_routes(service: Service, config: HttpConfig) -> APIRouter:
-    """Make the route that rewards come in by, and those that OpenAI's clients look the model up with."""
-    router = APIRouter(route_class=StrictRoute, tags=["answers"])
-
-    @router.post("/v1/feedback", response_model=shapes.FeedbackResponse)
+    @app.post("/v1/feedback", tags=["answers"], response_model=shapes.FeedbackResponse)
     def feedback(body: shapes.FeedbackRequest) -> Response:
         """Say how good answers were, or what would have been right. Sending it twice counts once."""
         if len(body.feedback) > config.feedback:
@@ -112,40 +116,38 @@ def feedback_routes(service: Service, config: HttpConfig) -> APIRouter:
         counts = {"accepted": receipt.accepted, "repeated": receipt.repeated, "unknown": receipt.unknown}
         return answer(counts | {"outcomes": receipt.outcomes})
 
+
+def add_models(app: FastAPI, service: Service) -> None:
+    """Add the routes that OpenAI's clients look the model up with."""
     model = {"id": service.info.model, "object": "model", "created": int(time.time()), "owned_by": "tanbr"}
 
-    @router.get("/v1/models", response_model=shapes.Models)
+    @app.get("/v1/models", tags=["answers"], response_model=shapes.Models)
     async def models() -> Response:
         """List the model that is served, as OpenAI does."""
         return answer({"object": "list", "data": [model]})
 
-    @router.get("/v1/models/{name}", response_model=shapes.Model)
+    @app.get("/v1/models/{name}", tags=["answers"], response_model=shapes.Model)
     async def one_model(name: str) -> Response:
         """Look the model up by its id."""
         if name != service.info.model:
             raise Refusal(404, f"the model here is {service.info.model!r}", param="model", code="model_not_found")
         return answer(model)
 
-    return router
 
-
-def page_routes() -> APIRouter:
-    """Make the routes of the dashboard: three files, read once."""
-    router = APIRouter(include_in_schema=False)
+def add_dashboard(app: FastAPI) -> None:
+    """Add the routes of the dashboard: a few files, read once."""
     folder = files("tanbr.serve.web") / "dashboard"
     pages = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
-    @router.get("/")
+    @app.get("/", include_in_schema=False)
     async def dashboard() -> Response:
         return Response(pages["index.html"], media_type="text/html; charset=utf-8")
 
-    @router.get("/dashboard/{name}")
+    @app.get("/dashboard/{name}", include_in_schema=False)
     async def part(name: str) -> Response:
         if name not in pages:
             raise Refusal(404, "there is no such part of the dashboard")
         return Response(pages[name], media_type=mimetypes.guess_type(name)[0])
-
-    return router
 
 
 def _point_elsewhere(app: FastAPI, service: Service) -> None:

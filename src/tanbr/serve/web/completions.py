@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 
@@ -18,16 +18,15 @@ from tanbr.serve.web import logs
 from tanbr.serve.web.answering import answer, refusal_of, settled
 from tanbr.serve.web.refusals import Refusal
 from tanbr.serve.web.shapes import CompletionRequest, CompletionResponse
-from tanbr.serve.web.strict import StrictRoute
 
 
-def routes(service: Service, config: HttpConfig) -> APIRouter:
-    """Make the route of a service whose model writes."""
-    router = APIRouter(route_class=StrictRoute, tags=["answers"])
+def add_completions(app: FastAPI, service: Service, config: HttpConfig) -> None:
+    """Add the route of a service whose model writes."""
     name = service.info.model
 
-    @router.post(
+    @app.post(
         "/v1/completions",
+        tags=["answers"],
         response_model=CompletionResponse,
         responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
     )
@@ -54,8 +53,6 @@ def routes(service: Service, config: HttpConfig) -> APIRouter:
         ]
         head = _head(f"cmpl-{done.request_ids[0]}", name)
         return answer(head | {"choices": choices, "usage": _usage(done), "merge_version": done.merge_version})
-
-    return router
 
 
 class _Stream:

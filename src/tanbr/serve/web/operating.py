@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import FastAPI, Query, Response
 
 from tanbr.serve.service import Service
 from tanbr.serve.web import logs, shapes, views
@@ -10,21 +10,19 @@ from tanbr.serve.web.answering import answer, view
 from tanbr.serve.web.latency import Latencies
 from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.refusals import Refusal
-from tanbr.serve.web.strict import StrictRoute
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def watching(service: Service, *, metrics: Metrics, latencies: Latencies) -> APIRouter:
-    """Make the routes that only look. They are plain functions, so that a worker thread waits for the store."""
-    router = APIRouter(tags=["watching"])
+def add_watching(app: FastAPI, service: Service, *, metrics: Metrics, latencies: Latencies) -> None:
+    """Add the routes that only look. They are plain functions, so that a worker thread waits for the store."""
 
-    @router.get("/v1/state", response_model=shapes.StateResponse)
+    @app.get("/v1/state", tags=["watching"], response_model=shapes.StateResponse)
     def state() -> Response:
         """What the server does now: slot, merge version, task mix ψ, blend x, reward."""
         return view(views.state(service.state(), service.info))
 
-    @router.get("/v1/slots", response_model=shapes.SlotsResponse)
+    @app.get("/v1/slots", tags=["watching"], response_model=shapes.SlotsResponse)
     def slots(
         limit: Annotated[int, Query(ge=1, le=1000, description="Most slots to give.")] = 100,
         before: Annotated[int | None, Query(ge=0, lt=2**63, description="Only slots before this one.")] = None,
@@ -32,72 +30,67 @@ def watching(service: Service, *, metrics: Metrics, latencies: Latencies) -> API
         """The last slots, newest first."""
         return view({"slots": [views.slot(slot) for slot in service.slots(limit, before)]})
 
-    @router.get("/v1/versions", response_model=shapes.VersionsResponse)
+    @app.get("/v1/versions", tags=["watching"], response_model=shapes.VersionsResponse)
     def versions() -> Response:
         """The merge versions that can be rolled back to, newest first."""
         return view({"versions": [views.version(version) for version in service.versions()]})
 
-    @router.get("/v1/tree", response_model=shapes.TreeResponse)
+    @app.get("/v1/tree", tags=["watching"], response_model=shapes.TreeResponse)
     def tree(limit: Annotated[int, Query(ge=1, le=1000, description="Most nodes to give.")] = 200) -> Response:
         """The router's search tree: its most visited nodes."""
         return view(views.tree(service.tree(), service.state().task_mix, limit=limit))
 
-    @router.get("/v1/latency", response_model=shapes.LatencyResponse)
+    @app.get("/v1/latency", tags=["watching"], response_model=shapes.LatencyResponse)
     async def latency() -> Response:
         """How long answers took in the last hour, in windows of ten seconds."""
         return view({"windows": [vars(window) for window in latencies.windows()]})
 
-    @router.get("/metrics", response_class=Response, responses={200: {"content": {PROMETHEUS: {}}}})
+    @app.get("/metrics", tags=["watching"], response_class=Response, responses={200: {"content": {PROMETHEUS: {}}}})
     def prometheus() -> Response:
         """Everything that Prometheus may want to know."""
         return Response(metrics.text(), media_type=PROMETHEUS)
 
-    @router.get("/healthz", response_model=shapes.Health)
+    @app.get("/healthz", tags=["watching"], response_model=shapes.Health)
     async def alive() -> Response:
         """Whether the process lives."""
         return answer({"status": "ok"})
 
-    @router.get("/readyz", response_model=shapes.Health)
+    @app.get("/readyz", tags=["watching"], response_model=shapes.Health)
     async def ready() -> Response:
         """Whether requests are answered."""
         if not service.ready:
             raise Refusal.later(503, "the server is starting or stopping", seconds=1)
         return answer({"status": "ok"})
 
-    return router
 
-
-def steering(service: Service) -> APIRouter:
-    """Make the routes that change what is served; the gate asks for the administration token."""
-    router = APIRouter(route_class=StrictRoute, prefix="/v1/admin", tags=["steering"])
+def add_steering(app: FastAPI, service: Service) -> None:
+    """Add the routes that change what is served; the gate asks for the administration token."""
 
     def done(action: str, **facts: Any) -> Response:
         now = service.state()
         logs.say("admin", action=action, slot=now.slot, merge_version=now.merge_version, **facts)
         return view({"slot": now.slot, "merge_version": now.merge_version, "pinned": now.pinned})
 
-    @router.post("/pin", response_model=shapes.AdminResponse)
+    @app.post("/v1/admin/pin", tags=["steering"], response_model=shapes.AdminResponse)
     def pin(body: shapes.PinRequest) -> Response:
         """Serve one blend, or one merge version, until `unpin`; the router chooses nothing meanwhile."""
         service.pin(body.blend if isinstance(body, shapes.PinBlend) else body.merge_version)
         return done("pin")
 
-    @router.post("/unpin", response_model=shapes.AdminResponse)
+    @app.post("/v1/admin/unpin", tags=["steering"], response_model=shapes.AdminResponse)
     def unpin() -> Response:
         """Let the router choose again, from the next slot on."""
         service.unpin()
         return done("unpin")
 
-    @router.post("/rollback", response_model=shapes.AdminResponse)
+    @app.post("/v1/admin/rollback", tags=["steering"], response_model=shapes.AdminResponse)
     def rollback(body: shapes.RollbackRequest | None = None) -> Response:
         """Serve an earlier merge version until the slot ends; the router is told that its blend was bad."""
         service.rollback(None if body is None else body.merge_version)
         return done("rollback")
 
-    @router.post("/slot", response_model=shapes.AdminResponse)
+    @app.post("/v1/admin/slot", tags=["steering"], response_model=shapes.AdminResponse)
     def slot() -> Response:
         """End the slot now."""
         service.end_slot()
         return done("slot")
-
-    return router

@@ -47,6 +47,16 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_head and self._head > LARGEST_HEAD:
             self._refuse(Refusal(431, f"the request's line and headers have more than {LARGEST_HEAD} bytes"))
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Answer a client that has said all it will say; whether the connection stays open for that."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and not cycle.more_body:
+            cycle.keep_alive = False
+            return True
+        if self._head or (cycle is not None and not cycle.response_complete):
+            self._refuse(Refusal(400, "the request ended before it was whole"))
+        return False
+
     def on_headers_complete(self) -> None:
         """Begin to answer."""
         self._in_head = False

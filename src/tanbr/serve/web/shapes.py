@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 
 class Sent(BaseModel):
@@ -124,6 +125,12 @@ class FeedbackResponse(Given):
     """One for each, in order."""
 
 
+def _off(value: bool) -> bool:
+    if value:
+        raise PydanticCustomError("off", "must be false: this server does not do it")
+    return value
+
+
 class StreamOptions(Sent):
     """What a stream holds beside the text."""
 
@@ -150,7 +157,7 @@ class CompletionRequest(Sent):
     n: Annotated[int, Field(ge=1, le=1)] | None = None
     """One answer for a prompt."""
     best_of: Annotated[int, Field(ge=1, le=1)] | None = None
-    echo: Literal[False] | None = None
+    echo: Annotated[bool, AfterValidator(_off), Field(json_schema_extra={"const": False})] | None = None
     logprobs: None = None
     stop: None = None
     seed: int | None = None
