@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import tanbr
-from tanbr.experiments import pictures
+from tanbr.experiments import online_pictures, pictures
 from tanbr.experiments.standings import SHARE, WINDOW, Standings
 from tanbr.files import write_atomically
 
@@ -31,12 +31,12 @@ def write(out: Path, standings: Standings, *, command: str, facts: Mapping[str, 
     blend = np.array([r.blend for r in records])
     experts = [f"expert {k}" for k in range(blend.shape[1])]
     for name, canvas in {
-        "reward": pictures.online_rewards(standings),
-        "regret": pictures.online_regret(standings),
-        "slots": pictures.lead_by_slot(standings),
+        "reward": online_pictures.rewards(standings),
+        "regret": online_pictures.regret(standings),
+        "slots": online_pictures.lead_by_slot(standings),
         "mix": pictures.shares(mixes, standings.tasks),
         "blend": pictures.shares([(f"Blend x served by {standings.hero} (seed {seed})", blend)], experts),
-        "tasks": pictures.task_figures(standings),
+        "tasks": online_pictures.task_figures(standings),
     }.items():
         pictures.png(canvas, out / f"{name}.png")
     return path

@@ -1,10 +1,10 @@
 """Pictures of a comparison, as SVG that stands inside a page or PNG that stands beside it."""
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import matplotlib as mpl
 import numpy as np
@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from tanbr.experiments.compare import Comparison
-from tanbr.experiments.standings import Standings
 from tanbr.router import TreeView
 from tanbr.types import FloatArray
 
@@ -42,15 +41,15 @@ STYLE = {
 }
 
 
-def _styled(draw: Callable[P, R]) -> Callable[P, R]:
+def styled(draw: Callable[P, R]) -> Callable[P, R]:
     """Draw in our style, whatever matplotlib is set to elsewhere."""
 
     @wraps(draw)
-    def styled(*args: P.args, **kwargs: P.kwargs) -> R:
+    def in_style(*args: P.args, **kwargs: P.kwargs) -> R:
         with mpl.rc_context(STYLE):
             return draw(*args, **kwargs)
 
-    return styled
+    return in_style
 
 
 def figure(width: float = 8.0, height: float = 2.6, rows: int = 1) -> tuple[Figure, list[Axes]]:
@@ -59,7 +58,7 @@ def figure(width: float = 8.0, height: float = 2.6, rows: int = 1) -> tuple[Figu
     return canvas, list(canvas.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
 
 
-@_styled
+@styled
 def svg(canvas: Figure) -> str:
     """Render as an <svg> element."""
     buffer = io.StringIO()
@@ -68,7 +67,7 @@ def svg(canvas: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-@_styled
+@styled
 def png(canvas: Figure, path: Path) -> None:
     """Render into a file."""
     canvas.savefig(path, dpi=140)
@@ -82,7 +81,7 @@ def smooth(values: FloatArray, window: int) -> FloatArray:
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
-@_styled
+@styled
 def shares(series: Sequence[tuple[str, FloatArray]], names: Sequence[str]) -> Figure:
     """Stack shares (T, n) that sum to 1, one panel per (title, series)."""
     canvas, axes = figure(height=1.9 * len(series) + 0.3, rows=len(series))
@@ -96,7 +95,7 @@ def shares(series: Sequence[tuple[str, FloatArray]], names: Sequence[str]) -> Fi
     return canvas
 
 
-@_styled
+@styled
 def rewards(result: Comparison, *, window: int = 20) -> Figure:
     """Draw each method's reward, averaged over `window` slots."""
     canvas, (axis,) = figure(height=3.0)
@@ -107,7 +106,7 @@ def rewards(result: Comparison, *, window: int = 20) -> Figure:
     return canvas
 
 
-@_styled
+@styled
 def regret(result: Comparison) -> Figure:
     """Draw each method's cumulative regret against the best blend per slot."""
     canvas, (axis,) = figure(height=3.0)
@@ -119,7 +118,7 @@ def regret(result: Comparison) -> Figure:
     return canvas
 
 
-@_styled
+@styled
 def tree(view: TreeView, experts: Sequence[str]) -> Figure:
     """Draw the router's tree: a node stands at its depth, as large as its visits, coloured by its largest expert."""
     canvas, (axis,) = figure(height=3.4)
@@ -168,86 +167,3 @@ def _coloured(result: Comparison) -> list[tuple[str, str]]:
 
 def _weights(result: Comparison) -> list[float]:
     return [2.2 if i == 0 else 1.2 for i in range(len(result.records))]  # the first method is the one that is shown
-
-
-BROAD = (*PALETTE, "#1b1b1b", "#a0522d", "#5f9ea0", "#c0c000", "#d8a0d8", "#2f4f2f", "#ff7f50")
-
-
-def _lines(standings: Standings) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give each method its line: the first thick, bounds dashed."""
-    for i, method in enumerate(standings.methods):
-        style = "--" if method in (standings.best, "tags") else "-"
-        yield method, {"color": BROAD[i % len(BROAD)], "lw": 2.2 if i == 0 else 1.2, "ls": style, "label": method}
-
-
-@_styled
-def online_rewards(standings: Standings, *, window: int = 20) -> Figure:
-    """Draw each method's reward so far and of the last `window` slots, averaged over the seeds."""
-    canvas, (so_far, recent) = figure(height=6.0, rows=2)
-    for method, line in _lines(standings):
-        reward = np.mean(standings.rewards(method), axis=0)
-        so_far.plot(np.cumsum(reward) / np.arange(1, len(reward) + 1), **line)
-        recent.plot(smooth(reward, window), **{**line, "label": None})
-    seeds = len(standings.comparisons)
-    so_far.set(title=f"Online reward: mean of all slots so far ({seeds} seeds)")
-    recent.set(title=f"Performance by slot: mean of the last {window} slots", xlabel="slot")
-    canvas.legend(loc="outside right center", fontsize=8)
-    return canvas
-
-
-@_styled
-def online_regret(standings: Standings) -> Figure:
-    """Draw each method's cumulative regret: the mean over the seeds, and the first method's range."""
-    canvas, (axis,) = figure(height=3.6)
-    for method, line in _lines(standings):
-        if method != standings.best:
-            series = np.array([c.regret(method) for c in standings.comparisons.values()])
-            axis.plot(series.mean(axis=0), **line)
-            if method == standings.hero:
-                axis.fill_between(
-                    range(series.shape[1]), series.min(0), series.max(0), color=line["color"], alpha=0.15, lw=0
-                )
-    axis.axhline(0, color="#999999", lw=0.6)
-    axis.set(title=f"Cumulative regret against “{standings.best}” (mean over seeds)", xlabel="slot")
-    canvas.legend(loc="outside right center", fontsize=8)
-    return canvas
-
-
-@_styled
-def lead_by_slot(standings: Standings, *, window: int = 20) -> Figure:
-    """Draw, seed by seed, the first method's points above every method that does not learn."""
-    still = ("average", "best-fixed", "fisher", "regmean", standings.best)
-    rivals = [method for method in standings.methods[1:] if method in still] or standings.methods[1:]
-    seeds = list(standings.comparisons)
-    canvas, axes = figure(height=1.9 * len(seeds) + 0.4, rows=len(seeds))
-    lines = dict(_lines(standings))
-    for axis, seed in zip(axes, seeds, strict=True):
-        comparison = standings.comparisons[seed]
-        for rival in rivals:
-            lead = comparison.rewards(standings.hero) - comparison.rewards(rival)
-            label = rival if seed == seeds[0] else None
-            axis.plot(100 * smooth(lead, window), **{**lines[rival], "label": label})
-        axis.axhline(0, color="#999999", lw=0.6)
-        axis.set(title=f"Points of {standings.hero} above a rival, last {window} slots (seed {seed})")
-    axes[-1].set_xlabel("slot")
-    canvas.legend(loc="outside right center", fontsize=8)
-    return canvas
-
-
-@_styled
-def task_figures(standings: Standings) -> Figure:
-    """Draw a table of the tasks' own metrics, method by method; the darker, the better within its task."""
-    table = 100 * np.array([standings.figures(method) for method in standings.methods])
-    low, high = np.nanmin(table, axis=0), np.nanmax(table, axis=0)
-    shade = (table - low) / np.where(high > low, high - low, 1.0)
-    canvas, (axis,) = figure(height=0.32 * len(table) + 1.0)
-    axis.imshow(shade, cmap="Blues", vmin=0, vmax=1.4, aspect="auto")
-    for (i, v), value in np.ndenumerate(table):
-        axis.text(v, i, "–" if np.isnan(value) else f"{value:.1f}", ha="center", va="center", fontsize=8)
-    axis.set(title="The tasks' own metrics over all answers, in points")
-    axis.set_xticks(range(table.shape[1]), standings.tasks)
-    axis.set_yticks(range(len(table)), standings.methods)
-    axis.tick_params(length=0)
-    for spine in axis.spines.values():
-        spine.set_visible(False)
-    return canvas
