@@ -238,8 +238,8 @@ class PretrainConfig(RunConfig):
     """Its attention heads per layer."""
     ffn_size: int = Field(default=192, ge=8)
     """Width F of an expert's hidden layer."""
-    ancestor_steps: int = Field(default=2_000, ge=1)
-    """Steps in which the ancestor learns all tasks, and to align pairs of texts."""
+    ancestor_steps: int = Field(default=2_000, ge=0)
+    """Steps in which one dense model learns all tasks, before the experts part from it; 0 for none."""
     ancestor_rate: float = Field(default=1e-3, gt=0)
     """Learning rate of the ancestor."""
     alignment_weight: float = Field(default=2.0, ge=0)
@@ -396,8 +396,8 @@ class HttpConfig(Section):
 
 
 MINILM = PretrainConfig(
-    max_length=64, train_rows=16_000, batch=6, batch_growth=0.2, steps=900, warmup=50,
-    expert_rate=2e-4, shared_rate=1e-4, head_rate=5e-4, train_embeddings=False,
+    max_length=64, train_rows=16_000, batch=6, batch_growth=0.2, steps=900, warmup=50, ancestor_steps=0,
+    ancestor_rate=1e-4, expert_rate=2e-4, shared_rate=1e-4, head_rate=5e-4, train_embeddings=False,
     log_every=5, look_every=75, look_rows=128, patience=5, save_every=75,
 )  # fmt: skip
 """Of `tanbr pretrain --preset minilm`: an hour on two busy cores."""

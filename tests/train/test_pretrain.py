@@ -21,9 +21,9 @@ class Stopped(Exception):
     pass
 
 
-def train(dense: Path, out: Path, *, stop_at: int | None = None, **options: Any) -> Path:
+def train(dense: Path, out: Path, *, stop_at: tuple[str, int] | None = None, **options: Any) -> Path:
     def report(phase: str, done: int, total: int, note: str) -> None:
-        if phase != "rows" and done == stop_at:
+        if (phase, done) == stop_at:
             raise Stopped
 
     return glue_moe.train(
@@ -31,12 +31,16 @@ def train(dense: Path, out: Path, *, stop_at: int | None = None, **options: Any)
     )[0]
 
 
-@pytest.mark.parametrize("kind", ["bert", "t5"])
-def test_an_interrupted_run_ends_in_the_same_weights_and_curve(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "stop_at"), [("bert", ("ancestor", 3)), ("bert", ("experts", 5)), ("t5", ("experts", 5))]
+)
+def test_an_interrupted_run_ends_in_the_same_weights_and_curve(
+    kind: str, stop_at: tuple[str, int], tmp_path: Path
+) -> None:
     dense = small.DENSE[kind](tmp_path / "dense")
     whole = train(dense, tmp_path / "whole", workers=2)
     with pytest.raises(Stopped):
-        train(dense, tmp_path / "halved", stop_at=5)
+        train(dense, tmp_path / "halved", stop_at=stop_at)
     halved = train(dense, tmp_path / "halved", workers=1)  # the number of workers changes nothing
     weights, again = (load_file(folder / "model.safetensors") for folder in (whole, halved))
     assert weights.keys() == again.keys()
@@ -50,6 +54,9 @@ def test_an_interrupted_run_ends_in_the_same_weights_and_curve(kind: str, tmp_pa
     assert torch.equal(weights[frozen], load_file(dense / "model.safetensors")[frozen.removeprefix("bert.")])
     experts = next(value for name, value in weights.items() if value.dim() == 3)
     assert not torch.equal(experts[0], experts[1])
+    ancestor = load_file(tmp_path / "whole/ancestor/model.safetensors")
+    moved = [name for name, value in weights.items() if value.dim() == 2 and not torch.equal(value, ancestor[name])]
+    assert moved  # what is shared went on learning
     assert train(dense, tmp_path / "whole") == whole  # finished: nothing to do
     other = small.DENSE[kind](tmp_path / "other", seed=1)
     with pytest.raises(StateError, match="from another checkpoint"):
@@ -73,7 +80,7 @@ def test_gates_learn_with_token_routing_and_resume(tmp_path: Path) -> None:
     dense = small.bert(tmp_path / "dense")
     whole = load_file(train(dense, tmp_path / "whole", gates=Switch) / "model.safetensors")
     with pytest.raises(Stopped):
-        train(dense, tmp_path / "halved", gates=Switch, stop_at=3)
+        train(dense, tmp_path / "halved", gates=Switch, stop_at=("gates", 3))
     again = load_file(train(dense, tmp_path / "halved", gates=Switch) / "model.safetensors")
     for name, value in whole.items():
         assert torch.equal(value, again[name]), name
@@ -100,7 +107,7 @@ def test_what_cannot_be_trained_from(tmp_path: Path) -> None:
 def test_a_state_that_cannot_be_written_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dense = small.bert(tmp_path / "dense")
     with pytest.raises(Stopped):
-        train(dense, tmp_path / "out", stop_at=3)
+        train(dense, tmp_path / "out", stop_at=("experts", 3))
     before = (tmp_path / "out/model.state").read_bytes()
 
     def full(_: Any, path: Path, **__: Any) -> None:

@@ -14,7 +14,7 @@ from tanbr.tasks.rows import Row
 from tanbr.train.batches import Batches
 from tanbr.train.checkpoints import digest, load, prepare
 from tanbr.train.objectives import objective_of
-from tanbr.train.pretrain import batch_sizes, train_experts
+from tanbr.train.pretrain import batch_sizes, train_experts, train_together
 from tanbr.train.token_routed import train_gates
 
 Report = Callable[[str, int, int, str], None]  # phase, done, total, note
@@ -35,8 +35,9 @@ def train(
 ) -> tuple[Path, dict[str, Figures]]:
     """Train one expert per GLUE task from a dense BERT or T5, early stop by `held` rows; write it to `out`/model.
 
-    With `gates`, experts belong to no task: learned gates route every token. In the end an MoE of experts by task is
-    scored on `unseen` rows, if there are any: with tags, and merged evenly.
+    With `ancestor_steps` the dense model learns all tasks first, and is written to `out`/ancestor. With `gates`,
+    experts belong to no task: learned gates route every token. In the end an MoE of experts by task is scored on
+    `unseen` rows, if there are any: with tags, and merged evenly.
     """
     space = LabelSpace(tuple(task for task in glue.TASKS if task.name in rows))
     rows = {task.name: rows[task.name][: config.train_rows] for task in space.tasks}
@@ -54,7 +55,19 @@ def train(
     if gates:
         train_gates(ancestor, batches, gates=gates, objective=objective, config=config, out=model, report=steps)
         return model, {}
+    if config.ancestor_steps:
+        ancestor = train_together(
+            ancestor, batches, objective=objective, config=config, out=out / "ancestor", report=steps, workers=workers
+        )
     train_experts(
-        ancestor, batches, objective=objective, config=config, out=model, report=steps, held=held, workers=workers
+        ancestor,
+        batches,
+        objective=objective,
+        config=config,
+        out=model,
+        report=steps,
+        held=held,
+        first_step=config.ancestor_steps,
+        workers=workers,
     )
     return model, as_trained(model, objective, unseen) if unseen else {}

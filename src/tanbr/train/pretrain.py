@@ -1,5 +1,7 @@
 """Task-routed training: every task trains its own copy of a dense ancestor's FFNs.
 
+The ancestor may learn all tasks first (`train_together`): nobody tells a merged model a request's task, and what
+routing told the experts while they trained, their blends cannot know, unless the ancestor has learnt to recognise it.
 The experts of all sites start equal, which is what makes blends of them meaningful; what they share (embeddings,
 attention, norms, head) goes on learning at a rate of its own. A step takes a batch of every task, one after the other,
 and moves all weights once.
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from tanbr.config import PretrainConfig
 from tanbr.tasks.rows import Row
 from tanbr.train.batches import Batches
-from tanbr.train.checkpoints import digest, load
+from tanbr.train.checkpoints import digest, load, write
 from tanbr.train.early_stop import EarlyStop
 from tanbr.train.objectives import Batch, Objective
 from tanbr.train.run import Report, Run
@@ -31,6 +33,45 @@ def batch_sizes(rows: Mapping[str, Sequence[Row]], config: PretrainConfig) -> li
     """Give a task with n times the rows of the smallest n**batch_growth times its share of a step."""
     least = min(map(len, rows.values()))
     return [round(config.batch * (len(of_task) / least) ** config.batch_growth) for of_task in rows.values()]
+
+
+def train_together(
+    dense: Path,
+    batches: Batches,
+    *,
+    objective: Objective,
+    config: PretrainConfig,
+    out: Path,
+    report: Report,
+    workers: int,
+) -> Path:
+    """Train a dense checkpoint on all tasks at once, for `ancestor_steps`, and write it to `out`."""
+    tasks = objective.space.tasks
+    one = TaskExperts(load(dense), experts=1)
+    pool = ThreadPoolExecutor(workers)
+
+    def mean_loss(view: Any, batch: Batch) -> Tensor:
+        return objective.row_losses(view, batch).mean() / len(tasks)
+
+    def gradients(step: int) -> dict[str, float]:
+        losses = [(0, partial(mean_loss, batch=batches.of(v, step))) for v in range(len(tasks))]
+        values = one.backward(losses, workers=pool)
+        return {task.name: value * len(tasks) for task, value in zip(tasks, values, strict=True)}
+
+    rates = config.model_copy(update={"shared_rate": config.ancestor_rate, "expert_rate": config.ancestor_rate})
+    run = Run(
+        phase="ancestor",
+        model=one,
+        groups=groups(one.shared(), list(one.experts.parameters()), rates),
+        gradients=gradients,
+        steps=config.ancestor_steps,
+        config=config,
+        state=out.with_suffix(".state"),
+        report=report,
+        origin=digest(dense),
+    )
+    run.train()
+    return out if out.exists() else write(one.view(0), dense, out)
 
 
 def train_experts(
