@@ -1,4 +1,4 @@
-"""`tanbr serve`, `tanbr send`, `tanbr traffic` and `tanbr replay`."""
+"""`tanbr serve`, `tanbr send` and `tanbr replay`."""
 
 import json
 import logging
@@ -13,9 +13,10 @@ from rich.table import Table
 
 from tanbr import config as configuration
 from tanbr.cli.display import console
-from tanbr.cli.running import ConfigFile
+from tanbr.cli.running import ConfigFile, command_line
 from tanbr.errors import InputError
-from tanbr.types import Text
+from tanbr.files import write_atomically
+from tanbr.types import Router, Text
 
 if TYPE_CHECKING:
     from tanbr.serve.records import ServiceInfo, ServiceState
@@ -207,3 +208,62 @@ def _show(answers: dict[str, Any]) -> None:
         console.print(f"merge version {answers['merge_version']}")
     if "feedback" in answers:
         console.print("feedback: " + ", ".join(f"{count} {what}" for what, count in answers["feedback"].items()))
+
+
+ROUTERS = ("tanbr", "paper", "nucb", "vector-gp", "average", "random")
+
+
+@app.command(
+    epilog="Examples:\n\n    tanbr replay out/serve\n\n"
+    "    tanbr replay out/serve --routers tanbr,average --out replay.json"
+)
+def replay(
+    log: Annotated[Path, typer.Argument(help="A server's --state folder; the server may be running.")],
+    routers: Annotated[str, typer.Option(help=f"Which to run: {', '.join(ROUTERS)}.")] = "tanbr,average,random",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the routers.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="File for the figures, as JSON.")] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Run other routers over what a server recorded, and say how far the record can vouch for the outcome."""
+    settings = configuration.load(config) if config else configuration.Config()
+    names = routers.split(",")
+    strange = next((name for name in names if name not in ROUTERS), None)
+    if strange is not None:
+        raise InputError(f"unknown router {strange!r}; choose some of {', '.join(ROUTERS)}")
+    from dataclasses import asdict
+
+    from tanbr.serve.replay import read_log
+    from tanbr.serve.replay import replay as run
+
+    recorded = read_log(log)
+    K, V = recorded.blends.shape[1], recorded.mixes.shape[1]
+    result = run(recorded, {name: _router(name, K, V, seed=seed, config=settings) for name in names}, seed=seed)
+    table = Table("router", "reward", "±", "near what was served", "", box=None, padding=(0, 2, 0, 0))
+    for one in result.routers:
+        vouched = "" if one.supported else "a guess"
+        table.add_row(one.router, f"{one.reward:.3f}", f"{one.deviation:.3f}", f"{one.coverage:.0%}", vouched)
+    console.print(table)
+    console.print(
+        f"{result.slots} slots, {result.blends} blends, recorded reward {result.logged_reward:.3f}; the surrogate "
+        f"foretells a slot to {result.held_out:.3f}, the mean alone to {result.held_out_by_mean:.3f}"
+    )
+    if result.held_out >= result.held_out_by_mean:
+        console.print("so this record tells no blend from another: no order of the routers follows from it")
+    if out is not None:
+        figures = {"command": command_line(), "seed": seed, **asdict(result)}
+        write_atomically(out, json.dumps(figures, indent=2) + "\n")
+        console.print(f"figures: {out}")
+
+
+def _router(name: str, K: int, V: int, *, seed: int, config: configuration.Config) -> "Router":
+    from tanbr.baselines import FixedBlend, Nucb, RandomBlend, VectorGP
+    from tanbr.router import Tanbr
+
+    match name:
+        case "tanbr":
+            return Tanbr(K, V, seed=seed, config=config.router.of_requests())
+        case "paper":
+            return Tanbr(K, V, mode="paper", seed=seed, config=config.router.of_requests())
+        case "average":
+            return FixedBlend(K, V)
+    return {"nucb": Nucb, "vector-gp": VectorGP, "random": RandomBlend}[name](K, V, seed=seed)

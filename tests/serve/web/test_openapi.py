@@ -1,21 +1,46 @@
 """The document says what the server does: schemathesis makes requests of it, right and wrong ones, and compares."""
 
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, Phase, settings
+
 from serve.web.fake import COLUMNS, TASKS, FakeService
-from serve.web.live import ADMIN_TOKEN, TOKEN, BOTH, client, live
+from serve.web.hostile import hostile
+from serve.web.live import client, live
+from tanbr.serve.web.auth import Tokens
 
-TRIED = settings(
-    max_examples=15, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)  # fmt: skip
-CLASSIFIER, WRITER = FakeService(), FakeService("text")
+TOKENS = Tokens.read({"TANBR_TOKEN": hostile.TOKEN, "TANBR_ADMIN_TOKEN": hostile.ADMIN_TOKEN})
 
 
-@pytest.fixture(scope="module")
-def urls() -> Iterator[dict[str, str]]:
-    with live(CLASSIFIER) as one, live(WRITER, tokens=BOTH) as two:
-        yield {"classifier": one, "text": two}
+@pytest.mark.parametrize(("kind", "only"), [("classifier", None), ("text", "/v1/completions")])
+def test_schemathesis_finds_the_server_as_described(kind: str, only: str | None, tmp_path: Path) -> None:
+    with live(FakeService(kind), tokens=TOKENS) as url:  # type: ignore[arg-type]
+        found = hostile.schemathesis(url, tmp_path, examples=1, phases="examples,coverage", only=only)
+    assert found["passed"], found["report"]
+    assert found["cases"] > 30
+
+
+def test_the_document_knows_this_model_and_these_limits() -> None:
+    with (
+        live(FakeService(), tokens=TOKENS, inputs=7, text_chars=99, feedback=3) as url,
+        client(url, hostile.TOKEN) as http,
+    ):
+        document = http.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    inputs = schemas["ClassifyRequest"]["properties"]["inputs"]
+    assert inputs["maxItems"] == 7
+    assert [
+        branch.get("maxLength", branch.get("items", {}).get("maxLength")) for branch in inputs["items"]["oneOf"]
+    ] == [99, 99]
+    assert schemas["ClassifyRequest"]["properties"]["labels"]["anyOf"][0]["items"]["enum"] == list(COLUMNS[:3])
+    assert schemas["LabelFeedback"]["properties"]["task"]["enum"] == list(TASKS)
+    assert "/v1/completions" not in document["paths"]  # this model classifies
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            assert operation.get("description"), path
+            for status, response in operation["responses"].items():
+                if status != "200":
+                    schema = response["content"]["application/json"]["schema"]
+                    assert schema == {"$ref": "#/components/schemas/ErrorResponse"}, (path, status)
+    assert document["paths"]["/v1/admin/pin"]["post"]["security"] == [{"admin": []}]
+    assert "security" not in document["paths"]["/healthz"]["get"]

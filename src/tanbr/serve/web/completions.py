@@ -19,6 +19,8 @@ from tanbr.serve.web.answering import answer, refusal_of, settled
 from tanbr.serve.web.refusals import Refusal
 from tanbr.serve.web.shapes import CompletionRequest, CompletionResponse
 
+EVENT = {"type": "object", "properties": {"data": {"type": "string", "description": "A piece, or [DONE]."}}}
+
 
 def add_completions(app: FastAPI, service: Service, config: HttpConfig) -> None:
     """Add the route of a service whose model writes."""
@@ -28,7 +30,7 @@ def add_completions(app: FastAPI, service: Service, config: HttpConfig) -> None:
         "/v1/completions",
         tags=["answers"],
         response_model=CompletionResponse,
-        responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+        responses={200: {"content": {"text/event-stream": {"schema": EVENT}}}},
     )
     async def complete(body: CompletionRequest) -> Response:
         """Write an answer to each prompt."""

@@ -7,14 +7,14 @@ from fastapi import FastAPI, Query, Response
 from tanbr.serve.service import Service
 from tanbr.serve.web import logs, shapes, views
 from tanbr.serve.web.answering import answer, view
-from tanbr.serve.web.latency import Latencies
 from tanbr.serve.web.metrics import Metrics
+from tanbr.serve.web.recent import Latencies, Regrets
 from tanbr.serve.web.refusals import Refusal
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def add_watching(app: FastAPI, service: Service, *, metrics: Metrics, latencies: Latencies) -> None:
+def add_watching(app: FastAPI, service: Service, *, metrics: Metrics, latencies: Latencies, regrets: Regrets) -> None:
     """Add the routes that only look. They are plain functions, so that a worker thread waits for the store."""
 
     @app.get("/v1/state", tags=["watching"], response_model=shapes.StateResponse)
@@ -28,7 +28,8 @@ def add_watching(app: FastAPI, service: Service, *, metrics: Metrics, latencies:
         before: Annotated[int | None, Query(ge=0, lt=2**63, description="Only slots before this one.")] = None,
     ) -> Response:
         """The last slots, newest first."""
-        return view({"slots": [views.slot(slot) for slot in service.slots(limit, before)]})
+        found = service.slots(limit, before)
+        return view({"slots": [views.slot(slot, regret=regrets.of(slot.record.slot)) for slot in found]})
 
     @app.get("/v1/versions", tags=["watching"], response_model=shapes.VersionsResponse)
     def versions() -> Response:

@@ -281,6 +281,8 @@ class SlotShape(Given):
     reward: list[float | None]
     counts: list[float]
     mean_reward: float | None
+    estimated_regret: float | None
+    """By the router's belief in that slot; null if it was not looked at then."""
     requests: int
     unknown: float | None
     """Share of requests unlike any task."""

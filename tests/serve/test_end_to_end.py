@@ -1,0 +1,153 @@
+"""The whole: a real server process, real clients, a drift, `kill -9`, and what was learned is still there."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import openai
+
+from serve.text_model import write
+from tanbr.serve.web.client import Client
+from tanbr.serve.web.drive import Drive, drive
+from tanbr.tasks import tiny
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.traffic import Traffic
+
+TOKEN, ADMIN_TOKEN = "the-token-of-the-test", "the-other-token-of-the-test"
+SLOT = 16  # requests
+V = len(tiny.TASKS)
+
+
+@dataclass
+class Server:
+    url: str
+    process: subprocess.Popen[str]
+
+    def ask(self, path: str, body: Any = None, token: str = TOKEN) -> Any:
+        headers = {"authorization": f"Bearer {token}"}
+        method = "GET" if body is None and not path.startswith("/v1/admin") else "POST"
+        return httpx2.request(method, self.url + path, json=body, headers=headers, timeout=60).json()
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str | Path) -> Iterator[Server]:
+    """Run `tanbr serve` and wait until it is ready."""
+    script = Path(sys.executable).with_name("tanbr")
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [script, "serve", *arguments, "--port", "0", "--state", folder / "state", "--slot-requests", str(SLOT)],
+            stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder,
+            env=os.environ | {"TANBR_TOKEN": TOKEN, "TANBR_ADMIN_TOKEN": ADMIN_TOKEN},
+        )  # fmt: skip
+        try:
+            assert process.stdout
+            url = next((found[0] for line in process.stdout if (found := re.search(r"http://\S+", line))), None)
+            assert url, (folder / "log").read_text()
+            while process.poll() is None:
+                with suppress(httpx2.TransportError):
+                    if httpx2.get(f"{url}/readyz").is_success:
+                        break
+                time.sleep(0.05)
+            yield Server(url, process)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close() if process.stdout else None
+
+
+def stream(*, slots: int, seed: int) -> Traffic:
+    """Requests that turn from one half of the tasks to the other."""
+    mixes = np.zeros((slots, V))
+    mixes[: slots // 2, : V // 2] = mixes[slots // 2 :, V // 2 :] = 2 / V
+    pools = {task.name: tiny.generate(task.name, 40, seed=77, split="test") for task in tiny.TASKS}
+    return Traffic(pools=pools, mixes=mixes, requests=SLOT, seed=seed)
+
+
+def drive_in_step(server: Server, client: Client, *, slots: int, seed: int) -> list[Drive]:
+    """Send slot after slot, each when the server has turned the one before."""
+    driven = []
+    slot = server.ask("/v1/state")["slot"]
+    for one in drive(client, stream(slots=slots, seed=seed), space=LabelSpace(tiny.TASKS)):
+        driven.append(one)
+        slot += 1
+        ends = time.monotonic() + 30
+        while server.ask("/v1/state")["slot"] < slot:
+            assert time.monotonic() < ends, server.ask("/v1/state")
+            time.sleep(0.02)
+    return driven
+
+
+def told(slots: list[dict[str, Any]]) -> dict[int, tuple[Any, ...]]:
+    """What must never change again: the blend, reward and counts of slots that the router has learned from."""
+    return {slot["slot"]: (slot["blend"], slot["reward"], slot["counts"]) for slot in slots if slot["told"]}
+
+
+def test_what_is_learned_through_a_drift_outlives_the_process(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        with Client(server.url, token=TOKEN) as client:
+            driven = drive_in_step(server, client, slots=10, seed=1)
+            before = server.ask("/v1/slots?limit=1000")["slots"]
+            state = server.ask("/v1/state")
+            late = client.classify(["a fine film"])["outputs"][0]["request_id"]
+            assert client.feedback([{"request_id": late, "reward": 1.0}]) == {
+                "accepted": 1,
+                "repeated": 0,
+                "unknown": 0,
+            }
+        assert all(one.accepted == SLOT for one in driven)
+        assert len(told(before)) >= 7
+        assert state["merge_version"] > 1  # it did try other blends
+        early, turned = driven[4].state["task_mix"], state["task_mix"]  # the mix was followed, without a tag
+        assert sum(early[: V // 2]) > 0.6
+        assert sum(turned[: V // 2]) < 0.4
+        pinned = server.ask("/v1/admin/pin", {"merge_version": state["merge_version"]}, ADMIN_TOKEN)
+        assert pinned["pinned"] is True
+        os.kill(server.process.pid, signal.SIGKILL)
+        server.process.wait()
+    with serving(tmp_path) as server:
+        after = server.ask("/v1/slots?limit=1000")["slots"]
+        assert told(before).items() <= told(after).items()
+        again = server.ask("/v1/state")
+        assert again["slot"] >= state["slot"]
+        assert again["task_mix"] == state["task_mix"]
+        with Client(server.url, token=TOKEN) as client:
+            receipt = client.feedback([{"request_id": late, "reward": 0.0}])
+            assert receipt == {"accepted": 0, "repeated": 1, "unknown": 0}  # acknowledged once is acknowledged for ever
+            drive_in_step(server, client, slots=2, seed=2)
+        server.ask("/v1/admin/unpin", None, ADMIN_TOKEN)
+        assert server.ask("/v1/state")["slot"] > again["slot"]  # and it goes on
+        server.process.terminate()
+        server.process.wait(30)
+    events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert events[-1]["event"] == "stopped"
+    assert events[-1]["finished"] is True
+    assert not [event for event in events if event["level"] == "error"]
+
+
+def test_openais_client_against_a_model_that_writes(tmp_path: Path) -> None:
+    model = write("t5_moe", tmp_path / "tiny-t5-moe")
+    with serving(tmp_path, model) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key=TOKEN) as ai:
+        name = ai.models.list().data[0].id
+        assert name == "tiny-t5-moe"
+        whole = ai.completions.create(model=name, prompt=["w1 w2 w3", "w4 w5"], max_tokens=6, temperature=0)
+        assert len(whole.choices) == 2
+        assert whole.usage is not None
+        assert whole.usage.prompt_tokens > 0
+        chunks = list(ai.completions.create(model=name, prompt="w1 w2 w3", max_tokens=6, stream=True))
+        assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == whole.choices[0].text
+        assert [choice.finish_reason for choice in chunks[-1].choices] == [whole.choices[0].finish_reason]
+        request = (whole.choices[0].model_extra or {})["request_id"]
+        receipt = server.ask("/v1/feedback", {"feedback": [{"request_id": request, "reward": 0.5}]})
+        assert receipt["accepted"] == 1
+        assert server.ask("/v1/admin/slot", None, ADMIN_TOKEN)["slot"] == 1

@@ -1,0 +1,96 @@
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from serve.web.fake import FakeService
+from serve.web.live import ADMIN_TOKEN, BOTH, TOKEN, client, live
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no browser here; CI installs chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield made
+        made.close()
+
+
+def opened(browser: Browser, url: str, *, width: int, scheme: str, problems: list[str]) -> Page:
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda message: problems.append(message.text) if "Content Security" in message.text else None)
+    page.on("request", lambda request: None if request.url.startswith(url) else problems.append(request.url))
+    page.goto(url)
+    return page
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")], ids=["phone", "desktop"])
+def test_the_page_shows_the_server(browser: Browser, width: int, scheme: str) -> None:
+    service, problems = FakeService(), list[str]()
+    with live(service) as url, client(url) as http:
+        http.post("/v1/classify", json={"inputs": ["a", "b"]})
+        page = opened(browser, url, width=width, scheme=scheme, problems=problems)
+        expect(page.locator("#status")).to_have_text("live")
+        expect(page).to_have_title("tanbr · fake")
+        expect(page.locator("#slot")).to_have_text("30")
+        expect(page.locator("#mix path.area")).to_have_count(3)  # a task each
+        expect(page.locator("#blend path.area")).to_have_count(4)  # an expert each
+        expect(page.locator("#mix .legend li").first).to_contain_text("mood")
+        expect(page.locator("#rewards path.line")).to_have_count(1)
+        expect(page.get_by_role("img", name="latency")).to_be_visible()
+        expect(page.locator("#versions tbody tr")).to_have_count(4)
+        expect(page.locator("#versions tr.refused td").first).to_have_text("1 · refused")
+        assert page.locator("#tree circle").count() > 50
+        expect(page.locator("#alarms li")).to_contain_text("the mix <drifts>")  # text, not markup
+        expect(page.locator("#events li")).to_contain_text("slot 7")
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")  # no sideways scrolling
+        page.hover("#mix svg", position={"x": width // 4, "y": 80})
+        expect(page.locator("#mix .tip")).to_contain_text("slot")
+        service.version = 2
+        expect(page.locator("#version")).to_have_text("2")  # it follows by itself
+        page.close()
+    assert not problems
+
+
+def test_an_operator_rolls_back_with_the_token(browser: Browser) -> None:
+    service, problems = FakeService(), list[str]()
+    with live(service, tokens=BOTH) as url:
+        page = opened(browser, url, width=1280, scheme="light", problems=problems)
+        expect(page.locator("#status")).to_have_text("locked")
+        page.fill("#token", TOKEN)
+        page.click("#sign-in button")
+        expect(page.locator("#status")).to_have_text("live")
+        page.locator("#versions tbody tr").nth(1).get_by_text("Roll back").click()
+        dialog = page.locator("#confirm")
+        expect(dialog).to_contain_text("Roll back to merge version 2?")
+        dialog.locator("input").fill("not the right one at all")
+        dialog.get_by_text("Do it").click()
+        expect(dialog.locator(".wrong")).to_contain_text("send the administration token")
+        assert not [call for call in service.calls if call[0] == "rollback"]
+        dialog.locator("input").fill(ADMIN_TOKEN)
+        dialog.get_by_text("Do it").click()
+        expect(dialog).to_be_hidden()
+        expect(page.locator("#version")).to_have_text("2")
+        assert service.calls[-1] == ("rollback", 2)
+        page.locator("#versions tbody tr").first.get_by_text("Pin").click()
+        expect(dialog.locator("input")).to_be_hidden()  # the token is known by now
+        dialog.get_by_text("Do it").click()
+        expect(page.locator("#status")).to_have_text("pinned")
+        page.click("#unpin")
+        dialog.get_by_text("Do it").click()
+        expect(page.locator("#status")).to_have_text("live")
+        assert page.evaluate("Object.values(sessionStorage).concat(Object.values(localStorage))") == [TOKEN]
+        page.close()
+    assert not problems
