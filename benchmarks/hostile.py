@@ -26,7 +26,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
-import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -46,51 +45,31 @@ class Attack:
 
 def framed(family: str, method: str, path: str, body: bytes = b"", **headers: str) -> Attack:
     """Make a request whose framing is right, whatever else is wrong with it."""
-    known = {"host": "localhost", "authorization": f"Bearer {TOKEN}", "content-type": "application/json"} | headers
-    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in known.items() if value is not None)
+    known = {"host": "localhost", "authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
+    known |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in known.items())
     length = f"content-length: {len(body)}\r\n" if body or method == "POST" else ""
     head = f"{method} {path} HTTP/1.1\r\n{lines}{length}\r\n"
     return Attack(family, head.encode("utf-8", "surrogateescape") + body)
 
 
 STRANGE = (
-    b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-1e999", b"9" * 5000, b"0x10", b"01", b"null", b"true", b'""', b"[]", b"{}",
-    b'"\\ud800"', b'"\\udfff\\ud800"', b'"\\u0000"', b'"\xff\xfe"', b'"\xed\xa0\x80"', b'"\xf4\x90\x80\x80"', b"'single'", b'"' + b"a" * 3000 + b'"',
-    b"[" * 3000, b"[" * 500 + b"]" * 500, b'{"a":' * 400 + b"1" + b"}" * 400, b'["a", "b", "c"]', b'[["a", "b"]]', b'[null, "b"]', b"-0", b"1.5",
-    b"[" + b",".join([b'"x"'] * 3000) + b"]", b'{"__proto__": {"x": 1}}', b'"${jndi:ldap://x}"', b"\"'; DROP TABLE feedback; --\"", b'"../../etc/passwd"',
-    b"\xef\xbb\xbf{}", b"/* comment */ 1", b"1 2", b"", b"\x00", b"\x1b[31m",
+    b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-1e999", b"9" * 5000, b"0x10", b"01", b"null", b"true", b'""',
+    b"[]", b"{}", b'"\\ud800"', b'"\\udfff\\ud800"', b'"\\u0000"', b'"\xff\xfe"', b'"\xed\xa0\x80"',
+    b'"\xf4\x90\x80\x80"', b"'single'", b'"' + b"a" * 3000 + b'"', b"[" * 3000, b"[" * 500 + b"]" * 500,
+    b'{"a":' * 400 + b"1" + b"}" * 400, b'["a", "b", "c"]', b'[["a", "b"]]', b'[null, "b"]', b"-0", b"1.5",
+    b"[" + b",".join([b'"x"'] * 3000) + b"]", b'{"__proto__": {"x": 1}}', b'"${jndi:ldap://x}"',
+    b"\"'; DROP TABLE feedback; --\"", b'"../../etc/passwd"', b"\xef\xbb\xbf{}", b"/* comment */ 1", b"1 2", b"",
+    b"\x00", b"\x1b[31m",
 )  # fmt: skip
-KEYS = (
-    b"inputs",
-    b"labels",
-    b"feedback",
-    b"request_id",
-    b"reward",
-    b"task",
-    b"label",
-    b"merge_version",
-    b"blend",
-    b"model",
-    b"prompt",
-    b"x",
-)
-PATHS = (
-    "/v1/classify",
-    "/v1/feedback",
-    "/v1/state",
-    "/v1/slots",
-    "/v1/models",
-    "/metrics",
-    "/v1/completions",
-    "/",
-    "/healthz",
-)
+KEYS = (b"inputs", b"labels", b"feedback", b"request_id", b"reward", b"task", b"label", b"merge_version", b"blend")
+PATHS = ("/v1/classify", "/v1/feedback", "/v1/state", "/v1/slots", "/metrics", "/v1/completions", "/", "/healthz")
 ADMIN = ("/v1/admin/pin", "/v1/admin/unpin", "/v1/admin/rollback", "/v1/admin/slot")
 GOOD = (
     ("/v1/classify", b'{"inputs": ["a fine film", ["one text", "another"]], "labels": ["positive", "negative"]}'),
-    ("/v1/feedback", b'{"feedback": [{"request_id": "aaaaaaeok6psc7s7e3bxxotijelyefuy", "reward": 0.5, "task": "sentiment"}]}'),
+    ("/v1/feedback", b'{"feedback": [{"request_id": "aaaaaaeok6psc7s7", "reward": 0.5, "task": "sentiment"}]}'),
     ("/v1/feedback", b'{"feedback": [{"request_id": "x", "label": "positive", "task": "sentiment"}]}'),
-)  # fmt: skip
+)
 
 
 def bodies(rng: random.Random) -> Attack:
@@ -154,9 +133,11 @@ def paths(rng: random.Random) -> Attack:
     method = rng.choice(["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "PROPFIND"])
     path = rng.choice([*PATHS, *ADMIN])
     tricks = (
-        "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//v1/state", "/v1//state", path + "/", path + "%00", path + ";x=1", "/dashboard/..%2fapp.py",
-        "/dashboard/%2e%2e/app.py", path + "?" + "a=1&" * 500, "/" + "a" * 4000, "/%ff%fe", "/v1/slots?limit=" + rng.choice(["-1", "0", "1e9", "9" * 40, "x"]),
-        "/v1/slots?before=" + rng.choice(["-1", "9" * 30, "null", "%00"]), "/v1/tree?limit=1001", "http://evil.example/v1/state", "*", "/v1/models/" + "x" * 100,
+        "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//v1/state", "/v1//state", path + "/", path + "%00",
+        path + ";x=1", "/dashboard/..%2fapp.py", "/dashboard/%2e%2e/app.py", path + "?" + "a=1&" * 500, "/%ff%fe",
+        "/" + "a" * 4000, "/v1/slots?limit=" + rng.choice(["-1", "0", "1e9", "9" * 40, "x"]), "/v1/tree?limit=1001",
+        "/v1/slots?before=" + rng.choice(["-1", "9" * 30, "null", "%00"]), "http://evil.example/v1/state", "*",
+        "/v1/models/" + "x" * 100,
     )  # fmt: skip
     return framed("paths", method, rng.choice([path, *tricks]))
 
@@ -235,10 +216,10 @@ def raw(rng: random.Random) -> Attack:
     if how == 0:
         data = rng.randbytes(rng.randint(1, 400)) + b"\r\n\r\n"
     elif how == 1:
-        data = bytearray(good)
+        spoilt = bytearray(good)
         for _ in range(rng.randint(1, 6)):
-            data[rng.randrange(len(good.partition(b"\r\n\r\n")[0]))] = rng.randrange(256)
-        data = bytes(data)
+            spoilt[rng.randrange(len(good.partition(b"\r\n\r\n")[0]))] = rng.randrange(256)
+        data = bytes(spoilt)
     elif how == 2:
         data = good.replace(b"content-length", b"transfer-encoding: chunked\r\ncontent-length")
     elif how == 3:
@@ -283,7 +264,7 @@ class Tally:
     sent: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, attack: Attack, answers: list[tuple[int, bytes, bytes]]) -> None:
+    def note(self, attack: Attack, answers: list[tuple[int, bytes]]) -> None:
         """Judge the answers to one attack."""
         with self.lock:
             self.sent += 1
@@ -291,14 +272,14 @@ class Tally:
                 self.statuses[f"{attack.family} none"] += 1
                 if attack.stays:
                     self.wrong.append(f"{attack.family}: no answer to {attack.data[:300]!r}")
-            for status, head, body in answers:
+            for status, body in answers:
                 self.statuses[f"{attack.family} {status}"] += 1
-                fault = judged(status, head, body, method=attack.data[:5])
+                fault = judged(status, body, method=attack.data[:5])
                 if fault:
                     self.wrong.append(f"{attack.family}: {fault}: {attack.data[:300]!r} → {body[:200]!r}")
 
 
-def judged(status: int, head: bytes, body: bytes, *, method: bytes) -> str | None:
+def judged(status: int, body: bytes, *, method: bytes) -> str | None:
     """Say what is wrong with an answer, if anything is."""
     if status < 400:
         return None
@@ -323,7 +304,7 @@ class Connection:
         self._where, self._socket = (host, port), socket.socket()
         self._socket.close()
 
-    def send(self, attack: Attack, *, fresh: bool) -> list[tuple[int, bytes, bytes]]:
+    def send(self, attack: Attack, *, fresh: bool) -> list[tuple[int, bytes]]:
         """Send an attack, and read all the answers there are to it."""
         if fresh or self._socket.fileno() < 0:
             self._socket.close()
@@ -342,7 +323,7 @@ class Connection:
         """Hang up."""
         self._socket.close()
 
-    def _read(self, *, one: bool, bodiless: bool) -> list[tuple[int, bytes, bytes]]:
+    def _read(self, *, one: bool, bodiless: bool) -> list[tuple[int, bytes]]:
         answers, data, open_ = [], b"", True
         while True:
             head, end, rest = data.partition(b"\r\n\r\n")
@@ -352,7 +333,7 @@ class Connection:
                 status = int(head.split(b" ", 2)[1])
                 data = rest[size:]
                 if status != 100:
-                    answers.append((status, head, rest[:size]))
+                    answers.append((status, rest[:size]))
                 if b"connection: close" in head:
                     self._socket.close()
                     return answers
@@ -408,7 +389,7 @@ class Customer:
     """A well-behaved client that asks all the while, with httpx; every answer must come, and come right."""
 
     def __init__(self, url: str) -> None:
-        self.answers, self.faults, self.times = 0, [], list[float]()
+        self.answers, self.faults, self.times = 0, list[str](), list[float]()
         self._stop = threading.Event()
         self._http = httpx2.Client(base_url=url, headers={"authorization": f"Bearer {TOKEN}"}, timeout=30)
         self._thread = threading.Thread(target=self._ask)
@@ -440,16 +421,30 @@ class Customer:
             self.times.append(time.perf_counter() - started)
 
 
+def resident(process: int) -> int:
+    """Bytes of memory that a process holds (Linux)."""
+    pages = Path(f"/proc/{process}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def open_files(process: int) -> int:
+    """Files and sockets that a process has open (Linux)."""
+    return len(list(Path(f"/proc/{process}/fd").iterdir()))
+
+
 @contextmanager
-def server(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
+def server(folder: Path) -> Iterator[tuple[str, int]]:
     """Run `tanbr serve` on the embedded model; its address and its process."""
     (folder / "tanbr.toml").write_text(SETTINGS)
-    command = [Path(sys.executable).with_name("tanbr"), "serve", "--port", "0", "--state", folder / "state"]
+    command = [str(Path(sys.executable).with_name("tanbr")), "serve", "--port", "0", "--state", str(folder / "state")]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, "--slot-requests", "256", "--config", folder / "tanbr.toml"],
-            stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ | {"TANBR_TOKEN": TOKEN, "TANBR_ADMIN_TOKEN": ADMIN_TOKEN},
-        )  # fmt: skip
+            [*command, "--slot-requests", "256", "--config", str(folder / "tanbr.toml")],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=os.environ | {"TANBR_TOKEN": TOKEN, "TANBR_ADMIN_TOKEN": ADMIN_TOKEN},
+        )
         try:
             assert process.stdout
             url = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+", line)))
@@ -458,7 +453,7 @@ def server(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
                     if httpx2.get(f"{url}/readyz").is_success:
                         break
                 time.sleep(0.1)
-            yield url, psutil.Process(process.pid)
+            yield url, process.pid
         finally:
             process.terminate()
             process.wait(60)
@@ -494,8 +489,10 @@ def schemathesis(
     document = httpx2.get(f"{url}/openapi.json", headers={"authorization": f"Bearer {ADMIN_TOKEN}"})
     (folder / "openapi.json").write_bytes(document.content)
     command = [
-        Path(sys.executable).with_name("schemathesis"), "--config-file", "schemathesis.toml", "run", "openapi.json", "--url", url, "--checks", "all",
-        "--phases", phases, "--max-examples", str(examples), "--seed", str(seed), "--no-color", *(["--include-path", only] if only else []),
+        str(Path(sys.executable).with_name("schemathesis")), "--config-file", "schemathesis.toml", "run",
+        "openapi.json", "--url", url, "--checks", "all", "--phases", phases, "--max-examples", str(examples),
+        "--seed", str(seed),
+        "--no-color", *(["--include-path", only] if only else []),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     found = re.search(r"(\d+) generated", done.stdout)
@@ -512,27 +509,28 @@ def main() -> None:
     """Run it, print what happened, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100_000)
-    parser.add_argument("--examples", type=int, default=300, help="examples of schemathesis for an operation")
+    parser.add_argument("--examples", type=int, default=100, help="examples of schemathesis for an operation")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="3000 requests, 5 examples")
+    parser.add_argument("--quick", action="store_true", help="1500 requests, 1 example")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    requests, examples = (3000, 5) if arguments.quick else (arguments.requests, arguments.examples)
+    requests, examples = (1500, 1) if arguments.quick else (arguments.requests, arguments.examples)
     console = Console()
     started = time.time()
     with tempfile.TemporaryDirectory() as name, server(Path(name)) as (url, process), Customer(url) as customer:
         warm = attack(url, requests=max(500, requests // 50), seed=arguments.seed + 1)
-        memory = [process.memory_info().rss]
-        files = [process.num_fds()]
+        memory = [resident(process)]
+        files = [open_files(process)]
 
         def tick(sent: int) -> None:
             if sent % max(1, requests // 100) == 0:
-                memory.append(process.memory_info().rss)
-                files.append(process.num_fds())
+                memory.append(resident(process))
+                files.append(open_files(process))
+                print(f"{sent} of {requests} sent, {memory[-1] / 1e6:.0f} MB", file=sys.stderr)
 
         tally = attack(url, requests=requests, seed=arguments.seed, tick=tick)
         checked = schemathesis(url, Path(name), examples=examples, seed=arguments.seed)
-        memory.append(process.memory_info().rss)
+        memory.append(resident(process))
         alive = httpx2.get(f"{url}/healthz").is_success
         log = (Path(name) / "log").read_text(errors="replace")
     faults = [line for line in log.splitlines() if '"level": "error"' in line]
@@ -542,7 +540,7 @@ def main() -> None:
     result = {
         "command": f"python benchmarks/hostile.py{' --quick' if arguments.quick else ''}",
         "python": platform.python_version(),
-        "versions": {package: version(package) for package in ("tanbr", "fastapi", "uvicorn", "httptools", "schemathesis")},
+        "versions": {name: version(name) for name in ("tanbr", "fastapi", "uvicorn", "httptools", "schemathesis")},
         "seed": arguments.seed,
         "seconds": round(time.time() - started, 1),
         "hostile_requests": warm.sent + tally.sent,
@@ -553,16 +551,21 @@ def main() -> None:
         "fault_examples": faults[:5],
         "statuses": dict(sorted((warm.statuses + tally.statuses).items())),
         "customer": {
-            "asked": customer.answers, "failed": len(customer.faults), "failures": customer.faults[:5],
-            "median_ms": round(1e3 * times[len(times) // 2], 1), "p99_ms": round(1e3 * times[int(0.99 * len(times))], 1),
+            "asked": customer.answers,
+            "failed": len(customer.faults),
+            "failures": customer.faults[:5],
+            "median_ms": round(1e3 * times[len(times) // 2], 1),
+            "p99_ms": round(1e3 * times[int(0.99 * len(times))], 1),
         },
         "memory_mb": {
-            "after_warm_up": round(memory[0] / 1e6, 1), "second_quarter_mean": round(sum(memory[quarter : 2 * quarter]) / quarter / 1e6, 1),
-            "last_quarter_mean": round(sum(memory[-quarter:]) / quarter / 1e6, 1), "most": round(max(memory) / 1e6, 1),
+            "after_warm_up": round(memory[0] / 1e6, 1),
+            "second_quarter_mean": round(sum(memory[quarter : 2 * quarter]) / quarter / 1e6, 1),
+            "last_quarter_mean": round(sum(memory[-quarter:]) / quarter / 1e6, 1),
+            "most": round(max(memory) / 1e6, 1),
         },
         "open_files": {"first": files[0], "most": max(files), "last": files[-1]},
         "alive": alive,
-    }  # fmt: skip
+    }
     table = Table(
         "hostile requests", "schemathesis", "wrong answers", "customer: asked, failed", "memory MB: warm, last", "alive"
     )

@@ -74,21 +74,22 @@ def serve(
     from tanbr.serve.web.server import Observers, address_of, bind, server
 
     tokens = Tokens.read(os.environ, token_file=token_file, admin_token_file=admin_token_file)
-    socket = bind(settings.http)
-    url, loopback = address_of(socket)
-    logs.to_stream(level=logging.DEBUG if verbose else logging.INFO)
+    with bind(settings.http) as socket:
+        url, loopback = address_of(socket)
+        logs.to_stream(level=logging.DEBUG if verbose else logging.INFO)
 
-    from tanbr.serve.build import build
-    from tanbr.serve.web.metrics import Metrics
+        from tanbr.serve.build import build
+        from tanbr.serve.web.metrics import Metrics
 
-    metrics = Metrics()
-    observer = Observers([metrics, logs.Journal()])
-    service = build(checkpoint, config=settings, state=state, history=history, observer=observer)
-    running = server(service, config=settings.http, tokens=tokens, metrics=metrics, loopback=loopback)
-    console.print(_banner(url, service.info, service.state(), state=state, tokens=tokens))
-    if not loopback and tokens.general is None:
-        logs.say("public", level=logging.WARNING, text=f"{url} is open to everybody who reaches it: set TANBR_TOKEN")
-    running.run(sockets=[socket])
+        metrics = Metrics()
+        observer = Observers([metrics, logs.Journal()])
+        service = build(checkpoint, config=settings, state=state, history=history, observer=observer)
+        running = server(service, config=settings.http, tokens=tokens, metrics=metrics, loopback=loopback)
+        console.print(_banner(url, service.info, service.state(), state=state, tokens=tokens))
+        if not loopback and tokens.general is None:
+            text = f"{url} is open to everybody who reaches it: set TANBR_TOKEN"
+            logs.say("public", level=logging.WARNING, text=text)
+        running.run(sockets=[socket])
 
 
 def _banner(url: str, info: "ServiceInfo", now: "ServiceState", *, state: Path, tokens: "Tokens") -> Table:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Response
 from starlette.concurrency import run_in_threadpool
@@ -13,7 +14,6 @@ from starlette.types import ASGIApp
 
 from tanbr.config import HttpConfig
 from tanbr.serve.records import Feedback
-from tanbr.serve.service import Service
 from tanbr.serve.web import completions, logs, operating, shapes, views
 from tanbr.serve.web.answering import answer, refuse_with_sentences, settled
 from tanbr.serve.web.auth import Tokens
@@ -24,11 +24,14 @@ from tanbr.serve.web.recent import Latencies, Regrets
 from tanbr.serve.web.refusals import Refusal
 from tanbr.serve.web.strict import StrictRoute
 
+if TYPE_CHECKING:  # torch comes with it, and an address that is taken should be found out without
+    from tanbr.serve.service import Service
+
 ANSWERS = ("/v1/classify", "/v1/completions")
 
 
 def create_app(
-    service: Service, *, config: HttpConfig, tokens: Tokens, metrics: Metrics, loopback: bool = True
+    service: "Service", *, config: HttpConfig, tokens: Tokens, metrics: Metrics, loopback: bool = True
 ) -> ASGIApp:
     """Make the application around a service, which it starts and stops."""
 
@@ -73,7 +76,7 @@ def create_app(
     return Gate(app, config=config, tokens=tokens, loopback=loopback, on_request=on_request)
 
 
-def add_classify(app: FastAPI, service: Service, config: HttpConfig) -> None:
+def add_classify(app: FastAPI, service: "Service", config: HttpConfig) -> None:
     """Add the route of a service whose model classifies."""
     info = service.info
     columns = {label: column for column, label in enumerate(info.columns[: info.classes])}
@@ -106,7 +109,7 @@ def add_classify(app: FastAPI, service: Service, config: HttpConfig) -> None:
         return answer(views.classified(answered, info, allowed))
 
 
-def add_feedback(app: FastAPI, service: Service, config: HttpConfig) -> None:
+def add_feedback(app: FastAPI, service: "Service", config: HttpConfig) -> None:
     """Add the route that rewards come in by."""
 
     @app.post("/v1/feedback", tags=["answers"], response_model=shapes.FeedbackResponse)
@@ -119,7 +122,7 @@ def add_feedback(app: FastAPI, service: Service, config: HttpConfig) -> None:
         return answer(counts | {"outcomes": receipt.outcomes})
 
 
-def add_models(app: FastAPI, service: Service) -> None:
+def add_models(app: FastAPI, service: "Service") -> None:
     """Add the routes that OpenAI's clients look the model up with."""
     model = {"id": service.info.model, "object": "model", "created": int(time.time()), "owned_by": "tanbr"}
 
@@ -152,7 +155,7 @@ def add_dashboard(app: FastAPI) -> None:
         return Response(pages[name], media_type=mimetypes.guess_type(name)[0])
 
 
-def _point_elsewhere(app: FastAPI, service: Service) -> None:
+def _point_elsewhere(app: FastAPI, service: "Service") -> None:
     """Say where to go on the path for the other kind of model."""
     classifier = service.info.kind == "classifier"
     path, there = ("/v1/completions", "/v1/classify") if classifier else ("/v1/classify", "/v1/completions")

@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
@@ -13,16 +13,18 @@ from pydantic_core import to_json
 
 from tanbr.config import HttpConfig
 from tanbr.serve.records import Generated
-from tanbr.serve.service import Service
 from tanbr.serve.web import logs
 from tanbr.serve.web.answering import answer, refusal_of, settled
 from tanbr.serve.web.refusals import Refusal
 from tanbr.serve.web.shapes import CompletionRequest, CompletionResponse
 
+if TYPE_CHECKING:  # torch comes with it, and an address that is taken should be found out without
+    from tanbr.serve.service import Service
+
 EVENT = {"type": "object", "properties": {"data": {"type": "string", "description": "A piece, or [DONE]."}}}
 
 
-def add_completions(app: FastAPI, service: Service, config: HttpConfig) -> None:
+def add_completions(app: FastAPI, service: "Service", config: HttpConfig) -> None:
     """Add the route of a service whose model writes."""
     name = service.info.model
 
@@ -61,7 +63,7 @@ class _Stream:
     """One answer in pieces. The model has begun when this exists, so that a full queue is a 429 and not a stream."""
 
     def __init__(
-        self, service: Service, prompts: list[str], *, tokens: int | None, model: str, usage: bool, seconds: float
+        self, service: "Service", prompts: list[str], *, tokens: int | None, model: str, usage: bool, seconds: float
     ) -> None:
         loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()

@@ -1,20 +1,22 @@
 """Routes for those who watch and steer the server."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import FastAPI, Query, Response
 
-from tanbr.serve.service import Service
 from tanbr.serve.web import logs, shapes, views
 from tanbr.serve.web.answering import answer, view
 from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.recent import Latencies, Regrets
 from tanbr.serve.web.refusals import Refusal
 
+if TYPE_CHECKING:  # torch comes with it, and an address that is taken should be found out without
+    from tanbr.serve.service import Service
+
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def add_watching(app: FastAPI, service: Service, *, metrics: Metrics, latencies: Latencies, regrets: Regrets) -> None:
+def add_watching(app: FastAPI, service: "Service", *, metrics: Metrics, latencies: Latencies, regrets: Regrets) -> None:
     """Add the routes that only look. They are plain functions, so that a worker thread waits for the store."""
 
     @app.get("/v1/state", tags=["watching"], response_model=shapes.StateResponse)
@@ -64,7 +66,7 @@ def add_watching(app: FastAPI, service: Service, *, metrics: Metrics, latencies:
         return answer({"status": "ok"})
 
 
-def add_steering(app: FastAPI, service: Service) -> None:
+def add_steering(app: FastAPI, service: "Service") -> None:
     """Add the routes that change what is served; the gate asks for the administration token."""
 
     def done(action: str, **facts: Any) -> Response:

@@ -3,18 +3,21 @@
 import ipaddress
 import socket
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from tanbr.config import HttpConfig
 from tanbr.errors import ConfigError
 from tanbr.serve.records import Observer
-from tanbr.serve.service import Service
 from tanbr.serve.web.app import create_app
 from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.protocol import bounded
 from tanbr.types import SlotRecord
+
+if TYPE_CHECKING:  # torch comes with it, and an address that is taken should be found out without
+    from tanbr.serve.service import Service
 
 KEEP_ALIVE = 30  # seconds that a connection may rest between two requests
 BACKLOG = 1024
@@ -39,7 +42,9 @@ def address_of(taken: socket.socket) -> tuple[str, bool]:
     return f"http://{shown}:{port}", ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
-def server(service: Service, *, config: HttpConfig, tokens: Tokens, metrics: Metrics, loopback: bool) -> uvicorn.Server:
+def server(
+    service: "Service", *, config: HttpConfig, tokens: Tokens, metrics: Metrics, loopback: bool
+) -> uvicorn.Server:
     """Make what answers requests: `run(sockets=[…])` returns when it was told to stop and all it accepted is done."""
     app = create_app(service, config=config, tokens=tokens, metrics=metrics, loopback=loopback)
     settings = uvicorn.Config(

@@ -1,0 +1,167 @@
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serve.web.fake import FakeService
+from serve.web.live import BOTH, TOKEN, client, live
+from tanbr.cli import main
+from tanbr.tasks import tiny
+
+
+def tanbr(*arguments: str, cwd: Path, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    script = Path(sys.executable).with_name("tanbr")
+    return subprocess.run(
+        [script, *arguments], capture_output=True, text=True, cwd=cwd, timeout=120, input=stdin,
+        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "TANBR_SERVER": "http://127.0.0.1:9", **environment},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def service() -> FakeService:
+    return FakeService()
+
+
+@pytest.fixture(scope="module")
+def url(service: FakeService) -> Iterator[str]:
+    with live(service, tokens=BOTH) as address:
+        yield address
+
+
+def test_send_shows_answers_and_gives_feedback(tmp_path: Path, url: str, service: FakeService) -> None:
+    done = tanbr(
+        "send", "a fine film", "one\ttwo", "--feedback", "1", cwd=tmp_path, TANBR_SERVER=url, TANBR_TOKEN=TOKEN
+    )
+    assert done.returncode == 0, done.stderr
+    assert service.calls[-1] == ("submit", ["a fine film", ("one", "two")])
+    assert "feedback: 2 accepted, 0 repeated, 0 unknown" in done.stdout
+    assert "merge version 3" in done.stdout
+
+
+def test_send_reads_files_and_pipes_and_writes_json(tmp_path: Path, url: str, service: FakeService) -> None:
+    (tmp_path / "texts").write_text("first\n\nsecond\tpair\n")
+    setting = {"cwd": tmp_path, "TANBR_SERVER": url, "TANBR_TOKEN": TOKEN}
+    done = tanbr("send", "--file", "texts", "--labels", "good,bad", "--json", **setting)  # type: ignore[arg-type]
+    assert done.returncode == 0, done.stderr
+    outputs = json.loads(done.stdout)["outputs"]
+    assert [set(output["scores"]) for output in outputs] == [{"good", "bad"}] * 2
+    piped = tanbr("send", "--json", stdin="from a pipe\n", **setting)  # type: ignore[arg-type]
+    (output,) = json.loads(piped.stdout)["outputs"]
+    later = tanbr("send", "--id", output["request_id"], "--feedback", "0.5", "--task", "mood", **setting)  # type: ignore[arg-type]
+    assert "1 accepted" in later.stdout
+    given = service.given[output["request_id"]]
+    assert given is not None
+    assert (given.reward, given.task) == (0.5, "mood")
+
+
+def test_send_talks_to_a_model_that_writes(tmp_path: Path) -> None:
+    with live(FakeService("text")) as url:
+        done = tanbr("send", "say this", "--json", cwd=tmp_path, TANBR_SERVER=url)
+        assert json.loads(done.stdout)["choices"][0]["text"] == "SAY THIS"
+        pair = tanbr("send", "one\ttwo", cwd=tmp_path, TANBR_SERVER=url)
+        assert pair.returncode == 2
+        assert "the model there writes" in pair.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("send", "a text"), "cannot reach http://127.0.0.1:9"),
+        (("send", "a text", "--server", "not a url"), "not a url"),
+        (("send",), "there is no text to send"),
+        (("send", "a", "--file", "b"), "give texts, or --file, not both"),
+        (("send", "--file", "none"), "cannot read none: No such file"),
+        (("send", "--id", "x"), "--id needs --feedback"),
+        (("traffic", "--traffic", "wild"), "unknown kind of traffic 'wild'"),
+        (("traffic", "--data", "nowhere"), "no GLUE folder at nowhere"),
+        (("traffic", "--slots", "1"), "cannot reach http://127.0.0.1:9"),
+        (("replay", "nowhere"), "nowhere holds no log of a server"),
+        (("replay", "nowhere", "--routers", "oracle"), "unknown router 'oracle'; choose some of tanbr"),
+        (("serve", "nowhere"), "nowhere"),
+        (("serve", "--config", "none.toml"), "cannot read the configuration none.toml"),
+        (("serve", "--slot-requests", "0"), "options: serve.slot_requests: Input should be greater than or equal to 1"),
+        (("serve", "--host", "no.such.host.invalid"), "cannot listen on no.such.host.invalid:8000"),
+        (("serve", "--token-file", "none"), "cannot read the token in none: No such file"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["tanbr", *arguments])
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setenv("TANBR_SERVER", "http://127.0.0.1:9")
+    with pytest.raises(SystemExit) as left:
+        main()
+    error = capsys.readouterr().err
+    assert left.value.code == 2
+    assert says in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_port_that_is_taken_is_found_out_before_the_model_is_loaded(tmp_path: Path, url: str) -> None:
+    done = tanbr("serve", "--port", url.rpartition(":")[2], cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Address already in use" in done.stderr
+    check = "import sys, tanbr.serve.web.server; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], cwd=tmp_path, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("command", ["serve", "send", "traffic", "replay"])
+def test_help_has_an_example(tmp_path: Path, command: str) -> None:
+    done = tanbr(command, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "Example" in done.stdout
+    assert f"tanbr {command}" in done.stdout
+
+
+def test_help_loads_neither_torch_nor_the_web(tmp_path: Path) -> None:
+    heavy = ("torch", "fastapi", "httpx2", "uvicorn")
+    check = f"import sys, tanbr.cli; sys.exit(any(name in sys.modules for name in {heavy}))"
+    assert subprocess.run([sys.executable, "-c", check], cwd=tmp_path, timeout=60).returncode == 0
+
+
+def test_traffic_is_the_same_for_the_same_seed_and_hides_the_tags(
+    tmp_path: Path, url: str, service: FakeService
+) -> None:
+    sent = []
+    for _ in range(2):
+        before = len(service.calls)
+        done = tanbr(
+            "traffic", "--slots", "2", "--requests", "8", "--batch", "4", "--seed", "3", "--out", "figures.json",
+            cwd=tmp_path, TANBR_SERVER=url, TANBR_TOKEN=TOKEN,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        sent.append([call for call in service.calls[before:] if call[0] == "submit"])
+    assert sent[0] == sent[1]
+    assert [len(call[1]) for call in sent[0]] == [4, 4, 4, 4]
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["requests"] == figures["feedback_accepted"] == 16
+    assert all(item is None or item.task is None for item in list(service.given.values())[-16:])
+    names = {task.name for task in tiny.TASKS}
+    assert not any(name in str(text) for call in sent[0] for text in call[1] for name in names)
+
+
+def test_traffic_scores_by_the_truth(url: str) -> None:
+    from tanbr.serve.web.drive import _read
+    from tanbr.tasks.metrics import LabelSpace
+    from tanbr.tasks.rows import Row
+
+    space = LabelSpace(tiny.TASKS)
+    rows = [tiny.generate(name, 1, seed=1)[0] for name in ("sentiment", "similarity")]
+    right = {"label": space.task("sentiment").labels[int(rows[0].target)]}
+    assert _read(right, rows[0], space) == rows[0].target
+    assert _read({"label": "entailment"}, rows[0], space) == -1  # of another task: wrong
+    assert _read({"label": "x", "grades": {"similarity": rows[1].target}}, rows[1], space) == rows[1].target
+    assert space.rewards([Row("sentiment", "x", 1.0)], [-1.0])[0] == 0  # type: ignore[arg-type]
+    with client(url) as http:
+        assert http.get("/v1/state").status_code == 401
