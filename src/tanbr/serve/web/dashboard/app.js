@@ -75,8 +75,9 @@ function showVersions(versions, state) {
       "It is served until the slot ends, and the router is told that its blend was bad.", "rollback", { merge_version: version.merge_version }));
     buttons.append(action("Pin", `Pin merge version ${version.merge_version}?`,
       "It is served until you unpin; the router chooses nothing meanwhile.", "pin", { merge_version: version.merge_version }));
-    const name = `${version.merge_version}${served ? " · served" : ""}${version.good ? "" : " · refused"}`;
-    return html("tr", { class: served ? "served" : version.good ? "" : "refused" }, html("td", {}, name), html("td", {}, bar(version.blend, label)),
+    const kind = served ? "served" : version.good ? "" : "refused";
+    const name = html("td", {}, String(version.merge_version), html("span", {}, kind && ` · ${kind}`));
+    return html("tr", { class: kind }, name, html("td", {}, bar(version.blend, label)),
       html("td", {}, number(version.reward)), html("td", {}, version.requests), html("td", {}, ago(version.created)), buttons);
   });
   $("versions").tBodies[0].replaceChildren(...rows);
