@@ -12,8 +12,9 @@ from starlette.exceptions import HTTPException
 
 from tanbr.errors import InputError, TanbrError
 from tanbr.serve.records import Overloaded, ServiceError, Stopping
-from tanbr.serve.web import logs, views
+from tanbr.serve.web import logs
 from tanbr.serve.web.refusals import Refusal, invalid
+from tanbr.types import to_jsonable
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ def answer(value: Any) -> Response:
 
 def view(value: Any) -> Response:
     """Write a view of the service's records as JSON."""
-    return answer(views.plain(value))
+    return answer(to_jsonable(value))
 
 
 async def settled(future: "Future[T]", *, seconds: float) -> T:

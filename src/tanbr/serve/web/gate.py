@@ -99,10 +99,8 @@ class Gate:
         limit = self._config.body_bytes
         too_large = Refusal(413, f"the body has more than {limit} bytes", headers={"connection": "close"})
         length = headers.get("content-length", "")
-        if length.isascii() and length.isdigit() and len(length) > 15:
-            raise too_large
-        if length.isdigit() and int(length) > limit and "expect" in headers:
-            raise too_large
+        if "expect" in headers and length.isascii() and length.isdigit() and int(length) > limit:
+            raise too_large  # it waits to be told before it sends
         chunks: list[bytes] = []
         size = kept = 0
         try:

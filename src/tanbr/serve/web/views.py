@@ -6,7 +6,7 @@ import numpy as np
 
 from tanbr.router import TreeView
 from tanbr.serve.records import Answered, ServiceInfo, ServiceState, SlotView, VersionView
-from tanbr.types import FloatArray, TaskMix, to_jsonable
+from tanbr.types import FloatArray, TaskMix
 
 DIGITS = 6  # of probabilities and grades
 
@@ -92,11 +92,6 @@ def tree(view: TreeView | None, task_mix: TaskMix, *, limit: int) -> dict[str, A
         for node in sorted(kept)
     ]
     return {"nodes": nodes, "total": len(view)}
-
-
-def plain(value: Any) -> Any:
-    """Make what JSON can hold of a view; NaN becomes null."""
-    return to_jsonable(value)
 
 
 def _softmax(logits: FloatArray) -> FloatArray:
