@@ -23,10 +23,10 @@ def test_every_hostile_request_is_refused_with_a_sentence() -> None:
 
 def test_a_wrong_answer_would_be_noticed() -> None:
     judged = hostile.judged
-    assert judged(500, b"", b'{"error": {"message": "x"}}', method=b"GET /") == "status 500"
-    assert judged(404, b"", b"Not Found", method=b"GET /") == "404 without a sentence"
-    assert judged(422, b"", b'{"error": {"message": "a\\nb"}}', method=b"POST ") == "422 with an odd sentence"
-    assert judged(503, b"", b'{"error": {"message": "busy"}}', method=b"POST ") is None
+    assert judged(500, b'{"error": {"message": "x"}}', method=b"GET /") == "status 500"
+    assert judged(404, b"Not Found", method=b"GET /") == "404 without a sentence"
+    assert judged(422, b'{"error": {"message": "a\\nb"}}', method=b"POST ") == "422 with an odd sentence"
+    assert judged(503, b'{"error": {"message": "busy"}}', method=b"POST ") is None
     tally = hostile.Tally()
     tally.note(hostile.Attack("raw", b"x"), [])
     assert tally.wrong
