@@ -34,10 +34,10 @@ def draw_training(curve: Curve, tasks: Sequence[str], path: Path) -> Path:
 def draw_losses(curves: Mapping[str, Curve], path: Path, *, window: int = 5) -> Path:
     """Draw the mean loss of several runs on the same batches, smoothed over `window` entries."""
     canvas, (axis,) = figure(height=3.2)
-    for (name, curve), colour in zip(curves.items(), PALETTE, strict=False):
-        entries = [entry for entry in curve.entries() if "loss" in entry]
-        values = np.array([np.mean(list(entry["loss"].values())) for entry in entries])
-        axis.plot([entry["step"] for entry in entries], smooth(values, window), color=colour, label=name)
+    for i, (name, curve) in enumerate(curves.items()):
+        steps, values = curve.series("loss", "batch")
+        dashed = "--" if i >= len(PALETTE) else "-"
+        axis.plot(steps, smooth(np.array(values), window), dashed, color=PALETTE[i % len(PALETTE)], label=name)
     axis.set_title("loss of the labelled batches while the normalisation layers are tuned")
     axis.set_xlabel("step")
     axis.legend(ncols=4)

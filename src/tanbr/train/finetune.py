@@ -158,7 +158,7 @@ def finetune(
     def gradients(step: int) -> dict[str, float]:
         batch = batches.mixed(step, mix=mixes[step], size=config.batch)
         rng = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
-        return objective.by_task(learner.backward(batch, objective, rng), batch)
+        return {"batch": learner.backward(batch, objective, rng).mean().item()}
 
     run = Run(
         phase="finetune",
