@@ -38,12 +38,15 @@ def sections(args: argparse.Namespace, work: Path) -> dict[str, Section]:
     found: dict[str, Section] = {}
     for size in dict.fromkeys((small, large)):
         found[f"throughput {size}"] = lambda size=size: speed.throughput(  # type: ignore[misc]
-            size, work, threads=threads, rounds=rounds, batches=8 if quick else 12 if size == "base" else 40
+            size, work, threads=threads, rounds=rounds, batches=8 if size != "base" else 3
         )
         found[f"latency {size}"] = lambda size=size: speed.latency(  # type: ignore[misc]
-            size, work, threads=threads, rounds=rounds, requests=50 if quick else 100 if size == "base" else 300
+            size, work, threads=threads, rounds=rounds, requests=50 if size != "base" else 20
         )
-    found["swaps"] = lambda: speed.swaps(small, work, threads=threads, rounds=rounds, count=20 if quick else args.swaps)
+    for size, count in {"quick": 20 if quick else args.swaps, small: 20 if quick else args.swaps // 10}.items():
+        found[f"swaps {size}"] = lambda size=size, count=count: speed.swaps(  # type: ignore[misc]
+            size, work, threads=threads, rounds=rounds, count=count
+        )
     found["memory"] = lambda: memory.memory(large, work, threads=threads, swaps=3 if quick else 10)
     found["soak"] = lambda: memory.soak(work, threads=1, minutes=args.soak_minutes)
     found["kills"] = lambda: faults.kills(work, count=4 if quick else args.kills)

@@ -56,30 +56,10 @@ def plain(folder: Path, port: int, threads: int) -> None:
 
 
 def litserve(folder: Path, port: int, threads: int) -> None:
-    """LitServe with its dynamic batches, one worker."""
-    import litserve as ls
+    """LitServe, with its dynamic batches."""
+    from serving.lit import run
 
-    class Api(ls.LitAPI):
-        def setup(self, device: str) -> None:  # noqa: ARG002 - LitServe's signature
-            self.model = Model(folder, threads)
-
-        def decode_request(self, request: dict[str, Any]) -> list[str]:
-            return list(request["inputs"])
-
-        def predict(self, inputs: list[list[str]]) -> list[list[dict[str, Any]]]:
-            flat = self.model([text for one in inputs for text in one])
-            parts, start = [], 0
-            for one in inputs:
-                parts.append(flat[start : start + len(one)])
-                start += len(one)
-            return parts
-
-        def encode_response(self, output: list[dict[str, Any]]) -> dict[str, Any]:
-            return {"outputs": output}
-
-    api = Api(max_batch_size=32, batch_timeout=0.002, api_path="/v1/classify")
-    server = ls.LitServer(api, accelerator="cpu", timeout=60)
-    server.run(host="127.0.0.1", port=port, num_api_servers=1, log_level="error", generate_client_file=False)
+    run(folder, port, threads)
 
 
 if __name__ == "__main__":

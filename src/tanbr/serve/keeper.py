@@ -35,7 +35,7 @@ from tanbr.types import Blend, FloatArray, SlotRecord, TaskMix
 log = logging.getLogger("tanbr.serve")
 Result = TypeVar("Result")
 
-TICK = 0.05  # seconds between two looks at what was answered
+TICK = 0.2  # seconds between two looks at what was answered: seldom, as Python runs one thread at a time
 PINNED = "pinned"
 ALARMS = 50  # kept for operators
 FORGET_EVERY = 20  # slots

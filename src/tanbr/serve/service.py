@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -45,6 +46,8 @@ from tanbr.serve.store import FeedbackRow, Store
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import Router, SlotRecord, Text, as_blend
 
+# The model thread asks for the interpreter at every operation; others must not keep it for Python's 5 ms each time.
+SWITCH_SECONDS = 0.0005
 DEFAULT_SECONDS = 60.0  # of a slot, when neither its seconds nor its requests are given
 
 
@@ -137,6 +140,7 @@ class Service:
 
     def start(self) -> None:
         """Start the threads; `ready` is true when this returns."""
+        sys.setswitchinterval(SWITCH_SECONDS)
         self._keeper.start()
         self._batcher.start()
         self._started = time.monotonic()
