@@ -225,13 +225,23 @@ def _routed(model: nn.Module, routing: Routing | None, call: Callable[[], Any]) 
 
 @torch.inference_mode()
 def token_merging(models: Models, *, tokens: int) -> dict[str, Any]:
-    """Time merging for every token on a few tokens; the rest would be the same again, token by token."""
-    model = models.get("moe")
+    """Time merging for every token, on a few of them (the rest would be the same), and a cheaper way to its sums."""
+    model, merged = models.get("moe"), work_of(models.get("merged"), models.kind, "forward", 1)
     ids = torch.randint(3, model.config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))
     more = {"decoder_input_ids": ids[:, :1]} if models.kind == "t5" else {}
     route(model, TokenRouting(K, mix="weights"))
     taken = _timed(lambda: model(input_ids=ids, **more))[0]
-    return {"tokens": tokens, "seconds": taken, "seconds_per_token": taken / (tokens + len(more))}
+    # the same sums without a merged FFN per token: every expert runs on every token
+    products = _routed(model, TokenRouting(K, mix="products"), work_of(model, models.kind, "forward", 1))
+    products()  # warms up
+    ratios = [_timed(products)[1] / _timed(merged)[1] for _ in range(5)]
+    return {
+        "tokens": tokens,
+        "seconds": taken,
+        "seconds_per_token": taken / (tokens + len(more)),
+        "products_cpu_ratio": statistics.median(ratios),
+        "products_cpu_ratio_range": [min(ratios), max(ratios)],
+    }
 
 
 def memory(kind: str, size: str, work: Path, name: str) -> dict[str, float]:
@@ -385,7 +395,8 @@ def _show(figures: dict[str, Any]) -> None:
         merged = figures["cells"].get(f"{kind} forward 1", {}).get("merged", {}).get("seconds", math.nan)
         print(
             f"{kind} token-merging: {value['seconds_per_token']:.3f} s per token, so about "
-            f"×{value['seconds_per_token'] * LENGTH / merged:.0f} for a request of {LENGTH} tokens (extrapolated)"
+            f"×{value['seconds_per_token'] * LENGTH / merged:.0f} for a request of {LENGTH} tokens (extrapolated); "
+            f"with all experts' products instead of merged weights ×{value['products_cpu_ratio']:.1f} (CPU)"
         )
     for key, value in figures["memory"].items():
         print(
