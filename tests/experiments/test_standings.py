@@ -56,7 +56,7 @@ def test_the_tables_hold_every_method() -> None:
     assert len(titles) == 4
     page = markdown(s, command="tanbr simulate")
     assert "`tanbr simulate`" in page
-    assert all(page.count(f"| {method} |") >= 2 for method in s.methods[1:])
+    assert all(page.count(f"| {method} |") >= 2 for method in s.methods)
     assert "| 29, 29 |" in page
     assert "never, never" in page
 

@@ -53,7 +53,7 @@ def markdown(standings: Standings, *, command: str) -> str:
 
 def lay_out(standings: Standings) -> Iterator[Laid]:
     """Lay out rewards, the first method above each rival, how soon, the monitor's share, and the tasks' metrics."""
-    hero, late, seeds = standings.hero, standings.late, list(standings.comparisons)
+    late, seeds = standings.late, list(standings.comparisons)
     header = [
         "method",
         "reward",
@@ -72,22 +72,16 @@ def lay_out(standings: Standings) -> Iterator[Laid]:
     note = f"slots to 95%: from which, per seed, {WINDOW} slots earn {SHARE:.0%} of “{standings.best}”, as for regret"
     yield f"Reward in [0, 1], mean and 95% interval over {len(seeds)} seeds and their slots; {note}", header, rows
 
-    rivals = [method for method in standings.methods if method != hero]
-    per_seed = [f"seed {seed}" for seed in seeds]
-    rows = []
-    for rival in rivals:
-        all_slots, in_the_end = standings.above(hero, rival), standings.above(hero, rival, after=late)
-        cells = [all_slots.points, in_the_end.points, *(f"{100 * mean:+.1f}" for mean in in_the_end.seeds)]
-        rows.append([rival, *cells, _half_width(in_the_end.over_seeds)])
-    if rows:
-        header = [
-            f"{hero} above",
-            "all slots",
-            f"from slot {late} on",
-            *(f"… {seed}" for seed in per_seed),
-            "± over seeds",
-        ]
-        yield "Points above each rival on the same requests (95% interval over blocks of slots)", header, rows
+    for own in standings.variants:
+        rows = []
+        for rival in (method for method in standings.methods if method != own):
+            all_slots, in_the_end = standings.above(own, rival), standings.above(own, rival, after=late)
+            cells = [all_slots.points, in_the_end.points, *(f"{100 * mean:+.1f}" for mean in in_the_end.seeds)]
+            rows.append([rival, *cells, _half_width(in_the_end.over_seeds)])
+        if rows:
+            header = [f"{own} above", "all slots", f"from slot {late} on", *(f"… seed {seed}" for seed in seeds)]
+            title = "Points above each rival on the same requests (95% interval over blocks of slots)"
+            yield title, [*header, "± over seeds"], rows
 
     rows = []
     for method in standings.methods:

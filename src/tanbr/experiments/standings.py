@@ -47,6 +47,12 @@ class Standings:
         return self.methods[0]
 
     @property
+    def variants(self) -> list[str]:
+        """The first method, and those that differ from it in their start alone."""
+        base = self.hero.split("+")[0]
+        return [m for m in self.methods if m == self.hero or (m.split("+")[0] == base and "oracle" not in m)]
+
+    @property
     def best(self) -> str:
         """The method that regret is measured against."""
         return next(iter(self.comparisons.values())).best
@@ -125,11 +131,15 @@ class Standings:
             for method in self.methods
         }
         above = {
-            rival: {
-                "all": asdict(self.above(self.hero, rival)),
-                "late": asdict(self.above(self.hero, rival, after=self.late)),
+            method: {
+                rival: {
+                    "all": asdict(self.above(method, rival)),
+                    "late": asdict(self.above(method, rival, after=self.late)),
+                }
+                for rival in self.methods
+                if rival != method
             }
-            for rival in self.methods[1:]
+            for method in self.variants
         }
         oracles = {
             f"{m} / {m}+oracle": {
@@ -145,7 +155,7 @@ class Standings:
             "late_from_slot": self.late,
             "regret_against": self.best,
             "methods": table,
-            f"{self.hero}_above": above,
+            "above": above,
             "monitor_over_true_mix": oracles,
         }
         result: dict[str, Any] = to_jsonable(values)
