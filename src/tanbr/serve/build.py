@@ -56,7 +56,7 @@ def build(
         monitor = Monitor([task.name for task in tasks], "clusters", config=config.monitor) if first else None
     serve = config.serve
     router = Tanbr(
-        moe.num_experts, len(tasks), max_active=serve.max_active, seed=serve.seed, config=config.router
+        moe.num_experts, len(tasks), max_active=serve.max_active, seed=serve.seed, config=config.router.of_requests()
     )  # the one in `state` wins
     return Service(
         moe, tasks=tasks, config=serve, state=state, router=router, monitor=monitor, probes=probes, observer=observer
