@@ -50,11 +50,8 @@ def train_together(
     one = TaskExperts(load(dense), experts=1)
     pool = ThreadPoolExecutor(workers)
 
-    def mean_loss(view: Any, batch: Batch) -> Tensor:
-        return objective.row_losses(view, batch).mean() / len(tasks)
-
     def gradients(step: int) -> dict[str, float]:
-        losses = [(0, partial(mean_loss, batch=batches.of(v, step))) for v in range(len(tasks))]
+        losses = [(0, partial(_share, objective, batches.of(v, step))) for v in range(len(tasks))]
         values = one.backward(losses, workers=pool)
         return {task.name: value * len(tasks) for task, value in zip(tasks, values, strict=True)}
 
@@ -95,12 +92,9 @@ def train_experts(
     stop = EarlyStop(experts, patience=config.patience)
     pool = ThreadPoolExecutor(workers)
 
-    def mean_loss(view: Any, batch: Batch) -> Tensor:
-        return objective.row_losses(view, batch).mean() / len(tasks)
-
     def gradients(step: int) -> dict[str, float]:
         staying = stop.staying()
-        losses = [(v, partial(mean_loss, batch=batches.of(v, first_step + step))) for v in staying]
+        losses = [(v, partial(_share, objective, batches.of(v, first_step + step))) for v in staying]
         values = experts.backward(losses, workers=pool)
         return {tasks[v].name: value * len(tasks) for v, value in zip(staying, values, strict=True)}
 
@@ -127,6 +121,11 @@ def train_experts(
     )
     run.train()
     return out if out.exists() else experts.export(ancestor, out)
+
+
+def _share(objective: Objective, batch: Batch, view: Any) -> Tensor:
+    """Give a task's share of a step's loss, from its batch."""
+    return objective.row_losses(view, batch).mean() / len(objective.space.tasks)
 
 
 def groups(
