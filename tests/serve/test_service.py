@@ -151,8 +151,12 @@ def test_tanbr_itself_resumes_bit_for_bit(tmp_path: Path, taught: Path) -> None:
         answer(live, 8)
         live.end_slot()
     router: Any = live._keeper._loop.router
+    regrets = [slot.estimated_regret for slot in live.slots()]
+    assert np.isfinite(regrets).all()
     live.stop()
-    again: Any = service(tmp_path, taught)._keeper._loop.router
+    resumed = service(tmp_path, taught)
+    assert [slot.estimated_regret for slot in resumed.slots()] == regrets
+    again: Any = resumed._keeper._loop.router
     assert isinstance(again, Tanbr)
     mix = np.full(8, 1 / 8)
     np.testing.assert_array_equal(again.ask(mix).blend, router.ask(mix).blend)

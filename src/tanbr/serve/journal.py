@@ -1,6 +1,7 @@
 """The turn of a slot on disk: one transaction that also names the router's and the monitor's new states."""
 
 import json
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,7 @@ class Turn:
     mark: int  # feedback up to this number is in the router's state, as far as its slot was told
     mix: SlotMix | None = None
     requests: int = 0  # that the ended slot held
+    regret: float = math.nan  # of the ended slot, as the router believed when it opened
     told: list[Told] = field(default_factory=list)
     bad: int | None = None  # a merge version that proved bad
 
@@ -89,8 +91,8 @@ def _write_ended(
     write: Connection, turn: Turn, ended: OpenSlot, mix: SlotMix, measured: Tally | None, now: float
 ) -> None:
     write.execute(
-        "UPDATE slots SET ended = ?, requests = ?, estimate = ?, unknown = ? WHERE slot = ?",
-        (now, turn.requests, shown(mix.estimate), mix.unknown, ended.slot),
+        "UPDATE slots SET ended = ?, requests = ?, estimate = ?, unknown = ?, regret = ? WHERE slot = ?",
+        (now, turn.requests, shown(mix.estimate), mix.unknown, turn.regret, ended.slot),
     )
     write.execute("UPDATE versions SET requests = requests + ? WHERE version = ?", (turn.requests, ended.merge_version))
     for source, sums, counts in [] if measured is None else measured.parts:

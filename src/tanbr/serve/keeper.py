@@ -179,7 +179,7 @@ class Keeper:
     def _turn(self, choose: Callable[[Turn], Admitted], *, bad: int | None = None) -> bool:
         """End the slot and open the next with what `choose` says; whether a next one was opened."""
         loop, slot = self._loop, self._loop.slot
-        turn = Turn(self.current, self._mark, bad=bad)
+        turn = Turn(self.current, self._mark, bad=bad, regret=self.regret)
         self._outlive(self._read)
         try:
             turn.mark = self._store.last_seq()
@@ -436,6 +436,7 @@ class Keeper:
         """Take a picture of the router for those who ask, and forget what is too old."""
         router: Any = self._loop.router
         self.tree = getattr(router, "tree", None)
+        self.regret = float("nan")
         decision = None if self.current is None else self.current.decision
         if self.tree is not None and decision is not None and hasattr(router, "explain"):
             values = self.tree.value @ decision.task_mix

@@ -148,6 +148,7 @@ class SlotView:
     told: bool  # whether the router has its reward
     unknown: float  # share of requests unlike any task
     estimate: TaskMix | None  # (V,) mix that the monitor saw, once the slot has ended
+    estimated_regret: float  # of the served blend, by what the router believed when the slot opened; NaN if unknown
     note: str  # why the served blend is not the router's choice ("" if it is): pinned, skipped, rolled back, failed
 
 

@@ -338,6 +338,7 @@ class Service:
             np.zeros(len(self._tasks)) if row["counts"] is None else row["counts"],
         )
         open_now = row["ended"] is None
+        regret = self._keeper.regret if open_now else row["regret"]
         return SlotView(
             record,
             row["started"],
@@ -346,6 +347,7 @@ class Service:
             bool(row["told"]),
             row["unknown"],
             row["estimate"],
+            math.nan if regret is None else regret,
             row["note"],
         )
 

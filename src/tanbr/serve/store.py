@@ -22,7 +22,7 @@ from tanbr.serve.records import Outcome, ServiceError
 from tanbr.types import FloatArray, to_jsonable
 
 FILE = "store.sqlite3"
-VERSION = 1
+VERSION = 2
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE requests (
@@ -43,7 +43,7 @@ CREATE TABLE measured (        -- rewards the server gave itself: sums and count
 CREATE TABLE slots (
     slot INTEGER PRIMARY KEY, decision INTEGER, version INTEGER NOT NULL, mix TEXT NOT NULL, blend TEXT NOT NULL,
     note TEXT NOT NULL, started REAL NOT NULL, ended REAL, requests INTEGER NOT NULL DEFAULT 0, estimate TEXT,
-    unknown REAL NOT NULL DEFAULT 0, reward TEXT, counts TEXT,
+    unknown REAL NOT NULL DEFAULT 0, regret REAL, reward TEXT, counts TEXT,
     told INTEGER NOT NULL DEFAULT 0  -- whether the router knows its feedback up to meta's `mark`
 );
 CREATE TABLE versions (

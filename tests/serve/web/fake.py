@@ -66,7 +66,7 @@ class FakeService:
             record = SlotRecord(slot, slot // 2, decision.task_mix, decision.blend, reward, counts)
             note = "rolled back" if slot == 7 else ""
             start = now - 60.0 * (slots - slot)
-            made.append(SlotView(record, start, start + 60, 64, True, 0.01, decision.task_mix, note))
+            made.append(SlotView(record, start, start + 60, 64, True, 0.01, decision.task_mix, 0.02, note))
         return made
 
     def start(self) -> None:

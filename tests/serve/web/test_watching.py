@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve.web.fake import FakeService, K
 from tanbr.serve.web import logs
 from tanbr.serve.web.metrics import Metrics
-from tanbr.serve.web.recent import SECONDS, SLOTS, WINDOWS, Latencies, Regrets
+from tanbr.serve.web.recent import SECONDS, WINDOWS, Latencies
 from tanbr.serve.web.server import Observers
 from tanbr.types import SlotRecord
 
@@ -100,12 +100,3 @@ def test_latencies_come_in_windows() -> None:
     assert len(windows) == WINDOWS + 1
     assert windows[-1].time == pytest.approx(130 + 10 * WINDOWS * SECONDS)
     assert np.diff([window.time for window in windows]) == pytest.approx(SECONDS)
-
-
-def test_regrets_of_the_last_slots_are_remembered() -> None:
-    regrets = Regrets()
-    for slot in range(2 * SLOTS):
-        regrets.note(slot, 1 / (slot + 1))
-    assert regrets.of(2 * SLOTS - 1) == pytest.approx(1 / (2 * SLOTS))
-    assert np.isnan(regrets.of(0))
-    assert len(regrets._of) == SLOTS

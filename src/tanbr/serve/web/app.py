@@ -20,7 +20,7 @@ from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.gate import Gate
 from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.openapi import describe
-from tanbr.serve.web.recent import Latencies, Regrets
+from tanbr.serve.web.recent import Latencies
 from tanbr.serve.web.refusals import Refusal
 from tanbr.serve.web.strict import StrictRoute
 
@@ -51,14 +51,14 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    latencies, regrets = Latencies(), Regrets()
+    latencies = Latencies()
     metrics.follow(service.state, service.info)
     app.router.route_class = StrictRoute
     answering = add_classify if service.info.kind == "classifier" else completions.add_completions
     answering(app, service, config)
     add_feedback(app, service, config)
     add_models(app, service)
-    operating.add_watching(app, service, metrics=metrics, latencies=latencies, regrets=regrets)
+    operating.add_watching(app, service, metrics=metrics, latencies=latencies)
     operating.add_steering(app, service)
     add_dashboard(app)
     _point_elsewhere(app, service)
@@ -70,8 +70,6 @@ def create_app(
         logs.say_request(route=route, method=method, path=path, status=status, seconds=seconds, client=client)
         if route in ANSWERS and status == 200:
             latencies.add(seconds)
-            now = service.state()
-            regrets.note(now.slot, now.estimated_regret)
 
     return Gate(app, config=config, tokens=tokens, loopback=loopback, on_request=on_request)
 

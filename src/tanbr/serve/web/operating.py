@@ -7,7 +7,7 @@ from fastapi import FastAPI, Query, Response
 from tanbr.serve.web import logs, shapes, views
 from tanbr.serve.web.answering import answer, view
 from tanbr.serve.web.metrics import Metrics
-from tanbr.serve.web.recent import Latencies, Regrets
+from tanbr.serve.web.recent import Latencies
 from tanbr.serve.web.refusals import Refusal
 
 if TYPE_CHECKING:  # torch comes with it, and an address that is taken should be found out without
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # torch comes with it, and an address that is taken should be
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def add_watching(app: FastAPI, service: "Service", *, metrics: Metrics, latencies: Latencies, regrets: Regrets) -> None:
+def add_watching(app: FastAPI, service: "Service", *, metrics: Metrics, latencies: Latencies) -> None:
     """Add the routes that only look. They are plain functions, so that a worker thread waits for the store."""
 
     @app.get("/v1/state", tags=["watching"], response_model=shapes.StateResponse)
@@ -31,7 +31,7 @@ def add_watching(app: FastAPI, service: "Service", *, metrics: Metrics, latencie
     ) -> Response:
         """The last slots, newest first."""
         found = service.slots(limit, before)
-        return view({"slots": [views.slot(slot, regret=regrets.of(slot.record.slot)) for slot in found]})
+        return view({"slots": [views.slot(slot) for slot in found]})
 
     @app.get("/v1/versions", tags=["watching"], response_model=shapes.VersionsResponse)
     def versions() -> Response:

@@ -1,4 +1,4 @@
-"""What the server remembers of the last hour for the dashboard: latencies in windows of ten seconds, and regrets."""
+"""What the server remembers of the last hour for the dashboard: latencies in windows of ten seconds."""
 
 import time
 from collections import deque
@@ -10,7 +10,6 @@ import numpy as np
 SECONDS = 10.0
 WINDOWS = 360  # an hour
 SAMPLED = 4096  # answers of a window that its percentiles are taken from
-SLOTS = 1000
 
 
 @dataclass(frozen=True)
@@ -61,20 +60,3 @@ class Latencies:
     def _window(self) -> Window:
         p50, p99 = np.percentile(self._seconds, [50, 99]) * 1e3 if self._seconds else (np.nan, np.nan)
         return Window(self._began, self._requests, float(p50), float(p99))
-
-
-@dataclass
-class Regrets:
-    """The estimated regret of the last slots, as it was when somebody last looked."""
-
-    _of: dict[int, float] = field(default_factory=dict)
-
-    def note(self, slot: int, regret: float) -> None:
-        """Remember the estimate of a slot."""
-        self._of[slot] = regret
-        if len(self._of) > SLOTS:
-            del self._of[min(self._of)]
-
-    def of(self, slot: int) -> float:
-        """Give the estimate of a slot; NaN if nobody looked."""
-        return self._of.get(slot, float("nan"))

@@ -282,7 +282,7 @@ class SlotShape(Given):
     counts: list[float]
     mean_reward: float | None
     estimated_regret: float | None
-    """By the router's belief in that slot; null if it was not looked at then."""
+    """How far the router then believed the blend to be below its best; null if the choice was not its own."""
     requests: int
     unknown: float | None
     """Share of requests unlike any task."""

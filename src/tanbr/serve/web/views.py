@@ -55,11 +55,11 @@ def state(now: ServiceState, info: ServiceInfo) -> dict[str, Any]:
     }
 
 
-def slot(view: SlotView, *, regret: float) -> dict[str, Any]:
+def slot(view: SlotView) -> dict[str, Any]:
     """Show a slot."""
     record = view.record
     more = {name: value for name, value in vars(view).items() if name != "record"}
-    return vars(record) | {"mean_reward": record.total_reward, "estimated_regret": regret} | more
+    return vars(record) | {"mean_reward": record.total_reward} | more
 
 
 def version(view: VersionView) -> dict[str, Any]:

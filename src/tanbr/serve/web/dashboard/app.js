@@ -98,7 +98,7 @@ function draw() {
   });
   const last = `mean of ${RECENT}`;
   lines($("rewards"), { x, series: [{ name: last, values: smooth }, { name: "slot", values: rewards, dots: true, hue: 7 }], label: "reward over slots", high: 1, format: (value) => number(value, 2) });
-  const regrets = slots.map((slot) => slot.estimated_regret ?? (slot.slot === state.slot ? state.estimated_regret : null));
+  const regrets = slots.map((slot) => slot.estimated_regret);
   lines($("regrets"), { x, series: [{ name: "regret", values: regrets }], label: "estimated regret over slots" });
   drawLoad();
   tree($("tree"), seen.nodes.nodes);
