@@ -107,6 +107,10 @@ class DefaultModeConfig(Section):
     """The same for the reward of one request, mostly right or wrong: see `RouterConfig.of_requests`."""
     correlation: float = Field(0.25, ge=0, le=1)
     """Correlation of two tasks' rewards, before it is estimated."""
+    own_experts: tuple[int, ...] = ()
+    """Expert that was trained for each task, where that is known (V numbers); none if empty."""
+    own_lift: float = Field(0.4, ge=0, le=1)
+    """How much more reward a task is expected to earn from its own expert alone than without it, before it is seen."""
     refits: tuple[int, ...] = (80, 160, 320, 640, 1280)
     """Told slots after which width, variance, noise and correlation are fitted; earlier fits declare the map flat."""
     forgetting: float = Field(1.0, gt=0, le=1)
@@ -123,11 +127,16 @@ class RouterConfig(Section):
     default: DefaultModeConfig = Field(default_factory=DefaultModeConfig)
     """Settings of mode "default"."""
 
-    def of_requests(self) -> "RouterConfig":
-        """Give the settings for rewards that are means over single requests, with the requests as counts."""
-        return self.model_copy(
-            update={"default": self.default.model_copy(update={"noise": self.default.request_noise})}
-        )
+    def of_requests(self, own_experts: tuple[int, ...] = ()) -> "RouterConfig":
+        """Give the settings for rewards that are means over single requests, with the requests as counts.
+
+        Where the checkpoint says which expert was trained for each task, that is the prior, and less is left to
+        explore: no slot is spent on every expert alone, and the bound is tighter.
+        """
+        update: dict[str, Any] = {"noise": self.default.request_noise}
+        if own_experts:
+            update |= {"own_experts": own_experts, "beta": min(self.default.beta, 1.0), "opening": 1}
+        return self.model_copy(update={"default": self.default.model_copy(update=update)})
 
 
 class MonitorConfig(Section):

@@ -1,7 +1,9 @@
 import numpy as np
+import pytest
 
 import checks
 from tanbr.config import RouterConfig
+from tanbr.errors import InputError
 from tanbr.router import Tanbr
 from tanbr.router.pooled import fixed_blends
 from tanbr.router.sizes import Sizes
@@ -34,6 +36,19 @@ def test_the_chosen_blend_has_the_highest_bound_of_all_candidates():
     bound = policy.posterior.mean @ mix + beta * deviation
     bound[policy.nodes][~policy.tree.used] = -np.inf
     assert np.isclose(terms.bound, bound.max())
+
+
+def test_a_router_that_knows_the_tasks_own_experts_starts_with_them():
+    router = Tanbr(K, V, config=RouterConfig().of_requests((2, 0, 1, 3)))
+    assert np.allclose(router.ask(np.full(V, 1 / V)).blend, 1 / K)  # the opening
+    assert router.ask([0, 1, 0, 0]).blend.argmax() == 0
+    assert router.ask([0, 0, 0.05, 0.95]).blend.argmax() == 3
+
+
+@pytest.mark.parametrize("own", [(0, 1), (0, 1, 2, K)])
+def test_own_experts_must_fit(own):
+    with pytest.raises(InputError, match="own_experts must name one"):
+        default(own_experts=own)
 
 
 def test_optimism_falls_as_slots_are_told_but_not_while_they_are_forgotten():

@@ -8,21 +8,27 @@ from tanbr.router.posterior import CENTRE, PooledPosterior, matern, squared_dist
 
 K, V = 4, 3
 CONFIG = DefaultModeConfig(arms=40, refits=())
+TAUGHT = CONFIG.model_copy(update={"own_experts": (1, 3, 0)})
 
 
-def textbook(points, blends, rewards, counts, *, width=CONFIG.width, noise=CONFIG.noise**2):
+def lifted(points):
+    """Prior mean (n, V) of `TAUGHT`, by hand: nothing at the even blend, concave in the own expert's weight."""
+    return np.array([[0.5 + 0.4 * (1.3 * x[e] / (x[e] + 0.3) - 1.3 * 0.25 / 0.55) for e in (1, 3, 0)] for x in points])
+
+
+def textbook(points, blends, rewards, counts, *, centre=lambda x: np.full((len(x), V), CENTRE)):
     """Mean (n, V) and variance (n, V) of plain GP regression, each told reward a row of its own."""
 
     def kernel(a, b):
-        return CONFIG.mean_variance + CONFIG.variance * matern(squared_distance(a, b) / width**2)
+        return CONFIG.mean_variance + CONFIG.variance * matern(squared_distance(a, b) / CONFIG.width**2)
 
     mean, variance = np.zeros((2, len(points), V))
     for v in range(V):
         seen = counts[:, v] > 0
         x, n = blends[seen], counts[seen, v]
-        inverse = np.linalg.inv(kernel(x, x) + np.diag(noise / n))
+        inverse = np.linalg.inv(kernel(x, x) + np.diag(CONFIG.noise**2 / n))
         cross = kernel(points, x)
-        mean[:, v] = CENTRE + cross @ inverse @ (rewards[seen, v] - CENTRE)
+        mean[:, v] = centre(points)[:, v] + cross @ inverse @ (rewards[seen, v] - centre(x)[:, v])
         variance[:, v] = CONFIG.mean_variance + CONFIG.variance - np.einsum("nt,nt->n", cross @ inverse, cross)
     return mean, variance
 
@@ -74,10 +80,24 @@ def test_replaced_points_have_the_posterior_of_their_place():
     assert np.allclose((pool.prior - pool.gain)[[7, 2, 4]], variance, atol=1e-7)
 
 
+def test_a_tasks_own_expert_lifts_what_is_expected_of_it():
+    blends, rewards, counts, points = told(4, 20, unseen=0.3, counted=True)
+    pool = PooledPosterior(points.copy(), tasks=V, config=TAUGHT)
+    assert np.allclose(pool.mean, lifted(points))
+    for row in zip(blends, rewards, counts, strict=True):
+        pool.observe(*row)
+    mean, variance = textbook(points, blends, rewards, counts, centre=lifted)
+    for _ in range(2):
+        assert np.allclose(pool.mean, mean, atol=1e-7)
+        assert np.allclose(pool.prior - pool.gain, variance, atol=1e-7)
+        pool.rebuild()
+
+
+@pytest.mark.parametrize("config", [CONFIG, TAUGHT])
 @pytest.mark.parametrize("unseen", [0.0, 0.5])
-def test_slope_matches_finite_differences(unseen):
+def test_slope_matches_finite_differences(unseen, config):
     blends, rewards, counts, points = told(2, 20, unseen=unseen, counted=False)
-    pool = PooledPosterior(points.copy(), tasks=V, config=CONFIG)
+    pool = PooledPosterior(points.copy(), tasks=V, config=config)
     for row in zip(blends, rewards, counts, strict=True):
         pool.observe(*row)
     mix = np.array([0.5, 0.3, 0.2])

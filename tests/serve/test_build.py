@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tanbr.config import parse
@@ -19,15 +20,23 @@ def history(path: Path, *lines: Any) -> Path:
 
 
 def test_the_embedded_model_knows_its_tasks_and_refuses_a_bad_blend_by_its_probes(tmp_path: Path) -> None:
-    live = build(None, config=CONFIG, state=tmp_path)
+    one_try = parse({"serve": {"slot_seconds": 3600, "threads": 1, "guard": {"tries": 1}}})
+    live = build(None, config=one_try, state=tmp_path)
     assert live.info.tasks == tuple(task.name for task in tiny.TASKS)
     assert live.info.scales == {"similarity": (0.0, 5.0)}
     live.start()
     row = tiny.generate("sentiment", 1, seed=4)[0]
     live.submit([row.text]).result(30)
-    live.end_slot()  # the router tries single experts first: no blend for all tasks
+    live.end_slot()  # the router knows whose expert to try, and its probes agree
+    assert live.slots(1)[0].note == ""
+    assert live.state().blend.argmax() == live.info.tasks.index("sentiment")
+    router: Any = live._keeper._loop.router
+    wrong = np.eye(8)[live.info.tasks.index("paraphrase")]
+    router.ask = lambda mix, ask=router.ask: ask(wrong)
+    live.submit([row.text]).result(30)
+    live.end_slot()
     assert live.slots(1)[0].note.startswith("refused: its probes earn")
-    assert live.state().merge_version == 1
+    assert live.state().merge_version == 2
     live.stop()
 
 

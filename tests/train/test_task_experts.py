@@ -56,7 +56,10 @@ def test_gradients_are_those_of_the_moe_routed_by_task(start: Path) -> None:
 def test_what_is_written_answers_as_the_views_do(start: Path, tmp_path: Path) -> None:
     goal, experts = objective(start), TaskExperts(load(start), experts=3)
     apart(experts)
-    moe, merged = load(experts.export(start, tmp_path / "moe")), open_moe(tmp_path / "moe")
+    folder = experts.export(start, tmp_path / "moe", tasks=["RTE", "CoLA", "MRPC"])
+    moe, merged = load(folder), open_moe(folder)
+    assert merged.own_experts(["CoLA", "RTE"]) == (1, 0)
+    assert merged.own_experts(["CoLA", "SST-2"]) == ()
     batch = goal.encode(small.HELD["RTE"])
     with torch.no_grad():
         for k in range(3):

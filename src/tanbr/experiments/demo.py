@@ -63,7 +63,7 @@ def run(
     write_atomically(out / "demo.json", "{}\n")  # a folder that cannot be written to is better found out now
 
     monitor = taught_monitor(config, seed=seed)
-    router = Tanbr(K, V, seed=seed, config=config.router.of_requests())
+    router = Tanbr(K, V, seed=seed, config=config.router.of_requests(moe.own_experts(names)))
     methods: dict[str, tuple[Router, MixSource]] = {  # all but the first either ignore the mix or are told it
         TANBR: (router, monitor),
         "best fixed": (FixedBlend(K, V, blend=known.best_fixed), KnownMix(mixes)),

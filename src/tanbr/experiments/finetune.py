@@ -39,12 +39,12 @@ Rows = Mapping[str, Sequence[Row]]  # task name → rows
 Report = Callable[[str, int, int, str], None]  # phase, done, total, note
 
 ROUTERS: dict[str, Callable[..., Router]] = {
-    "tanbr": lambda K, V, seed: Tanbr(K, V, seed=seed, config=Config().router.of_requests()),
-    "paper": lambda K, V, seed: Tanbr(K, V, seed=seed, mode="paper"),
-    "nucb": Nucb,
-    "vector-gp": VectorGP,
-    "random": RandomBlend,
-    "average": lambda K, V, seed: FixedBlend(K, V),  # noqa: ARG005
+    "tanbr": lambda K, V, seed, own: Tanbr(K, V, seed=seed, config=Config().router.of_requests(own)),
+    "paper": lambda K, V, seed, _: Tanbr(K, V, seed=seed, mode="paper"),
+    "nucb": lambda K, V, seed, _: Nucb(K, V, seed=seed),
+    "vector-gp": lambda K, V, seed, _: VectorGP(K, V, seed=seed),
+    "random": lambda K, V, seed, _: RandomBlend(K, V, seed=seed),
+    "average": lambda K, V, *_: FixedBlend(K, V),
 }
 GATES: dict[str, Callable[..., Gated]] = {
     "switch": Switch,
@@ -79,7 +79,8 @@ def run(
     space = LabelSpace(tasks)
     learner: Learner
     if router in ROUTERS:
-        learner = MergedLearner(moe, ROUTERS[router](moe.num_experts, len(tasks), seed=config.seed))
+        own = moe.own_experts([task.name for task in tasks])
+        learner = MergedLearner(moe, ROUTERS[router](moe.num_experts, len(tasks), config.seed, own))
     else:
         learner = GatedLearner(GATES[router](load(checkpoint), seed=config.seed))
     encoder = TextEncoder.of(checkpoint, vocab_size=learner.model.config.vocab_size, max_length=config.max_length)

@@ -49,6 +49,11 @@ class Bench:
         """K and V."""
         return self.moe.num_experts, len(self.corpus.tasks)
 
+    @property
+    def own_experts(self) -> tuple[int, ...]:
+        """The expert of each task, if the checkpoint says so."""
+        return self.moe.own_experts([task.name for task in self.corpus.tasks])
+
     @cached_property
     def answers(self) -> Answers:
         """The one model, and every answer it has given."""
@@ -95,7 +100,7 @@ def _fixed(choose: Callable[[Bench], Any]) -> Builder:
 def _tanbr(mode: Literal["default", "paper"]) -> Builder:
     return lambda bench, seed: (
         Blended(bench.answers),
-        Tanbr(*bench.sizes, mode=mode, seed=seed, config=bench.config.router.of_requests()),
+        Tanbr(*bench.sizes, mode=mode, seed=seed, config=bench.config.router.of_requests(bench.own_experts)),
     )
 
 

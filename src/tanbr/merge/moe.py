@@ -1,6 +1,7 @@
 """`tanbr.open`: an MoE checkpoint as one object, and the dense models that come out of it."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tanbr.merge.blend import check_finite, fill
 from tanbr.merge.export import export
 from tanbr.merge.plan import DensePlan
 from tanbr.merge.skeleton import locate, skeleton
-from tanbr.moe.checkpoint import Checkpoint
+from tanbr.moe.checkpoint import EXPERT_TASKS, Checkpoint
 from tanbr.moe.families import family_of, read_settings
 from tanbr.moe.family import Settings, Site
 from tanbr.types import Blend, as_blend
@@ -58,6 +59,13 @@ class Moe:
     def num_experts(self) -> int:
         """K."""
         return self.sites[0].experts
+
+    def own_experts(self, tasks: Sequence[str]) -> tuple[int, ...]:
+        """Find the expert that was trained for each task; none at all if the checkpoint does not say so of all."""
+        known = self.checkpoint.config.get(EXPERT_TASKS)
+        if not isinstance(known, list) or len(known) != self.num_experts or not set(tasks) <= set(known):
+            return ()
+        return tuple(known.index(task) for task in tasks)
 
     def dense(self, blend: ArrayLike | None = None) -> Any:
         """Build the dense transformers model, in eval mode, with `blend` merged into it (all experts alike if None)."""

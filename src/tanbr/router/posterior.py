@@ -21,6 +21,7 @@ from tanbr.state import Arrays
 from tanbr.types import Blend, Counts, FloatArray, Reward
 
 CENTRE = 0.5  # prior mean of a reward in [0, 1]
+HALF = 0.3  # weight of a task's own expert at which about half of what it adds is there
 _ROOT5 = float(np.sqrt(5.0))
 
 
@@ -56,13 +57,20 @@ class PooledPosterior:
         self.alpha = np.zeros((size, tasks))
         self.points = points  # (N, K)
         self.cross = np.zeros((count, size))  # kernel of points and arms
-        self.mean = np.full((count, tasks), CENTRE)  # (N, V)
+        self.mean = np.zeros((count, tasks)) + self.expected(points)  # (N, V)
         self.gain = np.zeros((count, 1))  # kᵀAk (N, G)
 
     @property
     def prior(self) -> float:
         """k(x, x)."""
         return self.config.mean_variance + self.variance
+
+    def expected(self, points: FloatArray) -> FloatArray | float:
+        """Prior mean of the rewards at points (n, K): (n, V), or one number for all."""
+        own = list(self.config.own_experts)
+        if not own:
+            return CENTRE
+        return np.asarray(CENTRE + self.config.own_lift * (_rise(points[:, own]) - _rise(1.0 / points.shape[1])))
 
     def kernel(self, points: FloatArray) -> FloatArray:
         """Kernel of points (n, K) with the arms in use: (n, used)."""
@@ -93,7 +101,10 @@ class PooledPosterior:
         push = np.einsum("gnm,ng->nm", turned, parts) * (beta / np.sqrt(variance))[:, None]
         pull = (self.alpha[:used] @ mix - push) * ((1.0 + r) * fade)  # d bound / d row · its fall with distance
         pull *= -5.0 * self.variance / (3.0 * width * width)
-        return np.asarray(points * pull.sum(axis=1)[:, None] - pull @ self.arms[:used])
+        slope = points * pull.sum(axis=1)[:, None] - pull @ self.arms[:used]
+        for task, expert in enumerate(self.config.own_experts):
+            slope[:, expert] += mix[task] * self.config.own_lift * HALF * (1.0 + HALF) / (points[:, expert] + HALF) ** 2
+        return np.asarray(slope)
 
     def _mixed(self, mix: FloatArray, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Variance of ψᵀr from the tasks' variances (n, G), and its derivative by each of them (n, G)."""
@@ -142,7 +153,8 @@ class PooledPosterior:
         spread = np.maximum(shift @ row, 0.0)  # posterior variance at the arm (G,)
         weight = counts[:groups] if groups > 1 else counts[:1]
         scale = np.where(weight > 0, weight / (self.noise + weight * spread), 0.0)  # 1/(d + variance) (G,)
-        error = np.where(seen, reward - CENTRE - row @ self.alpha[:used], 0.0) * scale  # (V,)
+        centre = self.expected(self.arms[arm : arm + 1])
+        error = np.where(seen, reward - np.ravel(centre) - row @ self.alpha[:used], 0.0) * scale  # (V,)
 
         for group in np.flatnonzero(scale):
             self.inverse[group, :used, :used] += np.outer(scale[group] * shift[group], shift[group])
@@ -189,7 +201,7 @@ class PooledPosterior:
         self.points[rows] = points
         kernel = self.kernel(points)
         self.cross[rows, : self.used] = kernel
-        self.mean[rows] = CENTRE + kernel @ self.alpha[: self.used]
+        self.mean[rows] = self.expected(points) + kernel @ self.alpha[: self.used]
         self.gain[rows] = self._gain(kernel)
 
     def forget(self, share: float) -> None:
@@ -199,7 +211,7 @@ class PooledPosterior:
         self.gain *= share
         self.weights *= share
         self.alpha *= root
-        self.mean += (CENTRE - self.mean) * (1.0 - root)
+        self.mean += (self.expected(self.points) - self.mean) * (1.0 - root)
 
     def rebuild(self) -> None:
         """Compute A, α and the points' posterior from the pooled rewards."""
@@ -209,15 +221,16 @@ class PooledPosterior:
         groups = [weights[:, 0]] if (weights == weights[:, :1]).all() else list(weights.T)
         self.inverse = np.zeros((len(groups), *self.inverse.shape[1:]))
         self.alpha[:] = 0.0
+        offset = self.means[:used] - self.expected(self.arms[:used])  # (used, V)
         for group, weight in enumerate(groups):
             root = np.sqrt(weight / self.noise)
             inner = np.eye(used) + kernel * root[:, None] * root
             inverse = np.linalg.inv(inner) * root[:, None] * root
             self.inverse[group, :used, :used] = 0.5 * (inverse + inverse.T)
             tasks = slice(None) if len(groups) == 1 else slice(group, group + 1)
-            self.alpha[:used, tasks] = self.inverse[group, :used, :used] @ (self.means[:used, tasks] - CENTRE)
+            self.alpha[:used, tasks] = self.inverse[group, :used, :used] @ offset[:, tasks]
         self.cross[:, :used] = self.kernel(self.points)
-        self.mean = CENTRE + self.cross[:, :used] @ self.alpha[:used]
+        self.mean = self.expected(self.points) + self.cross[:, :used] @ self.alpha[:used]
         self.gain = self._gain(self.cross[:, :used])
 
     def refit(self) -> None:
@@ -265,7 +278,7 @@ def best_fit(pool: PooledPosterior) -> tuple[float, float, float, float]:
     used, config = pool.used, pool.config
     weights = pool.weights[:used]
     weight = np.maximum(weights.mean(axis=1), 1e-9)  # one matrix for all tasks: exact when all are seen alike
-    targets = np.where(weights > 0, pool.means[:used] - CENTRE, 0.0)
+    targets = np.where(weights > 0, pool.means[:used] - pool.expected(pool.arms[:used]), 0.0)
     squared = squared_distance(pool.arms[:used], pool.arms[:used])
     within, freedom = pool.scatter
 
@@ -284,3 +297,8 @@ def best_fit(pool: PooledPosterior) -> tuple[float, float, float, float]:
     shared = float((spread.mean(axis=1) ** 2).mean() * pool.tasks - (spread**2).mean()) / max(pool.tasks - 1, 1)
     correlation = float(np.clip(shared / max(own, 1e-6), 0.0, 1.0))
     return float(width), float(noise), float(variance), correlation
+
+
+def _rise(weight: FloatArray | float) -> FloatArray | float:
+    """How much of what its own expert adds a task has when the expert has this weight: 0 at 0, 1 at 1, concave."""
+    return weight * (1.0 + HALF) / (weight + HALF)

@@ -184,6 +184,9 @@ class Tanbr(AskTell):
         seed = as_size(seed, "seed", least=0)
         if not isinstance(config, RouterConfig):
             config = parse({"router": config or {}}, source="config").router
+        own = config.default.own_experts
+        if own and not (len(own) == tasks and all(0 <= expert < experts for expert in own)):
+            raise InputError(f"own_experts must name one of {experts} experts for each of {tasks} tasks (got {own})")
         rng = np.random.default_rng(seed)
         policy: Policy
         if mode == "default":

@@ -55,9 +55,11 @@ def build(
         tasks = tuple(Task(f"latent-{number + 1}", ()) for number in range(moe.num_experts))
         monitor = Monitor([task.name for task in tasks], "clusters", config=config.monitor) if first else None
     serve = config.serve
-    router = Tanbr(
-        moe.num_experts, len(tasks), max_active=serve.max_active, seed=serve.seed, config=config.router.of_requests()
-    )  # the one in `state` wins
+    own = moe.own_experts([task.name for task in tasks])
+    settings = config.router.of_requests(own)
+    router = Tanbr(  # the one in `state` wins
+        moe.num_experts, len(tasks), max_active=serve.max_active, seed=serve.seed, config=settings
+    )
     return Service(
         moe, tasks=tasks, config=serve, state=state, router=router, monitor=monitor, probes=probes, observer=observer
     )

@@ -139,7 +139,6 @@ class Keeper:
             self._alarm(f"{step.__name__.strip('_').replace('_', ' ')} failed: {type(error).__name__}: {error}")
 
     def _alarm(self, text: str) -> None:
-        log.warning(text)
         repeated = bool(self.alarms) and self.alarms[0].text == text
         if repeated:
             self.alarms.popleft()
@@ -244,9 +243,6 @@ class Keeper:
                     admitted = self._instead(before.blend, before.version, f"refused: {refused}")
         self._opened(opened, turn)
         if opened.merge_version != before.version:
-            log.info(
-                "slot %d: merge version %d in %.3f s", opened.slot, opened.merge_version, loop.engine.merge_seconds
-            )
             self._observer.merged(loop.engine.merge_seconds, opened.merge_version)
 
     def _recover(self, turn: Turn, slot: int, error: Exception) -> bool:

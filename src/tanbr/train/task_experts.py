@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tanbr.moe.checkpoint import EXPERT_TASKS
 from tanbr.moe.upcycle import ffn_names
 from tanbr.train.checkpoints import upcycled, write
 
@@ -74,9 +75,10 @@ class TaskExperts(nn.Module):
                 weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
         return values
 
-    def export(self, dense: Path, out: Path) -> Path:
-        """Write the MoE to the new folder `out`; `dense` is the checkpoint that the training started from."""
+    def export(self, dense: Path, out: Path, *, tasks: Sequence[str]) -> Path:
+        """Write the MoE to the new folder `out`, with the task of each expert; training started from `dense`."""
         stacked = {name: torch.stack([self.weights(k)[name].detach() for k in range(len(self))]) for name in self.names}
         moe = upcycled(dense, experts=len(self))
         moe.load_state_dict({**self.dense.state_dict(), **stacked})
+        moe.config.update({EXPERT_TASKS: list(tasks)})
         return write(moe, dense, out)
