@@ -4,11 +4,15 @@ import numpy as np
 import pytest
 
 import checks
-from tanbr.baselines import BestKnown, FixedBlend, Nucb, RandomBlend, VectorGP
+from tanbr.baselines import BestKnown, FixedBlend, Nucb, Proportional, RandomBlend, VectorGP
 
 
 def fixed(experts, tasks, *, seed=0, **options):
     return FixedBlend(experts, tasks, **options)
+
+
+def proportional(experts, tasks, *, seed=0, **options):
+    return Proportional(experts, tasks, **options)
 
 
 def best_known(experts, tasks, *, seed=0, **options):
@@ -16,7 +20,7 @@ def best_known(experts, tasks, *, seed=0, **options):
     return BestKnown(experts, tasks, blends=np.eye(int(experts)), rewards=table, **options)
 
 
-ROUTERS = {"random": RandomBlend, "fixed": fixed, "nucb": Nucb, "vector GP": VectorGP}
+ROUTERS = {"random": RandomBlend, "fixed": fixed, "proportional": proportional, "nucb": Nucb, "vector GP": VectorGP}
 
 
 @pytest.mark.parametrize("make", ROUTERS.values(), ids=ROUTERS)
@@ -55,6 +59,13 @@ def test_fixed_is_even_unless_told():
     assert np.allclose(FixedBlend(4, 2).ask([0.5, 0.5]).blend, 0.25)
     assert np.allclose(FixedBlend(4, 2, max_active=2).ask([0.5, 0.5]).blend, [0.5, 0.5, 0, 0])
     assert np.allclose(FixedBlend(2, 2, blend=[0.9, 0.1]).ask([0.5, 0.5]).blend, [0.9, 0.1])
+
+
+def test_proportional_gives_every_expert_its_tasks_share():
+    assert np.allclose(Proportional(3, 2, own=[2, 0]).ask([0.7, 0.3]).blend, [0.3, 0, 0.7])
+    assert np.allclose(Proportional(2, 3).ask([0.5, 0.2, 0.3]).blend, [0.8, 0.2])  # two tasks, one expert
+    with pytest.raises(ValueError, match="own must name one of 2 experts"):
+        Proportional(2, 2, own=[0, 2])
 
 
 def test_vector_gp_matches_the_textbook_posterior():

@@ -9,9 +9,17 @@ from tanbr.router import Tanbr
 EXACT = RouterConfig.model_validate({"paper": {"confidence": "exact", "rho": 0.9, "layers": 3, "width": 16}})
 THEORY = RouterConfig.model_validate({"paper": {"gamma": "theory", "learning_rate": 1e-3, "loss": "mean"}})
 SMALL = RouterConfig.model_validate({"default": {"arms": 12, "room": 20, "forgetting": 0.98}})
+
+
+def taught(experts, tasks, **options):
+    own = tuple(v % max(int(experts), 1) for v in range(int(tasks)))
+    return Tanbr(experts, tasks, config=RouterConfig().of_requests(own), **options)
+
+
 ROUTERS = {
     "default": Tanbr,
     "default, small and forgetting": functools.partial(Tanbr, config=SMALL),
+    "default, own experts known": taught,
     "paper": functools.partial(Tanbr, mode="paper"),
     "paper, exact": functools.partial(Tanbr, mode="paper", config=EXACT),
     "paper, theory": functools.partial(Tanbr, mode="paper", config=THEORY),

@@ -1,4 +1,6 @@
-"""Routers that learn nothing: a random blend, a constant one, and the best of a table of known rewards."""
+"""Routers that learn nothing: a random blend, a constant one, the task mix itself, the best of a table of rewards."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -55,6 +57,17 @@ class _BestOf(_Untaught):
         return self.blends[best], Terms(float(worth[best]), candidates=len(worth))
 
 
+class _Proportional(_Untaught):
+    def __init__(self, sizes: Sizes, own: list[int]) -> None:
+        super().__init__(sizes)
+        self.own = own
+
+    def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:  # noqa: ARG002
+        blend = np.zeros(self.sizes.experts)
+        np.add.at(blend, self.own, mix)
+        return keep_largest(blend, self.sizes.max_active), Terms(float("nan"))
+
+
 class RandomBlend(AskTell):
     """An even draw from the simplex in every slot, the B largest weights kept."""
 
@@ -80,6 +93,21 @@ class FixedBlend(AskTell):
         fixed = as_blend(blend, experts=sizes.experts, max_active=sizes.max_active)
         policy = _BestOf(sizes, fixed[None], np.full((1, sizes.tasks), np.nan))
         super().__init__(policy, np.random.default_rng(0), sizes, settings={"blend": fixed.tolist()})
+
+
+class Proportional(AskTell):
+    """Every expert at the share of its tasks in the mix; `own` names each task's expert (V,), by number if None."""
+
+    kind = "proportional"
+
+    def __init__(
+        self, experts: int, tasks: int, *, own: Sequence[int] | None = None, max_active: int | None = None
+    ) -> None:
+        sizes = Sizes.check(experts, tasks, max_active)
+        of_task = [v % sizes.experts for v in range(sizes.tasks)] if own is None else list(own)
+        if len(of_task) != sizes.tasks or not set(of_task) <= set(range(sizes.experts)):
+            raise InputError(f"own must name one of {experts} experts for each of {tasks} tasks (got {own})")
+        super().__init__(_Proportional(sizes, of_task), np.random.default_rng(0), sizes, settings={"own": of_task})
 
 
 class BestKnown(AskTell):

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from tanbr.baselines import BestKnown, FixedBlend, Nucb, RandomBlend, VectorGP
+from tanbr.baselines import BestKnown, FixedBlend, Nucb, Proportional, RandomBlend, VectorGP
 from tanbr.baselines.fisher import fisher
 from tanbr.baselines.probes import Probes, head_probes
 from tanbr.baselines.regmean import regmean
@@ -104,6 +104,10 @@ def _tanbr(mode: Literal["default", "paper"]) -> Builder:
     )
 
 
+def _proportional(bench: Bench, _: int) -> Parts:
+    return Blended(bench.answers), Proportional(*bench.sizes, own=bench.own_experts or None)
+
+
 def _best_known(bench: Bench, _: int) -> Parts:
     known = bench.known
     return Blended(bench.answers), BestKnown(*bench.sizes, blends=known.blends, rewards=known.rewards)
@@ -142,6 +146,7 @@ KINDS: dict[str, Kind] = {
     "nucb": Kind("neural UCB over 20 random blends a slot", _router(Nucb), learns=True),
     "vector-gp": Kind("a plain Gaussian process over 1000 blends", _router(VectorGP), learns=True),
     "random": Kind("a random blend every slot", _router(RandomBlend)),
+    "proportional": Kind("every expert at its task's share of the mix", _proportional),
     "average": Kind("all experts alike", _fixed(lambda _: None)),
     "fisher": Kind("experts weighted by their Fisher information", _merged(fisher)),
     "regmean": Kind("every linear layer by regression on its inputs", _merged(regmean)),
