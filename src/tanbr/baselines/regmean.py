@@ -1,11 +1,13 @@
 """RegMean: every merged linear layer is the one that answers most like each expert's on that expert's own inputs.
 
 Jin, Ren, Preotiuc-Pietro, Cheng: Dataless Knowledge Fusion by Merging Weights of Language Models. ICLR 2023.
+`merge/regression.py` does the same for any blend, from the matrices that `measure` writes.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,9 +15,9 @@ from torch import Tensor, nn
 
 from tanbr.baselines.probes import Probe, Probes, experts_alone, linears, real_tokens, watched
 from tanbr.merge import Moe
+from tanbr.merge.regression import FOLDER, SHRINKAGE, shrunk, solved, write_grams
 
-SHRINKAGE = 0.9  # α, what is left of a Gram matrix beside its diagonal
-RIDGE = 1e-6  # relative to the mean of the diagonal: inputs that no expert has seen take the average
+RIDGE = 1e-6  # in float64; see `merge.regression.RIDGE`
 
 
 def regmean(moe: Moe, probes: Probes, *, shrinkage: float = SHRINKAGE) -> Any:
@@ -45,16 +47,29 @@ class Regression:
 
     def add(self, weight: Tensor, gram: Tensor) -> None:
         """Take in an expert's weight (out, in) and the Gram matrix (in, in) of its inputs."""
-        part = self._shrinkage * gram + (1 - self._shrinkage) * gram.diagonal().diag()
+        part = shrunk(gram, self._shrinkage)
         self._left = self._left + part
         self._right = self._right + part @ weight.to(part).T
 
     def solve(self, average: Tensor) -> Tensor:
         """Solve for the merged weight (out, in); `average` is what unseen directions of the input get."""
-        left, right = torch.as_tensor(self._left), torch.as_tensor(self._right)
-        ridge = RIDGE * left.diagonal().mean()
-        eye = torch.eye(len(left), dtype=left.dtype)
-        return torch.linalg.solve(left + ridge * eye, right + ridge * average.to(left).T).T
+        return solved(torch.as_tensor(self._left), torch.as_tensor(self._right), average, ridge=RIDGE)
+
+
+def measure(moe: Moe, probes: Probes, *, rows: int, report: Callable[[int], None] = lambda _: None) -> Path:
+    """Write each expert's Gram matrices beside the checkpoint, for merges by regression; `report` counts experts."""
+
+    def of_experts() -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+        for number, (model, own) in enumerate(experts_alone(moe, probes)):
+            layers = linears(moe, model)
+            parts = {name: shrunk(gram) for name, gram in grams(model, layers, own).items()}
+            yield {name: (left, left @ layers[name].weight.detach().to(left).T) for name, left in parts.items()}
+            report(number + 1)
+
+    shapes = {name: (layer.out_features, layer.in_features) for name, layer in linears(moe, moe.dense()).items()}
+    return write_grams(
+        moe.path / FOLDER, shapes, of_experts(), count=moe.num_experts, digest=moe.fingerprint, rows=rows
+    )
 
 
 @torch.no_grad()

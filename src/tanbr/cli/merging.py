@@ -37,8 +37,11 @@ def merge(
         str | None, typer.Option(help="One weight per expert, as 0.5,0.5,…; or `uniform`; or `one-hot:3`.")
     ] = None,
     mode: Annotated[
-        Literal["average", "concat"],
-        typer.Option(help="Average the experts' weights, or put some side by side (a wider FFN, each with 1/k)."),
+        Literal["average", "concat", "regression"],
+        typer.Option(
+            help="Average the experts' weights, put some side by side (a wider FFN, each with 1/k), or merge by "
+            "regression on what `tanbr grams` has measured."
+        ),
     ] = "average",
     experts: Annotated[str | None, typer.Option(help="Which experts to put side by side: 0,3,…")] = None,
 ) -> None:
@@ -46,15 +49,15 @@ def merge(
     from tanbr.merge import open as open_moe
     from tanbr.merge.export import export
 
-    if (mode == "concat") != (experts is not None) or (mode == "average") != (blend is not None):
-        raise InputError("--mode average needs --blend, --mode concat needs --experts, and neither takes the other's")
-    moe = open_moe(checkpoint)
+    if (mode == "concat") != (experts is not None) or (mode != "concat") != (blend is not None):
+        raise InputError("--mode concat needs --experts, the other modes need --blend, and neither takes the other's")
+    moe = open_moe(checkpoint, regression=mode == "regression")
     with _bar("merging") as show:
         export(
             moe,
             out,
             blend=None if blend is None else parse_blend(blend, experts=moe.num_experts),
-            mode=mode,
+            mode="concat" if mode == "concat" else "average",
             experts=None if experts is None else _numbers(experts, "--experts"),
             progress=show,
         )

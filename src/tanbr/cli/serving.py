@@ -51,6 +51,9 @@ def serve(
     low_memory: Annotated[
         bool | None, typer.Option("--low-memory", help="Merge in place, with a pause, instead of into a spare buffer.")
     ] = None,
+    regression: Annotated[
+        bool | None, typer.Option("--regression", help="Merge by regression on what `tanbr grams` has measured.")
+    ] = None,
     rate: Annotated[float | None, typer.Option(help="Most requests a second of one client.")] = None,
     token_file: Annotated[Path | None, typer.Option(help="File with the clients' token (or set TANBR_TOKEN).")] = None,
     admin_token_file: Annotated[
@@ -66,6 +69,7 @@ def serve(
             "slot_seconds": slot_seconds,
             "precision": precision,
             "low_memory": low_memory,
+            "regression": regression,
         },
         http={"host": host, "port": port, "rate": rate},
     )

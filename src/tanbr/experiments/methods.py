@@ -1,9 +1,10 @@
 """The methods of a comparison by name: each a server, a router and a source of the task mix around the same slot loop.
 
-    tanbr   tanbr+probes   nucb+survey   tanbr+oracle   my_package.my_module:MyRouter+probes
+    tanbr   tanbr+probes   nucb+survey   tanbr+oracle   tanbr+regression   my_package.my_module:MyRouter+probes
 
 `+probes` and `+survey` teach a router the reward of known blends before the first slot: each expert alone and the
 uniform blend, or all that were surveyed. `+oracle` hands it the true mix instead of the monitor's forecast.
+`+regression`, after any method that chooses blends, merges them by regression (`merge/regression.py`).
 """
 
 import difflib
@@ -25,8 +26,9 @@ from tanbr.errors import ConfigError, DataError
 from tanbr.experiments.answers import Answers, Blended, Merged, Server, Tagged, check_head
 from tanbr.experiments.compare import KnownMix
 from tanbr.experiments.corpus import Corpus
-from tanbr.experiments.survey import Survey, fingerprint
+from tanbr.experiments.survey import Survey
 from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
 from tanbr.router import Tanbr
 from tanbr.serve.loop import MixSource, SlotLoop
 from tanbr.types import FloatArray, Router
@@ -43,6 +45,12 @@ class Bench:
     corpus: Corpus
     config: Config
     survey: Survey | None = None
+    regressed: Survey | None = None  # of blends that are merged by regression
+
+    @cached_property
+    def by_regression(self) -> "Bench":
+        """The same with blends that are merged by regression."""
+        return Bench(open_moe(self.moe.path, regression=True), self.corpus, self.config, self.regressed)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -61,16 +69,14 @@ class Bench:
         check_head(answers.model, self.corpus.space)
         return answers
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """SHA-256 of the weights."""
-        return fingerprint(self.moe)
-
     @property
     def known(self) -> Survey:
         """The survey; refused where there is none."""
         if self.survey is None:
-            raise DataError("best-fixed, best-per-slot and warm starts need a survey: make one with `tanbr survey`")
+            extra = " --regression" if self.moe.grams is not None else ""
+            raise DataError(
+                f"best-fixed, best-per-slot and warm starts need a survey: make one with `tanbr survey{extra}`"
+            )
         return self.survey
 
 
@@ -85,6 +91,7 @@ class Kind:
     about: str
     build: Builder
     learns: bool = False
+    blends: bool = True  # whether what it serves is the merge of a blend
     told: bool = False  # whether it is always told the true mix
     surveyed: bool = False  # whether it needs a survey
 
@@ -148,14 +155,21 @@ KINDS: dict[str, Kind] = {
     "random": Kind("a random blend every slot", _router(RandomBlend)),
     "proportional": Kind("every expert at its task's share of the mix", _proportional),
     "average": Kind("all experts alike", _fixed(lambda _: None)),
-    "fisher": Kind("experts weighted by their Fisher information", _merged(fisher)),
-    "regmean": Kind("every linear layer by regression on its inputs", _merged(regmean)),
+    "fisher": Kind("experts weighted by their Fisher information", _merged(fisher), blends=False),
+    "regmean": Kind("every linear layer by regression on its inputs", _merged(regmean), blends=False),
     "best-fixed": Kind(
         "the best surveyed blend, found with labels", _fixed(lambda b: b.known.best_fixed), surveyed=True
     ),
     "best-per-slot": Kind("the best surveyed blend for the true mix", _best_known, told=True, surveyed=True),
-    "task-merging": Kind("two experts a task, merged, with true tags", _tagged(_two_experts), told=True, surveyed=True),
-    "tags": Kind("the un-merged MoE with every request's true tag", _tagged(lambda b: np.eye(b.sizes[0])), told=True),
+    "task-merging": Kind(
+        "two experts a task, merged, with true tags", _tagged(_two_experts), told=True, surveyed=True, blends=False
+    ),
+    "tags": Kind(
+        "the un-merged MoE with every request's true tag",
+        _tagged(lambda b: np.eye(b.sizes[0])),
+        told=True,
+        blends=False,
+    ),
 }
 
 
@@ -167,6 +181,11 @@ class Method:
     kind: Kind
     warm_start: WarmStart = "none"
     oracle: bool = False
+    regression: bool = False
+
+    def bench(self, shared: Bench) -> Bench:
+        """Choose how its blends are merged."""
+        return shared.by_regression if self.regression else shared
 
     @property
     def surveyed(self) -> bool:
@@ -175,6 +194,7 @@ class Method:
 
     def loop(self, bench: Bench, *, mixes: FloatArray, seed: int) -> SlotLoop:
         """Build it for a stream with these mixes (slots, V)."""
+        bench = self.bench(bench)
         server, router = self.kind.build(bench, seed)
         if self.warm_start != "none":
             known, probes = bench.known, bench.moe.num_experts + 1
@@ -196,11 +216,12 @@ def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False) -
         near = difflib.get_close_matches(base, KINDS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"unknown method {base!r}; {hint}known: {', '.join(KINDS)}, or package.module:Router")
-    odd = [extra for extra in extras if extra not in ("probes", "survey", "oracle")]
-    if odd or (extras and not kind.learns):
-        wanted = "probes, survey and oracle" if kind.learns else f"nothing, as {base} does not learn"
-        raise ConfigError(f"method {text!r}: after + may follow {wanted} (got {(odd or extras)[0]!r})")
-    starts = [extra for extra in extras if extra != "oracle"]
+    allowed = (["probes", "survey", "oracle"] if kind.learns else []) + (["regression"] if kind.blends else [])
+    odd = [extra for extra in extras if extra not in allowed]
+    if odd:
+        may = ", ".join(allowed) or "nothing, as it neither learns nor chooses blends"
+        raise ConfigError(f"method {text!r}: after {base}+ may follow {may} (got {odd[0]!r})")
+    starts = [extra for extra in extras if extra in ("probes", "survey")]
     if len(starts) > 1:
         raise ConfigError(f"method {text!r}: one warm start, please")
     if kind.learns:
@@ -208,8 +229,10 @@ def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False) -
         oracle = oracle or "oracle" in extras
     else:
         warm_start, oracle = "none", False
-    name = "+".join([base, *([warm_start] if warm_start != "none" else []), *(["oracle"] if oracle else [])])
-    return Method(name, kind, warm_start, oracle)
+    regression = "regression" in extras
+    said = {"regression": regression, warm_start: warm_start != "none", "oracle": oracle}
+    name = "+".join([base, *(extra for extra, is_so in said.items() if is_so)])
+    return Method(name, kind, warm_start, oracle, regression)
 
 
 def methods(texts: Sequence[str], *, warm_start: WarmStart = "none", oracle: bool = False) -> list[Method]:

@@ -22,7 +22,7 @@ from tanbr.errors import StateError, TanbrError
 from tanbr.experiments.compare import Comparison, compare
 from tanbr.experiments.corpus import Corpus, generated, of_glue
 from tanbr.experiments.methods import Bench, methods
-from tanbr.experiments.survey import Survey
+from tanbr.experiments.survey import Survey, regressed
 from tanbr.files import write_atomically
 from tanbr.merge import open as open_moe
 from tanbr.tasks import trace, traffic
@@ -66,9 +66,12 @@ class Study:
     def bench(self) -> Bench:
         """Open the checkpoint and what belongs to it; whatever does not fit together is refused here."""
         moe, corpus = open_moe(self.checkpoint), self.corpus()
-        survey = None if self.survey is None else Survey.load(self.survey).check(moe, corpus, self.survey)
         settings = configuration.load(self.config) if self.config else configuration.Config()
-        return Bench(moe, corpus, settings, survey)
+        surveys: list[Survey | None] = [None, None]
+        for regression, path in enumerate([self.survey, self.survey and regressed(self.survey)]):
+            if path is not None and (path.exists() or not regression):
+                surveys[regression] = Survey.load(path).check(moe, corpus, path, regression=bool(regression))
+        return Bench(moe, corpus, settings, *surveys)
 
     def facts(self, bench: Bench, name: str) -> dict[str, Any]:
         """Describe what a result depends on: no path, so that it reads the same elsewhere."""
@@ -77,12 +80,13 @@ class Study:
         kind = self.traffic if synthetic else f"trace:{Path(self.traffic).name}"
         [one] = methods([name])
         return {
-            "model_sha256": bench.fingerprint,
+            "model_sha256": bench.moe.fingerprint,
             "data": bench.corpus.name,
             "pool": sum(map(len, bench.corpus.stream.values())),
             "traffic": kind,
             **(drawn if synthetic else {}),
-            "survey": bench.known.digest if one.surveyed else None,
+            "survey": one.bench(bench).known.digest if one.surveyed else None,
+            **({"grams": grams.checkpoint.config["rows"]} if (grams := one.bench(bench).moe.grams) else {}),
             "config": bench.config.model_dump(mode="json", exclude_defaults=True, include={"router", "monitor"}),
         }
 

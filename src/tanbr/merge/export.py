@@ -60,7 +60,10 @@ def export(
             progress(done, len(tensors))
             out_tensor = torch.zeros(tensor.shape, dtype=tensor.dtype)
             for piece in pieces[tensor.name]:
-                fill(out_tensor, moe.checkpoint, piece, weights)
+                if mode == "average":
+                    moe.fill(out_tensor, piece, weights)
+                else:
+                    fill(out_tensor, moe.checkpoint, piece, weights)
             yield out_tensor
 
     with new_folder(out) as folder:
@@ -99,4 +102,5 @@ def _certified(
         same = [1 / twin.num_experts] * twin.num_experts
         export(twin, folder, blend=same, mode=mode, experts=range(min(2, twin.num_experts)), certify=False)
 
-    return {"mode": mode, **chosen, "dense": plan.config().architectures[0], **certificate(moe, export_twin)}
+    merging = mode if moe.grams is None else "regression"
+    return {"mode": merging, **chosen, "dense": plan.config().architectures[0], **certificate(moe, export_twin)}

@@ -1,8 +1,10 @@
 """`tanbr.open`: an MoE checkpoint as one object, and the dense models that come out of it."""
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,16 +14,17 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from numpy.typing import ArrayLike
-from torch import nn
+from torch import Tensor, nn
 
 from tanbr.errors import CheckpointError
 from tanbr.merge.blend import check_finite, fill
 from tanbr.merge.export import export
 from tanbr.merge.plan import DensePlan
+from tanbr.merge.regression import Grams
 from tanbr.merge.skeleton import locate, skeleton
-from tanbr.moe.checkpoint import EXPERT_TASKS, Checkpoint
+from tanbr.moe.checkpoint import EXPERT_TASKS, Checkpoint, TensorFile
 from tanbr.moe.families import family_of, read_settings
-from tanbr.moe.family import Settings, Site
+from tanbr.moe.family import Piece, Settings, Site
 from tanbr.types import Blend, as_blend
 
 UNIT = 2.0**-24  # half the spacing of float32 at 1
@@ -38,15 +41,21 @@ class Merged:
 
 
 class Moe:
-    """An MoE checkpoint that can be merged; no expert is in memory."""
+    """An MoE checkpoint that can be merged; no expert is in memory.
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    With `regression`, merges are by regression (`merge/regression.py`) instead of by weighted averages.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, *, regression: bool = False) -> None:
         self.checkpoint = checkpoint
         self.family = family_of(checkpoint.config)
         self.config: Settings = read_settings(checkpoint.config)
         self.sites: list[Site] = self.family.sites(checkpoint, self.config)
         pieces = self.family.plan(checkpoint, self.config, self.sites)
         self.plan = DensePlan(self.family, self.config, self.sites, pieces)
+        self.grams: Grams | None = None
+        if regression:
+            self.grams = Grams(self.path, self.plan.blended, experts=self.num_experts, digest=self.fingerprint)
         self._trusted: set[int] = set()
         self._served: WeakKeyDictionary[nn.Module, Merged] = WeakKeyDictionary()
 
@@ -54,6 +63,17 @@ class Moe:
     def path(self) -> Path:
         """The checkpoint's folder."""
         return self.checkpoint.path
+
+    @property
+    def files(self) -> list[TensorFile]:
+        """The files that a merge reads."""
+        return self.checkpoint.files + ([] if self.grams is None else self.grams.checkpoint.files)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the weights."""
+        digests = [file.digest() for file in self.checkpoint.files]
+        return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
     @property
     def num_experts(self) -> int:
@@ -75,7 +95,7 @@ class Moe:
             for target in self.plan.padded:
                 locate(model, target).zero_()
             for piece in self.plan.pieces:
-                fill(locate(model, piece.target), self.checkpoint, piece, weights.tolist())
+                self.fill(locate(model, piece.target), piece, weights.tolist())
         return model.eval()
 
     def merge_into(self, model: nn.Module, blend: ArrayLike, *, max_drift: float = 0.0) -> Merged:
@@ -92,15 +112,30 @@ class Moe:
         drift = exact_drift(weights) if last is None else last.drift + step_drift(step)
         add = (
             last is not None
+            and self.grams is None  # a regression is linear in no expert
             and drift <= max_drift
             and int(np.count_nonzero(step)) + 1 < int(np.count_nonzero(weights))  # an update reads the dense model, too
             and all(out.dtype.itemsize >= 4 for out, _ in outputs)
         )
         with torch.no_grad():
             for out, piece in outputs:
-                fill(out, self.checkpoint, piece, (step if add else weights).tolist(), add=add)
+                if add:
+                    fill(out, self.checkpoint, piece, step.tolist(), add=True)
+                else:
+                    self.fill(out, piece, weights.tolist())
         self._served[model] = Merged(weights, drift if add else exact_drift(weights), incremental=add)
         return self._served[model]
+
+    def fill(self, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
+        """Write a piece of the merge by `blend` (K,) into its region of the dense tensor `out`."""
+        fill(out, self.checkpoint, piece, blend)
+        if self.grams is not None and piece.weights is None:
+            self.grams.refine(out, piece, blend)
+
+    def release(self) -> None:
+        """Unmap what merges have read so far (it stays in the page cache)."""
+        for file in self.files:
+            file.release()
 
     def export(self, blend: ArrayLike, out: str | Path) -> Path:
         """Write the merge of a blend as a stock dense checkpoint with a certificate to the new folder `out`."""
@@ -116,11 +151,14 @@ class Moe:
         return weights
 
 
-def open(path: str | Path) -> Moe:  # noqa: A001
-    """Open an MoE checkpoint: a folder with a config.json and safetensors files, or a model id of the hub."""
+def open(path: str | Path, *, regression: bool = False) -> Moe:  # noqa: A001
+    """Open an MoE checkpoint: a folder with a config.json and safetensors files, or a model id of the hub.
+
+    With `regression`, blends are merged by regression, with the matrices that `tanbr grams` has put beside the experts.
+    """
     if not Path(path).exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
-        return Moe(Checkpoint(_fetched(str(path))))
-    return Moe(Checkpoint(path))
+        path = _fetched(str(path))
+    return Moe(Checkpoint(path), regression=regression)
 
 
 def _fetched(model_id: str) -> Path:

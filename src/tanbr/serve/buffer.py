@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from tanbr.errors import CheckpointError, InputError
 from tanbr.merge import Moe
-from tanbr.merge.blend import fill
 from tanbr.merge.int8 import Int8Linear, Int8Loss, offered
 from tanbr.merge.skeleton import locate
 from tanbr.moe.family import Piece
@@ -34,10 +33,10 @@ class Buffer:
         with torch.no_grad():
             for out, piece in self._outputs:
                 started = time.perf_counter()
-                fill(out, moe.checkpoint, piece, weights)
+                moe.fill(out, piece, weights)
                 if not torch.isfinite(out.sum(dtype=torch.float32)):
                     raise CheckpointError(f"the merge of {piece.target} holds NaN or infinity; restore the checkpoint")
-                moe.checkpoint.release()
+                moe.release()
                 _rest(started, share)
             for int8, linear in self._packed:
                 started = time.perf_counter()

@@ -78,8 +78,8 @@ class Engine:
         self._issued = max(version, issued)  # highest version number in use
         self._idle = threading.Condition()  # guards the pointer and the readers
         self._paused = False
-        self._stamps = [_stamp(file.path) for file in moe.checkpoint.files]
-        moe.checkpoint.release()
+        self._stamps = [_stamp(file.path) for file in moe.files]
+        moe.release()
 
     @property
     def live(self) -> Live:
@@ -233,7 +233,7 @@ class Engine:
 
     def _check_files(self) -> None:
         """Refuse to read experts from files that have changed under the map: garbage, or past their end a crash."""
-        for file, stamp in zip(self.moe.checkpoint.files, self._stamps, strict=True):
+        for file, stamp in zip(self.moe.files, self._stamps, strict=True):
             if _stamp(file.path) != stamp:
                 raise CheckpointError(f"{file.path} has changed since it was opened; put the old file back, or restart")
 
