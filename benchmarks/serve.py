@@ -43,9 +43,9 @@ def sections(args: argparse.Namespace, work: Path) -> dict[str, Section]:
         found[f"latency {size}"] = lambda size=size: speed.latency(  # type: ignore[misc]
             size, work, threads=threads, rounds=rounds, requests=50 if size != "base" else 20
         )
-    for size, count in {"quick": 20 if quick else args.swaps, small: 20 if quick else args.swaps // 10}.items():
-        found[f"swaps {size}"] = lambda size=size, count=count: speed.swaps(  # type: ignore[misc]
-            size, work, threads=threads, rounds=rounds, count=count
+    for size in dict.fromkeys(("quick", small)):
+        found[f"swaps {size}"] = lambda size=size: speed.swaps(  # type: ignore[misc]
+            size, work, threads=threads, rounds=rounds, count=20 if quick else args.swaps
         )
     found["memory"] = lambda: memory.memory(large, work, threads=threads, swaps=3 if quick else 10)
     found["soak"] = lambda: memory.soak(work, threads=1, minutes=args.soak_minutes)
