@@ -6,9 +6,7 @@ without it, and an alarm says why.
 
 import json
 import logging
-import os
 import queue
-import sys
 import threading
 import time
 from collections import deque
@@ -41,7 +39,6 @@ TICK = 0.2  # seconds between two looks at what was answered: seldom, as Python 
 PINNED = "pinned"
 ALARMS = 50  # kept for operators
 FORGET_EVERY = 20  # slots
-NICENESS = 10  # of the slot thread: requests go first
 
 
 class Keeper:
@@ -115,8 +112,6 @@ class Keeper:
 
     def _run(self) -> None:
         torch.set_num_threads(1)  # merges, probes and shadows leave the other cores to the requests
-        if sys.platform == "linux" and not os.environ.get("TANBR_NO_NICE"):  # where each thread has a rank of its own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         while not self._stopping:
             self._wake.wait(TICK)
             self._wake.clear()
