@@ -419,7 +419,7 @@ FLAN_T5 = MINILM.model_copy(
         "expert_rate": 7e-4, "shared_rate": 1e-4, "look_every": 0, "save_every": 40, "log_every": 2, "final_rows": 100,
     }
 )  # fmt: skip
-"""Of `tanbr pretrain --preset flan-t5`: ten minutes of one core; enough to show the way, not to be good."""
+"""Of `tanbr pretrain --preset flan-t5`: a quarter of an hour on two busy cores; it shows the way, and is not good."""
 
 
 class Config(Section):

@@ -1,0 +1,63 @@
+"""Merges by regression in the comparison: measured on the command line, chosen by a method's name."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tanbr.cli import app
+from tanbr.config import parse
+from tanbr.errors import DataError
+from tanbr.experiments.corpus import generated
+from tanbr.experiments.simulate import Study, simulate
+from tanbr.experiments.survey import Survey, regressed, survey_to
+from tanbr.moe import embedded
+from tanbr.serve.build import build
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    folder = tmp_path_factory.mktemp("regression") / "moe"
+    shutil.copytree(embedded.path(), folder)
+    done = CliRunner().invoke(app, ["grams", str(folder), "--rows", "16"])
+    assert done.exit_code == 0, done.output
+    assert "grams" in done.output
+    return Study(folder, slots=4, requests=64, survey=folder / "survey.json")
+
+
+def test_an_even_blend_by_regression_is_regmean_and_no_average(study: Study, tmp_path: Path) -> None:
+    names = ["average", "average+regression", "proportional+regression", "tanbr+regression", "regmean"]
+    outcomes = {one.method: one for one in simulate(study, names, [0], out=tmp_path)}
+    rewards = {name: np.mean([r.total_reward for r in one.records]) for name, one in outcomes.items()}
+    assert outcomes["average+regression"].facts["grams"] == 16
+    assert "grams" not in outcomes["average"].facts
+    assert abs(rewards["average+regression"] - rewards["regmean"]) < 0.06  # 16 rows a task there, 64 here
+    assert rewards["average+regression"] > rewards["average"] + 0.03
+
+
+def test_its_survey_is_one_of_its_own(study: Study, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="tanbr survey --regression"):
+        simulate(study, ["best-fixed+regression"], [0], out=tmp_path)
+    path = tmp_path / "survey.json"
+    bench = study.bench()
+    survey_to(regressed(path), bench.by_regression.moe, generated(), blends=9, rows=8, command="tanbr survey")
+    assert Survey.load(regressed(path)).regression
+    shutil.copy(study.survey or "", path)
+    simulate(replace(study, survey=path), ["best-fixed+regression", "best-fixed"], [0], out=tmp_path)
+    shutil.copy(regressed(path), path)
+    with pytest.raises(DataError, match="merged by regression"):
+        replace(study, survey=path).bench()
+
+
+def test_a_server_merges_by_regression(study: Study, tmp_path: Path) -> None:
+    live = build(study.checkpoint, config=parse({"serve": {"regression": True, "threads": 1}}), state=tmp_path)
+    bench = study.bench()
+    live.start()
+    answer = live.submit(["its plot is dull"]).result(30).logits
+    for moe, same in ((bench.by_regression.moe, True), (bench.moe, False)):
+        inputs = live._engine.encode(["its plot is dull"])
+        assert np.allclose(answer, moe.dense()(**inputs).logits.detach().numpy(), atol=1e-4) == same
+    live.stop()
