@@ -81,6 +81,11 @@ def test_an_interval_covers_the_mean_of_slots_that_hang_together() -> None:
     assert hits[1] < 40
 
 
+def test_a_short_series_has_an_interval_too() -> None:
+    found = interval([np.random.default_rng(0).random(20)])
+    assert found.high - found.low > 0.1
+
+
 def test_seeds_that_disagree_widen_the_interval_over_seeds() -> None:
     found = interval([np.full(40, 0.2), np.full(40, 0.4)])
     assert found.seeds == pytest.approx((0.2, 0.4))

@@ -8,7 +8,7 @@ from scipy import stats
 
 from tanbr.types import FloatArray
 
-BLOCK = 20  # slots that are resampled together
+BLOCK = 20  # slots that are resampled together, at most a third of all: one block would always be the same
 DRAWS = 2_000
 
 
@@ -36,7 +36,7 @@ def interval(series: Sequence[FloatArray], *, block: int = BLOCK, seed: int = 0)
     values = [one[~np.isnan(one)] for one in series]
     means = np.array([one.mean() for one in values])
     rng = np.random.default_rng(seed)
-    drawn = np.mean([_block_means(one, min(block, len(one)), rng) for one in values], axis=0)  # (DRAWS,)
+    drawn = np.mean([_block_means(one, min(block, max(1, len(one) // 3)), rng) for one in values], axis=0)  # (DRAWS,)
     low, high = np.quantile(drawn, (0.025, 0.975))
     half = float("nan")
     if len(means) > 1:
