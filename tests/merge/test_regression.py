@@ -15,6 +15,7 @@ from tanbr.baselines.regmean import measure, regmean
 from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
+from tanbr.merge.export import export
 from tanbr.merge.regression import shrunk, solved
 
 BLEND = np.array([0.5, 0.3, 0.2, 0.0])
@@ -82,6 +83,8 @@ def test_every_way_to_merge_gives_the_same(regressed: Moe, tmp_path: Path) -> No
     regressed.export(BLEND, tmp_path / "dense")
     certificate = json.loads((tmp_path / "dense" / "certificate.json").read_text())
     assert certificate["mode"] == "regression"
+    export(regressed, tmp_path / "wide", mode="concat", experts=[0, 1])
+    assert json.loads((tmp_path / "wide" / "certificate.json").read_text())["mode"] == "concat"
     exported = type(model).from_pretrained(tmp_path / "dense")
     for name, value in wanted.items():
         assert torch.equal(model.state_dict()[name], value)

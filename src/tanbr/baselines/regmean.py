@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tanbr.baselines.probes import Probe, Probes, experts_alone, linears, real_tokens, watched
+from tanbr.errors import OutputError
 from tanbr.merge import Moe
 from tanbr.merge.regression import FOLDER, SHRINKAGE, shrunk, solved, write_grams
 
@@ -58,6 +59,8 @@ class Regression:
 
 def measure(moe: Moe, probes: Probes, *, rows: int, report: Callable[[int], None] = lambda _: None) -> Path:
     """Write each expert's Gram matrices beside the checkpoint, for merges by regression; `report` counts experts."""
+    if (moe.path / FOLDER).exists():
+        raise OutputError(f"{moe.path / FOLDER} is there already; remove it to measure anew")
 
     def of_experts() -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
         for number, (model, own) in enumerate(experts_alone(moe, probes)):

@@ -102,5 +102,5 @@ def _certified(
         same = [1 / twin.num_experts] * twin.num_experts
         export(twin, folder, blend=same, mode=mode, experts=range(min(2, twin.num_experts)), certify=False)
 
-    merging = mode if moe.grams is None else "regression"
+    merging = "regression" if mode == "average" and moe.grams is not None else mode
     return {"mode": merging, **chosen, "dense": plan.config().architectures[0], **certificate(moe, export_twin)}
