@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from tanbr.config import Config
 from tanbr.experiments.compare import KnownMix, compare
 from tanbr.experiments.demo import POOL, TRAFFIC_SEED
 from tanbr.files import write_atomically
@@ -22,6 +21,7 @@ from tanbr.router import Tanbr
 from tanbr.serve.build import taught_monitor
 from tanbr.serve.engine import Engine
 from tanbr.serve.loop import MixSource, SlotLoop
+from tanbr.settings import Config
 from tanbr.tasks import tiny, traffic
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.traffic import Traffic
@@ -52,7 +52,7 @@ def main() -> None:
                 pools = {
                     t.name: tiny.generate(t.name, POOL, seed=TRAFFIC_SEED + seed, split="test") for t in tiny.TASKS
                 }
-                sources: dict[str, MixSource] = {ESTIMATED: taught_monitor(config, seed=seed), TRUE: KnownMix(mixes)}
+                sources: dict[str, MixSource] = {ESTIMATED: taught_monitor(config.monitor, seed=seed), TRUE: KnownMix(mixes)}
                 loops = {
                     name: SlotLoop(Engine(moe), Tanbr(moe.num_experts, V, seed=seed, config=config.router), source, V)
                     for name, source in sources.items()

@@ -20,8 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # both sides of a comparison on o
 import numpy as np
 import torch
 
-from tanbr.config import RouterConfig
 from tanbr.router import Tanbr
+from tanbr.router.config import RouterConfig
 from tanbr.router.tanbr import Algorithm1
 
 TASKS, WIDTH, LEAVES = 8, 64, 20

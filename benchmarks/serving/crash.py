@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from tanbr.config import Config, parse
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.monitor import Monitor
@@ -25,6 +24,7 @@ from tanbr.serve.service import Service
 from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.server import bind, server
+from tanbr.settings import parse
 from tanbr.tasks import tiny
 from tanbr.types import Decision
 
@@ -78,7 +78,7 @@ def main() -> None:
     """Fork a server for every line."""
     taught = Path(sys.argv[1])
     if not taught.exists():
-        taught_monitor(Config(), seed=0, per_task=30).save(taught)
+        taught_monitor(seed=0, per_task=30).save(taught)
     child = 0
     print("ready", flush=True)
     for line in sys.stdin:

@@ -8,8 +8,8 @@ from numpy.typing import ArrayLike
 
 from suite.run import Scenario
 from tanbr.baselines import Nucb, RandomBlend, VectorGP
-from tanbr.config import PaperModeConfig, RouterConfig
 from tanbr.router import Tanbr
+from tanbr.router.config import PaperModeConfig, RouterConfig
 from tanbr.types import Decision, Router
 
 SEED = 1000  # added to a scenario's seed: routers and maps never share one

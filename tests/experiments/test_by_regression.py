@@ -9,13 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from tanbr.cli import app
-from tanbr.config import parse
 from tanbr.errors import DataError
 from tanbr.experiments.corpus import generated
 from tanbr.experiments.simulate import Study, simulate
 from tanbr.experiments.survey import Survey, regressed, survey_to
 from tanbr.moe import embedded
 from tanbr.serve.build import build
+from tanbr.settings import parse
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_its_survey_is_one_of_its_own(study: Study, tmp_path: Path) -> None:
 
 
 def test_a_server_merges_by_regression(study: Study, tmp_path: Path) -> None:
-    live = build(study.checkpoint, config=parse({"serve": {"regression": True, "threads": 1}}), state=tmp_path)
+    live = build(study.checkpoint, config=parse({"serve": {"regression": True, "threads": 1}}).serve, state=tmp_path)
     bench = study.bench()
     live.start()
     answer = live.submit(["its plot is dull"]).result(30).logits

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tanbr.config import Config
 from tanbr.errors import OutputError
 from tanbr.experiments import demo
 from tanbr.experiments.compare import KnownMix
 from tanbr.experiments.demo import Demo
 from tanbr.merge import Moe
+from tanbr.settings import Config
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import checks
 from tanbr.baselines import Nucb, RandomBlend, VectorGP
-from tanbr.config import RouterConfig
 from tanbr.router import Tanbr
 from tanbr.router.ask_tell import AskTell
+from tanbr.router.config import RouterConfig
 
 FOLDER = Path(__file__).parent
 SLOTS = 50

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tanbr.config import MonitorConfig
 from tanbr.monitor import Monitor
+from tanbr.monitor.config import MonitorConfig
 from tanbr.types import Text
 
 TASKS = ("weather", "question", "pair")

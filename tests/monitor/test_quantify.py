@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tanbr.config import MonitorConfig
+from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.quantify import familiar_counts, prevalence, unknown_share
 
 CONFIG = MonitorConfig()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tanbr.config import MonitorConfig
+from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.quantify import Prevalence
 from tanbr.monitor.smooth import Forecaster
 

@@ -6,9 +6,9 @@ import pytest
 import checks
 from tanbr import state
 from tanbr.baselines import RandomBlend
-from tanbr.config import RouterConfig
 from tanbr.errors import DecisionError, InputError, StateError
 from tanbr.router import Tanbr
+from tanbr.router.config import RouterConfig
 from tanbr.state import HEADER, read_state, write_state
 
 K, V = checks.K, checks.V

@@ -3,8 +3,8 @@ import functools
 import pytest
 
 import checks
-from tanbr.config import RouterConfig
 from tanbr.router import Tanbr
+from tanbr.router.config import RouterConfig
 
 EXACT = RouterConfig.model_validate({"paper": {"confidence": "exact", "rho": 0.9, "layers": 3, "width": 16}})
 THEORY = RouterConfig.model_validate({"paper": {"gamma": "theory", "learning_rate": 1e-3, "loss": "mean"}})

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 import checks
-from tanbr.config import RouterConfig
 from tanbr.errors import InputError
 from tanbr.router import Tanbr
+from tanbr.router.config import RouterConfig
 from tanbr.router.pooled import fixed_blends
 from tanbr.router.sizes import Sizes
 

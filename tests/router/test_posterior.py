@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tanbr.config import DefaultModeConfig
+from tanbr.router.config import DefaultModeConfig
 from tanbr.router.posterior import CENTRE, PooledPosterior, matern, squared_distance
 
 K, V = 4, 3

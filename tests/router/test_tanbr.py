@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import checks
-from tanbr.config import RouterConfig
 from tanbr.errors import ConfigError, InputError
 from tanbr.router import Tanbr, network, theory
+from tanbr.router.config import RouterConfig
 from tanbr.router.network import unit
 
 K, V = 4, 3

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tanbr.config import RouterConfig
 from tanbr.errors import InputError
 from tanbr.router import Tanbr, theory
+from tanbr.router.config import RouterConfig
 from tanbr.router.network import initial_weights, unit, value_and_gradient
 
 

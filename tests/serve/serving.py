@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.config import ServeConfig
 from tanbr.files import write_atomically
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.monitor import Monitor
 from tanbr.serve.build import taught_monitor
+from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Feedback
 from tanbr.serve.service import Service
 from tanbr.tasks import tiny
@@ -58,9 +58,7 @@ def monitor(folder: Path) -> Monitor:
     """A monitor that has read a little of every task; taught once a folder."""
     path = folder / "monitor.state"
     if not path.exists():
-        from tanbr.config import Config
-
-        taught_monitor(Config(), seed=0, per_task=30).save(path)
+        taught_monitor(seed=0, per_task=30).save(path)
     return Monitor.load(path)
 
 

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tanbr.config import parse
 from tanbr.errors import DataError
 from tanbr.moe import embedded
 from tanbr.serve.build import build, read_history
+from tanbr.settings import parse
 from tanbr.tasks import tiny
 
-CONFIG = parse({"serve": {"slot_seconds": 3600, "threads": 1}})
+CONFIG = parse({"serve": {"slot_seconds": 3600, "threads": 1}}).serve
 
 
 def history(path: Path, *lines: Any) -> Path:
@@ -20,7 +20,7 @@ def history(path: Path, *lines: Any) -> Path:
 
 
 def test_the_embedded_model_knows_its_tasks_and_refuses_a_bad_blend_by_its_probes(tmp_path: Path) -> None:
-    one_try = parse({"serve": {"slot_seconds": 3600, "threads": 1, "guard": {"tries": 1}}})
+    one_try = parse({"serve": {"slot_seconds": 3600, "threads": 1, "guard": {"tries": 1}}}).serve
     live = build(None, config=one_try, state=tmp_path)
     assert live.info.tasks == tuple(task.name for task in tiny.TASKS)
     assert live.info.scales == {"similarity": (0.0, 5.0)}

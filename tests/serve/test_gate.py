@@ -1,7 +1,7 @@
 import numpy as np
 
-from tanbr.config import ServeConfig
 from tanbr.router import Terms
+from tanbr.serve.config import ServeConfig
 from tanbr.serve.gate import Gate, Standing
 from tanbr.types import Decision
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from tanbr.config import GuardConfig
 from tanbr.merge import Moe
+from tanbr.serve.config import GuardConfig
 from tanbr.serve.engine import Engine, Live
 from tanbr.serve.guard import Guard, Refused
 from tanbr.serve.labels import label_space

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tanbr.config import RewardConfig
+from tanbr.serve.config import RewardConfig
 from tanbr.serve.rewards import Tally, share_out
 from tanbr.serve.store import Given
 

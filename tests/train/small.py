@@ -7,10 +7,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 from transformers.utils import logging
 
-from tanbr.config import PretrainConfig
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task
+from tanbr.train.config import PretrainConfig
 
 logging.disable_progress_bar()
 logging.set_verbosity_error()

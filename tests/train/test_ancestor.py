@@ -4,11 +4,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tanbr.config import PretrainConfig
 from tanbr.errors import StateError
 from tanbr.experiments import embedded
 from tanbr.moe.text import TextEncoder
 from tanbr.train.ancestor import aligned
+from tanbr.train.config import PretrainConfig
 
 SMALL = PretrainConfig(
     hidden_size=16,

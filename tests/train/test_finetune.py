@@ -12,12 +12,12 @@ from tanbr.baselines import FixedBlend, RandomBlend
 from tanbr.baselines.rl import Reinforce
 from tanbr.baselines.smear import Smear
 from tanbr.baselines.switch import Switch
-from tanbr.config import FinetuneConfig
 from tanbr.errors import InputError
 from tanbr.merge import open as open_moe
 from tanbr.router import Tanbr
 from tanbr.train.batches import Batches
 from tanbr.train.checkpoints import load, prepare, upcycled, write
+from tanbr.train.config import FinetuneConfig
 from tanbr.train.finetune import GatedLearner, Learner, MergedLearner, finetune, norms, rewards
 from tanbr.train.objectives import Batch, objective_of
 from train import small

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tanbr.config import PaperModeConfig
 from tanbr.router.ask_tell import AskTell
+from tanbr.router.config import PaperModeConfig
 from tanbr.router.network import unit, value_and_gradient
 from tanbr.router.records import Terms, TreeView, lone_root
 from tanbr.router.simplex import keep_largest

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tanbr import config as configuration
+from tanbr import settings as configuration
 from tanbr.cli.display import SlotDisplay, console, standings_table
 from tanbr.tasks import traffic
 
@@ -47,7 +47,7 @@ def demo(
     from tanbr.tasks import tiny
 
     torch.set_num_threads(1)  # a model this small is no faster on more, and far slower when they are busy
-    settings = configuration.load(config) if config else configuration.Config()
+    settings = configuration.load(config)
     moe = open_moe(embedded.path())
     with SlotDisplay(slots=slots, tasks=[task.name for task in tiny.TASKS], hero=experiment.TANBR) as display:
         done = experiment.run(

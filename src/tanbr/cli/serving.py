@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from tanbr import config as configuration
+from tanbr import settings as configuration
 from tanbr.cli.display import console
 from tanbr.cli.running import ConfigFile, command_line
 from tanbr.errors import InputError
@@ -63,7 +63,7 @@ def serve(
 ) -> None:
     """Serve an MoE as one dense model that follows its traffic: HTTP, a dashboard, and learning from feedback."""
     settings = configuration.with_options(
-        configuration.load(config) if config else configuration.Config(),
+        configuration.load(config),
         serve={
             "slot_requests": slot_requests,
             "slot_seconds": slot_seconds,
@@ -87,7 +87,15 @@ def serve(
 
         metrics = Metrics()
         observer = Observers([metrics, logs.Journal()])
-        service = build(checkpoint, config=settings, state=state, history=history, observer=observer)
+        service = build(
+            checkpoint,
+            config=settings.serve,
+            router=settings.router,
+            monitor=settings.monitor,
+            state=state,
+            history=history,
+            observer=observer,
+        )
         running = server(service, config=settings.http, tokens=tokens, metrics=metrics, loopback=loopback)
         console.print(_banner(url, service.info, service.state(), state=state, tokens=tokens))
         if not loopback and tokens.general is None:
@@ -230,7 +238,7 @@ def replay(
     config: ConfigFile = None,
 ) -> None:
     """Run other routers over what a server recorded, and say how far the record can vouch for the outcome."""
-    settings = configuration.load(config) if config else configuration.Config()
+    settings = configuration.load(config)
     names = routers.split(",")
     strange = next((name for name in names if name not in ROUTERS), None)
     if strange is not None:

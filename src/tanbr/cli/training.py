@@ -11,12 +11,12 @@ import typer
 from rich.progress import TaskID
 from rich.table import Table
 
-from tanbr import config as configuration
+from tanbr import settings as configuration
 from tanbr.cli.display import console, progress
 from tanbr.cli.running import ConfigFile, command_line
-from tanbr.config import PretrainConfig
 from tanbr.errors import ConfigError
 from tanbr.files import write_atomically
+from tanbr.train.config import FLAN_T5, MINILM, PretrainConfig
 
 app = typer.Typer()
 
@@ -24,8 +24,8 @@ ROUTERS = "tanbr, paper, nucb, vector-gp, random, average, switch, rl, smear, sm
 
 PRESETS = {
     "tiny": PretrainConfig(),
-    "minilm": configuration.MINILM,
-    "flan-t5": configuration.FLAN_T5,
+    "minilm": MINILM,
+    "flan-t5": FLAN_T5,
 }
 
 
@@ -104,7 +104,7 @@ def finetune(
     config: ConfigFile = None,
 ) -> None:
     """Tune a merged model's normalisation layers while a router learns from the loss; resumes where it stopped."""
-    settings = configuration.load(config).finetune if config else configuration.FinetuneConfig()
+    settings = configuration.load(config).finetune
     changes = {"steps": steps, "seed": seed}
     settings = settings.model_copy(update={name: value for name, value in changes.items() if value is not None})
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tanbr.config import MonitorConfig
 from tanbr.errors import DataError
 from tanbr.monitor import Monitor
+from tanbr.monitor.config import MonitorConfig
 from tanbr.tasks import glue, tiny
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task

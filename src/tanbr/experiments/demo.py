@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tanbr.baselines import BestKnown, FixedBlend, RandomBlend
-from tanbr.config import Config
 from tanbr.experiments.compare import Comparison, KnownMix, compare
 from tanbr.experiments.report import write_report
 from tanbr.experiments.survey import Survey
@@ -16,6 +15,7 @@ from tanbr.router import Tanbr
 from tanbr.serve.build import taught_monitor
 from tanbr.serve.engine import Engine
 from tanbr.serve.loop import MixSource, SlotLoop
+from tanbr.settings import Config
 from tanbr.tasks import tiny, traffic
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.traffic import Slot, Traffic
@@ -62,7 +62,7 @@ def run(
     stream = Traffic(pools=pools, mixes=mixes, requests=requests, seed=seed)
     write_atomically(out / "demo.json", "{}\n")  # a folder that cannot be written to is better found out now
 
-    monitor = taught_monitor(config, seed=seed)
+    monitor = taught_monitor(config.monitor, seed=seed)
     router = Tanbr(K, V, seed=seed, config=config.router.of_requests(moe.own_experts(names)))
     methods: dict[str, tuple[Router, MixSource]] = {  # all but the first either ignore the mix or are told it
         TANBR: (router, monitor),

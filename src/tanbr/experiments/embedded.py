@@ -10,7 +10,6 @@ from rich.table import Table
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from tanbr.config import PretrainConfig
 from tanbr.experiments.survey import Survey, candidates, survey
 from tanbr.merge import open as open_moe
 from tanbr.moe.text import TextEncoder
@@ -19,6 +18,7 @@ from tanbr.tasks import lexicon, tiny
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.train.ancestor import train_ancestor
 from tanbr.train.batches import Batches
+from tanbr.train.config import PretrainConfig
 from tanbr.train.objectives import Classification
 from tanbr.train.pretrain import train_experts
 

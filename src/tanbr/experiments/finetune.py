@@ -19,7 +19,6 @@ from tanbr.baselines import FixedBlend, Nucb, RandomBlend, VectorGP
 from tanbr.baselines.rl import Reinforce
 from tanbr.baselines.smear import Smear
 from tanbr.baselines.switch import Switch
-from tanbr.config import Config, FinetuneConfig
 from tanbr.errors import ConfigError
 from tanbr.experiments.task_figures import Figures, as_trained, figures
 from tanbr.files import write_atomically
@@ -27,10 +26,12 @@ from tanbr.merge import open as open_moe
 from tanbr.moe.gates import Gated
 from tanbr.moe.text import TextEncoder
 from tanbr.router import Tanbr
+from tanbr.settings import Config
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task
 from tanbr.train.batches import Batches
 from tanbr.train.checkpoints import digest, load, write
+from tanbr.train.config import FinetuneConfig
 from tanbr.train.finetune import GatedLearner, Learner, MergedLearner, finetune, norms
 from tanbr.train.objectives import Objective, objective_of
 from tanbr.types import Blend, Router, to_jsonable

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tanbr.config import PretrainConfig
 from tanbr.experiments.task_figures import Figures, as_trained
 from tanbr.moe.gates import Gated
 from tanbr.moe.text import TextEncoder
@@ -13,6 +12,7 @@ from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.train.batches import Batches
 from tanbr.train.checkpoints import digest, load, prepare
+from tanbr.train.config import PretrainConfig
 from tanbr.train.objectives import objective_of
 from tanbr.train.pretrain import batch_sizes, train_experts, train_together
 from tanbr.train.token_routed import train_gates

@@ -21,7 +21,6 @@ from tanbr.baselines.fisher import fisher
 from tanbr.baselines.probes import Probes, head_probes
 from tanbr.baselines.regmean import regmean
 from tanbr.baselines.task_moe import TaskExperts
-from tanbr.config import Config
 from tanbr.errors import ConfigError, DataError
 from tanbr.experiments.answers import Answers, Blended, Merged, Server, Tagged, check_head
 from tanbr.experiments.compare import KnownMix
@@ -31,6 +30,7 @@ from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.router import Tanbr
 from tanbr.serve.loop import MixSource, SlotLoop
+from tanbr.settings import Config
 from tanbr.types import FloatArray, Router
 
 STATISTICS = 64  # held rows a task behind the statistics of fisher and regmean

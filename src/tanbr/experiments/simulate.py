@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tanbr import config as configuration
+from tanbr import settings as configuration
 from tanbr.errors import StateError, TanbrError
 from tanbr.experiments.compare import Comparison, compare
 from tanbr.experiments.corpus import Corpus, generated, of_glue
@@ -66,7 +66,7 @@ class Study:
     def bench(self) -> Bench:
         """Open the checkpoint and what belongs to it; whatever does not fit together is refused here."""
         moe, corpus = open_moe(self.checkpoint), self.corpus()
-        settings = configuration.load(self.config) if self.config else configuration.Config()
+        settings = configuration.load(self.config)
         surveys: list[Survey | None] = [None, None]
         for regression, path in enumerate([self.survey, self.survey and regressed(self.survey)]):
             if path is not None and (path.exists() or not regression):

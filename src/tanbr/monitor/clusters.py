@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.special import logsumexp
 
-from tanbr.config import MonitorConfig
 from tanbr.errors import InputError
+from tanbr.monitor.config import MonitorConfig
 from tanbr.types import FloatArray
 
 _STARTS = 8  # k-means runs from scratch; the best is kept

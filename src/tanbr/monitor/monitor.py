@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import ValidationError
 
-from tanbr.config import MonitorConfig
 from tanbr.errors import InputError, StateError
 from tanbr.monitor.clusters import Clusters
+from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.features import COARSE, Features, check, read
 from tanbr.monitor.quantify import familiar_counts, prevalence, unknown_share
 from tanbr.monitor.recogniser import Recogniser

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tanbr.config import MonitorConfig
+from tanbr.monitor.config import MonitorConfig
 from tanbr.types import FloatArray, TaskMix
 
 

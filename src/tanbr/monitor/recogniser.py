@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.config import MonitorConfig
 from tanbr.monitor import stack
+from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.features import RELATIONS, SURFACE, VIEWS, Features
 from tanbr.monitor.history import History
 from tanbr.monitor.sketch import CountMin

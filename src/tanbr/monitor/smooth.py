@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.config import MonitorConfig
+from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.quantify import Prevalence
 from tanbr.types import FloatArray, TaskMix
 

@@ -4,8 +4,8 @@ from typing import Protocol
 
 import numpy as np
 
-from tanbr.config import PaperModeConfig
 from tanbr.errors import ConfigError
+from tanbr.router.config import PaperModeConfig
 from tanbr.router.network import Gradient
 from tanbr.state import Arrays
 from tanbr.types import FloatArray

@@ -10,7 +10,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.config import DefaultModeConfig
+from tanbr.router.config import DefaultModeConfig
 from tanbr.router.posterior import PooledPosterior, matern, squared_distance
 from tanbr.router.records import Terms, TreeView
 from tanbr.router.simplex import keep_largest

@@ -16,7 +16,7 @@ leaves one unseen or counts them differently (then G = V).
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.config import DefaultModeConfig
+from tanbr.router.config import DefaultModeConfig
 from tanbr.state import Arrays
 from tanbr.types import Blend, Counts, FloatArray, Reward
 

@@ -4,10 +4,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tanbr.config import PaperModeConfig, RouterConfig, parse
+from tanbr.config import read
 from tanbr.errors import InputError
 from tanbr.router.ask_tell import AskTell, Policy
 from tanbr.router.confidence import Confidence, DiagonalConfidence, ExactConfidence, theory_gamma
+from tanbr.router.config import PaperModeConfig, RouterConfig
 from tanbr.router.network import Forward, descend, initial_weights, predict, unit, value_and_gradient
 from tanbr.router.pooled import PooledTanbr
 from tanbr.router.records import Terms, TreeView
@@ -183,7 +184,7 @@ class Tanbr(AskTell):
         sizes = Sizes.check(experts, tasks, max_active)
         seed = as_size(seed, "seed", least=0)
         if not isinstance(config, RouterConfig):
-            config = parse({"router": config or {}}, source="config").router
+            config = read(RouterConfig, config or {}, source="config")
         own = config.default.own_experts
         if own and not (len(own) == tasks and all(0 <= expert < experts for expert in own)):
             raise InputError(f"own_experts must name one of {experts} experts for each of {tasks} tasks (got {own})")

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tanbr.config import Config
 from tanbr.errors import DataError
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.monitor import Monitor
+from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr
+from tanbr.router.config import RouterConfig
+from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Observer
 from tanbr.serve.service import Service
 from tanbr.serve.store import resumes
@@ -25,7 +27,9 @@ PROBES = 64  # texts that a new blend answers before it is served
 def build(
     checkpoint: str | Path | None,
     *,
-    config: Config,
+    config: ServeConfig,
+    router: RouterConfig | None = None,
+    monitor: MonitorConfig | None = None,
     state: Path,
     history: Path | None = None,
     observer: Observer | None = None,
@@ -36,38 +40,44 @@ def build(
     tasks, teaches the monitor, and its labelled lines are the guard's probes. A foreign checkpoint without one gets
     latent tasks, as many as experts, that the monitor finds in the traffic.
     """
-    moe = open_moe(embedded.path() if checkpoint is None else checkpoint, regression=config.serve.regression)
+    moe = open_moe(embedded.path() if checkpoint is None else checkpoint, regression=config.regression)
     first = not resumes(state)
-    monitor: Monitor | None = None
+    recogniser: Monitor | None = None
     probes: Sequence[Row] = ()
     if history is not None:
         tasks, texts, names, labelled = read_history(history)
         probes = labelled[:: max(1, len(labelled) // PROBES)][:PROBES]
         if first:
-            monitor = Monitor([task.name for task in tasks], config=config.monitor)
-            monitor.learn(texts, names)
+            recogniser = Monitor([task.name for task in tasks], config=monitor)
+            recogniser.learn(texts, names)
     elif Path(moe.path) == embedded.path():
         tasks = tiny.TASKS
         each = PROBES // len(tasks)
         probes = [row for task in tasks for row in tiny.generate(task.name, each, seed=PROBE_SEED)]
-        monitor = taught_monitor(config, seed=0) if first else None
+        recogniser = taught_monitor(monitor, seed=0) if first else None
     else:
         tasks = tuple(Task(f"latent-{number + 1}", ()) for number in range(moe.num_experts))
-        monitor = Monitor([task.name for task in tasks], "clusters", config=config.monitor) if first else None
-    serve = config.serve
+        recogniser = Monitor([task.name for task in tasks], "clusters", config=monitor) if first else None
     own = moe.own_experts([task.name for task in tasks])
-    settings = config.router.of_requests(own)
-    router = Tanbr(  # the one in `state` wins
-        moe.num_experts, len(tasks), max_active=serve.max_active, seed=serve.seed, config=settings
+    settings = (router or RouterConfig()).of_requests(own)
+    chooser = Tanbr(  # the one in `state` wins
+        moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings
     )
     return Service(
-        moe, tasks=tasks, config=serve, state=state, router=router, monitor=monitor, probes=probes, observer=observer
+        moe,
+        tasks=tasks,
+        config=config,
+        state=state,
+        router=chooser,
+        monitor=recogniser,
+        probes=probes,
+        observer=observer,
     )
 
 
-def taught_monitor(config: Config, *, seed: int, per_task: int = 300) -> Monitor:
+def taught_monitor(config: MonitorConfig | None = None, *, seed: int, per_task: int = 300) -> Monitor:
     """Make a monitor that has read a few hundred past texts of every generated task."""
-    monitor = Monitor([task.name for task in tiny.TASKS], config=config.monitor)
+    monitor = Monitor([task.name for task in tiny.TASKS], config=config)
     history = [row for task in tiny.TASKS for row in tiny.generate(task.name, per_task, seed=HISTORY_SEED + seed)]
     monitor.learn([row.text for row in history], [row.task for row in history])
     return monitor

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tanbr.config import ServeConfig
+from tanbr.serve.config import ServeConfig
 from tanbr.types import Blend, Decision, FloatArray, Router
 
 

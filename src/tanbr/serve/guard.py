@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tanbr.config import GuardConfig
 from tanbr.errors import TanbrError
+from tanbr.serve.config import GuardConfig
 from tanbr.serve.engine import Engine, Live
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row

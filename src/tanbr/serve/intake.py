@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.config import ServeConfig
 from tanbr.moe.text import TextEncoder
 from tanbr.serve.batcher import Served
+from tanbr.serve.config import ServeConfig
 from tanbr.serve.loop import MixSource
 from tanbr.serve.records import ServiceError
 from tanbr.serve.rewards import Tally, share_out

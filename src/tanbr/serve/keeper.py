@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from tanbr.config import ServeConfig
 from tanbr.errors import InputError
 from tanbr.router import TreeView
 from tanbr.serve.batcher import Served
+from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Live
 from tanbr.serve.gate import Admitted, Gate, Standing
 from tanbr.serve.guard import Guard, Refused

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tanbr.config import RewardConfig
+from tanbr.serve.config import RewardConfig
 from tanbr.serve.store import Given
 from tanbr.types import Counts, FloatArray, Reward, TaskMix
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tanbr.config import ServeConfig
 from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.monitor import Monitor
 from tanbr.router import Tanbr, TreeView
 from tanbr.serve.batcher import Batcher, Job
 from tanbr.serve.buffer import parameters_and_bytes
+from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.guard import Guard
 from tanbr.serve.ids import RequestIds, slot_of

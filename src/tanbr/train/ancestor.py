@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BertConfig, BertForSequenceClassification
 
-from tanbr.config import PretrainConfig
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.train.batches import Batches
+from tanbr.train.config import PretrainConfig
 from tanbr.train.objectives import Objective
 from tanbr.train.run import Report, Run
 

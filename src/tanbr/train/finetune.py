@@ -16,10 +16,10 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from tanbr.config import FinetuneConfig
 from tanbr.merge import Moe
 from tanbr.moe.gates import Gated, Inputs, gates_of
 from tanbr.train.batches import Batches
+from tanbr.train.config import FinetuneConfig
 from tanbr.train.objectives import Batch, Objective
 from tanbr.train.run import Report, Run
 from tanbr.types import Blend, FloatArray, Router

@@ -16,10 +16,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tanbr.config import PretrainConfig
 from tanbr.tasks.rows import Row
 from tanbr.train.batches import Batches
 from tanbr.train.checkpoints import digest, load, write
+from tanbr.train.config import PretrainConfig
 from tanbr.train.early_stop import EarlyStop
 from tanbr.train.objectives import Batch, Objective
 from tanbr.train.run import Report, Run

@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tanbr.config import RunConfig
 from tanbr.errors import OutputError, StateError
+from tanbr.train.config import RunConfig
 from tanbr.train.curve import Curve
 
 Report = Callable[[str, int, int, float], None]  # phase, step, steps, smoothed loss

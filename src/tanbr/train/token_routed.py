@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tanbr.config import PretrainConfig
 from tanbr.moe.gates import Gated
 from tanbr.moe.layer import ExpertLinear
 from tanbr.train.batches import Batches
 from tanbr.train.checkpoints import digest, upcycled, write
+from tanbr.train.config import PretrainConfig
 from tanbr.train.objectives import Objective
 from tanbr.train.pretrain import groups
 from tanbr.train.run import Report, Run

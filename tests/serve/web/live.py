@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx2
 
-from tanbr.config import HttpConfig
 from tanbr.serve.web.auth import Tokens
+from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.server import address_of, bind, server
 

@@ -12,11 +12,11 @@ from fastapi import FastAPI, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
 
-from tanbr.config import HttpConfig
 from tanbr.serve.records import Feedback
 from tanbr.serve.web import completions, logs, operating, shapes, views
 from tanbr.serve.web.answering import answer, refuse_with_sentences, settled
 from tanbr.serve.web.auth import Tokens
+from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.gate import Gate
 from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.openapi import describe

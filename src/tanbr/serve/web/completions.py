@@ -11,10 +11,10 @@ from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 
-from tanbr.config import HttpConfig
 from tanbr.serve.records import Generated
 from tanbr.serve.web import logs
 from tanbr.serve.web.answering import answer, refusal_of, settled
+from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.refusals import Refusal
 from tanbr.serve.web.shapes import CompletionRequest, CompletionResponse
 

@@ -6,9 +6,9 @@ from typing import Protocol
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tanbr.config import HttpConfig
 from tanbr.serve.web import logs
 from tanbr.serve.web.auth import Tokens
+from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.limits import Held, RateLimit, client_of
 from tanbr.serve.web.refusals import Refusal
 

@@ -5,9 +5,9 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from tanbr.config import HttpConfig
 from tanbr.serve.records import ServiceInfo
 from tanbr.serve.web.auth import ADMIN, ADMIN_TOKEN, OPEN, TOKEN, Tokens
+from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.shapes import ErrorResponse
 
 ANY = {

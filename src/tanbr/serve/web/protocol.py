@@ -6,7 +6,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from tanbr.config import HttpConfig
+from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.refusals import Refusal
 
 LARGEST_HEAD = 64 << 10

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from tanbr.config import HttpConfig
 from tanbr.errors import ConfigError
 from tanbr.serve.records import Observer
 from tanbr.serve.web.app import create_app
 from tanbr.serve.web.auth import Tokens
+from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.protocol import bounded
 from tanbr.types import SlotRecord

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from tanbr import config
-from tanbr.config import Config
+from tanbr import settings
 from tanbr.errors import ConfigError
+from tanbr.settings import Config
 
 
 def test_the_defaults_are_complete_and_every_field_says_what_it_is() -> None:
@@ -22,7 +22,7 @@ def test_the_defaults_are_complete_and_every_field_says_what_it_is() -> None:
 
 def test_a_file_overrides_only_what_it_names(tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text("[pretrain]\nsteps = 7\n")
-    loaded = config.load(tmp_path / "t.toml")
+    loaded = settings.load(tmp_path / "t.toml")
     assert loaded.pretrain.steps == 7
     assert loaded.pretrain.model_copy(update={"steps": Config().pretrain.steps}) == Config().pretrain
     assert loaded.router == Config().router
@@ -41,9 +41,9 @@ def test_a_file_overrides_only_what_it_names(tmp_path: Path) -> None:
 def test_a_mistake_is_one_sentence_that_names_it(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "t.toml").write_text(text)
     with pytest.raises(ConfigError, match=says):
-        config.load(tmp_path / "t.toml")
+        settings.load(tmp_path / "t.toml")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml: No such file"):
-        config.load(tmp_path / "none.toml")
+        settings.load(tmp_path / "none.toml")

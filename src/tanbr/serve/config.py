@@ -1,0 +1,96 @@
+"""How a model is served: slots and batches, rewards, the guard."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from tanbr.config import Section
+
+
+class RewardConfig(Section):
+    """Where rewards come from. A source's weight says what one reward of it counts; 0 turns the source off."""
+
+    feedback: float = Field(default=1.0, ge=0)
+    """Weight of a client's own reward."""
+    labels: float = Field(default=1.0, ge=0)
+    """Weight of a delayed true label, scored as the task scores; above 0 the answers' logits are stored."""
+    shadow: float = Field(default=0.0, ge=0)
+    """Weight of the agreement with the un-merged MoE."""
+    confidence: float = Field(default=0.0, ge=0)
+    """Weight of the model's own confidence."""
+    shadow_share: float = Field(default=0.02, gt=0, le=1)
+    """Share of requests that the un-merged MoE answers too, when `shadow` is on."""
+    settle_slots: int = Field(default=1, ge=0)
+    """Slots that must end after a slot before the router is told its reward; what comes later is told apart."""
+    least_count: float = Field(default=0.1, gt=0)
+    """A task that fewer requests than this speak for in a slot is unseen."""
+
+
+class GuardConfig(Section):
+    """When a blend is not served, or no longer."""
+
+    margin: float = Field(default=0.1, gt=0)
+    """How far a blend's reward may fall below that of the last good one, task by task and weighted by the mix."""
+    probe_share: float = Field(default=1.0, ge=0, le=1)
+    """Share of the probe texts that a new blend answers before it is served; 0 only looks for NaN on one of them."""
+    tries: int = Field(default=3, ge=1)
+    """Choices of the router that may be probed and refused for one slot, before the old blend stays."""
+    least_count: int = Field(default=20, ge=2)
+    """Rewards of live requests below which the guard does not judge."""
+    sigmas: float = Field(default=2.0, ge=0)
+    """A fall must be this many standard errors beyond the margin to count."""
+    exploration: float = Field(default=1.0, ge=0, le=1)
+    """Largest share of slots that may serve a blend chosen for what might be learned; 1 is no limit."""
+    exploration_window: int = Field(default=100, ge=1)
+    """Slots over which that share is counted."""
+
+
+class ServeConfig(Section):
+    """How a model is served."""
+
+    slot_requests: int | None = Field(default=None, ge=1)
+    """A slot ends after this many requests …"""
+    slot_seconds: float | None = Field(default=None, gt=0)
+    """… or after this many seconds (60 if neither is given); both: whichever comes first."""
+    batch: int = Field(default=32, ge=1)
+    """Most texts in a batch."""
+    batch_wait: float = Field(default=0.0, ge=0)
+    """Seconds a batch that is not full waits for more, once the model is free."""
+    queue: int = Field(default=1024, ge=1)
+    """Texts that may wait for an answer; beyond it a request is refused."""
+    max_length: int = Field(default=128, ge=8)
+    """Longest text in tokens; what is longer is cut."""
+    max_tokens: int = Field(default=256, ge=1)
+    """Most tokens a text-to-text model writes for one prompt."""
+    device: str = "cpu"
+    """Torch device the model runs on."""
+    threads: int | None = Field(default=None, ge=1)
+    """Threads of the model's arithmetic; torch's own choice if not given."""
+    precision: Literal["fp32", "int8"] = "fp32"
+    """int8 is refused when its measured agreement on the probe texts is below `int8_agreement`."""
+    int8_agreement: float = Field(default=0.98, ge=0, le=1)
+    """Least share of probe answers that must be the same in int8."""
+    low_memory: bool = False
+    """Merge in place, with a pause, instead of into a spare FFN buffer."""
+    regression: bool = False
+    """Merge by regression, with the matrices that `tanbr grams` has put beside the experts."""
+    merge_share: float = Field(default=0.5, gt=0, le=1)
+    """Share of the time that a background merge works; it rests the other part, so that requests stay fast."""
+    min_gain: float = Field(default=0.0, ge=0)
+    """A new blend is merged only if its reward may be this much above the served one's; 0 merges every new blend."""
+    keep_versions: int = Field(default=20, ge=2)
+    """Last good blends that can be rolled back to."""
+    keep_slots: int = Field(default=10_000, ge=10)
+    """Slots whose requests and feedback are kept; feedback for older requests is refused as unknown."""
+    keep_requests: int = Field(default=1_000_000, ge=1_000)
+    """Requests (and pieces of feedback) that are kept; whole slots are forgotten when there are more."""
+    store_texts: bool = False
+    """Whether the store keeps the texts of requests."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the router, and of which requests are shadowed."""
+    max_active: int | None = Field(default=None, ge=1)
+    """B, most experts in a blend; all of them if not given."""
+    rewards: RewardConfig = Field(default_factory=RewardConfig)
+    """Where rewards come from."""
+    guard: GuardConfig = Field(default_factory=GuardConfig)
+    """When a blend is not served, or no longer."""

@@ -1,0 +1,40 @@
+"""What a client may ask of the server, and how long it may take."""
+
+from pydantic import Field
+
+from tanbr.config import Section
+
+
+class HttpConfig(Section):
+    """What a client may ask of the server, and how long it may take."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; loopback unless told otherwise."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    hosts: tuple[str, ...] = ()
+    """Names by which clients may call a server that listens on loopback, beside localhost and its addresses."""
+    proxies: tuple[str, ...] = ()
+    """Addresses of reverse proxies whose X-Forwarded-For is believed."""
+    inputs: int = Field(default=256, ge=1)
+    """Most texts or prompts in a request."""
+    text_chars: int = Field(default=20_000, ge=1)
+    """Most characters in a text."""
+    feedback: int = Field(default=1000, ge=1)
+    """Most pieces of feedback in a request."""
+    body_bytes: int = Field(default=1 << 20, ge=1024)
+    """Largest body of a request."""
+    held_bytes: int = Field(default=64 << 20, ge=1 << 20)
+    """Most bytes of bodies that are read but not yet answered, over all clients."""
+    connections: int = Field(default=512, ge=1)
+    """Most connections open at once."""
+    rate: float = Field(default=0.0, ge=0)
+    """Requests a second that one client may make; 0 sets no limit."""
+    burst: int = Field(default=100, ge=1)
+    """Requests that one client may make at once before `rate` holds it back."""
+    read_seconds: float = Field(default=15.0, gt=0)
+    """A request must have arrived whole, and an answer must be taken, within this time."""
+    answer_seconds: float = Field(default=30.0, gt=0)
+    """A request that is not answered within this time is given up."""
+    stop_seconds: int = Field(default=30, ge=1)
+    """Time to finish what was accepted when the server is told to stop."""

@@ -1,0 +1,112 @@
+"""How models are trained, and the presets of `tanbr pretrain`."""
+
+from pydantic import Field
+
+from tanbr.config import Section
+
+
+class RunConfig(Section):
+    """What every training run needs."""
+
+    max_length: int = Field(default=64, ge=8)
+    """Longest text in tokens; what is longer is cut."""
+    train_rows: int = Field(default=30_000, ge=1)
+    """Most rows a task to draw batches from."""
+    batch: int = Field(default=8, ge=1)
+    """Rows that the task with the fewest rows has in a step."""
+    steps: int = Field(default=2_500, ge=1)
+    """Steps in which each task trains its own expert."""
+    warmup: int = Field(default=200, ge=1)
+    """Steps over which the rates rise to their full value, before they fall along half a cosine."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """AdamW's decoupled weight decay."""
+    clip: float = Field(default=1.0, gt=0)
+    """Largest norm of a step's gradient."""
+    log_every: int = Field(default=10, ge=1)
+    """Steps whose mean loss is one entry of the curve."""
+    save_every: int = Field(default=500, ge=1)
+    """Steps between two resumable states."""
+    seed: int = 0
+    """Seed of whatever is drawn: initial weights, rows, batches."""
+
+
+class PretrainConfig(RunConfig):
+    """How a task-routed MoE is trained: one expert per task from a dense ancestor."""
+
+    batch_growth: float = Field(default=0.0, ge=0, le=1)
+    """A task with n times the rows of the smallest has n to this power times as many in a step."""
+    expert_rate: float = Field(default=2e-3, gt=0)
+    """Learning rate of the experts."""
+    shared_rate: float = Field(default=3e-4, gt=0)
+    """Learning rate of what the experts share: embeddings, attention, norms."""
+    head_rate: float = Field(default=3e-4, gt=0)
+    """Learning rate of the classification head and what pools for it, and of gates."""
+    train_embeddings: bool = True
+    """Whether the embeddings learn with what is shared, or stay the ancestor's."""
+    look_every: int = Field(default=0, ge=0)
+    """Steps between two looks at each task's figure on held-out rows; 0 for none."""
+    look_rows: int = Field(default=128, ge=2)
+    """Held-out rows a task in a look."""
+    patience: int = Field(default=4, ge=1)
+    """Looks without a better figure after which a task keeps its best expert and leaves the training."""
+
+    final_rows: int = Field(default=400, ge=2)
+    """Rows a task of GLUE's dev that the trained model is scored on in the end."""
+
+    hidden_size: int = Field(default=96, ge=8)
+    """Width D of an ancestor that is trained from nothing (preset tiny), as are the next ones."""
+    layers: int = Field(default=3, ge=1)
+    """Its encoder layers; each holds one expert site."""
+    heads: int = Field(default=4, ge=1)
+    """Its attention heads per layer."""
+    ffn_size: int = Field(default=192, ge=8)
+    """Width F of an expert's hidden layer."""
+    ancestor_steps: int = Field(default=2_000, ge=0)
+    """Steps in which one dense model learns all tasks, before the experts part from it; 0 for none."""
+    ancestor_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate of the ancestor."""
+    alignment_weight: float = Field(default=2.0, ge=0)
+    """Weight of the alignment of pairs in the ancestor's loss."""
+
+
+class FinetuneConfig(RunConfig):
+    """How normalisation layers are tuned while a router learns (the paper: 10,000 steps of 128 rows, length 128)."""
+
+    train_rows: int = Field(default=4_000, ge=1)
+    """Most rows a task to draw batches from."""
+    batch: int = Field(default=32, ge=1)
+    """Rows of a step, drawn by the step's task mix."""
+    steps: int = Field(default=300, ge=1)
+    """Steps: one blend and one gradient step each."""
+    warmup: int = Field(default=20, ge=1)
+    """Steps over which the rates rise to their full value, before they fall along half a cosine."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's decoupled weight decay."""
+    log_every: int = Field(default=5, ge=1)
+    """Steps whose mean loss is one entry of the curve."""
+    save_every: int = Field(default=50, ge=1)
+    """Steps between two resumable states."""
+    norm_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate of the normalisation layers."""
+    gate_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate of the gates of rivals that have them."""
+    alpha: float = Field(default=0.3, gt=0)
+    """How even the steps' task mixes are, each a draw from Dirichlet(alpha)."""
+    eval_rows: int = Field(default=200, ge=2)
+    """Rows a task behind the figures before and after."""
+
+
+MINILM = PretrainConfig(
+    max_length=64, train_rows=20_000, batch=6, batch_growth=0.2, ancestor_steps=500, steps=1_000, warmup=40,
+    ancestor_rate=1.5e-4, expert_rate=3e-4, shared_rate=5e-5, head_rate=4e-4, train_embeddings=False,
+    log_every=5, look_every=125, look_rows=300, patience=4, save_every=125,
+)  # fmt: skip
+"""Of `tanbr pretrain --preset minilm`: three quarters of an hour on two cores."""
+
+FLAN_T5 = MINILM.model_copy(
+    update={
+        "train_rows": 4_000, "batch": 5, "ancestor_steps": 60, "steps": 80, "warmup": 8, "ancestor_rate": 5e-4,
+        "expert_rate": 7e-4, "shared_rate": 1e-4, "look_every": 0, "save_every": 40, "log_every": 2, "final_rows": 100,
+    }
+)  # fmt: skip
+"""Of `tanbr pretrain --preset flan-t5`: a quarter of an hour on two busy cores; it shows the way, and is not good."""
