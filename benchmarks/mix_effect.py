@@ -52,7 +52,10 @@ def main() -> None:
                 pools = {
                     t.name: tiny.generate(t.name, POOL, seed=TRAFFIC_SEED + seed, split="test") for t in tiny.TASKS
                 }
-                sources: dict[str, MixSource] = {ESTIMATED: taught_monitor(config.monitor, seed=seed), TRUE: KnownMix(mixes)}
+                sources: dict[str, MixSource] = {
+                    ESTIMATED: taught_monitor(config.monitor, seed=seed),
+                    TRUE: KnownMix(mixes),
+                }
                 loops = {
                     name: SlotLoop(Engine(moe), Tanbr(moe.num_experts, V, seed=seed, config=config.router), source, V)
                     for name, source in sources.items()
