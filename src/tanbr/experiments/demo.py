@@ -17,6 +17,7 @@ from tanbr.serve.engine import Engine
 from tanbr.serve.loop import MixSource, SlotLoop
 from tanbr.settings import Config
 from tanbr.tasks import tiny, traffic
+from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.traffic import Slot, Traffic
 from tanbr.types import Router
@@ -63,7 +64,7 @@ def run(
     write_atomically(out / "demo.json", "{}\n")  # a folder that cannot be written to is better found out now
 
     monitor = taught_monitor(config.monitor, seed=seed)
-    router = Tanbr(K, V, seed=seed, config=config.router.of_requests(moe.own_experts(names)))
+    router = Tanbr(K, V, seed=seed, config=config.router.of_requests(read_card(moe.path).experts_of(names)))
     methods: dict[str, tuple[Router, MixSource]] = {  # all but the first either ignore the mix or are told it
         TANBR: (router, monitor),
         "best fixed": (FixedBlend(K, V, blend=known.best_fixed), KnownMix(mixes)),

@@ -27,6 +27,7 @@ from tanbr.moe.gates import Gated
 from tanbr.moe.text import TextEncoder
 from tanbr.router import Tanbr
 from tanbr.settings import Config
+from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task
 from tanbr.train.batches import Batches
@@ -80,7 +81,7 @@ def run(
     space = LabelSpace(tasks)
     learner: Learner
     if router in ROUTERS:
-        own = moe.own_experts([task.name for task in tasks])
+        own = read_card(moe.path).experts_of([task.name for task in tasks])
         learner = MergedLearner(moe, ROUTERS[router](moe.num_experts, len(tasks), config.seed, own))
     else:
         learner = GatedLearner(GATES[router](load(checkpoint), seed=config.seed))

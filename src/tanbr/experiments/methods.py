@@ -31,6 +31,7 @@ from tanbr.merge import open as open_moe
 from tanbr.router import Tanbr
 from tanbr.serve.loop import MixSource, SlotLoop
 from tanbr.settings import Config
+from tanbr.tasks.card import read_card
 from tanbr.types import FloatArray, Router
 
 STATISTICS = 64  # held rows a task behind the statistics of fisher and regmean
@@ -60,7 +61,7 @@ class Bench:
     @property
     def own_experts(self) -> tuple[int, ...]:
         """The expert of each task, if the checkpoint says so."""
-        return self.moe.own_experts([task.name for task in self.corpus.tasks])
+        return read_card(self.moe.path).experts_of([task.name for task in self.corpus.tasks])
 
     @cached_property
     def answers(self) -> Answers:

@@ -22,7 +22,7 @@ from tanbr.merge.export import export
 from tanbr.merge.plan import DensePlan
 from tanbr.merge.regression import Grams
 from tanbr.merge.skeleton import locate, skeleton
-from tanbr.moe.checkpoint import EXPERT_TASKS, Checkpoint, TensorFile
+from tanbr.moe.checkpoint import Checkpoint, TensorFile
 from tanbr.moe.families import family_of, read_settings
 from tanbr.moe.family import Piece, Settings, Site
 from tanbr.types import Blend, as_blend
@@ -79,13 +79,6 @@ class Moe:
     def num_experts(self) -> int:
         """K."""
         return self.sites[0].experts
-
-    def own_experts(self, tasks: Sequence[str]) -> tuple[int, ...]:
-        """Find the expert that was trained for each task; none at all if the checkpoint does not say so of all."""
-        known = self.checkpoint.config.get(EXPERT_TASKS)
-        if not isinstance(known, list) or len(known) != self.num_experts or not set(tasks) <= set(known):
-            return ()
-        return tuple(known.index(task) for task in tasks)
 
     def dense(self, blend: ArrayLike | None = None) -> Any:
         """Build the dense transformers model, in eval mode, with `blend` merged into it (all experts alike if None)."""

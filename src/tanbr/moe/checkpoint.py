@@ -21,7 +21,6 @@ from torch import Tensor
 from tanbr.errors import CheckpointError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-EXPERT_TASKS = "expert_tasks"  # setting of a checkpoint: the task that each expert was trained for (K names)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 DTYPES = {
     "F64": torch.float64,

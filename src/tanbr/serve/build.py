@@ -17,6 +17,7 @@ from tanbr.serve.records import Observer
 from tanbr.serve.service import Service
 from tanbr.serve.store import resumes
 from tanbr.tasks import tiny
+from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import Text
 
@@ -58,7 +59,7 @@ def build(
     else:
         tasks = tuple(Task(f"latent-{number + 1}", ()) for number in range(moe.num_experts))
         recogniser = Monitor([task.name for task in tasks], "clusters", config=monitor) if first else None
-    own = moe.own_experts([task.name for task in tasks])
+    own = read_card(moe.path).experts_of([task.name for task in tasks])
     settings = (router or RouterConfig()).of_requests(own)
     chooser = Tanbr(  # the one in `state` wins
         moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings

@@ -13,6 +13,7 @@ from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.text import TextEncoder
 from tanbr.moe.upcycle import upcycle
 from tanbr.moe.writing import copy_companions, new_folder
+from tanbr.tasks.card import Card, write_card
 from tanbr.tasks.metrics import LabelSpace
 
 _LOADERS: dict[str, Any] = {
@@ -61,9 +62,11 @@ def upcycled(dense: Path, *, experts: int) -> PreTrainedModel:
         return load(upcycle(dense, Path(folder) / "moe", experts=experts))
 
 
-def write(moe: PreTrainedModel, dense: Path, out: Path) -> Path:
-    """Write an MoE, with the tokenizer of the dense checkpoint that it came from, to the new folder `out`."""
+def write(model: PreTrainedModel, dense: Path, out: Path, *, card: Card | None = None) -> Path:
+    """Write a model, with the tokenizer of the dense checkpoint that it came from, to the new folder `out`."""
     with new_folder(out) as folder:
-        moe.save_pretrained(folder)
+        model.save_pretrained(folder)
         copy_companions(dense, folder)
+        if card is not None:
+            write_card(folder, card)
     return out

@@ -120,7 +120,7 @@ def train_experts(
         look=look,
     )
     run.train()
-    return out if out.exists() else experts.export(ancestor, out, tasks=[task.name for task in tasks])
+    return out if out.exists() else experts.export(ancestor, out, tasks=tasks)
 
 
 def _share(objective: Objective, batch: Batch, view: Any) -> Tensor:

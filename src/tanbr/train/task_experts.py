@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tanbr.moe.checkpoint import EXPERT_TASKS
 from tanbr.moe.upcycle import ffn_names
+from tanbr.tasks.card import Card
+from tanbr.tasks.rows import Task
 from tanbr.train.checkpoints import upcycled, write
 
 
@@ -75,10 +76,9 @@ class TaskExperts(nn.Module):
                 weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
         return values
 
-    def export(self, dense: Path, out: Path, *, tasks: Sequence[str]) -> Path:
-        """Write the MoE to the new folder `out`, with the task of each expert; training started from `dense`."""
+    def export(self, dense: Path, out: Path, *, tasks: Sequence[Task]) -> Path:
+        """Write the MoE to the new folder `out`, with its card: a task an expert. Training started from `dense`."""
         stacked = {name: torch.stack([self.weights(k)[name].detach() for k in range(len(self))]) for name in self.names}
         moe = upcycled(dense, experts=len(self))
         moe.load_state_dict({**self.dense.state_dict(), **stacked})
-        moe.config.update({EXPERT_TASKS: list(tasks)})
-        return write(moe, dense, out)
+        return write(moe, dense, out, card=Card(tuple(tasks), tuple(task.name for task in tasks)))

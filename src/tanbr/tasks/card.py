@@ -1,0 +1,55 @@
+"""What a checkpoint says of itself, in `tanbr.json` beside its weights: its tasks, and which expert learned which.
+
+`pretrain` and `assemble` write it; whoever needs tasks, labels, scales, metrics or the map from tasks to experts reads
+it here and nowhere else.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from tanbr.errors import CheckpointError
+from tanbr.files import write_atomically
+from tanbr.tasks.rows import Task
+
+FILE = "tanbr.json"
+
+
+@dataclass(frozen=True)
+class Card:
+    """A checkpoint's tasks (none if it does not say) and the task that each of its K experts was trained for."""
+
+    tasks: tuple[Task, ...] = ()
+    expert_tasks: tuple[str, ...] = ()  # (K,); empty if experts belong to no task
+
+    def experts_of(self, tasks: Sequence[str]) -> tuple[int, ...]:
+        """Find the expert that was trained for each task; none at all if the card does not say so of all."""
+        if not set(tasks) <= set(self.expert_tasks):
+            return ()
+        return tuple(self.expert_tasks.index(task) for task in tasks)
+
+
+def read_card(checkpoint: Path) -> Card:
+    """Read a checkpoint's card; an empty one if it has none, the experts' tasks alone if it is older than cards."""
+    path = checkpoint / FILE
+    try:
+        if path.is_file():
+            card = TypeAdapter(Card).validate_json(path.read_bytes())
+        else:
+            settings = json.loads((checkpoint / "config.json").read_bytes())
+            card = TypeAdapter(Card).validate_python({"expert_tasks": settings.get("expert_tasks") or ()})
+    except (ValidationError, ValueError, AttributeError, RecursionError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{path} is no card of a checkpoint ({reason}); remove it, or write it anew") from None
+    names = [task.name for task in card.tasks]
+    if len(set(names)) != len(names) or len(set(card.expert_tasks)) != len(card.expert_tasks):
+        raise CheckpointError(f"{path} names a task twice; every task has one name, and one expert of its own")
+    return card
+
+
+def write_card(checkpoint: Path, card: Card) -> Path:
+    """Write a checkpoint's card into its folder."""
+    return write_atomically(checkpoint / FILE, json.dumps(asdict(card), indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,40 @@
+import json
+
+import pytest
+
+from tanbr.errors import CheckpointError
+from tanbr.moe import embedded
+from tanbr.tasks import tiny
+from tanbr.tasks.card import FILE, Card, read_card, write_card
+from tanbr.tasks.rows import Task
+
+
+def test_a_card_comes_back_as_it_was_written(tmp_path):
+    card = Card(
+        (Task("a", ("accuracy",), ("no", "yes")), Task("b", ("pearson",), scale=(0.0, 5.0), pair=True)), ("b", "a")
+    )
+    write_card(tmp_path, card)
+    assert read_card(tmp_path) == card
+    assert card.experts_of(["a", "b"]) == (1, 0)
+    assert card.experts_of(["a", "c"]) == ()
+
+
+def test_the_embedded_model_has_one():
+    card = read_card(embedded.path())
+    assert card.tasks == tiny.TASKS
+    assert sorted(card.experts_of([task.name for task in tiny.TASKS])) == list(range(8))
+
+
+def test_a_checkpoint_older_than_cards_still_names_its_experts(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"expert_tasks": ["a", "b"]}))
+    assert read_card(tmp_path) == Card((), ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "nonsense", '{"tasks": 3}', '{"tasks": [{"name": 1}]}', '{"expert_tasks": ["a", "a"]}', "[" * 100_000],
+)
+def test_a_spoilt_card_is_refused_with_a_sentence(tmp_path, text):
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(CheckpointError, match=r"tanbr\.json"):
+        read_card(tmp_path)
