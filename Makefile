@@ -6,11 +6,11 @@ BIN := $(VENV)/bin
 # Two workers by default; `make test WORKERS=0` runs in one process.
 WORKERS ?= 2
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test test-matrix check bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(READY): pyproject.toml constraints.txt
 	@echo "==> setting up $(VENV) (once; a few minutes on a slow line)"
@@ -26,6 +26,9 @@ demo: $(READY)  ## run the whole idea on the embedded model (under 2 minutes)
 test: $(READY)  ## run every test
 	@echo "==> pytest"
 	@$(BIN)/python -m pytest -q -n $(WORKERS)
+
+test-matrix: $(READY)  ## run every test under other instruction sets, threads, load, order (up to an hour)
+	@$(BIN)/python tests/matrix.py
 
 check: $(READY)  ## lint, formatting, types, layering
 	@echo "==> ruff" && $(BIN)/ruff check . && $(BIN)/ruff format --check .
