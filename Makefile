@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Two workers by default; `make test WORKERS=0` runs in one process.
 WORKERS ?= 2
 
-.PHONY: help demo test test-matrix check bench clean
+.PHONY: help demo test test-matrix check docs bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show the targets
@@ -34,6 +34,9 @@ check: $(READY)  ## lint, formatting, types, layering
 	@echo "==> ruff" && $(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@echo "==> mypy" && $(BIN)/mypy
 	@echo "==> import-linter" && $(BIN)/lint-imports
+
+docs: $(READY)  ## build the documentation's site in out/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "==> out/site/index.html"
 
 bench: $(READY)  ## run the quick form of every benchmark
 	@for file in benchmarks/*.py; do echo "==> $$file" && $(BIN)/python $$file --quick || exit 1; done
