@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Two workers by default; `make test WORKERS=0` runs in one process.
 WORKERS ?= 2
 
-.PHONY: help demo test test-matrix check docs bench clean
+.PHONY: help demo test test-matrix check docs bench release-check clean
 .DEFAULT_GOAL := help
 
 help:  ## show the targets
@@ -40,6 +40,14 @@ docs: $(READY)  ## build the documentation's site in out/site; a broken link is 
 
 bench: $(READY)  ## run the quick form of every benchmark
 	@for file in benchmarks/*.py; do echo "==> $$file" && $(BIN)/python $$file --quick || exit 1; done
+
+release-check: $(READY)  ## build wheel and sdist, install each in an empty environment elsewhere, run the demo there
+	@rm -rf dist && $(BIN)/python -m build --outdir dist . >/dev/null
+	@for file in dist/*.whl dist/*.tar.gz; do \
+		echo "==> $$file" && work=$$(mktemp -d) && $(PYTHON) -m venv $$work/venv && \
+		$$work/venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $$file && \
+		(cd $$work && venv/bin/tanbr demo --slots 60 --out demo && test -s demo/report.html); code=$$?; \
+		rm -rf $$work; [ $$code = 0 ] || exit $$code; done
 
 clean:  ## remove the virtual environment and everything generated
 	@rm -rf $(VENV) out build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
