@@ -40,7 +40,9 @@ def _sections(section: type[BaseModel], path: str) -> list[str]:
     if plain:
         rows = [f"| `{name}` | `{_shown(field)}` | {_line(field.description)} |" for name, field in plain.items()]
         title = f"## `[{path}]`" if path else "## At the top"
-        parts.append("\n".join([title, "", _line(section.__doc__), "", "| field | default | |", "|---|---|---|", *rows, ""]))
+        parts.append(
+            "\n".join([title, "", _line(section.__doc__), "", "| field | default | |", "|---|---|---|", *rows, ""])
+        )
     for name, field in section.model_fields.items():
         inner = _section(field.annotation)
         if inner is not None:
