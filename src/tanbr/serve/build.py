@@ -59,7 +59,8 @@ def build(
     else:
         tasks = tuple(Task(f"latent-{number + 1}", ()) for number in range(moe.num_experts))
         recogniser = Monitor([task.name for task in tasks], "clusters", config=monitor) if first else None
-    own = read_card(moe.path).experts_of([task.name for task in tasks])
+    card = read_card(moe.path)
+    own = card.experts_of([task.name for task in tasks])
     settings = (router or RouterConfig()).of_requests(own)
     chooser = Tanbr(  # the one in `state` wins
         moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings
@@ -72,6 +73,7 @@ def build(
         router=chooser,
         monitor=recogniser,
         probes=probes,
+        expert_names=card.expert_tasks,
         observer=observer,
     )
 

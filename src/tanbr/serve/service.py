@@ -33,6 +33,8 @@ from tanbr.serve.records import (
     Observer,
     OnToken,
     Outcome,
+    Phase,
+    Reason,
     Receipt,
     ServiceInfo,
     ServiceState,
@@ -64,6 +66,7 @@ class Service:
         router: Router | None = None,
         monitor: Monitor | None = None,
         probes: Sequence[Row] = (),
+        expert_names: tuple[str, ...] = (),
         observer: Observer | None = None,
     ) -> None:
         """Load the model, and resume from `state` (a folder, made if missing) what was learned there before.
@@ -73,7 +76,7 @@ class Service:
         """
         if config.slot_requests is None and config.slot_seconds is None:
             config = config.model_copy(update={"slot_seconds": DEFAULT_SECONDS})
-        self._config, self._tasks = config, tuple(tasks)
+        self._config, self._tasks, self._expert_names = config, tuple(tasks), expert_names
         self._observer = observer or Silent()
         names = [task.name for task in tasks]
         self._store = Store(state)
@@ -194,8 +197,12 @@ class Service:
         self._batcher.submit(job)
         return job.future
 
-    def feedback(self, items: Sequence[Feedback]) -> Receipt:
-        """Take in rewards; they are on disk when this returns. Blocks for a few milliseconds.
+    def faults(self) -> tuple[str, ...]:
+        """What is broken, a sentence each; none if all is well."""
+        return ()
+
+    def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:  # noqa: ARG002
+        """Take in rewards of one client (an opaque key, for weighing); they are on disk when this returns. Blocks for a few milliseconds.
 
         Raises InputError, with nothing taken in, for a reward outside [0, 1], an unknown task or label.
         """
@@ -237,6 +244,8 @@ class Service:
             requests=keeper.requests,
             answered=keeper.answered,
             queue=self._batcher.depth,
+            phase=Phase.LEARNING if keeper.pinned is None else Phase.PINNED,
+            why=None,
             pinned=keeper.pinned is not None,
             shares=dict(keeper.shares),
             alarms=tuple(keeper.alarms),
@@ -348,6 +357,7 @@ class Service:
             row["unknown"],
             row["estimate"],
             math.nan if regret is None else regret,
+            Reason.PINNED if row["note"] == "pinned" else Reason.START if row["decision"] is None else Reason.CHOSEN,
             row["note"],
         )
 
@@ -360,6 +370,7 @@ class Service:
             family=moe.family.model_type,
             kind="text" if self._text else "classifier",
             experts=moe.num_experts,
+            expert_names=self._expert_names or tuple(f"expert {number + 1}" for number in range(moe.num_experts)),
             sites=len(moe.sites),
             tasks=tuple(task.name for task in self._tasks),
             columns=columns,
