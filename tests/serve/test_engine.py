@@ -2,6 +2,7 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from tanbr.errors import CheckpointError, InputError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.int8 import Int8Linear
-from tanbr.serve.engine import Engine, Live
+from tanbr.serve.engine import Engine
 from tanbr.tasks import tiny
 from tanbr.tasks.metrics import LabelSpace
 
@@ -77,18 +78,104 @@ def test_both_ways_of_swapping_answer_as_a_fresh_merge_does(moe: Moe, spare: boo
 
 
 @pytest.mark.parametrize("spare", [True, False])
-def test_what_is_refused_before_it_answers_leaves_the_old_blend_answering(moe: Moe, spare: bool) -> None:
+def test_what_is_prepared_can_be_looked_over_and_answers_only_once_committed(moe: Moe, spare: bool) -> None:
+    engine = Engine(moe, blend=np.eye(8)[0], version=5, slot=3, spare=spare)
+    before, after = (Engine(moe, blend=np.eye(8)[k]).logits(TEXTS[:4]) for k in (0, 1))
+    staged = engine.prepare(np.eye(8)[1])
+    assert (staged.version, staged.changed) == (6, True)
+    np.testing.assert_array_equal(engine.logits(TEXTS[:4], live=staged), after)
+    assert engine.sane("a", staged)
+    np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
+    assert (engine.version, engine.live.slot) == (5, 3)
+    live = engine.commit(staged, slot=4)
+    assert live is engine.live
+    assert (live.version, live.slot) == (6, 4)
+    np.testing.assert_array_equal(engine.logits(TEXTS[:4]), after)
+    with pytest.raises(RuntimeError, match="only once"):
+        engine.commit(staged)
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_what_is_discarded_never_happened(moe: Moe, spare: bool) -> None:
     engine = Engine(moe, blend=np.eye(8)[0], version=5, spare=spare)
     before = engine.logits(TEXTS[:4])
-
-    def refuse(live: Live) -> None:
-        assert not np.array_equal(engine.logits(TEXTS[:4], live=live), before)  # it is the new one that is shown
-        raise RuntimeError("no")
-
-    with pytest.raises(RuntimeError, match="no"):
-        engine.swap(np.eye(8)[1], before=refuse)
+    staged = engine.prepare(np.eye(8)[1])
+    engine.logits(TEXTS[:1], live=staged)
+    engine.discard(staged)
     np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
+    assert engine.held is None  # nobody goes back to a blend that was refused
     assert (engine.version, engine.swap(np.eye(8)[2])) == (5, 6)
+    with pytest.raises(RuntimeError, match="prepared last"):
+        engine.commit(staged)
+
+
+def test_a_blend_that_answers_already_is_prepared_as_it_is(moe: Moe) -> None:
+    engine = Engine(moe, blend=np.eye(8)[0], version=5, slot=1, spare=True)
+    staged = engine.prepare(np.eye(8)[0], version=9)
+    assert (staged.version, staged.changed) == (5, False)
+    live = engine.commit(staged, slot=2)
+    assert (live.version, live.slot) == (5, 2)
+
+
+def test_what_was_found_broken_in_between_is_not_committed(moe: Moe) -> None:
+    engine = Engine(moe, blend=np.eye(8)[0], version=1, spare=True)
+    engine.swap(np.eye(8)[1])
+    staged = engine.prepare(np.eye(8)[1])
+    engine.revert(engine.live)
+    with pytest.raises(CheckpointError, match="found broken"):
+        engine.commit(staged)
+    assert engine.version == 1
+
+
+@pytest.mark.parametrize("when", ["prepare", "look", "commit"])
+def test_without_a_spare_a_file_that_changed_is_noticed_before_anything_is_overwritten(
+    moe: Moe, tmp_path: Path, when: str
+) -> None:
+    folder = shutil.copytree(moe.path, tmp_path / "model")
+    engine = Engine(open_moe(folder), blend=np.eye(8)[0], version=1)
+    before = engine.logits(TEXTS[:4])
+    staged = None if when == "prepare" else engine.prepare(np.eye(8)[1])
+    file = folder / "model.safetensors"
+    os.truncate(file, file.stat().st_size // 2)
+    steps = {
+        "prepare": lambda: engine.prepare(np.eye(8)[1]),
+        "look": lambda: engine.logits(TEXTS[:1], live=staged),
+        "commit": lambda: staged is not None and engine.commit(staged),
+    }
+    with pytest.raises(CheckpointError, match="has changed"):
+        steps[when]()
+    np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
+    assert engine.version == 1
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_a_merge_in_place_that_fails_puts_the_old_blend_back_or_answers_nothing(
+    moe: Moe, monkeypatch: pytest.MonkeyPatch, restored: bool
+) -> None:
+    mine = open_moe(moe.path)
+    engine = Engine(mine, blend=np.eye(8)[0], version=1)
+    before = engine.logits(TEXTS[:4])
+    staged, fill, calls = engine.prepare(np.eye(8)[1]), mine.fill, 0
+
+    def failing(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3 or (calls > 3 and not restored):
+            raise CheckpointError("the disk is gone")
+        fill(*args)
+
+    monkeypatch.setattr(mine, "fill", failing)
+    with pytest.raises(CheckpointError, match="the disk is gone"):
+        engine.commit(staged)
+    assert engine.version == 1
+    if restored:
+        np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
+        return
+    with pytest.raises(CheckpointError, match="could not be restored"):  # half of one blend, half of another
+        engine.logits(TEXTS[:4])
+    monkeypatch.setattr(mine, "fill", fill)
+    assert engine.swap(np.eye(8)[0], version=1) == 1  # said to answer already, but not whole
+    np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
 
 
 def test_a_batch_keeps_its_version_while_another_takes_over_and_no_merge_touches_it(moe: Moe) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from tanbr.errors import TanbrError
 from tanbr.serve.config import GuardConfig
-from tanbr.serve.engine import Engine, Live
+from tanbr.serve.engine import Engine, Live, Staged
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.types import Counts, FloatArray, Reward, TaskMix, Text
@@ -45,7 +45,7 @@ class Guard:
 
     # --- before a blend is served -----------------------------------------------------------------------------------
 
-    def inspect(self, live: Live, mix: TaskMix, *, forced: bool = False) -> None:
+    def inspect(self, live: Live | Staged, mix: TaskMix, *, forced: bool = False) -> None:
         """Probe what is about to answer; Refused if it gives NaN or falls below the best of the last good ones.
 
         A blend that was `forced`, by an operator or by going back to it, is only looked through for NaN.

@@ -21,7 +21,7 @@ from tanbr.errors import InputError
 from tanbr.router import TreeView
 from tanbr.serve.batcher import Served
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.engine import Live
+from tanbr.serve.engine import Live, Staged
 from tanbr.serve.gate import Admitted, Gate, Standing
 from tanbr.serve.guard import Guard, Refused
 from tanbr.serve.intake import Intake
@@ -218,9 +218,9 @@ class Keeper:
         """Serve what was admitted. What the guard refuses is told to the router, which may choose again."""
         loop, before = self._loop, self._loop.engine.live
 
-        def check(opened: OpenSlot, live: Live) -> None:
-            if live.version != before.version:
-                self._guard.inspect(live, loop.forecast, forced=opened.decision is None)
+        def check(opened: OpenSlot, staged: Staged) -> None:
+            if staged.changed:
+                self._guard.inspect(staged, loop.forecast, forced=opened.decision is None)
             self._write(turn, opened)
 
         for chance in range(self._config.guard.tries, -1, -1):

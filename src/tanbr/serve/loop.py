@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tanbr.serve.engine import Engine, Live
+from tanbr.serve.engine import Engine, Staged
 from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, Router, SlotMix, SlotRecord, TaskMix, Text
 
 Scorer = Callable[[FloatArray], tuple[Reward, Counts]]  # logits (n, columns) → reward (V,) and counts (V,)
@@ -73,7 +73,7 @@ class SlotLoop:
         blend: Blend | None = None,
         version: int | None = None,
         note: str = "",
-        before: Callable[[OpenSlot, Live], None] | None = None,
+        before: Callable[[OpenSlot, Staged], None] | None = None,
     ) -> OpenSlot:
         """Serve a decision's blend, or another; `before` may still refuse it by raising."""
         chosen = blend if decision is None else decision.blend
@@ -83,14 +83,15 @@ class SlotLoop:
         def opened(version: int) -> OpenSlot:
             return OpenSlot(self.slot, version, self.forecast, chosen, decision, note)
 
-        return opened(
-            self.engine.swap(
-                chosen,
-                version=version,
-                slot=self.slot,
-                before=None if before is None else lambda live: before(opened(live.version), live),
-            )
-        )
+        if before is None:
+            return opened(self.engine.swap(chosen, version=version, slot=self.slot))
+        staged = self.engine.prepare(chosen, version=version)
+        try:
+            before(opened(staged.version), staged)
+        except BaseException:
+            self.engine.discard(staged)
+            raise
+        return opened(self.engine.commit(staged, slot=self.slot).version)
 
     def settle(self, opened: OpenSlot, reward: Reward, counts: Counts) -> SlotRecord:
         """Tell the router the reward of a slot; a slot that it did not choose teaches it as a warm start."""
