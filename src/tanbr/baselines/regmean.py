@@ -1,7 +1,7 @@
 """RegMean: every merged linear layer is the one that answers most like each expert's on that expert's own inputs.
 
 Jin, Ren, Preotiuc-Pietro, Cheng: Dataless Knowledge Fusion by Merging Weights of Language Models. ICLR 2023.
-`merge/regression.py` does the same for any blend, from the matrices that `measure` writes.
+`merge/methods/regression.py` does the same for any blend, from the matrices that `measure` writes.
 """
 
 from collections import defaultdict
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from tanbr.baselines.probes import Probe, Probes, experts_alone, linears, real_tokens, watched
 from tanbr.errors import OutputError
 from tanbr.merge import Moe
-from tanbr.merge.regression import FOLDER, SHRINKAGE, shrunk, solved, write_grams
+from tanbr.merge.gram_matrices import FOLDER, SHRINKAGE, shrunk, solved, write_gram_matrices
 
-RIDGE = 1e-6  # in float64; see `merge.regression.RIDGE`
+RIDGE = 1e-6  # in float64; see `gram_matrices.RIDGE`
 
 
 def regmean(moe: Moe, probes: Probes, *, shrinkage: float = SHRINKAGE) -> Any:
@@ -70,8 +70,8 @@ def measure(moe: Moe, probes: Probes, *, rows: int, report: Callable[[int], None
             report(number + 1)
 
     shapes = {name: (layer.out_features, layer.in_features) for name, layer in linears(moe, moe.dense()).items()}
-    return write_grams(
-        moe.path / FOLDER, shapes, of_experts(), count=moe.num_experts, digest=moe.fingerprint, rows=rows
+    return write_gram_matrices(
+        moe.path / FOLDER, shapes, of_experts(), count=moe.num_experts, fingerprint=moe.fingerprint, rows=rows
     )
 
 

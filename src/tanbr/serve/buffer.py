@@ -5,43 +5,35 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from tanbr.errors import CheckpointError, InputError
+from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.merge.int8 import Int8Linear, Int8Loss, offered
 from tanbr.merge.skeleton import locate
-from tanbr.moe.family import Piece
+from tanbr.merge.stream import finite
 from tanbr.types import Blend
 
 
 class Buffer:
     """A model, and the tensors that a merge writes. Only the engine's swap may call `merge`."""
 
-    def __init__(
-        self, model: Any, outputs: list[tuple[Tensor, Piece]], packed: list[tuple[Int8Linear, nn.Linear]]
-    ) -> None:
+    def __init__(self, model: Any, outputs: dict[str, Tensor], packed: list[tuple[Int8Linear, nn.Linear]]) -> None:
         self.model = model
         self.readers = 0  # batches that are being answered with it
-        self._outputs = outputs  # where the blend's pieces go: the model's FFNs, or in int8 the float ones beside it
+        self._outputs = outputs  # where merged tensors go: the model's FFNs, or in int8 the float ones beside it
         self._packed = packed  # int8 FFN maps of the model, and the float ones they are packed from
 
     def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
         """Write a blend (K,) into the FFNs, resting between tensors so that at most `share` of the time is work."""
-        weights = blend.tolist()
-        with torch.no_grad():
-            for out, piece in self._outputs:
-                started = time.perf_counter()
-                moe.fill(out, piece, weights)
-                if not torch.isfinite(out.sum(dtype=torch.float32)):
-                    raise CheckpointError(f"the merge of {piece.target} holds NaN or infinity; restore the checkpoint")
-                moe.release()
-                _rest(started, share)
-            for int8, linear in self._packed:
-                started = time.perf_counter()
-                int8.load(linear)
-                _rest(started, share)
+        started = time.perf_counter()
+        for name, tensor in moe.tensors(blend, into=self._outputs.__getitem__, changing=True):
+            finite(name, tensor)
+            moe.release()
+            started = _rest(started, share)
+        for int8, linear in self._packed:
+            int8.load(linear)
+            started = _rest(started, share)
 
     def twin(self, moe: Moe) -> "Buffer":
         """Make a second buffer that shares every tensor with this one but the FFNs'."""
@@ -54,7 +46,7 @@ class Buffer:
             model = copy.deepcopy(self.model, memo)
             packed = [(own[id(int8)], linear) for int8, linear in self._packed]
             return Buffer(model, self._outputs, packed)
-        blended = {_storage(out) for out, _ in self._outputs}
+        blended = {_storage(out) for out in self._outputs.values()}
         memo |= {id(tensor): tensor for tensor in _tensors(self.model) if _storage(tensor) not in blended}
         return float_buffer(copy.deepcopy(self.model, memo), moe)
 
@@ -63,13 +55,13 @@ class Buffer:
         """Size of what a twin has to itself."""
         if self._packed:
             return sum(linear.weight.numel() for _, linear in self._packed)
-        sizes = {_storage(out): out.untyped_storage().nbytes() for out, _ in self._outputs}
+        sizes = {_storage(out): out.untyped_storage().nbytes() for out in self._outputs.values()}
         return sum(sizes.values())
 
 
 def float_buffer(model: Any, moe: Moe) -> Buffer:
     """Merge into a model's own FFNs."""
-    return Buffer(model, [(locate(model, piece.target), piece) for piece in moe.plan.blended], [])
+    return Buffer(model, {name: locate(model, name) for name in moe.plan.targets(changing=True)}, [])
 
 
 def int8_buffer(
@@ -77,14 +69,15 @@ def int8_buffer(
 ) -> tuple[Buffer, Int8Loss]:
     """Put a model in int8 if it answers alike on the given batches; of the float model only the FFNs stay."""
     int8_model, loss = offered(model, batches(), least_agreement=least_agreement)
-    outputs = [(locate(model, piece.target), piece) for piece in moe.plan.blended]
-    blended = {_storage(out) for out, _ in outputs}
+    outputs = {name: locate(model, name) for name in moe.plan.targets(changing=True)}
+    blended = {_storage(out) for out in outputs.values()}
     ffns = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and _storage(module.weight) in blended
     }
-    if {_storage(linear.weight) for linear in ffns.values()} != {_storage(out) for out, _ in outputs if out.dim() > 1}:
+    matrices = {_storage(out) for out in outputs.values() if out.dim() > 1}
+    if {_storage(linear.weight) for linear in ffns.values()} != matrices:
         raise InputError(f"{moe.family.model_type} models keep their FFNs in no linear maps; serve them in fp32")
     packed = [(int8_model.get_submodule(name), linear) for name, linear in ffns.items()]
     return Buffer(int8_model, outputs, packed), loss
@@ -110,6 +103,8 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _rest(started: float, share: float) -> None:
+def _rest(started: float, share: float) -> float:
+    """Sleep for as long as the work since `started` asks for; when the next work starts."""
     if share < 1:
         time.sleep((time.perf_counter() - started) * (1 / share - 1))
+    return time.perf_counter()
