@@ -31,9 +31,9 @@ from tanbr.baselines.regmean import regmean
 from tanbr.baselines.rl import Reinforce
 from tanbr.baselines.search import Table, search
 from tanbr.baselines.smear import Smear
+from tanbr.baselines.survey import Survey
 from tanbr.baselines.switch import Switch
 from tanbr.baselines.task_moe import TaggedMoe, TaskExperts
-from tanbr.experiments.survey import Survey
 from tanbr.files import write_atomically
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe

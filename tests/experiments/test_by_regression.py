@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tanbr.baselines.survey import Survey
 from tanbr.cli import app
 from tanbr.errors import DataError
 from tanbr.experiments.corpus import generated
 from tanbr.experiments.simulate import Study, simulate
-from tanbr.experiments.survey import Survey, survey_path, survey_to
+from tanbr.experiments.survey import survey_path, survey_to
 from tanbr.moe import embedded
 from tanbr.serve.build import build
 from tanbr.settings import parse

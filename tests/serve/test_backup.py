@@ -22,7 +22,7 @@ def test_a_copy_of_a_running_servers_state_is_a_state_to_start_from(tmp_path: Pa
     np.testing.assert_array_equal(again.state().blend, then.blend)
     again.start()
     again.end_slot()
-    assert again._keeper._loop.router.told == accepted  # type: ignore[attr-defined]
+    assert again.learner.router.told == accepted
     again.stop()
     with pytest.raises(OutputError, match="exists already"):
         back_up(tmp_path / "state", tmp_path / "copy")

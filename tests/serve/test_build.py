@@ -20,7 +20,7 @@ def history(path: Path, *lines: Any) -> Path:
 
 
 def test_the_embedded_model_knows_its_tasks_and_refuses_a_bad_blend_by_its_probes(tmp_path: Path) -> None:
-    one_try = parse({"serve": {"slot_seconds": 3600, "threads": 1, "guard": {"tries": 1}}}).serve
+    one_try = parse({"serve": {"slot_seconds": 3600, "threads": 1, "explore": "always", "guard": {"tries": 1}}}).serve
     live = build(None, config=one_try, state=tmp_path)
     assert live.info.tasks == tuple(task.name for task in tiny.TASKS)
     assert live.info.scales == {"similarity": (0.0, 5.0)}
@@ -30,7 +30,7 @@ def test_the_embedded_model_knows_its_tasks_and_refuses_a_bad_blend_by_its_probe
     live.end_slot()  # the router knows whose expert to try, and its probes agree
     assert live.slots(1)[0].note == ""
     assert live.state().blend.argmax() == live.info.tasks.index("sentiment")
-    router: Any = live._keeper._loop.router
+    router: Any = live.learner.router
     wrong = np.eye(8)[live.info.tasks.index("paraphrase")]
     router.ask = lambda mix, ask=router.ask: ask(wrong)
     live.submit([row.text]).result(30)
@@ -51,15 +51,25 @@ def test_a_history_names_tasks_teaches_the_monitor_and_gives_probes(tmp_path: Pa
         "",
         {"text": ["a pair", "of texts"], "task": "sentiment"},
     )
-    tasks, texts, names, labelled = read_history(path)
-    assert {task.name: task.labels for task in tasks} == {
+    past = read_history(path)
+    assert {task.name: task.labels for task in past.tasks} == {
         "sentiment": ("negative", "positive"),
         "acceptability": ("acceptable", "unacceptable"),
     }
-    assert (len(texts), len(labelled), texts[-1], names[-1]) == (81, 80, ("a pair", "of texts"), "sentiment")
+    labelled = past.rows_of(past.tasks)
+    assert (len(past.texts), len(labelled), past.texts[-1], past.names[-1]) == (
+        81,
+        80,
+        ("a pair", "of texts"),
+        "sentiment",
+    )
     live = build(embedded.path(), config=CONFIG, state=tmp_path / "state", history=path)
     assert live.info.tasks == ("sentiment", "acceptability")
-    assert live._keeper._guard._probes
+    assert live.info.scales == {}  # of the card's tasks only those that the history names
+    live.start()
+    live.end_slot()
+    assert json.loads(live.store.meta("guard"))["good"]  # its labelled lines were asked
+    live.stop()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ class Recorder:
         self.calls.append("tell")
         self.told.append((decision.id, reward.tolist()))
 
-    def swap(self, blend: FloatArray, *, version: int | None, slot: int) -> int:
+    def swap(self, blend: FloatArray, *, slot: int) -> int:
         self.calls.append("swap")
         return 7
 

@@ -16,8 +16,10 @@ PROMPTS = ["w1 w2 w3", "w9", "w5 w5 w5 w5 w5 w5"]
 def test_a_text_model_writes_streams_learns_and_swaps(tmp_path: Path, family: str) -> None:
     folder = write(family, tmp_path / "model")
     rewards = {"confidence": 1.0, "shadow": 1.0 if family == "t5_moe" else 0.0, "shadow_share": 1.0}
-    config = parse({"serve": {"slot_seconds": 3600, "threads": 1, "rewards": rewards | {"settle_slots": 0}}}).serve
-    live = build(folder, config=config, state=tmp_path / "state")
+    config = parse(
+        {"serve": {"slot_seconds": 3600, "threads": 1, "explore": "always", "rewards": rewards | {"settle_slots": 0}}}
+    ).serve
+    live = build(folder, config=config, state=tmp_path / "state", force=True)
     live.start()
     pieces: dict[int, str] = {}
     done = live.generate(
@@ -48,9 +50,9 @@ def test_a_text_model_writes_streams_learns_and_swaps(tmp_path: Path, family: st
 
 def test_latent_tasks_are_found_in_the_traffic(tmp_path: Path) -> None:
     config = parse({"serve": {"slot_seconds": 3600, "threads": 1}}).serve
-    live = build(write("t5_moe", tmp_path / "model"), config=config, state=tmp_path / "state")
+    live = build(write("t5_moe", tmp_path / "model"), config=config, state=tmp_path / "state", force=True)
     assert live.info.tasks == ("latent-1", "latent-2", "latent-3", "latent-4")
     live.start()
     live.generate(["w1 w2"], max_tokens=2).result(60)
-    until(lambda: live._store.slots(limit=1) != [])
+    until(lambda: live.store.slots(limit=1) != [])
     live.stop()

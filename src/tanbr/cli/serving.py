@@ -1,4 +1,4 @@
-"""`tanbr serve`, `tanbr send` and `tanbr replay`."""
+"""`tanbr serve`, `tanbr backup`, `tanbr send` and `tanbr replay`."""
 
 import json
 import logging
@@ -51,6 +51,25 @@ def serve(
     low_memory: Annotated[
         bool | None, typer.Option("--low-memory", help="Merge in place, with a pause, instead of into a spare buffer.")
     ] = None,
+    explore: Annotated[
+        Literal["never", "careful", "always"] | None,
+        typer.Option(help="When the router may try other blends than the start blend: careful needs rewards."),
+    ] = None,
+    blend: Annotated[
+        str | None, typer.Option(help="Start blend: even, proportional, or weights by comma (0.5,0.5,0,0).")
+    ] = None,
+    survey: Annotated[
+        Path | None, typer.Option(help="What `tanbr survey` wrote: its best blend for the mix is the start blend.")
+    ] = None,
+    warm_start: Annotated[
+        Path | None, typer.Option(help="What `tanbr survey` wrote: the router knows it before its first slot.")
+    ] = None,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Go on with the state of another checkpoint; what it learned is a prior.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Serve experts of which `tanbr inspect` says: do not merge.")
+    ] = False,
     method: Annotated[str | None, typer.Option(help="How blends are merged: average, regression, ties, …")] = None,
     regression: Annotated[bool, typer.Option("--regression", hidden=True)] = False,
     rate: Annotated[float | None, typer.Option(help="Most requests a second of one client.")] = None,
@@ -68,6 +87,8 @@ def serve(
             "slot_seconds": slot_seconds,
             "precision": precision,
             "low_memory": low_memory,
+            "explore": explore,
+            "blend": _blend(blend),
             "method": "regression" if regression else method,
         },
         http={"host": host, "port": port, "rate": rate},
@@ -93,6 +114,10 @@ def serve(
             monitor=settings.monitor,
             state=state,
             history=history,
+            survey=survey,
+            warm_start=warm_start,
+            adopt=adopt,
+            force=force,
             observer=observer,
         )
         running = server(service, config=settings.http, tokens=tokens, metrics=metrics, loopback=loopback)
@@ -101,6 +126,27 @@ def serve(
             text = f"{url} is open to everybody who reaches it: set TANBR_TOKEN"
             logs.say("public", level=logging.WARNING, text=text)
         running.run(sockets=[socket])
+        console.print(f"stopped; what was learned is in {escape(str(state))}")
+
+
+def _blend(given: str | None) -> str | tuple[float, ...] | None:
+    if given is None or given in ("even", "proportional"):
+        return given
+    try:
+        return tuple(float(weight) for weight in given.split(","))
+    except ValueError:
+        raise InputError(f"--blend must be even, proportional, or weights by comma (got {given!r})") from None
+
+
+@app.command(epilog="Examples:\n\n    tanbr backup out/serve copies/monday")
+def backup(
+    state: Annotated[Path, typer.Argument(help="A server's --state folder; the server may be running.")],
+    out: Annotated[Path, typer.Argument(help="New folder for the copy: a state that a server can start from.")],
+) -> None:
+    """Copy what a server has learned, also while it runs."""
+    from tanbr.serve.backup import back_up
+
+    console.print(f"copied to {escape(str(back_up(state, out)))}")
 
 
 def _banner(url: str, info: "ServiceInfo", now: "ServiceState", *, state: Path, tokens: "Tokens") -> Table:
@@ -119,7 +165,7 @@ def _banner(url: str, info: "ServiceInfo", now: "ServiceState", *, state: Path, 
         ),
         ("full", f"{_size(info.full_bytes)}, {info.full_parameters / 1e6:.3g} M parameters, left on disk"),
         ("slot", " or ".join(slot)),
-        ("state", escape(f"{state}: slot {now.slot}, merge version {now.merge_version}")),
+        ("state", escape(f"{state}: slot {now.slot}, merge version {now.merge_version}, {now.phase}")),
         (
             "access",
             f"{'with a token' if tokens.general else 'without a token'}; "

@@ -21,12 +21,13 @@ from tanbr.baselines import BestKnown, FixedBlend, Nucb, Proportional, RandomBle
 from tanbr.baselines.fisher import fisher
 from tanbr.baselines.probes import Probes, head_probes
 from tanbr.baselines.regmean import regmean
+from tanbr.baselines.survey import Survey
 from tanbr.baselines.task_moe import TaskExperts
 from tanbr.errors import ConfigError, DataError
 from tanbr.experiments.answers import Answers, Blended, Merged, Server, Tagged, check_head
 from tanbr.experiments.compare import KnownMix
 from tanbr.experiments.corpus import Corpus
-from tanbr.experiments.survey import Survey, survey_path
+from tanbr.experiments.survey import survey_path
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.methods import METHODS, check_name
@@ -65,7 +66,7 @@ class Bench:
         path = self.surveys and survey_path(self.surveys, method)
         if path is None or (method != "average" and not path.exists()):
             return None
-        return Survey.load(path).check(self.moe, self.corpus, path)
+        return Survey.load(path).check(self.moe, self.corpus.tasks, path)
 
     @property
     def sizes(self) -> tuple[int, int]:

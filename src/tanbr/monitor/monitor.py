@@ -66,6 +66,17 @@ class Monitor:
         `tags` names the task of the requests whose client sent one. `embeddings` (n, D) are what `clusters` groups
         instead of surface features. A request nothing is known about gets the forecast as its posterior.
         """
+        return self.observe_novelty(texts, tags, embeddings=embeddings)[0]
+
+    def observe_novelty(
+        self,
+        texts: Sequence[Text],
+        tags: Sequence[str | None] | None = None,
+        *,
+        embeddings: ArrayLike | None = None,
+    ) -> tuple[FloatArray, NDArray[np.bool_]]:
+        """Observe, and also tell whether each request is unlike any task: (n, V), (n,)."""
+        novel = np.zeros(len(texts), dtype=np.bool_)
         known = self._known(tags, len(texts))
         vectors = self._vectors(embeddings, len(texts))
         result = np.tile(self._forecaster.mix, (len(texts), 1))
@@ -85,8 +96,8 @@ class Monitor:
                 self._slot.skip(len(untagged))
             else:
                 self._slot.add(features.keys[untagged], *answer)
-                result[part.start + untagged] = answer[0]
-        return result
+                result[part.start + untagged], novel[part.start + untagged] = answer
+        return result, novel
 
     def close_slot(self) -> SlotMix:
         """End the slot: its mix, and the mix of the one that starts."""
