@@ -78,6 +78,8 @@ def service(
     router: Any = None,
     probes: Sequence[Any] = (),
     checkpoint: Any = None,
+    own_experts: Sequence[int] = (),
+    adopt: bool = False,
     **settings: Any,
 ) -> Service:
     """A service of the embedded model whose slots end only by hand, and whose router is asked from the first one on."""
@@ -91,6 +93,8 @@ def service(
         router=router,
         monitor=monitor(taught),
         probes=probes,
+        own_experts=own_experts,
+        adopt=adopt,
     )
 
 

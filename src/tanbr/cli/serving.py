@@ -1,9 +1,11 @@
 """`tanbr serve`, `tanbr backup`, `tanbr send` and `tanbr replay`."""
 
+import contextlib
 import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -125,8 +127,18 @@ def serve(
         if not loopback and tokens.general is None:
             text = f"{url} is open to everybody who reaches it: set TANBR_TOKEN"
             logs.say("public", level=logging.WARNING, text=text)
-        running.run(sockets=[socket])
+        running.handle_exit = _announced(running.handle_exit, seconds=settings.http.stop_seconds)  # type: ignore[method-assign, assignment]
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again when all is done
+            running.run(sockets=[socket])
         console.print(f"stopped; what was learned is in {escape(str(state))}")
+
+
+def _announced(stop: Callable[[int, Any], None], *, seconds: float) -> Callable[[int, Any], None]:
+    def announced(number: int, frame: Any) -> None:
+        console.print(f"stopping: finishing what was accepted (at most {seconds:g} s), then saving; again ends at once")
+        stop(number, frame)
+
+    return announced
 
 
 def _blend(given: str | None) -> str | tuple[float, ...] | None:

@@ -157,9 +157,9 @@ class Learner:
         `forced` is served instead of asking the router. A `bad` version is told to the router at once, with zeros if it
         was worthless.
         """
+        self.read_safely()
         before = copy.deepcopy((self.router, self.monitor, self._clients)), self.forecast
         live, turn = self.engine.live, self._new_turn(self.current, bad=bad)
-        self.read_safely()
         try:
             turn.mark = self.store.last_seq()
             turn.requests = self.answers.uncounted()

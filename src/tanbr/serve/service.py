@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,6 +28,7 @@ from tanbr.serve.journal import read_slot, state_file
 from tanbr.serve.labels import label_space
 from tanbr.serve.learner import Learner
 from tanbr.serve.lineage import adopt_state, made_for, same_lineage
+from tanbr.serve.operator import Operator
 from tanbr.serve.records import (
     Answered,
     Feedback,
@@ -49,6 +50,8 @@ from tanbr.serve.start_blend import StartBlend
 from tanbr.serve.store import FeedbackRow, Store
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import Router, SlotRecord, Text, as_blend
+
+Result = TypeVar("Result")
 
 # The model thread asks for the interpreter at every operation; others must not keep it for Python's 5 ms each time.
 SWITCH_SECONDS = 0.0005
@@ -173,7 +176,7 @@ class Service:
             self.learner.first()
         else:
             self.learner.resume(rows)
-        self._ids = RequestIds(store.meta("key"), store.begin_epoch(self.learner.current.slot))
+        self._ids = RequestIds(store.key, store.begin_epoch(self.learner.current.slot))
         self._slots = SlotThread(self.learner)
         self._batcher = Batcher(
             self._engine,
@@ -335,22 +338,26 @@ class Service:
         Blocks while it merges. Raises InputError for a bad blend or an unknown version.
         """
         wanted = target if isinstance(target, int) else as_blend(target, experts=self._info.experts)
-        return self._slots.call(lambda: self._slots.operator.pin(wanted))
+        return self.call(lambda operator: operator.pin(wanted))
 
     def unpin(self) -> None:
         """Let the router choose again, from the next slot on."""
-        self._slots.call(self._slots.operator.unpin)
+        self.call(Operator.unpin)
 
     def rollback(self, version: int | None = None) -> int:
         """Serve an earlier merge version (the last good one before the present if None) until the slot ends.
 
         The router is told that the blend it chose was bad. Blocks while it merges, if it must. Raises InputError.
         """
-        return self._slots.call(lambda: self._slots.operator.roll_back(version))
+        return self.call(lambda operator: operator.roll_back(version))
 
     def end_slot(self) -> int:
         """End the slot now; blocks until the next is open, and gives its number. Raises ServiceError if it failed."""
-        return self._slots.call(self._slots.operator.end_slot)
+        return self.call(Operator.end_slot)
+
+    def call(self, command: Callable[[Operator], Result]) -> Result:
+        """Let a command of an operator run in the learner's thread; blocks until it is done."""
+        return self._slots.call(lambda: command(self._slots.operator))
 
     def _check(self, item: Feedback, tasks: dict[str, int]) -> None:
         if item.task is not None and item.task not in tasks:

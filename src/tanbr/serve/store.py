@@ -19,7 +19,7 @@ import numpy as np
 
 from tanbr.errors import StateError
 from tanbr.serve.folder import FolderLock, make_private
-from tanbr.serve.ids import EPOCH_BYTES, MOST_EPOCHS, Epoch, slot_of
+from tanbr.serve.ids import EPOCH_BYTES, KEY_BYTES, MOST_EPOCHS, Epoch, slot_of
 from tanbr.serve.records import Outcome, ServiceError
 from tanbr.serve.schema import bring_up_to_date
 from tanbr.types import FloatArray, to_jsonable
@@ -118,10 +118,22 @@ class Store:
 
     def begin_epoch(self, slot: int) -> list[Epoch]:
         """Start another life of the server at an open slot: all whose ids are known, the new one last."""
-        known = [Epoch(bytes.fromhex(name), first) for name, first in json.loads(self.meta("epochs") or '[["", 0]]')]
+        try:
+            saved = json.loads(self.meta("epochs") or '[["", 0]]')
+            known = [Epoch(bytes.fromhex(name), int(first)) for name, first in saved]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise StateError(f"{self.folder} holds no list of epochs ({error}); restore it from a copy") from None
         epochs = [*known, Epoch(os.urandom(EPOCH_BYTES), slot)][-MOST_EPOCHS:]
         self.set_meta("epochs", json.dumps([[epoch.name.hex(), epoch.first] for epoch in epochs]))
         return epochs
+
+    @property
+    def key(self) -> bytes:
+        """The secret that request ids are recognised by."""
+        key = self.meta("key")
+        if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+            raise StateError(f"{self.folder} holds no key for request ids; restore it from a copy")
+        return key
 
     def set_meta(self, key: str, value: Any) -> None:
         """Keep a setting."""
@@ -209,7 +221,8 @@ class Store:
     def slots(self, *, before: int | None = None, limit: int = -1) -> list[dict[str, Any]]:
         """Read slots, newest first, their vectors decoded."""
         bound = (1 << 62) if before is None else before
-        return self._rows("SELECT * FROM slots WHERE slot < ? ORDER BY slot DESC LIMIT ?", (bound, limit))
+        query = "SELECT * FROM slots WHERE slot < ? AND slot >= ? ORDER BY slot DESC LIMIT ?"
+        return self._rows(query, (bound, self.oldest, limit))
 
     def untold(self) -> list[dict[str, Any]]:
         """Read the slots whose reward the router does not know, oldest first."""
