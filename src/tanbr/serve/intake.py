@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.moe.text import TextEncoder
-from tanbr.serve.batcher import Served
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.loop import MixSource
+from tanbr.serve.messages import Answers
 from tanbr.serve.records import ServiceError
 from tanbr.serve.rewards import Tally, share_out
 from tanbr.serve.shadow import Shadow
@@ -36,11 +36,11 @@ class Intake:
         self._store, self._config, self._encode = store, config, encode
         self._shadow, self._classes, self._keep_logits, self._tasks = shadow, classes, keep_logits, tasks
         self._rng = np.random.default_rng(config.seed)
-        self._arrived: deque[Served] = deque()
+        self._arrived: deque[Answers] = deque()
         self._unsaved: list[RequestRow] = []
         self._tallies: dict[int, Tally] = {}  # slot → rewards that the server gave itself
 
-    def put(self, served: Served) -> None:
+    def put(self, served: Answers) -> None:
         """Take a batch that was answered."""
         self._arrived.append(served)
 
@@ -84,12 +84,12 @@ class Intake:
         """Drop the rewards of slots up to this one."""
         self._tallies = {number: tally for number, tally in self._tallies.items() if number > slot}
 
-    def _rows(self, batch: Served, posteriors: FloatArray) -> list[RequestRow]:
+    def _rows(self, batch: Answers, posteriors: FloatArray) -> list[RequestRow]:
         logits = batch.logits if self._keep_logits else None
         return [
             RequestRow(
                 id=key,
-                version=batch.live.version,
+                version=batch.version,
                 time=batch.time,
                 posterior=posteriors[i],
                 logits=None if logits is None else logits[i],
@@ -99,10 +99,10 @@ class Intake:
         ]
 
     def _measure(
-        self, batch: Served, posteriors: FloatArray, mix: TaskMix, see: Callable[[int, FloatArray, float], None]
+        self, batch: Answers, posteriors: FloatArray, mix: TaskMix, see: Callable[[int, FloatArray, float], None]
     ) -> None:
         """Reward a batch by its confidence, and a few of its requests by the un-merged MoE."""
-        weights, slot = self._config.rewards, batch.live.slot
+        weights, slot = self._config.rewards, batch.slot
         if weights.confidence:
             for posterior, confidence in zip(posteriors, batch.confidence, strict=True):
                 share = share_out(None, posterior, mix)
@@ -116,7 +116,7 @@ class Intake:
             see(slot, share, reward)
 
     def _agreement(
-        self, shadow: Shadow, batch: Served, posteriors: FloatArray, chosen: NDArray[np.intp]
+        self, shadow: Shadow, batch: Answers, posteriors: FloatArray, chosen: NDArray[np.intp]
     ) -> Sequence[float]:
         """Agreement of the chosen requests' answers with the un-merged MoE's (m,)."""
         if not len(chosen):
@@ -126,7 +126,7 @@ class Intake:
             labels = shadow.labels(self._encode([batch.texts[i] for i in chosen]), tasks, self._classes)
             answers = batch.logits[chosen, : self._classes].argmax(axis=1)
             return [float(same) for same in answers == labels]
-        tokens = batch.tokens or []
+        tokens = batch.tokens or ()
         return [
             shadow.agreement(self._encode([batch.texts[i]]), tokens[i], int(task))
             for i, task in zip(chosen, tasks, strict=True)

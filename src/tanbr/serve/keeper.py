@@ -19,14 +19,14 @@ import torch
 
 from tanbr.errors import InputError
 from tanbr.router import TreeView
-from tanbr.serve.batcher import Served
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.engine import Live, Staged
+from tanbr.serve.engine import Staged
 from tanbr.serve.gate import Admitted, Gate, Standing
 from tanbr.serve.guard import Guard, Refused
 from tanbr.serve.intake import Intake
 from tanbr.serve.journal import Saves, Told, Turn, read_slot, write_turn
 from tanbr.serve.loop import OpenSlot, SlotLoop
+from tanbr.serve.messages import Broken, Message
 from tanbr.serve.records import Alarm, Observer, ServiceError
 from tanbr.serve.rewards import Tally, share_out
 from tanbr.serve.store import Given, Store
@@ -81,18 +81,18 @@ class Keeper:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def deliver(self, served: Served) -> None:
-        """Take a batch that was answered."""
-        self._intake.put(served)
-        self.answered += len(served.ids)
+    def put(self, message: Message) -> None:
+        """Take what a replica says: a batch that was answered, or that a version answers with NaN."""
+        if isinstance(message, Broken):
+            version = message.version
+            self._commands.put((lambda: self._dismiss(version, "it answers with NaN", worthless=True), Future()))
+            self._wake.set()
+            return
+        self._intake.put(message)
+        self.answered += len(message.ids)
         limit = self._config.slot_requests
         if limit is not None and self.requests >= limit:
             self._wake.set()
-
-    def broken(self, live: Live) -> None:
-        """Hear that a version answers with NaN; the engine goes back to what it held before, if it can."""
-        self._commands.put((lambda: self._dismiss(live, "it answers with NaN", worthless=True), Future()))
-        self._wake.set()
 
     def call(self, command: Callable[[], Result]) -> Result:
         """Do something in the slot thread, between two of its own steps."""
@@ -167,7 +167,7 @@ class Keeper:
         """Roll back if the guard says so."""
         reason = None if self.pinned is not None else self._guard.judge()
         if reason is not None:
-            self._dismiss(self._loop.engine.live, reason)
+            self._dismiss(self._loop.engine.version, reason)
 
     def _show(self, slot: int, share: FloatArray, reward: float) -> None:
         if self.current is not None and slot == self.current.slot:
@@ -358,17 +358,17 @@ class Keeper:
         held = -1 if engine.held is None else engine.held.version
         return held if held in good else max(good, default=None)
 
-    def _dismiss(self, live: Live, reason: str, *, worthless: bool = False) -> None:
+    def _dismiss(self, bad: int, reason: str, *, worthless: bool = False) -> None:
         """Go back to the last good version at once, and tell the router what it did."""
         engine = self._loop.engine
-        self._alarm(f"merge version {live.version} is rolled back: {reason}")
-        version = self._last_good() if engine.version == live.version else engine.version
+        self._alarm(f"merge version {bad} is rolled back: {reason}")
+        version = self._last_good() if engine.version == bad else engine.version
         blend = next((row["blend"] for row in self._store.versions() if row["version"] == version), None)
         if version is None or blend is None:
             self._alarm("there is no earlier good version to roll back to: the bad one goes on answering")
-            self._guard.opened(same=False, bad=live.version, keep=self._config.keep_versions)
+            self._guard.opened(same=False, bad=bad, keep=self._config.keep_versions)
             return
-        self._force(blend, version, f"rolled back: {reason}", bad=live.version, worthless=worthless)
+        self._force(blend, version, f"rolled back: {reason}", bad=bad, worthless=worthless)
 
     def _force(
         self, blend: Blend, version: int | None, note: str, *, bad: int | None = None, worthless: bool = False

@@ -60,6 +60,7 @@ class Answered:
     request_ids: tuple[str, ...]  # (n,)
     logits: FloatArray  # (n, columns)
     merge_version: int
+    cut: tuple[int, ...] = ()  # (n,) tokens left out of each text because it was too long; empty if of none
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Generated:
     completion_tokens: tuple[int, ...]
     finish_reasons: tuple[Literal["stop", "length"], ...]
     merge_version: int
+    cut: tuple[int, ...] = ()  # (n,) tokens left out of each prompt because it was too long; empty if of none
 
 
 @dataclass(frozen=True)

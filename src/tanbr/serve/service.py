@@ -16,8 +16,6 @@ from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.monitor import Monitor
 from tanbr.router import Tanbr, TreeView
-from tanbr.serve.batcher import Batcher, Job
-from tanbr.serve.buffer import parameters_and_bytes
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.guard import Guard
@@ -41,13 +39,16 @@ from tanbr.serve.records import (
     Stopping,
     VersionView,
 )
+from tanbr.serve.replica import Replica
 from tanbr.serve.shadow import Shadow
 from tanbr.serve.store import FeedbackRow, Store
+from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import Router, SlotRecord, Text, as_blend
 
 # The model thread asks for the interpreter at every operation; others must not keep it for Python's 5 ms each time.
 SWITCH_SECONDS = 0.0005
+PRECISIONS = {"fp32": "torch", "int8": "torch-int8"}  # → backend
 DEFAULT_SECONDS = 60.0  # of a slot, when neither its seconds nor its requests are given
 
 
@@ -89,15 +90,15 @@ class Service:
             issued=max((row["version"] for row in self._store.versions()), default=0),
             slot=0 if open_slot is None else open_slot["slot"],
             spare=not config.low_memory,
-            precision=config.precision,
+            backend=PRECISIONS[config.precision],
             probes=[row.text for row in probes],
-            int8_agreement=config.int8_agreement,
+            least_agreement=config.int8_agreement,
             max_length=config.max_length,
             merge_share=config.merge_share,
         )
         self._text = self._engine.writes
         self._space = None if self._text else label_space(self._tasks, self._engine.columns)
-        columns = () if self._text else self._engine.columns
+        columns = self._engine.columns
         classes = len(columns) if self._space is None else self._space.classes
         if open_slot is not None:
             router = Tanbr.load(state / self._store.meta("router")) if router is None else _loaded(router, self._store)
@@ -110,7 +111,7 @@ class Service:
             self._store,
             config=config,
             encode=self._engine.encode,
-            shadow=Shadow(moe) if config.rewards.shadow else None,
+            shadow=Shadow(moe, experts_of=read_card(moe.path).experts_of(names)) if config.rewards.shadow else None,
             classes=classes,
             keep_logits=config.rewards.labels > 0 and self._space is not None,
             tasks=len(names),
@@ -122,17 +123,8 @@ class Service:
         else:
             self._keeper.resume(rows)
         self._ids = RequestIds(self._store.meta("key"))
-        self._batcher = Batcher(
-            self._engine,
-            self._ids,
-            batch=config.batch,
-            wait=config.batch_wait,
-            queue=config.queue,
-            threads=config.threads,
-            classes=classes,
-            deliver=self._keeper.deliver,
-            broken=self._keeper.broken,
-            observer=self._observer,
+        self._replica = Replica(
+            self._engine, self._ids, classes=classes, config=config, outbox=self._keeper, observer=self._observer
         )
         self._started = time.monotonic()
         self._info = self._describe(moe, columns, classes)
@@ -142,7 +134,7 @@ class Service:
         """Start the threads; `ready` is true when this returns."""
         sys.setswitchinterval(SWITCH_SECONDS)
         self._keeper.start()
-        self._batcher.start()
+        self._replica.start()
         self._started = time.monotonic()
         self._ready = True
 
@@ -150,7 +142,7 @@ class Service:
         """Refuse new requests, answer what was accepted, save; whether it all was done in time."""
         self._ready = False
         ends = time.monotonic() + timeout
-        answered = self._batcher.stop(timeout)
+        answered = self._replica.stop(timeout)
         saved = self._keeper.stop(max(1.0, ends - time.monotonic()))
         if answered and saved:
             self._store.close()
@@ -171,11 +163,7 @@ class Service:
 
         Raises Overloaded or Stopping at once. The future holds Answered, or a ServiceError.
         """
-        if self._text:
-            raise InputError("this model writes text; it has no labels to classify with")
-        job = Job(texts, Future())
-        self._batcher.submit(job)
-        return job.future
+        return self._replica.submit(texts)
 
     def generate(
         self, prompts: Sequence[str], *, max_tokens: int | None = None, on_token: OnToken | None = None
@@ -185,14 +173,7 @@ class Service:
         `on_token` hears each piece of text as it is made, from the batching thread. A cancelled future ends early.
         Raises and fails as `submit` does.
         """
-        if not self._text:
-            raise InputError("this model classifies; it cannot write text")
-        limit = self._config.max_tokens if max_tokens is None else max_tokens
-        if not 1 <= limit <= self._config.max_tokens:
-            raise InputError(f"max_tokens must be 1..{self._config.max_tokens} (got {limit})")
-        job = Job(prompts, Future(), limit=limit, on_token=on_token)
-        self._batcher.submit(job)
-        return job.future
+        return self._replica.generate(prompts, max_tokens=max_tokens, on_token=on_token)
 
     def feedback(self, items: Sequence[Feedback]) -> Receipt:
         """Take in rewards; they are on disk when this returns. Blocks for a few milliseconds.
@@ -236,7 +217,7 @@ class Service:
             estimated_regret=keeper.regret,
             requests=keeper.requests,
             answered=keeper.answered,
-            queue=self._batcher.depth,
+            queue=self._replica.depth,
             pinned=keeper.pinned is not None,
             shares=dict(keeper.shares),
             alarms=tuple(keeper.alarms),
@@ -353,8 +334,7 @@ class Service:
 
     def _describe(self, moe: Moe, columns: tuple[str, ...], classes: int) -> ServiceInfo:
         config, specs = self._config, moe.checkpoint.specs.values()
-        count, size = parameters_and_bytes(self._engine.live.model)
-        loss = self._engine.int8_loss
+        size, loss = self._engine.live.backend.size, self._engine.live.backend.loss
         return ServiceInfo(
             model=Path(moe.path).name,
             family=moe.family.model_type,
@@ -365,15 +345,15 @@ class Service:
             columns=columns,
             classes=classes,
             scales={} if self._space is None else self._space.scales,
-            loaded_parameters=count,
-            loaded_bytes=size,
-            spare_bytes=0 if config.low_memory else self._engine.live.buffer.ffn_bytes,
+            loaded_parameters=size.parameters,
+            loaded_bytes=size.nbytes,
+            spare_bytes=0 if config.low_memory else size.own_bytes,
             full_parameters=sum(spec.numel for spec in specs),
             full_bytes=sum(spec.nbytes for spec in specs),
             precision=config.precision,
             int8_agreement=None if loss is None else loss.agreement,
             device=config.device,
-            max_tokens=config.max_tokens,
+            max_tokens=self._replica.room.answer,
             slot_requests=config.slot_requests,
             slot_seconds=config.slot_seconds,
         )
