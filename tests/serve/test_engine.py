@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from tanbr.errors import CheckpointError, InputError
+from serve.text_model import write
+from tanbr.errors import CheckpointError, ConfigError, InputError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.merge.int8 import Int8Linear
 from tanbr.serve.engine import Engine
 from tanbr.tasks import tiny
 from tanbr.tasks.metrics import LabelSpace
@@ -57,15 +58,6 @@ def test_a_bad_blend_leaves_the_old_one_serving(engine: Engine) -> None:
             engine.swap(wrong)
     assert engine.version == version
     np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
-
-
-def test_the_spare_shares_everything_but_the_ffns(moe: Moe) -> None:
-    engine = Engine(moe, spare=True)
-    assert engine._spare is not None
-    first, second = (dict(live.model.named_parameters()) for live in (engine.live, engine._spare))
-    own = {name for name in first if first[name].data_ptr() != second[name].data_ptr()}
-    assert own == {piece.target for piece in moe.plan.blended}
-    assert engine.live.buffer.ffn_bytes == sum(4 * first[name].numel() for name in own)
 
 
 @pytest.mark.parametrize("spare", [True, False])
@@ -224,19 +216,25 @@ def test_experts_whose_file_changed_are_not_read(moe: Moe, tmp_path: Path) -> No
     assert engine.version == 1
 
 
-def test_int8_answers_nearly_alike_swaps_too_and_is_refused_if_it_does_not(moe: Moe) -> None:
-    exact = Engine(moe, blend=np.eye(8)[0])
-    engine = Engine(moe, blend=np.eye(8)[0], spare=True, precision="int8", probes=TEXTS, int8_agreement=0.9)
-    assert engine.int8_loss is not None
-    assert 0.9 <= engine.int8_loss.agreement <= 1
-    for blend in (np.eye(8)[3], np.eye(8)[0], np.eye(8)[6]):
-        engine.swap(blend)
-        exact.swap(blend)
-        difference = np.abs(engine.logits(TEXTS) - exact.logits(TEXTS)).mean()
-        assert 0 < difference < 0.2
-    shared = [module for module in engine.live.model.modules() if isinstance(module, Int8Linear)]
-    assert engine._spare is not None
-    others = {id(module) for module in engine._spare.model.modules()}
-    assert sum(id(module) not in others for module in shared) == 2 * len(moe.sites)  # only the FFNs' own two maps
-    with pytest.raises(InputError, match="measured on data"):  # no probes, no figure, no int8
-        Engine(moe, precision="int8")
+def test_settings_that_cannot_be_are_refused_in_a_sentence(moe: Moe) -> None:
+    with pytest.raises(ConfigError, match="unknown backend 'abacus'; choose one of torch, torch-int8"):
+        Engine(moe, backend="abacus")
+    for device in ("cuda:97", "no such device"):
+        with pytest.raises(ConfigError, match=f"device must be one that torch can use here .got '{device}'"):
+            Engine(moe, device=device)
+    with pytest.raises(ConfigError, match="int8 runs on the CPU"):
+        Engine(moe, device="meta", backend="torch-int8")
+
+
+def test_a_model_that_writes_is_asked_past_the_queue(tmp_path: Path) -> None:
+    engine = Engine(open_moe(write("t5_moe", tmp_path / "model")), batch=2)
+    prompts = ["w1 w2 w3 w4", "w5", "w1 w2"]
+    texts = engine.texts(prompts, max_tokens=4)
+    assert texts == [engine.texts([prompt], max_tokens=4)[0] for prompt in prompts]
+    assert any(texts)
+    assert engine.sane("w1", engine.live)
+    staged = engine.prepare(np.eye(4)[1])  # no spare: looked over in place
+    assert engine.sane("w1", staged)
+    with torch.no_grad():
+        engine.live.backend.model.lm_head.weight.fill_(float("nan"))  # type: ignore[attr-defined]
+    assert not engine.sane("w1", engine.live)

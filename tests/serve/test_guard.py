@@ -36,7 +36,7 @@ def test_a_blend_is_judged_for_the_mix_at_hand(engine: Engine) -> None:
 
 def test_nan_is_refused_with_and_without_probes(engine: Engine) -> None:
     engine.swap(np.full(8, 1 / 8))
-    head = engine.live.model.classifier.weight
+    head = engine.live.backend.model.classifier.weight  # type: ignore[attr-defined]
     kept = head.detach().clone()
     bare = Guard(GuardConfig(), engine, None, (), tasks=NAMES)
     bare.inspect(engine.live, np.full(8, 1 / 8))

@@ -262,7 +262,7 @@ def test_nan_answers_are_not_given_and_the_blend_is_rolled_back(live: Service) -
     good = live.submit(TEXTS[:4]).result(30)
     live.end_slot()
     bad = live._engine.live
-    for name, parameter in bad.model.named_parameters():
+    for name, parameter in bad.backend.model.named_parameters():
         if name == "bert.encoder.layer.0.output.dense.weight":  # an FFN's: the other buffer has its own
             parameter.data.fill_(float("nan"))
     again = live.submit(TEXTS[:4]).result(30)

@@ -8,6 +8,7 @@ from tanbr.errors import InputError
 from tanbr.serve.build import build
 from tanbr.serve.records import Feedback
 from tanbr.settings import parse
+from tanbr.tasks.card import Card, write_card
 
 PROMPTS = ["w1 w2 w3", "w9", "w5 w5 w5 w5 w5 w5"]
 
@@ -15,6 +16,7 @@ PROMPTS = ["w1 w2 w3", "w9", "w5 w5 w5 w5 w5 w5"]
 @pytest.mark.parametrize("family", ["t5_moe", "mixtral"])
 def test_a_text_model_writes_streams_learns_and_swaps(tmp_path: Path, family: str) -> None:
     folder = write(family, tmp_path / "model")
+    write_card(folder, Card(expert_tasks=tuple(f"latent-{number}" for number in range(1, 5))))
     rewards = {"confidence": 1.0, "shadow": 1.0 if family == "t5_moe" else 0.0, "shadow_share": 1.0}
     config = parse(
         {"serve": {"slot_seconds": 3600, "threads": 1, "explore": "always", "rewards": rewards | {"settle_slots": 0}}}

@@ -3,14 +3,15 @@
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.moe.text import TextEncoder
 from tanbr.monitor import Monitor
-from tanbr.serve.batcher import Served
 from tanbr.serve.config import ServeConfig
+from tanbr.serve.messages import Answers
 from tanbr.serve.records import ServiceError
 from tanbr.serve.rewards import Tally, share_out
 from tanbr.serve.shadow import Shadow
@@ -18,7 +19,8 @@ from tanbr.serve.store import RequestRow, Store
 from tanbr.types import FloatArray, TaskMix, Text
 
 RECENT = 20_000  # answered requests that are kept at hand, and that may wait to be read; the oldest go first
-See = Callable[[int, FloatArray, float], None]  # slot, share of each task (V,), reward
+Novel: TypeAlias = NDArray[np.bool_]  # (n,) whether a request is unlike any task
+See: TypeAlias = Callable[[int, FloatArray, float], None]  # slot, share of each task (V,), reward
 
 
 class AnswerLog:
@@ -42,9 +44,9 @@ class AnswerLog:
         self._shadow, self._classes, self._keep_logits, self._tasks = shadow, classes, keep_logits, tasks
         self._rng = np.random.default_rng(config.seed)
         self._lock = threading.Lock()
-        self._recent: deque[Served] = deque()
-        self._place: dict[bytes, tuple[Served, int]] = {}  # id → where it is among the recent ones
-        self._unread: deque[Served] = deque()
+        self._recent: deque[Answers] = deque()
+        self._place: dict[bytes, tuple[Answers, int]] = {}  # id → where it is among the recent ones
+        self._unread: deque[Answers] = deque()
         self._waiting = 0  # requests that are unread
         self._unsaved: list[RequestRow] = []
         self._tallies: dict[int, Tally] = {}  # slot → rewards that the server gave itself
@@ -52,7 +54,7 @@ class AnswerLog:
 
     # --- called by other threads ------------------------------------------------------------------------------------
 
-    def put(self, served: Served) -> int:
+    def put(self, served: Answers) -> int:
         """Take a batch that was answered; how many requests its slot has held so far."""
         with self._lock:
             self._recent.append(served)
@@ -65,8 +67,8 @@ class AnswerLog:
             while self._waiting > RECENT and len(self._unread) > 1:
                 self._waiting -= len(self._unread.popleft().ids)
             self.answered += len(served.ids)
-            self.held[served.live.slot] += len(served.ids)
-            return self.held[served.live.slot]
+            self.held[served.slot] += len(served.ids)
+            return self.held[served.slot]
 
     def logits_of(self, ids: Sequence[bytes]) -> dict[bytes, FloatArray]:
         """Look up the logits (columns,) of answered requests: of the recent ones here, of others in the store."""
@@ -143,12 +145,12 @@ class AnswerLog:
         with self._lock:
             self._counted.update(requests)
 
-    def _rows(self, batch: Served, posteriors: FloatArray, novel: NDArray[np.bool_]) -> list[RequestRow]:
+    def _rows(self, batch: Answers, posteriors: FloatArray, novel: Novel) -> list[RequestRow]:
         logits = batch.logits if self._keep_logits else None
         return [
             RequestRow(
                 id=key,
-                version=batch.live.version,
+                version=batch.version,
                 time=batch.time,
                 posterior=posteriors[i],
                 logits=None if logits is None else logits[i],
@@ -158,9 +160,11 @@ class AnswerLog:
             for i, key in enumerate(batch.ids)
         ]
 
-    def _measure(self, batch: Served, posteriors: FloatArray, novel: NDArray[np.bool_], mix: TaskMix, see: See) -> None:
+    def _measure(
+        self, batch: Answers, posteriors: FloatArray, novel: NDArray[np.bool_], mix: TaskMix, see: See
+    ) -> None:
         """Reward a batch by its confidence, and a few of its requests by the un-merged MoE; not what is novel."""
-        weights, slot = self._config.rewards, batch.live.slot
+        weights, slot = self._config.rewards, batch.slot
         if weights.confidence:
             for i in np.flatnonzero(~novel):
                 share = share_out(None, posteriors[i], mix)
@@ -174,7 +178,7 @@ class AnswerLog:
             see(slot, share, reward)
 
     def _agreement(
-        self, shadow: Shadow, batch: Served, posteriors: FloatArray, chosen: NDArray[np.intp]
+        self, shadow: Shadow, batch: Answers, posteriors: FloatArray, chosen: NDArray[np.intp]
     ) -> Sequence[float]:
         """Agreement of the chosen requests' answers with the un-merged MoE's (m,)."""
         if not len(chosen):
@@ -184,7 +188,7 @@ class AnswerLog:
             labels = shadow.labels(self._encode([batch.texts[i] for i in chosen]), tasks, self._classes)
             answers = batch.logits[chosen, : self._classes].argmax(axis=1)
             return [float(same) for same in answers == labels]
-        tokens = batch.tokens or []
+        tokens = batch.tokens or ()
         return [
             shadow.agreement(self._encode([batch.texts[i]]), tokens[i], int(task))
             for i, task in zip(chosen, tasks, strict=True)

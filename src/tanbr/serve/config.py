@@ -70,10 +70,12 @@ class ServeConfig(Section):
     """Seconds a batch that is not full waits for more, once the model is free."""
     queue: int = Field(default=1024, ge=1)
     """Texts that may wait for an answer; beyond it a request is refused."""
-    max_length: int = Field(default=128, ge=8)
-    """Longest text in tokens; what is longer is cut."""
+    max_length: int | None = Field(default=None, ge=8)
+    """Longest text in tokens, the model's own limit if not given; a longer text to classify is cut, and it is said."""
+    too_long: Literal["refuse", "cut"] = "refuse"
+    """What becomes of a prompt that is too long: it is refused, or cut on the left, and it is said."""
     max_tokens: int = Field(default=256, ge=1)
-    """Most tokens a text-to-text model writes for one prompt."""
+    """Most tokens that a model which writes, writes for one prompt; a client that asks for more is refused."""
     device: str = "cpu"
     """Torch device the model runs on."""
     threads: int | None = Field(default=None, ge=1)

@@ -18,8 +18,6 @@ from tanbr.merge import Moe
 from tanbr.monitor import Monitor
 from tanbr.router import Tanbr, TreeView
 from tanbr.serve.answer_log import AnswerLog
-from tanbr.serve.batcher import Batcher, Job
-from tanbr.serve.buffer import parameters_and_bytes
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.guard import Guard
@@ -44,10 +42,12 @@ from tanbr.serve.records import (
     SlotView,
     VersionView,
 )
+from tanbr.serve.replica import Replica
 from tanbr.serve.shadow import Shadow
 from tanbr.serve.slot_thread import SlotThread
 from tanbr.serve.start_blend import StartBlend
 from tanbr.serve.store import FeedbackRow, Store
+from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import Router, SlotRecord, Text, as_blend
 
@@ -55,6 +55,7 @@ Result = TypeVar("Result")
 
 # The model thread asks for the interpreter at every operation; others must not keep it for Python's 5 ms each time.
 SWITCH_SECONDS = 0.0005
+PRECISIONS = {"fp32": "torch", "int8": "torch-int8"}  # → backend
 DEFAULT_SECONDS = 60.0  # of a slot, when neither its seconds nor its requests are given
 ANSWERING_SHARE = 0.8  # of the time for a stop; the rest is for saving
 
@@ -125,15 +126,15 @@ class Service:
             issued=issued,
             slot=0 if opened is None else opened.slot,
             spare=not config.low_memory,
-            precision=config.precision,
+            backend=PRECISIONS[config.precision],
             probes=[row.text for row in probes],
-            int8_agreement=config.int8_agreement,
+            least_agreement=config.int8_agreement,
             max_length=config.max_length,
             merge_share=config.merge_share,
         )
         self._text = self._engine.writes
         self._space = None if self._text else label_space(self._tasks, self._engine.columns)
-        columns = () if self._text else self._engine.columns
+        columns = self._engine.columns
         classes = len(columns) if self._space is None else self._space.classes
         if router is None:
             router = Tanbr(moe.num_experts, len(names), max_active=config.max_active, seed=config.seed)
@@ -149,7 +150,7 @@ class Service:
             store,
             config=config,
             encode=self._engine.encode,
-            shadow=Shadow(moe) if config.rewards.shadow else None,
+            shadow=Shadow(moe, experts_of=read_card(moe.path).experts_of(names)) if config.rewards.shadow else None,
             classes=classes,
             keep_logits=config.rewards.labels > 0 and self._space is not None,
             tasks=len(names),
@@ -178,17 +179,8 @@ class Service:
             self.learner.resume(rows)
         self._ids = RequestIds(store.key, store.begin_epoch(self.learner.current.slot))
         self._slots = SlotThread(self.learner)
-        self._batcher = Batcher(
-            self._engine,
-            self._ids,
-            batch=config.batch,
-            wait=config.batch_wait,
-            queue=config.queue,
-            threads=config.threads,
-            classes=classes,
-            deliver=self._slots.deliver,
-            broken=self._slots.broken,
-            observer=self._observer,
+        self._replica = Replica(
+            self._engine, self._ids, classes=classes, config=config, outbox=self._slots, observer=self._observer
         )
         self._info = self._describe(moe, columns, classes)
 
@@ -196,7 +188,7 @@ class Service:
         """Start the threads; `ready` is true when this returns."""
         sys.setswitchinterval(SWITCH_SECONDS)
         self._slots.start()
-        self._batcher.start()
+        self._replica.start()
         self._started = time.monotonic()
         self._ready = True
 
@@ -204,7 +196,7 @@ class Service:
         """Refuse new requests, answer what was accepted, save; whether it all was done in time."""
         self._ready = False
         ends = time.monotonic() + timeout
-        answered = self._batcher.stop(ANSWERING_SHARE * timeout)
+        answered = self._replica.stop(ANSWERING_SHARE * timeout)
         saved = self._slots.stop(max(0.0, ends - time.monotonic()))
         if answered and saved:
             self.store.close()
@@ -212,7 +204,7 @@ class Service:
 
     def faults(self) -> tuple[str, ...]:
         """What is broken, a sentence each; none if all is well."""
-        return ("the slot thread has ended: nothing is learned any more; restart",) if self._slots.dead else ()
+        return self._replica.faults() + self._slots.faults()
 
     @property
     def ready(self) -> bool:
@@ -229,11 +221,7 @@ class Service:
 
         Raises Overloaded or Stopping at once. The future holds Answered, or a ServiceError.
         """
-        if self._text:
-            raise InputError("this model writes text; it has no labels to classify with")
-        job = Job(texts, Future())
-        self._batcher.submit(job)
-        return job.future
+        return self._replica.submit(texts)
 
     def generate(
         self, prompts: Sequence[str], *, max_tokens: int | None = None, on_token: OnToken | None = None
@@ -243,14 +231,7 @@ class Service:
         `on_token` hears each piece of text as it is made, from the batching thread. A cancelled future ends early.
         Raises and fails as `submit` does.
         """
-        if not self._text:
-            raise InputError("this model classifies; it cannot write text")
-        limit = self._config.max_tokens if max_tokens is None else max_tokens
-        if not 1 <= limit <= self._config.max_tokens:
-            raise InputError(f"max_tokens must be 1..{self._config.max_tokens} (got {limit})")
-        job = Job(prompts, Future(), limit=limit, on_token=on_token)
-        self._batcher.submit(job)
-        return job.future
+        return self._replica.generate(prompts, max_tokens=max_tokens, on_token=on_token)
 
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
         """Take in rewards; they are on disk when this returns. Blocks for a few milliseconds.
@@ -292,7 +273,7 @@ class Service:
             estimated_regret=view.regret,
             requests=answers.held[view.opened.slot],
             answered=answers.answered,
-            queue=self._batcher.depth,
+            queue=self._replica.depth,
             phase=view.phase,
             why=view.why,
             pinned=view.pinned,
@@ -409,8 +390,7 @@ class Service:
 
     def _describe(self, moe: Moe, columns: tuple[str, ...], classes: int) -> ServiceInfo:
         config, specs = self._config, moe.checkpoint.specs.values()
-        count, size = parameters_and_bytes(self._engine.live.model)
-        loss = self._engine.int8_loss
+        size, loss = self._engine.live.backend.size, self._engine.live.backend.loss
         return ServiceInfo(
             model=Path(moe.path).name,
             family=moe.family.model_type,
@@ -422,15 +402,15 @@ class Service:
             columns=columns,
             classes=classes,
             scales={} if self._space is None else self._space.scales,
-            loaded_parameters=count,
-            loaded_bytes=size,
-            spare_bytes=0 if config.low_memory else self._engine.live.buffer.ffn_bytes,
+            loaded_parameters=size.parameters,
+            loaded_bytes=size.nbytes,
+            spare_bytes=0 if config.low_memory else size.own_bytes,
             full_parameters=sum(spec.numel for spec in specs),
             full_bytes=sum(spec.nbytes for spec in specs),
             precision=config.precision,
             int8_agreement=None if loss is None else loss.agreement,
             device=config.device,
-            max_tokens=config.max_tokens,
+            max_tokens=self._replica.room.answer,
             slot_requests=config.slot_requests,
             slot_seconds=config.slot_seconds,
         )

@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from tanbr.serve.batcher import Served
-from tanbr.serve.engine import Live
 from tanbr.serve.learner import Learner
+from tanbr.serve.messages import Broken, Message
 from tanbr.serve.operator import Operator
 from tanbr.serve.records import ServiceError
 
@@ -52,25 +51,25 @@ class SlotThread:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    @property
-    def dead(self) -> bool:
-        """Whether the thread ended without being told to."""
-        return self._thread.ident is not None and not self._thread.is_alive() and not self._stopping
+    def faults(self) -> tuple[str, ...]:
+        """Say that the thread has ended without being told to; nothing if all is well."""
+        dead = self._thread.ident is not None and not self._thread.is_alive() and not self._stopping
+        return ("the slot thread has ended, and nothing is learned any more: restart",) if dead else ()
 
     @property
     def requests(self) -> int:
         """Requests answered in the open slot."""
         return self.learner.answers.held[self.learner.current.slot]
 
-    def deliver(self, served: Served) -> None:
-        """Take a batch that was answered."""
-        held = self.learner.answers.put(served)
+    def put(self, message: Message) -> None:
+        """Take what a replica says: what it answered, or that a version answers with NaN and it went back."""
+        if isinstance(message, Broken):
+            version = message.version
+            self._send(lambda: self.operator.dismiss(version, "it answers with NaN", worthless=True))
+            return
+        held = self.learner.answers.put(message)
         if self._target is not None and held >= self._target:
             self._wake.set()
-
-    def broken(self, live: Live) -> None:
-        """Hear that a version answers with NaN; the engine goes back to what it held before, if it can."""
-        self._send(lambda: self.operator.dismiss(live.version, "it answers with NaN", worthless=True))
 
     def call(self, command: Callable[[], Result]) -> Result:
         """Do something in this thread, between two of its own steps."""
