@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tanbr.monitor.bounds import bounded
 from tanbr.monitor.calibration import Calibration
 from tanbr.monitor.features import RELATIONS, SURFACE, VIEWS, Features
 from tanbr.monitor.sketch import log_likelihood
@@ -90,7 +91,7 @@ class Classifier:
             "known": (A,), "tables": (len(VIEWS), *table, A), "centre": (F,), "scale": (F,),
             "weights": (F + PRODUCTS.shape[1], A), "bias": (A,), "thresholds": (A,), "texts": (1,),
         }  # fmt: skip
-        if any(arrays[name].shape != shape or not np.isfinite(arrays[name]).all() for name, shape in shapes.items()):
+        if any(arrays[name].shape != shape for name, shape in shapes.items()) or not bounded(*arrays.values()):
             raise ValueError("its classifier is not of one piece")
         fits = A and known[0] >= 0 and known[-1] < tasks and (np.diff(known) > 0).all() and (learned[known] > 0).all()
         if not fits or (scale <= 0).any() or (arrays["tables"] > 0).any() or arrays["texts"][0] < 0:

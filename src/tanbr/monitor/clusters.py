@@ -12,6 +12,7 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
 from tanbr.errors import InputError
+from tanbr.monitor.bounds import bounded
 from tanbr.monitor.config import MonitorConfig
 from tanbr.types import FloatArray
 
@@ -139,13 +140,15 @@ class Clusters:
     def restore(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Take the state `arrays` gave; ValueError for one that cannot be."""
         keys, vectors, means, counts = (arrays[name] for name in ("keys", "vectors", "means", "counts"))
-        groups = Groups(
-            *(arrays[f"groups.{name}"] for name in ("centre", "scale", "means", "variances")),
-            threshold=float(arrays["groups.threshold"]),
+        centre, scale, places, variances = (
+            arrays[f"groups.{name}"] for name in ("centre", "scale", "means", "variances")
         )
+        groups = Groups(centre, scale, places, variances, float(arrays["groups.threshold"]))
         D, V = vectors.shape[1], self._tasks
         sound = len(vectors) == len(keys) and bool((keys[1:] > keys[:-1]).all()) and bool((counts >= 0).all())
-        sound = sound and means.shape in ((V, D), (0, 0)) and all(np.isfinite(array).all() for array in arrays.values())
+        sound = (
+            sound and means.shape in ((V, D), (0, 0)) and bounded(*(arrays[name] for name in arrays if name != "keys"))
+        )
         if len(groups.centre):
             sound = sound and groups.centre.shape == groups.scale.shape == (D,) and bool((groups.scale > 0).all())
             sound = sound and groups.means.shape == groups.variances.shape == (V, D)

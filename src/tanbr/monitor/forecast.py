@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tanbr.monitor.bounds import bounded
 from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.quantify import Prevalence
 from tanbr.types import FloatArray, TaskMix, as_task_mix
@@ -75,8 +76,8 @@ class Forecaster:
 
     def restore(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Take the state `arrays` gave; ValueError for one that cannot be."""
-        if not all(np.isfinite(array).all() for array in arrays.values()):
-            raise ValueError("a number of its forecast is not finite")
+        if not bounded(*arrays.values()):
+            raise ValueError("a number of its forecast is beyond all bounds")
         mix, variance = as_task_mix(arrays["mix"], tasks=len(self.mix)), arrays["variance"]
         gain, age, weight = (float(number) for number in arrays["numbers"])
         if (variance < 0).any() or not 0 < gain <= 1 or age < 0 or weight < 0:

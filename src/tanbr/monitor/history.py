@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tanbr.monitor.bounds import bounded
 from tanbr.monitor.features import SURFACE, VIEWS, Features
 from tanbr.monitor.ragged import Ragged
 
@@ -77,7 +78,7 @@ class History:
         for view in views.values():
             sound = sound and len(view) == len(keys) and view.starts[0] == 0 and view.starts[-1] == len(view.values)
             sound = sound and bool((view.lengths > 0).all())
-        if not sound or not np.isfinite(surface).all() or (tasks < 0).any() or (counts < 1).any():
+        if not sound or not bounded(surface) or (tasks < 0).any() or (counts < 1).any():
             raise ValueError("the texts of its history are not of one piece")
         self._features, self._tasks, self._counts = Features(keys, views, surface), tasks, counts
         self._pending = len(keys)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.monitor import calibration
+from tanbr.monitor.bounds import bounded
 from tanbr.monitor.classifier import PRODUCTS, Classifier, explained_by, inputs_of
 from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.features import VIEWS, Features
@@ -13,7 +14,6 @@ from tanbr.monitor.history import History
 from tanbr.monitor.sketch import CountMin
 from tanbr.types import FloatArray
 
-_MOST = 1 << 44  # the largest count that a state may hold: sums of them stay below 2^63
 _FOLDS = 3  # of the cross-validation behind `confusion`
 
 
@@ -56,7 +56,7 @@ class Knowledge:
     def classifier(self) -> Classifier | None:
         """The classifier, fitted now if there is none; None before anything was learned."""
         if self._classifier is None and self._learned.any():
-            self._classifier = self._fitted()
+            self._classifier, self._confusion = self._fitted(), None
         return self._classifier
 
     def _scored(self) -> tuple[Features, FloatArray, NDArray[np.int64]]:
@@ -93,7 +93,7 @@ class Knowledge:
 
         Cross-validated on the sample: no text was in the sketches or the regression that judged it.
         """
-        if self._confusion is None:
+        if self._confusion is None or not self._confusion.any():
             self._confusion = self._cross_validated()
             self._confusion.setflags(write=False)
         return self._confusion
@@ -132,11 +132,11 @@ class Knowledge:
 
         learned, sketches = arrays["learned"], part("sketch.")
         for count in (learned, *sketches.values()):
-            if (count < 0).any() or (count > _MOST).any():
+            if (count < 0).any() or not bounded(count):
                 raise ValueError("a count of what was learned is below 0 or beyond all bounds")
         self._history.restore(part("history."))
         sample, tasks, times = self._history.sample()
-        if not np.array_equal(np.unique(tasks), np.flatnonzero(learned)) or (times > _MOST).any():
+        if not np.array_equal(np.unique(tasks), np.flatnonzero(learned)) or not bounded(times):
             raise ValueError("its history is not of the tasks it has learned")
         for name, counts in sketches.items():
             least = np.bincount(tasks, weights=times * sample.views[name].lengths, minlength=self._tasks)

@@ -9,9 +9,10 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import ValidationError
 
 from tanbr.errors import InputError, StateError
+from tanbr.monitor.bounds import bounded
 from tanbr.monitor.clusters import Clusters
 from tanbr.monitor.config import MonitorConfig
-from tanbr.monitor.features import COARSE, batches
+from tanbr.monitor.features import COARSE, VIEWS, batches
 from tanbr.monitor.forecast import Forecaster
 from tanbr.monitor.knowledge import Knowledge
 from tanbr.monitor.quantify import familiar_counts, prevalence, unknown_share
@@ -170,6 +171,10 @@ class Monitor:
         description, arrays = read_state(path)
         try:
             saved = MonitorConfig.model_validate(description["config"])
+            for view in VIEWS:  # before a monitor of that size is made
+                size = saved.sketch_rows, saved.sketch_width, len(description["tasks"])
+                if arrays[f"recogniser.sketch.{view}"].shape != size:
+                    raise StateError(f"{path} is damaged: 'recogniser.sketch.{view}' must be of shape {size}")
             monitor = cls(description["tasks"], description["method"], config=saved)
         except (KeyError, TypeError, ValidationError, InputError):
             raise StateError(f"{path} is damaged, or from another version of the monitor") from None
@@ -218,6 +223,6 @@ class Monitor:
         if self.method != "clusters":
             raise InputError(f"embeddings are for the method 'clusters' (this monitor's is {self.method!r})")
         vectors = np.asarray(embeddings, dtype=np.float64)
-        if vectors.ndim != 2 or len(vectors) != requests or not np.isfinite(vectors).all():
+        if vectors.ndim != 2 or len(vectors) != requests or not bounded(vectors):
             raise InputError(f"embeddings must be {requests} finite vectors (got shape {vectors.shape})")
         return vectors

@@ -5,7 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tanbr.monitor.bounds import MOST
 from tanbr.types import FloatArray
+
+_ROUNDING = 1e-9  # far above what adding up posteriors can gather
 
 
 class SlotSample:
@@ -75,7 +78,9 @@ class SlotSample:
     def restore(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Take the state `arrays` gave; ValueError for one that cannot be."""
         keys, rows, tagged, requests = arrays["keys"], arrays["rows"], arrays["tagged"], int(arrays["requests"])
-        sound = rows.shape == (len(keys), len(tagged) + 2) and np.isfinite(rows).all() and np.isfinite(tagged).all()
-        if not sound or (rows < 0).any() or (rows[:, -1] < 1).any() or (tagged < 0).any() or requests < 0:
+        sound = rows.shape == (len(keys), len(tagged) + 2) and all(
+            bool(((numbers >= 0) & (numbers <= MOST)).all()) for numbers in (rows, tagged, np.array(requests))
+        )
+        if not sound or (rows[:, -1] < 1).any() or (rows[:, :-1] > rows[:, -1:] * (1 + _ROUNDING)).any():
             raise ValueError("the requests of its open slot are not of one piece")
         self._keys, self._rows, self.tagged, self.requests = keys, rows, tagged, requests
