@@ -97,9 +97,10 @@ class AnswerLog:
             served, self._unread, self._waiting = self._unread, deque(), 0
         try:
             if served:
-                posteriors, novel = monitor.observe_novelty([text for batch in served for text in batch.texts])
+                seen = monitor.snapshot().recognise([text for batch in served for text in batch.texts])
+                monitor.count(seen)
                 cuts = np.cumsum([len(batch.ids) for batch in served])[:-1]
-                parts = list(zip(served, np.split(posteriors, cuts), np.split(novel, cuts), strict=True))
+                parts = list(zip(served, np.split(seen.posteriors, cuts), np.split(seen.novel, cuts), strict=True))
                 self._unsaved += [row for part in parts for row in self._rows(*part)]
                 for part in parts:
                     self._measure(*part, mix, see)

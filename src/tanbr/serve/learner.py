@@ -348,7 +348,7 @@ class Learner:
 
     def _teach_monitor(self, turn: Turn) -> None:
         """Let the monitor learn from texts whose labels, and so tasks, have come since the last turn."""
-        if self.monitor.method != "sketch":
+        if not self.monitor.learns:
             return
         rows = [row for row in self.store.feedback(after=self._mark, upto=turn.mark) if row.source == "labels"]
         rows = [row for row in rows if row.task is not None and self._clients.trust(row.client) > 0.5]

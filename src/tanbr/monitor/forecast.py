@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tanbr.monitor.bounds import bounded
 from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.quantify import Prevalence
-from tanbr.types import FloatArray, TaskMix
+from tanbr.types import FloatArray, TaskMix, as_task_mix
 
 
 class Forecaster:
@@ -74,7 +75,12 @@ class Forecaster:
         return {"mix": self.mix, "variance": self._variance, "error": self._error, "numbers": numbers}
 
     def restore(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Take the state `arrays` gave."""
-        self.mix, self._variance, self._error = arrays["mix"], arrays["variance"], arrays["error"]
-        self._gain, age, self._weight = (float(number) for number in arrays["numbers"])
-        self._age = int(age)
+        """Take the state `arrays` gave; ValueError for one that cannot be."""
+        if not bounded(*arrays.values()):
+            raise ValueError("a number of its forecast is beyond all bounds")
+        mix, variance = as_task_mix(arrays["mix"], tasks=len(self.mix)), arrays["variance"]
+        gain, age, weight = (float(number) for number in arrays["numbers"])
+        if (variance < 0).any() or not 0 < gain <= 1 or age < 0 or weight < 0:
+            raise ValueError("its forecast is not one that slots can lead to")
+        self.mix, self._variance, self._error = mix, variance, arrays["error"]
+        self._gain, self._age, self._weight = gain, int(age), weight

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tanbr.monitor.config import MonitorConfig
+from tanbr.monitor.forecast import Forecaster
 from tanbr.monitor.quantify import Prevalence
-from tanbr.monitor.smooth import Forecaster
 
 OLD, NEW = np.array([0.7, 0.2, 0.1]), np.array([0.1, 0.2, 0.7])
 

@@ -5,10 +5,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tanbr.monitor.bounds import MOST
 from tanbr.types import FloatArray
 
+_ROUNDING = 1e-9  # far above what adding up posteriors can gather
 
-class Slot:
+
+class SlotSample:
     """Posteriors of at most `capacity` distinct requests, how often each came, and the tags.
 
     Beyond the capacity the requests with the smallest hashes stay: a uniform sample of the distinct requests that
@@ -38,7 +41,7 @@ class Slot:
         self.tagged = self.tagged + np.bincount(tasks, minlength=len(self.tagged))
         self.requests += len(tasks)
 
-    def merge(self, other: "Slot") -> None:
+    def merge(self, other: "SlotSample") -> None:
         """Take in another's requests of the same slot."""
         self._put(*other._compacted())
         self.tagged = self.tagged + other.tagged
@@ -73,6 +76,11 @@ class Slot:
         return {"keys": keys, "rows": rows, "tagged": self.tagged, "requests": np.array(self.requests)}
 
     def restore(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Take the state `arrays` gave."""
-        self._keys, self._rows, self.tagged = arrays["keys"], arrays["rows"], arrays["tagged"]
-        self.requests = int(arrays["requests"])
+        """Take the state `arrays` gave; ValueError for one that cannot be."""
+        keys, rows, tagged, requests = arrays["keys"], arrays["rows"], arrays["tagged"], int(arrays["requests"])
+        sound = rows.shape == (len(keys), len(tagged) + 2) and all(
+            bool(((numbers >= 0) & (numbers <= MOST)).all()) for numbers in (rows, tagged, np.array(requests))
+        )
+        if not sound or (rows[:, -1] < 1).any() or (rows[:, :-1] > rows[:, -1:] * (1 + _ROUNDING)).any():
+            raise ValueError("the requests of its open slot are not of one piece")
+        self._keys, self._rows, self.tagged, self.requests = keys, rows, tagged, requests
