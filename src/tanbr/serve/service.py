@@ -381,7 +381,7 @@ class Service:
 
 def _loaded(router: Router, store: Store) -> Router:
     """Resume a router of the same class as the one given."""
-    load: Any = type(router).load  # type: ignore[attr-defined]
+    load: Any = type(router).load
     return load(store.folder / store.meta("router"))
 
 
