@@ -14,11 +14,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from tanbr import settings as configuration
+from tanbr.baselines.registry import ROUTERS, build, kind
 from tanbr.cli.display import console
 from tanbr.cli.running import ConfigFile, command_line
 from tanbr.errors import InputError
 from tanbr.files import write_atomically
-from tanbr.types import Router, Text
+from tanbr.types import Text
 
 if TYPE_CHECKING:
     from tanbr.serve.records import ServiceInfo, ServiceState
@@ -280,9 +281,6 @@ def _show(answers: dict[str, Any]) -> None:
         console.print("feedback: " + ", ".join(f"{count} {what}" for what, count in answers["feedback"].items()))
 
 
-ROUTERS = ("tanbr", "paper", "nucb", "vector-gp", "average", "random")
-
-
 @app.command(
     epilog="Examples:\n\n    tanbr replay out/serve\n\n"
     "    tanbr replay out/serve --routers tanbr,average --out replay.json"
@@ -297,9 +295,8 @@ def replay(
     """Run other routers over what a server recorded, and say how far the record can vouch for the outcome."""
     settings = configuration.load(config)
     names = routers.split(",")
-    strange = next((name for name in names if name not in ROUTERS), None)
-    if strange is not None:
-        raise InputError(f"unknown router {strange!r}; choose some of {', '.join(ROUTERS)}")
+    for name in names:
+        kind(name)
     from dataclasses import asdict
 
     from tanbr.serve.replay import read_log
@@ -307,7 +304,8 @@ def replay(
 
     recorded = read_log(log)
     K, V = recorded.blends.shape[1], recorded.mixes.shape[1]
-    result = run(recorded, {name: _router(name, K, V, seed=seed, config=settings) for name in names}, seed=seed)
+    chosen = settings.router.of_requests()
+    result = run(recorded, {name: build(name, K, V, seed=seed, config=chosen) for name in names}, seed=seed)
     table = Table("router", "reward", "±", "near what was served", "", box=None, padding=(0, 2, 0, 0))
     for one in result.routers:
         vouched = "" if one.supported else "a guess"
@@ -323,17 +321,3 @@ def replay(
         figures = {"command": command_line(), "seed": seed, **asdict(result)}
         write_atomically(out, json.dumps(figures, indent=2) + "\n")
         console.print(f"figures: {out}")
-
-
-def _router(name: str, K: int, V: int, *, seed: int, config: configuration.Config) -> "Router":
-    from tanbr.baselines import FixedBlend, Nucb, RandomBlend, VectorGP
-    from tanbr.router import Tanbr
-
-    match name:
-        case "tanbr":
-            return Tanbr(K, V, seed=seed, config=config.router.of_requests())
-        case "paper":
-            return Tanbr(K, V, mode="paper", seed=seed, config=config.router.of_requests())
-        case "average":
-            return FixedBlend(K, V)
-    return {"nucb": Nucb, "vector-gp": VectorGP, "random": RandomBlend}[name](K, V, seed=seed)

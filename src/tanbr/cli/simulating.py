@@ -173,7 +173,8 @@ def grams(
     torch.set_num_threads(1)
     bench = Study(checkpoint=checkpoint, data=data).bench()
     check_head(model_for(bench.moe), bench.corpus.space)
-    probes = head_probes(bench.moe, bench.corpus.first_held(rows), space=bench.corpus.space)
+    held = bench.corpus.first_held(rows)
+    probes = head_probes(bench.moe, held, space=bench.corpus.space, own=bench.own_experts)
     with progress("experts") as bar:
         line = bar.add_task("measuring", total=bench.moe.num_experts, note="")
         written = measure(bench.moe, probes, rows=rows, report=lambda done: bar.update(line, completed=done))

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from tanbr.baselines import BestKnown, FixedBlend, Nucb, Proportional, RandomBlend, VectorGP
+from tanbr.baselines import ROUTERS, BestKnown, FixedBlend, build
 from tanbr.baselines.fisher import fisher
 from tanbr.baselines.probes import Probes, head_probes
 from tanbr.baselines.regmean import regmean
@@ -31,7 +31,6 @@ from tanbr.experiments.survey import survey_path
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.methods import METHODS, check_name
-from tanbr.router import Tanbr
 from tanbr.serve.loop import MixSource, SlotLoop
 from tanbr.settings import Config
 from tanbr.tasks.card import read_card
@@ -113,23 +112,20 @@ class Kind:
     surveyed: bool = False  # whether it needs a survey
 
 
-def _router(make: Callable[..., Router], **options: Any) -> Builder:
-    return lambda bench, seed: (Blended(bench.answers), make(*bench.sizes, seed=seed, **options))
+def _made(make: Callable[..., Router]) -> Builder:
+    return lambda bench, seed: (Blended(bench.answers), make(*bench.sizes, seed=seed))
+
+
+def _named(name: str) -> Builder:
+    def parts(bench: Bench, seed: int) -> Parts:
+        config = bench.config.router.of_requests(bench.own_experts)
+        return Blended(bench.answers), build(name, *bench.sizes, seed=seed, config=config)
+
+    return parts
 
 
 def _fixed(choose: Callable[[Bench], Any]) -> Builder:
     return lambda bench, _: (Blended(bench.answers), FixedBlend(*bench.sizes, blend=choose(bench)))
-
-
-def _tanbr(mode: Literal["default", "paper"]) -> Builder:
-    return lambda bench, seed: (
-        Blended(bench.answers),
-        Tanbr(*bench.sizes, mode=mode, seed=seed, config=bench.config.router.of_requests(bench.own_experts)),
-    )
-
-
-def _proportional(bench: Bench, _: int) -> Parts:
-    return Blended(bench.answers), Proportional(*bench.sizes, own=bench.own_experts or None)
 
 
 def _best_known(bench: Bench, _: int) -> Parts:
@@ -142,7 +138,9 @@ def _merged(merge: Callable[[Moe, Probes], Any]) -> Builder:
         key = merge.__name__
         if key not in bench.answers.kept:
             rows = bench.corpus.first_held(STATISTICS)
-            bench.answers.kept[key] = merge(bench.moe, head_probes(bench.moe, rows, space=bench.corpus.space))
+            bench.answers.kept[key] = merge(
+                bench.moe, head_probes(bench.moe, rows, space=bench.corpus.space, own=bench.own_experts)
+            )
         return Merged(bench.answers, key), FixedBlend(*bench.sizes)
 
     return build
@@ -165,13 +163,7 @@ def _two_experts(bench: Bench) -> FloatArray:
 
 
 KINDS: dict[str, Kind] = {
-    "tanbr": Kind("the router of this project", _tanbr("default"), learns=True),
-    "paper": Kind("Algorithm 1 as printed", _tanbr("paper"), learns=True),
-    "nucb": Kind("neural UCB over 20 random blends a slot", _router(Nucb), learns=True),
-    "vector-gp": Kind("a plain Gaussian process over 1000 blends", _router(VectorGP), learns=True),
-    "random": Kind("a random blend every slot", _router(RandomBlend)),
-    "proportional": Kind("every expert at its task's share of the mix", _proportional),
-    "average": Kind("all experts alike", _fixed(lambda _: None)),
+    **{name: Kind(router.about, _named(name), learns=router.learns) for name, router in ROUTERS.items()},
     "fisher": Kind("experts weighted by their Fisher information", _merged(fisher), blends=False),
     "regmean": Kind("every linear layer by regression on its inputs", _merged(regmean), blends=False),
     "best-fixed": Kind(
@@ -216,7 +208,7 @@ class Method:
         if self.warm_start != "none":
             known, probes = bench.known, bench.moe.num_experts + 1
             rows = slice(probes if self.warm_start == "probes" else None)
-            router.warm_start(known.blends[rows], known.rewards[rows], known.counts[rows])  # type: ignore[attr-defined]
+            router.warm_start(known.blends[rows], known.rewards[rows], known.counts[rows])
         source: MixSource = (
             KnownMix(mixes)
             if self.kind.told or self.oracle
@@ -269,4 +261,4 @@ def _third_party(place: str) -> Kind:
         make = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"method {place!r} cannot be imported ({error}); it must be package.module:Router") from None
-    return Kind(f"{place}(K, V, seed=…)", _router(make), learns=True)
+    return Kind(f"{place}(K, V, seed=…)", _made(make), learns=True)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tanbr.router import Terms
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Reason
-from tanbr.types import Blend, Decision, FloatArray, TaskMix
+from tanbr.types import Blend, Decision, FloatArray, TaskMix, Terms
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,6 @@ import numpy as np
 
 from tanbr.errors import StateError
 from tanbr.monitor import Monitor
-from tanbr.router import TreeView
 from tanbr.serve.admission import Admission, Choice, KnownVersion, best_known
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.clients import Clients
@@ -30,7 +29,7 @@ from tanbr.serve.records import Alarm, Observer, Phase, Reason, Why
 from tanbr.serve.rewards import VERDICT, Tally, share_out
 from tanbr.serve.start_blend import StartBlend
 from tanbr.serve.store import Given, Store
-from tanbr.types import Blend, FloatArray, SlotRecord, TaskMix
+from tanbr.types import Blend, FloatArray, Router, SlotRecord, TaskMix, TreeView
 
 log = logging.getLogger("tanbr.serve")
 
@@ -73,7 +72,7 @@ class Learner:
         self,
         engine: Engine,
         *,
-        router: Any,
+        router: Router,
         monitor: Monitor,
         start: StartBlend,
         guard: Guard,
@@ -188,7 +187,7 @@ class Learner:
         except Exception as error:
             return self._prepare(turn, self._untell(turn, before, live, error), live)
 
-    def _untell(self, turn: Turn, before: tuple[Any, Clients], live: Live, error: Exception) -> Choice:
+    def _untell(self, turn: Turn, before: tuple[Router, Clients], live: Live, error: Exception) -> Choice:
         """Put the router back to what it was before it was told, to be told again with the next turn; what stays."""
         self.router, self._clients = copy.deepcopy(before)
         turn.told, turn.mark, turn.rewarded = [], self._mark, self._rewarded

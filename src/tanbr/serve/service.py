@@ -103,7 +103,7 @@ class Service:
     def _open(
         self,
         moe: Moe,
-        router: Any,
+        router: Router | None,
         monitor: Monitor | Callable[[], Monitor] | None,
         probes: Sequence[Row],
         survey: Survey | None,

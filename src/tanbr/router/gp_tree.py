@@ -1,4 +1,4 @@
-"""Mode "default": upper confidence bounds of a pooled Gaussian process over fixed blends, a tree and climbers.
+"""The default router: upper confidence bounds of a pooled Gaussian process over fixed blends, a tree and climbers.
 
 `ask` only compares candidates whose posterior `tell` has kept up to date. The candidates are rows of one table:
 fixed blends, then the nodes of the vertex tree, then climbers, which are the best candidates of the last told mix
@@ -6,17 +6,19 @@ moved up the bound by a few gradient steps.
 """
 
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tanbr.router.argmax import first_best
 from tanbr.router.config import DefaultModeConfig
-from tanbr.router.posterior import PooledPosterior, matern, squared_distance
+from tanbr.router.kernel import correlation
+from tanbr.router.posterior import PooledPosterior, PosteriorState
 from tanbr.router.records import Terms, TreeView
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes
-from tanbr.router.vertex_tree import VertexTree
-from tanbr.state import Arrays
+from tanbr.router.vertex_tree import TreeState, VertexTree
 from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix
 
 MOST_OPEN = 16  # open decisions an ask looks at
@@ -35,7 +37,19 @@ def fixed_blends(sizes: Sizes, count: int, rng: np.random.Generator) -> FloatArr
     return keep_largest(np.concatenate([*parts, random]), sizes.max_active)
 
 
-class PooledTanbr:
+@dataclass(frozen=True, eq=False)
+class GpTreeState:
+    """Everything that changes in a `GpTree`."""
+
+    slots: int  # rewards told
+    asked: int  # decisions and warm starts
+    told: float  # slots, as far as they are remembered
+    mixes: FloatArray  # (recent, V) the task mixes told last
+    posterior: PosteriorState
+    tree: TreeState
+
+
+class GpTree:
     """Chooses by upper confidence bound, learns at a cost that does not grow, refines its tree where it pays."""
 
     def __init__(self, sizes: Sizes, *, config: DefaultModeConfig, rng: np.random.Generator) -> None:
@@ -67,7 +81,7 @@ class PooledTanbr:
         mean, deviation = pool.mean @ mix, np.sqrt(variance)
         bound = mean + beta * deviation
         bound[self.nodes][~self.tree.used] = -np.inf
-        best = int(bound.argmax())
+        best = first_best(bound)
         if self.asked < self.opening:
             best = self.sizes.experts if self.asked == 0 else self.asked - 1
         self.asked += 1
@@ -87,7 +101,7 @@ class PooledTanbr:
     def _left_by(self, blend: Blend, mix: TaskMix, variance: FloatArray) -> FloatArray:
         """Share of each candidate's variance that a reward still to come will leave, judged by nearness alone."""
         pool = self.posterior
-        near = matern(squared_distance(pool.points, blend[None])[:, 0] / (self.config.open_reach * pool.width) ** 2)
+        near = correlation(pool.points, blend[None], self.config.open_reach * pool.width)[:, 0]
         known = float(variance[int(near.argmax())])
         return np.asarray(1.0 - near * near * known / (known + pool.noise * float(mix @ mix)))
 
@@ -122,7 +136,7 @@ class PooledTanbr:
         mean = np.where(tree.ripe, pool.mean[self.nodes] @ mix, -np.inf)
         variance = pool.variance_of(mix, pool.gain[self.nodes])
         settled = self.config.expand_below * pool.prior_of(mix)
-        for node in (int((mean + self.beta * np.sqrt(variance)).argmax()), int(mean.argmax())):
+        for node in (first_best(mean + self.beta * np.sqrt(variance)), first_best(mean)):
             if tree.ripe[node] and variance[node] < settled:
                 order = np.argsort(-(pool.mean[: self.sizes.experts] @ mix), kind="stable")  # best single expert first
                 children = tree.offspring(node, order)
@@ -183,19 +197,15 @@ class PooledTanbr:
             node=order.astype(np.int64),
         )
 
-    def snapshot(self) -> Arrays:
-        """Everything that changes."""
-        return {
-            "numbers": np.array([self.slots, self.asked, self.told]),
-            "mixes": np.array(list(self.mixes)).reshape(len(self.mixes), self.sizes.tasks),
-            **{f"posterior.{name}": array for name, array in self.posterior.snapshot().items()},
-            **{f"tree.{name}": array for name, array in self.tree.snapshot().items()},
-        }
+    @property
+    def state(self) -> GpTreeState:
+        """Everything that changes, as one value."""
+        mixes = np.array(list(self.mixes)).reshape(len(self.mixes), self.sizes.tasks)
+        return GpTreeState(self.slots, self.asked, self.told, mixes, self.posterior.state, self.tree.state)
 
-    def restore(self, arrays: Arrays) -> None:
-        """Undo to what `snapshot` returned."""
-        slots, asked, self.told = (float(value) for value in arrays["numbers"])
-        self.slots, self.asked = int(slots), int(asked)
-        self.mixes.extend(arrays["mixes"])
-        self.posterior.restore({k.removeprefix("posterior."): v for k, v in arrays.items()})
-        self.tree.restore({k.removeprefix("tree."): v for k, v in arrays.items()})
+    def restore(self, state: GpTreeState) -> None:
+        """Undo to what `state` was."""
+        self.slots, self.asked, self.told = state.slots, state.asked, state.told
+        self.mixes = deque(state.mixes, maxlen=self.config.recent_mixes)
+        self.posterior.restore(state.posterior)
+        self.tree.restore(state.tree)

@@ -1,6 +1,7 @@
-"""Routers that learn nothing: a random blend, a constant one, the task mix itself, the best of a table of rewards."""
+"""Routers that follow a rule and learn nothing: a random blend, a constant one, the mix itself, the best of a table."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,12 +11,18 @@ from tanbr.router.ask_tell import AskTell
 from tanbr.router.records import Terms, TreeView, lone_root
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes, as_size
-from tanbr.state import Arrays
 from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix, as_blend
 
 
-class _Untaught:
+@dataclass(frozen=True)
+class Nothing:
+    """The state of a policy in which nothing changes."""
+
+
+class _Rule:
     """A policy without anything that changes; how to choose is for its children to say."""
+
+    state = Nothing()
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
@@ -29,14 +36,11 @@ class _Untaught:
     def view(self) -> TreeView:
         return lone_root(self.sizes.experts, self.sizes.tasks)
 
-    def snapshot(self) -> Arrays:
-        return {}
-
-    def restore(self, arrays: Arrays) -> None:
+    def restore(self, state: Nothing) -> None:
         """Nothing changes."""
 
 
-class _Random(_Untaught):
+class _Random(_Rule):
     def __init__(self, sizes: Sizes, rng: np.random.Generator) -> None:
         super().__init__(sizes)
         self.rng = rng
@@ -46,7 +50,7 @@ class _Random(_Untaught):
         return blend, Terms(float("nan"))
 
 
-class _BestOf(_Untaught):
+class _BestOf(_Rule):
     def __init__(self, sizes: Sizes, blends: FloatArray, rewards: FloatArray) -> None:
         super().__init__(sizes)
         self.blends, self.rewards = blends, rewards
@@ -57,7 +61,7 @@ class _BestOf(_Untaught):
         return self.blends[best], Terms(float(worth[best]), candidates=len(worth))
 
 
-class _Proportional(_Untaught):
+class _Proportional(_Rule):
     def __init__(self, sizes: Sizes, own: list[int]) -> None:
         super().__init__(sizes)
         self.own = own
