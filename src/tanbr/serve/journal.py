@@ -93,9 +93,7 @@ def write_turn(
         (store.folder / names[name]).chmod(0o600)
     now = time.time()
     with store.transaction(mark=turn.mark, **names, **turn.meta) as write:
-        for slot, count in turn.requests.items():
-            write.execute("UPDATE slots SET requests = requests + ? WHERE slot = ?", (count, slot))
-            write.execute(_COUNT, (count, slot))
+        count_requests(write, turn.requests)
         if turn.ended is not None and turn.mix is not None:
             _write_ended(write, turn, turn.ended, turn.mix, measured, now)
         for told in turn.told:
@@ -106,6 +104,13 @@ def write_turn(
     for name in STATES:
         if old[name] is not None and old[name] != names[name]:
             (store.folder / old[name]).unlink(missing_ok=True)
+
+
+def count_requests(write: Connection, requests: dict[int, int]) -> None:
+    """Count more requests for slots, and for their versions."""
+    for slot, count in requests.items():
+        write.execute("UPDATE slots SET requests = requests + ? WHERE slot = ?", (count, slot))
+        write.execute(_COUNT, (count, slot))
 
 
 def read_slot(row: dict[str, Any], *, experts: int, tasks: int, told: bool = False) -> OpenSlot:

@@ -24,7 +24,17 @@ from tanbr.serve.clients import Clients
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine, Live, Staged
 from tanbr.serve.guard import Guard, Refused, Scrutiny
-from tanbr.serve.journal import OpenSlot, Saves, SlotReward, Turn, read_slot, state_file, tidy, write_turn
+from tanbr.serve.journal import (
+    OpenSlot,
+    Saves,
+    SlotReward,
+    Turn,
+    count_requests,
+    read_slot,
+    state_file,
+    tidy,
+    write_turn,
+)
 from tanbr.serve.records import Alarm, Observer, Phase, Reason, Why
 from tanbr.serve.rewards import VERDICT, Tally, share_out
 from tanbr.serve.start_blend import StartBlend
@@ -424,7 +434,10 @@ class Learner:
         """Save the monitor with the requests of the open slot in it, and what the guard has seen."""
         self.monitor.save(state_file(self.store, "monitor"))
         state_file(self.store, "monitor").chmod(0o600)
-        self.store.set_meta("guard", self.guard.remembered())
+        more = {slot: count for slot, count in self.answers.uncounted().items() if slot != self.current.slot}
+        with self.store.transaction(guard=self.guard.remembered()) as write:
+            count_requests(write, more)
+        self.answers.counted(more)
 
     def _slot(self, row: dict[str, Any], *, told: bool = False) -> OpenSlot:
         return read_slot(row, experts=self.engine.moe.num_experts, tasks=len(self.forecast), told=told)

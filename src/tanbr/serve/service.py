@@ -379,7 +379,7 @@ class Service:
             record,
             row["started"],
             row["ended"],
-            self._slots.requests if open_now else row["requests"],
+            row["requests"] + self.learner.answers.uncounted().get(row["slot"], 0),
             bool(row["told"]),
             row["unknown"],
             row["estimate"],

@@ -34,7 +34,8 @@ class SlotThread:
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._wake = threading.Event()
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="tanbr-slots", daemon=True)
+        self._fault = ""
+        self._thread = threading.Thread(target=self._watched, name="tanbr-slots", daemon=True)
 
     # --- called by other threads ------------------------------------------------------------------------------------
 
@@ -52,9 +53,8 @@ class SlotThread:
         return not self._thread.is_alive()
 
     def faults(self) -> tuple[str, ...]:
-        """Say that the thread has ended without being told to; nothing if all is well."""
-        dead = self._thread.ident is not None and not self._thread.is_alive() and not self._stopping
-        return ("the slot thread has ended, and nothing is learned any more: restart",) if dead else ()
+        """Say that the thread died, and of what; nothing if all is well."""
+        return (self._fault,) if self._fault else ()
 
     @property
     def requests(self) -> int:
@@ -74,7 +74,7 @@ class SlotThread:
     def call(self, command: Callable[[], Result]) -> Result:
         """Do something in this thread, between two of its own steps."""
         if self._stopping or not self._thread.is_alive():
-            raise ServiceError("the server is stopping")
+            raise ServiceError(self._fault or "the server is stopping")
         return self._send(command).result()
 
     def _send(self, command: Callable[[], Result]) -> "Future[Result]":
@@ -85,20 +85,34 @@ class SlotThread:
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
+    def _watched(self) -> None:
+        """Run; if the thread dies, say so and leave nobody waiting for it."""
+        try:
+            self._run()
+        except BaseException as error:  # nobody else would ever hear of it
+            self._fault = f"the slot thread died of {type(error).__name__}, and nothing is learned any more: restart"
+            self.learner.alarm(self._fault)
+        while not self._commands.empty():
+            self._commands.get()[1].set_exception(ServiceError(self._fault or "the server is stopping"))
+
     def _run(self) -> None:
         torch.set_num_threads(1)  # merges, probes and shadows leave the other cores to the requests
         while not self._stopping:
             self._wake.wait(TICK)
             self._wake.clear()
-            self._obey()
-            self._attempt(self._read)
-            self._attempt(self._judge)
-            if self._due():
-                self._attempt(self._end)
+            self.step()
         self._obey()
         self._pauses.clear()
         self._attempt(self._read)
         self._attempt(self.learner.save)
+
+    def step(self) -> None:
+        """Look once: what others ask for, what was answered, and whether the slot is to end."""
+        self._obey()
+        self._attempt(self._read)
+        self._attempt(self._judge)
+        if self._due():
+            self._attempt(self._end)
 
     def _obey(self) -> None:
         """Do what others ask for; a failure is theirs."""
