@@ -132,11 +132,11 @@ def test_a_survey_goes_on_where_it_stopped(moe: Moe, tmp_path: Path, monkeypatch
     loaded = Survey.load(path)
     np.testing.assert_allclose(loaded.rewards, whole.rewards)
     assert loaded.rows == 4
-    loaded.check(moe, corpus, path, regression=False)
+    loaded.check(moe, corpus, path)
     with pytest.raises(DataError, match="made with other weights"):
-        replace(loaded, model_sha256="0").check(moe, corpus, path, regression=False)
+        replace(loaded, model_sha256="0").check(moe, corpus, path)
     with pytest.raises(DataError, match="is about a, b"):
-        replace(loaded, tasks=("a", "b")).check(moe, corpus, path, regression=False)
+        replace(loaded, tasks=("a", "b")).check(moe, corpus, path)
 
 
 def test_a_warm_start_counts_the_rows_behind_a_survey(study: Study) -> None:

@@ -51,9 +51,8 @@ def serve(
     low_memory: Annotated[
         bool | None, typer.Option("--low-memory", help="Merge in place, with a pause, instead of into a spare buffer.")
     ] = None,
-    regression: Annotated[
-        bool | None, typer.Option("--regression", help="Merge by regression on what `tanbr grams` has measured.")
-    ] = None,
+    method: Annotated[str | None, typer.Option(help="How blends are merged: average, regression, ties, …")] = None,
+    regression: Annotated[bool, typer.Option("--regression", hidden=True)] = False,
     rate: Annotated[float | None, typer.Option(help="Most requests a second of one client.")] = None,
     token_file: Annotated[Path | None, typer.Option(help="File with the clients' token (or set TANBR_TOKEN).")] = None,
     admin_token_file: Annotated[
@@ -69,7 +68,7 @@ def serve(
             "slot_seconds": slot_seconds,
             "precision": precision,
             "low_memory": low_memory,
-            "regression": regression,
+            "method": "regression" if regression else method,
         },
         http={"host": host, "port": port, "rate": rate},
     )

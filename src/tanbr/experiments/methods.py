@@ -4,14 +4,15 @@
 
 `+probes` and `+survey` teach a router the reward of known blends before the first slot: each expert alone and the
 uniform blend, or all that were surveyed. `+oracle` hands it the true mix instead of the monitor's forecast.
-`+regression`, after any method that chooses blends, merges them by regression (`merge/regression.py`).
+`+regression`, or another name of `merge/methods`, after any that chooses blends merges them by that method.
 """
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -25,9 +26,10 @@ from tanbr.errors import ConfigError, DataError
 from tanbr.experiments.answers import Answers, Blended, Merged, Server, Tagged, check_head
 from tanbr.experiments.compare import KnownMix
 from tanbr.experiments.corpus import Corpus
-from tanbr.experiments.survey import Survey
+from tanbr.experiments.survey import Survey, survey_path
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
+from tanbr.merge.methods import METHODS, check_name
 from tanbr.router import Tanbr
 from tanbr.serve.loop import MixSource, SlotLoop
 from tanbr.settings import Config
@@ -45,13 +47,25 @@ class Bench:
     moe: Moe
     corpus: Corpus
     config: Config
-    survey: Survey | None = None
-    regressed: Survey | None = None  # of blends that are merged by regression
+    surveys: Path | None = None  # the survey of averages; those of other methods lie beside it
+    _others: dict[str, "Bench"] = field(default_factory=dict)
+
+    def merging(self, method: str) -> "Bench":
+        """Give the same with blends that are merged by another method."""
+        if method == str(self.moe.method):
+            return self
+        if method not in self._others:
+            self._others[method] = replace(self, moe=open_moe(self.moe.path, method=method), _others={})
+        return self._others[method]
 
     @cached_property
-    def by_regression(self) -> "Bench":
-        """The same with blends that are merged by regression."""
-        return Bench(open_moe(self.moe.path, regression=True), self.corpus, self.config, self.regressed)
+    def survey(self) -> Survey | None:
+        """The survey of blends that are merged as here, if there is one."""
+        method = str(self.moe.method)
+        path = self.surveys and survey_path(self.surveys, method)
+        if path is None or (method != "average" and not path.exists()):
+            return None
+        return Survey.load(path).check(self.moe, self.corpus, path)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -74,7 +88,8 @@ class Bench:
     def known(self) -> Survey:
         """The survey; refused where there is none."""
         if self.survey is None:
-            extra = " --regression" if self.moe.grams is not None else ""
+            method = str(self.moe.method)
+            extra = "" if method == "average" else f" --method {method}"
             raise DataError(
                 f"best-fixed, best-per-slot and warm starts need a survey: make one with `tanbr survey{extra}`"
             )
@@ -182,11 +197,11 @@ class Method:
     kind: Kind
     warm_start: WarmStart = "none"
     oracle: bool = False
-    regression: bool = False
+    merging: str = "average"  # how its blends are merged
 
     def bench(self, shared: Bench) -> Bench:
         """Choose how its blends are merged."""
-        return shared.by_regression if self.regression else shared
+        return shared.merging(self.merging)
 
     @property
     def surveyed(self) -> bool:
@@ -217,10 +232,11 @@ def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False) -
         near = difflib.get_close_matches(base, KINDS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"unknown method {base!r}; {hint}known: {', '.join(KINDS)}, or package.module:Router")
-    allowed = (["probes", "survey", "oracle"] if kind.learns else []) + (["regression"] if kind.blends else [])
-    odd = [extra for extra in extras if extra not in allowed]
+    allowed = ["probes", "survey", "oracle"] if kind.learns else []
+    ways = [name for name in METHODS if name != "average"] if kind.blends else []
+    odd = [extra for extra in extras if extra not in allowed and extra.partition(":")[0] not in ways]
     if odd:
-        may = ", ".join(allowed) or "nothing, as it neither learns nor chooses blends"
+        may = ", ".join([*allowed, *ways]) or "nothing, as it neither learns nor chooses blends"
         raise ConfigError(f"method {text!r}: after {base}+ may follow {may} (got {odd[0]!r})")
     starts = [extra for extra in extras if extra in ("probes", "survey")]
     if len(starts) > 1:
@@ -230,10 +246,12 @@ def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False) -
         oracle = oracle or "oracle" in extras
     else:
         warm_start, oracle = "none", False
-    regression = "regression" in extras
-    said = {"regression": regression, warm_start: warm_start != "none", "oracle": oracle}
-    name = "+".join([base, *(extra for extra, is_so in said.items() if is_so)])
-    return Method(name, kind, warm_start, oracle, regression)
+    merging = [check_name(extra) for extra in extras if extra not in allowed]
+    if len(merging) > 1:
+        raise ConfigError(f"method {text!r}: one way to merge, please")
+    said = {warm_start: warm_start != "none", "oracle": oracle}
+    name = "+".join([base, *merging, *(extra for extra, is_so in said.items() if is_so)])
+    return Method(name, kind, warm_start, oracle, *merging)
 
 
 def methods(texts: Sequence[str], *, warm_start: WarmStart = "none", oracle: bool = False) -> list[Method]:

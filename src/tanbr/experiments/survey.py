@@ -36,7 +36,7 @@ class Survey:
     rows: int = 1  # held-out rows a task behind each of them
     tasks: tuple[str, ...] = ()
     model_sha256: str = ""  # of the checkpoint; "" where it is not known
-    regression: bool = False  # whether its blends were merged by regression
+    method: str = "average"  # how its blends were merged
 
     @property
     def counts(self) -> FloatArray:
@@ -83,19 +83,18 @@ class Survey:
             return cls(
                 blends, rewards, figures, rows=int(values.get("rows", 1)),
                 tasks=tuple(values.get("tasks", ())), model_sha256=str(values.get("model_sha256", "")),
-                regression=bool(values.get("regression", False)),
+                method=str(values.get("method", "regression" if values.get("regression") else "average")),
             )  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} holds no survey ({error}); measure it again with `tanbr survey`") from None
 
-    def check(self, moe: Moe, corpus: Corpus, path: Path, *, regression: bool) -> "Survey":
+    def check(self, moe: Moe, corpus: Corpus, path: Path) -> "Survey":
         """Refuse a survey of another checkpoint, of other tasks than these, or of blends merged in another way."""
         names = tuple(task.name for task in corpus.tasks)
         if self.model_sha256 not in ("", moe.fingerprint):
             raise DataError(f"{path} was made with other weights than {moe.path}; measure it again with `tanbr survey`")
-        if self.regression != regression:
-            how = "by regression" if self.regression else "by averages"
-            raise DataError(f"{path} is about blends that were merged {how}; pass a survey of the others")
+        if self.method != str(moe.method):
+            raise DataError(f"{path} is about blends merged by {self.method}; pass a survey of those by {moe.method}")
         if self.tasks not in ((), names) or self.blends.shape[1] != moe.num_experts:
             raise DataError(
                 f"{path} is about {', '.join(self.tasks)}, not {', '.join(names)}; pass the data's own survey"
@@ -135,9 +134,9 @@ def survey(
     return Survey(blends, rewards, figures, rows=int(counts.min()), tasks=tuple(task.name for task in space.tasks))
 
 
-def regressed(path: Path) -> Path:
-    """Name the survey of blends merged by regression that belongs to another survey."""
-    return path.with_stem(f"{path.stem}-regression")
+def survey_path(path: Path, method: str) -> Path:
+    """Name the survey of blends merged by a method that belongs to a survey of averages."""
+    return path if method == "average" else path.with_stem(f"{path.stem}-{method.replace(':', '-')}")
 
 
 STRETCH = 10  # blends between two saves
@@ -169,7 +168,7 @@ def survey_to(
     while found < blends:
         if found < len(fixed):
             stretch = survey(model, held, space=corpus.space, blends=fixed[found : found + STRETCH])
-            stretch = replace(stretch, model_sha256=moe.fingerprint, regression=moe.grams is not None)
+            stretch = replace(stretch, model_sha256=moe.fingerprint, method=str(moe.method))
             done = stretch if done is None else _joined(done, stretch)
         else:
             done = _searched(done, model, held, corpus.space, min(STRETCH, blends - found))
@@ -203,7 +202,7 @@ def _searched(known: Survey | None, model: Engine | Replay, rows: Rows, space: L
 def _resumed(partial: Path, moe: Moe, corpus: Corpus, fixed: FloatArray, rows: int) -> Survey | None:
     if not partial.exists():
         return None
-    done = Survey.load(partial).check(moe, corpus, partial, regression=moe.grams is not None)
+    done = Survey.load(partial).check(moe, corpus, partial)
     both = min(len(done.blends), len(fixed))
     if done.rows != rows or not np.allclose(done.blends[:both], fixed[:both]):
         raise DataError(f"{partial} belongs to a survey of other blends or rows; delete it to start again")

@@ -41,7 +41,7 @@ def build(
     tasks, teaches the monitor, and its labelled lines are the guard's probes. A foreign checkpoint without one gets
     latent tasks, as many as experts, that the monitor finds in the traffic.
     """
-    moe = open_moe(embedded.path() if checkpoint is None else checkpoint, regression=config.regression)
+    moe = open_moe(embedded.path() if checkpoint is None else checkpoint, method=config.method)
     first = not resumes(state)
     recogniser: Monitor | None = None
     probes: Sequence[Row] = ()

@@ -74,8 +74,8 @@ class ServeConfig(Section):
     """Least share of probe answers that must be the same in int8."""
     low_memory: bool = False
     """Merge in place, with a pause, instead of into a spare FFN buffer."""
-    regression: bool = False
-    """Merge by regression, with the matrices that `tanbr grams` has put beside the experts."""
+    method: str = "average"
+    """How blends are merged (docs/methods.md), with settings as `ties:density=0.3`."""
     merge_share: float = Field(default=0.5, gt=0, le=1)
     """Share of the time that a background merge works; it rests the other part, so that requests stay fast."""
     min_gain: float = Field(default=0.0, ge=0)

@@ -8,11 +8,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from tanbr.errors import CheckpointError, ConfigError
+from tanbr.errors import ConfigError
 from tanbr.merge import Moe
 from tanbr.merge.int8 import Int8Loss
 from tanbr.merge.skeleton import locate
-from tanbr.moe.family import Piece
+from tanbr.merge.stream import finite
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends.backend import Size
 from tanbr.serve.decode import Decoded, OnStep, decode
@@ -24,10 +24,10 @@ class TorchEager:
 
     loss: Int8Loss | None = None
 
-    def __init__(self, model: Any, outputs: Sequence[tuple[Tensor, Piece]]) -> None:
+    def __init__(self, model: Any, outputs: Mapping[str, Tensor]) -> None:
         self.model = model
         self.readers = 0
-        self._outputs = outputs  # where the blend's pieces go: the FFNs
+        self._outputs = outputs  # where merged tensors go, by name: the FFNs
 
     @classmethod
     def build(
@@ -63,7 +63,7 @@ class TorchEager:
     def size(self) -> Size:
         """What the model takes."""
         tensors = {storage_of(tensor): tensor for tensor in tensors_of(self.model)}
-        own = {storage_of(out): out.untyped_storage().nbytes() for out, _ in self._outputs}
+        own = {storage_of(out): out.untyped_storage().nbytes() for out in self._outputs.values()}
         return Size(
             sum(tensor.numel() for tensor in tensors.values()),
             sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
@@ -72,19 +72,15 @@ class TorchEager:
 
     def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
         """Write a blend (K,) into the FFNs, resting between tensors so that at most `share` of the time is work."""
-        weights = blend.tolist()
-        with torch.no_grad():
-            for out, piece in self._outputs:
-                started = time.perf_counter()
-                moe.fill(out, piece, weights)
-                if not torch.isfinite(out.sum(dtype=torch.float32)):
-                    raise CheckpointError(f"the merge of {piece.target} holds NaN or infinity; restore the checkpoint")
-                moe.release()
-                rest(started, share)
+        started = time.perf_counter()
+        for name, tensor in moe.tensors(blend, into=self._outputs.__getitem__, changing=True):
+            finite(name, tensor)
+            moe.release()
+            started = rest(started, share)
 
     def twin(self, moe: Moe) -> Self:
         """Make a second one that shares every tensor but the FFNs'."""
-        own = {storage_of(out) for out, _ in self._outputs}
+        own = {storage_of(out) for out in self._outputs.values()}
         shared = {id(tensor): tensor for tensor in tensors_of(self.model) if storage_of(tensor) not in own}
         model = copy.deepcopy(self.model, dict(shared))
         return type(self)(model, outputs_of(model, moe))
@@ -116,9 +112,9 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def outputs_of(model: nn.Module, moe: Moe) -> list[tuple[Tensor, Piece]]:
-    """Find where in a model a blend's pieces go."""
-    return [(locate(model, piece.target), piece) for piece in moe.plan.blended]
+def outputs_of(model: nn.Module, moe: Moe) -> dict[str, Tensor]:
+    """Find where in a model merged tensors go, by name."""
+    return {name: locate(model, name) for name in moe.plan.targets(changing=True)}
 
 
 def tensors_of(model: nn.Module) -> list[Tensor]:
@@ -131,7 +127,8 @@ def storage_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def rest(started: float, share: float) -> None:
-    """Sleep as long as it takes for the time since `started` to be `share` of all."""
+def rest(started: float, share: float) -> float:
+    """Sleep as long as it takes for the time since `started` to be `share` of all; when the next work starts."""
     if share < 1:
         time.sleep((time.perf_counter() - started) * (1 / share - 1))
+    return time.perf_counter()

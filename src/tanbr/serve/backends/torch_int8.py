@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from tanbr.errors import ConfigError, InputError
 from tanbr.merge import Moe
 from tanbr.merge.int8 import Int8Linear, Int8Loss, offered
-from tanbr.moe.family import Piece
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends.backend import Size
 from tanbr.serve.backends.torch_eager import TorchEager, outputs_of, rest, storage_of, tensors_of
@@ -29,7 +28,7 @@ class TorchInt8(TorchEager):
     def __init__(
         self,
         model: Any,
-        outputs: Sequence[tuple[Tensor, Piece]],
+        outputs: Mapping[str, Tensor],
         packed: Sequence[tuple[Int8Linear, nn.Linear]] = (),
         loss: Int8Loss | None = None,
     ) -> None:
@@ -53,9 +52,8 @@ class TorchInt8(TorchEager):
         exact = TorchEager.build(moe, blend=blend, device=device, probes=probes, least_agreement=0.0)
         outputs = outputs_of(exact.model, moe)
         ffns = _ffns(exact.model, outputs)
-        if {storage_of(ffn.weight) for ffn in ffns.values()} != {
-            storage_of(out) for out, _ in outputs if out.dim() > 1
-        }:
+        matrices = {storage_of(out) for out in outputs.values() if out.dim() > 1}
+        if {storage_of(ffn.weight) for ffn in ffns.values()} != matrices:
             raise InputError(f"{moe.family.model_type} models keep their FFNs in no linear maps; serve them in fp32")
         batches = [batch for inputs in probes() for batch in _comparable(exact, inputs)]
         model, loss = offered(exact.model, batches, least_agreement=least_agreement, choices=(None, set(ffns)))
@@ -76,10 +74,10 @@ class TorchInt8(TorchEager):
     def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
         """Merge in float, then pack."""
         super().merge(moe, blend, share=share)
+        started = time.perf_counter()
         for int8, ffn in self._packed:
-            started = time.perf_counter()
             int8.load(ffn)
-            rest(started, share)
+            started = rest(started, share)
 
     def twin(self, moe: Moe) -> Self:  # noqa: ARG002
         """Make a second one that shares everything but the FFNs' int8 maps."""
@@ -90,9 +88,9 @@ class TorchInt8(TorchEager):
         return type(self)(model, self._outputs, [(own[id(int8)], ffn) for int8, ffn in self._packed], self.loss)
 
 
-def _ffns(model: nn.Module, outputs: Sequence[tuple[Tensor, Piece]]) -> dict[str, nn.Linear]:
+def _ffns(model: nn.Module, outputs: Mapping[str, Tensor]) -> dict[str, nn.Linear]:
     """Find the linear maps that a blend changes, by name."""
-    blended = {storage_of(out) for out, _ in outputs}
+    blended = {storage_of(out) for out in outputs.values()}
     return {
         name: module
         for name, module in model.named_modules()

@@ -16,7 +16,7 @@ from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.export import export
-from tanbr.merge.regression import shrunk, solved
+from tanbr.merge.gram_matrices import shrunk, solved
 
 BLEND = np.array([0.5, 0.3, 0.2, 0.0])
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def regressed(folder: Path) -> Moe:
-    return open_moe(folder, regression=True)
+    return open_moe(folder, method="regression")
 
 
 def test_by_hand() -> None:
@@ -79,7 +79,7 @@ def test_every_way_to_merge_gives_the_same(regressed: Moe, tmp_path: Path) -> No
     wanted = regressed.dense(BLEND).state_dict()
     model = regressed.dense()
     regressed.merge_into(model, [0.25, 0.25, 0.25, 0.25])
-    assert not regressed.merge_into(model, BLEND, max_drift=1.0).incremental
+    regressed.merge_into(model, BLEND)
     regressed.export(BLEND, tmp_path / "dense")
     certificate = json.loads((tmp_path / "dense" / "certificate.json").read_text())
     assert certificate["mode"] == "regression"
@@ -97,10 +97,10 @@ def test_grams_of_other_weights_are_refused(folder: Path, tmp_path: Path) -> Non
         next(other.parameters()).add_(1)
     other.save_pretrained(tmp_path / "other")
     with pytest.raises(CheckpointError, match="tanbr grams"):
-        open_moe(tmp_path / "other", regression=True)
+        open_moe(tmp_path / "other", method="regression")
     (tmp_path / "other" / "grams").symlink_to(folder / "grams")
     with pytest.raises(CheckpointError, match="another model"):
-        open_moe(tmp_path / "other", regression=True)
+        open_moe(tmp_path / "other", method="regression")
 
 
 def test_grams_that_are_not_positive_definite_are_refused() -> None:

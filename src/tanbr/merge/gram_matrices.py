@@ -1,11 +1,7 @@
-"""Merging by regression: every linear layer answers most like each expert does on that expert's own inputs.
+"""Gram matrices of what a checkpoint's experts see, in a checkpoint of their own beside the experts.
 
-    W(x)ᵀ = (Σ_k x_k G_k + ρI)⁻¹ (Σ_k x_k G_k W_kᵀ + ρW̄ᵀ)        W̄ = Σ_k x_k W_k
-
-minimises Σ_k x_k · mean ‖W u − W_k u‖² over the inputs u that expert k sees; G_k is the mean of u uᵀ, off its diagonal
-times 0.9, and ρ, a little of the mean of the diagonal, gives directions that no expert sees the average. The even blend
-is RegMean (`baselines/regmean.py` measures the matrices), a one-hot blend the expert itself. The matrices lie in a
-checkpoint of their own beside the experts, so that a merge streams them as it streams experts.
+For every linear layer and expert k: G_k, the mean of u uᵀ over the inputs u, shrunk off its diagonal, and G_k W_kᵀ. A
+merge by regression streams their weighted sums as it streams experts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +16,8 @@ from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.family import Block, Piece
 from tanbr.moe.writing import NewTensor, new_folder, write_json, write_tensors
 
-FOLDER = "grams"
+FOLDER = "grams"  # what experts see alone
+FOLDER_MERGED = "grams-merged"  # what they see behind layers that are merged already
 SHRINKAGE = 0.9  # α, what is left of a Gram matrix beside its diagonal
 RIDGE = 1e-4  # ρ, relative to the mean of the diagonal
 
@@ -39,15 +36,10 @@ def solved(left: Tensor, right: Tensor, average: Tensor, *, ridge: float = RIDGE
     return torch.cholesky_solve(right + rho * average.to(left).T, factor).T
 
 
-class Grams:
-    """What a checkpoint's experts see at each linear layer; nothing is read before a layer is solved."""
+class GramMatrices:
+    """The matrices of all layers and experts; nothing is read before a layer's sums are asked for."""
 
-    def __init__(self, path: Path, pieces: Sequence[Piece], *, experts: int, digest: str) -> None:
-        folder = path / FOLDER
-        if not folder.is_dir():
-            raise CheckpointError(
-                f"{path} has no Gram matrices of what its experts see; measure them with `tanbr grams`"
-            )
+    def __init__(self, folder: Path, pieces: Sequence[Piece], *, experts: int, fingerprint: str) -> None:
         self.checkpoint = Checkpoint(folder)
         named = {_layer(piece): piece.shape for piece in pieces}
         self._layers = {
@@ -56,51 +48,56 @@ class Grams:
         self._experts = experts
         wanted = {new.name: new.shape for new in _tensors(self._layers, experts)}
         if (
-            self.checkpoint.config.get("model_sha256") != digest
+            self.checkpoint.config.get("model_sha256") != fingerprint
             or not wanted
             or wanted != {name: spec.shape for name, spec in self.checkpoint.specs.items()}
         ):
-            raise CheckpointError(f"{folder} was measured with another model than {path}; delete it and measure anew")
+            raise CheckpointError(f"{folder} was measured with another model; delete it and measure anew")
 
-    def refine(self, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
-        """Turn the average of a layer's weights in `out` (out, in) into the regression for the same blend (K,)."""
+    def sums(self, piece: Piece, weights: Sequence[float]) -> tuple[Tensor, Tensor] | None:
+        """Sum Σ w_k G_k (in, in) and Σ w_k G_k W_kᵀ (in, out) of a piece's layer; None if it is no linear layer."""
         layer = _layer(piece)
-        if layer not in self._layers or sum(weight != 0 for weight in blend) < 2:
-            return
+        if layer not in self._layers:
+            return None
         rows, columns = self._layers[layer]
         left, right = torch.empty(columns, columns), torch.empty(columns, rows)
         for total, side in ((left, "left"), (right, "right")):
             blocks: list[Block] = [(_name(layer, k, side), 0) for k in range(self._experts)]
-            weighted_sum(total, self.checkpoint, blocks, blend)
-        out.copy_(solved(left.to(out.device), right.to(out.device), out))
+            weighted_sum(total, self.checkpoint, blocks, weights)
+        return left, right
 
 
-def write_grams(
+def write_gram_matrices(
     out: Path,
     layers: Mapping[str, tuple[int, int]],
-    experts: Iterable[Mapping[str, tuple[Tensor, Tensor]]],
+    matrices: Iterable[tuple[Tensor, Tensor]],
     *,
-    count: int,
-    digest: str,
+    experts: int,
+    by_layer: bool = False,
+    fingerprint: str,
     rows: int,
 ) -> Path:
-    """Write the folder `out`: for each of `count` experts, layer → (G, G Wᵀ), one expert in memory at a time.
+    """Write the folder `out` from pairs (G, G Wᵀ), of which one is in memory at a time.
 
-    `layers` maps names to (out, in); `rows` is how many texts of its own task an expert was shown.
+    They come expert after expert, each layer by layer, or with `by_layer` the other way round. `layers` maps names to
+    (out, in); `rows` is how many texts of its own task an expert was shown.
     """
-    chunks = (part.float() for of_expert in experts for layer in layers for part in of_expert[layer])
+    chunks = (side.float() for pair in matrices for side in pair)
     with new_folder(out) as folder:
-        write_json(folder / "config.json", {"model_type": "tanbr_grams", "model_sha256": digest, "rows": rows})
-        write_tensors(folder, _tensors(layers, count), chunks)
+        write_json(folder / "config.json", {"model_type": "tanbr_grams", "model_sha256": fingerprint, "rows": rows})
+        write_tensors(folder, _tensors(layers, experts, by_layer=by_layer), chunks)
     return out
 
 
-def _tensors(layers: Mapping[str, tuple[int, ...]], experts: int) -> list[NewTensor]:
-    """List what the folder holds, expert after expert."""
+def _tensors(layers: Mapping[str, tuple[int, ...]], experts: int, *, by_layer: bool = False) -> list[NewTensor]:
+    """List what the folder holds, in order."""
+    pairs = [(layer, k) for k in range(experts) for layer in layers]
+    if by_layer:
+        pairs = [(layer, k) for layer in layers for k in range(experts)]
     return [
         NewTensor(_name(layer, k, side), torch.float32, (columns, columns if side == "left" else rows))
-        for k in range(experts)
-        for layer, (rows, columns) in layers.items()
+        for layer, k in pairs
+        for rows, columns in [layers[layer]]
         for side in ("left", "right")
     ]
 
