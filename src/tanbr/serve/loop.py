@@ -9,10 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from tanbr.serve.engine import Engine, Staged
+from tanbr.serve.engine import Engine, Said, Staged
 from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, Router, SlotMix, SlotRecord, TaskMix, Text
 
-Scorer = Callable[[FloatArray], tuple[Reward, Counts]]  # logits (n, columns) → reward (V,) and counts (V,)
+Scorer = Callable[[Said], tuple[Reward, Counts]]  # answers (n,) → reward (V,) and counts (V,)
 
 
 class MixSource(Protocol):
@@ -56,7 +56,7 @@ class SlotLoop:
     def run(self, texts: Sequence[Text], score: Scorer) -> SlotRecord:
         """Serve one slot's requests with the blend chosen for the forecast mix, and learn from their reward."""
         opened = self.open(self.ask())
-        reward, counts = score(self.engine.logits(texts))
+        reward, counts = score(self.engine.answer(texts))
         self.monitor.observe(texts)
         record = self.settle(opened, reward, counts)
         self.close()
