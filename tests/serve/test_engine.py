@@ -1,6 +1,7 @@
 import os
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,16 +148,17 @@ def test_a_merge_in_place_that_fails_puts_the_old_blend_back_or_answers_nothing(
     mine = open_moe(moe.path)
     engine = Engine(mine, blend=np.eye(8)[0], version=1)
     before = engine.logits(TEXTS[:4])
-    staged, fill, calls = engine.prepare(np.eye(8)[1]), mine.fill, 0
+    staged, tensors, merges = engine.prepare(np.eye(8)[1]), mine.tensors, 0
 
-    def failing(*args: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 3 or (calls > 3 and not restored):
-            raise CheckpointError("the disk is gone")
-        fill(*args)
+    def failing(*args: Any, **settings: Any) -> Iterator[Any]:
+        nonlocal merges
+        merges += 1
+        for number, merged in enumerate(tensors(*args, **settings)):
+            yield merged
+            if number == 3 and (merges == 1 or not restored):
+                raise CheckpointError("the disk is gone")
 
-    monkeypatch.setattr(mine, "fill", failing)
+    monkeypatch.setattr(mine, "tensors", failing)
     with pytest.raises(CheckpointError, match="the disk is gone"):
         engine.commit(staged)
     assert engine.version == 1
@@ -165,7 +167,7 @@ def test_a_merge_in_place_that_fails_puts_the_old_blend_back_or_answers_nothing(
         return
     with pytest.raises(CheckpointError, match="could not be restored"):  # half of one blend, half of another
         engine.logits(TEXTS[:4])
-    monkeypatch.setattr(mine, "fill", fill)
+    monkeypatch.setattr(mine, "tensors", tensors)
     assert engine.swap(np.eye(8)[0], version=1) == 1  # said to answer already, but not whole
     np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
 

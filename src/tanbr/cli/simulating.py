@@ -161,8 +161,11 @@ def grams(
     checkpoint: Annotated[Path, typer.Argument(help="Folder of the MoE checkpoint, one expert a task.")],
     data: Data = None,
     rows: Annotated[int, typer.Option(min=2, help="Held-back rows of every task.")] = 64,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Behind layers that are merged already, for --method regmeanpp.")
+    ] = False,
 ) -> None:
-    """Measure what each expert sees, for merges by regression; goes into the folder grams beside the experts."""
+    """Measure what each expert sees, for merges by regression; goes into a folder beside the experts."""
     import torch
 
     from tanbr.baselines.probes import head_probes
@@ -177,7 +180,9 @@ def grams(
     probes = head_probes(bench.moe, held, space=bench.corpus.space, own=bench.own_experts)
     with progress("experts") as bar:
         line = bar.add_task("measuring", total=bench.moe.num_experts, note="")
-        written = measure(bench.moe, probes, rows=rows, report=lambda done: bar.update(line, completed=done))
+        written = measure(
+            bench.moe, probes, rows=rows, merged=merged, report=lambda done: bar.update(line, completed=done)
+        )
     size = sum(file.stat().st_size for file in written.iterdir())
     console.print(f"grams: {written} ({size / 1e6:.0f} MB)")
 

@@ -16,7 +16,8 @@ from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.family import Block, Piece
 from tanbr.moe.writing import NewTensor, new_folder, write_json, write_tensors
 
-FOLDER = "grams"
+FOLDER = "grams"  # what experts see alone
+FOLDER_MERGED = "grams-merged"  # what they see behind layers that are merged already
 SHRINKAGE = 0.9  # α, what is left of a Gram matrix beside its diagonal
 RIDGE = 1e-4  # ρ, relative to the mean of the diagonal
 
@@ -39,10 +40,6 @@ class GramMatrices:
     """The matrices of all layers and experts; nothing is read before a layer's sums are asked for."""
 
     def __init__(self, folder: Path, pieces: Sequence[Piece], *, experts: int, fingerprint: str) -> None:
-        if not folder.is_dir():
-            raise CheckpointError(
-                f"{folder} is missing: the Gram matrices of what the experts see; measure them with `tanbr grams`"
-            )
         self.checkpoint = Checkpoint(folder)
         named = {_layer(piece): piece.shape for piece in pieces}
         self._layers = {
@@ -73,29 +70,34 @@ class GramMatrices:
 def write_gram_matrices(
     out: Path,
     layers: Mapping[str, tuple[int, int]],
-    experts: Iterable[Mapping[str, tuple[Tensor, Tensor]]],
+    matrices: Iterable[tuple[Tensor, Tensor]],
     *,
-    count: int,
+    experts: int,
+    by_layer: bool = False,
     fingerprint: str,
     rows: int,
 ) -> Path:
-    """Write the folder `out`: for each of `count` experts, layer → (G, G Wᵀ), one expert in memory at a time.
+    """Write the folder `out` from pairs (G, G Wᵀ), of which one is in memory at a time.
 
-    `layers` maps names to (out, in); `rows` is how many texts of its own task an expert was shown.
+    They come expert after expert, each layer by layer, or with `by_layer` the other way round. `layers` maps names to
+    (out, in); `rows` is how many texts of its own task an expert was shown.
     """
-    chunks = (part.float() for of_expert in experts for layer in layers for part in of_expert[layer])
+    chunks = (side.float() for pair in matrices for side in pair)
     with new_folder(out) as folder:
         write_json(folder / "config.json", {"model_type": "tanbr_grams", "model_sha256": fingerprint, "rows": rows})
-        write_tensors(folder, _tensors(layers, count), chunks)
+        write_tensors(folder, _tensors(layers, experts, by_layer=by_layer), chunks)
     return out
 
 
-def _tensors(layers: Mapping[str, tuple[int, ...]], experts: int) -> list[NewTensor]:
-    """List what the folder holds, expert after expert."""
+def _tensors(layers: Mapping[str, tuple[int, ...]], experts: int, *, by_layer: bool = False) -> list[NewTensor]:
+    """List what the folder holds, in order."""
+    pairs = [(layer, k) for k in range(experts) for layer in layers]
+    if by_layer:
+        pairs = [(layer, k) for layer in layers for k in range(experts)]
     return [
         NewTensor(_name(layer, k, side), torch.float32, (columns, columns if side == "left" else rows))
-        for k in range(experts)
-        for layer, (rows, columns) in layers.items()
+        for layer, k in pairs
+        for rows, columns in [layers[layer]]
         for side in ("left", "right")
     ]
 

@@ -37,8 +37,8 @@ class Moe:
         self.sites: list[Site] = self.family.sites(checkpoint, self.config)
         pieces = self.family.plan(checkpoint, self.config, self.sites)
         self.plan = DensePlan(self.family, self.config, self.sites, pieces)
-        experts = Experts(checkpoint, self.plan.blended, self.num_experts, lambda: self.fingerprint)
-        self.method: Method = choose(method, experts)
+        self.experts = Experts(checkpoint, self.plan.blended, self.num_experts, lambda: self.fingerprint)
+        self.method: Method = choose(method, self.experts)
         self._trusted: set[int] = set()
 
     @property

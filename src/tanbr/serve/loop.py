@@ -9,10 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from tanbr.serve.engine import Engine
+from tanbr.serve.engine import Engine, Said
 from tanbr.types import Counts, FloatArray, Reward, Router, SlotMix, SlotRecord, TaskMix, Text
 
-Scorer = Callable[[FloatArray], tuple[Reward, Counts]]  # logits (n, columns) → reward (V,) and counts (V,)
+Scorer = Callable[[Said], tuple[Reward, Counts]]  # answers (n,) → reward (V,) and counts (V,)
 
 
 class MixSource(Protocol):
@@ -45,7 +45,7 @@ class SlotLoop:
         """Serve one slot's requests with the blend chosen for the forecast mix, and learn from their reward."""
         decision = self.router.ask(self.forecast)
         version = self.engine.swap(decision.blend, slot=self.slot)
-        reward, counts = score(self.engine.logits(texts))
+        reward, counts = score(self.engine.answer(texts))
         self.monitor.observe(texts)
         self.router.tell(decision, reward, counts)
         record = SlotRecord(self.slot, version, self.forecast, decision.blend, reward, counts)

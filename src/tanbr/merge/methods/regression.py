@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from tanbr.errors import CheckpointError
 from tanbr.merge.gram_matrices import FOLDER, GramMatrices, solved
 from tanbr.merge.methods.method import Method
 from tanbr.moe.checkpoint import TensorFile
@@ -30,6 +31,8 @@ class Regression(Method):
 
     def __post_init__(self) -> None:
         experts = self.experts
+        if not (experts.path / self.folder).is_dir():
+            raise CheckpointError(f"{experts.path} lacks what merging by {self.name} needs: {self.needs}")
         self._matrices = GramMatrices(
             experts.path / self.folder, experts.pieces, experts=experts.count, fingerprint=experts.fingerprint()
         )

@@ -24,10 +24,10 @@ class TorchEager:
 
     loss: Int8Loss | None = None
 
-    def __init__(self, model: Any, outputs: dict[str, Tensor]) -> None:
+    def __init__(self, model: Any, outputs: Mapping[str, Tensor]) -> None:
         self.model = model
         self.readers = 0
-        self._outputs = outputs  # where merged tensors go: the FFNs, by name
+        self._outputs = outputs  # where merged tensors go, by name: the FFNs
 
     @classmethod
     def build(
@@ -113,7 +113,7 @@ def device_of(name: str) -> torch.device:
 
 
 def outputs_of(model: nn.Module, moe: Moe) -> dict[str, Tensor]:
-    """Find where in a model merged tensors go."""
+    """Find where in a model merged tensors go, by name."""
     return {name: locate(model, name) for name in moe.plan.targets(changing=True)}
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -28,7 +28,7 @@ class TorchInt8(TorchEager):
     def __init__(
         self,
         model: Any,
-        outputs: dict[str, Tensor],
+        outputs: Mapping[str, Tensor],
         packed: Sequence[tuple[Int8Linear, nn.Linear]] = (),
         loss: Int8Loss | None = None,
     ) -> None:
@@ -52,9 +52,8 @@ class TorchInt8(TorchEager):
         exact = TorchEager.build(moe, blend=blend, device=device, probes=probes, least_agreement=0.0)
         outputs = outputs_of(exact.model, moe)
         ffns = _ffns(exact.model, outputs)
-        if {storage_of(ffn.weight) for ffn in ffns.values()} != {
-            storage_of(out) for out in outputs.values() if out.dim() > 1
-        }:
+        matrices = {storage_of(out) for out in outputs.values() if out.dim() > 1}
+        if {storage_of(ffn.weight) for ffn in ffns.values()} != matrices:
             raise InputError(f"{moe.family.model_type} models keep their FFNs in no linear maps; serve them in fp32")
         batches = [batch for inputs in probes() for batch in _comparable(exact, inputs)]
         model, loss = offered(exact.model, batches, least_agreement=least_agreement, choices=(None, set(ffns)))
@@ -89,7 +88,7 @@ class TorchInt8(TorchEager):
         return type(self)(model, self._outputs, [(own[id(int8)], ffn) for int8, ffn in self._packed], self.loss)
 
 
-def _ffns(model: nn.Module, outputs: dict[str, Tensor]) -> dict[str, nn.Linear]:
+def _ffns(model: nn.Module, outputs: Mapping[str, Tensor]) -> dict[str, nn.Linear]:
     """Find the linear maps that a blend changes, by name."""
     blended = {storage_of(out) for out in outputs.values()}
     return {
