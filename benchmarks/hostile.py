@@ -32,7 +32,7 @@ from serving.processes import resident, tanbr
 
 WORKERS = 4
 CROWD = 600  # connections of one client; the server takes 512 in all
-ANSWER = re.compile(rb"HTTP/1\.1 (\d{3})[^\r\n]*\r\n(.*?)\r\n\r\n", re.DOTALL)
+ANSWER = re.compile(rb"HTTP/1\.1 (\d{3})[^\r\n]*\r\n((?:[^\r\n]+\r\n)*)\r\n")
 LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
 
@@ -102,15 +102,19 @@ def parsed(data: bytes) -> Iterator[tuple[int, bytes]]:
         data = rest[size:]
 
 
-def attack(url: str, *, requests: int, seed: int, tick: Callable[[int], None] | None = None) -> Tally:
-    """Send so many attacks from several threads."""
-    parts, tally = urlsplit(url), Tally()
+def attack(
+    url: str, *, requests: int, seed: int, seconds: float = 3600.0, tick: Callable[[int], None] | None = None
+) -> Tally:
+    """Send so many attacks from several threads, or as many as there is time for."""
+    parts, tally, ends = urlsplit(url), Tally(), time.monotonic() + seconds
     where = (str(parts.hostname), int(parts.port or 80))
     document = httpx2.get(f"{url}/openapi.json", timeout=60).json()
 
     def work(number: int) -> None:
         attacker = Attacker(document, seed=1000 * seed + number)
         for _ in range(requests // WORKERS):
+            if time.monotonic() > ends:
+                return
             drawn = attacker.draw()
             tally.note(drawn, send(where, drawn))
             if tick is not None:
@@ -124,20 +128,21 @@ def attack(url: str, *, requests: int, seed: int, tick: Callable[[int], None] | 
     return tally
 
 
-def crowd(url: str) -> dict[str, int]:
+def crowd(url: str, *, connections: int = CROWD) -> dict[str, int]:
     """Hold more connections open than the server takes, from one address, and ask for its health from there."""
     parts = urlsplit(url)
     where, get = (str(parts.hostname), int(parts.port or 80)), b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
     healthy = others = 0
     with ExitStack() as stack:
-        for _ in range(CROWD):
+        other = stack.enter_context(Customer.client(url))
+        for _ in range(connections):
             held = stack.enter_context(socket.create_connection(where, timeout=20))
             held.sendall(get[:-4])  # amid its head: this one does not rest
         for _ in range(20):
             healthy += httpx2.get(f"{url}/healthz", timeout=20).is_success
             with suppress(httpx2.HTTPError):
-                others += Customer.client(url).get("/v1/state").is_success
-    return {"connections": CROWD, "health_asked": 20, "health_answered": healthy, "other_client_answered": others}
+                others += other.get("/v1/state").is_success
+    return {"connections": connections, "health_asked": 20, "health_answered": healthy, "other_client_answered": others}
 
 
 class Customer:
@@ -244,6 +249,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--examples", type=int, default=30, help="examples of schemathesis for an operation")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="stop sending after this time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="1500 requests, 1 example")
     parser.add_argument("--out", type=Path)
@@ -259,7 +265,7 @@ def main() -> None:
                 memory.append(resident(process)["rss"])
                 print(f"{sent} of {requests} sent, {memory[-1]:.0f} MB", file=sys.stderr)
 
-        tally = attack(url, requests=requests, seed=arguments.seed, tick=tick)
+        tally = attack(url, requests=requests, seed=arguments.seed, seconds=arguments.seconds, tick=tick)
         attacked = customer.figures(rounds)
         crowded = crowd(url)
         checked = schemathesis(url, Path(name), examples=examples, seed=arguments.seed)

@@ -9,7 +9,7 @@ def test_every_hostile_request_is_refused_with_a_sentence() -> None:
     service = FakeService()
     with live(service) as url:
         tally = hostile.attack(url, requests=400, seed=5)
-        crowded = hostile.crowd(url)
+        crowded = hostile.crowd(url, connections=150)
         with client(url) as http:
             assert http.post("/v1/classify", json={"inputs": ["still there"]}).status_code == 200
     assert not tally.wrong, tally.wrong[:3]
