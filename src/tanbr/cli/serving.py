@@ -199,8 +199,8 @@ def _size(count: int) -> str:
 
 
 @app.command(
-    epilog='Examples:\n\n    tanbr send "a fine film"\n\n    tanbr send --file texts.txt --json\n\n'
-    '    tanbr send "a fine film" --feedback 1\n\n    tanbr send --id 0f3a-1 --feedback 0.5'
+    epilog='Examples:\n\n    tanbr send "the plot is clever"\n\n    tanbr send --file texts.txt --json\n\n'
+    '    tanbr send "the plot is clever" --feedback 1\n\n    tanbr send --id 0f3a-1 --feedback 0.5'
 )
 def send(
     texts: Annotated[list[str] | None, typer.Argument(help="Texts; a tab in one separates a pair.")] = None,

@@ -1,19 +1,20 @@
-"""The gate before every route: who may pass, how often, and with how large a body. Nothing is parsed before it."""
+"""The entrance before every route: who may pass, how often, and with how large a body. Nothing is parsed before it."""
 
 import time
 from typing import Protocol
 
 from starlette.datastructures import Headers
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tanbr.serve.web import logs
-from tanbr.serve.web.auth import Tokens
+from tanbr.serve.web.auth import HEALTH, Tokens
 from tanbr.serve.web.config import HttpConfig
-from tanbr.serve.web.limits import Held, RateLimit, client_of
+from tanbr.serve.web.limits import BodyMemory, RateLimit, client_of
 from tanbr.serve.web.refusals import Refusal
 
 DRAINED = 8  # bodies' worth of what is too large that is read and dropped, so that the client sees why
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 SECURE = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -34,7 +35,7 @@ class OnRequest(Protocol):
         ...
 
 
-class Gate:
+class Entrance:
     """An ASGI application around another."""
 
     def __init__(
@@ -42,8 +43,9 @@ class Gate:
     ) -> None:
         self._app, self._config, self._tokens, self._on_request = app, config, tokens, on_request
         self._rate = RateLimit(config.rate, config.burst)
-        self._held = Held(config.held_bytes)
-        self._hosts = LOOPBACK | {config.host, *config.hosts} if loopback else None
+        self._held = BodyMemory(config.held_bytes)
+        hosts = [*LOOPBACK, config.host, *config.hosts] if loopback else ["*"]
+        self._judge_host = TrustedHostMiddleware(_trust, allowed_hosts=hosts, www_redirect=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or refuse it."""
@@ -61,7 +63,7 @@ class Gate:
             await send(message)
 
         try:
-            self._check_head(scope)
+            await self._check_head(scope)
             if scope["method"] == "POST":
                 body = await self._body(Headers(scope=scope), receive)
                 if body is None:
@@ -71,8 +73,9 @@ class Gate:
             await self._app(scope, receive, send_secure)
         except Refusal as refusal:
             await refusal.response()(scope, receive, send_secure)
-        except Exception:  # the application has answered it with a 500; the connection may live on
-            logs.logger.exception("fault")
+        except Exception as error:  # with a 500, the application has answered and logged it already
+            if status != 500:
+                logs.say_fault(type(error).__name__, error=error)
         finally:
             self._held.give_back(held)
             self._on_request(
@@ -81,18 +84,25 @@ class Gate:
                 path=scope["path"],
                 status=status,
                 seconds=time.perf_counter() - started,
-                client=_address(scope),
+                client=address_of(scope),
             )
 
-    def _check_head(self, scope: Scope) -> None:
+    async def _check_head(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        if self._hosts is not None and _hostname(headers.get("host", "localhost")) not in self._hosts:
+        if "host" in headers and not await self._is_ours(scope):
             # A page elsewhere whose name is made to point here would otherwise be this server to a browser.
             raise Refusal(421, "this server listens on loopback and is called localhost; see `hosts` in its settings")
-        wait = self._rate.wait(client_of(_address(scope)), time.monotonic())
-        if wait:
-            raise Refusal.later(429, f"more than {self._config.rate:g} requests a second; slow down", seconds=wait)
+        if scope["path"] not in HEALTH:
+            wait = self._rate.wait(client_of(address_of(scope)), time.monotonic())
+            if wait:
+                raise Refusal.later(429, f"more than {self._config.rate:g} requests a second; slow down", seconds=wait)
         self._tokens.check(scope["path"], headers.get("authorization"))
+
+    async def _is_ours(self, scope: Scope) -> bool:
+        """Have Starlette judge the Host header; what it would answer is not sent, because it is no sentence of ours."""
+        judged = dict(scope)
+        await self._judge_host(judged, _nothing, _ignore)
+        return TRUSTED in judged
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
         """Read the body whole, at most as much as is allowed; None when the client left."""
@@ -143,13 +153,22 @@ def _once(body: bytes, receive: Receive) -> Receive:
     return receive_body
 
 
-def _address(scope: Scope) -> str:
+def address_of(scope: Scope) -> str:
+    """Give the address of a request's client."""
     client = scope.get("client")
     return str(client[0]) if client else "local"
 
 
-def _hostname(host: str) -> str:
-    """Take the port off, and the brackets of an IPv6 address."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].lower().rstrip(".")
+TRUSTED = "tanbr.trusted_host"
+
+
+async def _trust(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - an ASGI application
+    scope[TRUSTED] = True
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def _ignore(message: Message) -> None:
+    """Send nothing."""
