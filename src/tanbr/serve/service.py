@@ -91,9 +91,16 @@ class Service:
         self._config, self._tasks = config, tuple(tasks)
         self._expert_names, self._own_experts = tuple(expert_names), tuple(own_experts)
         self._observer = observer or Silent()
+        self._start_blend = StartBlend(
+            config.blend,
+            experts=moe.num_experts,
+            own_experts=self._own_experts,
+            max_active=config.max_active,
+            survey=survey,
+        )
         self.store = Store(state)
         try:
-            self._open(moe, router, monitor, probes, survey, adopt=adopt)
+            self._open(moe, router, monitor, probes, adopt=adopt)
         except BaseException:
             self.store.close()
             raise
@@ -106,7 +113,6 @@ class Service:
         router: Router | None,
         monitor: Monitor | Callable[[], Monitor] | None,
         probes: Sequence[Row],
-        survey: Survey | None,
         *,
         adopt: bool,
     ) -> None:
@@ -155,18 +161,11 @@ class Service:
             keep_logits=config.rewards.labels > 0 and self._space is not None,
             tasks=len(names),
         )
-        start = StartBlend(
-            config.blend,
-            experts=moe.num_experts,
-            own_experts=self._own_experts,
-            max_active=config.max_active,
-            survey=survey,
-        )
         self.learner = Learner(
             self._engine,
             router=router,
             monitor=monitor,
-            start=start,
+            start=self._start_blend,
             guard=Guard(config.guard, self._engine, self._space, probes, tasks=names),
             store=store,
             answers=answers,
