@@ -9,10 +9,12 @@ import random
 import pytest
 import torch
 
+from browsing import browser
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 
+__all__ = ["browser"]  # a fixture for every test
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 

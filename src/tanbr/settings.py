@@ -46,7 +46,8 @@ def parse(values: dict[str, Any], *, source: str = "configuration") -> Config:
 
 def with_options(config: Config, **sections: dict[str, Any]) -> Config:
     """Put options of the command line, those that are not None, over a configuration."""
-    values = config.model_dump()
+    values = config.model_dump(exclude_unset=True)  # what was not set may still be chosen by what is known of a model
     for section, options in sections.items():
-        values[section] |= {name: value for name, value in options.items() if value is not None}
+        given = {name: value for name, value in options.items() if value is not None}
+        values[section] = values.get(section, {}) | given
     return parse(values, source="options")

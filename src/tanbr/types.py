@@ -7,7 +7,7 @@ the `as_*` functions, which are the only place where shape and range are checked
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -66,8 +66,43 @@ class SlotRecord:
         return float(np.average(self.reward[seen], weights=self.counts[seen]))
 
 
-class Router(Protocol):
-    """Chooses a blend for a task mix, and learns from the reward: the one contract of Tanbr and every rival."""
+@dataclass(frozen=True)
+class Terms:
+    """Why a blend was chosen: the terms of its upper confidence bound, eq. (u_node)."""
+
+    mean: float  # ψᵀf(x), predicted reward
+    granularity: float = 0.0  # ν₁ρ^h, what the leaf's size may hide
+    uncertainty: float = 0.0  # γ√(gᵀZ⁻¹g/w), or β standard deviations
+    node: int = -1  # the tree's name for the node (`TreeView.node`), -1 when the blend is no node of it
+    depth: int = 0  # h of that node
+    candidates: int = 1  # how many blends were compared
+
+    @property
+    def bound(self) -> float:
+        """The upper confidence bound U."""
+        return self.mean + self.granularity + self.uncertainty
+
+
+@dataclass(frozen=True, eq=False)
+class TreeView:
+    """A snapshot of the search tree, one row per node; row 0 is the root and parents come before children."""
+
+    parent: NDArray[np.int64]  # (n,) -1 for the root
+    depth: NDArray[np.int64]  # (n,)
+    blend: FloatArray  # (n, K)
+    visits: FloatArray  # (n,) how often the node's blend was told
+    value: FloatArray  # (n, V) predicted reward per task
+    leaf: NDArray[np.bool_]  # (n,) whether the node may be chosen and has no children
+    active: NDArray[np.bool_]  # (n,) whether the node's region holds a feasible blend
+    node: NDArray[np.int64]  # (n,) what `Terms.node` calls it
+
+    def __len__(self) -> int:
+        """How many nodes there are."""
+        return len(self.parent)
+
+
+class Chooser(Protocol):
+    """Chooses a blend for a task mix, and learns from the reward."""
 
     def ask(self, task_mix: ArrayLike) -> Decision:
         """Choose the blend for a slot whose task mix is ψ (V,)."""
@@ -77,8 +112,35 @@ class Router(Protocol):
         """Learn from the reward (V,), NaN where unseen; late and out of order is fine."""
         ...
 
+
+class Router(Chooser, Protocol):
+    """The one contract of Tanbr and every rival, those that learn nothing included; `tanbr.testing` checks it."""
+
+    def warm_start(self, blends: ArrayLike, rewards: ArrayLike, counts: ArrayLike | None = None) -> None:
+        """Learn from blends (n, K) and rewards (n, V) of earlier, NaN where unseen."""
+        ...
+
+    def explain(self, decision: Decision | int) -> Terms:
+        """Say why an open or remembered decision was chosen."""
+        ...
+
+    @property
+    def open(self) -> tuple[Decision, ...]:
+        """Decisions whose reward is still to come, oldest first."""
+        ...
+
+    @property
+    def tree(self) -> TreeView:
+        """A snapshot of the search tree; a single root where there is none."""
+        ...
+
     def save(self, path: str | Path) -> None:
         """Write the whole state atomically."""
+        ...
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Resume bit for bit from what `save` wrote."""
         ...
 
 

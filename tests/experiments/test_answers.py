@@ -64,28 +64,28 @@ def test_a_replay_serves_a_merge_that_is_no_blend(moe: Moe) -> None:
 def test_no_text_is_answered_twice_under_a_blend(moe: Moe, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(moe)
     asked: list[int] = []
-    answer = answers.model.logits
-    monkeypatch.setattr(answers.model, "logits", lambda texts: asked.append(len(texts)) or answer(texts))
+    answer = answers.model.answer
+    monkeypatch.setattr(answers.model, "answer", lambda texts: asked.append(len(texts)) or answer(texts))
     one, other = Blended(answers), Blended(answers)
     one.swap(SOME)
     other.swap(SOME)
-    first = one.logits(TEXTS[:8] + TEXTS[:4])
+    first = one.answer(TEXTS[:8] + TEXTS[:4])
     np.testing.assert_array_equal(first[8:], first[:4])
-    np.testing.assert_array_equal(other.logits(TEXTS[:8]), first[:8])
+    np.testing.assert_array_equal(other.answer(TEXTS[:8]), first[:8])
     assert other.swap(np.eye(8)[0]) == 2
-    assert np.abs(other.logits(TEXTS[:2]) - first[:2]).max() > 1e-3
-    np.testing.assert_array_equal(one.logits(TEXTS[:8]), first[:8])
-    one.logits(TEXTS[:10])
+    assert np.abs(other.answer(TEXTS[:2]) - first[:2]).max() > 1e-3
+    np.testing.assert_array_equal(one.answer(TEXTS[:8]), first[:8])
+    one.answer(TEXTS[:10])
     assert asked == [8, 2, 2]
 
 
 def test_a_bad_blend_is_refused_and_the_old_one_goes_on(moe: Moe) -> None:
     server = Blended(Answers(moe))
     server.swap(SOME)
-    before = server.logits(TEXTS[:2])
+    before = server.answer(TEXTS[:2])
     with pytest.raises(InputError, match="sum to 1"):
         server.swap(np.full(8, 0.2))
-    np.testing.assert_array_equal(server.logits(TEXTS[:2]), before)
+    np.testing.assert_array_equal(server.answer(TEXTS[:2]), before)
 
 
 def test_tagged_answers_are_those_of_the_unmerged_model(moe: Moe) -> None:
@@ -96,7 +96,7 @@ def test_tagged_answers_are_those_of_the_unmerged_model(moe: Moe) -> None:
     with torch.inference_mode():
         wanted = unmerged(**TextEncoder.of(moe.path, vocab_size=10**6)(TEXTS)).logits.numpy()
     server = Tagged(Answers(moe), dict(zip(TEXTS, tags, strict=True)), np.eye(8))
-    np.testing.assert_allclose(server.logits(TEXTS), wanted, atol=2e-4)  # float32, sums in another order
+    np.testing.assert_allclose(server.answer(TEXTS), wanted, atol=2e-4)  # float32, sums in another order
 
 
 def test_a_head_for_other_labels_is_refused(moe: Moe) -> None:

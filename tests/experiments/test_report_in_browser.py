@@ -1,23 +1,13 @@
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser
 
 from tanbr.experiments.compare import Comparison
 from tanbr.experiments.report import write_report
 from tanbr.router import Tanbr
 from tanbr.types import SlotRecord
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 @pytest.fixture
@@ -39,20 +29,17 @@ def report(tmp_path: Path) -> Path:
     )  # fmt: skip
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no browser here; CI installs chromium")
 @pytest.mark.parametrize("width", [390, 1200], ids=["phone", "desktop"])
-def test_a_real_browser_shows_it(report: Path, width: int) -> None:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        page = browser.new_page(viewport={"width": width, "height": 900})
-        problems: list[str] = []
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", lambda request: None if request.url.startswith("file:") else problems.append(request.url))
-        page.goto(report.as_uri())
-        assert page.title() == "A & B"
-        assert page.locator("svg").count() == 5
-        assert page.locator("tbody tr").count() == 2
-        assert page.locator("td", has_text="best <per> slot").count() == 1  # escaped, not markup
-        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")  # no sideways scrolling
-        assert not problems
-        browser.close()
+def test_a_real_browser_shows_it(report: Path, browser: Browser, width: int) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda request: None if request.url.startswith("file:") else problems.append(request.url))
+    page.goto(report.as_uri())
+    assert page.title() == "A & B"
+    assert page.locator("svg").count() == 5
+    assert page.locator("tbody tr").count() == 2
+    assert page.locator("td", has_text="best <per> slot").count() == 1  # escaped, not markup
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")  # no sideways scrolling
+    assert not problems
+    page.close()

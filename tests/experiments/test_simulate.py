@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tanbr.baselines.survey import Survey
 from tanbr.errors import DataError, InputError, StateError
 from tanbr.experiments import simulate as simulating
 from tanbr.experiments.corpus import generated
 from tanbr.experiments.simulate import Outcome, Study, place, simulate
-from tanbr.experiments.survey import Survey, survey_to
+from tanbr.experiments.survey import survey_to
 from tanbr.merge import Moe
 from tanbr.moe import embedded
 from tanbr.tasks import trace
@@ -132,11 +133,11 @@ def test_a_survey_goes_on_where_it_stopped(moe: Moe, tmp_path: Path, monkeypatch
     loaded = Survey.load(path)
     np.testing.assert_allclose(loaded.rewards, whole.rewards)
     assert loaded.rows == 4
-    loaded.check(moe, corpus, path, regression=False)
+    loaded.check(moe, corpus.tasks, path)
     with pytest.raises(DataError, match="made with other weights"):
-        replace(loaded, model_sha256="0").check(moe, corpus, path, regression=False)
+        replace(loaded, model_sha256="0").check(moe, corpus.tasks, path)
     with pytest.raises(DataError, match="is about a, b"):
-        replace(loaded, tasks=("a", "b")).check(moe, corpus, path, regression=False)
+        replace(loaded, tasks=("a", "b")).check(moe, corpus.tasks, path)
 
 
 def test_a_warm_start_counts_the_rows_behind_a_survey(study: Study) -> None:

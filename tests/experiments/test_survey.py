@@ -3,8 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tanbr.baselines.survey import Survey
 from tanbr.errors import DataError
-from tanbr.experiments.survey import Survey, candidates, survey
+from tanbr.experiments.survey import candidates, survey
 from tanbr.merge import Moe
 from tanbr.serve.engine import Engine
 from tanbr.tasks import tiny

@@ -17,7 +17,7 @@ from tanbr.files import write_atomically
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tanbr.merge.inspect import Report
+    from tanbr.merge.inspect import Inspection
     from tanbr.moe.writing import Progress
 
 app = typer.Typer()
@@ -37,11 +37,11 @@ def merge(
         str | None, typer.Option(help="One weight per expert, as 0.5,0.5,…; or `uniform`; or `one-hot:3`.")
     ] = None,
     mode: Annotated[
-        Literal["average", "concat", "regression"],
-        typer.Option(
-            help="Average the experts' weights, put some side by side (a wider FFN, each with 1/k), or merge by "
-            "regression on what `tanbr grams` has measured."
-        ),
+        Literal["blend", "concat"],
+        typer.Option(help="Merge a blend of the experts, or put some side by side: a wider FFN, each with 1/k."),
+    ] = "blend",
+    method: Annotated[
+        str, typer.Option(help="How a blend is merged: average, regression, ties, …; settings as ties:density=0.3.")
     ] = "average",
     experts: Annotated[str | None, typer.Option(help="Which experts to put side by side: 0,3,…")] = None,
 ) -> None:
@@ -50,14 +50,14 @@ def merge(
     from tanbr.merge.export import export
 
     if (mode == "concat") != (experts is not None) or (mode != "concat") != (blend is not None):
-        raise InputError("--mode concat needs --experts, the other modes need --blend, and neither takes the other's")
-    moe = open_moe(checkpoint, regression=mode == "regression")
+        raise InputError("--mode concat needs --experts, a merge needs --blend, and neither takes the other's")
+    moe = open_moe(checkpoint, method=method)
     with _bar("merging") as show:
         export(
             moe,
             out,
             blend=None if blend is None else parse_blend(blend, experts=moe.num_experts),
-            mode="concat" if mode == "concat" else "average",
+            mode=mode,
             experts=None if experts is None else _numbers(experts, "--experts"),
             progress=show,
         )
@@ -170,7 +170,7 @@ def read_batches(path: Path) -> "list[dict[str, Tensor]]":
     return batches
 
 
-def _report_table(report: "Report") -> Table:
+def _report_table(report: "Inspection") -> Table:
     table = Table()
     table.add_column("site", no_wrap=True)
     for name in ("distance", "cosine", "task vectors", "units in place", "best match", "out of place"):

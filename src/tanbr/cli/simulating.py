@@ -41,8 +41,8 @@ def simulate(
     methods: Annotated[
         str,
         typer.Option(
-            help="Names by comma; +probes, +survey, +oracle after one that learns, +regression after one that blends; "
-            "package.module:Router."
+            help="Names by comma; +probes, +survey, +oracle after one that learns, "
+            "+regression, +ties, … after one that blends; package.module:Router."
         ),
     ] = DEFAULT_METHODS,
     traffic: Annotated[
@@ -118,9 +118,8 @@ def survey(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Use the half of the held-back rows that `simulate --rehearse` leaves.")
     ] = False,
-    regression: Annotated[
-        bool, typer.Option("--regression", help="Merge by regression; `tanbr grams` must have been there.")
-    ] = False,
+    method: Annotated[str, typer.Option(help="How blends are merged: average, regression, ties, …")] = "average",
+    regression: Annotated[bool, typer.Option("--regression", hidden=True)] = False,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("out/survey.json"),
 ) -> None:
     """Measure what a checkpoint's blends are worth on held-out rows; interrupted and started again, it goes on."""
@@ -132,7 +131,7 @@ def survey(
 
     torch.set_num_threads(1)
     bench = Study(checkpoint=checkpoint or embedded.path(), data=data, rehearse=rehearse).bench()
-    bench = bench.by_regression if regression else bench
+    bench = bench.merging("regression" if regression else method)
     with progress("blends") as bar:
         line = bar.add_task("surveying", total=blends, note="")
         found = survey_to(
@@ -155,13 +154,18 @@ def survey(
     console.print(f"survey: {out}")
 
 
-@app.command(epilog="Examples:\n\n    tanbr grams glue-moe/ --data glue/\n\n    tanbr serve glue-moe/ --regression")
+@app.command(
+    epilog="Examples:\n\n    tanbr grams glue-moe/ --data glue/\n\n    tanbr serve glue-moe/ --method regression"
+)
 def grams(
     checkpoint: Annotated[Path, typer.Argument(help="Folder of the MoE checkpoint, one expert a task.")],
     data: Data = None,
     rows: Annotated[int, typer.Option(min=2, help="Held-back rows of every task.")] = 64,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Behind layers that are merged already, for --method regmeanpp.")
+    ] = False,
 ) -> None:
-    """Measure what each expert sees, for merges by regression; goes into the folder grams beside the experts."""
+    """Measure what each expert sees, for merges by regression; goes into a folder beside the experts."""
     import torch
 
     from tanbr.baselines.probes import head_probes
@@ -172,10 +176,13 @@ def grams(
     torch.set_num_threads(1)
     bench = Study(checkpoint=checkpoint, data=data).bench()
     check_head(model_for(bench.moe), bench.corpus.space)
-    probes = head_probes(bench.moe, bench.corpus.first_held(rows), space=bench.corpus.space)
+    held = bench.corpus.first_held(rows)
+    probes = head_probes(bench.moe, held, space=bench.corpus.space, own=bench.own_experts)
     with progress("experts") as bar:
         line = bar.add_task("measuring", total=bench.moe.num_experts, note="")
-        written = measure(bench.moe, probes, rows=rows, report=lambda done: bar.update(line, completed=done))
+        written = measure(
+            bench.moe, probes, rows=rows, merged=merged, report=lambda done: bar.update(line, completed=done)
+        )
     size = sum(file.stat().st_size for file in written.iterdir())
     console.print(f"grams: {written} ({size / 1e6:.0f} MB)")
 

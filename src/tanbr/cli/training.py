@@ -12,6 +12,7 @@ from rich.progress import TaskID
 from rich.table import Table
 
 from tanbr import settings as configuration
+from tanbr.baselines import registry
 from tanbr.cli.display import console, progress
 from tanbr.cli.running import ConfigFile, command_line
 from tanbr.errors import ConfigError
@@ -20,7 +21,7 @@ from tanbr.train.config import FLAN_T5, MINILM, PretrainConfig
 
 app = typer.Typer()
 
-ROUTERS = "tanbr, paper, nucb, vector-gp, random, average, switch, rl, smear, smear-sequence"
+ROUTERS = ", ".join((*registry.ROUTERS, "switch", "rl", "smear", "smear-sequence"))
 
 PRESETS = {
     "tiny": PretrainConfig(),

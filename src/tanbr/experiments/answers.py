@@ -15,7 +15,7 @@ from torch import nn
 from tanbr.errors import CheckpointError
 from tanbr.experiments.replay import Replay
 from tanbr.merge import Moe
-from tanbr.serve.engine import Engine
+from tanbr.serve.engine import Engine, Said
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.types import Blend, FloatArray, Text, as_blend
 
@@ -39,8 +39,8 @@ class Server(Protocol):
         """Serve a blend (K,); the merge version that now answers."""
         ...
 
-    def logits(self, texts: Sequence[Text]) -> FloatArray:
-        """Answer texts: (n, columns)."""
+    def answer(self, texts: Sequence[Text]) -> Said:
+        """Answer texts (n,)."""
         ...
 
 
@@ -51,11 +51,11 @@ class Answers:
         self.experts = moe.num_experts
         self.model = model_for(moe)
         self.kept: dict[str, nn.Module] = {}  # merges that are no blend, by name
-        self._known: dict[bytes | str, dict[Text, FloatArray]] = {}
+        self._known: dict[bytes | str, dict[Text, Any]] = {}  # logits (columns,), or what was written
         self._held: bytes | str | None = None  # what the model holds now
 
-    def of(self, what: Blend | str, texts: Sequence[Text]) -> FloatArray:
-        """Answer texts with a blend (K,), or with a merge that is kept under a name: (n, columns)."""
+    def of(self, what: Blend | str, texts: Sequence[Text]) -> Said:
+        """Answer texts (n,) with a blend (K,), or with a merge that is kept under a name."""
         key = what if isinstance(what, str) else what.tobytes()
         known = self._known.setdefault(key, {})
         new = list(dict.fromkeys(text for text in texts if text not in known))
@@ -64,8 +64,9 @@ class Answers:
                 self._held = None  # an exception on the way leaves the model in doubt
                 self._hold(what)
                 self._held = key
-            known.update(zip(new, self.model.logits(new), strict=True))
-        return np.array([known[text] for text in texts]).reshape(len(texts), len(self.model.columns))
+            known.update(zip(new, self.model.answer(new), strict=True))
+        said = [known[text] for text in texts]
+        return np.array(said).reshape(len(texts), len(self.model.columns)) if self.model.columns else said
 
     def _hold(self, what: Blend | str) -> None:
         if not isinstance(what, str):
@@ -91,8 +92,8 @@ class Blended:
             self._blend, self.live = wanted, Now(self.live.version + 1)
         return self.live.version
 
-    def logits(self, texts: Sequence[Text]) -> FloatArray:
-        """Answer texts: (n, columns)."""
+    def answer(self, texts: Sequence[Text]) -> Said:
+        """Answer texts (n,)."""
         return self._answers.of(self._blend, texts)
 
 
@@ -112,8 +113,8 @@ class Merged(Unmoved):
     def __init__(self, answers: Answers, key: str) -> None:
         self._answers, self._key = answers, key
 
-    def logits(self, texts: Sequence[Text]) -> FloatArray:
-        """Answer texts: (n, columns)."""
+    def answer(self, texts: Sequence[Text]) -> Said:
+        """Answer texts (n,)."""
         return self._answers.of(self._key, texts)
 
 
@@ -128,14 +129,16 @@ class Tagged(Unmoved):
         self._answers, self._task_of = answers, task_of
         self._blends = [as_blend(blend, experts=answers.experts) for blend in blends]
 
-    def logits(self, texts: Sequence[Text]) -> FloatArray:
-        """Answer each text with its task's own blend: (n, columns)."""
+    def answer(self, texts: Sequence[Text]) -> Said:
+        """Answer each text (n,) with its task's own blend."""
         tasks = np.array([self._task_of[text] for text in texts], dtype=np.intp)
-        answers = np.empty((len(texts), len(self._answers.model.columns)))
+        said: list[Any] = [None] * len(texts)
         for task in np.unique(tasks):
             own = np.flatnonzero(tasks == task).tolist()
-            answers[own] = self._answers.of(self._blends[task], [texts[i] for i in own])
-        return answers
+            for i, one in zip(own, self._answers.of(self._blends[task], [texts[i] for i in own]), strict=True):
+                said[i] = one
+        columns = len(self._answers.model.columns)
+        return np.array(said).reshape(len(texts), columns) if columns else said
 
 
 def model_for(moe: Moe) -> Replay | Engine:
@@ -144,8 +147,8 @@ def model_for(moe: Moe) -> Replay | Engine:
 
 
 def check_head(model: Replay | Engine, space: LabelSpace) -> None:
-    """Refuse a model whose head does not answer in the label space of the data."""
-    if model.columns != space.columns:
+    """Refuse a model whose head does not answer in the label space of the data; one that writes has no head."""
+    if model.columns and model.columns != space.columns:
         raise CheckpointError(
             f"{model.moe.path} answers {', '.join(model.columns[:8])}, but the data's labels are "
             f"{', '.join(space.columns)}; pass the data it was trained on (--data), or another checkpoint"

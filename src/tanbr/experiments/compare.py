@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from tanbr.serve.engine import Said
 from tanbr.serve.loop import SlotLoop
 from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.rows import Row
+from tanbr.tasks.text_to_text import understood
 from tanbr.tasks.traffic import Slot, Stream
 from tanbr.types import FloatArray, SlotMix, SlotRecord, Text, to_jsonable
 
@@ -90,6 +93,13 @@ def _standard_error(values: FloatArray) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
+def read(rows: Sequence[Row], said: Said, space: LabelSpace) -> FloatArray:
+    """Read answers (n,), be they logits or texts, as rows' targets: label index (−1: none of the task's) or score."""
+    if isinstance(said, np.ndarray):
+        return space.answers(rows, said)
+    return np.array([understood(text, space.task(row.task)) for row, text in zip(rows, said, strict=True)])
+
+
 def compare(
     loops: dict[str, SlotLoop],
     traffic: Stream,
@@ -106,8 +116,8 @@ def compare(
     result = Comparison(mixes=traffic.mixes, records={method: [] for method in loops}, best=best)
     for slot in traffic:
 
-        def score(logits: FloatArray, slot: Slot = slot) -> tuple[FloatArray, FloatArray]:
-            answers = space.answers(slot.rows, logits)
+        def score(said: Said, slot: Slot = slot) -> tuple[FloatArray, FloatArray]:
+            answers = read(slot.rows, said, space)
             if collect:
                 collect(slot, answers)
             return space.slot_reward(slot.rows, space.rewards(slot.rows, answers))

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tanbr.baselines import BestKnown, FixedBlend, RandomBlend
+from tanbr.baselines.survey import Survey
 from tanbr.experiments.compare import Comparison, KnownMix, compare
 from tanbr.experiments.report import write_report
-from tanbr.experiments.survey import Survey
 from tanbr.files import write_atomically
 from tanbr.merge import Moe
 from tanbr.router import Tanbr

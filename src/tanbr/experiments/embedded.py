@@ -10,7 +10,8 @@ from rich.table import Table
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from tanbr.experiments.survey import Survey, candidates, survey
+from tanbr.baselines.survey import Survey
+from tanbr.experiments.survey import candidates, survey
 from tanbr.merge import open as open_moe
 from tanbr.moe.text import TextEncoder
 from tanbr.serve.engine import Engine

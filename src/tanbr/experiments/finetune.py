@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tanbr.baselines import FixedBlend, Nucb, RandomBlend, VectorGP
+from tanbr.baselines import ROUTERS, build
 from tanbr.baselines.rl import Reinforce
 from tanbr.baselines.smear import Smear
 from tanbr.baselines.switch import Switch
@@ -25,7 +25,6 @@ from tanbr.files import write_atomically
 from tanbr.merge import open as open_moe
 from tanbr.moe.gates import Gated
 from tanbr.moe.text import TextEncoder
-from tanbr.router import Tanbr
 from tanbr.settings import Config
 from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
@@ -35,19 +34,11 @@ from tanbr.train.checkpoints import digest, load, write
 from tanbr.train.config import FinetuneConfig
 from tanbr.train.finetune import GatedLearner, Learner, MergedLearner, finetune, norms
 from tanbr.train.objectives import Objective, objective_of
-from tanbr.types import Blend, Router, to_jsonable
+from tanbr.types import Blend, to_jsonable
 
 Rows = Mapping[str, Sequence[Row]]  # task name → rows
 Report = Callable[[str, int, int, str], None]  # phase, done, total, note
 
-ROUTERS: dict[str, Callable[..., Router]] = {
-    "tanbr": lambda K, V, seed, own: Tanbr(K, V, seed=seed, config=Config().router.of_requests(own)),
-    "paper": lambda K, V, seed, _: Tanbr(K, V, seed=seed, mode="paper"),
-    "nucb": lambda K, V, seed, _: Nucb(K, V, seed=seed),
-    "vector-gp": lambda K, V, seed, _: VectorGP(K, V, seed=seed),
-    "random": lambda K, V, seed, _: RandomBlend(K, V, seed=seed),
-    "average": lambda K, V, *_: FixedBlend(K, V),
-}
 GATES: dict[str, Callable[..., Gated]] = {
     "switch": Switch,
     "rl": Reinforce,
@@ -58,7 +49,7 @@ GATES: dict[str, Callable[..., Gated]] = {
 
 def check(router: str) -> str:
     """Refuse a router that is not known."""
-    if router not in ROUTERS | GATES:
+    if router not in (*ROUTERS, *GATES):
         raise ConfigError(f"unknown router {router!r}; choose one of {', '.join((*ROUTERS, *GATES))}")
     return router
 
@@ -82,7 +73,8 @@ def run(
     learner: Learner
     if router in ROUTERS:
         own = read_card(moe.path).experts_of([task.name for task in tasks])
-        learner = MergedLearner(moe, ROUTERS[router](moe.num_experts, len(tasks), config.seed, own))
+        settings = Config().router.of_requests(own)
+        learner = MergedLearner(moe, build(router, moe.num_experts, len(tasks), seed=config.seed, config=settings))
     else:
         learner = GatedLearner(GATES[router](load(checkpoint), seed=config.seed))
     encoder = TextEncoder.of(checkpoint, vocab_size=learner.model.config.vocab_size, max_length=config.max_length)

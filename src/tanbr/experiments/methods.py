@@ -4,31 +4,33 @@
 
 `+probes` and `+survey` teach a router the reward of known blends before the first slot: each expert alone and the
 uniform blend, or all that were surveyed. `+oracle` hands it the true mix instead of the monitor's forecast.
-`+regression`, after any method that chooses blends, merges them by regression (`merge/regression.py`).
+`+regression`, or another name of `merge/methods`, after any that chooses blends merges them by that method.
 """
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from tanbr.baselines import BestKnown, FixedBlend, Nucb, Proportional, RandomBlend, VectorGP
+from tanbr.baselines import ROUTERS, BestKnown, FixedBlend, build
 from tanbr.baselines.fisher import fisher
 from tanbr.baselines.probes import Probes, head_probes
 from tanbr.baselines.regmean import regmean
+from tanbr.baselines.survey import Survey
 from tanbr.baselines.task_moe import TaskExperts
 from tanbr.errors import ConfigError, DataError
 from tanbr.experiments.answers import Answers, Blended, Merged, Server, Tagged, check_head
 from tanbr.experiments.compare import KnownMix
 from tanbr.experiments.corpus import Corpus
-from tanbr.experiments.survey import Survey
+from tanbr.experiments.survey import survey_path
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.router import Tanbr
+from tanbr.merge.methods import METHODS, check_name
 from tanbr.serve.loop import MixSource, SlotLoop
 from tanbr.settings import Config
 from tanbr.tasks.card import read_card
@@ -45,13 +47,25 @@ class Bench:
     moe: Moe
     corpus: Corpus
     config: Config
-    survey: Survey | None = None
-    regressed: Survey | None = None  # of blends that are merged by regression
+    surveys: Path | None = None  # the survey of averages; those of other methods lie beside it
+    _others: dict[str, "Bench"] = field(default_factory=dict)
+
+    def merging(self, method: str) -> "Bench":
+        """Give the same with blends that are merged by another method."""
+        if method == str(self.moe.method):
+            return self
+        if method not in self._others:
+            self._others[method] = replace(self, moe=open_moe(self.moe.path, method=method), _others={})
+        return self._others[method]
 
     @cached_property
-    def by_regression(self) -> "Bench":
-        """The same with blends that are merged by regression."""
-        return Bench(open_moe(self.moe.path, regression=True), self.corpus, self.config, self.regressed)
+    def survey(self) -> Survey | None:
+        """The survey of blends that are merged as here, if there is one."""
+        method = str(self.moe.method)
+        path = self.surveys and survey_path(self.surveys, method)
+        if path is None or (method != "average" and not path.exists()):
+            return None
+        return Survey.load(path).check(self.moe, self.corpus.tasks, path)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -74,7 +88,8 @@ class Bench:
     def known(self) -> Survey:
         """The survey; refused where there is none."""
         if self.survey is None:
-            extra = " --regression" if self.moe.grams is not None else ""
+            method = str(self.moe.method)
+            extra = "" if method == "average" else f" --method {method}"
             raise DataError(
                 f"best-fixed, best-per-slot and warm starts need a survey: make one with `tanbr survey{extra}`"
             )
@@ -97,23 +112,20 @@ class Kind:
     surveyed: bool = False  # whether it needs a survey
 
 
-def _router(make: Callable[..., Router], **options: Any) -> Builder:
-    return lambda bench, seed: (Blended(bench.answers), make(*bench.sizes, seed=seed, **options))
+def _made(make: Callable[..., Router]) -> Builder:
+    return lambda bench, seed: (Blended(bench.answers), make(*bench.sizes, seed=seed))
+
+
+def _named(name: str) -> Builder:
+    def parts(bench: Bench, seed: int) -> Parts:
+        config = bench.config.router.of_requests(bench.own_experts)
+        return Blended(bench.answers), build(name, *bench.sizes, seed=seed, config=config)
+
+    return parts
 
 
 def _fixed(choose: Callable[[Bench], Any]) -> Builder:
     return lambda bench, _: (Blended(bench.answers), FixedBlend(*bench.sizes, blend=choose(bench)))
-
-
-def _tanbr(mode: Literal["default", "paper"]) -> Builder:
-    return lambda bench, seed: (
-        Blended(bench.answers),
-        Tanbr(*bench.sizes, mode=mode, seed=seed, config=bench.config.router.of_requests(bench.own_experts)),
-    )
-
-
-def _proportional(bench: Bench, _: int) -> Parts:
-    return Blended(bench.answers), Proportional(*bench.sizes, own=bench.own_experts or None)
 
 
 def _best_known(bench: Bench, _: int) -> Parts:
@@ -126,7 +138,9 @@ def _merged(merge: Callable[[Moe, Probes], Any]) -> Builder:
         key = merge.__name__
         if key not in bench.answers.kept:
             rows = bench.corpus.first_held(STATISTICS)
-            bench.answers.kept[key] = merge(bench.moe, head_probes(bench.moe, rows, space=bench.corpus.space))
+            bench.answers.kept[key] = merge(
+                bench.moe, head_probes(bench.moe, rows, space=bench.corpus.space, own=bench.own_experts)
+            )
         return Merged(bench.answers, key), FixedBlend(*bench.sizes)
 
     return build
@@ -149,13 +163,7 @@ def _two_experts(bench: Bench) -> FloatArray:
 
 
 KINDS: dict[str, Kind] = {
-    "tanbr": Kind("the router of this project", _tanbr("default"), learns=True),
-    "paper": Kind("Algorithm 1 as printed", _tanbr("paper"), learns=True),
-    "nucb": Kind("neural UCB over 20 random blends a slot", _router(Nucb), learns=True),
-    "vector-gp": Kind("a plain Gaussian process over 1000 blends", _router(VectorGP), learns=True),
-    "random": Kind("a random blend every slot", _router(RandomBlend)),
-    "proportional": Kind("every expert at its task's share of the mix", _proportional),
-    "average": Kind("all experts alike", _fixed(lambda _: None)),
+    **{name: Kind(router.about, _named(name), learns=router.learns) for name, router in ROUTERS.items()},
     "fisher": Kind("experts weighted by their Fisher information", _merged(fisher), blends=False),
     "regmean": Kind("every linear layer by regression on its inputs", _merged(regmean), blends=False),
     "best-fixed": Kind(
@@ -182,11 +190,11 @@ class Method:
     kind: Kind
     warm_start: WarmStart = "none"
     oracle: bool = False
-    regression: bool = False
+    merging: str = "average"  # how its blends are merged
 
     def bench(self, shared: Bench) -> Bench:
         """Choose how its blends are merged."""
-        return shared.by_regression if self.regression else shared
+        return shared.merging(self.merging)
 
     @property
     def surveyed(self) -> bool:
@@ -200,7 +208,7 @@ class Method:
         if self.warm_start != "none":
             known, probes = bench.known, bench.moe.num_experts + 1
             rows = slice(probes if self.warm_start == "probes" else None)
-            router.warm_start(known.blends[rows], known.rewards[rows], known.counts[rows])  # type: ignore[attr-defined]
+            router.warm_start(known.blends[rows], known.rewards[rows], known.counts[rows])
         source: MixSource = (
             KnownMix(mixes)
             if self.kind.told or self.oracle
@@ -217,10 +225,11 @@ def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False) -
         near = difflib.get_close_matches(base, KINDS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"unknown method {base!r}; {hint}known: {', '.join(KINDS)}, or package.module:Router")
-    allowed = (["probes", "survey", "oracle"] if kind.learns else []) + (["regression"] if kind.blends else [])
-    odd = [extra for extra in extras if extra not in allowed]
+    allowed = ["probes", "survey", "oracle"] if kind.learns else []
+    ways = [name for name in METHODS if name != "average"] if kind.blends else []
+    odd = [extra for extra in extras if extra not in allowed and extra.partition(":")[0] not in ways]
     if odd:
-        may = ", ".join(allowed) or "nothing, as it neither learns nor chooses blends"
+        may = ", ".join([*allowed, *ways]) or "nothing, as it neither learns nor chooses blends"
         raise ConfigError(f"method {text!r}: after {base}+ may follow {may} (got {odd[0]!r})")
     starts = [extra for extra in extras if extra in ("probes", "survey")]
     if len(starts) > 1:
@@ -230,10 +239,12 @@ def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False) -
         oracle = oracle or "oracle" in extras
     else:
         warm_start, oracle = "none", False
-    regression = "regression" in extras
-    said = {"regression": regression, warm_start: warm_start != "none", "oracle": oracle}
-    name = "+".join([base, *(extra for extra, is_so in said.items() if is_so)])
-    return Method(name, kind, warm_start, oracle, regression)
+    merging = [check_name(extra) for extra in extras if extra not in allowed]
+    if len(merging) > 1:
+        raise ConfigError(f"method {text!r}: one way to merge, please")
+    said = {warm_start: warm_start != "none", "oracle": oracle}
+    name = "+".join([base, *merging, *(extra for extra, is_so in said.items() if is_so)])
+    return Method(name, kind, warm_start, oracle, *merging)
 
 
 def methods(texts: Sequence[str], *, warm_start: WarmStart = "none", oracle: bool = False) -> list[Method]:
@@ -250,4 +261,4 @@ def _third_party(place: str) -> Kind:
         make = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"method {place!r} cannot be imported ({error}); it must be package.module:Router") from None
-    return Kind(f"{place}(K, V, seed=…)", _router(make), learns=True)
+    return Kind(f"{place}(K, V, seed=…)", _made(make), learns=True)

@@ -47,6 +47,10 @@ class Replay:
             self.version += 1
         return self.version
 
+    def answer(self, texts: Sequence[Text]) -> FloatArray:
+        """Answer texts: logits (n, columns), as `serve.Engine` does."""
+        return self.logits(texts)
+
     def put(self, merged: nn.Module) -> int:
         """Serve another merge of the same MoE, one that is no blend: its FFNs are copied."""
         with torch.no_grad():

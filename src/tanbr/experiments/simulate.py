@@ -22,7 +22,6 @@ from tanbr.errors import StateError, TanbrError
 from tanbr.experiments.compare import Comparison, compare
 from tanbr.experiments.corpus import Corpus, generated, of_glue
 from tanbr.experiments.methods import Bench, methods
-from tanbr.experiments.survey import Survey, regressed
 from tanbr.files import write_atomically
 from tanbr.merge import open as open_moe
 from tanbr.tasks import trace, traffic
@@ -67,11 +66,10 @@ class Study:
         """Open the checkpoint and what belongs to it; whatever does not fit together is refused here."""
         moe, corpus = open_moe(self.checkpoint), self.corpus()
         settings = configuration.load(self.config)
-        surveys: list[Survey | None] = [None, None]
-        for regression, path in enumerate([self.survey, self.survey and regressed(self.survey)]):
-            if path is not None and (path.exists() or not regression):
-                surveys[regression] = Survey.load(path).check(moe, corpus, path, regression=bool(regression))
-        return Bench(moe, corpus, settings, *surveys)
+        bench = Bench(moe, corpus, settings, surveys=self.survey)
+        if self.survey is not None:
+            bench.survey  # noqa: B018  (one that does not fit is refused here)
+        return bench
 
     def facts(self, bench: Bench, name: str) -> dict[str, Any]:
         """Describe what a result depends on: no path, so that it reads the same elsewhere."""
@@ -86,7 +84,7 @@ class Study:
             "traffic": kind,
             **(drawn if synthetic else {}),
             "survey": one.bench(bench).known.digest if one.surveyed else None,
-            **({"grams": grams.checkpoint.config["rows"]} if (grams := one.bench(bench).moe.grams) else {}),
+            **one.bench(bench).moe.method.facts,
             "config": bench.config.model_dump(mode="json", exclude_defaults=True, include={"router", "monitor"}),
         }
 

@@ -13,14 +13,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tanbr.errors import DecisionError, InputError, StateError
+from tanbr.router.migration import LAYOUT, migrated
 from tanbr.router.records import Terms, Told, TreeView
 from tanbr.router.sizes import Sizes
-from tanbr.state import Arrays, read_state, write_state
+from tanbr.router.slots import pack, unpack
+from tanbr.state import Arrays, from_arrays, read_state, to_arrays, write_state
 from tanbr.types import (
     Blend,
     Counts,
     Decision,
-    FloatArray,
     Reward,
     TaskMix,
     as_blend,
@@ -49,12 +50,13 @@ class Policy(Protocol):
         """Show the search tree; a single root where there is none."""
         ...
 
-    def snapshot(self) -> Arrays:
-        """Everything that changes, but for the random generator."""
+    @property
+    def state(self) -> Any:
+        """Everything that changes, but for the random generator: one frozen dataclass."""
         ...
 
-    def restore(self, arrays: Arrays) -> None:
-        """Undo to what `snapshot` returned."""
+    def restore(self, state: Any) -> None:
+        """Undo to what `state` was."""
         ...
 
 
@@ -90,11 +92,12 @@ class AskTell:
         return decision
 
     def tell(self, decision: Decision | int, reward: ArrayLike, counts: ArrayLike | None = None) -> None:
-        """Learn from the reward (V,), NaN where unseen; late and out of order is fine."""
+        """Learn from the reward (V,), NaN where unseen; late and out of order is fine. All NaN teaches nothing."""
         asked, terms = self._find_open(decision)
         checked = as_reward(reward, tasks=self.tasks)
         weights = as_counts(counts, reward=checked)
-        self._policy.learn(asked.task_mix, asked.blend, terms, checked, weights)
+        if weights.any():
+            self._policy.learn(asked.task_mix, asked.blend, terms, checked, weights)
         del self._open[asked.id]
         self._told.append(Told(asked, checked, weights, terms))
 
@@ -148,36 +151,58 @@ class AskTell:
         """Write the whole state atomically."""
         header = {
             "kind": self.kind,
+            "layout": LAYOUT,
             "settings": self._settings,
             "next_id": self._next_id,
             "random": self._rng.bit_generator.state,
         }
-        rows = [*self._told, *(Told(d, _unseen(self.tasks), _unseen(self.tasks), t) for d, t in self._open.values())]
-        arrays = {f"policy.{name}": array for name, array in self._policy.snapshot().items()}
-        write_state(path, header, {**arrays, **_pack(rows), "told": np.array(len(self._told))})
+        policy = {f"policy.{name}": array for name, array in to_arrays(self._policy.state).items()}
+        write_state(path, header, {**policy, **pack(self._told, self._open.values(), tasks=self.tasks)})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Resume bit for bit from what `save` wrote."""
+        """Resume bit for bit from what `save` wrote; a copy plays a slot first, to see that it can."""
         header, arrays = read_state(path)
         if header.get("kind") != cls.kind:
             raise StateError(
                 f"{path} holds a {header.get('kind')!r} router, not {cls.kind!r}; load it with its own class"
             )
         try:
-            router = cls(**header["settings"])
-            router._restore(header, arrays)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise StateError(f"{path} does not fit this router ({error}); use the tanbr that wrote it") from None
+            with np.errstate(divide="raise", invalid="raise"):
+                cls._restored(header, arrays)._play()
+            return cls._restored(header, arrays)
+        except Exception as error:  # whatever it is that these values make a router stumble over
+            said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise StateError(f"{path} does not fit this router ({said}); use the tanbr that wrote it") from None
+
+    @classmethod
+    def least_numbers(cls, settings: Mapping[str, Any]) -> int:  # noqa: ARG003
+        """How many numbers a state with these settings holds at least: more are not made room for."""
+        return 0
+
+    @classmethod
+    def _restored(cls, header: Mapping[str, Any], arrays: Arrays) -> Self:
+        held, least = sum(array.size for array in arrays.values()), cls.least_numbers(header["settings"])
+        if held < least:
+            raise StateError(f"its settings speak of {least} numbers, it holds {held}")
+        router = cls(**header["settings"])
+        policy = {k.removeprefix("policy."): v for k, v in arrays.items() if k.startswith("policy.")}
+        start = router._policy.state
+        policy = migrated(policy, to_arrays(start), int(header.get("layout", 1)))
+        router._policy.restore(from_arrays(start, policy))
+        router._rng.bit_generator.state = header["random"]
+        router._next_id = int(header["next_id"])
+        told, open_ = unpack(arrays, experts=router.experts, tasks=router.tasks)
+        router._told.extend(told)
+        router._open = {decision.id: (decision, terms) for decision, terms in open_}
         return router
 
-    def _restore(self, header: Mapping[str, Any], arrays: Arrays) -> None:
-        rows, told = _unpack(arrays), int(arrays["told"])
-        self._policy.restore({k.removeprefix("policy."): v for k, v in arrays.items() if k.startswith("policy.")})
-        self._rng.bit_generator.state = header["random"]
-        self._next_id = int(header["next_id"])
-        self._told.extend(rows[:told])
-        self._open = {row.decision.id: (row.decision, row.terms) for row in rows[told:]}
+    def _play(self) -> None:
+        """Ask, and tell all that is open."""
+        self.ask(np.full(self.tasks, 1.0 / self.tasks))
+        for decision in self.open:
+            self.tell(decision, np.full(self.tasks, 0.5))
+        self.tree  # noqa: B018 - looks at every node
 
     def _find_open(self, decision: Decision | int) -> tuple[Decision, Terms]:
         wanted = _id_of(decision)
@@ -200,32 +225,3 @@ def _id_of(decision: Decision | int) -> int:
     if not isinstance(wanted, int | np.integer) or isinstance(wanted, bool):
         raise DecisionError(f"a decision or its id is needed (got {type(decision).__name__})")
     return int(wanted)
-
-
-def _unseen(tasks: int) -> FloatArray:
-    return np.full(tasks, np.nan)
-
-
-def _pack(rows: list[Told]) -> Arrays:
-    terms = [[r.terms.mean, r.terms.granularity, r.terms.uncertainty] for r in rows]
-    places = [[r.decision.id, r.terms.node, r.terms.depth, r.terms.candidates] for r in rows]
-    return {
-        "slot.mix": np.array([r.decision.task_mix for r in rows]),
-        "slot.blend": np.array([r.decision.blend for r in rows]),
-        "slot.reward": np.array([r.reward for r in rows]),
-        "slot.counts": np.array([r.counts for r in rows]),
-        "slot.terms": np.array(terms, dtype=np.float64),
-        "slot.place": np.array(places, dtype=np.int64),
-    }
-
-
-def _unpack(arrays: Arrays) -> list[Told]:
-    columns = [arrays[f"slot.{name}"] for name in ("mix", "blend", "reward", "counts", "terms", "place")]
-    for column in columns:
-        column.setflags(write=False)
-    rows = []
-    for mix, blend, reward, counts, (mean, granularity, uncertainty), place in zip(*columns, strict=True):
-        id_, node, depth, candidates = (int(value) for value in place)
-        terms = Terms(float(mean), float(granularity), float(uncertainty), node, depth, candidates)
-        rows.append(Told(Decision(id_, mix, blend), reward, counts, terms))
-    return rows

@@ -45,6 +45,10 @@ class PaperModeConfig(Section):
     memory: int = Field(100_000, ge=1)
     """Most told slots the loss runs over; older ones are forgotten."""
 
+    def parameters(self, experts: int, tasks: int) -> int:
+        """The number of weights, p = wK + wV + w²(L − 2)."""
+        return self.width * (experts + tasks) + self.width**2 * (self.layers - 2)
+
 
 class DefaultModeConfig(Section):
     """The pooled Gaussian process with the vertex tree."""
@@ -122,9 +126,11 @@ class RouterConfig(Section):
         """Give the settings for rewards that are means over single requests, with the requests as counts.
 
         Where the checkpoint says which expert was trained for each task, that is the prior, and less is left to
-        explore: no slot is spent on every expert alone, and the bound is tighter.
+        explore: no slot is spent on every expert alone, and the bound is tighter. What the user has set stays.
         """
-        update: dict[str, Any] = {"noise": self.default.request_noise}
+        default = self.default
+        update: dict[str, Any] = {"noise": default.request_noise}
         if own_experts:
-            update |= {"own_experts": own_experts, "beta": min(self.default.beta, 1.0), "opening": 1}
-        return self.model_copy(update={"default": self.default.model_copy(update=update)})
+            update |= {"own_experts": own_experts, "beta": min(default.beta, 1.0), "opening": 1}
+        update = {name: value for name, value in update.items() if name not in default.model_fields_set}
+        return self.model_copy(update={"default": default.model_copy(update=update)})

@@ -91,7 +91,7 @@ class MergedLearner(Learner):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "router"
             path.write_bytes(state.numpy().tobytes())
-            self.router = type(self.router).load(path)  # type: ignore[attr-defined]
+            self.router = type(self.router).load(path)
 
 
 class GatedLearner(Learner):

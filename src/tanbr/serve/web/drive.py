@@ -68,7 +68,7 @@ def _answers(
         rows = slot.rows[start : start + batch]
         if model["kind"] == "classifier":
             outputs = client.classify([row.text for row in rows])["outputs"]
-            answers += [_read(output, row, space) for output, row in zip(outputs, rows, strict=True)]
+            answers += [read_answer(output, row, space) for output, row in zip(outputs, rows, strict=True)]
         else:
             outputs = client.complete([_prompt(row.text) for row in rows], model=model["name"])["choices"]
             answers += [
@@ -78,7 +78,8 @@ def _answers(
     return names, np.array(answers)
 
 
-def _read(output: dict[str, Any], row: Row, space: LabelSpace) -> float:
+def read_answer(output: dict[str, Any], row: Row, space: LabelSpace) -> float:
+    """Read a classifier's answer to a row as `LabelSpace.answers` would; NO_ANSWER for a label of another task."""
     task = space.task(row.task)
     if task.graded:
         return float(output.get("grades", {}).get(task.name, NO_ANSWER))
@@ -99,7 +100,7 @@ def summary(drives: Sequence[Drive], *, tail: int) -> dict[str, Any]:
         "reward": float(means.mean()),
         "tail": tail,
         "tail_reward": float(means[-tail:].mean()),
-        "requests_per_second": requests / seconds,
+        "texts_per_second": requests / seconds,
         "feedback_accepted": sum(drive.accepted for drive in drives),
         "merge_version": drives[-1].state["merge_version"],
         "slot": drives[-1].state["slot"],
