@@ -11,6 +11,7 @@ answers the same rows with and without the posterior, so the difference is paire
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,7 +87,8 @@ def main() -> None:
         logits["tagged MoE"] = [alone[of, np.arange(len(rows))]]
         logits["MoE, task by the monitor"] = [alone[posteriors.argmax(axis=1), np.arange(len(rows))]]
 
-    result = {"recognised": float((posteriors.argmax(axis=1) == of).mean()), "settings": {}}
+    recognised = float((posteriors.argmax(axis=1) == of).mean())
+    settings: dict[str, Any] = {}
     table = Table(
         "setting", "reward", "with the posterior", "points", "± 2 s.e.", "worst of its blends", "tasks that lose"
     )
@@ -96,7 +98,7 @@ def main() -> None:
         gain = 100 * (used - plain)
         each = gain.mean(axis=0)
         tasks = {task.name: float(each[of == v].mean()) for task, v in zip(data.tasks, index.values(), strict=True)}
-        figures = {
+        figures: dict[str, Any] = {
             "plain": float(plain.mean()),
             "posterior": float(used.mean()),
             "points": float(gain.mean()),
@@ -104,7 +106,7 @@ def main() -> None:
             "worst_blend": float(gain.mean(axis=1).min()),
             "points_by_task": tasks,
         }
-        result["settings"][name] = figures
+        settings[name] = figures
         losers = ", ".join(f"{task} {points:+.1f}" for task, points in tasks.items() if points < 0)
         table.add_row(
             name, f"{figures['plain']:.3f}", f"{figures['posterior']:.3f}", f"{figures['points']:+.2f}",
@@ -112,9 +114,12 @@ def main() -> None:
         )  # fmt: skip
     console = Console(width=140)
     console.print(table)
-    console.print(f"{len(rows)} rows; the monitor recognises {100 * result['recognised']:.1f}% of them")
+    console.print(f"{len(rows)} rows; the monitor recognises {100 * recognised:.1f}% of them")
     if options.out:
-        write_atomically(options.out, json.dumps({"rows": len(rows), **result}, indent=1) + "\n")
+        write_atomically(
+            options.out,
+            json.dumps({"rows": len(rows), "recognised": recognised, "settings": settings}, indent=1) + "\n",
+        )
 
 
 if __name__ == "__main__":

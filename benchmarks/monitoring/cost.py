@@ -69,7 +69,8 @@ def measure(data: Data, *, per_task: int, repeats: int, seed: int) -> dict[str, 
             for part in parts:
                 recogniser.recognise(part)
 
-        forward(), recognise()
+        forward()
+        recognise()
         rounds = [(seconds(recognise), seconds(forward)) for _ in range(repeats)]  # side by side: load hits both
         shares = quartiles([one / two for one, two in rounds])
         result[f"recognising before the answer, batches of {batch}"] = {

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tanbr.errors import InputError
 from tanbr.monitor.ragged import Ragged
-from tanbr.monitor.tokens import BASE, CAPITALS, DIGITS, MARKS, ODD, SALT, Batch, Tokens
+from tanbr.monitor.tokens import CAPITALS, DIGITS, MARKS, ODD, SALT, Batch, Tokens
 from tanbr.types import FloatArray, Text
 
 VIEWS = (
@@ -108,13 +108,10 @@ def read(texts: Sequence[Text]) -> Features:
 
 def _read_roles(batch: Batch, tokens: Tokens, surface: FloatArray) -> Ragged:
     """Salt each word with its text and whether the other text has it too; lengths and overlaps to `surface`."""
-    owner = np.repeat(np.arange(len(tokens.breaks)), np.diff(tokens.starts))
-    in_second = np.arange(len(owner)) > tokens.breaks[owner]
-    own = tokens.hashes + owner.astype(np.uint64) * BASE  # the same word in another request is another word
-    pairs = own * ODD
-    pairs[:-1] += own[1:]
-    both = np.concatenate([own, pairs])
-    shared = _shared(both, np.concatenate([in_second, in_second])).reshape(2, -1)  # words, pairs of words
+    pairs = tokens.hashes * ODD
+    pairs[:-1] += tokens.hashes[1:]
+    pairs[tokens.starts[1:] - 1] = 0  # no pair reaches into the next request
+    shared = np.array([_shared(tokens.hashes, tokens), _shared(pairs, tokens)])
     hits = np.add.reduceat(shared, tokens.parts, axis=1, dtype=np.float64)
     first, second = lengths = tokens.lengths
     surface[:, 0] = batch.is_pair
@@ -122,18 +119,21 @@ def _read_roles(batch: Batch, tokens: Tokens, surface: FloatArray) -> Ragged:
     surface[:, 3] = batch.is_pair * np.log((second + 1) / (first + 1))
     surface[:, 4] = hits[0, ::2] / np.maximum(first, 1)
     surface[:, 5:7] = (hits[:, 1::2] / np.maximum(second, 1)).T
-    return Ragged(tokens.hashes * ODD + SALT[2 * in_second + shared[0]], tokens.starts)
+    role = shared[0].astype(np.intp)
+    for middle, end in zip(tokens.breaks.tolist(), tokens.starts[1:].tolist(), strict=True):
+        role[middle + 1 : end] += 2
+    return Ragged(tokens.hashes * ODD + SALT[role], tokens.starts)
 
 
-def _shared(values: NDArray[np.uint64], in_second: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Tell which values of the first texts are in the second ones as well, and the other way round."""
-    order = values.argsort()
-    ordered = values[order]
-    groups = np.zeros(len(values), dtype=np.int64)
-    np.cumsum(ordered[1:] != ordered[:-1], out=groups[1:])
-    seconds = np.bincount(groups, weights=in_second[order])
-    shared = np.empty(len(values), dtype=bool)
-    shared[order] = ((seconds > 0) & (seconds < np.bincount(groups)))[groups]
+def _shared(values: NDArray[np.uint64], tokens: Tokens) -> list[bool]:
+    """Tell which values of the first texts are in the second ones as well, and the other way round.
+
+    Sets, not sorted arrays: a request alone would pay ten calls into NumPy for its few dozen words.
+    """
+    listed, starts, shared = values.tolist(), tokens.starts.tolist(), []
+    for start, middle, end in zip(starts, tokens.breaks.tolist(), starts[1:], strict=False):
+        both = set(listed[start : middle + 1]).intersection(listed[middle + 1 : end])
+        shared += [value in both for value in listed[start:end]] if both else [False] * (end - start)
     return shared
 
 

@@ -73,19 +73,21 @@ def log_likelihood(
     count, rows, width, size = tables.shape
     flat = tables.reshape(-1, size)
     values = np.concatenate([view.values for view in views])
-    ends = np.cumsum([len(view.values) for view in views])
-    starts = np.concatenate([view.starts[:-1] + end - len(view.values) for view, end in zip(views, ends, strict=True)])
-    table = np.repeat(np.arange(count) * (rows * width), [len(view.values) for view in views])  # where each's begins
-    row = np.arange(rows)[:, None] * width
-    least = np.empty((len(values), size), dtype=np.float32)
-    for start in range(0, len(values), _CHUNK):
+    places = _columns(values, rows, width)  # (rows, H) in `flat`
+    places += np.arange(rows)[:, None] * width
+    starts, end = [], 0
+    for number, view in enumerate(views):
+        starts.append(view.starts[:-1] + end)
+        places[:, end : end + len(view.values)] += number * rows * width
+        end += len(view.values)
+    least = np.empty((end, size), dtype=np.float32)
+    for start in range(0, end, _CHUNK):
         part = slice(start, start + _CHUNK)
-        places = _columns(values[part], rows, width) + (table[part] + row)
-        flat.take(places, axis=0, mode="clip").min(axis=0, out=least[part])
-    return np.add.reduceat(least, starts, axis=0).reshape(count, -1, size).astype(np.float64)
+        np.minimum.reduce(flat.take(places[:, part], axis=0, mode="clip"), axis=0, out=least[part])
+    return np.add.reduceat(least, np.concatenate(starts), axis=0).reshape(count, -1, size).astype(np.float64)
 
 
 def _columns(hashes: NDArray[np.uint64], rows: int, width: int) -> NDArray[np.int64]:
     """Find the counter of each hash in each row (rows, H)."""
     shift = np.uint64(64 - (width.bit_length() - 1))
-    return ((hashes * _MULTIPLIERS[:rows, None]) >> shift).astype(np.int64)
+    return ((hashes * _MULTIPLIERS[:rows, None]) >> shift).view(np.int64)
