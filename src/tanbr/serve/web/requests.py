@@ -38,7 +38,9 @@ class ClassifyRequest(Sent):
     """Texts, or pairs of texts, to classify."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"inputs": ["the plot is clever", ["a question", "a passage that may answer it"]]}]}
+        json_schema_extra={
+            "examples": [{"inputs": ["the plot is clever", ["a question", "a passage that may answer it"]]}]
+        }
     )
     inputs: Annotated[list[Input], Field(min_length=1, fail_fast=True)]
     """Each a text, or a pair of texts."""
