@@ -77,7 +77,7 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete and not cycle.more_body:
             cycle.keep_alive = False
-            self._leaving = self.loop.call_later(LEAVING_SECONDS, self.transport.close)
+            self._leaving = self.loop.call_later(LEAVING_SECONDS, self._hang_up, self.transport.close)
             return True
         if self._head or (cycle is not None and not cycle.response_complete):
             self._refuse(Refusal(400, "the request ended before it was whole"))
@@ -107,7 +107,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Wait for a client that does not take its answer, but not for ever."""
         super().pause_writing()
-        self._writing = self._writing or self._later(self.transport.abort)
+        self._writing = self._writing or self._later(self._drop)
 
     def resume_writing(self) -> None:
         """Go on."""
@@ -124,6 +124,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def _too_slow(self) -> None:
         self._reading = None
         self._refuse(Refusal(408, f"the request took longer than {self.limits.read_seconds:g} seconds to arrive"))
+
+    def _drop(self) -> None:
+        self._hang_up(self.transport.abort)
+
+    def _hang_up(self, end: Callable[[], None]) -> None:
+        """Close or abort amid an answer, which must learn of it at once: a closed transport cannot be written to."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        end()
 
     def _refuse(self, refusal: Refusal) -> None:
         if self.transport.is_closing():
