@@ -7,8 +7,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from tanbr.errors import CheckpointError, InputError
-from tanbr.experiments.answers import Answers, Blended, Tagged, check_head
-from tanbr.experiments.replay import Replay
+from tanbr.experiments.answers import Answers, Blended, Tagged, model_for
+from tanbr.experiments.classifier import Classifier
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe.layer import TaskRouting, route

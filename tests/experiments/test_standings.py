@@ -36,7 +36,7 @@ def standings() -> Standings:
 
 def test_the_figures_by_hand() -> None:
     s = standings()
-    assert (s.hero, s.best, s.late) == ("tanbr", "best-per-slot", 40)
+    assert (s.subject, s.best, s.late) == ("tanbr", "best-per-slot", 40)
     assert s.reward("average").mean == pytest.approx(0.6)
     assert s.above("tanbr", "average", after=40).mean == pytest.approx(0.19)
     assert s.above("tanbr", "average").seeds == pytest.approx((30 / 80 * 0.4 + 50 / 80 * 0.79 - 0.6,) * 2)

@@ -15,7 +15,7 @@ from tanbr.types import FloatArray
 
 if TYPE_CHECKING:  # torch is not needed to show help
     from tanbr.experiments.compare import Comparison
-    from tanbr.tasks.traffic import Slot
+    from tanbr.tasks.traffic import SlotRequests
 
 console = Console(highlight=False)
 RECENT = 20  # slots that a moving figure averages
@@ -33,8 +33,8 @@ def progress(unit: str = "") -> Progress:
 class SlotDisplay:
     """Live panels of a comparison: ψ, x, reward and regret, slot by slot."""
 
-    def __init__(self, *, slots: int, tasks: Sequence[str], hero: str) -> None:
-        self._tasks, self._hero, self._slots = tasks, hero, slots
+    def __init__(self, *, slots: int, tasks: Sequence[str], subject: str) -> None:
+        self._tasks, self._subject, self._slots = tasks, subject, slots
         self._progress = progress("slots")
         self._bar = self._progress.add_task("serving", total=slots, note="")
         self._live = Live(self._progress, console=console, refresh_per_second=8, transient=True)
@@ -46,9 +46,9 @@ class SlotDisplay:
     def __exit__(self, *error: Any) -> None:
         self._live.__exit__(*error)
 
-    def __call__(self, so_far: "Comparison", slot: "Slot") -> None:
+    def __call__(self, so_far: "Comparison", slot: "SlotRequests") -> None:
         """Show the comparison after a slot."""
-        records = so_far.records[self._hero]
+        records = so_far.records[self._subject]
         self._progress.update(self._bar, completed=len(records))
         if console.is_terminal:
             last = records[-1]

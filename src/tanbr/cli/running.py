@@ -9,6 +9,7 @@ import typer
 
 from tanbr import settings as configuration
 from tanbr.cli.display import SlotDisplay, console, standings_table
+from tanbr.cli.stopping import keeps
 from tanbr.tasks import traffic
 
 app = typer.Typer()
@@ -27,6 +28,7 @@ def command_line() -> str:
 @app.command(
     epilog="Examples:\n\n    tanbr demo\n\n    tanbr demo --traffic switching --slots 400 --seed 3 --out out/switching"
 )
+@keeps("a demo keeps nothing until its end; run it again")
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for report.html and demo.json.")] = Path("out/demo"),
     slots: Annotated[int, typer.Option(min=20, help="How many slots to serve.")] = 300,
@@ -49,7 +51,7 @@ def demo(
     torch.set_num_threads(1)  # a model this small is no faster on more, and far slower when they are busy
     settings = configuration.load(config)
     moe = open_moe(embedded.path())
-    with SlotDisplay(slots=slots, tasks=[task.name for task in tiny.TASKS], hero=experiment.TANBR) as display:
+    with SlotDisplay(slots=slots, tasks=[task.name for task in tiny.TASKS], subject=experiment.TANBR) as display:
         done = experiment.run(
             moe, out=out, config=settings, slots=slots, requests=requests, kind=kind, alpha=alpha, seed=seed,
             watch=display, command=command_line(),

@@ -1,7 +1,5 @@
 """`tanbr simulate` and `tanbr survey`."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,6 +8,8 @@ from rich.progress import TaskID
 from rich.table import Table
 
 from tanbr.cli.display import console, progress
+from tanbr.cli.running import ConfigFile, command_line
+from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.tasks import traffic as traffics
 
@@ -26,15 +26,11 @@ Data = Annotated[Path | None, typer.Option(help="GLUE's folder; the embedded mod
 DEFAULT_METHODS = "tanbr,average,best-fixed,random,best-per-slot"
 
 
-def _command() -> str:
-    words = [word.rsplit("/", 1)[-1] if word.startswith("/") else word for word in sys.argv[1:]]
-    return shlex.join(["tanbr", *words])  # no place of this machine
-
-
 @app.command(
     epilog="Examples:\n\n    tanbr simulate\n\n"
     "    tanbr simulate glue-moe/ --data glue/ --methods tanbr,tanbr+survey,average,nucb --seeds 0,1,2 --workers 2"
 )
+@keeps("runs that had ended are in {out}/runs; the same command goes on with the others")
 def simulate(
     checkpoint: Checkpoint = None,
     data: Data = None,
@@ -67,9 +63,7 @@ def simulate(
     ] = False,
     record: Annotated[Path | None, typer.Option(help="Also write the first seed's stream to this file.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")] = 1,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="TOML file with settings that differ from the defaults.")
-    ] = None,
+    config: ConfigFile = None,
     out: Annotated[Path, typer.Option(help="Folder for results; what is there already is not run again.")] = Path(
         "out/simulate"
     ),
@@ -101,7 +95,7 @@ def simulate(
     standings = Standings.of(outcomes, tasks=[task.name for task in corpus.tasks], mixes=mixes)
     for table in tables(standings):
         console.print(table)
-    written = write(out, standings, command=_command(), facts=outcomes[0].facts)
+    written = write(out, standings, command=command_line(), facts=outcomes[0].facts)
     console.print(f"figures: {written}")
 
 
@@ -109,6 +103,7 @@ def simulate(
     epilog="Examples:\n\n    tanbr survey\n\n"
     "    tanbr survey glue-moe/ --data glue/ --blends 120 --rows 60 --out survey.json"
 )
+@keeps("what was measured is in {out}.partial; the same command goes on")
 def survey(
     checkpoint: Checkpoint = None,
     data: Data = None,
@@ -136,7 +131,7 @@ def survey(
     with progress("blends") as bar:
         line = bar.add_task("surveying", total=blends, note="")
         found = survey_to(
-            out, bench.moe, bench.corpus, blends=blends, rows=rows, searched=searched, command=_command(),
+            out, bench.moe, bench.corpus, blends=blends, rows=rows, searched=searched, command=command_line(),
             report=lambda done, total: bar.update(line, completed=done, total=total),
         )  # fmt: skip
     K = bench.moe.num_experts
@@ -156,6 +151,7 @@ def survey(
 
 
 @app.command(epilog="Examples:\n\n    tanbr grams glue-moe/ --data glue/\n\n    tanbr serve glue-moe/ --regression")
+@keeps("nothing was written; run it again")
 def grams(
     checkpoint: Annotated[Path, typer.Argument(help="Folder of the MoE checkpoint, one expert a task.")],
     data: Data = None,
@@ -166,12 +162,12 @@ def grams(
 
     from tanbr.baselines.probes import head_probes
     from tanbr.baselines.regmean import measure
-    from tanbr.experiments.answers import check_head, model_for
+    from tanbr.experiments.answers import model_for
     from tanbr.experiments.simulate import Study
 
     torch.set_num_threads(1)
     bench = Study(checkpoint=checkpoint, data=data).bench()
-    check_head(model_for(bench.moe), bench.corpus.space)
+    model_for(bench.moe, bench.corpus.space)  # its head must fit
     probes = head_probes(bench.moe, bench.corpus.first_held(rows), space=bench.corpus.space)
     with progress("experts") as bar:
         line = bar.add_task("measuring", total=bench.moe.num_experts, note="")
@@ -224,7 +220,7 @@ def tables(standings: "Standings") -> list[Table]:
         for column in table.columns[1:]:
             column.justify = "right"
         for row in rows:
-            table.add_row(*row, style="bold blue" if row[0] == standings.hero else "")
+            table.add_row(*row, style="bold blue" if row[0] == standings.subject else "")
         result.append(table)
     return result
 

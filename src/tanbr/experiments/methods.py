@@ -22,16 +22,16 @@ from tanbr.baselines.probes import Probes, head_probes
 from tanbr.baselines.regmean import regmean
 from tanbr.baselines.task_moe import TaskExperts
 from tanbr.errors import ConfigError, DataError
-from tanbr.experiments.answers import Answers, Blended, Merged, Server, Tagged, check_head
+from tanbr.experiments.answers import Answers, Blended, OtherMerge, Tagged, model_for
 from tanbr.experiments.compare import KnownMix
+from tanbr.experiments.contestant import Contestant, MixSource, OneModel, Server
 from tanbr.experiments.corpus import Corpus
 from tanbr.experiments.survey import Survey
+from tanbr.experiments.task_figures import own_experts
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.router import Tanbr
-from tanbr.serve.loop import MixSource, SlotLoop
 from tanbr.settings import Config
-from tanbr.tasks.card import read_card
 from tanbr.types import FloatArray, Router
 
 STATISTICS = 64  # held rows a task behind the statistics of fisher and regmean
@@ -61,14 +61,12 @@ class Bench:
     @property
     def own_experts(self) -> tuple[int, ...]:
         """The expert of each task, if the checkpoint says so."""
-        return read_card(self.moe.path).experts_of([task.name for task in self.corpus.tasks])
+        return own_experts(self.moe, [task.name for task in self.corpus.tasks])
 
     @cached_property
     def answers(self) -> Answers:
         """The one model, and every answer it has given."""
-        answers = Answers(self.moe)
-        check_head(answers.model, self.corpus.space)
-        return answers
+        return Answers(model_for(self.moe, self.corpus.space))
 
     @property
     def known(self) -> Survey:
@@ -127,25 +125,27 @@ def _merged(merge: Callable[[Moe, Probes], Any]) -> Builder:
         if key not in bench.answers.kept:
             rows = bench.corpus.first_held(STATISTICS)
             bench.answers.kept[key] = merge(bench.moe, head_probes(bench.moe, rows, space=bench.corpus.space))
-        return Merged(bench.answers, key), FixedBlend(*bench.sizes)
+        return OtherMerge(bench.answers, key), FixedBlend(*bench.sizes)
 
     return build
 
 
 def _tagged(blends: Callable[[Bench], FloatArray]) -> Builder:
     def build(bench: Bench, _: int) -> Parts:
-        K, V = bench.sizes
-        if K != V:
-            raise ConfigError(f"tags need one expert a task, in the tasks' order (got {K} experts and {V} tasks)")
+        if not bench.own_experts:
+            raise ConfigError(
+                f"tags need an expert a task, and {bench.moe.path} does not say which expert learned which; "
+                "write it into its tanbr.json"
+            )
         task_of = {row.text: v for v, task in enumerate(bench.corpus.tasks) for row in bench.corpus.stream[task.name]}
-        return Tagged(bench.answers, task_of, blends(bench)), FixedBlend(K, V)
+        return Tagged(bench.answers, task_of, blends(bench)), FixedBlend(*bench.sizes)
 
     return build
 
 
 def _two_experts(bench: Bench) -> FloatArray:
-    K = bench.moe.num_experts
-    return TaskExperts.most_helpful(bench.known.rewards[:K].T, per_task=2, own=range(K)).blends
+    alone = bench.known.rewards[: bench.moe.num_experts]  # each expert's own
+    return TaskExperts.most_helpful(alone.T, per_task=2, own=bench.own_experts).blends
 
 
 KINDS: dict[str, Kind] = {
@@ -167,7 +167,7 @@ KINDS: dict[str, Kind] = {
     ),
     "tags": Kind(
         "the un-merged MoE with every request's true tag",
-        _tagged(lambda b: np.eye(b.sizes[0])),
+        _tagged(lambda b: np.eye(b.sizes[0])[list(b.own_experts)]),
         told=True,
         blends=False,
     ),
@@ -193,7 +193,7 @@ class Method:
         """Whether it needs a survey."""
         return self.kind.surveyed or self.warm_start != "none"
 
-    def loop(self, bench: Bench, *, mixes: FloatArray, seed: int) -> SlotLoop:
+    def contestant(self, bench: Bench, *, mixes: FloatArray, seed: int) -> Contestant:
         """Build it for a stream with these mixes (slots, V)."""
         bench = self.bench(bench)
         server, router = self.kind.build(bench, seed)
@@ -206,7 +206,7 @@ class Method:
             if self.kind.told or self.oracle
             else bench.corpus.taught_monitor(bench.config.monitor, seed=seed)
         )
-        return SlotLoop(server, router, source, bench.sizes[1])  # type: ignore[arg-type]
+        return OneModel(server, router, source, bench.sizes[1])
 
 
 def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False) -> Method:

@@ -42,7 +42,7 @@ def regret(standings: Standings) -> Figure:
         if method != standings.best:
             series = np.array([c.regret(method) for c in standings.comparisons.values()])
             axis.plot(series.mean(axis=0), **line)
-            if method == standings.hero:
+            if method == standings.subject:
                 axis.fill_between(
                     range(series.shape[1]), series.min(0), series.max(0), color=line["color"], alpha=0.15, lw=0
                 )
@@ -63,11 +63,11 @@ def lead_by_slot(standings: Standings, *, window: int = 20) -> Figure:
     for axis, seed in zip(axes, seeds, strict=True):
         comparison = standings.comparisons[seed]
         for rival in rivals:
-            lead = comparison.rewards(standings.hero) - comparison.rewards(rival)
+            lead = comparison.rewards(standings.subject) - comparison.rewards(rival)
             label = rival if seed == seeds[0] else None
             axis.plot(100 * smooth(lead, window), **{**lines[rival], "label": label})
         axis.axhline(0, color="#999999", lw=0.6)
-        axis.set(title=f"Points of {standings.hero} above a rival, last {window} slots (seed {seed})")
+        axis.set(title=f"Points of {standings.subject} above a rival, last {window} slots (seed {seed})")
     axes[-1].set_xlabel("slot")
     canvas.legend(loc="outside right center", fontsize=8)
     return canvas

@@ -23,10 +23,10 @@ def write(out: Path, standings: Standings, *, command: str, facts: Mapping[str, 
     write_atomically(out / "results.md", markdown(standings, command=command))
     series = standings.comparisons
     seed, first = next(iter(series.items()))
-    records = first.records[standings.hero]
+    records = first.records[standings.subject]
     mixes = [
         (f"True task mix (seed {seed})", first.mixes),
-        (f"Task mix ψ as {standings.hero} was asked with", np.array([r.task_mix for r in records])),
+        (f"Task mix ψ as {standings.subject} was asked with", np.array([r.task_mix for r in records])),
     ]
     blend = np.array([r.blend for r in records])
     experts = [f"expert {k}" for k in range(blend.shape[1])]
@@ -35,7 +35,7 @@ def write(out: Path, standings: Standings, *, command: str, facts: Mapping[str, 
         "regret": online_pictures.regret(standings),
         "slots": online_pictures.lead_by_slot(standings),
         "mix": pictures.shares(mixes, standings.tasks),
-        "blend": pictures.shares([(f"Blend x served by {standings.hero} (seed {seed})", blend)], experts),
+        "blend": pictures.shares([(f"Blend x served by {standings.subject} (seed {seed})", blend)], experts),
         "tasks": online_pictures.task_figures(standings),
     }.items():
         pictures.png(canvas, out / f"{name}.png")

@@ -23,10 +23,11 @@ from tanbr.experiments.compare import Comparison, compare
 from tanbr.experiments.corpus import Corpus, generated, of_glue
 from tanbr.experiments.methods import Bench, methods
 from tanbr.experiments.survey import Survey, regressed
-from tanbr.files import write_atomically
+from tanbr.files import check_writable, write_atomically
 from tanbr.merge import open as open_moe
 from tanbr.tasks import trace, traffic
 from tanbr.tasks.metrics import figure
+from tanbr.tasks.rows import Row
 from tanbr.tasks.traffic import Stream, Traffic
 from tanbr.types import FloatArray, SlotRecord, to_jsonable
 
@@ -124,7 +125,7 @@ class Outcome:
             ]
             figures = np.array(values["figures"], dtype=np.float64)
             return cls(values["seed"], values["method"], values["facts"], records, figures, values["seconds"])
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise StateError(f"{path} is no result of simulate ({error}); delete it to run it again") from None
 
 
@@ -133,7 +134,7 @@ def play(study: Study, bench: Bench, seed: int, name: str, watch: Watch | None =
     started = time.monotonic()
     stream, space = study.stream(bench.corpus, seed), bench.corpus.space
     [one] = methods([name])
-    loop = one.loop(bench, mixes=stream.mixes, seed=seed)
+    contestant = one.contestant(bench, mixes=stream.mixes, seed=seed)
     answers: dict[str, tuple[list[float], list[float]]] = {task.name: ([], []) for task in space.tasks}
 
     def report(so_far: Comparison, _: Any) -> None:
@@ -141,15 +142,15 @@ def play(study: Study, bench: Bench, seed: int, name: str, watch: Watch | None =
             done = so_far.records[name]
             watch(seed, name, len(done), float(np.nanmean([r.total_reward for r in done[-RECENT:]])))
 
-    def collect(slot: traffic.Slot, given: FloatArray) -> None:
-        for row, answer in zip(slot.rows, given, strict=True):
+    def collect(rows: Sequence[Row], given: FloatArray) -> None:
+        for row, answer in zip(rows, given, strict=True):
             answers[row.task][0].append(row.target)
             answers[row.task][1].append(float(answer))
 
     try:
-        result = compare({name: loop}, stream, space=space, best=name, report=report, collect=collect)
+        result = compare({name: contestant}, stream, space=space, best=name, watch=report, collect=collect)
     except TanbrError as error:
-        raise type(error)(f"method {name}, seed {seed}, slot {loop.slot}: {error}") from None
+        raise type(error)(f"method {name}, seed {seed}, slot {contestant.slot}: {error}") from None
     figures = np.array(
         [figure(task, *map(np.array, answers[task.name])) if answers[task.name][0] else np.nan for task in space.tasks]
     )
@@ -191,8 +192,7 @@ def simulate(
                 raise StateError(f"{path} belongs to a run with other settings; choose another --out or delete it")
             if finished:
                 finished(outcomes[seed, name], True)
-    write_atomically(out / "runs" / ".writable", "")  # a folder that cannot be written to is better found out now
-    (out / "runs" / ".writable").unlink()
+    check_writable(out / "runs")
     errors = []
     with _in_processes(study, out, workers) if workers > 1 and len(missing) > 1 else _here(study, bench, out) as run:
         for (seed, name), error in run(missing, watch):

@@ -42,15 +42,15 @@ class Standings:
         return list(dict.fromkeys(outcome.method for outcome in self.outcomes))
 
     @property
-    def hero(self) -> str:
+    def subject(self) -> str:
         """The method that is compared with all others."""
         return self.methods[0]
 
     @property
     def variants(self) -> list[str]:
         """The first method, and those that differ from it in their start alone."""
-        base = self.hero.split("+")[0]
-        return [m for m in self.methods if m == self.hero or (m.split("+")[0] == base and "oracle" not in m)]
+        base = self.subject.split("+")[0]
+        return [m for m in self.methods if m == self.subject or (m.split("+")[0] == base and "oracle" not in m)]
 
     @property
     def best(self) -> str:

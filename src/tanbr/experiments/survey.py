@@ -15,15 +15,14 @@ import numpy as np
 
 from tanbr.baselines.search import Table, search
 from tanbr.errors import DataError
-from tanbr.experiments.answers import check_head, model_for
+from tanbr.experiments.answers import model_for
 from tanbr.experiments.corpus import Corpus, Rows
-from tanbr.experiments.replay import Replay
+from tanbr.experiments.dense import DenseModel
 from tanbr.files import write_atomically
 from tanbr.merge import Moe
-from tanbr.serve.engine import Engine
 from tanbr.tasks.metrics import LabelSpace, figure
 from tanbr.tasks.rows import Row
-from tanbr.types import Blend, FloatArray, TaskMix, to_jsonable
+from tanbr.types import Blend, FloatArray, to_jsonable
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +52,6 @@ class Survey:
         """The blend with the highest mean reward over the tasks: the best one for ever if mixes favour no task."""
         return self.blends[self.rewards.mean(axis=1).argmax()]
 
-    def best_for(self, mix: TaskMix) -> Blend:
-        """Find the blend with the highest reward ψᵀr for a mix (V,)."""
-        return self.blends[(self.rewards @ mix).argmax()]
-
     def stakes(self, alpha: float, *, seed: int = 0, draws: int = 4_000) -> dict[str, float]:
         """Compare, over mixes from Dirichlet(alpha), the best blend per mix with the best fixed and the uniform one."""
         mixes = np.random.default_rng(seed).dirichlet(np.full(self.rewards.shape[1], alpha), draws)
@@ -85,7 +80,7 @@ class Survey:
                 tasks=tuple(values.get("tasks", ())), model_sha256=str(values.get("model_sha256", "")),
                 regression=bool(values.get("regression", False)),
             )  # fmt: skip
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{path} holds no survey ({error}); measure it again with `tanbr survey`") from None
 
     def check(self, moe: Moe, corpus: Corpus, path: Path, *, regression: bool) -> "Survey":
@@ -113,7 +108,7 @@ def candidates(experts: int, *, random: int = 143, seed: int = 0) -> FloatArray:
 
 
 def survey(
-    model: Engine | Replay,
+    model: DenseModel,
     rows: Mapping[str, Sequence[Row]],
     *,
     space: LabelSpace,
@@ -127,7 +122,7 @@ def survey(
     rewards, figures = np.empty((2, len(blends), len(space.tasks)))
     for n, blend in enumerate(blends):
         model.swap(blend)
-        answers = space.answers(everything, model.logits([row.text for row in everything]))
+        answers = space.read(everything, model.answers([row.text for row in everything]))
         rewards[n], counts = space.slot_reward(everything, space.rewards(everything, answers))
         figures[n] = [figure(task, targets[of], answers[of]) for task, of in zip(space.tasks, own, strict=True)]
         if report:
@@ -159,8 +154,7 @@ def survey_to(
 
     The `searched` last of the blends are found by search: for the even mix, and for mixes that favour some tasks.
     """
-    model, held = model_for(moe), corpus.first_held(rows)
-    check_head(model, corpus.space)
+    model, held = model_for(moe, corpus.space), corpus.first_held(rows)
     about = {"command": command, "data": corpus.name}
     fixed = candidates(moe.num_experts)[: blends - searched]
     partial = path.with_name(f"{path.name}.partial")
@@ -183,7 +177,7 @@ def survey_to(
     return done
 
 
-def _searched(known: Survey | None, model: Engine | Replay, rows: Rows, space: LabelSpace, count: int) -> Survey:
+def _searched(known: Survey | None, model: DenseModel, rows: Rows, space: LabelSpace, count: int) -> Survey:
     if known is None:
         raise DataError("a search needs surveyed blends to start from; ask for more blends than searched ones")
     rng = np.random.default_rng(len(known.blends))  # the same after an interruption
