@@ -1,14 +1,9 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-
-def tanbr(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    script = Path(sys.executable).with_name("tanbr")
-    return subprocess.run([script, *arguments], capture_output=True, text=True, cwd=cwd, timeout=240)
+from cli.running import tanbr
 
 
 def test_simulate_leaves_figures_tables_and_pictures(tmp_path: Path) -> None:

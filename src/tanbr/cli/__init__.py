@@ -34,7 +34,7 @@ def _say_version(asked: bool) -> None:
 
 @app.callback()
 def everywhere(
-    version: Annotated[  # noqa: ARG001 - its callback does it
+    version: Annotated[
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:

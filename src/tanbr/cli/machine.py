@@ -52,9 +52,7 @@ def examine() -> Machine:
     """Look at this machine."""
     packages = [Package(name, _version(name), needed_for) for name, needed_for in PACKAGES.items()]
     absent = [package for package in packages if package.version is None]
-    missing = [
-        f"{one.name}, for {one.needed_for}: pip install '{OPTIONAL.get(one.name, one.name)}'" for one in absent
-    ]
+    missing = [f"{one.name}, for {one.needed_for}: pip install '{OPTIONAL.get(one.name, one.name)}'" for one in absent]
     if not (Path(tanbr.embedded()) / "model.safetensors").is_file():
         missing.append("the embedded model, for every command without a checkpoint: install the package again")
     broken = len(missing) > sum(one.name in OPTIONAL for one in absent)

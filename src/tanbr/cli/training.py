@@ -127,7 +127,9 @@ def finetune(
             rows, unseen = glue.divided(data)[0], glue.load(data, split="dev")
         else:
             rows = {task.name: tiny.generate(task.name, settings.finetune.train_rows, seed=0) for task in tasks}
-            unseen = {task.name: tiny.generate(task.name, settings.finetune.eval_rows, seed=0, split="test") for task in tasks}
+            unseen = {
+                task.name: tiny.generate(task.name, settings.finetune.eval_rows, seed=0, split="test") for task in tasks
+            }
         report("rows", 1, 1, "")
         results = [
             experiment.run(

@@ -15,12 +15,19 @@ from tanbr.tasks.metrics import Answer
 from tanbr.types import Blend, Text, as_blend
 
 
+def with_start(model: Any) -> Any:
+    """Let a decoder that names no first token start with padding, as T5 does."""
+    if model.config.is_encoder_decoder and model.generation_config.decoder_start_token_id is None:
+        model.generation_config.decoder_start_token_id = model.config.pad_token_id or 0
+    return model
+
+
 class DenseModel(ABC):
     """Holds one blend at a time, or another merge of the same experts."""
 
     def __init__(self, moe: Moe, *, batch: int) -> None:
         self.moe, self.batch = moe, batch
-        self.model: Any = moe.dense()
+        self.model: Any = with_start(moe.dense())
         self.encode = TextEncoder.of(moe.path, vocab_size=self.model.config.vocab_size)
         self.blend: Blend | None = None
 

@@ -21,6 +21,7 @@ from tanbr.baselines.smear import Smear
 from tanbr.baselines.switch import Switch
 from tanbr.errors import ConfigError, StateError
 from tanbr.experiments.corpus import Progress, Rows
+from tanbr.experiments.dense import with_start
 from tanbr.experiments.task_figures import Figures, as_trained, figures, own_experts
 from tanbr.files import write_atomically
 from tanbr.merge import open as open_moe
@@ -82,6 +83,7 @@ def run(
         learner = MergedLearner(moe, ROUTERS[router](moe.num_experts, len(tasks), tuning.seed, settings))
     else:
         learner = GatedLearner(GATES[router](load(checkpoint), seed=tuning.seed))
+    with_start(learner.model)
     encoder = TextEncoder.of(checkpoint, vocab_size=learner.model.config.vocab_size, max_length=tuning.max_length)
     objective = objective_of(learner.model.config, space, encoder, tagged=tagged)
     few = {task.name: rows[task.name][: tuning.train_rows] for task in tasks}

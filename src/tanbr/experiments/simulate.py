@@ -6,6 +6,7 @@ that are missing. Every job drives the slot loop of the server; only the scorer 
 
 import json
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -241,6 +242,7 @@ _worker: dict[str, Any] = {}  # what a process keeps between jobs: the model and
 
 
 def _start(study: Study, out: Path, progress: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the first one ends the others
     torch.set_num_threads(1)
     _worker.update(study=study, bench=study.bench(), out=out, progress=progress)
 
@@ -268,9 +270,12 @@ def _in_processes(study: Study, out: Path, workers: int) -> Iterator[Runner]:
             for future in done:
                 yield from future.result()
 
+    others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(workers, mp_context=spawning, initializer=_start, initargs=(study, out, progress)) as pool:
         try:
             yield run
         except BaseException:
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()  # outcomes are written whole or not at all
             pool.shutdown(wait=False, cancel_futures=True)
             raise

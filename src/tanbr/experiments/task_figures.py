@@ -8,6 +8,7 @@ import numpy as np
 
 from tanbr.errors import CheckpointError
 from tanbr.experiments.corpus import Rows
+from tanbr.experiments.dense import with_start
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.tasks.card import read_card
@@ -20,7 +21,9 @@ def own_experts(moe: Moe, tasks: Sequence[str]) -> tuple[int, ...]:
     """Find the expert that was trained for each task, as the checkpoint's card says; none if it does not."""
     own = read_card(moe.path).experts_of(tasks)
     if own and max(own) >= moe.num_experts:
-        raise CheckpointError(f"{moe.path}: tanbr.json names a task for expert {max(own)} of {moe.num_experts}; mend it")
+        raise CheckpointError(
+            f"{moe.path}: tanbr.json names a task for expert {max(own)} of {moe.num_experts}; mend it"
+        )
     return own
 
 
@@ -32,7 +35,7 @@ def figures(model: Any, objective: Objective, rows: Rows, **options: Any) -> Fig
 def as_trained(checkpoint: Path, objective: Objective, rows: Rows) -> dict[str, Figures]:
     """Score the uniform merge, and with `tags` each task by its own expert, where the checkpoint says which that is."""
     moe = open_moe(checkpoint)
-    model = moe.dense()
+    model = with_start(moe.dense())
     result = {"average": figures(model, objective, rows)}
     for name, expert in zip(rows, own_experts(moe, list(rows)), strict=False):  # none, or one for each task
         moe.merge_into(model, np.eye(moe.num_experts)[expert])
