@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tanbr import settings as configuration
-from tanbr.cli.display import SlotDisplay, console, standings_table
+from tanbr.cli.display import SlotDisplay, console, standings_tables
 from tanbr.cli.stopping import keeps
 from tanbr.tasks import traffic
 
@@ -57,7 +57,7 @@ def demo(
             watch=display, command=command_line(),
         )  # fmt: skip
     tail = min(100, slots)
-    console.print(standings_table(done.result, tail=tail))
+    console.print(*standings_tables(done.result, tail=tail), sep="\n")
     above, error = done.result.paired(experiment.TANBR, "best fixed", tail=tail)
     console.print(
         f"tanbr above the best fixed blend: {100 * above:+.1f} ± {100 * error:.1f} points over the last {tail} slots"

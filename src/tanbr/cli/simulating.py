@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.progress import TaskID
-from rich.table import Table
 
-from tanbr.cli.display import console, progress
+from tanbr.cli.display import console, fitted, progress
 from tanbr.cli.running import ConfigFile, command_line
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
@@ -15,7 +14,6 @@ from tanbr.tasks import traffic as traffics
 
 if TYPE_CHECKING:
     from tanbr.experiments.simulate import Outcome
-    from tanbr.experiments.standings import Standings
 
 app = typer.Typer()
 
@@ -70,7 +68,7 @@ def simulate(
 ) -> None:
     """Compare methods on one stream of untagged requests; interrupted and started again, it goes on."""
     from tanbr.experiments import methods as registry
-    from tanbr.experiments.online_report import write
+    from tanbr.experiments.online_report import lay_out, write
     from tanbr.experiments.simulate import Study
     from tanbr.experiments.simulate import simulate as run
     from tanbr.experiments.standings import Standings
@@ -93,8 +91,8 @@ def simulate(
         outcomes = run(study, names, numbers, out=out, workers=workers, watch=watch, finished=watch.finished)
     mixes = {seed: stream.mixes for seed, stream in streams.items()}
     standings = Standings.of(outcomes, tasks=[task.name for task in corpus.tasks], mixes=mixes)
-    for table in tables(standings):
-        console.print(table)
+    for title, header, cells in lay_out(standings):
+        console.print(*fitted(title, header, cells, subject=standings.subject), sep="\n")
     written = write(out, standings, command=command_line(), facts=outcomes[0].facts)
     console.print(f"figures: {written}")
 
@@ -135,12 +133,11 @@ def survey(
             report=lambda done, total: bar.update(line, completed=done, total=total),
         )  # fmt: skip
     K = bench.moe.num_experts
-    table = Table("task", "best expert alone", "uniform blend", "best fixed blend", title="the task's metric")
     best = found.rewards.mean(axis=1).argmax()
-    for v, task in enumerate(bench.corpus.tasks):
-        cells = (found.figures[:K, v].max(), found.figures[min(K, len(found.blends) - 1), v], found.figures[best, v])
-        table.add_row(task.name, *(f"{cell:.3f}" for cell in cells))
-    console.print(table)
+    shown = [found.figures[:K].max(axis=0), found.figures[min(K, len(found.blends) - 1)], found.figures[best]]  # (V,)
+    rows_of = [[task.name, *(f"{of[v]:.3f}" for of in shown)] for v, task in enumerate(bench.corpus.tasks)]
+    header = ["task", "best expert alone", "uniform blend", "best fixed blend"]
+    console.print(*fitted("the task's metric", header, rows_of), sep="\n")
     for alpha in (0.1, 0.3, 1.0):
         stakes = found.stakes(alpha)
         console.print(
@@ -208,21 +205,6 @@ class _Watch:
         reward = sum(r.total_reward for r in outcome.records) / len(outcome.records)
         how = "kept" if was_there else f"{outcome.seconds / len(outcome.records):.2f} s a slot"
         self._bars.console.print(f"{outcome.method:18} seed {outcome.seed}   reward {reward:.3f}   {how}")
-
-
-def tables(standings: "Standings") -> list[Table]:
-    """Lay out rewards, paired differences and the tasks' own metrics."""
-    from tanbr.experiments.online_report import lay_out
-
-    result = []
-    for title, header, rows in lay_out(standings):
-        table = Table(*header, title=title, title_justify="left")
-        for column in table.columns[1:]:
-            column.justify = "right"
-        for row in rows:
-            table.add_row(*row, style="bold blue" if row[0] == standings.subject else "")
-        result.append(table)
-    return result
 
 
 def _numbers(text: str) -> list[int]:

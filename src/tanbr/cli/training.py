@@ -12,7 +12,7 @@ from rich.progress import TaskID
 from rich.table import Table
 
 from tanbr import settings as configuration
-from tanbr.cli.display import console, progress
+from tanbr.cli.display import console, fitted, progress
 from tanbr.cli.running import ConfigFile, command_line
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
@@ -83,7 +83,7 @@ def pretrain(
     facts = {"command": command_line(), "minutes": minutes, "config": settings.model_dump(), "dev": figures}
     write_atomically(out / "training.json", json.dumps(facts, indent=1) + "\n")
     if figures:
-        console.print(_table(figures))
+        console.print(*_tables(figures), sep="\n")
     console.print(f"model: {model}\ncurves: {picture}")
 
 
@@ -140,21 +140,19 @@ def finetune(
         ]  # fmt: skip
     picture = draw_losses({name: Curve(out / name / "tuned.jsonl") for name in names}, out / "losses.png")
     once = {kind: results[0]["figures"][kind] for kind in ("tags", "average") if kind in results[0]["figures"]}
-    console.print(_table(once, "the tasks' metrics before, in points"))
+    console.print(*_tables(once, "the tasks' metrics before, in points"), sep="\n")
     for result in results:
         kinds = ("untuned even", "untuned own", "tuned even", "tuned own")
-        console.print(_table({kind: result["figures"][kind] for kind in kinds}, f"… with {result['router']}"))
+        after = {kind: result["figures"][kind] for kind in kinds}
+        console.print(*_tables(after, f"… with {result['router']}"), sep="\n")
     console.print(f"losses: {picture}")
 
 
-def _table(columns: dict[str, dict[str, float]], title: str = "the tasks' metrics, in points") -> Table:
+def _tables(columns: dict[str, dict[str, float]], title: str = "the tasks' metrics, in points") -> list[Table]:
     """Lay out the tasks' figures, one column a way of answering."""
-    table = Table("task", *columns, title=title, title_justify="left")
-    for task in next(iter(columns.values())):
-        table.add_row(task, *(f"{100 * figures[task]:.1f}" for figures in columns.values()))
-    means = [sum(figures.values()) / len(figures) for figures in columns.values()]
-    table.add_row("mean", *(f"{100 * mean:.1f}" for mean in means))
-    return table
+    rows = [[task, *(f"{100 * of[task]:.1f}" for of in columns.values())] for task in next(iter(columns.values()))]
+    rows.append(["mean", *(f"{100 * sum(of.values()) / len(of):.1f}" for of in columns.values())])
+    return fitted(title, ["task", *columns], rows)
 
 
 def _pretrain_tiny(settings: PretrainConfig, out: Path) -> None:

@@ -21,12 +21,17 @@ def write(out: Path, standings: Standings, *, command: str, facts: Mapping[str, 
     about = {"command": command, "commit": _commit(), "version": tanbr.__version__, "facts": dict(facts)}
     path = write_atomically(out / "simulate.json", json.dumps({**about, **standings.to_json()}, indent=1) + "\n")
     write_atomically(out / "results.md", markdown(standings, command=command))
-    series = standings.comparisons
-    seed, first = next(iter(series.items()))
+    draw(out, standings)
+    return path
+
+
+def draw(out: Path, standings: Standings) -> None:
+    """Draw the pictures into `out`."""
+    seed, first = next(iter(standings.comparisons.items()))
     records = first.records[standings.subject]
     mixes = [
         (f"True task mix (seed {seed})", first.mixes),
-        (f"Task mix ψ as {standings.subject} was asked with", np.array([r.task_mix for r in records])),
+        (f"Task mix ψ, as {standings.subject} was asked with", np.array([r.task_mix for r in records])),
     ]
     blend = np.array([r.blend for r in records])
     experts = [f"expert {k}" for k in range(blend.shape[1])]
@@ -39,7 +44,6 @@ def write(out: Path, standings: Standings, *, command: str, facts: Mapping[str, 
         "tasks": online_pictures.task_figures(standings),
     }.items():
         pictures.png(canvas, out / f"{name}.png")
-    return path
 
 
 def markdown(standings: Standings, *, command: str) -> str:
