@@ -4,7 +4,17 @@ from rich.console import Console
 
 from tanbr.cli.display import fitted
 
-HEADER = ["method", "acceptability", "sentiment", "paraphrase", "similarity", "duplicates", "inference", "answers", "mean"]
+HEADER = [
+    "method",
+    "acceptability",
+    "sentiment",
+    "paraphrase",
+    "similarity",
+    "duplicates",
+    "inference",
+    "answers",
+    "mean",
+]
 ROWS = [["tanbr+regression+survey", *["71.4 ± 1.2"] * 8], ["[average]", *["60.0 ± 0.1"] * 8]]
 
 

@@ -48,6 +48,9 @@ def simulate(
     requests: Annotated[int, typer.Option(min=1, help="Requests in a slot.")] = 64,
     pool: Annotated[int, typer.Option(min=1, help="Most rows a task that requests are drawn from.")] = 1_500,
     seeds: Annotated[str, typer.Option(help="Seeds of stream, monitor and routers, by comma.")] = "0",
+    models: Annotated[
+        str, typer.Option(help="How many merged models to hold side by side, by comma: for routers and fixed panels.")
+    ] = "1",
     oracle_mix: Annotated[bool, typer.Option("--oracle-mix", help="Tell every router the true mix.")] = False,
     warm_start: Annotated[
         Literal["none", "probes", "survey"],
@@ -69,20 +72,24 @@ def simulate(
     """Compare methods on one stream of untagged requests; interrupted and started again, it goes on."""
     from tanbr.experiments import methods as registry
     from tanbr.experiments.online_report import lay_out, write
+    from tanbr.experiments.panel import memory
     from tanbr.experiments.simulate import Study
     from tanbr.experiments.simulate import simulate as run
     from tanbr.experiments.standings import Standings
+    from tanbr.merge import open as open_moe
     from tanbr.moe import embedded
     from tanbr.tasks import trace
 
-    names = [m.name for m in registry.methods(methods.split(","), warm_start=warm_start, oracle=oracle_mix)]
+    counts = _numbers(models, option="--models", least=1)
+    asked = registry.methods(methods.split(","), warm_start=warm_start, oracle=oracle_mix, models=counts)
+    names = [one.name for one in asked]
     folder = checkpoint or embedded.path()
     beside = folder / "survey.json"
     study = Study(
         checkpoint=folder, data=data, traffic=traffic, alpha=alpha, period=period, slots=slots, requests=requests,
         pool=pool, rehearse=rehearse, survey=survey or (beside if beside.is_file() else None), config=config,
     )  # fmt: skip
-    numbers = _numbers(seeds)
+    numbers = _numbers(seeds, option="--seeds", least=0)
     corpus = study.corpus()
     streams = {seed: study.stream(corpus, seed) for seed in numbers}
     if record is not None:
@@ -93,7 +100,10 @@ def simulate(
     standings = Standings.of(outcomes, tasks=[task.name for task in corpus.tasks], mixes=mixes)
     for title, header, cells in lay_out(standings):
         console.print(*fitted(title, header, cells, subject=standings.subject), sep="\n")
-    written = write(out, standings, command=command_line(), facts=outcomes[0].facts)
+    moe = open_moe(folder)
+    written = write(
+        out, standings, command=command_line(), facts=outcomes[0].facts, memory=lambda count: memory(moe, count) / 1e6
+    )
     console.print(f"figures: {written}")
 
 
@@ -207,11 +217,11 @@ class _Watch:
         self._bars.console.print(f"{outcome.method:18} seed {outcome.seed}   reward {reward:.3f}   {how}")
 
 
-def _numbers(text: str) -> list[int]:
+def _numbers(text: str, *, option: str, least: int) -> list[int]:
     try:
         numbers = [int(word) for word in text.split(",") if word.strip()]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < 0:
-        raise ConfigError(f"--seeds must be whole numbers from 0, as 0,1,2 (got {text!r})")
+    if not numbers or min(numbers) < least:
+        raise ConfigError(f"{option} must be whole numbers from {least}, as {least},{least + 1} (got {text!r})")
     return list(dict.fromkeys(numbers))

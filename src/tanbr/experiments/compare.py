@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.experiments.contestant import Contestant, Scorer
+from tanbr.experiments.contestant import Contestant, MixSource, Scorer
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.tasks.traffic import SlotRequests, Stream
@@ -14,17 +14,24 @@ from tanbr.types import FloatArray, SlotMix, SlotRecord, Text, to_jsonable
 
 
 class KnownMix:
-    """A mix source that is told the true mixes: for upper bounds and for separating two errors."""
+    """A mix source that is told the true mixes: for upper bounds and for separating two errors.
 
-    def __init__(self, mixes: FloatArray) -> None:
-        self._mixes, self._slot = mixes, 0
+    What single requests are is for a `recogniser` to say; without one they are all like the mix.
+    """
+
+    def __init__(self, mixes: FloatArray, recogniser: MixSource | None = None) -> None:
+        self._mixes, self._slot, self._recogniser = mixes, 0, recogniser
 
     def observe(self, texts: Sequence[Text]) -> FloatArray:
-        """Need nothing from the requests."""
+        """Give posteriors (n, V)."""
+        if self._recogniser is not None:
+            return self._recogniser.observe(texts)
         return np.tile(self._mixes[self._slot], (len(texts), 1))
 
     def close_slot(self) -> SlotMix:
         """Give the true mix of the slot that ended and of the one that starts."""
+        if self._recogniser is not None:
+            self._recogniser.close_slot()
         ended, coming = self._mixes[self._slot], self._mixes[min(self._slot + 1, len(self._mixes) - 1)]
         self._slot += 1
         return SlotMix(estimate=ended, forecast=coming, uncertainty=np.zeros_like(ended), unknown=0.0, requests=0)

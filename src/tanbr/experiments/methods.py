@@ -1,13 +1,15 @@
-"""The methods of a comparison by name: each a server, a router and a source of the task mix around the same slot loop.
+"""The methods of a comparison by name: each a server, a router and a source of the task mix, slot by slot.
 
-    tanbr   tanbr+probes   nucb+survey   tanbr+oracle   tanbr+regression   my_package.my_module:MyRouter+probes
+    tanbr   tanbr+probes   nucb+survey   tanbr+oracle   tanbr+regression   tanbr@2   my_package.my_module:MyRouter+probes
 
-`+probes` and `+survey` teach a router the reward of known blends before the first slot: each expert alone and the
-uniform blend, or all that were surveyed. `+oracle` hands it the true mix instead of the monitor's forecast.
-`+regression`, after any method that chooses blends, merges them by regression (`merge/regression.py`).
+`@2` holds a panel of two models, each request to one of them (`panel.py`). `+probes` and `+survey` teach a router the
+reward of known blends before the first slot: each expert alone and the uniform blend, or all that were surveyed.
+`+oracle` hands it the true mix instead of the monitor's forecast. `+regression`, after any method that chooses blends,
+merges them by regression (`merge/regression.py`).
 """
 
 import difflib
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +28,7 @@ from tanbr.experiments.answers import Answers, Blended, OtherMerge, Tagged, mode
 from tanbr.experiments.compare import KnownMix
 from tanbr.experiments.contestant import Contestant, MixSource, OneModel, Server
 from tanbr.experiments.corpus import Corpus
+from tanbr.experiments.panel import BestPanel, PanelRouter, PanelServer, SeveralModels
 from tanbr.experiments.survey import Survey
 from tanbr.experiments.task_figures import own_experts
 from tanbr.merge import Moe
@@ -93,6 +96,12 @@ class Kind:
     blends: bool = True  # whether what it serves is the merge of a blend
     told: bool = False  # whether it is always told the true mix
     surveyed: bool = False  # whether it needs a survey
+    panel: Callable[[Bench], PanelRouter] | None = None  # what fills a panel, where that is not its own router
+
+    @property
+    def fills_panels(self) -> bool:
+        """Whether it can hold several models."""
+        return self.panel is not None or (self.learns and self.blends)
 
 
 def _router(make: Callable[..., Router], **options: Any) -> Builder:
@@ -148,6 +157,11 @@ def _two_experts(bench: Bench) -> FloatArray:
     return TaskExperts.most_helpful(alone.T, per_task=2, own=bench.own_experts).blends
 
 
+def _best_fixed_panel(bench: Bench) -> PanelRouter:
+    V = bench.sizes[1]
+    return BestPanel(bench.known.blends, bench.known.rewards, mix=np.full(V, 1 / V))
+
+
 KINDS: dict[str, Kind] = {
     "tanbr": Kind("the router of this project", _tanbr("default"), learns=True),
     "paper": Kind("Algorithm 1 as printed", _tanbr("paper"), learns=True),
@@ -159,9 +173,18 @@ KINDS: dict[str, Kind] = {
     "fisher": Kind("experts weighted by their Fisher information", _merged(fisher), blends=False),
     "regmean": Kind("every linear layer by regression on its inputs", _merged(regmean), blends=False),
     "best-fixed": Kind(
-        "the best surveyed blend, found with labels", _fixed(lambda b: b.known.best_fixed), surveyed=True
+        "the best surveyed blend, found with labels",
+        _fixed(lambda b: b.known.best_fixed),
+        surveyed=True,
+        panel=_best_fixed_panel,
     ),
-    "best-per-slot": Kind("the best surveyed blend for the true mix", _best_known, told=True, surveyed=True),
+    "best-per-slot": Kind(
+        "the best surveyed blend for the true mix",
+        _best_known,
+        told=True,
+        surveyed=True,
+        panel=lambda b: BestPanel(b.known.blends, b.known.rewards),
+    ),
     "task-merging": Kind(
         "two experts a task, merged, with true tags", _tagged(_two_experts), told=True, surveyed=True, blends=False
     ),
@@ -183,6 +206,7 @@ class Method:
     warm_start: WarmStart = "none"
     oracle: bool = False
     regression: bool = False
+    models: int = 1  # G
 
     def bench(self, shared: Bench) -> Bench:
         """Choose how its blends are merged."""
@@ -196,22 +220,37 @@ class Method:
     def contestant(self, bench: Bench, *, mixes: FloatArray, seed: int) -> Contestant:
         """Build it for a stream with these mixes (slots, V)."""
         bench = self.bench(bench)
+        if not 1 <= self.models <= bench.sizes[0]:
+            raise ConfigError(f"{self.name}: a panel holds 1 to {bench.sizes[0]} models (got {self.models})")
         server, router = self.kind.build(bench, seed)
         if self.warm_start != "none":
             known, probes = bench.known, bench.moe.num_experts + 1
             rows = slice(probes if self.warm_start == "probes" else None)
             router.warm_start(known.blends[rows], known.rewards[rows], known.counts[rows])  # type: ignore[attr-defined]
-        source: MixSource = (
-            KnownMix(mixes)
-            if self.kind.told or self.oracle
-            else bench.corpus.taught_monitor(bench.config.monitor, seed=seed)
-        )
-        return OneModel(server, router, source, bench.sizes[1])
+        told, V = self.kind.told or self.oracle, bench.sizes[1]
+        if told and self.models == 1:
+            return OneModel(server, router, KnownMix(mixes), V)
+        monitor = bench.corpus.taught_monitor(bench.config.monitor, seed=seed)
+        if self.models == 1:
+            return OneModel(server, router, monitor, V)
+        source: MixSource = KnownMix(mixes, monitor) if told else monitor
+        return SeveralModels(PanelServer(bench.answers), self._panel(bench, router), source, V, self.models)
+
+    def _panel(self, bench: Bench, router: Router) -> PanelRouter:
+        if self.kind.panel is not None:
+            return self.kind.panel(bench)
+        if "models" not in inspect.signature(router.ask).parameters:
+            raise ConfigError(f"{self.name}: this router chooses one blend a slot, and cannot fill a panel")
+        return router  # type: ignore[return-value]
 
 
-def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False) -> Method:
-    """Read a method's name; `warm_start` and `oracle` hold for those that learn and do not say otherwise."""
-    base, *extras = text.strip().split("+")
+def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False, models: int = 1) -> Method:
+    """Read a method's name; `warm_start` and `oracle` hold for those that learn and do not say otherwise.
+
+    `models` holds for those that can fill a panel.
+    """
+    place, *extras = text.strip().split("+")
+    base, at, count = place.partition("@")
     kind = _third_party(base) if ":" in base else KINDS.get(base)
     if kind is None:
         near = difflib.get_close_matches(base, KINDS, n=1)
@@ -230,15 +269,26 @@ def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False) -
         oracle = oracle or "oracle" in extras
     else:
         warm_start, oracle = "none", False
+    if at and not (count.isdigit() and int(count) and kind.fills_panels):
+        ways = "a whole number of models from 1 must follow @" if kind.fills_panels else f"{base} fills no panel"
+        raise ConfigError(f"method {text!r}: {ways}")
+    models = int(count) if at else models if kind.fills_panels else 1
     regression = "regression" in extras
     said = {"regression": regression, warm_start: warm_start != "none", "oracle": oracle}
-    name = "+".join([base, *(extra for extra, is_so in said.items() if is_so)])
-    return Method(name, kind, warm_start, oracle, regression)
+    name = "+".join([base if models == 1 else f"{base}@{models}", *(extra for extra, is_so in said.items() if is_so)])
+    return Method(name, kind, warm_start, oracle, regression, models)
 
 
-def methods(texts: Sequence[str], *, warm_start: WarmStart = "none", oracle: bool = False) -> list[Method]:
-    """Read the names of methods, each once, in their order."""
-    found = [method(text, warm_start=warm_start, oracle=oracle) for text in texts if text.strip()]
+def methods(
+    texts: Sequence[str], *, warm_start: WarmStart = "none", oracle: bool = False, models: Sequence[int] = (1,)
+) -> list[Method]:
+    """Read the names of methods, each once, in their order; once for each number of `models` it can hold."""
+    found = [
+        method(text, warm_start=warm_start, oracle=oracle, models=count)
+        for text in texts
+        if text.strip()
+        for count in models
+    ]
     if not found:
         raise ConfigError(f"no methods to compare; known: {', '.join(KINDS)}")
     return list({one.name: one for one in found}.values())

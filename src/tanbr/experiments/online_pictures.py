@@ -1,5 +1,9 @@
 """Pictures of a simulation: several seeds, many methods."""
 
+import re
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -20,7 +24,7 @@ def shown(standings: Standings) -> list[str]:
     return list(dict.fromkeys([*wanted, *others, *variants]))[:MOST]
 
 
-def _drawn(standings: Standings) -> list[tuple[str, dict[str, object]]]:
+def _drawn(standings: Standings) -> list[tuple[str, dict[str, Any]]]:
     return list(lines(shown(standings), bounds=(standings.best, "tags")))
 
 
@@ -68,6 +72,26 @@ def lead_by_slot(standings: Standings, *, window: int = 20) -> Figure:
     axes[-1].set_xlabel(f"slot (means of the last {window})")
     if len(standings.methods) > 1:
         name_below(canvas)
+    return canvas
+
+
+@styled
+def dial(standings: Standings, memory: Callable[[int], float]) -> Figure:
+    """Draw reward against memory (MB of so many models): from one dense model to the un-merged MoE."""
+    canvas, (axis,) = figure(height=3.4)
+    rows: dict[str, list[str]] = {}
+    for method in standings.methods:
+        rows.setdefault(re.sub(r"@\d+", "", method), []).append(method)
+    drawn = sorted(rows, key=lambda name: (len(rows[name]) == 1, name not in ("average", "tags")))
+    for name, line in lines(drawn):
+        points = sorted(rows[name], key=standings.held)
+        rewards = [standings.reward(method) for method in points]
+        middle = np.array([one.mean for one in rewards])
+        error = np.abs([[one.low for one in rewards], [one.high for one in rewards]] - middle)
+        places = [memory(standings.held(method)) for method in points]
+        axis.errorbar(places, middle, yerr=error, marker="o", ms=4, capsize=2, **{**line, "lw": 1.2})
+    axis.set(title="Reward against the memory of the models held", xlabel="MB in float32")
+    name_below(canvas)
     return canvas
 
 

@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,20 @@ from tanbr.files import write_atomically
 Laid = tuple[str, list[str], list[list[str]]]  # title, header, rows
 
 
-def write(out: Path, standings: Standings, *, command: str, facts: Mapping[str, Any]) -> Path:
-    """Write everything into `out`; the path of the JSON."""
+def write(
+    out: Path,
+    standings: Standings,
+    *,
+    command: str,
+    facts: Mapping[str, Any],
+    memory: Callable[[int], float] | None = None,
+) -> Path:
+    """Write everything into `out`; the path of the JSON. `memory` tells the MB of so many models, for the dial."""
     about = {"command": command, "commit": _commit(), "version": tanbr.__version__, "facts": dict(facts)}
+    counts = sorted({standings.held(method) for method in standings.methods})
+    if memory is not None and len(counts) > 1:
+        about["memory_mb"] = {str(count): memory(count) for count in counts}
+        pictures.png(online_pictures.dial(standings, memory), out / "dial.png")
     path = write_atomically(out / "simulate.json", json.dumps({**about, **standings.to_json()}, indent=1) + "\n")
     write_atomically(out / "results.md", markdown(standings, command=command))
     draw(out, standings)
