@@ -3,13 +3,9 @@ import pytest
 import torch
 
 from moe.tiny import K, build
-from tanbr.baselines.task_moe import TaggedMoe, TaskExperts
-from tanbr.errors import CheckpointError, InputError
-from tanbr.merge import Moe
-from tanbr.merge import open as open_moe
+from tanbr.baselines.task_moe import TaskExperts
+from tanbr.errors import InputError
 from tanbr.moe.layer import routed
-from tanbr.tasks import tiny
-from tanbr.tasks.metrics import LabelSpace
 
 WORTH = [[0.5, 0.9, 0.1, 0.2], [0.3, 0.2, 0.8, 0.4], [0.6, 0.1, 0.2, 0.7]]  # (V, K)
 
@@ -33,11 +29,11 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("family", ["bert_moe", "t5_moe"])
 def test_outputs_side_by_side_and_merged_weights(family) -> None:
-    model = build(family)
+    model = build(family).double()  # what a CPU rounds in float32 is no matter here
     experts = TaskExperts.most_helpful(WORTH, per_task=2)
     site = model.bert.encoder.layer[0] if family == "bert_moe" else model.encoder.block[0].layer[-1].DenseReluDense
     ffn = site.feed_forward_chunk if family == "bert_moe" else site
-    x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0)).double()
     tasks = torch.tensor([2, 0])
 
     def with_experts(row: int, chosen: list[int], *, merged: bool) -> torch.Tensor:
@@ -55,24 +51,3 @@ def test_outputs_side_by_side_and_merged_weights(family) -> None:
             halves = (with_experts(0, [3], merged=False) + with_experts(0, [0], merged=False)) / 2
             torch.testing.assert_close(with_experts(0, [3, 0], merged=False), halves)
             assert not torch.allclose(with_experts(0, [3, 0], merged=True), halves)
-
-
-def test_the_embedded_model_told_its_tasks(moe: Moe) -> None:
-    rows = [row for task in tiny.TASKS for row in tiny.generate(task.name, 4, seed=3)]
-    texts, tags = [row.text for row in rows], [list(tiny.BY_NAME).index(row.task) for row in rows]
-    alone = TaskExperts.most_helpful(np.eye(8), per_task=1)
-    answers = TaggedMoe(moe, alone, batch=8).logits(texts, tags)
-    np.testing.assert_allclose(TaggedMoe(moe, alone, merged=True).logits(texts, tags), answers, atol=1e-4)
-    pair = [i for i, tag in enumerate(tags) if tag == 5]
-    dense = moe.dense(np.eye(8)[5])
-    probes = TaggedMoe(moe, alone)._encode([texts[i] for i in pair])
-    with torch.inference_mode():
-        np.testing.assert_allclose(answers[pair], dense(**probes).logits.numpy(), atol=1e-4)
-    space = LabelSpace(tiny.TASKS)
-    assert space.rewards(rows, space.answers(rows, answers)).mean() > 0.75
-
-
-def test_a_model_without_task_routing_is_refused(tmp_path) -> None:
-    build("mixtral").save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="tags need one of"):
-        TaggedMoe(open_moe(tmp_path), TaskExperts.most_helpful(np.eye(K), per_task=1))

@@ -33,6 +33,18 @@ def test_no_word_is_cut_however_narrow_the_terminal() -> None:
         assert max(map(len, page.splitlines())) <= width
 
 
+def test_a_heading_of_several_words_goes_over_two_lines_before_a_table_is_split() -> None:
+    header = ["method", "last 100 slots", "all slots", "regret a slot", "… last 100", "merges"]
+    rows = [["best per slot", "0.652 ± 0.008", "0.652 ± 0.008", "0.000", "0.000", "17"]]
+    console = Console(file=io.StringIO(), width=80)
+    [table] = fitted("reward", header, rows, width=80)
+    console.print(table)
+    page = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, page.splitlines())) <= 80
+    assert all(cell in page for cell in rows[0])
+    assert "merges" in page
+
+
 def test_a_table_that_fits_stays_one() -> None:
     assert len(fitted("t", HEADER, ROWS, width=200)) == 1
     parts = fitted("t", HEADER, ROWS, width=80)

@@ -59,7 +59,9 @@ class SlotDisplay:
             panels = Columns([mix, blend, _standings(so_far)])  # beside each other as far as there is room
             self._live.update(Group(panels, self._progress))
         elif len(records) % max(1, self._slots // 10) == 0:
-            console.print(f"slot {len(records):4d}/{self._slots}  " + "  ".join(_standing_words(so_far)))
+            console.print(
+                f"slot {len(records):4d}/{self._slots}  " + "  ".join(_standing_words(so_far)), soft_wrap=True
+            )
 
 
 def bars(title: str, names: Sequence[str], values: FloatArray, beside: FloatArray | None = None) -> RenderableType:
@@ -121,8 +123,11 @@ def fitted(
     tables = []
     for number, part in enumerate(parts):
         table = Table(title=title if number == 0 else None, title_justify="left")
+        whole = {column: max(widths[column], len(header[column])) for column in part}
+        roomy = _taken(list(whole.values())) <= room  # no heading needs a second line
         for column in (0, *part):
-            table.add_column(header[column], justify="right" if column else "left", min_width=widths[column])
+            wide = whole[column] if column and roomy else widths[column]
+            table.add_column(header[column], justify="right" if column else "left", width=wide)
         for row in rows:
             table.add_row(*(escape(row[i]) for i in (0, *part)), style="bold blue" if row[0] == subject else "")
         tables.append(table)

@@ -1,6 +1,6 @@
 """The methods of a comparison by name: each a server, a router and a source of the task mix, slot by slot.
 
-    tanbr   tanbr+probes   nucb+survey   tanbr+oracle   tanbr+regression   tanbr@2   my_package.my_module:MyRouter+probes
+    tanbr   tanbr+probes   nucb+survey   tanbr+oracle   tanbr+regression   tanbr@2   my_package.module:MyRouter+probes
 
 `@2` holds a panel of two models, each request to one of them (`panel.py`). `+probes` and `+survey` teach a router the
 reward of known blends before the first slot: each expert alone and the uniform blend, or all that were surveyed.

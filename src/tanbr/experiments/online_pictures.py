@@ -70,8 +70,7 @@ def lead_by_slot(standings: Standings, *, window: int = 20) -> Figure:
         axis.axhline(0, color=INK, lw=0.6)
         axis.set_title(f"Points of {standings.subject} above a rival, seed {seed}")
     axes[-1].set_xlabel(f"slot (means of the last {window})")
-    if len(standings.methods) > 1:
-        name_below(canvas)
+    name_below(canvas)
     return canvas
 
 

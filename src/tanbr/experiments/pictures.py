@@ -19,7 +19,7 @@ from tanbr.types import FloatArray
 P = ParamSpec("P")
 R = TypeVar("R")
 
-LINES = ("#2f5bea", "#d1495b", "#2a9d4b", "#e07b00", "#8a4fbf", "#0a9396")  # methods; no picture has more lines
+LINES = ("#4169f5", "#d1495b", "#2a9d4b", "#e07b00", "#8a4fbf", "#0a9396")  # methods; no picture has more lines
 AREAS = ("#8dd3c7", "#f6d55c", "#bebada", "#fb8072", "#80b1d3", "#fdb462", "#b3de69", "#fccde5")  # tasks and experts
 MOST = len(LINES)
 INK = "#454b58"  # axes and words; in a page they take its own colour
@@ -31,7 +31,7 @@ STYLE = {
     "axes.titlecolor": INK,
     "axes.titlelocation": "left",
     "axes.titlesize": 10,
-    "font.size": 9,
+    "font.size": 10,
     "legend.frameon": False,
     "legend.labelcolor": INK,
     "svg.fonttype": "none",
@@ -61,7 +61,8 @@ def figure(height: float = 2.6, rows: int = 1) -> tuple[Figure, list[Axes]]:
 
 def name_below(canvas: Figure, **options: Any) -> None:
     """Put the legend under the axes, three names a line."""
-    canvas.legend(loc="outside lower left", ncols=3, fontsize=8, **options)
+    if options or any(axis.get_legend_handles_labels()[1] for axis in canvas.axes):
+        canvas.legend(loc="outside lower left", ncols=3, fontsize=9, columnspacing=1.2, **options)
 
 
 @styled
