@@ -3,9 +3,13 @@ import pytest
 import torch
 
 from moe.tiny import K, build
-from tanbr.baselines.task_moe import TaskExperts
-from tanbr.errors import InputError
+from tanbr.baselines.task_moe import TaggedMoe, TaskExperts
+from tanbr.errors import CheckpointError, InputError
+from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
 from tanbr.moe.layer import routed
+from tanbr.tasks import tiny
+from tanbr.tasks.metrics import LabelSpace
 
 WORTH = [[0.5, 0.9, 0.1, 0.2], [0.3, 0.2, 0.8, 0.4], [0.6, 0.1, 0.2, 0.7]]  # (V, K)
 
@@ -51,3 +55,27 @@ def test_outputs_side_by_side_and_merged_weights(family) -> None:
             halves = (with_experts(0, [3], merged=False) + with_experts(0, [0], merged=False)) / 2
             torch.testing.assert_close(with_experts(0, [3, 0], merged=False), halves)
             assert not torch.allclose(with_experts(0, [3, 0], merged=True), halves)
+
+
+def test_the_embedded_model_told_its_tasks(moe: Moe) -> None:
+    rows = [row for task in tiny.TASKS for row in tiny.generate(task.name, 4, seed=3)]
+    texts, tags = [row.text for row in rows], [list(tiny.BY_NAME).index(row.task) for row in rows]
+    alone = TaskExperts.most_helpful(np.eye(8), per_task=1)
+    aside, merged = TaggedMoe(moe, alone, batch=8), TaggedMoe(moe, alone, merged=True)
+    aside.model.double()
+    merged.model.double()
+    answers = aside.logits(texts, tags)
+    np.testing.assert_allclose(merged.logits(texts, tags), answers, rtol=0, atol=1e-9)  # float64
+    pair = [i for i, tag in enumerate(tags) if tag == 5]
+    dense = moe.dense(np.eye(8)[5]).double()
+    with torch.inference_mode():
+        wanted = dense(**aside.encode([texts[i] for i in pair])).logits.numpy()
+    np.testing.assert_allclose(answers[pair], wanted, rtol=0, atol=1e-9)
+    space = LabelSpace(tiny.TASKS)
+    assert space.rewards(rows, space.answers(rows, answers)).mean() > 0.75
+
+
+def test_a_model_without_task_routing_is_refused(tmp_path) -> None:
+    build("mixtral").save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="tags need one of"):
+        TaggedMoe(open_moe(tmp_path), TaskExperts.most_helpful(np.eye(K), per_task=1))

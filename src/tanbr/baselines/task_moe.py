@@ -15,9 +15,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from tanbr.errors import InputError
-from tanbr.moe.layer import BlendRouting, Routing, TaskRouting
-from tanbr.types import FloatArray
+from tanbr.errors import CheckpointError, InputError
+from tanbr.merge import Moe
+from tanbr.moe.families import CLASSES
+from tanbr.moe.layer import BlendRouting, Routing, TaskRouting, routed
+from tanbr.moe.text import TextEncoder
+from tanbr.types import FloatArray, Text
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,3 +60,28 @@ class TaskExperts:
     def merged(self, tasks: Tensor) -> Routing:
         """Route rows of tasks (n,) for Task-Merging: the weights of a task's experts are averaged."""
         return BlendRouting(torch.from_numpy(self.blends).float()[tasks])
+
+
+class TaggedMoe:
+    """The whole un-merged model in memory, told the task of every request."""
+
+    def __init__(self, moe: Moe, experts: TaskExperts, *, merged: bool = False, batch: int = 32) -> None:
+        name = moe.config["architectures"][0]
+        if name not in CLASSES:
+            raise CheckpointError(f"{name} models route by token alone; tags need one of {', '.join(CLASSES)}")
+        self.model = CLASSES[name].from_pretrained(moe.path).eval()
+        self.encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
+        self._route = experts.merged if merged else experts.side_by_side
+        self._batch = batch
+
+    @torch.inference_mode()
+    def logits(self, texts: Sequence[Text], tasks: Sequence[int]) -> FloatArray:
+        """Answer texts of the given tasks (n,): (n, columns)."""
+        tags = torch.as_tensor(tasks)
+        order = sorted(range(len(texts)), key=lambda i: len("".join(texts[i])))  # of like length: little padding
+        answers = np.empty((len(texts), self.model.config.num_labels))
+        for start in range(0, len(order), self._batch):
+            chunk = order[start : start + self._batch]
+            with routed(self.model, self._route(tags[chunk])):
+                answers[chunk] = self.model(**self.encode([texts[i] for i in chunk])).logits.double().numpy()
+        return answers
