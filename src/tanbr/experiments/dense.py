@@ -17,8 +17,10 @@ from tanbr.types import Blend, Text, as_blend
 
 def with_start(model: Any) -> Any:
     """Let a decoder that names no first token start with padding, as T5 does."""
-    if model.config.is_encoder_decoder and model.generation_config.decoder_start_token_id is None:
-        model.generation_config.decoder_start_token_id = model.config.pad_token_id or 0
+    if model.config.is_encoder_decoder:
+        for settings in (model.config, model.generation_config):
+            if getattr(settings, "decoder_start_token_id", None) is None:
+                settings.decoder_start_token_id = model.config.pad_token_id or 0
     return model
 
 
