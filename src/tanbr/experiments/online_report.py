@@ -27,7 +27,7 @@ def write(
     """Write everything into `out`; the path of the JSON. `memory` tells the MB of so many models, for the dial."""
     about = {"command": command, "commit": _commit(), "version": tanbr.__version__, "facts": dict(facts)}
     counts = sorted({standings.held(method) for method in standings.methods})
-    if memory is not None and len(counts) > 1:
+    if memory is not None and any(standings.held(method) > 1 for method in standings.methods if method != "tags"):
         about["memory_mb"] = {str(count): memory(count) for count in counts}
         pictures.png(online_pictures.dial(standings, memory), out / "dial.png")
     path = write_atomically(out / "simulate.json", json.dumps({**about, **standings.to_json()}, indent=1) + "\n")
