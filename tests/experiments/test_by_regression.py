@@ -15,6 +15,7 @@ from tanbr.experiments.corpus import generated
 from tanbr.experiments.simulate import Study, simulate
 from tanbr.experiments.survey import survey_path, survey_to
 from tanbr.moe import embedded
+from tanbr.moe.text import TextEncoder
 from tanbr.serve.build import build
 from tanbr.settings import parse
 
@@ -67,7 +68,10 @@ def test_a_server_merges_by_regression(study: Study, tmp_path: Path) -> None:
     bench = study.bench()
     live.start()
     answer = live.submit(["its plot is dull"]).result(30).logits
-    for moe, same in ((bench.merging("regression").moe, True), (bench.moe, False)):
-        inputs = live._engine.encode(["its plot is dull"])
-        assert np.allclose(answer, moe.dense()(**inputs).logits.detach().numpy(), atol=1e-4) == same
     live.stop()
+    inputs = TextEncoder.of(bench.moe.path, vocab_size=10**6)(["its plot is dull"])
+    away = [
+        np.abs(answer - moe.dense()(**inputs).logits.detach().numpy()).max()
+        for moe in (bench.merging("regression").moe, bench.moe)
+    ]
+    assert 100 * away[0] < away[1]  # rounding against another merge

@@ -6,7 +6,7 @@ Figures are on rows that no training has seen, before and after. With `tags` eac
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,25 +19,22 @@ from tanbr.baselines import ROUTERS, build
 from tanbr.baselines.rl import Reinforce
 from tanbr.baselines.smear import Smear
 from tanbr.baselines.switch import Switch
-from tanbr.errors import ConfigError
-from tanbr.experiments.task_figures import Figures, as_trained, figures
+from tanbr.errors import ConfigError, StateError
+from tanbr.experiments.corpus import Progress, Rows
+from tanbr.experiments.dense import with_start
+from tanbr.experiments.task_figures import Figures, as_trained, figures, own_experts
 from tanbr.files import write_atomically
 from tanbr.merge import open as open_moe
 from tanbr.moe.gates import Gated
 from tanbr.moe.text import TextEncoder
 from tanbr.settings import Config
-from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
-from tanbr.tasks.rows import Row, Task
+from tanbr.tasks.rows import Task
 from tanbr.train.batches import Batches
 from tanbr.train.checkpoints import digest, load, write
-from tanbr.train.config import FinetuneConfig
 from tanbr.train.finetune import GatedLearner, Learner, MergedLearner, finetune, norms
 from tanbr.train.objectives import Objective, objective_of
 from tanbr.types import Blend, to_jsonable
-
-Rows = Mapping[str, Sequence[Row]]  # task name → rows
-Report = Callable[[str, int, int, str], None]  # phase, done, total, note
 
 GATES: dict[str, Callable[..., Gated]] = {
     "switch": Switch,
@@ -61,30 +58,31 @@ def run(
     tasks: tuple[Task, ...],
     rows: Rows,
     unseen: Rows,
-    config: FinetuneConfig,
+    config: Config,
     out: Path,
-    report: Report,
+    report: Progress,
     command: str,
     tagged: bool = False,
 ) -> dict[str, Any]:
     """Tune norms on `rows` while a router or gates learn, and measure on `unseen` rows; all goes to `out`/router."""
     moe, folder = open_moe(checkpoint), out / check(router)
+    choosing, tuning = config.router, config.finetune
     space = LabelSpace(tasks)
     learner: Learner
     if router in ROUTERS:
-        own = read_card(moe.path).experts_of([task.name for task in tasks])
-        settings = Config().router.of_requests(own)
-        learner = MergedLearner(moe, build(router, moe.num_experts, len(tasks), seed=config.seed, config=settings))
+        settings = choosing.of_requests(own_experts(moe, [task.name for task in tasks]))
+        learner = MergedLearner(moe, build(router, moe.num_experts, len(tasks), seed=tuning.seed, config=settings))
     else:
-        learner = GatedLearner(GATES[router](load(checkpoint), seed=config.seed))
-    encoder = TextEncoder.of(checkpoint, vocab_size=learner.model.config.vocab_size, max_length=config.max_length)
+        learner = GatedLearner(GATES[router](load(checkpoint), seed=tuning.seed))
+    with_start(learner.model)
+    encoder = TextEncoder.of(checkpoint, vocab_size=learner.model.config.vocab_size, max_length=tuning.max_length)
     objective = objective_of(learner.model.config, space, encoder, tagged=tagged)
-    few = {task.name: rows[task.name][: config.train_rows] for task in tasks}
-    batches = Batches(few, objective=objective, sizes=[1] * len(tasks), seed=config.seed)
-    mixes = np.random.default_rng(config.seed).dirichlet(np.full(len(tasks), config.alpha), config.steps)
-    measured = {task.name: unseen[task.name][: config.eval_rows] for task in tasks}
+    few = {task.name: rows[task.name][: tuning.train_rows] for task in tasks}
+    batches = Batches(few, objective=objective, sizes=[1] * len(tasks), seed=tuning.seed)
+    mixes = np.random.default_rng(tuning.seed).dirichlet(np.full(len(tasks), tuning.alpha), tuning.steps)
+    measured = {task.name: unseen[task.name][: tuning.eval_rows] for task in tasks}
     origin = digest(checkpoint)
-    found = _untuned(checkpoint, objective, measured, out / f"untuned-{origin}-{config.eval_rows}.json")
+    found = _untuned(checkpoint, objective, measured, out / f"untuned-{origin}-{tuning.eval_rows}.json")
     before = [weight.detach().clone() for weight in learner.norms]
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +94,7 @@ def run(
 
     _reset_peak()
     finetune(
-        learner, batches, mixes, objective=objective, config=config, state=folder / "tuned.state", report=step,
+        learner, batches, mixes, objective=objective, config=tuning, state=folder / "tuned.state", report=step,
         origin=origin,
     )  # fmt: skip
     peak = _peak()
@@ -113,10 +111,11 @@ def run(
     result = {
         "command": command,
         "router": router,
-        "config": config.model_dump(),
+        "config": tuning.model_dump(),
+        "router_config": choosing.model_dump(mode="json", exclude_defaults=True),
         "seconds_per_step": float(np.median(np.diff(ticks))) if len(ticks) > 1 else None,
         "peak_memory_mb": peak,
-        "rows_a_task": config.eval_rows,
+        "rows_a_task": tuning.eval_rows,
         "blends": blends,
         "figures": found,
     }
@@ -128,7 +127,10 @@ def _untuned(checkpoint: Path, objective: Objective, rows: Rows, kept: Path) -> 
     """Measure the MoE with tags and the uniform merge, both as they are; once for all routers."""
     if not kept.exists():
         write_atomically(kept, json.dumps(as_trained(checkpoint, objective, rows)) + "\n")
-    return dict(json.loads(kept.read_text(encoding="utf-8")))
+    try:
+        return dict(json.loads(kept.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise StateError(f"{kept} holds no figures ({error}); delete it, and they are measured again") from None
 
 
 def _measure(learner: Learner, objective: Objective, rows: Rows, blends: Sequence[Blend | None]) -> dict[str, Figures]:

@@ -13,11 +13,10 @@ import numpy as np
 from tanbr.baselines.search import Table, search
 from tanbr.baselines.survey import Survey
 from tanbr.errors import DataError
-from tanbr.experiments.answers import check_head, model_for
+from tanbr.experiments.answers import model_for
 from tanbr.experiments.corpus import Corpus, Rows
-from tanbr.experiments.replay import Replay
+from tanbr.experiments.dense import DenseModel
 from tanbr.merge import Moe
-from tanbr.serve.engine import Engine
 from tanbr.tasks.metrics import LabelSpace, figure
 from tanbr.tasks.rows import Row
 from tanbr.types import Blend, FloatArray
@@ -33,7 +32,7 @@ def candidates(experts: int, *, random: int = 143, seed: int = 0) -> FloatArray:
 
 
 def survey(
-    model: Engine | Replay,
+    model: DenseModel,
     rows: Mapping[str, Sequence[Row]],
     *,
     space: LabelSpace,
@@ -47,7 +46,7 @@ def survey(
     rewards, figures = np.empty((2, len(blends), len(space.tasks)))
     for n, blend in enumerate(blends):
         model.swap(blend)
-        answers = space.answers(everything, model.logits([row.text for row in everything]))
+        answers = space.read(everything, model.answers([row.text for row in everything]))
         rewards[n], counts = space.slot_reward(everything, space.rewards(everything, answers))
         figures[n] = [figure(task, targets[of], answers[of]) for task, of in zip(space.tasks, own, strict=True)]
         if report:
@@ -79,8 +78,7 @@ def survey_to(
 
     The `searched` last of the blends are found by search: for the even mix, and for mixes that favour some tasks.
     """
-    model, held = model_for(moe), corpus.first_held(rows)
-    check_head(model, corpus.space)
+    model, held = model_for(moe, corpus.space), corpus.first_held(rows)
     about = {"command": command, "data": corpus.name}
     fixed = candidates(moe.num_experts)[: blends - searched]
     partial = path.with_name(f"{path.name}.partial")
@@ -103,7 +101,7 @@ def survey_to(
     return done
 
 
-def _searched(known: Survey | None, model: Engine | Replay, rows: Rows, space: LabelSpace, count: int) -> Survey:
+def _searched(known: Survey | None, model: DenseModel, rows: Rows, space: LabelSpace, count: int) -> Survey:
     if known is None:
         raise DataError("a search needs surveyed blends to start from; ask for more blends than searched ones")
     rng = np.random.default_rng(len(known.blends))  # the same after an interruption

@@ -11,7 +11,7 @@ from tanbr.serve.web.client import Client
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.tasks.text_to_text import NO_ANSWER, understood
-from tanbr.tasks.traffic import Slot, Stream
+from tanbr.tasks.traffic import SlotRequests, Stream
 from tanbr.types import FloatArray, TaskMix, Text
 
 BETWEEN = "</s>"  # what T5 reads between the two texts of a pair
@@ -59,7 +59,7 @@ def drive(
 
 
 def _answers(
-    client: Client, slot: Slot, *, model: dict[str, Any], space: LabelSpace, batch: int
+    client: Client, slot: SlotRequests, *, model: dict[str, Any], space: LabelSpace, batch: int
 ) -> tuple[list[str], FloatArray]:
     """Send a slot's texts: the request ids (n,), and the answers (n,) as `LabelSpace.answers` would read them."""
     names: list[str] = []

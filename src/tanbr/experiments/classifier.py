@@ -4,78 +4,55 @@ Below the first FFN whose experts differ, a text's hidden states are the same fo
 last FFN only the first token is read, so the last layer computes no other. Both are exact; the rest is the dense model.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tanbr.experiments.dense import DenseModel
 from tanbr.merge import Moe
-from tanbr.moe.text import TextEncoder
-from tanbr.types import Blend, FloatArray, Text, as_blend
+from tanbr.tasks.metrics import Answer
+from tanbr.types import FloatArray, Text
 
 
-class Replay:
-    """Serves one blend at a time; remembers the stem of every text it has met."""
+class Classifier(DenseModel):
+    """Remembers the stem of every text it has met."""
 
     def __init__(self, moe: Moe, *, batch: int = 8) -> None:
-        self.moe = moe
-        self.version = 0
-        self.blend: Blend | None = None
-        self._batch = batch
-        self._model: Any = moe.dense()
-        self._layers = list(self._model.bert.encoder.layer)
-        self._encode = TextEncoder.of(moe.path, vocab_size=self._model.config.vocab_size)
+        super().__init__(moe, batch=batch)
+        self._layers = list(self.model.bert.encoder.layer)
         self._stems: dict[Text, Tensor] = {}  # (length, D) after the attention of layer `first`
         self.first = _first_that_differs(moe)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the head's columns."""
-        names = self._model.config.id2label
+        names = self.model.config.id2label
         return tuple(names[column] for column in range(len(names)))
 
-    def swap(self, blend: ArrayLike) -> int:
-        """Merge the experts by `blend` (K,), as `serve.Engine` does."""
-        wanted = as_blend(blend, experts=self.moe.num_experts)
-        if self.blend is None or not np.array_equal(wanted, self.blend):
-            self.moe.merge_into(self._model, wanted)
-            self.blend = wanted
-            self.version += 1
-        return self.version
-
-    def answer(self, texts: Sequence[Text]) -> FloatArray:
-        """Answer texts: logits (n, columns), as `serve.Engine` does."""
-        return self.logits(texts)
-
-    def put(self, merged: nn.Module) -> int:
-        """Serve another merge of the same MoE, one that is no blend: its FFNs are copied."""
-        with torch.no_grad():
-            for piece in self.moe.plan.blended:  # below the first that differ, every merge is the same
-                self._model.get_parameter(piece.target).copy_(merged.get_parameter(piece.target))
-        self.blend = None
-        self.version += 1
-        return self.version
+    def answers(self, texts: Sequence[Text]) -> list[Answer]:
+        """Answer each text by its logits (columns,)."""
+        return list(self.logits(texts))
 
     @torch.inference_mode()
     def logits(self, texts: Sequence[Text]) -> FloatArray:
         """Answer texts: (n, columns)."""
         self._meet(texts)
         stems = [self._stems[text] for text in texts]
-        answers = np.empty((len(texts), len(self.columns)))
-        for chunk in self._batches([len(stem) for stem in stems]):
-            answers[chunk] = self._upper([stems[i] for i in chunk]).double().numpy()
-        return answers
+        logits = np.empty((len(texts), len(self.columns)))
+        for chunk in self.by_length([len(stem) for stem in stems]):
+            logits[chunk] = self._upper([stems[i] for i in chunk]).double().numpy()
+        return logits
 
     def _meet(self, texts: Sequence[Text]) -> None:
         new = list(dict.fromkeys(text for text in texts if text not in self._stems))
-        for chunk in self._batches([len("".join(text)) for text in new]):
-            inputs = self._encode([new[i] for i in chunk])
+        for chunk in self.by_length([len("".join(text)) for text in new]):
+            inputs = self.encode([new[i] for i in chunk])
             real = inputs.pop("attention_mask").bool()  # (n, length)
-            hidden = self._model.bert.embeddings(**inputs)
+            hidden = self.model.bert.embeddings(**inputs)
             for layer in self._layers[: self.first]:
                 hidden = layer.feed_forward_chunk(_attend(layer, hidden, real))
             hidden = _attend(self._layers[self.first], hidden, real)
@@ -92,11 +69,7 @@ class Replay:
         hidden = self._layers[self.first].feed_forward_chunk(hidden)
         for layer in above:
             hidden = layer.feed_forward_chunk(_attend(layer, hidden, real, first_only=layer is above[-1]))
-        return self._model.classifier(self._model.bert.pooler(hidden))
-
-    def _batches(self, lengths: Sequence[int]) -> Iterable[list[int]]:
-        order = sorted(range(len(lengths)), key=lengths.__getitem__)  # of like length, so that little is padding
-        return (order[start : start + self._batch] for start in range(0, len(order), self._batch))
+        return self.model.classifier(self.model.bert.pooler(hidden))
 
 
 def _attend(layer: Any, hidden: Tensor, real: Tensor, *, first_only: bool = False) -> Tensor:

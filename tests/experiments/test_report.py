@@ -1,4 +1,6 @@
+import re
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -29,9 +31,12 @@ def report(tmp_path: Path) -> Path:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1200], ids=["phone", "desktop"])
-def test_a_real_browser_shows_it(report: Path, browser: Browser, width: int) -> None:
-    page = browser.new_page(viewport={"width": width, "height": 900})
+def test_a_real_browser_shows_it(
+    report: Path, browser: Browser, width: int, scheme: Literal["light", "dark"]
+) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("request", lambda request: None if request.url.startswith("file:") else problems.append(request.url))
@@ -41,5 +46,14 @@ def test_a_real_browser_shows_it(report: Path, browser: Browser, width: int) -> 
     assert page.locator("tbody tr").count() == 2
     assert page.locator("td", has_text="best <per> slot").count() == 1  # escaped, not markup
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")  # no sideways scrolling
+    words = page.locator("svg text").evaluate_all("all => all.map(one => one.getBoundingClientRect().height)")
+    assert min(words) >= 8  # pixels: small, but to be read
+    colours = page.evaluate(
+        "[document.querySelector('svg text'), document.body].map(one => getComputedStyle(one))"
+        ".map((style, i) => i ? style.backgroundColor : style.fill)"
+    )
+    ink, ground = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours)
+    assert ink < ground if scheme == "light" else ink > ground  # words are drawn in the page's own ink
+    assert page.locator(".wide").evaluate("box => box.scrollWidth <= box.clientWidth")  # nor in the table
     assert not problems
     page.close()
