@@ -82,12 +82,14 @@ def main() -> None:
     """Measure, print, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small model")
+    parser.add_argument("--size", choices=["MiniLM", "T5-base"], default=None, help="one size only")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="JSON file")
     arguments = parser.parse_args()
     torch.set_num_threads(THREADS)
     transformers.utils.logging.set_verbosity_error()
     sizes = {"quick": QUICK} if arguments.quick else {"MiniLM": MINILM, "T5-base": FULL}
+    sizes = {title: size for title, size in sizes.items() if arguments.size in (None, title)}
     figures: dict[str, Any] = {"command": "python benchmarks/merge_methods.py", "threads": THREADS}
     for title, size in sizes.items():
         with tempfile.TemporaryDirectory() as scratch:
