@@ -1,16 +1,20 @@
 """What a merge costs by method: seconds, memory of its own, and bytes read beside the experts, at two sizes.
 
 All figures are of one run, round after round in turn, beside the plain average's. Weights are random: costs do not
-depend on them. `--quick` uses a small model.
+depend on them. `--quick` uses a small model, `--threads 1` suits a machine that is busy.
 """
 
 import argparse
 import json
+import os
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where other processes run, threads that spin stall each other
 
 import numpy as np
 import torch
@@ -84,13 +88,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small model")
     parser.add_argument("--size", choices=["MiniLM", "T5-base"], default=None, help="one size only")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=THREADS)
     parser.add_argument("--out", type=Path, default=None, help="JSON file")
     arguments = parser.parse_args()
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(arguments.threads)
     transformers.utils.logging.set_verbosity_error()
     sizes = {"quick": QUICK} if arguments.quick else {"MiniLM": MINILM, "T5-base": FULL}
     sizes = {title: size for title, size in sizes.items() if arguments.size in (None, title)}
-    figures: dict[str, Any] = {"command": "python benchmarks/merge_methods.py", "threads": THREADS}
+    figures: dict[str, Any] = {
+        "command": " ".join(["python", "benchmarks/merge_methods.py", *sys.argv[1:]]),
+        "threads": arguments.threads,
+    }
     for title, size in sizes.items():
         with tempfile.TemporaryDirectory() as scratch:
             figures[title] = measure(random_checkpoint(Path(scratch) / "moe", size), repeats=arguments.repeats)
