@@ -46,7 +46,7 @@ def export(
     the output, for an FFN k times as wide.
     """
     weights, plan = _blend(moe, blend) if mode == "blend" else _concat(moe, experts)
-    config = skeleton(plan, moe.path, device="meta").config
+    config = skeleton(plan, moe.checkpoint, device="meta").config
     dtypes = plan.dtypes(moe.checkpoint)
     tensors = [NewTensor(name, dtypes[name], plan.shapes[name]) for name in plan.targets()]
 

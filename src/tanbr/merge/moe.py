@@ -19,7 +19,7 @@ from tanbr.merge.methods import Experts, Method, choose
 from tanbr.merge.plan import DensePlan
 from tanbr.merge.skeleton import locate, skeleton
 from tanbr.merge.stream import Places, stream
-from tanbr.moe.checkpoint import Checkpoint, TensorFile
+from tanbr.moe.checkpoint import Checkpoint, TensorFile, understood
 from tanbr.moe.families import family_of, read_settings
 from tanbr.moe.family import Settings, Site
 from tanbr.types import Blend, as_blend
@@ -33,10 +33,12 @@ class Moe:
     def __init__(self, checkpoint: Checkpoint, *, method: str = "average") -> None:
         self.checkpoint = checkpoint
         self.family = family_of(checkpoint.config)
+        _check_depth(checkpoint)
         self.config: Settings = read_settings(checkpoint.config)
-        self.sites: list[Site] = self.family.sites(checkpoint, self.config)
-        pieces = self.family.plan(checkpoint, self.config, self.sites)
-        self.plan = DensePlan(self.family, self.config, self.sites, pieces)
+        with understood(checkpoint):
+            self.sites: list[Site] = self.family.sites(checkpoint, self.config)
+            pieces = self.family.plan(checkpoint, self.config, self.sites)
+            self.plan = DensePlan(self.family, self.config, self.sites, pieces)
         self.experts = Experts(checkpoint, self.plan.blended, self.num_experts, lambda: self.fingerprint)
         self.method: Method = choose(method, self.experts)
         self._trusted: set[int] = set()
@@ -65,7 +67,7 @@ class Moe:
     def dense(self, blend: ArrayLike | None = None) -> Any:
         """Build the dense transformers model, in eval mode, with `blend` merged into it (all experts alike if None)."""
         weights = self.check(blend)
-        model = skeleton(self.plan, self.path)
+        model = skeleton(self.plan, self.checkpoint)
         for _ in self.tensors(weights, into=partial(locate, model)):
             pass
         return model.eval()
@@ -113,6 +115,13 @@ def open(path: str | Path, *, method: str = "average") -> Moe:  # noqa: A001
     if not Path(path).exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
         path = _fetched(str(path))
     return Moe(Checkpoint(path), method=method)
+
+
+def _check_depth(checkpoint: Checkpoint) -> None:
+    """Refuse a configuration of more layers than there are tensors: a list of them may be all the memory there is."""
+    for key, value in checkpoint.config.items():
+        if "layers" in key and isinstance(value, int | float) and not value <= len(checkpoint.specs):
+            raise CheckpointError(f"config.json of {checkpoint.path} says {key} {value}, more than it has tensors")
 
 
 def _fetched(model_id: str) -> Path:

@@ -54,8 +54,8 @@ class DensePlan:
 
     def _architecture(self) -> str:
         before, after = self.family.prefix
-        named = self.settings.get("architectures") or []
-        if len(named) != 1 or not named[0].startswith(before):
+        named = self.settings.get("architectures")
+        if not (isinstance(named, list) and len(named) == 1 and str(named[0]).startswith(before)):
             raise CheckpointError(f"config.json must name one {before}… class in architectures (got {named})")
         return after + str(named[0]).removeprefix(before)
 

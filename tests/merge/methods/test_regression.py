@@ -42,8 +42,10 @@ def regressed(folder: Path) -> Moe:
 
 def test_by_hand() -> None:
     assert shrunk(torch.tensor([[3.0, 2.0], [2.0, 1.0]]), 0.5).tolist() == [[3.0, 1.0], [1.0, 1.0]]
-    left, right = torch.tensor([[4.0, 1.0], [1.0, 2.0]]), torch.tensor([[6.0], [4.0]])
-    torch.testing.assert_close(solved(left, right, torch.zeros(1, 2), ridge=1e-9), torch.tensor([[8.0, 10.0]]) / 7)
+    left, right = torch.tensor([[4.0, 1.0], [1.0, 2.0]]).double(), torch.tensor([[6.0], [4.0]]).double()
+    torch.testing.assert_close(
+        solved(left, right, torch.zeros(1, 2), ridge=1e-9), torch.tensor([[8.0, 10.0]]).double() / 7
+    )
 
 
 @given(st.integers(0, 2**32 - 1))
