@@ -6,7 +6,7 @@ moved up the bound by a few gradient steps.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,16 @@ from numpy.typing import NDArray
 from tanbr.router.argmax import first_best
 from tanbr.router.config import DefaultModeConfig
 from tanbr.router.kernel import correlation
+from tanbr.router.panel import (
+    Candidates,
+    Panel,
+    chosen,
+    exchanged,
+    group_mixes,
+    panel_of,
+    proportional_blends,
+    task_groups,
+)
 from tanbr.router.posterior import PooledPosterior, PosteriorState
 from tanbr.router.records import Terms, TreeView
 from tanbr.router.simplex import keep_largest
@@ -22,6 +32,7 @@ from tanbr.router.vertex_tree import TreeState, VertexTree
 from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix
 
 MOST_OPEN = 16  # open decisions an ask looks at
+PANEL_ROUNDS = 2  # of climbing and exchange after a panel is chosen
 
 
 def fixed_blends(sizes: Sizes, count: int, rng: np.random.Generator) -> FloatArray:
@@ -87,7 +98,6 @@ class GpTree:
         self.asked += 1
         blend, node = pool.points[best], best - self.nodes.start
         inside = 0 <= node < self.config.room
-        arm, distance = pool.nearest(blend)
         terms = Terms(
             mean=float(mean[best]),
             uncertainty=beta * float(deviation[best]),
@@ -95,8 +105,88 @@ class GpTree:
             depth=int(self.tree.depth[node]) if inside else 0,
             candidates=len(bound) - self.tree.free,
         )
+        return self._snapped(blend), terms
+
+    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:
+        """Choose G blends jointly among all candidates and the groups' proportional blends, then climb with each."""
+        config, own = self.config, list(self.config.own_experts)
+        left = self._left_by_all(open_blends, mix)
+        rows = np.ones(len(left), dtype=np.bool_)
+        rows[self.nodes] = self.tree.used
+        found = self._candidates(np.flatnonzero(rows), mix, left)
+        labels = task_groups(mix, models, interference=np.array(config.interference) if config.interference else None)
+        start = None
+        if own:
+            start = len(found.blends) + np.arange(models)
+            found = found.joined(self._bounded(self._proportional(mix, labels, models), mix))
+        panel = chosen(found, mix, models, start=start)
+        if not own and self.asked < self.opening:
+            panel = self._opening_rows(panel)
+        else:
+            for _ in range(PANEL_ROUNDS):
+                found, panel = self._improved(found, panel, mix)
+        self.asked += models
+        return self._as_played(panel_of(found, panel, mix))
+
+    def _proportional(self, mix: TaskMix, labels: NDArray[np.intp], models: int) -> FloatArray:
+        own = list(self.config.own_experts)
+        return proportional_blends(mix, labels, models, own=own, sizes=self.sizes)
+
+    def _opening_rows(self, panel: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Put the blends that every router opens with, as many as are still to come, into a panel."""
+        order = [self.sizes.experts, *range(self.sizes.experts)]
+        coming = order[self.asked : min(self.asked + len(panel), self.opening)]
+        return np.array([*coming, *panel[len(coming) :]], dtype=np.intp)
+
+    def _improved(
+        self, found: Candidates, panel: NDArray[np.intp], mix: TaskMix
+    ) -> tuple[Candidates, NDArray[np.intp]]:
+        """Offer each model its own tasks' proportional blend and its own blend moved up its own mix's bound."""
+        mixes, blends = group_mixes(found.bound[panel], mix), found.blends[panel]
+        offers = [self._climbed(blend[None], own)[-1] for blend, own in zip(blends, mixes, strict=True)]
+        if self.config.own_experts:
+            labels = found.bound[panel].argmax(axis=0)
+            straight = self._proportional(mix, labels, len(panel))
+            offers += [straight, 0.5 * (straight + blends)]
+        fresh = keep_largest(np.concatenate(offers), self.sizes.max_active)
+        found = found.joined(self._bounded(fresh, mix))
+        return found, exchanged(found.bound, mix, panel)
+
+    def _bounded(self, blends: FloatArray, mix: TaskMix) -> Candidates:
+        mean, gain = self.posterior.at(blends)
+        return Candidates.of(blends, mean, self._widths(gain, mix))
+
+    def _candidates(self, rows: NDArray[np.intp], mix: TaskMix, left: FloatArray) -> Candidates:
+        pool, node = self.posterior, rows - self.nodes.start
+        inside = (node >= 0) & (node < self.config.room)
+        width = self._widths(pool.gain[rows], mix) * np.sqrt(left[rows])[:, None]
+        depth = np.where(inside, self.tree.depth[np.where(inside, node, 0)] if self.config.room else 0, 0)
+        none = np.zeros(len(rows))
+        return Candidates(pool.points[rows], pool.mean[rows], width, none, np.where(inside, node, -1), depth)
+
+    def _widths(self, gain: FloatArray, mix: TaskMix) -> FloatArray:
+        """Share β deviations of ψᵀr out to the tasks by their own deviations: (n, V)."""
+        deviation = np.sqrt(np.maximum(self.posterior.prior - gain, 1e-12)) * np.ones(self.sizes.tasks)
+        whole = np.sqrt(self.posterior.variance_of(mix, gain))
+        return np.asarray(self.beta * (whole / (deviation @ mix))[:, None] * deviation)
+
+    def _left_by_all(self, open_blends: list[Blend], mix: TaskMix) -> FloatArray:
+        """Share of each candidate's variance that the rewards still to come will leave: (N,)."""
+        variance = self.posterior.variance_of(mix, self.posterior.gain)
+        left = np.ones(len(variance))
+        for blend in open_blends[-MOST_OPEN:]:
+            left *= self._left_by(blend, mix, variance * left)
+        return left
+
+    def _as_played(self, panel: Panel) -> Panel:
+        return replace(panel, blends=np.array([self._snapped(blend) for blend in panel.blends]))
+
+    def _snapped(self, blend: Blend) -> Blend:
+        """Play a blend near a known arm as that arm."""
+        pool = self.posterior
+        arm, distance = pool.nearest(blend)
         known = distance < self.config.snap and np.count_nonzero(pool.arms[arm]) <= self.sizes.max_active
-        return (pool.arms[arm] if known else blend), terms
+        return pool.arms[arm] if known else blend
 
     def _left_by(self, blend: Blend, mix: TaskMix, variance: FloatArray) -> FloatArray:
         """Share of each candidate's variance that a reward still to come will leave, judged by nearness alone."""
@@ -111,12 +201,25 @@ class GpTree:
             self.posterior.forget(self.config.forgetting)
             self.told *= self.config.forgetting
         self._absorb(blend, reward, counts)
-        if not any(np.array_equal(mix, known) for known in self.mixes):
-            self.mixes.append(mix)
+        self._remember(mix)
         if self.config.room:
             self._grow(mix)
         if len(self.climbers):
             self._climb(mix)
+
+    def learn_panel(self, mix: TaskMix, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
+        """Pool the rewards of all models, one slot in all, and grow the tree for each model's own mix."""
+        if self.config.forgetting < 1.0:
+            self.posterior.forget(self.config.forgetting)
+            self.told *= self.config.forgetting
+        mixes = group_mixes(panel.estimates, mix)
+        for blend, own, reward, count in zip(panel.blends, mixes, rewards, counts, strict=True):
+            if count.any():
+                self.posterior.observe(blend, reward, count)
+                self._remember(own)
+        self._count()
+        for own in mixes if self.config.room else ():
+            self._grow(own)
 
     def warm_start(self, blend: Blend, reward: Reward, counts: Counts) -> None:
         """Pool a reward; each makes the opening one ask shorter."""
@@ -125,6 +228,13 @@ class GpTree:
 
     def _absorb(self, blend: Blend, reward: Reward, counts: Counts) -> None:
         self.posterior.observe(blend, reward, counts)
+        self._count()
+
+    def _remember(self, mix: TaskMix) -> None:
+        if not any(np.array_equal(mix, known) for known in self.mixes):
+            self.mixes.append(mix)
+
+    def _count(self) -> None:
         self.told += 1.0
         self.slots += 1
         if self.slots in self.config.refits:
@@ -163,17 +273,21 @@ class GpTree:
         pool, config = self.posterior, self.config
         bound = pool.mean @ mix + self.beta * np.sqrt(pool.variance_of(mix, pool.gain))
         bound[self.nodes][~self.tree.used] = -np.inf
-        x = pool.points[np.argpartition(bound, -config.climbers)[-config.climbers :]]
-        met, step = [], config.climb_size
-        for _ in range(config.climbs):
-            slope = pool.slope_of_bound(x, mix, self.beta)
+        best = pool.points[np.argpartition(bound, -config.climbers)[-config.climbers :]]
+        pool.replace_points(self.climbers, np.concatenate(self._climbed(best, mix)))
+
+    def _climbed(self, x: FloatArray, mix: TaskMix) -> list[FloatArray]:
+        """Every blend (n, K) on the way up the bound from x (n, K), a few gradient steps."""
+        met, step = [x], self.config.climb_size
+        for _ in range(self.config.climbs):
+            slope = self.posterior.slope_of_bound(x, mix, self.beta)
             slope -= slope.mean(axis=1, keepdims=True)
             slope *= step / np.maximum(np.sqrt((slope * slope).sum(axis=1, keepdims=True)), 1e-12)
             x = np.maximum(x + slope, 0.0)
             x = keep_largest(x / x.sum(axis=1, keepdims=True), self.sizes.max_active)
             met.append(x)
             step *= 0.5
-        pool.replace_points(self.climbers, np.concatenate(met))
+        return met[1:] or met
 
     def view(self) -> TreeView:
         """Show the vertex tree, renumbered so that parents come first; all of it is feasible."""
