@@ -13,17 +13,9 @@ from numpy.typing import NDArray
 
 from tanbr.router.argmax import first_best
 from tanbr.router.config import DefaultModeConfig
+from tanbr.router.gp_panel import choose_panel
 from tanbr.router.kernel import correlation
-from tanbr.router.panel import (
-    Candidates,
-    Panel,
-    chosen,
-    exchanged,
-    group_mixes,
-    panel_of,
-    proportional_blends,
-    task_groups,
-)
+from tanbr.router.panel import Candidates, Panel, group_mixes
 from tanbr.router.posterior import PooledPosterior, PosteriorState
 from tanbr.router.records import Terms, TreeView
 from tanbr.router.simplex import keep_largest
@@ -32,7 +24,6 @@ from tanbr.router.vertex_tree import TreeState, VertexTree
 from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix
 
 MOST_OPEN = 16  # open decisions an ask looks at
-PANEL_ROUNDS = 2  # of climbing and exchange after a panel is chosen
 
 
 def fixed_blends(sizes: Sizes, count: int, rng: np.random.Generator) -> FloatArray:
@@ -108,78 +99,40 @@ class GpTree:
         return self._snapped(blend), terms
 
     def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:
-        """Choose G blends jointly among all candidates and the groups' proportional blends, then climb with each."""
-        config, own = self.config, list(self.config.own_experts)
-        left = self._left_by_all(open_blends, mix)
-        rows = np.ones(len(left), dtype=np.bool_)
-        rows[self.nodes] = self.tree.used
-        found = self._candidates(np.flatnonzero(rows), mix, left)
-        labels = task_groups(mix, models, interference=np.array(config.interference) if config.interference else None)
-        start = None
-        if own:
-            start = len(found.blends) + np.arange(models)
-            found = found.joined(self._bounded(self._proportional(mix, labels, models), mix))
-        panel = chosen(found, mix, models, start=start)
-        if not own and self.asked < self.opening:
-            panel = self._opening_rows(panel)
-        else:
-            for _ in range(PANEL_ROUNDS):
-                found, panel = self._improved(found, panel, mix)
+        """Choose G blends jointly among all candidates and the groups' proportional blends."""
+        panel = choose_panel(self, mix, models, open_blends)
         self.asked += models
-        return self._as_played(panel_of(found, panel, mix))
+        return replace(panel, blends=np.array([self._snapped(blend) for blend in panel.blends]))
 
-    def _proportional(self, mix: TaskMix, labels: NDArray[np.intp], models: int) -> FloatArray:
-        own = list(self.config.own_experts)
-        return proportional_blends(mix, labels, models, own=own, sizes=self.sizes)
-
-    def _opening_rows(self, panel: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Put the blends that every router opens with, as many as are still to come, into a panel."""
-        order = [self.sizes.experts, *range(self.sizes.experts)]
-        coming = order[self.asked : min(self.asked + len(panel), self.opening)]
-        return np.array([*coming, *panel[len(coming) :]], dtype=np.intp)
-
-    def _improved(
-        self, found: Candidates, panel: NDArray[np.intp], mix: TaskMix
-    ) -> tuple[Candidates, NDArray[np.intp]]:
-        """Offer each model its own tasks' proportional blend and its own blend moved up its own mix's bound."""
-        mixes, blends = group_mixes(found.bound[panel], mix), found.blends[panel]
-        offers = [self._climbed(blend[None], own)[-1] for blend, own in zip(blends, mixes, strict=True)]
-        if self.config.own_experts:
-            labels = found.bound[panel].argmax(axis=0)
-            straight = self._proportional(mix, labels, len(panel))
-            offers += [straight, 0.5 * (straight + blends)]
-        fresh = keep_largest(np.concatenate(offers), self.sizes.max_active)
-        found = found.joined(self._bounded(fresh, mix))
-        return found, exchanged(found.bound, mix, panel)
-
-    def _bounded(self, blends: FloatArray, mix: TaskMix) -> Candidates:
+    def bounded(self, blends: FloatArray, mix: TaskMix) -> Candidates:
+        """Make candidates of any blends (n, K)."""
         mean, gain = self.posterior.at(blends)
         return Candidates.of(blends, mean, self._widths(gain, mix))
 
-    def _candidates(self, rows: NDArray[np.intp], mix: TaskMix, left: FloatArray) -> Candidates:
-        pool, node = self.posterior, rows - self.nodes.start
+    def candidates(self, mix: TaskMix, open_blends: list[Blend]) -> Candidates:
+        """All blends whose posterior is kept, less sure of themselves where a reward is still to come."""
+        pool = self.posterior
+        usable = np.ones(len(pool.points), dtype=np.bool_)
+        usable[self.nodes] = self.tree.used
+        rows = np.flatnonzero(usable)
+        node = rows - self.nodes.start
         inside = (node >= 0) & (node < self.config.room)
+        depth = np.zeros(len(rows), dtype=np.int64)
+        depth[inside] = self.tree.depth[node[inside]]
+        variance = pool.variance_of(mix, pool.gain)
+        left = np.ones(len(variance))
+        for blend in open_blends[-MOST_OPEN:]:
+            left *= self._left_by(blend, mix, variance * left)
         width = self._widths(pool.gain[rows], mix) * np.sqrt(left[rows])[:, None]
-        depth = np.where(inside, self.tree.depth[np.where(inside, node, 0)] if self.config.room else 0, 0)
-        none = np.zeros(len(rows))
-        return Candidates(pool.points[rows], pool.mean[rows], width, none, np.where(inside, node, -1), depth)
+        return Candidates(
+            pool.points[rows], pool.mean[rows], width, np.zeros(len(rows)), np.where(inside, node, -1), depth
+        )
 
     def _widths(self, gain: FloatArray, mix: TaskMix) -> FloatArray:
         """Share β deviations of ψᵀr out to the tasks by their own deviations: (n, V)."""
         deviation = np.sqrt(np.maximum(self.posterior.prior - gain, 1e-12)) * np.ones(self.sizes.tasks)
         whole = np.sqrt(self.posterior.variance_of(mix, gain))
         return np.asarray(self.beta * (whole / (deviation @ mix))[:, None] * deviation)
-
-    def _left_by_all(self, open_blends: list[Blend], mix: TaskMix) -> FloatArray:
-        """Share of each candidate's variance that the rewards still to come will leave: (N,)."""
-        variance = self.posterior.variance_of(mix, self.posterior.gain)
-        left = np.ones(len(variance))
-        for blend in open_blends[-MOST_OPEN:]:
-            left *= self._left_by(blend, mix, variance * left)
-        return left
-
-    def _as_played(self, panel: Panel) -> Panel:
-        return replace(panel, blends=np.array([self._snapped(blend) for blend in panel.blends]))
 
     def _snapped(self, blend: Blend) -> Blend:
         """Play a blend near a known arm as that arm."""
@@ -274,9 +227,9 @@ class GpTree:
         bound = pool.mean @ mix + self.beta * np.sqrt(pool.variance_of(mix, pool.gain))
         bound[self.nodes][~self.tree.used] = -np.inf
         best = pool.points[np.argpartition(bound, -config.climbers)[-config.climbers :]]
-        pool.replace_points(self.climbers, np.concatenate(self._climbed(best, mix)))
+        pool.replace_points(self.climbers, np.concatenate(self.climbed(best, mix)))
 
-    def _climbed(self, x: FloatArray, mix: TaskMix) -> list[FloatArray]:
+    def climbed(self, x: FloatArray, mix: TaskMix) -> list[FloatArray]:
         """Every blend (n, K) on the way up the bound from x (n, K), a few gradient steps."""
         met, step = [x], self.config.climb_size
         for _ in range(self.config.climbs):
