@@ -39,7 +39,7 @@ class Counted(Tanbr):
         """Choose, unless in a mood."""
         if self._settings["mood"] and Path(self._settings["mood"]).exists():
             raise RuntimeError("this router is not in the mood")
-        return super().ask(task_mix, models=models)  # type: ignore[call-overload]
+        return super().ask(task_mix, models=models)
 
     def tell(self, decision: Any, reward: ArrayLike, counts: ArrayLike | None = None) -> None:
         """Learn and count."""

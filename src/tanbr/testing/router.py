@@ -228,7 +228,7 @@ def panels_resume_bit_for_bit(make: Make) -> None:
     """Open panels, late rewards and single blends between them survive save and load."""
     router = make(K, V, seed=1)
     play_panels(router, 12)
-    held = [router.ask(EVEN, models=3), router.ask(EVEN), router.ask(EVEN, models=2)]
+    held: list[Any] = [router.ask(EVEN, models=3), router.ask(EVEN), router.ask(EVEN, models=2)]
     with tempfile.TemporaryDirectory() as folder:
         router.save(Path(folder) / "state.npz")
         resumed = type(router).load(Path(folder) / "state.npz")
