@@ -10,15 +10,16 @@ from tanbr.router.algorithm1 import Belief, NeuralBandit
 from tanbr.router.argmax import first_best
 from tanbr.router.ask_tell import AskTell
 from tanbr.router.config import PaperModeConfig
+from tanbr.router.panel import Candidates, ModelByModel, Panel, chosen, panel_of
 from tanbr.router.records import Terms, TreeView, lone_root
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes, as_size
-from tanbr.types import Blend, Counts, Reward, TaskMix
+from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix
 
 DRAWS = 20  # candidate blends a slot, the paper's figure
 
 
-class _Policy:
+class _Policy(ModelByModel):
     """Lines 6, 13 and 14 of Algorithm 1 over random candidates instead of a tree's leaves."""
 
     def __init__(self, sizes: Sizes, config: PaperModeConfig, rng: np.random.Generator) -> None:
@@ -26,10 +27,19 @@ class _Policy:
         self.state: Belief = self.bandit.start(rng)
 
     def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:  # noqa: ARG002
-        blends = keep_largest(self.rng.dirichlet(np.ones(self.sizes.experts), size=DRAWS), self.sizes.max_active)
+        blends = self._draws()
         mean, width = self.bandit.bound(self.state, blends, mix)
         best = first_best(mean + width)
         return blends[best], Terms(float(mean[best]), 0.0, float(width[best]), candidates=DRAWS)
+
+    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:  # noqa: ARG002
+        blends = self._draws()
+        found = Candidates.of(blends, *self.bandit.task_bounds(self.state, blends))
+        return panel_of(found, chosen(found, mix, models), mix)
+
+    def _draws(self) -> FloatArray:
+        blends = self.rng.dirichlet(np.ones(self.sizes.experts), size=DRAWS)
+        return keep_largest(blends, self.sizes.max_active)
 
     def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:  # noqa: ARG002
         belief = replace(self.state, t=self.state.t + 1)

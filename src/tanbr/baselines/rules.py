@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from tanbr.errors import InputError
 from tanbr.router.ask_tell import AskTell
+from tanbr.router.panel import Candidates, Panel, chosen, panel_of, proportional_blends, task_groups
 from tanbr.router.records import Terms, TreeView, lone_root
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes, as_size
@@ -26,6 +27,22 @@ class _Rule:
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
+
+    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:
+        """Choose G times; without rewards, even groups of tasks say which model serves which."""
+        picked = [self.choose(mix, open_blends) for _ in range(models)]
+        return self._by_groups(np.array([blend for blend, _ in picked]), task_groups(mix, models))
+
+    def _by_groups(self, blends: FloatArray, labels: NDArray[np.intp]) -> Panel:
+        belongs = (labels == np.arange(len(blends))[:, None]).astype(np.float64)
+        return Panel(blends, belongs, tuple(Terms(float("nan")) for _ in blends))
+
+    def learn_panel(self, mix: TaskMix, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
+        """Learn nothing."""
+
+    def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:
+        """Follow the rule."""
+        raise NotImplementedError
 
     def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:
         """Learn nothing."""
@@ -60,6 +77,12 @@ class _BestOf(_Rule):
         best = int(worth.argmax())
         return self.blends[best], Terms(float(worth[best]), candidates=len(worth))
 
+    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:
+        if np.isnan(self.rewards).any():
+            return super().choose_panel(mix, models, open_blends)
+        found = Candidates.of(self.blends, self.rewards, np.zeros_like(self.rewards))
+        return panel_of(found, chosen(found, mix, models), mix)
+
 
 class _Proportional(_Rule):
     def __init__(self, sizes: Sizes, own: list[int]) -> None:
@@ -70,6 +93,10 @@ class _Proportional(_Rule):
         blend = np.zeros(self.sizes.experts)
         np.add.at(blend, self.own, mix)
         return keep_largest(blend, self.sizes.max_active), Terms(float("nan"))
+
+    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:  # noqa: ARG002
+        labels = task_groups(mix, models)
+        return self._by_groups(proportional_blends(mix, labels, models, own=self.own, sizes=self.sizes), labels)
 
 
 class RandomBlend(AskTell):

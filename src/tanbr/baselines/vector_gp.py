@@ -9,6 +9,7 @@ import numpy as np
 from tanbr.router.argmax import first_best
 from tanbr.router.ask_tell import AskTell
 from tanbr.router.kernel import correlation
+from tanbr.router.panel import Candidates, ModelByModel, Panel, chosen, panel_of
 from tanbr.router.records import Terms, TreeView, lone_root
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes, as_size
@@ -36,7 +37,7 @@ class State:
     gain: FloatArray  # (N,) what was told takes this much off a candidate's variance
 
 
-class _Policy:
+class _Policy(ModelByModel):
     def __init__(self, sizes: Sizes, rng: np.random.Generator) -> None:
         K, V = self.experts, self.tasks = sizes.experts, sizes.tasks
         random = rng.dirichlet(np.full(K, 0.5), size=max(CANDIDATES - K - 1, 0))
@@ -51,6 +52,13 @@ class _Policy:
         spread = BETA * np.sqrt(np.maximum(VARIANCE - known.gain, 1e-12) * (mix @ mix))
         best = first_best(mean + spread)
         return known.candidates[best], Terms(float(mean[best]), 0.0, float(spread[best]), candidates=len(mean))
+
+    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:  # noqa: ARG002
+        known = self.state
+        mean = CENTRE + known.cross @ (known.inverse @ (known.rewards - CENTRE))
+        spread = BETA * np.sqrt(np.maximum(VARIANCE - known.gain, 1e-12) * (mix @ mix))
+        found = Candidates.of(known.candidates, mean, np.repeat(spread[:, None], self.tasks, axis=1))
+        return panel_of(found, chosen(found, mix, models), mix)
 
     def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:  # noqa: ARG002
         self.warm_start(blend, reward, counts)

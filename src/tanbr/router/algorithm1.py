@@ -12,6 +12,7 @@ from tanbr.router.argmax import first_best
 from tanbr.router.confidence import Confidence, DiagonalConfidence, ExactConfidence, theory_gamma
 from tanbr.router.config import PaperModeConfig
 from tanbr.router.network import Weights, descend, initial_weights, predict, unit, value_and_gradient
+from tanbr.router.panel import Candidates, ModelByModel, Panel, chosen, panel_of
 from tanbr.router.records import Terms, TreeView
 from tanbr.router.rewards import RewardTable
 from tanbr.router.simplex import corner_point, keep_largest, proportional_point
@@ -62,6 +63,11 @@ class NeuralBandit:
         mean, g = value_and_gradient(belief.theta, unit(blends), mix)
         return mean, self._gamma(belief) * np.sqrt(belief.Z.squared_width(g))
 
+    def task_bounds(self, belief: Belief, blends: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Line 6 for every task by itself, ψ one-hot: the terms of blends (n, K), each (n, V)."""
+        terms = [self.bound(belief, blends, mix) for mix in np.eye(self.sizes.tasks)]
+        return np.stack([mean for mean, _ in terms], axis=1), np.stack([width for _, width in terms], axis=1)
+
     def learned(self, belief: Belief, mix: TaskMix, blend: Blend, reward: Reward, counts: Counts) -> Belief:
         """Lines 13 and 14: Z with g at θ_{t−1}, then J steps on L(θ)."""
         config, x = self.config, unit(blend[None])
@@ -80,7 +86,7 @@ class NeuralBandit:
         return theory_gamma(belief.t, belief.Z.log_determinant, self.config)
 
 
-class Algorithm1:
+class Algorithm1(ModelByModel):
     """The paper's loop."""
 
     def __init__(self, sizes: Sizes, *, config: PaperModeConfig, rng: np.random.Generator) -> None:
@@ -113,6 +119,15 @@ class Algorithm1:
             tree = tree.expanded(node, rng=self.rng, point=self._point)  # lines 11 and 12
         belief = self.bandit.learned(belief, mix, blend, reward, counts)  # lines 13 and 14
         self.state = State(belief, tree)
+
+    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:  # noqa: ARG002
+        """Lines 3 to 7 for G models: the leaves whose bounds, task by task, are worth most together."""
+        tree = self.state.tree
+        leaves = tree.active_leaves
+        mean, width = self.bandit.task_bounds(self.state.belief, tree.blend[leaves])
+        granularity = self.config.nu * self.config.rho ** tree.depth[leaves].astype(np.float64)
+        found = Candidates(tree.blend[leaves], mean, width, granularity, leaves.astype(np.int64), tree.depth[leaves])
+        return panel_of(found, chosen(found, mix, models), mix)
 
     def warm_start(self, blend: Blend, reward: Reward, counts: Counts) -> None:
         """Lines 13 and 14 for a reward from elsewhere, as if all tasks had been equally frequent."""

@@ -106,6 +106,8 @@ class DefaultModeConfig(Section):
     """Expert that was trained for each task, where that is known (V numbers); none if empty."""
     own_lift: float = Field(0.4, ge=0, le=1)
     """How much more reward a task is expected to earn from its own expert alone than without it, before it is seen."""
+    interference: tuple[tuple[float, ...], ...] = ()
+    """Reward that each task loses where another's expert has the rest of the blend (V rows of V); none if empty."""
     refits: tuple[int, ...] = (80, 160, 320, 640, 1280)
     """Told slots after which width, variance, noise and correlation are fitted; earlier fits declare the map flat."""
     forgetting: float = Field(1.0, gt=0, le=1)

@@ -6,14 +6,16 @@ moved up the bound by a few gradient steps.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.router.argmax import first_best
 from tanbr.router.config import DefaultModeConfig
+from tanbr.router.gp_panel import choose_panel
 from tanbr.router.kernel import correlation
+from tanbr.router.panel import Candidates, Panel, group_mixes
 from tanbr.router.posterior import PooledPosterior, PosteriorState
 from tanbr.router.records import Terms, TreeView
 from tanbr.router.simplex import keep_largest
@@ -87,7 +89,6 @@ class GpTree:
         self.asked += 1
         blend, node = pool.points[best], best - self.nodes.start
         inside = 0 <= node < self.config.room
-        arm, distance = pool.nearest(blend)
         terms = Terms(
             mean=float(mean[best]),
             uncertainty=beta * float(deviation[best]),
@@ -95,8 +96,50 @@ class GpTree:
             depth=int(self.tree.depth[node]) if inside else 0,
             candidates=len(bound) - self.tree.free,
         )
+        return self._snapped(blend), terms
+
+    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:
+        """Choose G blends jointly among all candidates and the groups' proportional blends."""
+        panel = choose_panel(self, mix, models, open_blends)
+        self.asked += models
+        return replace(panel, blends=np.array([self._snapped(blend) for blend in panel.blends]))
+
+    def bounded(self, blends: FloatArray, mix: TaskMix) -> Candidates:
+        """Make candidates of any blends (n, K)."""
+        mean, gain = self.posterior.at(blends)
+        return Candidates.of(blends, mean, self._widths(gain, mix))
+
+    def candidates(self, mix: TaskMix, open_blends: list[Blend]) -> Candidates:
+        """All blends whose posterior is kept, less sure of themselves where a reward is still to come."""
+        pool = self.posterior
+        usable = np.ones(len(pool.points), dtype=np.bool_)
+        usable[self.nodes] = self.tree.used
+        rows = np.flatnonzero(usable)
+        node = rows - self.nodes.start
+        inside = (node >= 0) & (node < self.config.room)
+        depth = np.zeros(len(rows), dtype=np.int64)
+        depth[inside] = self.tree.depth[node[inside]]
+        variance = pool.variance_of(mix, pool.gain)
+        left = np.ones(len(variance))
+        for blend in open_blends[-MOST_OPEN:]:
+            left *= self._left_by(blend, mix, variance * left)
+        width = self._widths(pool.gain[rows], mix) * np.sqrt(left[rows])[:, None]
+        return Candidates(
+            pool.points[rows], pool.mean[rows], width, np.zeros(len(rows)), np.where(inside, node, -1), depth
+        )
+
+    def _widths(self, gain: FloatArray, mix: TaskMix) -> FloatArray:
+        """Share β deviations of ψᵀr out to the tasks by their own deviations: (n, V)."""
+        deviation = np.sqrt(np.maximum(self.posterior.prior - gain, 1e-12)) * np.ones(self.sizes.tasks)
+        whole = np.sqrt(self.posterior.variance_of(mix, gain))
+        return np.asarray(self.beta * (whole / (deviation @ mix))[:, None] * deviation)
+
+    def _snapped(self, blend: Blend) -> Blend:
+        """Play a blend near a known arm as that arm."""
+        pool = self.posterior
+        arm, distance = pool.nearest(blend)
         known = distance < self.config.snap and np.count_nonzero(pool.arms[arm]) <= self.sizes.max_active
-        return (pool.arms[arm] if known else blend), terms
+        return pool.arms[arm] if known else blend
 
     def _left_by(self, blend: Blend, mix: TaskMix, variance: FloatArray) -> FloatArray:
         """Share of each candidate's variance that a reward still to come will leave, judged by nearness alone."""
@@ -111,12 +154,25 @@ class GpTree:
             self.posterior.forget(self.config.forgetting)
             self.told *= self.config.forgetting
         self._absorb(blend, reward, counts)
-        if not any(np.array_equal(mix, known) for known in self.mixes):
-            self.mixes.append(mix)
+        self._remember(mix)
         if self.config.room:
             self._grow(mix)
         if len(self.climbers):
             self._climb(mix)
+
+    def learn_panel(self, mix: TaskMix, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
+        """Pool the rewards of all models, one slot in all, and grow the tree for each model's own mix."""
+        if self.config.forgetting < 1.0:
+            self.posterior.forget(self.config.forgetting)
+            self.told *= self.config.forgetting
+        mixes = group_mixes(panel.estimates, mix)
+        for blend, own, reward, count in zip(panel.blends, mixes, rewards, counts, strict=True):
+            if count.any():
+                self.posterior.observe(blend, reward, count)
+                self._remember(own)
+        self._count()
+        for own in mixes if self.config.room else ():
+            self._grow(own)
 
     def warm_start(self, blend: Blend, reward: Reward, counts: Counts) -> None:
         """Pool a reward; each makes the opening one ask shorter."""
@@ -125,6 +181,13 @@ class GpTree:
 
     def _absorb(self, blend: Blend, reward: Reward, counts: Counts) -> None:
         self.posterior.observe(blend, reward, counts)
+        self._count()
+
+    def _remember(self, mix: TaskMix) -> None:
+        if not any(np.array_equal(mix, known) for known in self.mixes):
+            self.mixes.append(mix)
+
+    def _count(self) -> None:
         self.told += 1.0
         self.slots += 1
         if self.slots in self.config.refits:
@@ -163,17 +226,21 @@ class GpTree:
         pool, config = self.posterior, self.config
         bound = pool.mean @ mix + self.beta * np.sqrt(pool.variance_of(mix, pool.gain))
         bound[self.nodes][~self.tree.used] = -np.inf
-        x = pool.points[np.argpartition(bound, -config.climbers)[-config.climbers :]]
-        met, step = [], config.climb_size
-        for _ in range(config.climbs):
-            slope = pool.slope_of_bound(x, mix, self.beta)
+        best = pool.points[np.argpartition(bound, -config.climbers)[-config.climbers :]]
+        pool.replace_points(self.climbers, np.concatenate(self.climbed(best, mix)))
+
+    def climbed(self, x: FloatArray, mix: TaskMix) -> list[FloatArray]:
+        """Every blend (n, K) on the way up the bound from x (n, K), a few gradient steps."""
+        met, step = [x], self.config.climb_size
+        for _ in range(self.config.climbs):
+            slope = self.posterior.slope_of_bound(x, mix, self.beta)
             slope -= slope.mean(axis=1, keepdims=True)
             slope *= step / np.maximum(np.sqrt((slope * slope).sum(axis=1, keepdims=True)), 1e-12)
             x = np.maximum(x + slope, 0.0)
             x = keep_largest(x / x.sum(axis=1, keepdims=True), self.sizes.max_active)
             met.append(x)
             step *= 0.5
-        pool.replace_points(self.climbers, np.concatenate(met))
+        return met[1:] or met
 
     def view(self) -> TreeView:
         """Show the vertex tree, renumbered so that parents come first; all of it is feasible."""

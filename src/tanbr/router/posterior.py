@@ -220,6 +220,11 @@ class PooledPosterior:
         self.used = len(kept)
         self.rebuild()
 
+    def at(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Mean (n, V) and gain (n, M) at other points (n, K)."""
+        kernel = self.kernel(points)
+        return self.expected(points) + kernel @ self.alpha[: self.used], self._gain(kernel)
+
     def replace_points(self, rows: NDArray[np.intp], points: FloatArray) -> None:
         """Put new points (n, K) into the given rows."""
         self.points[rows] = points

@@ -1,22 +1,45 @@
-"""What a router remembers of a told slot, and the tree of a router that has none."""
+"""What a router remembers of a slot, and the tree of a router that has none."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from tanbr.types import Counts, Decision, Reward, Terms, TreeView
+from tanbr.types import Decision, FloatArray, PanelDecision, Terms, TreeView
 
-__all__ = ["Terms", "Told", "TreeView", "lone_root"]
+__all__ = ["Open", "Terms", "Told", "TreeView", "lone_root"]
+
+
+@dataclass(frozen=True, eq=False)
+class Open:
+    """A slot that was decided and not told yet."""
+
+    decision: Decision | PanelDecision
+    why: tuple[Terms, ...]  # (G,), one for a single blend
+
+    @property
+    def blends(self) -> FloatArray:
+        """What is served: (G, K)."""
+        return self.decision.blends if isinstance(self.decision, PanelDecision) else self.decision.blend[None]
+
+    @property
+    def terms(self) -> Terms | tuple[Terms, ...]:
+        """Why the blend was chosen; of a panel, why each of its blends was."""
+        return self.why if isinstance(self.decision, PanelDecision) else self.why[0]
 
 
 @dataclass(frozen=True, eq=False)
 class Told:
-    """One slot that was decided and told."""
+    """A slot that was decided and told."""
 
-    decision: Decision
-    reward: Reward  # (V,) NaN where unseen
-    counts: Counts  # (V,)
-    terms: Terms
+    decision: Decision | PanelDecision
+    reward: FloatArray  # (V,), of a panel (G, V); NaN where unseen
+    counts: FloatArray  # (V,), of a panel (G, V)
+    why: tuple[Terms, ...]  # (G,), one for a single blend
+
+    @property
+    def terms(self) -> Terms | tuple[Terms, ...]:
+        """Why the blend was chosen; of a panel, why each of its blends was."""
+        return Open(self.decision, self.why).terms
 
 
 def lone_root(experts: int, tasks: int) -> TreeView:

@@ -42,6 +42,9 @@ class Tanbr(AskTell):
         own = config.default.own_experts
         if own and not (len(own) == tasks and all(0 <= expert < experts for expert in own)):
             raise InputError(f"own_experts must name one of {experts} experts for each of {tasks} tasks (got {own})")
+        harm = config.default.interference
+        if harm and (np.shape(harm) != (tasks, tasks) or not np.isfinite(harm).all()):
+            raise InputError(f"interference must be a table of {tasks} by {tasks} numbers (got shape {np.shape(harm)})")
         rng = np.random.default_rng(seed)
         policy: Policy
         if mode == "default":

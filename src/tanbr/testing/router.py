@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tanbr.errors import DecisionError, InputError, StateError, TanbrError
-from tanbr.testing.toy import EVEN, K, Make, V, play, toy_reward
+from tanbr.testing.toy import EVEN, K, Make, V, play, play_panels, toy_reward
 from tanbr.types import Decision, Terms
 
 
@@ -27,7 +27,7 @@ def check_router(make: Make, *, without: Iterable[str] = ()) -> None:
 def same_seed_same_choices(make: Make) -> None:
     """Two routers of one seed choose alike."""
     blends = [play(make(K, V, seed=3), 40) for _ in range(2)]
-    _hold(np.array_equal(*blends), "two routers of the same seed chose different blends")
+    _hold(np.array_equal(blends[0], blends[1]), "two routers of the same seed chose different blends")
 
 
 def blends_are_feasible(make: Make) -> None:
@@ -61,7 +61,7 @@ def resumes_bit_for_bit(make: Make) -> None:
     for one in (router, resumed):
         one.tell(held, toy_reward(held.blend))
     after = [play(one, 100, seed=7, unseen=0.2) for one in (router, resumed)]
-    _hold(np.array_equal(*after), "a loaded router chooses otherwise than the saved one")
+    _hold(np.array_equal(after[0], after[1]), "a loaded router chooses otherwise than the saved one")
     _hold(np.array_equal(router.tree.blend, resumed.tree.blend), "a loaded router has another tree")
 
 
@@ -97,7 +97,8 @@ def bad_input_changes_nothing(make: Make) -> None:
     for counts in (np.zeros(V), -np.ones(V), np.full(V, np.nan), np.ones(V - 1)):
         _refuses(InputError, f"the counts {counts!r}", router.tell, held, good, counts)
     foreign = Decision(held.id, held.task_mix, np.eye(K)[0] * 0.5 + 0.5 / K)
-    for decision in (told[0], told[0].id, 10**9, -1, "1", None, True, foreign):
+    odd: list[Any] = [told[0], told[0].id, 10**9, -1, "1", None, True, foreign]
+    for decision in odd:
         _refuses(DecisionError, f"the decision {decision!r}", router.tell, decision, good)
     tables: list[Any] = [(np.eye(K), np.zeros((2, V))), (np.ones((1, K)), good[None]), ("a", "b"), (good, good)]
     for blends, rewards in tables:
@@ -105,7 +106,7 @@ def bad_input_changes_nothing(make: Make) -> None:
     router.tell(held, good)
     twin.tell(same, good)
     after = [play(one, 30, seed=5) for one in (router, twin)]
-    _hold(np.array_equal(*after), "something that was refused changed later choices")
+    _hold(np.array_equal(after[0], after[1]), "something that was refused changed later choices")
 
 
 def bad_sizes_are_refused(make: Make) -> None:
@@ -192,10 +193,80 @@ def tree_is_well_formed(make: Make) -> None:
     _hold(node == -1 or node in tree.node, "the explanation names a node that the tree does not have")
 
 
+def panel_of_one_is_the_single_blend(make: Make) -> None:
+    """A panel of G = 1 chooses and learns as a single blend does, bit for bit."""
+    single, panel = make(K, V, seed=5), make(K, V, seed=5)
+    rng = np.random.default_rng(0)
+    for _ in range(25):
+        mix, reward = rng.dirichlet(np.ones(V)), rng.random(V)
+        one, many = single.ask(mix), panel.ask(mix, models=1)
+        _hold(np.array_equal(one.blend[None], many.blends), "a panel of one is not the single blend")
+        _hold(not many.assign(rng.dirichlet(np.ones(V), 9)).any(), "a panel of one has only model 0")
+        single.tell(one, reward)
+        panel.tell(many, reward[None])
+
+
+def panels_are_feasible_and_assign(make: Make) -> None:
+    """G blends on the simplex; each request goes to one of them, by its posterior alone; G may change."""
+    for most in (1, 2, K):
+        router, rng = make(K, V, max_active=most), np.random.default_rng(0)
+        for models in (2, K, 3, 2, 1, 4):
+            panel = router.ask(rng.dirichlet(np.ones(V)), models=models)
+            blends, posteriors = panel.blends, rng.dirichlet(np.full(V, 0.3), 12)
+            _hold(blends.shape == (models, K), f"a panel of {models} has blends of shape {blends.shape}")
+            _hold(bool((np.abs(blends.sum(axis=1) - 1.0) <= K * 1e-9).all() and (blends >= 0).all()), "no blend")
+            _hold(bool((np.count_nonzero(blends, axis=1) <= most).all()), f"a blend has more than {most} experts")
+            given = panel.assign(posteriors)
+            _hold(bool(((given >= 0) & (given < models)).all()), "a request went to a model that there is not")
+            alone = np.concatenate([panel.assign(row) for row in posteriors])
+            _hold(np.array_equal(given, alone), "a request's model depends on other requests")
+            _hold(len(router.explain(panel)) == models, "a panel must be explained blend by blend")
+            router.tell(panel, np.tile(toy_reward(blends[0]), (models, 1)))
+
+
+def panels_resume_bit_for_bit(make: Make) -> None:
+    """Open panels, late rewards and single blends between them survive save and load."""
+    router = make(K, V, seed=1)
+    play_panels(router, 12)
+    held: list[Any] = [router.ask(EVEN, models=3), router.ask(EVEN), router.ask(EVEN, models=2)]
+    with tempfile.TemporaryDirectory() as folder:
+        router.save(Path(folder) / "state.npz")
+        resumed = type(router).load(Path(folder) / "state.npz")
+    _hold([d.id for d in resumed.open] == [d.id for d in held], "a loaded router does not know the open panels")
+    for one in (router, resumed):
+        one.tell(held[2].id, np.full((2, V), 0.4))
+        one.tell(held[0], np.full((3, V), 0.6), np.full((3, V), 5.0))
+        one.tell(held[1], np.full(V, 0.5))
+    after = [play_panels(one, 20, seed=7) for one in (router, resumed)]
+    _hold(np.array_equal(after[0], after[1]), "a loaded router chooses other panels than the saved one")
+
+
+def bad_panels_change_nothing(make: Make) -> None:
+    """What is refused of a panel leaves no trace."""
+    router, twin = make(K, V, seed=2), make(K, V, seed=2)
+    held, same = (one.ask(EVEN, models=2) for one in (router, twin))
+    for models in (0, -1, K + 1, 1.5, "2", True):
+        _refuses(InputError, f"a panel of {models!r} models", router.ask, EVEN, models=models)
+    good = np.full((2, V), 0.5)
+    bad: list[Any] = [good[0], good[:1], good + 0.6, good.T, "reward", None]
+    for reward in bad:
+        _refuses(InputError, f"the rewards {reward!r}", router.tell, held, reward)
+    _refuses(InputError, "counts of one model", router.tell, held, good, np.ones(V))
+    _refuses(InputError, "posteriors of other tasks", held.assign, np.ones((3, V + 1)))
+    _refuses(DecisionError, "a panel as a single blend", router.tell, Decision(held.id, EVEN, held.blends[0]), good[0])
+    for one, panel in ((router, held), (twin, same)):
+        one.tell(panel, good)
+        _refuses(DecisionError, "a panel that was told already", one.tell, panel, good)
+    after = [play_panels(one, 10, seed=5) for one in (router, twin)]
+    _hold(np.array_equal(after[0], after[1]), "something that was refused changed later panels")
+
+
 CHECKS: tuple[Callable[[Make], None], ...] = (
     same_seed_same_choices, blends_are_feasible, decisions_cannot_be_changed, resumes_bit_for_bit,
     late_and_out_of_order, bad_input_changes_nothing, bad_sizes_are_refused, bad_states_are_refused,
     unseen_rewards_teach_nothing, extremes_raise_no_warning, tree_is_well_formed,
+    panel_of_one_is_the_single_blend, panels_are_feasible_and_assign, panels_resume_bit_for_bit,
+    bad_panels_change_nothing,
 )  # fmt: skip
 
 

@@ -32,3 +32,16 @@ def play(
         router.tell(decision, reward)
         blends.append(decision.blend)
     return np.array(blends)
+
+
+def play_panels(router: Router, slots: int, *, seed: int = 0) -> FloatArray:
+    """Ask and tell panels of two and three models in turn, some tasks unseen; all blends (n, K)."""
+    rng = np.random.default_rng(seed)
+    blends = []
+    for slot in range(slots):
+        panel = router.ask(rng.dirichlet(np.ones(V)), models=2 + slot % 2)
+        rewards = np.clip([toy_reward(x) + 0.02 * rng.normal(size=V) for x in panel.blends], 0, 1)
+        rewards[rng.random(rewards.shape) < 0.3] = np.nan
+        router.tell(panel, rewards)
+        blends += list(panel.blends)
+    return np.array(blends)
