@@ -5,12 +5,13 @@ by length within stretches of the shuffle, cut into batches, and the batches are
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tanbr.tasks.rows import Row
+from tanbr.tasks.rows import Row, Task
 from tanbr.train.objectives import Batch, Objective, joined
 from tanbr.types import FloatArray
 
@@ -24,7 +25,9 @@ class Batches:
         self, rows: Mapping[str, Sequence[Row]], *, objective: Objective, sizes: Sequence[int], seed: int
     ) -> None:
         self.sizes, self._seed = sizes, seed
-        self._pools = [objective.encode(rows[task.name]) for task in objective.space.tasks]
+        self._pools = [
+            _weighed(objective.encode(rows[task.name]), task, rows[task.name]) for task in objective.space.tasks
+        ]
         self._epochs: dict[int, tuple[int, Tensor]] = {}  # task → the epoch laid out last, (batches, size)
 
     def of(self, task: int, step: int) -> Batch:
@@ -48,6 +51,18 @@ class Batches:
         return joined(
             [pool.take(torch.from_numpy(rows)) for pool, rows in zip(self._pools, draws, strict=True) if len(rows)]
         )
+
+
+def _weighed(pool: Batch, task: Task, rows: Sequence[Row]) -> Batch:
+    """Add the rows' weights, 1 on average: all labels weigh alike in a task whose metric is Matthews' correlation.
+
+    Of CoLA's sentences 70% are acceptable; a model that calls all of them so has a low loss, and a correlation of 0.
+    """
+    weights = torch.ones(len(rows))
+    if "matthews" in task.metrics:
+        _, label, counts = torch.tensor([row.target for row in rows]).unique(return_inverse=True, return_counts=True)
+        weights = (len(rows) / (len(counts) * counts))[label]
+    return replace(pool, truth={**pool.truth, "weight": weights})
 
 
 def _lay_out(lengths: Tensor, size: int, rng: torch.Generator) -> Tensor:

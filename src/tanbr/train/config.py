@@ -35,6 +35,10 @@ class PretrainConfig(RunConfig):
 
     batch_growth: float = Field(default=0.0, ge=0, le=1)
     """A task with n times the rows of the smallest has n to this power times as many in a step."""
+    task_rows: dict[str, int] = Field(default_factory=dict)
+    """Rows of a step of the tasks named here, whatever `batch` and `batch_growth` would give them."""
+    frozen_layers: int = Field(default=0, ge=0)
+    """The lowest layers of an encoder that stay the dense checkpoint's, experts and all."""
     expert_rate: float = Field(default=2e-3, gt=0)
     """Learning rate of the experts."""
     shared_rate: float = Field(default=3e-4, gt=0)
@@ -64,7 +68,7 @@ class PretrainConfig(RunConfig):
     ancestor_steps: int = Field(default=2_000, ge=0)
     """Steps in which one dense model learns all tasks, before the experts part from it; 0 for none."""
     ancestor_rate: float = Field(default=1e-3, gt=0)
-    """Learning rate of the ancestor."""
+    """Learning rate of the ancestor: it stays what it is after the warm-up, for the experts' rates fall from there."""
     alignment_weight: float = Field(default=2.0, ge=0)
     """Weight of the alignment of pairs in the ancestor's loss."""
 
@@ -97,9 +101,10 @@ class FinetuneConfig(RunConfig):
 
 
 MINILM = PretrainConfig(
-    max_length=64, train_rows=20_000, batch=6, batch_growth=0.2, ancestor_steps=500, steps=1_000, warmup=40,
-    ancestor_rate=1.5e-4, expert_rate=3e-4, shared_rate=5e-5, head_rate=4e-4, train_embeddings=False,
-    log_every=5, look_every=125, look_rows=300, patience=4, save_every=125,
+    max_length=96, train_rows=60_000, ancestor_steps=1_000, steps=1_000, warmup=25,
+    task_rows={"CoLA": 16, "SST-2": 12, "MRPC": 4, "STS-B": 4, "QQP": 14, "MNLI": 20, "QNLI": 14, "RTE": 6},
+    ancestor_rate=2e-4, expert_rate=3e-4, shared_rate=5e-5, head_rate=4e-4, train_embeddings=False, frozen_layers=2,
+    log_every=5, look_every=125, look_rows=300, patience=4, save_every=25,
 )  # fmt: skip
 """Of `tanbr pretrain --preset minilm`: three quarters of an hour on two cores."""
 

@@ -8,7 +8,7 @@ and moves all weights once.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,14 +25,21 @@ from tanbr.train.objectives import Batch, Objective
 from tanbr.train.run import Report, Run
 from tanbr.train.task_experts import TaskExperts
 
+_EXPERTS_ALONE = frozenset(
+    ("ancestor_steps", "steps", "expert_rate", "shared_rate", "look_every", "look_rows", "patience", "final_rows")
+)  # settings that do not change what an ancestor learns; at its constant rate, not even the number of its steps does
 _HEAD = re.compile(r"^(classifier|bert\.pooler)\.")
 _EMBEDDINGS = re.compile(r"(^|\.)(embeddings|shared|embed_tokens|lm_head)\.")
+_LAYER = re.compile(r"(?:^|\.)encoder\.(?:layer|block)\.(\d+)\.")
 
 
 def batch_sizes(rows: Mapping[str, Sequence[Row]], config: PretrainConfig) -> list[int]:
-    """Give a task with n times the rows of the smallest n**batch_growth times its share of a step."""
+    """Give a task with n times the rows of the smallest n**batch_growth times its share of a step, or `task_rows`."""
     least = min(map(len, rows.values()))
-    return [round(config.batch * (len(of_task) / least) ** config.batch_growth) for of_task in rows.values()]
+    return [
+        config.task_rows.get(name, round(config.batch * (len(of_task) / least) ** config.batch_growth))
+        for name, of_task in rows.items()
+    ]
 
 
 def train_together(
@@ -59,13 +66,15 @@ def train_together(
     run = Run(
         phase="ancestor",
         model=one,
-        groups=groups(one.shared(), list(one.experts.parameters()), rates),
+        groups=groups(one.shared(), one.named_weights(), rates),
         gradients=gradients,
         steps=config.ancestor_steps,
         config=config,
         state=out.with_suffix(".state"),
         report=report,
         origin=digest(dense),
+        falls=False,
+        ignored=_EXPERTS_ALONE,
     )
     run.train()
     return out if out.exists() else write(one.view(0), dense, out)
@@ -110,7 +119,7 @@ def train_experts(
     run = Run(
         phase="experts",
         model=nn.ModuleList([experts, stop]),
-        groups=groups(experts.shared(), list(experts.experts.parameters()), config),
+        groups=groups(experts.shared(), experts.named_weights(), config),
         gradients=gradients,
         steps=config.steps,
         config=config,
@@ -125,22 +134,26 @@ def train_experts(
 
 def _share(objective: Objective, batch: Batch, view: Any) -> Tensor:
     """Give a task's share of a step's loss, from its batch."""
-    return objective.row_losses(view, batch).mean() / len(objective.space.tasks)
+    return (objective.row_losses(view, batch) * batch.truth["weight"]).mean() / len(objective.space.tasks)
 
 
 def groups(
-    shared: Mapping[str, nn.Parameter], experts: Sequence[nn.Parameter], config: PretrainConfig
+    shared: Mapping[str, nn.Parameter], experts: Iterable[tuple[str, nn.Parameter]], config: PretrainConfig
 ) -> list[dict[str, Any]]:
-    """Sort parameters by their rate; frozen ones are left out."""
-    body: list[nn.Parameter] = []
-    head: list[nn.Parameter] = []
-    for name, weight in shared.items():
-        if _EMBEDDINGS.search(name) and not config.train_embeddings:
-            weight.requires_grad_(False)
-        else:
-            (head if _HEAD.search(name) else body).append(weight)
+    """Sort parameters by their rate; what stays as it is learns nothing, and is left out."""
+    head = [(name, weight) for name, weight in shared.items() if _HEAD.search(name)]
+    body = [(name, weight) for name, weight in shared.items() if not _HEAD.search(name)]
+    sorts = ((body, config.shared_rate), (head, config.head_rate), (experts, config.expert_rate))
     return [
-        {"params": body, "lr": config.shared_rate},
-        {"params": head, "lr": config.head_rate},
-        {"params": list(experts), "lr": config.expert_rate},
+        {"params": [weight for name, weight in sort if not _stays(name, weight, config)], "lr": rate}
+        for sort, rate in sorts
     ]
+
+
+def _stays(name: str, weight: nn.Parameter, config: PretrainConfig) -> bool:
+    """Freeze a parameter of the embeddings or of the lowest layers, if the settings say so."""
+    layer = _LAYER.search(name)
+    below = layer is not None and int(layer[1]) < config.frozen_layers
+    if below or ((config.frozen_layers or not config.train_embeddings) and _EMBEDDINGS.search(name)):
+        weight.requires_grad_(False)
+    return not weight.requires_grad

@@ -48,6 +48,10 @@ class TaskExperts(nn.Module):
         own: Any = self.experts[expert]
         return dict(zip(self.names, own, strict=True))
 
+    def named_weights(self) -> list[tuple[str, nn.Parameter]]:
+        """List all experts' FFN tensors, each with the dense model's name for it."""
+        return [pair for k in range(len(self)) for pair in self.weights(k).items()]
+
     def shared(self) -> dict[str, nn.Parameter]:
         """List the dense model's parameters but its FFNs."""
         ffns = set(self.names)

@@ -53,7 +53,7 @@ def train_gates(
     Run(
         phase="gates",
         model=nn.ModuleList([moe, gated]),
-        groups=[*groups(shared, list(experts.values()), config), beside],
+        groups=[*groups(shared, experts.items(), config), beside],
         gradients=gradients,
         steps=config.steps,
         config=config,
