@@ -38,7 +38,13 @@ class PretrainConfig(RunConfig):
     task_rows: dict[str, int] = Field(default_factory=dict)
     """Rows of a step of the tasks named here, whatever `batch` and `batch_growth` would give them."""
     frozen_layers: int = Field(default=0, ge=0)
-    """The lowest layers of an encoder that stay the dense checkpoint's, experts and all."""
+    """The lowest layers of an encoder that stay the dense checkpoint's, and the embeddings with them."""
+    expert_frozen_layers: int = Field(default=0, ge=0)
+    """The lowest layers of an encoder that stay the ancestor's while experts train: there all experts are equal."""
+    mergeable: float = Field(default=0.0, ge=0, le=1)
+    """Share of the experts' steps whose batches run through random blends of all experts around the task's own."""
+    blend_alpha: float = Field(default=0.3, gt=0)
+    """How even those blends are: Dirichlet's concentration of each expert; a task's own has K times as much on top."""
     expert_rate: float = Field(default=2e-3, gt=0)
     """Learning rate of the experts."""
     shared_rate: float = Field(default=3e-4, gt=0)
@@ -68,7 +74,7 @@ class PretrainConfig(RunConfig):
     ancestor_steps: int = Field(default=2_000, ge=0)
     """Steps in which one dense model learns all tasks, before the experts part from it; 0 for none."""
     ancestor_rate: float = Field(default=1e-3, gt=0)
-    """Learning rate of the ancestor: it stays what it is after the warm-up, for the experts' rates fall from there."""
+    """Learning rate of the ancestor. A checkpoint's keeps it after the warm-up: the experts' rates fall from there."""
     alignment_weight: float = Field(default=2.0, ge=0)
     """Weight of the alignment of pairs in the ancestor's loss."""
 

@@ -42,7 +42,7 @@ class Run:
     @property
     def curve(self) -> Curve:
         """What the run recorded."""
-        return Curve(self.state.with_suffix(".jsonl"))
+        return Curve.beside(self.state)
 
     def train(self) -> None:
         """Take the steps that are still to take; Ctrl-C and SIGTERM end it after the step, whose state is saved."""
