@@ -4,6 +4,7 @@ A task's rows are encoded once. An epoch visits each of them once, in batches of
 by length within stretches of the shuffle, cut into batches, and the batches are shuffled.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -29,6 +30,12 @@ class Batches:
             _weighed(objective.encode(rows[task.name]), task, rows[task.name]) for task in objective.space.tasks
         ]
         self._epochs: dict[int, tuple[int, Tensor]] = {}  # task → the epoch laid out last, (batches, size)
+
+    def resized(self, sizes: Sequence[int]) -> "Batches":
+        """Give batches of the same rows, of other sizes (V,)."""
+        other = copy.copy(self)
+        other.sizes, other._epochs = sizes, {}
+        return other
 
     def of(self, task: int, step: int) -> Batch:
         """Give a task's batch of a step, padded to its own longest row."""

@@ -37,6 +37,8 @@ class PretrainConfig(RunConfig):
     """A task with n times the rows of the smallest has n to this power times as many in a step."""
     task_rows: dict[str, int] = Field(default_factory=dict)
     """Rows of a step of the tasks named here, whatever `batch` and `batch_growth` would give them."""
+    ancestor_rows: dict[str, int] = Field(default_factory=dict)
+    """Likewise while one dense model learns all tasks; as `task_rows` for the tasks not named here."""
     frozen_layers: int = Field(default=0, ge=0)
     """The lowest layers of an encoder that stay the dense checkpoint's, and the embeddings with them."""
     expert_frozen_layers: int = Field(default=0, ge=0)
@@ -107,10 +109,11 @@ class FinetuneConfig(RunConfig):
 
 
 MINILM = PretrainConfig(
-    max_length=96, train_rows=60_000, ancestor_steps=1_000, steps=1_000, warmup=25,
-    task_rows={"CoLA": 16, "SST-2": 12, "MRPC": 4, "STS-B": 4, "QQP": 14, "MNLI": 20, "QNLI": 14, "RTE": 6},
-    ancestor_rate=2e-4, expert_rate=3e-4, shared_rate=5e-5, head_rate=4e-4, train_embeddings=False, frozen_layers=2,
-    log_every=5, look_every=125, look_rows=300, patience=4, save_every=25,
+    max_length=96, train_rows=60_000, ancestor_steps=210, steps=600, warmup=25,
+    ancestor_rows={"CoLA": 16, "SST-2": 12},
+    task_rows={"CoLA": 32, "SST-2": 20, "MRPC": 4, "STS-B": 4, "QQP": 14, "MNLI": 20, "QNLI": 14, "RTE": 6},
+    ancestor_rate=2e-4, expert_rate=2e-4, shared_rate=1e-4, head_rate=4e-4, train_embeddings=False, frozen_layers=2,
+    log_every=5, look_every=200, look_rows=200, patience=4, save_every=25,
 )  # fmt: skip
 """Of `tanbr pretrain --preset minilm`: three quarters of an hour on two cores."""
 

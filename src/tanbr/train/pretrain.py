@@ -46,6 +46,13 @@ def batch_sizes(rows: Mapping[str, Sequence[Row]], config: PretrainConfig) -> li
     ]
 
 
+def ancestor_sizes(course: Course) -> list[int]:
+    """Give the rows of each task in a step of the ancestor."""
+    names = [task.name for task in course.objective.space.tasks]
+    sizes = zip(names, course.batches.sizes, strict=True)
+    return [course.config.ancestor_rows.get(name, size) for name, size in sizes]
+
+
 def mergeable_blends(step: int, tasks: int, config: PretrainConfig) -> FloatArray | None:
     """Draw each task's blend (V, K) of a step around its own expert; None for a step of every expert alone.
 
@@ -62,10 +69,10 @@ def train_together(dense: Path, course: Course, *, out: Path) -> Path:
     """Train a dense checkpoint on all tasks at once, for `ancestor_steps`, and write it to `out`."""
     config, tasks = course.config, course.objective.space.tasks
     one = TaskExperts(load(dense), experts=1)
-    pool = ThreadPoolExecutor(course.workers)
+    pool, batches = ThreadPoolExecutor(course.workers), course.batches.resized(ancestor_sizes(course))
 
     def gradients(step: int) -> dict[str, float]:
-        losses = [(0, partial(_share, course.objective, course.batches.of(v, step))) for v in range(len(tasks))]
+        losses = [(0, partial(_share, course.objective, batches.of(v, step))) for v in range(len(tasks))]
         values = one.backward(losses, workers=pool)
         return {task.name: value * len(tasks) for task, value in zip(tasks, values, strict=True)}
 
