@@ -20,7 +20,10 @@ from tanbr.train.config import FLAN_T5, MINILM, PretrainConfig
 
 app = typer.Typer()
 
-ROUTERS = "tanbr, paper, nucb, vector-gp, random, average, switch, rl, smear, smear-sequence"
+ROUTERS = (
+    "tanbr, paper, nucb, vector-gp, random, average, served (each also +regression), fisher, regmean, "
+    "switch, rl, smear, smear-sequence"
+)
 
 PRESETS = {
     "tiny": PretrainConfig(),
@@ -44,6 +47,9 @@ def pretrain(
         Literal["task", "token"], typer.Option(help="One expert per task, or learned gates that route every token.")
     ] = "task",
     tagged: Annotated[bool, typer.Option("--tagged", help="T5 only: texts name their task, as in the paper.")] = False,
+    mergeable: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of steps in which experts train in random blends.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Tasks that train side by side, one core each.")] = 2,
     config: ConfigFile = None,
 ) -> None:
@@ -51,6 +57,8 @@ def pretrain(
     if preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
     settings = configuration.load(config).pretrain if config else PRESETS[preset]
+    if mergeable is not None:
+        settings = settings.model_copy(update={"mergeable": mergeable})
     if preset != "tiny" and not (dense and data):
         raise ConfigError(f"preset {preset} needs a dense checkpoint (--from) and GLUE's folder (--data)")
 
@@ -136,7 +144,7 @@ def finetune(
             for name in names
         ]  # fmt: skip
     picture = draw_losses({name: Curve(out / name / "tuned.jsonl") for name in names}, out / "losses.png")
-    columns = {kind: results[0]["figures"][kind] for kind in ("tags", "average")}
+    columns = {kind: results[0]["figures"][kind] for kind in ("tags", "average") if kind in results[0]["figures"]}
     for result in results:
         kinds = ("untuned even", "untuned own", "tuned even", "tuned own")
         columns |= {f"{result['router']}\n{kind}": result["figures"][kind] for kind in kinds}

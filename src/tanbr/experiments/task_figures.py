@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tanbr.merge import open as open_moe
+from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row
 from tanbr.train.objectives import Objective
 
@@ -19,11 +20,12 @@ def figures(model: Any, objective: Objective, rows: Mapping[str, Sequence[Row]],
 
 
 def as_trained(checkpoint: Path, objective: Objective, rows: Mapping[str, Sequence[Row]]) -> dict[str, Figures]:
-    """Score an MoE that has an expert per task, with `tags` (each task by its own expert), and its uniform merge."""
+    """Score an MoE's uniform merge, and with `tags` (each task by its own expert) if its card tells these experts."""
     moe = open_moe(checkpoint)
     model = moe.dense()
-    result = {"average": figures(model, objective, rows), "tags": {}}
-    for k, name in enumerate(rows):
+    result = {"average": figures(model, objective, rows)}
+    own = read_card(moe.path).experts_of(list(rows))
+    for k, name in zip(own, rows, strict=bool(own)):
         moe.merge_into(model, np.eye(moe.num_experts)[k])
-        result["tags"] |= figures(model, objective, {name: rows[name]})
+        result.setdefault("tags", {}).update(figures(model, objective, {name: rows[name]}))
     return result

@@ -104,6 +104,8 @@ class FinetuneConfig(RunConfig):
     """Learning rate of the gates of rivals that have them."""
     alpha: float = Field(default=0.3, gt=0)
     """How even the steps' task mixes are, each a draw from Dirichlet(alpha)."""
+    blend_nearness: float = Field(default=20.0, gt=0)
+    """How near blends lie to those that will be served (`served`): the concentration of their Dirichlet draws."""
     eval_rows: int = Field(default=200, ge=2)
     """Rows a task behind the figures before and after."""
 
