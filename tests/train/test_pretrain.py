@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tanbr.errors import StateError
+from tanbr.errors import ConfigError, StateError
 from tanbr.experiments import glue_moe
 from tanbr.merge import open as open_moe
 from tanbr.tasks.card import read_card
@@ -67,6 +67,8 @@ def test_a_batch_grows_with_a_tasks_rows() -> None:
 def test_rows_of_a_task_may_be_set() -> None:
     config = small.CONFIG.model_copy(update={"task_rows": {"b": 5}})
     assert batch_sizes({"a": [None] * 10, "b": [None] * 90}, config) == [2, 5]  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match=r"task_rows must name tasks that are trained: a \(got 'b'\)"):
+        batch_sizes({"a": [None] * 10}, config)  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("changes", [{}, {"mergeable": 0.5}])

@@ -21,7 +21,7 @@ from tanbr.train.config import FLAN_T5, MINILM, PretrainConfig
 app = typer.Typer()
 
 ROUTERS = (
-    "tanbr, paper, nucb, vector-gp, random, average, served (each also +regression), fisher, regmean, "
+    "tanbr, paper, nucb, vector-gp, random, average, proportional, served (each also +regression), fisher, regmean, "
     "switch, rl, smear, smear-sequence"
 )
 

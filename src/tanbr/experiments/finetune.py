@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tanbr.baselines import FixedBlend, Nucb, RandomBlend, VectorGP
+from tanbr.baselines import FixedBlend, Nucb, Proportional, RandomBlend, VectorGP
 from tanbr.baselines.fisher import fisher
 from tanbr.baselines.probes import head_probes
 from tanbr.baselines.regmean import regmean
@@ -59,6 +59,7 @@ ROUTERS: dict[str, Callable[..., Router]] = {
     "vector-gp": lambda K, V, seed, _: VectorGP(K, V, seed=seed),
     "random": lambda K, V, seed, _: RandomBlend(K, V, seed=seed),
     "average": lambda K, V, *_: FixedBlend(K, V),
+    "proportional": lambda K, V, _, own: Proportional(K, V, own=own or None),
 }
 SERVED = "served"  # draws around the blends that will be served, whoever chooses them
 REGRESSION = "regression"  # name+regression: blends are merged by regression

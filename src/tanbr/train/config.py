@@ -1,5 +1,7 @@
 """How models are trained, and the presets of `tanbr pretrain`."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from tanbr.config import Section
@@ -35,9 +37,9 @@ class PretrainConfig(RunConfig):
 
     batch_growth: float = Field(default=0.0, ge=0, le=1)
     """A task with n times the rows of the smallest has n to this power times as many in a step."""
-    task_rows: dict[str, int] = Field(default_factory=dict)
+    task_rows: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     """Rows of a step of the tasks named here, whatever `batch` and `batch_growth` would give them."""
-    ancestor_rows: dict[str, int] = Field(default_factory=dict)
+    ancestor_rows: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     """Likewise while one dense model learns all tasks; as `task_rows` for the tasks not named here."""
     frozen_layers: int = Field(default=0, ge=0)
     """The lowest layers of an encoder that stay the dense checkpoint's, and the embeddings with them."""
@@ -119,10 +121,9 @@ MINILM = PretrainConfig(
 )  # fmt: skip
 """Of `tanbr pretrain --preset minilm`: three quarters of an hour on two cores."""
 
-FLAN_T5 = MINILM.model_copy(
-    update={
-        "train_rows": 4_000, "batch": 5, "ancestor_steps": 60, "steps": 80, "warmup": 8, "ancestor_rate": 5e-4,
-        "expert_rate": 7e-4, "shared_rate": 1e-4, "look_every": 0, "save_every": 40, "log_every": 2, "final_rows": 100,
-    }
+FLAN_T5 = PretrainConfig(
+    max_length=64, train_rows=4_000, batch=5, batch_growth=0.2, ancestor_steps=60, steps=80, warmup=8,
+    ancestor_rate=5e-4, expert_rate=7e-4, shared_rate=1e-4, head_rate=4e-4, train_embeddings=False,
+    log_every=2, save_every=40, final_rows=100,
 )  # fmt: skip
 """Of `tanbr pretrain --preset flan-t5`: a quarter of an hour on two busy cores; it shows the way, and is not good."""

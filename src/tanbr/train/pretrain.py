@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from tanbr.errors import ConfigError
 from tanbr.tasks.rows import Row
 from tanbr.train.checkpoints import digest, load, write
 from tanbr.train.config import PretrainConfig
@@ -39,6 +40,9 @@ EXPERTS_ALONE = frozenset(
 
 def batch_sizes(rows: Mapping[str, Sequence[Row]], config: PretrainConfig) -> list[int]:
     """Give a task with n times the rows of the smallest n**batch_growth times its share of a step, or `task_rows`."""
+    unknown = sorted({*config.task_rows, *config.ancestor_rows} - set(rows))
+    if unknown:
+        raise ConfigError(f"task_rows must name tasks that are trained: {', '.join(rows)} (got {unknown[0]!r})")
     least = min(map(len, rows.values()))
     return [
         config.task_rows.get(name, round(config.batch * (len(of_task) / least) ** config.batch_growth))
