@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from tanbr.cli import app
 from tanbr.errors import ConfigError, TanbrError
+from tanbr.train.interruption import Interruption
 
 RUN = CliRunner()
 
@@ -51,3 +52,20 @@ def test_finetune_tunes_the_embedded_model_and_resumes(tmp_path: Path) -> None:
 def _bad(folder: Path) -> Path:
     (folder / "bad.toml").write_text("[finetune]\nstepz = 3\n")
     return folder / "bad.toml"
+
+
+class Asked(Interruption):
+    """Ctrl-C in the first step."""
+
+    def __enter__(self) -> Interruption:
+        self.asked = True
+        return self
+
+
+def test_a_run_that_is_interrupted_says_where_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "few.toml").write_text("[finetune]\ntrain_rows = 40\neval_rows = 8\nbatch = 8\nsteps = 3\n")
+    monkeypatch.setattr("tanbr.train.run.Interruption", Asked)
+    done = RUN.invoke(app, ["finetune", "--config", f"{tmp_path}/few.toml", "--out", f"{tmp_path}/out"])
+    assert done.exit_code == 130
+    assert "tuned.state holds step 1; the same command goes on from there" in " ".join(done.output.split())
+    assert (tmp_path / "out/tanbr/tuned.state").exists()

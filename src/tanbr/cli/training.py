@@ -173,7 +173,17 @@ def _pretrain_tiny(settings: PretrainConfig, out: Path) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int, str], None]]:
-    """Show a bar for each phase that is reported."""
+    """Show a bar for each phase that is reported; say where a run that is interrupted has got to."""
+    try:
+        with _bars() as report:
+            yield report
+    except KeyboardInterrupt as stopped:
+        console.print(f"stopped: {stopped}" if str(stopped) else "stopped", soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
+@contextmanager
+def _bars() -> Iterator[Callable[[str, int, int, str], None]]:
     with progress() as bar:
         bars: dict[str, TaskID] = {}
 
