@@ -67,8 +67,8 @@ def _weighed(pool: Batch, task: Task, rows: Sequence[Row]) -> Batch:
     """
     weights = torch.ones(len(rows))
     if "matthews" in task.metrics:
-        _, label, counts = torch.tensor([row.target for row in rows]).unique(return_inverse=True, return_counts=True)
-        weights = (len(rows) / (len(counts) * counts))[label]
+        _, label, counts = np.unique([row.target for row in rows], return_inverse=True, return_counts=True)
+        weights = torch.from_numpy((len(rows) / (len(counts) * counts))[label]).float()
     return replace(pool, truth={**pool.truth, "weight": weights})
 
 
