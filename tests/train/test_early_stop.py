@@ -6,11 +6,11 @@ import torch
 
 from tanbr.train.checkpoints import load, prepare
 from tanbr.train.early_stop import EarlyStop
-from tanbr.train.task_experts import TaskExperts
+from tanbr.train.expert_views import ExpertViews
 from train import small
 
 
-def apart(experts: TaskExperts) -> None:
+def apart(experts: ExpertViews) -> None:
     with torch.no_grad():
         for weight in experts.experts.parameters():
             weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
@@ -18,7 +18,7 @@ def apart(experts: TaskExperts) -> None:
 
 def test_a_task_that_gets_worse_keeps_its_best_expert_and_leaves(tmp_path: Path) -> None:
     start = prepare(small.bert(tmp_path / "bert"), small.SPACE, tmp_path / "start", max_length=16, seed=0)
-    experts = TaskExperts(load(start), experts=3)
+    experts = ExpertViews(load(start), experts=3)
     stop = EarlyStop(experts, patience=2)
     stop.look({0: 0.5, 1: 0.0, 2: 0.9})
     best = [weight.detach().clone() for weight in experts.weights(0).values()]

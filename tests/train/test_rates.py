@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from tanbr.train.checkpoints import load, prepare
+from tanbr.train.expert_views import ExpertViews
 from tanbr.train.rates import groups
-from tanbr.train.task_experts import TaskExperts
 from train import small
 
 
 def sorted_names(kind: str, folder: Path, **changes: Any) -> list[set[str]]:
     """Name the parameters of each group: what is shared, the head, the experts."""
     start = prepare(small.DENSE[kind](folder / "dense"), small.SPACE, folder / "start", max_length=16, seed=0)
-    experts = TaskExperts(load(start), experts=2)
+    experts = ExpertViews(load(start), experts=2)
     names = {id(weight): name for name, weight in (*experts.shared().items(), *experts.named_weights())}
     found = groups(experts.shared(), experts.named_weights(), small.CONFIG.model_copy(update=changes))
     assert [group["lr"] for group in found] == [1e-3, 1e-2, 1e-2]

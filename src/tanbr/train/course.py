@@ -10,7 +10,7 @@ from torch import nn
 from tanbr.train.batches import Batches
 from tanbr.train.config import PretrainConfig
 from tanbr.train.objectives import Objective
-from tanbr.train.run import Report, Run
+from tanbr.train.run import OnStep, Run
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Course:
     batches: Batches
     objective: Objective
     config: PretrainConfig
-    report: Report
+    report: OnStep
     workers: int = 1  # tasks that run side by side; weights do not depend on it
 
     def phase(

@@ -25,7 +25,7 @@ from tanbr.moe.gates import Gated, Inputs, gates_of
 from tanbr.train.batches import Batches
 from tanbr.train.config import FinetuneConfig
 from tanbr.train.objectives import Batch, Objective
-from tanbr.train.run import Report, Run
+from tanbr.train.run import OnStep, Run
 from tanbr.types import Blend, FloatArray, Router
 
 LEAST_CONCENTRATION = 0.1  # of every expert in a draw around a blend that will be served
@@ -204,7 +204,7 @@ def finetune(
     objective: Objective,
     config: FinetuneConfig,
     state: Path,
-    report: Report,
+    report: OnStep,
     origin: str = "",
 ) -> Run:
     """Tune for as many steps as there are mixes (steps, V), one labelled batch of each; resumes from `state`.

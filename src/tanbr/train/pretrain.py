@@ -24,9 +24,9 @@ from tanbr.train.config import PretrainConfig
 from tanbr.train.course import Course
 from tanbr.train.curve import Curve
 from tanbr.train.early_stop import EarlyStop
+from tanbr.train.expert_views import ExpertViews
 from tanbr.train.objectives import Batch, Objective
 from tanbr.train.rates import groups
-from tanbr.train.task_experts import TaskExperts
 from tanbr.types import FloatArray
 
 EXPERTS_ALONE = frozenset(
@@ -72,7 +72,7 @@ def mergeable_blends(step: int, tasks: int, config: PretrainConfig) -> FloatArra
 def train_together(dense: Path, course: Course, *, out: Path) -> Path:
     """Train a dense checkpoint on all tasks at once, for `ancestor_steps`, and write it to `out`."""
     config, tasks = course.config, course.objective.space.tasks
-    one = TaskExperts(load(dense), experts=1)
+    one = ExpertViews(load(dense), experts=1)
     pool, batches = ThreadPoolExecutor(course.workers), course.batches.resized(ancestor_sizes(course))
 
     def gradients(step: int) -> dict[str, float]:
@@ -108,7 +108,7 @@ def train_experts(
     The first batch is that of `first_step`: those before it have taught the ancestor.
     """
     config, objective, tasks = course.config, course.objective, course.objective.space.tasks
-    experts = TaskExperts(load(ancestor), experts=len(tasks))
+    experts = ExpertViews(load(ancestor), experts=len(tasks))
     stop = EarlyStop(experts, patience=config.patience)
     pool = ThreadPoolExecutor(course.workers)
     curve = Curve.beside(out)

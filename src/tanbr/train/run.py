@@ -17,7 +17,7 @@ from tanbr.train.config import RunConfig
 from tanbr.train.curve import Curve
 from tanbr.train.interruption import Interruption
 
-Report = Callable[[str, int, int, float], None]  # phase, step, steps, smoothed loss
+OnStep = Callable[[str, int, int, float], None]  # phase, step, steps, smoothed loss
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Run:
     steps: int
     config: RunConfig
     state: Path
-    report: Report
+    report: OnStep
     origin: str = ""  # tells checkpoints apart: a state belongs to the one that the run started from
     look: Callable[[int], None] = lambda _: None  # called with the number of steps taken, after each
     falls: bool = True  # whether the rates fall after the warm-up

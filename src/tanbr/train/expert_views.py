@@ -24,7 +24,7 @@ from tanbr.train.first_token import read_first_token
 from tanbr.types import FloatArray
 
 
-class TaskExperts(nn.Module):
+class ExpertViews(nn.Module):
     """A dense model and K sets of FFN weights, all equal at first."""
 
     def __init__(self, dense: PreTrainedModel, *, experts: int) -> None:

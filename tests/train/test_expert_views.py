@@ -16,8 +16,8 @@ from tanbr.moe.layer import TaskRouting, routed
 from tanbr.tasks import glue
 from tanbr.tasks.card import read_card
 from tanbr.train.checkpoints import load, prepare, upcycled
+from tanbr.train.expert_views import ExpertViews
 from tanbr.train.objectives import Batch, Objective, objective_of
-from tanbr.train.task_experts import TaskExperts
 from train import small
 
 
@@ -31,7 +31,7 @@ def objective(start: Path) -> Objective:
     return objective_of(load(start).config, small.SPACE, small.ENCODER)
 
 
-def apart(experts: TaskExperts) -> None:
+def apart(experts: ExpertViews) -> None:
     torch.manual_seed(1)
     with torch.no_grad():
         for weight in experts.experts.parameters():
@@ -46,7 +46,7 @@ def mean(goal: Objective, batch: Batch) -> Callable[[Any], Tensor]:
 
 
 def test_gradients_are_those_of_the_moe_routed_by_task(start: Path) -> None:
-    goal, experts = objective(start), TaskExperts(load(start).double(), experts=3)
+    goal, experts = objective(start), ExpertViews(load(start).double(), experts=3)
     batches = [goal.encode(small.TRAIN[task.name][:4]) for task in small.TASKS]
     with ThreadPoolExecutor(2) as workers:
         experts.backward([(v, mean(goal, batch)) for v, batch in enumerate(batches)], workers=workers)
@@ -62,7 +62,7 @@ def test_gradients_are_those_of_the_moe_routed_by_task(start: Path) -> None:
 
 
 def test_a_blends_gradients_are_those_of_the_weighted_sum_of_experts(start: Path) -> None:
-    goal, experts = objective(start), TaskExperts(load(start).double(), experts=3)
+    goal, experts = objective(start), ExpertViews(load(start).double(), experts=3)
     apart(experts)
     batches = [goal.encode(small.TRAIN[task.name][:4]) for task in small.TASKS]
     blends = np.random.default_rng(0).dirichlet(np.ones(3), 3)
@@ -85,7 +85,7 @@ def test_a_blends_gradients_are_those_of_the_weighted_sum_of_experts(start: Path
 
 
 def test_a_one_hot_blend_is_the_expert_alone(start: Path) -> None:
-    goal, experts = objective(start), TaskExperts(load(start).double(), experts=3)
+    goal, experts = objective(start), ExpertViews(load(start).double(), experts=3)
     apart(experts)
     losses = [(1, mean(goal, goal.encode(small.TRAIN["SST-2"][:4])))]
     with ThreadPoolExecutor(1) as workers:
@@ -94,7 +94,7 @@ def test_a_one_hot_blend_is_the_expert_alone(start: Path) -> None:
 
 
 def test_what_is_written_answers_as_the_views_do(start: Path, tmp_path: Path) -> None:
-    goal, experts = objective(start), TaskExperts(load(start), experts=3)
+    goal, experts = objective(start), ExpertViews(load(start), experts=3)
     apart(experts)
     folder = experts.export(
         start,
