@@ -20,7 +20,7 @@ from tanbr.baselines import BestKnown, FixedBlend, Nucb, Proportional, RandomBle
 from tanbr.baselines.fisher import fisher
 from tanbr.baselines.probes import Probes, head_probes
 from tanbr.baselines.regmean import regmean
-from tanbr.baselines.task_moe import ExpertViews
+from tanbr.baselines.task_moe import TaskExperts
 from tanbr.errors import ConfigError, DataError
 from tanbr.experiments.answers import Answers, Blended, Merged, Server, Tagged, check_head
 from tanbr.experiments.compare import KnownMix
@@ -145,7 +145,7 @@ def _tagged(blends: Callable[[Bench], FloatArray]) -> Builder:
 
 def _two_experts(bench: Bench) -> FloatArray:
     K = bench.moe.num_experts
-    return ExpertViews.most_helpful(bench.known.rewards[:K].T, per_task=2, own=range(K)).blends
+    return TaskExperts.most_helpful(bench.known.rewards[:K].T, per_task=2, own=range(K)).blends
 
 
 KINDS: dict[str, Kind] = {
