@@ -78,3 +78,12 @@ def test_labels_of_a_task_scored_by_matthews_weigh_alike() -> None:
     weights = {(task, column): weight for task, column, weight in zip(*truth, strict=True)}
     third = float(np.float32(8 / 12))
     assert weights == {(0, 0): 2.0, (0, 1): third, (1, 0): 1.0, (1, 1): 1.0}
+
+
+def test_batches_of_other_sizes_are_of_the_same_rows() -> None:
+    source = batches(LONG, size=4)
+    source.of(0, 1)
+    other = source.resized([8, 2, 4])
+    assert [len(other.of(task, 3)) for task in range(3)] == [8, 2, 4]
+    assert [len(source.of(task, 3)) for task in range(3)] == [4, 4, 4]
+    assert torch.equal(source.of(2, 5).inputs["input_ids"], other.of(2, 5).inputs["input_ids"])

@@ -105,3 +105,38 @@ def test_experts_that_train_in_blends_are_better_together(tmp_path: Path) -> Non
             losses[mergeable] = objective.row_losses(moe.dense(), objective.encode(rows)).mean().item()
 
     assert losses[1.0] < losses[0.0]  # of the uniform merge
+
+
+def test_an_ancestor_goes_on_when_settings_of_the_experts_change(tmp_path: Path) -> None:
+    dense = small.bert(tmp_path / "dense")
+    with pytest.raises(small.Stopped):
+        small.train(dense, tmp_path / "out", stop_at=("ancestor", 3))
+    with pytest.raises(StateError, match="other settings"):
+        small.train(dense, tmp_path / "out", config=small.CONFIG.model_copy(update={"ancestor_rate": 1e-5}))
+    changes = {"expert_rate": 1e-4, "steps": 2, "mergeable": 0.5, "ancestor_steps": 5}
+    changed = small.CONFIG.model_copy(update=changes)
+    again = small.train(dense, tmp_path / "out", config=changed)
+    whole = small.train(dense, tmp_path / "whole", config=changed)
+    assert (again / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_an_ancestor_may_have_rows_of_its_own(tmp_path: Path) -> None:
+    dense = small.bert(tmp_path / "dense")
+    other = small.CONFIG.model_copy(update={"ancestor_rows": {"RTE": 5}})
+    one, two = (
+        load_file(small.train(dense, tmp_path / name, config=config).parent / "ancestor/model.safetensors")
+        for name, config in (("one", small.CONFIG), ("two", other))
+    )
+    assert any(not torch.equal(value, two[name]) for name, value in one.items())
+
+
+def test_the_lowest_layers_stay_and_there_all_experts_are_equal(tmp_path: Path) -> None:
+    dense = small.bert(tmp_path / "dense")
+    config = small.CONFIG.model_copy(update={"expert_frozen_layers": 1})
+    weights = load_file(small.train(dense, tmp_path / "out", config=config) / "model.safetensors")
+    ancestor = load_file(tmp_path / "out/ancestor/model.safetensors")
+    for layer, equal in ((0, True), (1, False)):
+        name = f"bert.encoder.layer.{layer}.intermediate.dense.weight"
+        assert all(torch.equal(expert, ancestor[name]) is equal for expert in weights[name]), name
+        shared = f"bert.encoder.layer.{layer}.attention.self.key.weight"
+        assert torch.equal(weights[shared], ancestor[shared]) is equal, shared
