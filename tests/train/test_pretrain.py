@@ -140,3 +140,18 @@ def test_the_lowest_layers_stay_and_there_all_experts_are_equal(tmp_path: Path) 
         assert all(torch.equal(expert, ancestor[name]) is equal for expert in weights[name]), name
         shared = f"bert.encoder.layer.{layer}.attention.self.key.weight"
         assert torch.equal(weights[shared], ancestor[shared]) is equal, shared
+
+
+def test_a_run_may_be_lengthened(tmp_path: Path) -> None:
+    dense = small.bert(tmp_path / "dense")
+    config = small.CONFIG.model_copy(update={"look_every": 0})
+    short = small.train(dense, tmp_path / "out", config=config)
+    weights = load_file(short / "model.safetensors")
+    short.rename(tmp_path / "short")
+    longer = config.model_copy(update={"steps": 9})
+    with pytest.raises(small.Stopped):
+        small.train(dense, tmp_path / "out", config=longer, stop_at=("experts", config.steps + 1))  # its first step
+    again = load_file(small.train(dense, tmp_path / "out", config=longer) / "model.safetensors")
+    assert any(not torch.equal(value, again[name]) for name, value in weights.items())
+    with pytest.raises(StateError, match="other settings"):
+        small.train(dense, tmp_path / "out", config=longer.model_copy(update={"expert_rate": 1e-5}))

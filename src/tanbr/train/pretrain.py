@@ -37,6 +37,9 @@ EXPERTS_ALONE = frozenset(
 )  # fmt: skip
 """Settings that do not change what an ancestor learns; at its constant rate, not even the number of its steps does."""
 
+LENGTH = frozenset({"steps", "final_rows", "save_every"})
+"""Settings of the experts that may change before a state goes on: with more steps, rates rise to the longer run's."""
+
 
 def batch_sizes(rows: Mapping[str, Sequence[Row]], config: PretrainConfig) -> list[int]:
     """Give a task with n times the rows of the smallest n**batch_growth times its share of a step, or `task_rows`."""
@@ -140,6 +143,7 @@ def train_experts(
         out=out,
         write=lambda: experts.export(ancestor, out, tasks=tasks),
         look=look,
+        ignored=LENGTH,
     )
 
 
