@@ -119,7 +119,7 @@ MINILM = PretrainConfig(
     ancestor_rate=2e-4, expert_rate=2e-4, shared_rate=1e-4, head_rate=4e-4, train_embeddings=False, frozen_layers=2,
     log_every=5, look_every=200, look_rows=200, patience=4, save_every=25,
 )  # fmt: skip
-"""Of `tanbr pretrain --preset minilm`: three quarters of an hour on two cores."""
+"""Of `tanbr pretrain --preset minilm`: about 35 core-minutes; own experts have a mean of .716 on dev."""
 
 FLAN_T5 = PretrainConfig(
     max_length=64, train_rows=4_000, batch=5, batch_growth=0.2, ancestor_steps=60, steps=80, warmup=8,
