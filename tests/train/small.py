@@ -1,12 +1,14 @@
 """Small tasks, tokenizers and dense checkpoints to train from."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 from transformers.utils import logging
 
+from tanbr.experiments import glue_moe
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task
@@ -91,3 +93,19 @@ def t5(folder: Path, *, seed: int = 0) -> Path:
 
 
 DENSE = {"bert": bert, "t5": t5}
+
+
+class Stopped(Exception):
+    """What a test raises in the middle of a run."""
+
+
+def train(
+    dense: Path, out: Path, *, stop_at: tuple[str, int] | None = None, config: PretrainConfig = CONFIG, **options: Any
+) -> Path:
+    """Train an MoE from a dense checkpoint; `stop_at` is a phase and a step of it."""
+
+    def report(phase: str, done: int, total: int, note: str) -> None:
+        if (phase, done) == stop_at:
+            raise Stopped
+
+    return glue_moe.train(config, dense=dense, rows=TRAIN, held=HELD, out=out, report=report, **options)[0]

@@ -3,6 +3,8 @@
 import numpy as np
 import torch
 
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.rows import Row, Task
 from tanbr.train.batches import Batches
 from tanbr.train.objectives import Classification
 from train import small
@@ -62,3 +64,26 @@ def test_a_mixed_batch_follows_its_mix() -> None:
     assert abs(counts[0] - 200) < 60
     again = batches(LONG).mixed(7, mix=np.array([0.0, 1.0, 0.0]), size=6)
     assert torch.equal(batch.inputs["input_ids"], again.inputs["input_ids"])
+
+
+def test_labels_of_a_task_scored_by_matthews_weigh_alike() -> None:
+    tasks = (Task("CoLA", metrics=("matthews",), labels=("0", "1")), small.TASKS[1])
+    rows = {
+        "CoLA": [Row("CoLA", f"w{i}", float(i >= 2)) for i in range(8)],  # two of one label, six of the other
+        "SST-2": [Row("SST-2", f"w{i}", float(i >= 2)) for i in range(8)],
+    }
+    objective = Classification(LabelSpace(tasks), small.ENCODER)
+    batch = Batches(rows, objective=objective, sizes=[8, 8], seed=0).at(0)
+    truth = batch.tasks.tolist(), batch.truth["columns"].tolist(), batch.truth["weight"].tolist()
+    weights = {(task, column): weight for task, column, weight in zip(*truth, strict=True)}
+    third = float(np.float32(8 / 12))
+    assert weights == {(0, 0): 2.0, (0, 1): third, (1, 0): 1.0, (1, 1): 1.0}
+
+
+def test_batches_of_other_sizes_are_of_the_same_rows() -> None:
+    source = batches(LONG, size=4)
+    source.of(0, 1)
+    other = source.resized([8, 2, 4])
+    assert [len(other.of(task, 3)) for task in range(3)] == [8, 2, 4]
+    assert [len(source.of(task, 3)) for task in range(3)] == [4, 4, 4]
+    assert torch.equal(source.of(2, 5).inputs["input_ids"], other.of(2, 5).inputs["input_ids"])

@@ -18,7 +18,16 @@ from tanbr.router import Tanbr
 from tanbr.train.batches import Batches
 from tanbr.train.checkpoints import load, prepare, upcycled, write
 from tanbr.train.config import FinetuneConfig
-from tanbr.train.finetune import GatedLearner, Learner, MergedLearner, finetune, norms, rewards
+from tanbr.train.finetune import (
+    FixedLearner,
+    GatedLearner,
+    Learner,
+    MergedLearner,
+    ServedLearner,
+    finetune,
+    norms,
+    rewards,
+)
 from tanbr.train.objectives import Batch, objective_of
 from train import small
 
@@ -94,8 +103,9 @@ def test_rivals_train_their_gates_and_the_norms(checkpoint: Path, tmp_path: Path
 
 def test_the_reward_is_the_mean_probability_of_the_right_answer() -> None:
     batch = Batch(inputs={}, truth={}, tasks=torch.tensor([0, 0, 2]))
-    losses = -torch.log(torch.tensor([0.9, 0.4, 0.25]))
-    assert np.allclose(rewards(losses, batch, tasks=3), [0.6, np.nan, 0.25], equal_nan=True)
+    losses = -torch.log(torch.tensor([0.9, 0.4, 0.25], dtype=torch.float64))
+    eps = np.finfo(float).eps  # logs of size 1 and their mean: a few roundings
+    assert np.allclose(rewards(losses, batch, tasks=3), [0.6, np.nan, 0.25], rtol=8 * eps, atol=0, equal_nan=True)
     assert rewards(torch.tensor([0.0, 0.0, 1e4]), batch, tasks=3)[2] == 0.0  # and never outside [0, 1]
 
 
@@ -111,3 +121,43 @@ def test_a_blend_out_of_range_is_refused(checkpoint: Path, tmp_path: Path) -> No
     with pytest.raises(InputError, match="blend must not be negative"):
         tune(checkpoint, learner, tmp_path / "state")
     assert not (tmp_path / "state").exists()
+
+
+def served(checkpoint: Path, *, nearness: float = 20.0) -> ServedLearner:
+    return ServedLearner(open_moe(checkpoint), own=(2, 0, 1), nearness=nearness)
+
+
+def test_served_blends_are_drawn_around_the_even_and_the_proportional_one(checkpoint: Path) -> None:
+    learner, mix = served(checkpoint, nearness=1e9), np.array([0.5, 0.25, 0.25])
+    proportional = learner.choose(mix)
+    assert proportional.tolist() == [0.25, 0.25, 0.5]
+    draws = np.array([learner.draw(mix, torch.Generator().manual_seed(seed)) for seed in range(200)])
+    near = [np.abs(draws - centre).max(axis=1) < 1e-3 for centre in (proportional, np.full(3, 1 / 3))]  # 60 deviations
+    assert (near[0] ^ near[1]).all()
+    assert abs(int(near[0].sum()) - 100) < 6 * np.sqrt(200 / 4)
+    loose = served(checkpoint, nearness=1.0)
+    wide = np.array([loose.draw(mix, torch.Generator().manual_seed(seed)) for seed in range(200)])
+    assert np.abs(wide - proportional).max(axis=1).mean() > np.abs(draws - proportional).max(axis=1).mean()
+    assert (wide > 0).all()
+
+
+def test_norms_tuned_under_served_blends_resume(checkpoint: Path, tmp_path: Path) -> None:
+    before = served(checkpoint)
+    start = [weight.detach().clone() for weight in before.norms]
+    whole = tune(checkpoint, before, tmp_path / "whole.state")
+    with pytest.raises(KeyboardInterrupt):
+        tune(checkpoint, served(checkpoint), tmp_path / "halved.state", stop_at=3)
+    again = tune(checkpoint, served(checkpoint), tmp_path / "halved.state")
+    for one, other, first in zip(whole.norms, again.norms, start, strict=True):
+        assert torch.equal(one, other)
+        assert not torch.equal(one, first)
+
+
+def test_a_fixed_merge_keeps_all_but_its_norms(checkpoint: Path, tmp_path: Path) -> None:
+    learner = FixedLearner(open_moe(checkpoint).dense([0.5, 0.5, 0.0]))
+    before = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    tune(checkpoint, learner, tmp_path / "state")
+    tuned = norms(learner.model)
+    for name, value in learner.model.state_dict().items():
+        assert torch.equal(value, before[name]) == (name not in tuned), name
+    assert learner.choose([1.0, 0.0, 0.0]) is None

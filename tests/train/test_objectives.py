@@ -16,6 +16,7 @@ from train import small
 
 HEAD = Classification(small.SPACE, small.ENCODER)
 TEXT = TextToText(small.SPACE, small.ENCODER)
+EXACT = {"rtol": 1e-10, "atol": 1e-12}  # float64: sums of some hundred products, each with an error of 1.1e-16
 MIXED = [small.TRAIN["RTE"][1], small.TRAIN["SST-2"][0], small.TRAIN["STS-B"][5]]
 
 
@@ -28,17 +29,19 @@ def test_a_row_of_each_kind_by_hand() -> None:
     torch.testing.assert_close(
         HEAD.losses(logits, HEAD.encode(MIXED)),
         torch.tensor([right, math.log(4), math.log(2)]),  # a score of any size costs log 2 at logit 0
+        rtol=16 * 2**-24,  # float32: an exponential, a sum, a logarithm
+        atol=0,
     )
 
 
 def test_text_losses_are_transformers_own(tmp_path: Any) -> None:
-    model = load(small.t5(tmp_path / "t5"))
+    model = load(small.t5(tmp_path / "t5")).double()
     for row in MIXED:  # one at a time: transformers averages over tokens, not over rows
         batch = TEXT.encode([row])
-        torch.testing.assert_close(TEXT.row_losses(model, batch)[0], model(**TEXT.inputs(batch)).loss)
+        torch.testing.assert_close(TEXT.row_losses(model, batch)[0], model(**TEXT.inputs(batch)).loss, **EXACT)
     together = TEXT.row_losses(model, TEXT.encode(MIXED))
     apart = [TEXT.row_losses(model, TEXT.encode([row]))[0] for row in MIXED]
-    torch.testing.assert_close(together, torch.stack(apart))
+    torch.testing.assert_close(together, torch.stack(apart), **EXACT)
 
 
 def test_by_task_averages_the_rows_of_each_task_that_is_there() -> None:

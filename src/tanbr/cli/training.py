@@ -22,7 +22,10 @@ from tanbr.train.config import FLAN_T5, MINILM, PretrainConfig
 
 app = typer.Typer()
 
-ROUTERS = ", ".join((*registry.ROUTERS, "switch", "rl", "smear", "smear-sequence"))
+ROUTERS = (
+    f"{', '.join((*registry.ROUTERS, 'served'))} (each also +regression), "
+    "fisher, regmean, switch, rl, smear, smear-sequence"
+)
 
 PRESETS = {
     "tiny": PretrainConfig(),
@@ -47,6 +50,9 @@ def pretrain(
         Literal["task", "token"], typer.Option(help="One expert per task, or learned gates that route every token.")
     ] = "task",
     tagged: Annotated[bool, typer.Option("--tagged", help="T5 only: texts name their task, as in the paper.")] = False,
+    mergeable: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of steps in which experts train in random blends.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Tasks that train side by side, one core each.")] = 2,
     config: ConfigFile = None,
 ) -> None:
@@ -54,6 +60,8 @@ def pretrain(
     if preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
     settings = configuration.load(config, over=configuration.Config(pretrain=PRESETS[preset])).pretrain
+    if mergeable is not None:
+        settings = settings.model_copy(update={"mergeable": mergeable})
     if preset != "tiny" and not (dense and data):
         raise ConfigError(f"preset {preset} needs a dense checkpoint (--from) and GLUE's folder (--data)")
 

@@ -20,6 +20,7 @@ from tanbr.tasks.metrics import LabelSpace
 from tanbr.train.ancestor import train_ancestor
 from tanbr.train.batches import Batches
 from tanbr.train.config import PretrainConfig
+from tanbr.train.course import Course
 from tanbr.train.objectives import Classification
 from tanbr.train.pretrain import train_experts
 
@@ -52,23 +53,9 @@ def train(
     out.mkdir(parents=True, exist_ok=True)
     objective = Classification(space, encoder)
     batches = Batches(rows, objective=objective, sizes=[config.batch] * len(names), seed=config.seed)
-    ancestor = train_ancestor(
-        batches,
-        objective=objective,
-        meanings=meanings(encoder),
-        config=config,
-        out=out / "ancestor",
-        report=steps,
-    )
-    model = train_experts(
-        ancestor,
-        batches,
-        objective=objective,
-        config=config,
-        out=out / "model",
-        report=steps,
-        first_step=config.ancestor_steps,
-    )
+    course = Course(batches, objective, config, steps)
+    ancestor = train_ancestor(course, meanings=meanings(encoder), out=out / "ancestor")
+    model = train_experts(ancestor, course, out=out / "model", first_step=config.ancestor_steps)
 
     answering = model_for(open_moe(model), space)
     held_out = {name: tiny.generate(name, survey_rows, seed=SURVEY_SEED) for name in names}

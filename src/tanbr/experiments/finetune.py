@@ -16,26 +16,41 @@ import numpy as np
 import torch
 
 from tanbr.baselines import ROUTERS, build
+from tanbr.baselines.fisher import fisher
+from tanbr.baselines.probes import head_probes
+from tanbr.baselines.regmean import regmean
 from tanbr.baselines.rl import Reinforce
 from tanbr.baselines.smear import Smear
 from tanbr.baselines.switch import Switch
-from tanbr.errors import ConfigError, StateError
+from tanbr.errors import CheckpointError, ConfigError, StateError
 from tanbr.experiments.corpus import Progress, Rows
 from tanbr.experiments.dense import with_start
-from tanbr.experiments.task_figures import Figures, as_trained, figures, own_experts
+from tanbr.experiments.task_figures import Figures, as_trained, figures
 from tanbr.files import write_atomically
 from tanbr.merge import open as open_moe
 from tanbr.moe.gates import Gated
 from tanbr.moe.text import TextEncoder
 from tanbr.settings import Config
+from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Task
 from tanbr.train.batches import Batches
 from tanbr.train.checkpoints import digest, load, write
-from tanbr.train.finetune import GatedLearner, Learner, MergedLearner, finetune, norms
+from tanbr.train.finetune import (
+    BlendLearner,
+    FixedLearner,
+    GatedLearner,
+    Learner,
+    MergedLearner,
+    ServedLearner,
+    finetune,
+    norms,
+)
 from tanbr.train.objectives import Objective, objective_of
 from tanbr.types import Blend, to_jsonable
 
+SERVED = "served"  # draws around the blends that will be served, whoever chooses them
+REGRESSION = "regression"  # name+regression: blends are merged by regression
 GATES: dict[str, Callable[..., Gated]] = {
     "switch": Switch,
     "rl": Reinforce,
@@ -44,10 +59,18 @@ GATES: dict[str, Callable[..., Gated]] = {
 }
 
 
+MERGES: dict[str, Callable[..., Any]] = {"fisher": fisher, "regmean": regmean}  # no blends, so no router
+PROBE_ROWS = 64  # a task, for a merge that needs data
+
+
 def check(router: str) -> str:
     """Refuse a router that is not known."""
-    if router not in (*ROUTERS, *GATES):
-        raise ConfigError(f"unknown router {router!r}; choose one of {', '.join((*ROUTERS, *GATES))}")
+    name, _, extra = router.partition("+")
+    if name not in (*ROUTERS, SERVED, *GATES, *MERGES):
+        known = ", ".join((*ROUTERS, SERVED, *GATES, *MERGES))
+        raise ConfigError(f"unknown router {router!r}; choose one of {known}")
+    if router != name and (extra != REGRESSION or name not in (*ROUTERS, SERVED)):
+        raise ConfigError(f"router {router!r}: +{REGRESSION} may follow {', '.join((*ROUTERS, SERVED))}, nothing else")
     return router
 
 
@@ -65,15 +88,9 @@ def run(
     tagged: bool = False,
 ) -> dict[str, Any]:
     """Tune norms on `rows` while a router or gates learn, and measure on `unseen` rows; all goes to `out`/router."""
-    moe, folder = open_moe(checkpoint), out / check(router)
-    choosing, tuning = config.router, config.finetune
-    space = LabelSpace(tasks)
-    learner: Learner
-    if router in ROUTERS:
-        settings = choosing.of_requests(own_experts(moe, [task.name for task in tasks]))
-        learner = MergedLearner(moe, build(router, moe.num_experts, len(tasks), seed=tuning.seed, config=settings))
-    else:
-        learner = GatedLearner(GATES[router](load(checkpoint), seed=tuning.seed))
+    tuning, space, folder = config.finetune, LabelSpace(tasks), out / check(router)
+    own = read_card(checkpoint).experts_of([task.name for task in tasks])
+    learner = _learner(checkpoint, router, space=space, own=own, rows=rows, config=config)
     with_start(learner.model)
     encoder = TextEncoder.of(checkpoint, vocab_size=learner.model.config.vocab_size, max_length=tuning.max_length)
     objective = objective_of(learner.model.config, space, encoder, tagged=tagged)
@@ -112,7 +129,7 @@ def run(
         "command": command,
         "router": router,
         "config": tuning.model_dump(),
-        "router_config": choosing.model_dump(mode="json", exclude_defaults=True),
+        "router_config": config.router.model_dump(mode="json", exclude_defaults=True),
         "seconds_per_step": float(np.median(np.diff(ticks))) if len(ticks) > 1 else None,
         "peak_memory_mb": peak,
         "rows_a_task": tuning.eval_rows,
@@ -121,6 +138,29 @@ def run(
     }
     write_atomically(folder / "finetune.json", json.dumps(to_jsonable(result), indent=1) + "\n")
     return result
+
+
+def _learner(
+    checkpoint: Path, router: str, *, space: LabelSpace, own: tuple[int, ...], rows: Rows, config: Config
+) -> Learner:
+    """Build what is tuned; `own` names each task's expert (V,), if that is known."""
+    name, _, extra = router.partition("+")
+    seed = config.finetune.seed
+    if name in GATES:
+        return GatedLearner(GATES[name](load(checkpoint), seed=seed))
+    moe = open_moe(checkpoint, method=extra or "average")
+    if name in ROUTERS:
+        settings = config.router.of_requests(own)
+        return MergedLearner(moe, build(name, moe.num_experts, len(space.tasks), seed=seed, config=settings))
+    if not own:
+        raise CheckpointError(
+            f"{checkpoint} does not say in its tanbr.json which of its {moe.num_experts} experts was trained for each "
+            f"of {', '.join(task.name for task in space.tasks)}, and {name} needs to know; choose another router"
+        )
+    if name == SERVED:
+        return ServedLearner(moe, own=own, nearness=config.finetune.blend_nearness)
+    few = {task.name: rows[task.name][:PROBE_ROWS] for task in space.tasks}
+    return FixedLearner(MERGES[name](moe, head_probes(moe, few, space=space, own=own)))
 
 
 def _untuned(checkpoint: Path, objective: Objective, rows: Rows, kept: Path) -> dict[str, Figures]:
@@ -137,7 +177,7 @@ def _measure(learner: Learner, objective: Objective, rows: Rows, blends: Sequenc
     """Score all tasks with the first blend, and each with its own of the others."""
     learner.settle(blends[0])
     even = figures(learner.model, objective, rows, serving=learner.serving)
-    if isinstance(learner, GatedLearner):  # gates know of no mix
+    if not isinstance(learner, BlendLearner):  # gates and fixed merges know of no mix
         return {"even": even, "own": even}
     own: Figures = {}
     for blend, (name, of_task) in zip(blends[1:], rows.items(), strict=True):
@@ -153,14 +193,15 @@ def _set(learner: Learner, values: Sequence[torch.Tensor]) -> None:
 
 
 def _write(learner: Learner, checkpoint: Path, folder: Path) -> None:
-    """Write the MoE with its tuned norms (and gates), and the router that belongs to it."""
+    """Write the MoE with its tuned norms (and gates) and the router that belongs to it; a fixed merge as it is."""
     if (folder / "model").exists():
         return
     moe = load(checkpoint)
-    if isinstance(learner, MergedLearner):
+    if isinstance(learner, BlendLearner):
         moe.load_state_dict({name: weight.detach() for name, weight in norms(learner.model).items()}, strict=False)
-        learner.router.save(folder / "router.state")
-        write(moe, checkpoint, folder / "model")
+        if isinstance(learner, MergedLearner):
+            learner.router.save(folder / "router.state")
+        write(moe, checkpoint, folder / "model", card=read_card(checkpoint))
     else:
         write(learner.model, checkpoint, folder / "model")
 

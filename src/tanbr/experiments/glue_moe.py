@@ -13,6 +13,7 @@ from tanbr.tasks.metrics import LabelSpace
 from tanbr.train.batches import Batches
 from tanbr.train.checkpoints import digest, load, prepare
 from tanbr.train.config import PretrainConfig
+from tanbr.train.course import Course
 from tanbr.train.objectives import objective_of
 from tanbr.train.pretrain import batch_sizes, train_experts, train_together
 from tanbr.train.token_routed import train_gates
@@ -49,23 +50,10 @@ def train(
     def steps(phase: str, done: int, total: int, loss: float) -> None:
         report(phase, done, total, f"loss {loss:.3f}")
 
-    model = out / "model"
+    course = Course(batches, objective, config, steps, workers)
     if gates:
-        train_gates(ancestor, batches, gates=gates, objective=objective, config=config, out=model, report=steps)
-        return model, {}
+        return train_gates(ancestor, course, gates=gates, out=out / "model"), {}
     if config.ancestor_steps:
-        ancestor = train_together(
-            ancestor, batches, objective=objective, config=config, out=out / "ancestor", report=steps, workers=workers
-        )
-    train_experts(
-        ancestor,
-        batches,
-        objective=objective,
-        config=config,
-        out=model,
-        report=steps,
-        held=held,
-        first_step=config.ancestor_steps,
-        workers=workers,
-    )
+        ancestor = train_together(ancestor, course, out=out / "ancestor")
+    model = train_experts(ancestor, course, out=out / "model", held=held, first_step=config.ancestor_steps)
     return model, as_trained(model, objective, unseen) if unseen else {}

@@ -13,44 +13,49 @@ from torch.nn import functional as F
 from transformers import BertConfig, BertForSequenceClassification
 
 from tanbr.moe.text import TextEncoder
+from tanbr.moe.writing import new_folder
 from tanbr.tasks.metrics import LabelSpace
-from tanbr.train.batches import Batches
 from tanbr.train.config import PretrainConfig
-from tanbr.train.objectives import Objective
-from tanbr.train.run import Report, Run
+from tanbr.train.course import Course
 
 
-def train_ancestor(
-    batches: Batches,
-    *,
-    objective: Objective,
-    meanings: Tensor,
-    config: PretrainConfig,
-    out: Path,
-    report: Report,
-) -> Path:
+def train_ancestor(course: Course, *, meanings: Tensor, out: Path) -> Path:
     """Train a BERT on all tasks and on alignment, by `meanings` (vocabulary,) of the words; write it to `out`."""
+    config, objective = course.config, course.objective
     space, encoder = objective.space, objective.encoder
     torch.manual_seed(config.seed)
     model = BertForSequenceClassification(_bert_config(space, encoder, config))
     probe = nn.Linear(config.hidden_size, 1)  # reads alignment off a token's hidden state; thrown away at the end
 
     def gradients(step: int) -> dict[str, float]:
-        batch = batches.at(step)
+        batch = course.batches.at(step)
         output = model(**batch.inputs, output_hidden_states=True)
         labels = aligned(batch.inputs, meanings)
         known = labels >= 0
         scores = probe(output.hidden_states[-2]).squeeze(-1)
         alignment = F.binary_cross_entropy_with_logits(scores[known], labels[known])
-        loss = objective.losses(output.logits, batch).mean() + config.alignment_weight * alignment
+        answers = (objective.losses(output.logits, batch) * batch.truth["weight"]).mean()
+        loss = answers + config.alignment_weight * alignment
         loss.backward()  # type: ignore[no-untyped-call]
         return {"ancestor": loss.item()}
 
     both = nn.ModuleList([model, probe])
-    groups = [{"params": list(both.parameters()), "lr": config.ancestor_rate}]
-    Run("ancestor", both, groups, gradients, config.ancestor_steps, config, out.with_suffix(".state"), report).train()
-    model.save_pretrained(out)
-    encoder.tokenizer.save_pretrained(out)
+    return course.phase(
+        "ancestor",
+        both,
+        [{"params": list(both.parameters()), "lr": config.ancestor_rate}],
+        gradients,
+        steps=config.ancestor_steps,
+        origin="",
+        out=out,
+        write=lambda: _write(model, encoder, out),
+    )
+
+
+def _write(model: BertForSequenceClassification, encoder: TextEncoder, out: Path) -> Path:
+    with new_folder(out) as folder:
+        model.save_pretrained(folder)
+        encoder.tokenizer.save_pretrained(folder)
     return out
 
 

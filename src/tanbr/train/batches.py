@@ -4,13 +4,15 @@ A task's rows are encoded once. An epoch visits each of them once, in batches of
 by length within stretches of the shuffle, cut into batches, and the batches are shuffled.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tanbr.tasks.rows import Row
+from tanbr.tasks.rows import Row, Task
 from tanbr.train.objectives import Batch, Objective, joined
 from tanbr.types import FloatArray
 
@@ -24,8 +26,16 @@ class Batches:
         self, rows: Mapping[str, Sequence[Row]], *, objective: Objective, sizes: Sequence[int], seed: int
     ) -> None:
         self.sizes, self._seed = sizes, seed
-        self._pools = [objective.encode(rows[task.name]) for task in objective.space.tasks]
+        self._pools = [
+            _weighed(objective.encode(rows[task.name]), task, rows[task.name]) for task in objective.space.tasks
+        ]
         self._epochs: dict[int, tuple[int, Tensor]] = {}  # task → the epoch laid out last, (batches, size)
+
+    def resized(self, sizes: Sequence[int]) -> "Batches":
+        """Give batches of the same rows, of other sizes (V,)."""
+        other = copy.copy(self)
+        other.sizes, other._epochs = sizes, {}
+        return other
 
     def of(self, task: int, step: int) -> Batch:
         """Give a task's batch of a step, padded to its own longest row."""
@@ -48,6 +58,18 @@ class Batches:
         return joined(
             [pool.take(torch.from_numpy(rows)) for pool, rows in zip(self._pools, draws, strict=True) if len(rows)]
         )
+
+
+def _weighed(pool: Batch, task: Task, rows: Sequence[Row]) -> Batch:
+    """Add the rows' weights, 1 on average: all labels weigh alike in a task whose metric is Matthews' correlation.
+
+    Of CoLA's sentences 70% are acceptable; a model that calls all of them so has a low loss, and a correlation of 0.
+    """
+    weights = torch.ones(len(rows))
+    if "matthews" in task.metrics:
+        _, label, counts = np.unique([row.target for row in rows], return_inverse=True, return_counts=True)
+        weights = torch.from_numpy((len(rows) / (len(counts) * counts))[label]).float()
+    return replace(pool, truth={**pool.truth, "weight": weights})
 
 
 def _lay_out(lengths: Tensor, size: int, rng: torch.Generator) -> Tensor:

@@ -14,6 +14,11 @@ class Curve:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @classmethod
+    def beside(cls, out: Path) -> "Curve":
+        """Give the curve of the run whose result is `out`."""
+        return cls(out.with_suffix(".jsonl"))
+
     def rewind(self, step: int) -> None:
         """Forget what was recorded after `step`."""
         kept = [line for line in self.entries() if line["step"] <= step]

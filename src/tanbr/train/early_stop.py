@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from tanbr.train.task_experts import TaskExperts
+from tanbr.train.expert_views import ExpertViews
 
 
 class EarlyStop(nn.Module):
@@ -15,7 +15,7 @@ class EarlyStop(nn.Module):
     stale: Tensor  # (K,) looks since
     left: Tensor  # (K,) whether the task has left
 
-    def __init__(self, experts: TaskExperts, *, patience: int) -> None:
+    def __init__(self, experts: ExpertViews, *, patience: int) -> None:
         super().__init__()
         K = len(experts)
         self._experts, self._patience = [experts], patience  # in a list, so that it is no sub-module

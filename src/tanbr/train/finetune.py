@@ -3,10 +3,14 @@
 Every step is a slot: a labelled batch, a blend for its task mix, one gradient step of the norms through the merged
 dense model, and the reward exp(−loss) per task. That is the paper's −loss, made to lie in [0, 1]: the (geometric) mean
 probability of the right answer. Rivals that train gates run through the same steps on the un-merged model.
+
+A router that learns wanders, and norms tuned to its wanderings are not those for what is served in the end. So norms
+can also be tuned under draws around the blends that will be served, or in a merge that is always the same.
 """
 
 import tempfile
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,8 +25,10 @@ from tanbr.moe.gates import Gated, Inputs, gates_of
 from tanbr.train.batches import Batches
 from tanbr.train.config import FinetuneConfig
 from tanbr.train.objectives import Batch, Objective
-from tanbr.train.run import Report, Run
+from tanbr.train.run import OnStep, Run
 from tanbr.types import Blend, FloatArray, Router
+
+LEAST_CONCENTRATION = 0.1  # of every expert in a draw around a blend that will be served
 
 
 class Learner(nn.Module, ABC):
@@ -55,30 +61,47 @@ class Learner(nn.Module, ABC):
         return nullcontext()
 
 
-class MergedLearner(Learner):
-    """A dense model into which a router's blend is merged for every batch; the router learns from the reward."""
-
-    def __init__(self, moe: Moe, router: Router) -> None:
-        super().__init__(moe.dense())
-        self.moe, self.router = moe, router
+class FixedLearner(Learner):
+    """A dense model that is what it is for every batch: a merge that knows no blends."""
 
     def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:  # noqa: ARG002
-        """Ask, merge, learn from the batch, tell."""
-        counts = np.bincount(batch.tasks.numpy(), minlength=len(objective.space.tasks)).astype(np.float64)
-        decision = self.router.ask(counts / counts.sum())
-        self.settle(decision.blend)
+        """Learn from the batch."""
         losses = objective.row_losses(self.model, batch)
         losses.mean().backward()  # type: ignore[no-untyped-call]
-        self.router.tell(decision, rewards(losses.detach(), batch, tasks=len(counts)), counts)
         return losses.detach()
 
-    def choose(self, task_mix: ArrayLike) -> Blend:
-        """Ask the router; it is told nothing."""
-        return self.router.ask(task_mix).blend
+
+class BlendLearner(FixedLearner):
+    """A dense model into which an MoE's blends are merged."""
+
+    def __init__(self, moe: Moe) -> None:
+        super().__init__(moe.dense())
+        self.moe = moe
 
     def settle(self, blend: Blend | None) -> None:
         """Merge a blend (K,) into the model; uniform if None."""
         self.moe.merge_into(self.model, self.moe.check(blend))
+
+
+class MergedLearner(BlendLearner):
+    """For every batch the blend of a router, which learns from the reward."""
+
+    def __init__(self, moe: Moe, router: Router) -> None:
+        super().__init__(moe)
+        self.router = router
+
+    def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:
+        """Ask, merge, learn from the batch, tell."""
+        counts = task_counts(batch, tasks=len(objective.space.tasks))
+        decision = self.router.ask(counts / counts.sum())
+        self.settle(decision.blend)
+        losses = super().backward(batch, objective, rng)
+        self.router.tell(decision, rewards(losses, batch, tasks=len(counts)), counts)
+        return losses
+
+    def choose(self, task_mix: ArrayLike) -> Blend:
+        """Ask the router; it is told nothing."""
+        return self.router.ask(task_mix).blend
 
     def get_extra_state(self) -> Tensor:
         """Give the router's saved state as bytes, so that model and router are saved in one file."""
@@ -92,6 +115,38 @@ class MergedLearner(Learner):
             path = Path(folder) / "router"
             path.write_bytes(state.numpy().tobytes())
             self.router = type(self.router).load(path)
+
+
+class ServedLearner(BlendLearner):
+    """For every batch a draw around a blend that will be served: by a coin the even one, or the mix's proportional one.
+
+    `own` names each task's expert (V,). `nearness` is the concentration of the draws; every expert has a little of it,
+    so that a blend of one expert has neighbours, too.
+    """
+
+    def __init__(self, moe: Moe, *, own: Sequence[int], nearness: float) -> None:
+        super().__init__(moe)
+        self._own, self._nearness = list(own), nearness
+
+    def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:
+        """Draw, merge, learn from the batch."""
+        counts = task_counts(batch, tasks=len(objective.space.tasks))
+        self.settle(self.draw(counts / counts.sum(), rng))
+        return super().backward(batch, objective, rng)
+
+    def draw(self, task_mix: FloatArray, rng: torch.Generator) -> Blend:
+        """Draw a blend (K,) for a mix (V,)."""
+        source = np.random.default_rng(int(torch.randint(2**62, (), generator=rng)))
+        K = self.moe.num_experts
+        centre = np.full(K, 1 / K) if source.random() < 0.5 else self.choose(task_mix)
+        blend: Blend = source.dirichlet(self._nearness * centre + LEAST_CONCENTRATION)
+        return blend / blend.sum()
+
+    def choose(self, task_mix: ArrayLike) -> Blend:
+        """Give every expert the share of its tasks in the mix."""
+        blend = np.zeros(self.moe.num_experts)
+        np.add.at(blend, self._own, np.asarray(task_mix, dtype=np.float64))
+        return blend
 
 
 class GatedLearner(Learner):
@@ -116,6 +171,11 @@ class GatedLearner(Learner):
     def serving(self, inputs: Inputs) -> AbstractContextManager[None]:
         """Route by the gates."""
         return self.gated.serving(inputs)
+
+
+def task_counts(batch: Batch, *, tasks: int) -> FloatArray:
+    """Count a batch's rows by task (V,)."""
+    return np.bincount(batch.tasks.numpy(), minlength=tasks).astype(np.float64)
 
 
 def rewards(losses: Tensor, batch: Batch, *, tasks: int) -> FloatArray:
@@ -144,7 +204,7 @@ def finetune(
     objective: Objective,
     config: FinetuneConfig,
     state: Path,
-    report: Report,
+    report: OnStep,
     origin: str = "",
 ) -> Run:
     """Tune for as many steps as there are mixes (steps, V), one labelled batch of each; resumes from `state`.

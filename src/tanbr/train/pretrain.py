@@ -4,98 +4,123 @@ The ancestor may learn all tasks first (`train_together`): nobody tells a merged
 routing told the experts while they trained, their blends cannot know, unless the ancestor has learnt to recognise it.
 The experts of all sites start equal, which is what makes blends of them meaningful; what they share (embeddings,
 attention, norms, head) goes on learning at a rate of its own. A step takes a batch of every task, one after the other,
-and moves all weights once.
+and moves all weights once. In steps that are meant for merging, a task's batch runs through a blend of all experts
+around its own (`mergeable_blends`), so that experts learn to be good together, too.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
+from tanbr.errors import ConfigError
 from tanbr.tasks.rows import Row
-from tanbr.train.batches import Batches
 from tanbr.train.checkpoints import digest, load, write
 from tanbr.train.config import PretrainConfig
+from tanbr.train.course import Course
+from tanbr.train.curve import Curve
 from tanbr.train.early_stop import EarlyStop
+from tanbr.train.expert_views import ExpertViews
 from tanbr.train.objectives import Batch, Objective
-from tanbr.train.run import Report, Run
-from tanbr.train.task_experts import TaskExperts
+from tanbr.train.rates import groups
+from tanbr.types import FloatArray
 
-_HEAD = re.compile(r"^(classifier|bert\.pooler)\.")
-_EMBEDDINGS = re.compile(r"(^|\.)(embeddings|shared|embed_tokens|lm_head)\.")
+EXPERTS_ALONE = frozenset(
+    {
+        "ancestor_steps", "steps", "expert_rate", "shared_rate", "expert_frozen_layers", "mergeable", "blend_alpha",
+        "look_every", "look_rows", "patience", "final_rows", "save_every",
+    }
+)  # fmt: skip
+"""Settings that do not change what an ancestor learns; at its constant rate, not even the number of its steps does."""
+
+LENGTH = frozenset({"steps", "final_rows", "save_every"})
+"""Settings of the experts that may change before a state goes on: with more steps, rates rise to the longer run's."""
 
 
 def batch_sizes(rows: Mapping[str, Sequence[Row]], config: PretrainConfig) -> list[int]:
-    """Give a task with n times the rows of the smallest n**batch_growth times its share of a step."""
+    """Give a task with n times the rows of the smallest n**batch_growth times its share of a step, or `task_rows`."""
+    unknown = sorted({*config.task_rows, *config.ancestor_rows} - set(rows))
+    if unknown:
+        raise ConfigError(f"task_rows must name tasks that are trained: {', '.join(rows)} (got {unknown[0]!r})")
     least = min(map(len, rows.values()))
-    return [round(config.batch * (len(of_task) / least) ** config.batch_growth) for of_task in rows.values()]
+    return [
+        config.task_rows.get(name, round(config.batch * (len(of_task) / least) ** config.batch_growth))
+        for name, of_task in rows.items()
+    ]
 
 
-def train_together(
-    dense: Path,
-    batches: Batches,
-    *,
-    objective: Objective,
-    config: PretrainConfig,
-    out: Path,
-    report: Report,
-    workers: int,
-) -> Path:
+def ancestor_sizes(course: Course) -> list[int]:
+    """Give the rows of each task in a step of the ancestor."""
+    names = [task.name for task in course.objective.space.tasks]
+    sizes = zip(names, course.batches.sizes, strict=True)
+    return [course.config.ancestor_rows.get(name, size) for name, size in sizes]
+
+
+def mergeable_blends(step: int, tasks: int, config: PretrainConfig) -> FloatArray | None:
+    """Draw each task's blend (V, K) of a step around its own expert; None for a step of every expert alone.
+
+    All experts have `blend_alpha` in a Dirichlet draw, and a task's own has K times that on top, about half the weight.
+    """
+    rng = np.random.default_rng((config.seed, step))
+    if rng.random() >= config.mergeable:
+        return None
+    around = config.blend_alpha * (np.ones((tasks, tasks)) + tasks * np.eye(tasks))
+    return np.stack([rng.dirichlet(concentration) for concentration in around])
+
+
+def train_together(dense: Path, course: Course, *, out: Path) -> Path:
     """Train a dense checkpoint on all tasks at once, for `ancestor_steps`, and write it to `out`."""
-    tasks = objective.space.tasks
-    one = TaskExperts(load(dense), experts=1)
-    pool = ThreadPoolExecutor(workers)
+    config, tasks = course.config, course.objective.space.tasks
+    one = ExpertViews(load(dense), experts=1)
+    pool, batches = ThreadPoolExecutor(course.workers), course.batches.resized(ancestor_sizes(course))
 
     def gradients(step: int) -> dict[str, float]:
-        losses = [(0, partial(_share, objective, batches.of(v, step))) for v in range(len(tasks))]
+        losses = [(0, partial(_share, course.objective, batches.of(v, step))) for v in range(len(tasks))]
         values = one.backward(losses, workers=pool)
         return {task.name: value * len(tasks) for task, value in zip(tasks, values, strict=True)}
 
     rates = config.model_copy(update={"shared_rate": config.ancestor_rate, "expert_rate": config.ancestor_rate})
-    run = Run(
-        phase="ancestor",
-        model=one,
-        groups=groups(one.shared(), list(one.experts.parameters()), rates),
-        gradients=gradients,
+    return course.phase(
+        "ancestor",
+        one,
+        groups(one.shared(), one.named_weights(), rates),
+        gradients,
         steps=config.ancestor_steps,
-        config=config,
-        state=out.with_suffix(".state"),
-        report=report,
         origin=digest(dense),
+        out=out,
+        write=lambda: write(one.view(0), dense, out),
+        falls=False,
+        ignored=EXPERTS_ALONE,
     )
-    run.train()
-    return out if out.exists() else write(one.view(0), dense, out)
 
 
 def train_experts(
     ancestor: Path,
-    batches: Batches,
+    course: Course,
     *,
-    objective: Objective,
-    config: PretrainConfig,
     out: Path,
-    report: Report,
     held: Mapping[str, Sequence[Row]] | None = None,
     first_step: int = 0,
-    workers: int = 1,
 ) -> Path:
     """Train one expert per task from a dense checkpoint, and write the MoE to `out`; early stop by `held` rows, if any.
 
-    `workers` tasks run side by side; the result does not depend on it.
+    The first batch is that of `first_step`: those before it have taught the ancestor.
     """
-    tasks = objective.space.tasks
-    experts = TaskExperts(load(ancestor), experts=len(tasks))
+    config, objective, tasks = course.config, course.objective, course.objective.space.tasks
+    experts = ExpertViews(load(ancestor), experts=len(tasks))
     stop = EarlyStop(experts, patience=config.patience)
-    pool = ThreadPoolExecutor(workers)
+    pool = ThreadPoolExecutor(course.workers)
+    curve = Curve.beside(out)
 
     def gradients(step: int) -> dict[str, float]:
         staying = stop.staying()
-        losses = [(v, partial(_share, objective, batches.of(v, first_step + step))) for v in staying]
-        values = experts.backward(losses, workers=pool)
+        losses = [(v, partial(_share, objective, course.batches.of(v, first_step + step))) for v in staying]
+        blends = mergeable_blends(step, len(tasks), config)
+        values = experts.backward(losses, workers=pool, blends=None if blends is None else blends[staying])
         return {tasks[v].name: value * len(tasks) for v, value in zip(staying, values, strict=True)}
 
     def look(step: int) -> None:
@@ -105,42 +130,23 @@ def train_experts(
             v: objective.figure(experts.view(v), held[tasks[v].name][: config.look_rows]) for v in stop.staying()
         }
         stop.look(figures)
-        run.curve.add(step, "figure", {tasks[v].name: value for v, value in figures.items()})
+        curve.add(step, "figure", {tasks[v].name: value for v, value in figures.items()})
 
-    run = Run(
-        phase="experts",
-        model=nn.ModuleList([experts, stop]),
-        groups=groups(experts.shared(), list(experts.experts.parameters()), config),
-        gradients=gradients,
+    rates = config.model_copy(update={"frozen_layers": max(config.frozen_layers, config.expert_frozen_layers)})
+    return course.phase(
+        "experts",
+        nn.ModuleList([experts, stop]),
+        groups(experts.shared(), experts.named_weights(), rates),
+        gradients,
         steps=config.steps,
-        config=config,
-        state=out.with_suffix(".state"),
-        report=report,
         origin=digest(ancestor),
+        out=out,
+        write=lambda: experts.export(ancestor, out, tasks=tasks),
         look=look,
+        ignored=LENGTH,
     )
-    run.train()
-    return out if out.exists() else experts.export(ancestor, out, tasks=tasks)
 
 
 def _share(objective: Objective, batch: Batch, view: Any) -> Tensor:
     """Give a task's share of a step's loss, from its batch."""
-    return objective.row_losses(view, batch).mean() / len(objective.space.tasks)
-
-
-def groups(
-    shared: Mapping[str, nn.Parameter], experts: Sequence[nn.Parameter], config: PretrainConfig
-) -> list[dict[str, Any]]:
-    """Sort parameters by their rate; frozen ones are left out."""
-    body: list[nn.Parameter] = []
-    head: list[nn.Parameter] = []
-    for name, weight in shared.items():
-        if _EMBEDDINGS.search(name) and not config.train_embeddings:
-            weight.requires_grad_(False)
-        else:
-            (head if _HEAD.search(name) else body).append(weight)
-    return [
-        {"params": body, "lr": config.shared_rate},
-        {"params": head, "lr": config.head_rate},
-        {"params": list(experts), "lr": config.expert_rate},
-    ]
+    return (objective.row_losses(view, batch) * batch.truth["weight"]).mean() / len(objective.space.tasks)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from tanbr.errors import OutputError, StateError
 from tanbr.train.config import RunConfig
 from tanbr.train.curve import Curve
+from tanbr.train.interruption import Interruption
 
-Report = Callable[[str, int, int, float], None]  # phase, step, steps, smoothed loss
+OnStep = Callable[[str, int, int, float], None]  # phase, step, steps, smoothed loss
 
 
 @dataclass
@@ -32,48 +33,57 @@ class Run:
     steps: int
     config: RunConfig
     state: Path
-    report: Report
+    report: OnStep
     origin: str = ""  # tells checkpoints apart: a state belongs to the one that the run started from
     look: Callable[[int], None] = lambda _: None  # called with the number of steps taken, after each
+    falls: bool = True  # whether the rates fall after the warm-up
+    ignored: frozenset[str] = frozenset()  # settings that mean nothing to this run: they may change before it resumes
 
     @property
     def curve(self) -> Curve:
         """What the run recorded."""
-        return Curve(self.state.with_suffix(".jsonl"))
+        return Curve.beside(self.state)
 
     def train(self) -> None:
-        """Take the steps that are still to take."""
+        """Take the steps that are still to take; Ctrl-C and SIGTERM end it after the step, whose state is saved."""
         optimizer = torch.optim.AdamW(self.groups, weight_decay=self.config.weight_decay, fused=True)
         rates = [group["lr"] for group in optimizer.param_groups]
-        done, smoothed = self._resume(optimizer)
+        done, smoothed, recent = self._resume(optimizer)
         self.curve.rewind(done)
-        recent: list[Mapping[str, float]] = []
-        for step in range(done, self.steps):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * self._share(step)
-            optimizer.zero_grad()
-            losses = self.gradients(step)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
-            optimizer.step()
-            loss = sum(losses.values()) / len(losses)
-            smoothed = loss if step == 0 else 0.98 * smoothed + 0.02 * loss
-            if not math.isfinite(smoothed):
-                raise StateError(f"the loss of {self.phase} is {smoothed} at step {step}; lower the rates")
-            recent.append(losses)
-            if (step + 1) % self.config.log_every == 0:
-                self.curve.add(step + 1, "loss", _means(recent))
-                recent.clear()
-            self.look(step + 1)
-            self.report(self.phase, step + 1, self.steps, smoothed)
-            if (step + 1) % self.config.save_every == 0 or step + 1 == self.steps:
-                self._save(optimizer, step + 1, smoothed)
+        with Interruption() as interruption:
+            for step in range(done, self.steps):
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate * self._share(step)
+                optimizer.zero_grad()
+                losses = self.gradients(step)
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
+                optimizer.step()
+                loss = sum(losses.values()) / len(losses)
+                smoothed = loss if step == 0 else 0.98 * smoothed + 0.02 * loss
+                if not math.isfinite(smoothed):
+                    raise StateError(f"the loss of {self.phase} is {smoothed} at step {step}; lower the rates")
+                recent.append(losses)
+                if (step + 1) % self.config.log_every == 0:
+                    self.curve.add(step + 1, "loss", _means(recent))
+                    recent.clear()
+                self.look(step + 1)
+                self.report(self.phase, step + 1, self.steps, smoothed)
+                last = interruption.asked or step + 1 == self.steps
+                if last or (step + 1) % self.config.save_every == 0:
+                    self._save(optimizer, step + 1, smoothed, recent)
+                if interruption.asked:
+                    raise KeyboardInterrupt(f"{self.state} holds step {step + 1}; the same command goes on from there")
 
     def _share(self, step: int) -> float:
         warm = min(1.0, (step + 1) / self.config.warmup)
+        if not self.falls:
+            return warm
         return warm * (0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * step / self.steps)))
 
     def _run(self) -> str:
-        return json.dumps({"phase": self.phase, "origin": self.origin, "config": self.config.model_dump()})
+        return json.dumps(
+            {"phase": self.phase, "origin": self.origin, "config": self.config.model_dump(exclude=set(self.ignored))}
+        )
 
     def _changing(self) -> dict[str, Tensor]:
         """What steps change: trained parameters, each once, buffers, and what modules keep beside them."""
@@ -85,11 +95,14 @@ class Run:
             if name in trained | buffers or name.endswith("_extra_state")
         }
 
-    def _save(self, optimizer: torch.optim.Optimizer, step: int, smoothed: float) -> None:
+    def _save(
+        self, optimizer: torch.optim.Optimizer, step: int, smoothed: float, recent: list[Mapping[str, float]]
+    ) -> None:
         tensors = {f"model/{name}": value.contiguous() for name, value in self._changing().items()}
         for index, moments in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer/{index}/{name}": value for name, value in moments.items()}
-        metadata = {"step": str(step), "loss": json.dumps(smoothed), "run": self._run()}
+        progress = {"step": step, "smoothed": smoothed, "recent": [dict(losses) for losses in recent]}
+        metadata = {"progress": json.dumps(progress), "run": self._run()}
         partial = self.state.with_suffix(".partial")
         try:
             save_file(tensors, partial, metadata=metadata)
@@ -98,9 +111,10 @@ class Run:
             partial.unlink(missing_ok=True)
             raise OutputError(f"cannot write {self.state} ({error}); make room, and start again: it resumes") from None
 
-    def _resume(self, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
+    def _resume(self, optimizer: torch.optim.Optimizer) -> tuple[int, float, list[Mapping[str, float]]]:
+        """Give the steps taken, the smoothed loss, and the losses that are not in the curve yet."""
         if not self.state.exists():
-            return 0, 0.0
+            return 0, 0.0, []
         try:
             with safe_open(self.state, framework="pt") as file:
                 metadata = file.metadata()
@@ -122,7 +136,8 @@ class Run:
                 _, index, moment = name.split("/")
                 moments.setdefault(int(index), {})[moment] = value
         optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
-        return int(metadata["step"]), float(json.loads(metadata["loss"]))
+        progress = json.loads(metadata["progress"])
+        return progress["step"], progress["smoothed"], progress["recent"]
 
 
 def _means(records: list[Mapping[str, float]]) -> dict[str, float]:

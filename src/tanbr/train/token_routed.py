@@ -9,25 +9,15 @@ from torch import Tensor, nn
 
 from tanbr.moe.gates import Gated
 from tanbr.moe.layer import ExpertLinear
-from tanbr.train.batches import Batches
+from tanbr.tasks.card import Card
 from tanbr.train.checkpoints import digest, upcycled, write
-from tanbr.train.config import PretrainConfig
-from tanbr.train.objectives import Objective
-from tanbr.train.pretrain import groups
-from tanbr.train.run import Report, Run
+from tanbr.train.course import Course
+from tanbr.train.rates import groups
 
 
-def train_gates(
-    ancestor: Path,
-    batches: Batches,
-    *,
-    gates: Callable[[Any], Gated],
-    objective: Objective,
-    config: PretrainConfig,
-    out: Path,
-    report: Report,
-) -> Path:
+def train_gates(ancestor: Path, course: Course, *, gates: Callable[[Any], Gated], out: Path) -> Path:
     """Upcycle a dense checkpoint to as many experts as tasks, train it and its gates, and write it to `out`."""
+    config, objective = course.config, course.objective
     moe = upcycled(ancestor, experts=len(objective.space.tasks))
     gated = gates(moe)
     experts = {
@@ -40,25 +30,23 @@ def train_gates(
     beside = {"params": list(gated.parameters()), "lr": config.head_rate}  # what the gates' training has of its own
 
     def gradients(step: int) -> dict[str, float]:
-        batch, kept = batches.at(step), []
+        batch, kept = course.batches.at(step), []
 
         def row_losses() -> Tensor:
             kept.append(objective.row_losses(moe, batch))
-            return kept[0]
+            return kept[0] * batch.truth["weight"]
 
         rng = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
         gated.loss(objective.inputs(batch), row_losses, rng).backward()  # type: ignore[no-untyped-call]
         return objective.by_task(kept[0].detach(), batch)
 
-    Run(
-        phase="gates",
-        model=nn.ModuleList([moe, gated]),
-        groups=[*groups(shared, list(experts.values()), config), beside],
-        gradients=gradients,
+    return course.phase(
+        "gates",
+        nn.ModuleList([moe, gated]),
+        [*groups(shared, experts.items(), config), beside],
+        gradients,
         steps=config.steps,
-        config=config,
-        state=out.with_suffix(".state"),
-        report=report,
         origin=digest(ancestor),
-    ).train()
-    return out if out.exists() else write(moe, ancestor, out)
+        out=out,
+        write=lambda: write(moe, ancestor, out, card=Card(objective.space.tasks)),
+    )

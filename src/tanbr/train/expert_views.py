@@ -13,15 +13,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from tanbr.moe.upcycle import ffn_names
 from tanbr.tasks.card import Card
 from tanbr.tasks.rows import Task
 from tanbr.train.checkpoints import upcycled, write
+from tanbr.train.first_token import read_first_token
+from tanbr.types import FloatArray
 
 
-class TaskExperts(nn.Module):
+class ExpertViews(nn.Module):
     """A dense model and K sets of FFN weights, all equal at first."""
 
     def __init__(self, dense: PreTrainedModel, *, experts: int) -> None:
@@ -48,6 +51,10 @@ class TaskExperts(nn.Module):
         own: Any = self.experts[expert]
         return dict(zip(self.names, own, strict=True))
 
+    def named_weights(self) -> list[tuple[str, nn.Parameter]]:
+        """List all experts' FFN tensors, each with the dense model's name for it."""
+        return [pair for k in range(len(self)) for pair in self.weights(k).items()]
+
     def shared(self) -> dict[str, nn.Parameter]:
         """List the dense model's parameters but its FFNs."""
         ffns = set(self.names)
@@ -56,25 +63,57 @@ class TaskExperts(nn.Module):
     def _view(self, expert: int) -> Any:
         same = {id(tensor): tensor for tensor in (*self.dense.parameters(), *self.dense.buffers())}
         own = {id(self.dense.get_parameter(name)): value for name, value in self.weights(expert).items()}
-        return copy.deepcopy(self.dense, same | own)  # the copy takes these tensors as they are
+        return read_first_token(copy.deepcopy(self.dense, same | own))  # the copy takes these tensors as they are
 
-    def backward(self, losses: Sequence[tuple[int, Callable[[Any], Tensor]]], *, workers: Executor) -> list[float]:
+    def backward(
+        self,
+        losses: Sequence[tuple[int, Callable[[Any], Tensor]]],
+        *,
+        workers: Executor,
+        blends: FloatArray | None = None,
+    ) -> list[float]:
         """Add the gradients of losses, each (expert, function of its view); give the losses' values.
 
-        The views run side by side; their gradients are added in order, so that sums do not depend on timing.
+        With `blends` (losses, K) each loss is of a dense model with a blend of all experts in it, and teaches each of
+        them by its weight. The models run side by side; their gradients are added in order, so that sums do not depend
+        on timing.
         """
-
-        def gradients(expert: int, loss_of: Callable[[Any], Tensor]) -> tuple[float, list[tuple[Tensor, Tensor]]]:
-            weights = [weight for weight in self._views[expert].parameters() if weight.requires_grad]
-            loss = loss_of(self._views[expert])
-            return loss.item(), list(zip(weights, torch.autograd.grad(loss, weights), strict=True))
-
+        rows = [None] * len(losses) if blends is None else list(blends)
         values = []
-        for value, pairs in workers.map(gradients, *zip(*losses, strict=True)):
+        for value, pairs in workers.map(self._gradients, *zip(*losses, strict=True), rows):
             values.append(value)
-            for weight, gradient in pairs:
-                weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
+            for weight, gradient, share in pairs:
+                weight.grad = gradient * share if weight.grad is None else weight.grad.add_(gradient, alpha=share)
         return values
+
+    def _gradients(
+        self, expert: int, loss_of: Callable[[Any], Tensor], blend: FloatArray | None
+    ) -> tuple[float, list[tuple[nn.Parameter, Tensor, float]]]:
+        """Give a loss and its gradients: of a parameter, the gradient, and the share of it that the parameter gets."""
+        view = self._views[expert]
+        if blend is None:
+            weights = [weight for weight in view.parameters() if weight.requires_grad]
+            loss = loss_of(view)
+            found = torch.autograd.grad(loss, weights)
+            return loss.item(), [(weight, gradient, 1.0) for weight, gradient in zip(weights, found, strict=True)]
+        merged = {name: self._merged(name, blend) for name in self.names}
+        shared = [weight for weight in self.shared().values() if weight.requires_grad]
+        learning = [name for name in self.names if merged[name].requires_grad]
+        loss = loss_of(lambda **inputs: functional_call(view, merged, args=(), kwargs=inputs))
+        found = torch.autograd.grad(loss, [*shared, *(merged[name] for name in learning)])
+        pairs = [(weight, gradient, 1.0) for weight, gradient in zip(shared, found, strict=False)]
+        for name, gradient in zip(learning, found[len(shared) :], strict=True):
+            pairs += [(self.weights(k)[name], gradient, float(blend[k])) for k in range(len(self))]
+        return loss.item(), pairs
+
+    def _merged(self, name: str, blend: FloatArray) -> Tensor:
+        """Blend an FFN tensor of all experts (K,), as a leaf that learns if they do."""
+        own = [self.weights(k)[name] for k in range(len(self))]
+        with torch.no_grad():
+            merged = torch.zeros_like(own[0])
+            for weight, share in zip(own, blend, strict=True):
+                merged.add_(weight, alpha=float(share))
+        return merged.requires_grad_(own[0].requires_grad)
 
     def export(self, dense: Path, out: Path, *, tasks: Sequence[Task]) -> Path:
         """Write the MoE to the new folder `out`, with its card: a task an expert. Training started from `dense`."""

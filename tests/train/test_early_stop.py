@@ -1,0 +1,35 @@
+"""A task that has learnt what it can keeps its best expert."""
+
+from pathlib import Path
+
+import torch
+
+from tanbr.train.checkpoints import load, prepare
+from tanbr.train.early_stop import EarlyStop
+from tanbr.train.expert_views import ExpertViews
+from train import small
+
+
+def apart(experts: ExpertViews) -> None:
+    with torch.no_grad():
+        for weight in experts.experts.parameters():
+            weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+
+
+def test_a_task_that_gets_worse_keeps_its_best_expert_and_leaves(tmp_path: Path) -> None:
+    start = prepare(small.bert(tmp_path / "bert"), small.SPACE, tmp_path / "start", max_length=16, seed=0)
+    experts = ExpertViews(load(start), experts=3)
+    stop = EarlyStop(experts, patience=2)
+    stop.look({0: 0.5, 1: 0.0, 2: 0.9})
+    best = [weight.detach().clone() for weight in experts.weights(0).values()]
+    apart(experts)
+    stop.look({0: 0.4, 1: 0.0, 2: 0.95})
+    assert stop.staying() == [0, 1, 2]
+    apart(experts)
+    stop.look({0: 0.4, 1: 0.0, 2: 0.94})
+    assert stop.staying() == [1, 2]  # 1 has not begun to learn: staying at 0 is no reason to go
+    for weight, kept in zip(experts.weights(0).values(), best, strict=True):
+        assert torch.equal(weight, kept)
+    fresh = EarlyStop(experts, patience=2)
+    fresh.load_state_dict(stop.state_dict())
+    assert fresh.staying() == [1, 2]
