@@ -37,8 +37,9 @@ from tanbr.serve.journal import (
 )
 from tanbr.serve.records import Alarm, Observer, Phase, Reason, Why
 from tanbr.serve.rewards import VERDICT, Tally, share_out
+from tanbr.serve.rows import Given
 from tanbr.serve.start_blend import StartBlend
-from tanbr.serve.store import Given, Store
+from tanbr.serve.store import Store
 from tanbr.types import Blend, FloatArray, Router, SlotRecord, TaskMix, TreeView
 
 log = logging.getLogger("tanbr.serve")

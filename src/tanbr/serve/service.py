@@ -43,10 +43,11 @@ from tanbr.serve.records import (
     VersionView,
 )
 from tanbr.serve.replica import Replica
+from tanbr.serve.rows import FeedbackRow
 from tanbr.serve.shadow import Shadow
 from tanbr.serve.slot_thread import SlotThread
 from tanbr.serve.start_blend import StartBlend
-from tanbr.serve.store import FeedbackRow, Store
+from tanbr.serve.store import Store
 from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import Router, SlotRecord, Text, as_blend
