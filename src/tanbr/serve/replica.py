@@ -8,10 +8,11 @@ from numpy.typing import ArrayLike
 
 from tanbr.errors import InputError
 from tanbr.moe.text import positions
-from tanbr.serve.batcher import Batcher, Job
+from tanbr.serve.batcher import Batcher
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine, Live, Staged
 from tanbr.serve.ids import RequestIds
+from tanbr.serve.jobs import Job
 from tanbr.serve.messages import Outbox
 from tanbr.serve.prompts import Room
 from tanbr.serve.records import Answered, Generated, Observer, OnToken, Silent
@@ -60,7 +61,7 @@ class Replica:
         """
         if self.engine.writes:
             raise InputError("this model writes text; it has no labels to classify with")
-        return self._queue(Job(texts, Future()))
+        return self._queue(Job(texts))
 
     def generate(
         self, prompts: Sequence[str], *, max_tokens: int | None = None, on_token: OnToken | None = None
@@ -73,7 +74,7 @@ class Replica:
         if not self.engine.writes:
             raise InputError("this model classifies; it cannot write text")
         self.room.check(max_tokens)
-        return self._queue(Job(prompts, Future(), max_tokens=max_tokens, on_token=on_token))
+        return self._queue(Job(prompts, max_tokens=max_tokens, on_token=on_token))
 
     @property
     def depth(self) -> int:
