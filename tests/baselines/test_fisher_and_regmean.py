@@ -4,7 +4,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from moe.tiny import K, build
 from tanbr.baselines.fisher import FisherMean, diagonal, fisher
-from tanbr.baselines.probes import Probe, experts_alone, head_probes, linears, real_tokens, text_probes
+from tanbr.baselines.probes import Probe, experts_alone, head_probes, linears, real_tokens
 from tanbr.baselines.regmean import Regression, grams, regmean
 from tanbr.errors import DataError
 from tanbr.merge import Moe
@@ -207,18 +206,6 @@ def test_the_expectation_runs_over_a_tasks_labels(tmp_path: Path) -> None:
         p = torch.tensor(others).softmax(dim=0)[0]  # E (∂ log p)² of a yes-or-no answer is p(1 − p)
         assert len(slopes) == 2
         assert sum(float(slope[0, column] ** 2) for slope in slopes) == pytest.approx(float(p * (1 - p)))
-
-
-def test_answers_of_text_to_text_models(tmp_path: Path) -> None:
-    build("t5_moe", decoder_start_token_id=0).save_pretrained(tmp_path)
-    save_tokenizer(tmp_path)
-    moe = open_moe(tmp_path)
-    pairs = [[("good film", "yes"), ("bad", "no film")], [("film", "yes")], [("bad", "no")], [("good", "yes")]]
-    probes = text_probes(moe, pairs, batch=8)
-    assert probes[0][0].inputs["labels"].tolist() == [[5, -100], [6, 4]]
-    logits = torch.zeros(2, 2, 64)
-    assert probes[0][0].surprise(logits)[0].tolist() == pytest.approx([np.log(64), 2 * np.log(64)])
-    assert fisher(moe, probes)(**probes[0][0].inputs).logits.isfinite().all()
 
 
 def test_regmean_answers_better_than_the_average(moe: Moe) -> None:
