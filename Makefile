@@ -6,11 +6,11 @@ BIN := $(VENV)/bin
 # Two workers by default; `make test WORKERS=0` runs in one process.
 WORKERS ?= 2
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test test-matrix check docs bench release-check clean
 .DEFAULT_GOAL := help
 
 help:  ## show the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(READY): pyproject.toml constraints.txt
 	@echo "==> setting up $(VENV) (once; a few minutes on a slow line)"
@@ -27,13 +27,27 @@ test: $(READY)  ## run every test
 	@echo "==> pytest"
 	@$(BIN)/python -m pytest -q -n $(WORKERS)
 
+test-matrix: $(READY)  ## run every test under other instruction sets, threads, load, order (up to an hour)
+	@$(BIN)/python tests/matrix.py
+
 check: $(READY)  ## lint, formatting, types, layering
 	@echo "==> ruff" && $(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@echo "==> mypy" && $(BIN)/mypy
 	@echo "==> import-linter" && $(BIN)/lint-imports
 
+docs: $(READY)  ## build the documentation's site in out/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "==> out/site/index.html"
+
 bench: $(READY)  ## run the quick form of every benchmark
 	@for file in benchmarks/*.py; do echo "==> $$file" && $(BIN)/python $$file --quick || exit 1; done
+
+release-check: $(READY)  ## build wheel and sdist, install each in an empty environment elsewhere, run the demo there
+	@rm -rf dist && $(BIN)/python -m build --outdir dist . >/dev/null
+	@for file in dist/*.whl dist/*.tar.gz; do \
+		echo "==> $$file" && work=$$(mktemp -d) && $(PYTHON) -m venv $$work/venv && \
+		$$work/venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $$file && \
+		(cd $$work && venv/bin/tanbr demo --slots 60 --out demo && test -s demo/report.html); code=$$?; \
+		rm -rf $$work; [ $$code = 0 ] || exit $$code; done
 
 clean:  ## remove the virtual environment and everything generated
 	@rm -rf $(VENV) out build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,14 +1,13 @@
-"""100,000 malformed and hostile requests against a live server, and what it made of them.
+"""100,000 hostile requests against `tanbr serve` at its default limits, while a well-behaved client asks on.
 
-A well-behaved client asks all the while. Passed: it is always answered, every refusal is a 4xx (or an honest 503 or
-504) with one sentence in JSON, nothing that was not understood is accepted, and memory stays where it was.
+The attacks (serving/attacks.py) are drawn from the server's own OpenAPI document; then schemathesis draws its own, and
+a crowd of connections tries to lock everybody out. Passed: the well-behaved client is always answered, every refusal
+is a 4xx (or an honest 503 or 504) with one sentence in JSON, there is no fault in the log, and memory stays bounded.
 """
 
 import argparse
 import json
-import os
 import platform
-import random
 import re
 import socket
 import subprocess
@@ -18,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -26,233 +25,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
-from rich.console import Console
-from rich.table import Table
 
-TOKEN, ADMIN_TOKEN = "a-token-of-the-benchmark", "another-token-of-the-benchmark"
+from serving.attacks import Attack, Attacker
+from serving.processes import TOKEN as ADMIN_TOKEN
+from serving.processes import resident, tanbr
+
 WORKERS = 4
-SETTINGS = "[http]\nread_seconds = 2.0\nbody_bytes = 65536\ntext_chars = 2000\ninputs = 64\nconnections = 64\n"
-
-
-@dataclass(frozen=True)
-class Attack:
-    """Bytes to send, and whether the client stays to hear the answer."""
-
-    family: str
-    data: bytes
-    stays: bool = True
-
-
-def framed(family: str, method: str, path: str, body: bytes = b"", **headers: str) -> Attack:
-    """Make a request whose framing is right, whatever else is wrong with it."""
-    known = {"host": "localhost", "authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
-    known |= {name.replace("_", "-"): value for name, value in headers.items()}
-    lines = "".join(f"{name}: {value}\r\n" for name, value in known.items())
-    length = f"content-length: {len(body)}\r\n" if body or method == "POST" else ""
-    head = f"{method} {path} HTTP/1.1\r\n{lines}{length}\r\n"
-    return Attack(family, head.encode("utf-8", "surrogateescape") + body)
-
-
-STRANGE = (
-    b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-1e999", b"9" * 5000, b"0x10", b"01", b"null", b"true", b'""',
-    b"[]", b"{}", b'"\\ud800"', b'"\\udfff\\ud800"', b'"\\u0000"', b'"\xff\xfe"', b'"\xed\xa0\x80"',
-    b'"\xf4\x90\x80\x80"', b"'single'", b'"' + b"a" * 3000 + b'"', b"[" * 3000, b"[" * 500 + b"]" * 500,
-    b'{"a":' * 400 + b"1" + b"}" * 400, b'["a", "b", "c"]', b'[["a", "b"]]', b'[null, "b"]', b"-0", b"1.5",
-    b"[" + b",".join([b'"x"'] * 3000) + b"]", b'{"__proto__": {"x": 1}}', b'"${jndi:ldap://x}"',
-    b"\"'; DROP TABLE feedback; --\"", b'"../../etc/passwd"', b"\xef\xbb\xbf{}", b"/* comment */ 1", b"1 2", b"",
-    b"\x00", b"\x1b[31m",
-)  # fmt: skip
-KEYS = (b"inputs", b"labels", b"feedback", b"request_id", b"reward", b"task", b"label", b"merge_version", b"blend")
-PATHS = ("/v1/classify", "/v1/feedback", "/v1/state", "/v1/slots", "/metrics", "/v1/completions", "/", "/healthz")
-ADMIN = ("/v1/admin/pin", "/v1/admin/unpin", "/v1/admin/rollback", "/v1/admin/slot")
-GOOD = (
-    ("/v1/classify", b'{"inputs": ["a fine film", ["one text", "another"]], "labels": ["positive", "negative"]}'),
-    ("/v1/feedback", b'{"feedback": [{"request_id": "aaaaaaeok6psc7s7", "reward": 0.5, "task": "sentiment"}]}'),
-    ("/v1/feedback", b'{"feedback": [{"request_id": "x", "label": "positive", "task": "sentiment"}]}'),
-)
-
-
-def bodies(rng: random.Random) -> Attack:
-    """A right body with something strange in the place of a value, or cut, doubled, shuffled, re-encoded."""
-    path, good = rng.choice(GOOD)
-    how = rng.randrange(7)
-    if how == 0:
-        body = re.sub(rb'"[^"]*"(?=[],}])|0\.5', lambda _: rng.choice(STRANGE), good, count=rng.randint(1, 3))
-    elif how == 1:
-        body = good[: rng.randrange(len(good))]
-    elif how == 2:
-        cut = rng.randrange(1, len(good))
-        body = good[:cut] + rng.randbytes(rng.randint(1, 8)) + good[cut:]
-    elif how == 3:
-        body = (
-            b"{"
-            + b", ".join(b'"%s": %s' % (rng.choice(KEYS), rng.choice(STRANGE)) for _ in range(rng.randint(1, 5)))
-            + b"}"
-        )
-    elif how == 4:
-        body = good.decode().encode(rng.choice(["utf-16", "utf-32", "utf-8-sig", "utf-16-be"]))
-    elif how == 5:
-        body = rng.choice(STRANGE)
-    else:
-        body = good[:-1] + b", " + good[1:]
-    return framed("bodies", "POST", path, body)
-
-
-def meanings(rng: random.Random) -> Attack:
-    """Right JSON of the right shape that means nothing here."""
-    say: Callable[[Any], bytes] = lambda value: json.dumps(value).encode()  # noqa: E731
-    name = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz234567", k=rng.choice([0, 8, 32, 33, 2000])))
-    how = rng.randrange(6)
-    if how == 0:
-        body = say({"inputs": ["x" * rng.choice([2001, 30_000])]})
-    elif how == 1:
-        body = say({"inputs": ["x"] * rng.choice([65, 5000])})
-    elif how == 2:
-        body = say({"inputs": ["x"], "labels": [name, "positive"]})
-    elif how == 3:
-        return framed(
-            "meanings", "POST", "/v1/feedback", say({"feedback": [{"request_id": name, "reward": rng.random()}]})
-        )
-    elif how == 4:
-        items = [{"request_id": name, "reward": rng.choice([-1e-9, 1.0000001, 2, -5, 1e308])}]
-        return framed("meanings", "POST", "/v1/feedback", say({"feedback": items}))
-    else:
-        items = [
-            {
-                "request_id": name,
-                "label": rng.choice(["positive", "entailment", 3.5, 99, ""]),
-                "task": rng.choice(["sentiment", "similarity", "x"]),
-            }
-        ]
-        return framed("meanings", "POST", "/v1/feedback", say({"feedback": items}))
-    return framed("meanings", "POST", "/v1/classify", body)
-
-
-def paths(rng: random.Random) -> Attack:
-    """Strange paths, queries and methods."""
-    method = rng.choice(["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "PROPFIND"])
-    path = rng.choice([*PATHS, *ADMIN])
-    tricks = (
-        "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//v1/state", "/v1//state", path + "/", path + "%00",
-        path + ";x=1", "/dashboard/..%2fapp.py", "/dashboard/%2e%2e/app.py", path + "?" + "a=1&" * 500, "/%ff%fe",
-        "/" + "a" * 4000, "/v1/slots?limit=" + rng.choice(["-1", "0", "1e9", "9" * 40, "x"]), "/v1/tree?limit=1001",
-        "/v1/slots?before=" + rng.choice(["-1", "9" * 30, "null", "%00"]), "http://evil.example/v1/state", "*",
-        "/v1/models/" + "x" * 100,
-    )  # fmt: skip
-    return framed("paths", method, rng.choice([path, *tricks]))
-
-
-def heads(rng: random.Random) -> Attack:
-    """Strange headers on a right request."""
-    path, body = rng.choice(GOOD)
-    changes: dict[str, str] = dict(
-        [
-            rng.choice(
-                [
-                    (
-                        "content_type",
-                        rng.choice(
-                            [
-                                "",
-                                "text/plain",
-                                "application/xml",
-                                "application/json; charset=utf-16",
-                                "multipart/form-data",
-                                "a" * 900,
-                            ]
-                        ),
-                    ),
-                    (
-                        "authorization",
-                        rng.choice(
-                            [
-                                "",
-                                "Bearer",
-                                "Bearer ",
-                                f"bearer {TOKEN}x",
-                                "Basic Og==",
-                                "Bearer " + "x" * 5000,
-                                "Bearer \udcff\udcfe",
-                            ]
-                        ),
-                    ),
-                    (
-                        "host",
-                        rng.choice(
-                            ["evil.example", "", "localhost:99999", "127.0.0.1.evil.example", "[::1", "x" * 300]
-                        ),
-                    ),
-                    ("x_forwarded_for", "1.2.3.4, 5.6.7.8"),
-                    ("content_encoding", "gzip"),
-                    ("expect", rng.choice(["100-continue", "200-ok"])),
-                    ("connection", rng.choice(["close", "upgrade, keep-alive", "x" * 100])),
-                    ("range", "bytes=0-0,1-1,2-2"),
-                    ("accept", "application/xml"),
-                    ("cookie", "a=" + "b" * 5000),
-                ]
-            )
-            for _ in range(rng.randint(1, 3))
-        ]
-    )
-    return framed("heads", "POST", path, body, **changes)
-
-
-def admin(rng: random.Random) -> Attack:
-    """Administration without its token."""
-    token = rng.choice(["", TOKEN, ADMIN_TOKEN[:-1], ADMIN_TOKEN + "x", ADMIN_TOKEN.upper(), "null"])
-    return framed(
-        "admin",
-        "POST",
-        rng.choice(ADMIN),
-        rng.choice([b"", b'{"merge_version": 1}', b"{"]),
-        authorization=f"Bearer {token}",
-    )
-
-
-def raw(rng: random.Random) -> Attack:
-    """What is hardly HTTP, or lies about its length."""
-    good = framed("", "POST", *GOOD[0]).data
-    how = rng.randrange(9)
-    if how == 0:
-        data = rng.randbytes(rng.randint(1, 400)) + b"\r\n\r\n"
-    elif how == 1:
-        spoilt = bytearray(good)
-        for _ in range(rng.randint(1, 6)):
-            spoilt[rng.randrange(len(good.partition(b"\r\n\r\n")[0]))] = rng.randrange(256)
-        data = bytes(spoilt)
-    elif how == 2:
-        data = good.replace(b"content-length", b"transfer-encoding: chunked\r\ncontent-length")
-    elif how == 3:
-        data = re.sub(rb"content-length: \d+", b"transfer-encoding: chunked", good)
-    elif how == 4:
-        lie = rng.choice([b"-1", b"1e3", b"0x20", b"9" * 30, b"1, 1", b" ", b"1\r\ncontent-length: 2"])
-        data = re.sub(rb"content-length: \d+", b"content-length: " + lie, good)
-    elif how == 5:
-        data = (
-            b"GET / HTTP/" + rng.choice([b"9.9", b"1.1x", b"", b"2.0", b"0.9", b"1"]) + b"\r\nhost: localhost\r\n\r\n"
-        )
-    elif how == 6:
-        data = (
-            b"GET / HTTP/1.1\r\n"
-            + b"".join(b"x-%d: %s\r\n" % (n, b"y" * 1000) for n in range(rng.choice([10, 80, 300])))
-            + b"\r\n"
-        )
-    elif how == 7:
-        data = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(200)
-    else:
-        data = good * rng.randint(2, 5) + rng.randbytes(20)
-    return Attack("raw", data)
-
-
-def leaving(rng: random.Random) -> Attack:
-    """A client that hangs up: amid its head, amid its body, or before its answer."""
-    good = framed("", "POST", *rng.choice(GOOD)).data
-    return Attack("leaving", good[: rng.choice([rng.randrange(1, len(good)), len(good)])], stays=False)
-
-
-FAMILIES: tuple[tuple[Callable[[random.Random], Attack], int], ...] = (
-    (bodies, 30), (meanings, 15), (paths, 15), (heads, 15), (admin, 5), (raw, 15), (leaving, 5),
-)  # fmt: skip
+CROWD = 600  # connections of one client; the server takes 512 in all
+ANSWER = re.compile(rb"HTTP/1\.1 (\d{3})[^\r\n]*\r\n((?:[^\r\n]+\r\n)*)\r\n")
+LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
 
 @dataclass
@@ -274,110 +55,82 @@ class Tally:
                     self.wrong.append(f"{attack.family}: no answer to {attack.data[:300]!r}")
             for status, body in answers:
                 self.statuses[f"{attack.family} {status}"] += 1
-                fault = judged(status, body, method=attack.data[:5])
-                if fault:
+                if fault := judged(status, body):
                     self.wrong.append(f"{attack.family}: {fault}: {attack.data[:300]!r} → {body[:200]!r}")
 
 
-def judged(status: int, body: bytes, *, method: bytes) -> str | None:
-    """Say what is wrong with an answer, if anything is."""
-    if status < 400:
+def judged(status: int, body: bytes) -> str | None:
+    """Say what is wrong with an answer, if anything is; an answer to HEAD has no body."""
+    if status < 400 or not body:
         return None
     if status >= 500 and status not in (503, 504):
         return f"status {status}"
-    if method == b"HEAD ":
-        return None
     try:
-        error = json.loads(body)["error"]
-        sentence = error["message"]
+        sentence = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         return f"{status} without a sentence"
-    if not sentence or "\n" in sentence or "Traceback" in sentence or len(sentence) > 400:
-        return f"{status} with an odd sentence"
-    return None
+    odd = not sentence or "\n" in sentence or "Traceback" in sentence or "/site-packages/" in sentence
+    return f"{status} with an odd sentence" if odd or len(sentence) > 400 else None
 
 
-class Connection:
-    """A socket that is opened again when the server has closed it."""
+def send(where: tuple[str, int], attack: Attack) -> list[tuple[int, bytes]]:
+    """Send an attack and read all the answers to it; a client that closes its side may have to ask again with it open.
 
-    def __init__(self, host: str, port: int) -> None:
-        self._where, self._socket = (host, port), socket.socket()
-        self._socket.close()
+    Half-closed, it need not wait until what is no whole request is given up; but the server takes it for one that
+    leaves, and cancels an answer that takes longer than a second.
+    """
+    return _sent(where, attack, half_closed=True) or (_sent(where, attack, half_closed=False) if attack.stays else [])
 
-    def send(self, attack: Attack, *, fresh: bool) -> list[tuple[int, bytes]]:
-        """Send an attack, and read all the answers there are to it."""
-        if fresh or self._socket.fileno() < 0:
-            self._socket.close()
-            self._socket = socket.create_connection(self._where, timeout=10)
-        with suppress(OSError):  # the server may well have hung up on what it had seen of it
-            self._socket.sendall(attack.data)
-        if not attack.stays:
-            self._socket.close()
-            return []
-        if fresh:
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_WR)
-        return self._read(one=not fresh, bodiless=attack.data.startswith(b"HEAD "))
 
-    def close(self) -> None:
-        """Hang up."""
-        self._socket.close()
-
-    def _read(self, *, one: bool, bodiless: bool) -> list[tuple[int, bytes]]:
-        answers, data, open_ = [], b"", True
-        while True:
-            head, end, rest = data.partition(b"\r\n\r\n")
-            length = re.search(rb"content-length: (\d+)", head)
-            size = 0 if bodiless or not length else int(length[1])
-            if end and len(rest) >= size:
-                status = int(head.split(b" ", 2)[1])
-                data = rest[size:]
-                if status != 100:
-                    answers.append((status, rest[:size]))
-                if b"connection: close" in head:
-                    self._socket.close()
-                    return answers
-                if one and status != 100:
-                    return answers
-                continue
-            if not open_:
-                self._socket.close()
-                return answers
+def _sent(where: tuple[str, int], attack: Attack, *, half_closed: bool) -> list[tuple[int, bytes]]:
+    with socket.create_connection(where, timeout=40) as connection:
+        with suppress(OSError):  # the server may well hang up on what it has seen of it
+            connection.sendall(attack.data)
+            if attack.stays and half_closed:
+                connection.shutdown(socket.SHUT_WR)
+        data = b""
+        while attack.stays:
             try:
-                chunk = self._socket.recv(65536)
+                chunk = connection.recv(1 << 16)
             except OSError:
-                chunk = b""
-            open_, data = bool(chunk), data + chunk
+                break
+            if not chunk:
+                break
+            data += chunk
+            if not half_closed and list(parsed(data)):
+                break
+    return list(parsed(data))
+
+
+def parsed(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Cut what came back into answers."""
+    while found := ANSWER.search(data):
+        length, rest = LENGTH.search(found[2]), data[found.end() :]
+        size = 0 if length is None or rest.startswith(b"HTTP/1.1 ") else int(length[1])  # HEAD has no body
+        if found[1] != b"100":
+            yield int(found[1]), rest[:size]
+        data = rest[size:]
 
 
 def attack(
-    url: str, *, requests: int, seed: int, workers: int = WORKERS, tick: Callable[[int], None] = lambda _: None
+    url: str, *, requests: int, seed: int, seconds: float = 3600.0, tick: Callable[[int], None] | None = None
 ) -> Tally:
-    """Send so many attacks, drawn from every family, over a few connections at once."""
-    tally = Tally()
-    parts = urlsplit(url)
-    assert parts.hostname
-    assert parts.port
-    makers, weights = [make for make, _ in FAMILIES], [weight for _, weight in FAMILIES]
+    """Send so many attacks from several threads, or as many as there is time for."""
+    parts, tally, ends = urlsplit(url), Tally(), time.monotonic() + seconds
+    where = (str(parts.hostname), int(parts.port or 80))
+    document = httpx2.get(f"{url}/openapi.json", timeout=60).json()
 
-    def work(worker: int) -> None:
-        rng = random.Random(f"{seed}/{worker}")
-        connection = Connection(parts.hostname or "", parts.port or 0)
-        for n in range(worker, requests, workers):
-            one = rng.choices(makers, weights)[0](rng)
-            try:
-                answers = connection.send(one, fresh=one.family in ("raw", "leaving") or n % 50 == worker)
-                if not answers and one.stays:  # kept alive, and closed by the server's clock just then: once more
-                    answers = connection.send(one, fresh=True)
-            except OSError as error:
-                answers = []
-                with tally.lock:
-                    tally.wrong.append(f"{one.family}: {error!r}")
-            tally.note(one, answers)
-            tick(tally.sent)
-        connection.close()
+    def work(number: int) -> None:
+        attacker = Attacker(document, seed=1000 * seed + number)
+        for _ in range(requests // WORKERS):
+            if time.monotonic() > ends:
+                return
+            drawn = attacker.draw()
+            tally.note(drawn, send(where, drawn))
+            if tick is not None:
+                tick(tally.sent)
 
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(workers)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(WORKERS)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -385,85 +138,77 @@ def attack(
     return tally
 
 
+def crowd(url: str, *, connections: int = CROWD) -> dict[str, int]:
+    """Hold more connections open than the server takes, from one address, and ask for its health from there."""
+    parts = urlsplit(url)
+    where, get = (str(parts.hostname), int(parts.port or 80)), b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    healthy = others = 0
+    with ExitStack() as stack:
+        other = stack.enter_context(Customer.client(url))
+        for _ in range(connections):
+            held = stack.enter_context(socket.create_connection(where, timeout=20))
+            held.sendall(get[:-4])  # amid its head: this one does not rest
+        for _ in range(20):
+            healthy += httpx2.get(f"{url}/healthz", timeout=20).is_success
+            with suppress(httpx2.HTTPError):
+                others += other.get("/v1/state").is_success
+    return {"connections": connections, "health_asked": 20, "health_answered": healthy, "other_client_answered": others}
+
+
 class Customer:
-    """A well-behaved client that asks all the while, with httpx; every answer must come, and come right."""
+    """A well-behaved client at another address, which asks and gives feedback all along."""
 
     def __init__(self, url: str) -> None:
-        self.answers, self.faults, self.times = 0, list[str](), list[float]()
-        self._stop = threading.Event()
-        self._http = httpx2.Client(base_url=url, headers={"authorization": f"Bearer {TOKEN}"}, timeout=30)
-        self._thread = threading.Thread(target=self._ask)
+        self.times: list[float] = []
+        self.faults: list[str] = []
+        self._url, self._done = url, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    @staticmethod
+    def client(url: str) -> httpx2.Client:
+        """Make a client of an address that attacks nobody."""
+        return httpx2.Client(base_url=url, transport=httpx2.HTTPTransport(local_address="127.0.0.2"), timeout=60)
 
     def __enter__(self) -> "Customer":
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stop.set()
+        self._done.set()
         self._thread.join()
-        self._http.close()
 
-    def _ask(self) -> None:
-        while not self._stop.wait(0.05):
-            started = time.perf_counter()
-            try:
-                answer = self._http.post("/v1/classify", json={"inputs": ["a fine film", ["one", "two"]]})
-                outputs = answer.json()["outputs"]
-                assert len(outputs) == 2
-                receipt = self._http.post(
-                    "/v1/feedback",
-                    json={"feedback": [{"request_id": one["request_id"], "reward": 1} for one in outputs]},
-                )
-                assert receipt.json()["accepted"] == 2
-            except Exception as error:
-                self.faults.append(repr(error)[:300])
-            self.answers += 1
-            self.times.append(time.perf_counter() - started)
+    def _run(self) -> None:
+        with self.client(self._url) as http:
+            while not self._done.wait(0.05):
+                started = time.perf_counter()
+                try:
+                    answer = http.post("/v1/classify", json={"inputs": ["the pacing is clever", ["one", "two"]]})
+                    items = [{"request_id": one["request_id"], "reward": 1} for one in answer.json()["outputs"]]
+                    accepted = http.post("/v1/feedback", json={"feedback": items}).json()["accepted"]
+                    if accepted != 2:
+                        self.faults.append(f"{accepted} of 2 accepted")
+                except (httpx2.HTTPError, KeyError, ValueError) as error:
+                    self.faults.append(f"{type(error).__name__}: {error}"[:300])
+                self.times.append(time.perf_counter() - started)
 
-
-def resident(process: int) -> int:
-    """Bytes of memory that a process holds (Linux)."""
-    pages = Path(f"/proc/{process}/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def open_files(process: int) -> int:
-    """Files and sockets that a process has open (Linux)."""
-    return len(list(Path(f"/proc/{process}/fd").iterdir()))
-
-
-@contextmanager
-def server(folder: Path) -> Iterator[tuple[str, int]]:
-    """Run `tanbr serve` on the embedded model; its address and its process."""
-    (folder / "tanbr.toml").write_text(SETTINGS)
-    command = [str(Path(sys.executable).with_name("tanbr")), "serve", "--port", "0", "--state", str(folder / "state")]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, "--slot-requests", "256", "--config", str(folder / "tanbr.toml")],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=os.environ | {"TANBR_TOKEN": TOKEN, "TANBR_ADMIN_TOKEN": ADMIN_TOKEN},
-        )
-        try:
-            assert process.stdout
-            url = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+", line)))
-            while True:
-                with suppress(httpx2.TransportError):
-                    if httpx2.get(f"{url}/readyz").is_success:
-                        break
-                time.sleep(0.1)
-            yield url, process.pid
-        finally:
-            process.terminate()
-            process.wait(60)
+    def figures(self, since: int = 0) -> dict[str, Any]:
+        """Say how it fared from its `since`-th round on."""
+        times = sorted(self.times[since:])
+        return {
+            "asked": len(times),
+            "failed": len(self.faults),
+            "failures": self.faults[:5],
+            "median_ms": round(1e3 * times[len(times) // 2], 1),
+            "p99_ms": round(1e3 * times[int(0.99 * len(times))], 1),
+            "most_ms": round(1e3 * times[-1], 1),
+        }
 
 
 SCHEMATHESIS = """
 [auth.openapi.admin]
 bearer = "{admin}"
 [auth.openapi.token]
-bearer = "{token}"
+bearer = "{admin}"
 
 [checks]
 negative_data_rejection.expected-statuses = ["400", "401", "403", "404", "405", "413", "415", "422", "429"]
@@ -483,106 +228,91 @@ def schemathesis(
     phases: str = "examples,coverage,fuzzing",
     seed: int = 0,
     only: str | None = None,
+    admin_token: str = ADMIN_TOKEN,
 ) -> dict[str, Any]:
     """Have schemathesis make requests of the server's own document, and check every answer against it."""
-    (folder / "schemathesis.toml").write_text(SCHEMATHESIS.format(admin=ADMIN_TOKEN, token=ADMIN_TOKEN))
-    document = httpx2.get(f"{url}/openapi.json", headers={"authorization": f"Bearer {ADMIN_TOKEN}"})
+    (folder / "schemathesis.toml").write_text(SCHEMATHESIS.format(admin=admin_token))
+    document = httpx2.get(f"{url}/openapi.json", headers={"authorization": f"Bearer {admin_token}"})
     (folder / "openapi.json").write_bytes(document.content)
     command = [
         str(Path(sys.executable).with_name("schemathesis")), "--config-file", "schemathesis.toml", "run",
         "openapi.json", "--url", url, "--checks", "all", "--phases", phases, "--max-examples", str(examples),
-        "--seed", str(seed),
-        "--no-color", *(["--include-path", only] if only else []),
+        "--seed", str(seed), "--no-color", *(["--include-path", only] if only else []),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     found = re.search(r"(\d+) generated", done.stdout)
     if not found:
         raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
-    return {
-        "passed": done.returncode == 0,
-        "cases": int(found[1]),
-        "report": "" if done.returncode == 0 else done.stdout[-6000:],
-    }
+    report = "" if done.returncode == 0 else done.stdout[-6000:]
+    return {"passed": done.returncode == 0, "cases": int(found[1]), "report": report}
+
+
+@contextmanager
+def default_server(folder: Path) -> Iterator[tuple[str, int]]:
+    """`tanbr serve` on the embedded model, every limit at its default; its address and process."""
+    with tanbr(None, folder, threads=1, slot_requests=256) as (port, process):
+        yield f"http://127.0.0.1:{port}", process
 
 
 def main() -> None:
     """Run it, print what happened, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100_000)
-    parser.add_argument("--examples", type=int, default=100, help="examples of schemathesis for an operation")
+    parser.add_argument("--examples", type=int, default=30, help="examples of schemathesis for an operation")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="stop sending after this time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="1500 requests, 1 example")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     requests, examples = (1500, 1) if arguments.quick else (arguments.requests, arguments.examples)
-    console = Console()
-    started = time.time()
-    with tempfile.TemporaryDirectory() as name, server(Path(name)) as (url, process), Customer(url) as customer:
-        warm = attack(url, requests=max(500, requests // 50), seed=arguments.seed + 1)
-        memory = [resident(process)]
-        files = [open_files(process)]
+    started, memory = time.time(), list[float]()
+    with tempfile.TemporaryDirectory() as name, default_server(Path(name)) as (url, process), Customer(url) as customer:
+        time.sleep(5)
+        calm, rounds = customer.figures(), len(customer.times)
 
         def tick(sent: int) -> None:
             if sent % max(1, requests // 100) == 0:
-                memory.append(resident(process))
-                files.append(open_files(process))
-                print(f"{sent} of {requests} sent, {memory[-1] / 1e6:.0f} MB", file=sys.stderr)
+                memory.append(resident(process)["rss"])
+                print(f"{sent} of {requests} sent, {memory[-1]:.0f} MB", file=sys.stderr)
 
-        tally = attack(url, requests=requests, seed=arguments.seed, tick=tick)
+        tally = attack(url, requests=requests, seed=arguments.seed, seconds=arguments.seconds, tick=tick)
+        attacked = customer.figures(rounds)
+        crowded = crowd(url)
         checked = schemathesis(url, Path(name), examples=examples, seed=arguments.seed)
-        memory.append(resident(process))
         alive = httpx2.get(f"{url}/healthz").is_success
-        log = (Path(name) / "log").read_text(errors="replace")
+        log = "".join(file.read_text(errors="replace") for file in Path(name).glob("*.log"))
     faults = [line for line in log.splitlines() if '"level": "error"' in line]
-    wrong = warm.wrong + tally.wrong
-    times = sorted(customer.times)
-    quarter = len(memory) // 4
+    quarter = max(1, len(memory) // 4)
     result = {
-        "command": f"python benchmarks/hostile.py{' --quick' if arguments.quick else ''}",
+        "command": "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("tanbr", "fastapi", "uvicorn", "httptools", "schemathesis")},
-        "seed": arguments.seed,
         "seconds": round(time.time() - started, 1),
-        "hostile_requests": warm.sent + tally.sent,
+        "limits": "default",
+        "hostile_requests": tally.sent,
+        "wrong_answers": len(tally.wrong),
+        "wrong_examples": tally.wrong[:20],
+        "statuses": dict(sorted(tally.statuses.items())),
         "schemathesis": checked,
-        "wrong_answers": len(wrong),
-        "wrong_examples": wrong[:20],
+        "crowd": crowded,
         "faults_in_the_log": len(faults),
         "fault_examples": faults[:5],
-        "statuses": dict(sorted((warm.statuses + tally.statuses).items())),
-        "customer": {
-            "asked": customer.answers,
-            "failed": len(customer.faults),
-            "failures": customer.faults[:5],
-            "median_ms": round(1e3 * times[len(times) // 2], 1),
-            "p99_ms": round(1e3 * times[int(0.99 * len(times))], 1),
-        },
+        "customer_before": calm,
+        "customer_meanwhile": attacked,
         "memory_mb": {
-            "after_warm_up": round(memory[0] / 1e6, 1),
-            "second_quarter_mean": round(sum(memory[quarter : 2 * quarter]) / quarter / 1e6, 1),
-            "last_quarter_mean": round(sum(memory[-quarter:]) / quarter / 1e6, 1),
-            "most": round(max(memory) / 1e6, 1),
+            "first": round(memory[0], 1),
+            "second_quarter_mean": round(sum(memory[quarter : 2 * quarter]) / quarter, 1),
+            "last_quarter_mean": round(sum(memory[-quarter:]) / quarter, 1),
+            "most": round(max(memory), 1),
         },
-        "open_files": {"first": files[0], "most": max(files), "last": files[-1]},
         "alive": alive,
     }
-    table = Table(
-        "hostile requests", "schemathesis", "wrong answers", "customer: asked, failed", "memory MB: warm, last", "alive"
-    )
-    shown = f"{checked['cases']} cases, {'passed' if checked['passed'] else 'FAILED'}"
-    megabytes = result["memory_mb"]
-    assert isinstance(megabytes, dict)
-    table.add_row(
-        str(result["hostile_requests"]), shown, str(len(wrong)), f"{customer.answers}, {len(customer.faults)}",
-        f"{megabytes['after_warm_up']}, {megabytes['last_quarter_mean']}", str(alive),
-    )  # fmt: skip
-    console.print(table)
-    for line in wrong[:5]:
-        console.print(line, markup=False)
+    print(json.dumps({key: value for key, value in result.items() if key != "statuses"}, indent=2))
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(result, indent=2) + "\n")
-    sys.exit(0 if alive and not wrong and not faults and not customer.faults and checked["passed"] else 1)
+    healthy = crowded["health_answered"] == crowded["health_asked"]
+    sys.exit(0 if alive and healthy and not (tally.wrong or faults or customer.faults) and checked["passed"] else 1)
 
 
 if __name__ == "__main__":

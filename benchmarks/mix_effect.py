@@ -12,15 +12,15 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from tanbr.experiments.answers import Answers, Blended, model_for
 from tanbr.experiments.compare import KnownMix, compare
+from tanbr.experiments.contestant import Contestant, MixSource, OneModel
 from tanbr.experiments.demo import POOL, TRAFFIC_SEED
 from tanbr.files import write_atomically
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.router import Tanbr
 from tanbr.serve.build import taught_monitor
-from tanbr.serve.engine import Engine
-from tanbr.serve.loop import MixSource, SlotLoop
 from tanbr.settings import Config
 from tanbr.tasks import tiny, traffic
 from tanbr.tasks.metrics import LabelSpace
@@ -41,7 +41,7 @@ def main() -> None:
         options.slots, options.seeds = 60, 1
 
     moe, config, space = open_moe(embedded.path()), Config(), LabelSpace(tiny.TASKS)
-    V = len(tiny.TASKS)
+    V, answers = len(tiny.TASKS), Answers(model_for(moe, space))
     kinds = ("dirichlet", "switching")
     rows = []
     with Progress() as progress:
@@ -56,16 +56,18 @@ def main() -> None:
                     ESTIMATED: taught_monitor(config.monitor, seed=seed),
                     TRUE: KnownMix(mixes),
                 }
-                loops = {
-                    name: SlotLoop(Engine(moe), Tanbr(moe.num_experts, V, seed=seed, config=config.router), source, V)
+                contestants: dict[str, Contestant] = {
+                    name: OneModel(
+                        Blended(answers), Tanbr(moe.num_experts, V, seed=seed, config=config.router), source, V
+                    )
                     for name, source in sources.items()
                 }
                 result = compare(
-                    loops, Traffic(pools, mixes, requests=64, seed=seed), space=space, best=TRUE,
-                    report=lambda *_: progress.advance(bar),
+                    contestants, Traffic(pools, mixes, requests=64, seed=seed), space=space, best=TRUE,
+                    watch=lambda *_: progress.advance(bar),
                 )  # fmt: skip
                 forecasts = np.array([record.task_mix for record in result.records[ESTIMATED]])
-                means = {name: float(result.rewards(name).mean()) for name in loops}
+                means = {name: float(result.rewards(name).mean()) for name in sources}
                 rows.append(
                     {
                         "traffic": kind,

@@ -31,9 +31,9 @@ from tanbr.baselines.regmean import regmean
 from tanbr.baselines.rl import Reinforce
 from tanbr.baselines.search import Table, search
 from tanbr.baselines.smear import Smear
+from tanbr.baselines.survey import Survey
 from tanbr.baselines.switch import Switch
 from tanbr.baselines.task_moe import TaggedMoe, TaskExperts
-from tanbr.experiments.survey import Survey
 from tanbr.files import write_atomically
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
@@ -41,6 +41,7 @@ from tanbr.moe import embedded
 from tanbr.moe.families.bert import BertMoeForSequenceClassification
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks import tiny
+from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.train.batches import Batches
@@ -129,7 +130,8 @@ def trained_gates(moe: Moe, make: Callable[..., Any], encode: TextEncoder, *, si
 def measured(moe: Moe, known: Survey, encode: TextEncoder, *, sizes: Sizes, seed: int) -> dict[str, FloatArray]:
     """Measure every rival with one seed: name → reward per task (V,)."""
     asked = rows(sizes.tested, seed=2_000 + seed, split="test")
-    probes = head_probes(moe, rows(sizes.probed, seed=1_000 + seed), space=SPACE)
+    own = read_card(moe.path).experts_of(NAMES)
+    probes = head_probes(moe, rows(sizes.probed, seed=1_000 + seed), space=SPACE, own=own)
     held = rows(250, seed=SURVEYED)
     model = moe.dense()
 

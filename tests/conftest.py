@@ -4,14 +4,28 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers of pytest-xdist sha
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
+import random
+
 import pytest
 import torch
 
+from browsing import browser
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 
-torch.set_num_threads(1)
+__all__ = ["browser"]  # a fixture for every test
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption("--shuffle")
+    if seed is not None:
+        random.Random(seed).shuffle(items)
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,10 @@ def test_a_file_overrides_only_what_it_names(tmp_path: Path) -> None:
         ("[pretrain]\nsteps = 0", "pretrain.steps.*greater than or equal to 1.*got 0"),
         ("[pretrain]\nsteps = 'many'", "pretrain.steps"),
         ("[pretrain", "is not TOML"),
+        (f"a = {'[' * 5_000}{']' * 5_000}", "nested too deeply"),
+        (f"[pretrain]\nsteps = {'{a = ' * 5_000}1{'}' * 5_000}", "nested too deeply"),
+        (f"pretrain.steps{'.a' * 5_000} = 1", "pretrain.steps"),
+        (f"nonsense{'.a' * 5_000} = 1", "unknown key 'nonsense'"),
     ],
 )
 def test_a_mistake_is_one_sentence_that_names_it(tmp_path: Path, text: str, says: str) -> None:
@@ -47,3 +51,30 @@ def test_a_mistake_is_one_sentence_that_names_it(tmp_path: Path, text: str, says
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml: No such file"):
         settings.load(tmp_path / "none.toml")
+
+
+def test_a_file_is_laid_over_another_configuration_field_by_field(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text("[pretrain]\nsteps = 7\n[router.default]\narms = 32\n")
+    base = settings.parse({"pretrain": {"batch": 6}, "router": {"history": 9, "default": {"room": 5}}})
+    loaded = settings.load(tmp_path / "t.toml", over=base)
+    assert (loaded.pretrain.steps, loaded.pretrain.batch) == (7, 6)
+    assert (loaded.router.history, loaded.router.default.arms, loaded.router.default.room) == (9, 32, 5)
+
+
+def test_the_defaults_as_toml_read_back_equal_and_say_what_each_field_is(tmp_path: Path) -> None:
+    changed = settings.parse({"http": {"host": 'a "b"'}, "serve": {"slot_seconds": 0.1, "regression": True}})
+    for config in (Config(), changed):
+        (tmp_path / "t.toml").write_text(settings.to_toml(config))
+        assert settings.load(tmp_path / "t.toml") == config
+    text = settings.to_toml(Config())
+    assert "# Most texts in a batch.\nbatch = 32\n" in text
+    assert "# slot_requests = (not set)\n" in text
+
+
+def test_one_section_as_toml(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text(settings.to_toml(Config(), section="serve.guard"))
+    assert settings.load(tmp_path / "t.toml") == Config()
+    assert "[router]" not in settings.to_toml(Config(), section="serve")
+    assert "[serve.guard]" in settings.to_toml(Config(), section="serve")
+    with pytest.raises(ConfigError, match=r"no section 'serv'; there are router, router.paper"):
+        settings.to_toml(Config(), section="serv")

@@ -26,7 +26,6 @@ from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.server import bind, server
 from tanbr.settings import parse
 from tanbr.tasks import tiny
-from tanbr.types import Decision
 
 
 class Counted(Tanbr):
@@ -36,13 +35,13 @@ class Counted(Tanbr):
         super().__init__(*sizes, **settings)
         self._settings |= {"total": total, "mood": mood}  # written and read with the state
 
-    def ask(self, task_mix: ArrayLike) -> Decision:
+    def ask(self, task_mix: ArrayLike, *, models: int | None = None) -> Any:
         """Choose, unless in a mood."""
         if self._settings["mood"] and Path(self._settings["mood"]).exists():
             raise RuntimeError("this router is not in the mood")
-        return super().ask(task_mix)
+        return super().ask(task_mix, models=models)
 
-    def tell(self, decision: Decision | int, reward: ArrayLike, counts: ArrayLike | None = None) -> None:
+    def tell(self, decision: Any, reward: ArrayLike, counts: ArrayLike | None = None) -> None:
         """Learn and count."""
         super().tell(decision, reward, counts)
         self._settings["total"] += 0.0 if counts is None else float(np.sum(counts))

@@ -10,7 +10,7 @@ from suite.run import Scenario
 from tanbr.baselines import Nucb, RandomBlend, VectorGP
 from tanbr.router import Tanbr
 from tanbr.router.config import PaperModeConfig, RouterConfig
-from tanbr.types import Decision, Router
+from tanbr.types import Chooser, Decision
 
 SEED = 1000  # added to a scenario's seed: routers and maps never share one
 OTHER_PAPER = {"rho": 0.9, "loss": "mean", "learning_rate": 0.01, "representative": "proportional"}
@@ -21,19 +21,19 @@ def _sizes(scenario: Scenario) -> tuple[int, int]:
     return scenario.experts, scenario.tasks
 
 
-def default(**settings: object) -> Callable[[Scenario], Router]:
+def default(**settings: object) -> Callable[[Scenario], Chooser]:
     """Make the default mode, with settings changed."""
     config = RouterConfig.model_validate({"default": settings})
     return lambda s: Tanbr(*_sizes(s), max_active=s.max_active, seed=SEED + s.seed, config=config)
 
 
-def paper(**settings: object) -> Callable[[Scenario], Router]:
+def paper(**settings: object) -> Callable[[Scenario], Chooser]:
     """Algorithm 1, with settings changed."""
     config = RouterConfig.model_validate({"paper": settings})
     return lambda s: Tanbr(*_sizes(s), max_active=s.max_active, mode="paper", seed=SEED + s.seed, config=config)
 
 
-def nucb(scenario: Scenario) -> Router:
+def nucb(scenario: Scenario) -> Chooser:
     """Make NUCB with the mean loss, a larger step and less exploration, picked by hand."""
     config = PaperModeConfig.model_validate(OTHER_NUCB)
     return Nucb(*_sizes(scenario), max_active=scenario.max_active, seed=SEED + scenario.seed, config=config)
@@ -64,12 +64,8 @@ class Hct:
         total = float(np.average(r[seen], weights=decision.task_mix[seen] + 1e-12)) if seen.any() else 0.5
         self._hct.receive_reward(self._slot, total)
 
-    def save(self, path: object) -> None:
-        """PyXAB cannot."""
-        raise NotImplementedError
 
-
-RIVALS: dict[str, Callable[[Scenario], Router]] = {
+RIVALS: dict[str, Callable[[Scenario], Chooser]] = {
     "random": lambda s: RandomBlend(*_sizes(s), max_active=s.max_active, seed=SEED + s.seed),
     "Alg. 1 as printed": paper(),
     "Alg. 1, other settings": paper(**OTHER_PAPER),

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from suite.maps import FAMILIES, BestBlends, RewardMap
-from tanbr.types import Decision, FloatArray, Router
+from tanbr.types import Chooser, Decision, FloatArray
 
 MixKind = Literal["fixed", "switching", "sinusoidal"]
 MIXES: tuple[MixKind, ...] = ("fixed", "switching", "sinusoidal")
@@ -77,7 +77,7 @@ class World:
             self.best[rows] = np.array([search.value(mix) for mix in distinct])[place]
         self.noise_seed = int(rng.integers(2**31))
 
-    def run(self, router: Router) -> Trace:
+    def run(self, router: Chooser) -> Trace:
         """Play every slot."""
         s, rng = self.scenario, np.random.default_rng(self.noise_seed)
         reward = np.zeros(s.slots)

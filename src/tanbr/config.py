@@ -1,6 +1,7 @@
 """What every section of the configuration is made of. A section lives beside what it configures (`*/config.py`)."""
 
 import difflib
+import reprlib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -24,13 +25,15 @@ def read(section: type[Settings], values: Mapping[str, Any], *, source: str = "c
         return section.model_validate(values)
     except ValidationError as error:
         raise ConfigError(f"{source}: {_first_problem(section, error)}") from None
+    except RecursionError:
+        raise ConfigError(f"{source} is nested too deeply; a setting is a value in a section") from None
 
 
 def _first_problem(section: type[BaseModel], error: ValidationError) -> str:
     problem = error.errors()[0]
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] != "extra_forbidden":
-        return f"{where}: {problem['msg']} (got {problem['input']!r})"
+        return f"{where}: {problem['msg']} (got {reprlib.repr(problem['input'])})"
     for part in problem["loc"][:-1]:
         section = section.model_fields[str(part)].annotation  # type: ignore[assignment]
     known = list(section.model_fields)

@@ -7,6 +7,11 @@ from pathlib import Path
 from tanbr.errors import OutputError
 
 
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be written to before the work that would be lost."""
+    write_atomically(folder / ".writable", "").unlink()
+
+
 def write_atomically(path: str | Path, data: bytes | str) -> Path:
     """Write `data` beside `path` and move it there in one step; on any failure what was there before stays."""
     path = Path(path)

@@ -1,12 +1,17 @@
-"""A state as one file: plain arrays and a JSON header, checked by version and checksum, written atomically."""
+"""A state as one file: plain arrays and a JSON header, checked by version and checksum, written atomically.
+
+What changes in a router is one frozen value; `to_arrays` names its arrays, `from_arrays` builds an equal value.
+"""
 
 import hashlib
 import io
 import json
 import zipfile
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +21,9 @@ from tanbr.files import write_atomically
 
 VERSION = 1
 HEADER = "_header"
+MOST_DEFLATED = 1032  # bytes that one byte of a deflated member can stand for
 Arrays = dict[str, NDArray[Any]]
+Value = TypeVar("Value")
 
 
 def write_state(
@@ -32,15 +39,17 @@ def write_state(
 
 def read_state(path: str | Path) -> tuple[dict[str, Any], Arrays]:
     """Read what `write_state` wrote; anything else is one `StateError`."""
+    path = Path(path)
+    if not path.exists():
+        raise StateError(f"there is no saved state at {path}")
+    if not path.is_file():
+        raise StateError(f"{path} is no file; a saved state is one")
     try:
-        with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        arrays = _members(path.read_bytes())
         label = json.loads(arrays.pop(HEADER).tobytes())
         version, checksum, header = label["version"], label["checksum"], dict(label["header"])
-    except FileNotFoundError:
-        raise StateError(f"there is no saved state at {path}") from None
-    except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise StateError(f"{path} is not a whole state ({error}); restore it from a copy") from None
+    except Exception as error:  # whatever it is that these bytes make the readers of zip, arrays or JSON stumble over
+        raise StateError(f"{path} is not a whole state ({_said(error)}); restore it from a copy") from None
     if version != VERSION:
         raise StateError(f"{path} has state version {version}, this tanbr reads {VERSION}; use the tanbr that wrote it")
     if checksum != _checksum(header, arrays):
@@ -48,16 +57,76 @@ def read_state(path: str | Path) -> tuple[dict[str, Any], Arrays]:
     return header, arrays
 
 
-def check_alike(arrays: Arrays, expected: Arrays, path: str | Path) -> None:
+def to_arrays(value: Any, prefix: str = "") -> Arrays:
+    """Name the arrays of a frozen value: fields by their names, what is nested behind a dot, tuples by number."""
+    if is_dataclass(value):
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+    elif isinstance(value, tuple):
+        parts = {str(place): part for place, part in enumerate(value)}
+    else:
+        return {prefix: np.asarray(value)}
+    named = (to_arrays(part, f"{prefix}.{name}" if prefix else name) for name, part in parts.items())
+    return {name: array for arrays in named for name, array in arrays.items()}
+
+
+def from_arrays(like: Value, arrays: Arrays) -> Value:
+    """Build a value of the same make as `like` from what `to_arrays` gave; sizes may differ, names and types not."""
+    check_alike(arrays, to_arrays(like), "the state", any_size=True)
+    odd = next((name for name, array in arrays.items() if not np.isfinite(array).all()), None)
+    if odd is not None:
+        raise StateError(f"the state is damaged: {odd!r} must be finite")
+    return _built(like, arrays, "")
+
+
+def check_alike(arrays: Arrays, expected: Arrays, source: str | Path, *, any_size: bool = False) -> None:
     """Refuse arrays that are not of the names, types and shapes expected; one that starts empty may have any size."""
     if arrays.keys() != expected.keys():
         odd = sorted(arrays.keys() ^ expected.keys())
-        raise StateError(f"{path} is damaged: {odd[0]!r} is missing or does not belong there")
+        raise StateError(f"{source} is damaged: {odd[0]!r} is missing or does not belong there")
     for name, array in arrays.items():
         like = expected[name]
-        shaped = array.shape == like.shape if like.size > 1 else array.ndim == like.ndim
+        shaped = array.ndim == like.ndim if any_size or like.size <= 1 else array.shape == like.shape
         if array.dtype != like.dtype or not shaped:
-            raise StateError(f"{path} is damaged: {name!r} must be {like.dtype} of shape {like.shape}")
+            raise StateError(f"{source} is damaged: {name!r} must be {like.dtype} of shape {like.shape}")
+
+
+def _built(like: Any, arrays: Arrays, name: str) -> Any:
+    if is_dataclass(like) and not isinstance(like, type):
+        inner = {f.name: f"{name}.{f.name}" if name else f.name for f in fields(like)}
+        return replace(like, **{field: _built(getattr(like, field), arrays, at) for field, at in inner.items()})
+    if isinstance(like, tuple):
+        return tuple(_built(part, arrays, f"{name}.{place}") for place, part in enumerate(like))
+    return arrays[name].copy() if isinstance(like, np.ndarray) else type(like)(arrays[name])
+
+
+def _members(content: bytes) -> Arrays:
+    """Read a zip of arrays, allocating no more than its bytes can stand for."""
+    arrays = {}
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for member in archive.infolist():
+            most = member.compress_size * (MOST_DEFLATED if member.compress_type == zipfile.ZIP_DEFLATED else 1)
+            if member.file_size > most or member.compress_size > len(content):
+                raise ValueError(f"{member.filename!r} claims {member.file_size} bytes and has {member.compress_size}")
+            arrays[member.filename.removesuffix(".npy")] = _array(archive.read(member))
+    return arrays
+
+
+def _array(content: bytes) -> NDArray[Any]:
+    stream = io.BytesIO(content)
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_column, dtype = read(stream)
+    if (
+        dtype.kind not in "biuf"
+        or prod(shape) * dtype.itemsize != len(content) - stream.tell()
+        or min(shape, default=0) < 0
+    ):
+        raise ValueError(f"an array of {dtype} and shape {shape} does not take {len(content) - stream.tell()} bytes")
+    return np.frombuffer(content, dtype, offset=stream.tell()).reshape(shape, order="F" if by_column else "C").copy()
+
+
+def _said(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _checksum(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:

@@ -7,7 +7,7 @@ the `as_*` functions, which are the only place where shape and range are checked
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,6 +23,7 @@ Counts: TypeAlias = FloatArray  # (V,): how many requests stand behind each rewa
 Text: TypeAlias = str | tuple[str, str]  # what a request carries: one text, or a pair
 
 SIMPLEX_TOLERANCE = 1e-6
+UNFORESEEN = 0.02  # share of a slot's requests that no forecast rules out
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,37 @@ class Decision:
     id: int  # unique within its router; hand it back with the reward
     task_mix: TaskMix  # (V,) the ψ it was asked with
     blend: Blend  # (K,) the x to serve
+
+
+@dataclass(frozen=True, eq=False)
+class PanelDecision:
+    """The G blends that a router chose to serve side by side in one slot, and which request goes to which."""
+
+    id: int  # unique within its router, among decisions too
+    task_mix: TaskMix  # (V,) the ψ it was asked with
+    blends: FloatArray  # (G, K) the x of each model; two may be equal
+    estimates: FloatArray  # (G, V) what each task is taken to earn at each model, optimism included
+
+    @property
+    def task_models(self) -> NDArray[np.intp]:
+        """The model that serves each task: (V,)."""
+        return np.asarray(self.estimates.argmax(axis=0))
+
+    def assign(self, posteriors: ArrayLike, *, prior: ArrayLike | None = None) -> NDArray[np.intp]:
+        """Send requests with posteriors (n, V) over the tasks to models: (n,) numbers from 0 to G − 1.
+
+        The posteriors are re-weighted from the mix that their recogniser assumed (`prior`, even if None) to the
+        slot's own. A request that is like no task (all 0, or NaN) goes to the most even blend.
+        """
+        p = np.atleast_2d(np.asarray(posteriors, dtype=np.float64))
+        if p.ndim != 2 or p.shape[1] != len(self.task_mix):
+            raise InputError(f"posteriors must be (n, {len(self.task_mix)}) (got shape {np.shape(posteriors)})")
+        tasks = len(self.task_mix)
+        expected = (1.0 - UNFORESEEN) * self.task_mix + UNFORESEEN / tasks
+        weight = p * expected if prior is None else p * expected / np.maximum(as_task_mix(prior, tasks=tasks), 1e-12)
+        models = np.asarray((weight @ self.estimates.T).argmax(axis=1))
+        models[~(p.sum(axis=1) > 0)] = int((self.blends**2).sum(axis=1).argmin())
+        return models
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +98,43 @@ class SlotRecord:
         return float(np.average(self.reward[seen], weights=self.counts[seen]))
 
 
-class Router(Protocol):
-    """Chooses a blend for a task mix, and learns from the reward: the one contract of Tanbr and every rival."""
+@dataclass(frozen=True)
+class Terms:
+    """Why a blend was chosen: the terms of its upper confidence bound, eq. (u_node)."""
+
+    mean: float  # ψᵀf(x), predicted reward
+    granularity: float = 0.0  # ν₁ρ^h, what the leaf's size may hide
+    uncertainty: float = 0.0  # γ√(gᵀZ⁻¹g/w), or β standard deviations
+    node: int = -1  # the tree's name for the node (`TreeView.node`), -1 when the blend is no node of it
+    depth: int = 0  # h of that node
+    candidates: int = 1  # how many blends were compared
+
+    @property
+    def bound(self) -> float:
+        """The upper confidence bound U."""
+        return self.mean + self.granularity + self.uncertainty
+
+
+@dataclass(frozen=True, eq=False)
+class TreeView:
+    """A snapshot of the search tree, one row per node; row 0 is the root and parents come before children."""
+
+    parent: NDArray[np.int64]  # (n,) -1 for the root
+    depth: NDArray[np.int64]  # (n,)
+    blend: FloatArray  # (n, K)
+    visits: FloatArray  # (n,) how often the node's blend was told
+    value: FloatArray  # (n, V) predicted reward per task
+    leaf: NDArray[np.bool_]  # (n,) whether the node may be chosen and has no children
+    active: NDArray[np.bool_]  # (n,) whether the node's region holds a feasible blend
+    node: NDArray[np.int64]  # (n,) what `Terms.node` calls it
+
+    def __len__(self) -> int:
+        """How many nodes there are."""
+        return len(self.parent)
+
+
+class Chooser(Protocol):
+    """Chooses a blend for a task mix, and learns from the reward."""
 
     def ask(self, task_mix: ArrayLike) -> Decision:
         """Choose the blend for a slot whose task mix is ψ (V,)."""
@@ -77,8 +144,53 @@ class Router(Protocol):
         """Learn from the reward (V,), NaN where unseen; late and out of order is fine."""
         ...
 
+
+class Router(Protocol):
+    """The one contract of Tanbr and every rival, those that learn nothing included; `tanbr.testing` checks it."""
+
+    @overload
+    def ask(self, task_mix: ArrayLike, *, models: None = None) -> Decision: ...
+    @overload
+    def ask(self, task_mix: ArrayLike, *, models: int) -> PanelDecision: ...
+    def ask(self, task_mix: ArrayLike, *, models: int | None = None) -> Decision | PanelDecision:
+        """Choose the blend for a slot whose task mix is ψ (V,), or a panel of G blends."""
+        ...
+
+    def tell(
+        self, decision: Decision | PanelDecision | int, reward: ArrayLike, counts: ArrayLike | None = None
+    ) -> None:
+        """Learn from the reward (V,), of a panel (G, V), NaN where unseen; late and out of order is fine."""
+        ...
+
+    def warm_start(self, blends: ArrayLike, rewards: ArrayLike, counts: ArrayLike | None = None) -> None:
+        """Learn from blends (n, K) and rewards (n, V) of earlier, NaN where unseen."""
+        ...
+
+    @overload
+    def explain(self, decision: Decision | int) -> Terms: ...
+    @overload
+    def explain(self, decision: PanelDecision) -> tuple[Terms, ...]: ...
+    def explain(self, decision: Decision | PanelDecision | int) -> Terms | tuple[Terms, ...]:
+        """Say why an open or remembered decision was chosen; of a panel, why each of its blends was."""
+        ...
+
+    @property
+    def open(self) -> tuple[Decision | PanelDecision, ...]:
+        """Decisions whose reward is still to come, oldest first."""
+        ...
+
+    @property
+    def tree(self) -> TreeView:
+        """A snapshot of the search tree; a single root where there is none."""
+        ...
+
     def save(self, path: str | Path) -> None:
         """Write the whole state atomically."""
+        ...
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Resume bit for bit from what `save` wrote."""
         ...
 
 

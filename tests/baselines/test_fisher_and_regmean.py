@@ -21,6 +21,7 @@ from tanbr.errors import DataError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.tasks import tiny
+from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task
 
@@ -197,7 +198,7 @@ def test_the_expectation_runs_over_a_tasks_labels(tmp_path: Path) -> None:
     build("bert_moe", num_experts=2, num_labels=3).save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
     rows = {"taste": [Row("taste", "good film", 1.0)] * 3, "grade": [Row("grade", ("film", "bad film"), 2.0)]}
-    taste, grade = head_probes(open_moe(tmp_path), rows, space=LabelSpace(tasks), batch=2)
+    grade, taste = head_probes(open_moe(tmp_path), rows, space=LabelSpace(tasks), own=[1, 0], batch=2)
     assert [len(probe.inputs["input_ids"]) for probe in taste] == [2, 1]
     assert len(grade) == 1
     logits = torch.tensor([[0.3, -0.5, 0.7]], requires_grad=True)
@@ -222,9 +223,11 @@ def test_answers_of_text_to_text_models(tmp_path: Path) -> None:
 
 def test_regmean_answers_better_than_the_average(moe: Moe) -> None:
     space = LabelSpace(tiny.TASKS)
-    probes = head_probes(moe, {t.name: tiny.generate(t.name, 32, seed=11) for t in tiny.TASKS}, space=space)
+    own = read_card(moe.path).experts_of([task.name for task in tiny.TASKS])
+    probes = head_probes(moe, {t.name: tiny.generate(t.name, 32, seed=11) for t in tiny.TASKS}, space=space, own=own)
     rows = [row for task in tiny.TASKS for row in tiny.generate(task.name, 40, seed=12)]
-    asked = head_probes(moe, {t.name: [r for r in rows if r.task == t.name] for t in tiny.TASKS}, space=space)
+    mine = {t.name: [r for r in rows if r.task == t.name] for t in tiny.TASKS}
+    asked = head_probes(moe, mine, space=space, own=own)
 
     def reward(model: Any) -> float:
         total = 0.0

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from checks import toy_reward
 from tanbr.baselines.search import Table, search
-from tanbr.baselines.vector_gp import NOISE, VARIANCE, matern
+from tanbr.baselines.vector_gp import NOISE, VARIANCE, covariance
 from tanbr.errors import InputError
+from tanbr.testing.toy import toy_reward
 
 K, V = 4, 2
 CORNERS = np.vstack([np.eye(K), np.full(K, 1 / K)])
@@ -21,7 +21,7 @@ def start() -> Table:
 
 def test_expectation_by_hand() -> None:
     table = Table(np.eye(2), np.array([[0.2], [0.6]]))
-    near = float(matern(np.eye(2)[:1], np.eye(2)[1:])[0, 0])
+    near = float(covariance(np.eye(2)[:1], np.eye(2)[1:])[0, 0])
     total = VARIANCE + NOISE**2
     weight = (VARIANCE - near) / (total - near)  # of the deviation from the centre, 0.4
     mean, deviation = table.expected(np.eye(2))

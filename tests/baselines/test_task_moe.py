@@ -33,11 +33,11 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("family", ["bert_moe", "t5_moe"])
 def test_outputs_side_by_side_and_merged_weights(family) -> None:
-    model = build(family)
+    model = build(family).double()  # what a CPU rounds in float32 is no matter here
     experts = TaskExperts.most_helpful(WORTH, per_task=2)
     site = model.bert.encoder.layer[0] if family == "bert_moe" else model.encoder.block[0].layer[-1].DenseReluDense
     ffn = site.feed_forward_chunk if family == "bert_moe" else site
-    x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0)).double()
     tasks = torch.tensor([2, 0])
 
     def with_experts(row: int, chosen: list[int], *, merged: bool) -> torch.Tensor:
@@ -61,13 +61,16 @@ def test_the_embedded_model_told_its_tasks(moe: Moe) -> None:
     rows = [row for task in tiny.TASKS for row in tiny.generate(task.name, 4, seed=3)]
     texts, tags = [row.text for row in rows], [list(tiny.BY_NAME).index(row.task) for row in rows]
     alone = TaskExperts.most_helpful(np.eye(8), per_task=1)
-    answers = TaggedMoe(moe, alone, batch=8).logits(texts, tags)
-    np.testing.assert_allclose(TaggedMoe(moe, alone, merged=True).logits(texts, tags), answers, atol=1e-4)
+    aside, merged = TaggedMoe(moe, alone, batch=8), TaggedMoe(moe, alone, merged=True)
+    aside.model.double()
+    merged.model.double()
+    answers = aside.logits(texts, tags)
+    np.testing.assert_allclose(merged.logits(texts, tags), answers, rtol=0, atol=1e-9)  # float64
     pair = [i for i, tag in enumerate(tags) if tag == 5]
-    dense = moe.dense(np.eye(8)[5])
-    probes = TaggedMoe(moe, alone)._encode([texts[i] for i in pair])
+    dense = moe.dense(np.eye(8)[5]).double()
     with torch.inference_mode():
-        np.testing.assert_allclose(answers[pair], dense(**probes).logits.numpy(), atol=1e-4)
+        wanted = dense(**aside.encode([texts[i] for i in pair])).logits.numpy()
+    np.testing.assert_allclose(answers[pair], wanted, rtol=0, atol=1e-9)
     space = LabelSpace(tiny.TASKS)
     assert space.rewards(rows, space.answers(rows, answers)).mean() > 0.75
 

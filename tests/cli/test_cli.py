@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-
-def tanbr(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    script = Path(sys.executable).with_name("tanbr")
-    return subprocess.run([script, *arguments], capture_output=True, text=True, cwd=cwd, timeout=120)
+import tanbr as package
+from cli.running import tanbr
 
 
 @pytest.mark.parametrize(
@@ -16,7 +14,8 @@ def tanbr(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (("demo", "--traffic", "chaotic"), "unknown kind of traffic 'chaotic'; choose one of fixed"),
         (("demo", "--config", "none.toml"), "cannot read the configuration none.toml: No such file"),
         (("demo", "--config", "bad.toml"), "unknown key 'router.colour'"),
-        (("demo", "--out", "file"), "cannot write file/demo.json"),
+        (("demo", "--config", "deep.toml"), "deep.toml is nested too deeply"),
+        (("demo", "--out", "file"), "cannot write file/"),
         (("demo", "--alpha", "0"), "alpha above 0"),
         (("pretrain", "--preset", "huge"), "unknown preset 'huge'; choose one of tiny"),
         (("merge", "nowhere", "out", "--blend", "uniform"), "nowhere"),
@@ -24,6 +23,7 @@ def tanbr(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
     (tmp_path / "bad.toml").write_text("[router]\ncolour = 'red'\n")
+    (tmp_path / "deep.toml").write_text(f"a = {'[' * 5_000}{']' * 5_000}")
     (tmp_path / "file").write_text("keep me")
     before = sorted(tmp_path.iterdir())
     done = tanbr(*arguments, cwd=tmp_path)
@@ -35,7 +35,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: tu
     assert (tmp_path / "file").read_text() == "keep me"
 
 
-@pytest.mark.parametrize("command", ["demo", "pretrain", "merge", "inspect", "upcycle"])
+@pytest.mark.parametrize("command", ["demo", "pretrain", "merge", "inspect", "upcycle", "config", "doctor"])
 def test_help_has_an_example(tmp_path: Path, command: str) -> None:
     done = tanbr(command, "--help", cwd=tmp_path)
     assert done.returncode == 0
@@ -48,6 +48,17 @@ def test_the_demo_runs_and_says_where_its_report_is(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "tanbr above the best fixed blend" in done.stdout
     assert {file.name for file in (tmp_path / "here").iterdir()} == {"report.html", "demo.json"}
+
+
+def test_the_version_as_a_script_and_as_a_module(tmp_path: Path) -> None:
+    module = subprocess.run([sys.executable, "-m", "tanbr", "--version"], capture_output=True, text=True, cwd=tmp_path)
+    assert tanbr("--version", cwd=tmp_path).stdout == module.stdout == f"tanbr {package.__version__}\n"
+
+
+def test_help_says_what_exit_codes_mean_and_completion_is_there(tmp_path: Path) -> None:
+    done = tanbr("--help", cwd=tmp_path)
+    assert "Exit codes: 0 done; 2 a mistake" in done.stdout
+    assert "--install-completion" in done.stdout
 
 
 def test_a_corrupt_embedded_model_is_named(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from serve.web.fake import FakeService
-from serve.web.live import BOTH, TOKEN, client, live
+from serve.web.live import BOTH, TOKEN, live
 from tanbr.cli import main
-from tanbr.tasks import tiny
 
 
 def tanbr(*arguments: str, cwd: Path, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
@@ -80,8 +79,12 @@ def test_send_talks_to_a_model_that_writes(tmp_path: Path) -> None:
         (("traffic", "--data", "nowhere"), "no GLUE folder at nowhere"),
         (("traffic", "--slots", "1"), "cannot reach http://127.0.0.1:9"),
         (("replay", "nowhere"), "nowhere holds no log of a server"),
-        (("replay", "nowhere", "--routers", "oracle"), "unknown router 'oracle'; choose some of tanbr"),
+        (("replay", "nowhere", "--routers", "oracle"), "unknown router 'oracle'; known: tanbr"),
         (("serve", "nowhere"), "nowhere"),
+        (("serve", "--blend", "half"), "--blend must be even, proportional, or weights by comma (got 'half')"),
+        (("serve", "--blend", "0.5,0.6", "--port", "0"), "serve.blend: blend must be 8 numbers"),
+        (("serve", "--survey", "nowhere.json", "--port", "0"), "nowhere.json holds no survey"),
+        (("backup", "nowhere", "copy"), "nowhere holds no state of a server"),
         (("serve", "--config", "none.toml"), "cannot read the configuration none.toml"),
         (("serve", "--slot-requests", "0"), "options: serve.slot_requests: Input should be greater than or equal to 1"),
         (("serve", "--host", "no.such.host.invalid"), "cannot listen on no.such.host.invalid:8000"),
@@ -128,40 +131,3 @@ def test_help_loads_neither_torch_nor_the_web(tmp_path: Path) -> None:
     heavy = ("torch", "fastapi", "httpx2", "uvicorn")
     check = f"import sys, tanbr.cli; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", check], cwd=tmp_path, timeout=60).returncode == 0
-
-
-def test_traffic_is_the_same_for_the_same_seed_and_hides_the_tags(
-    tmp_path: Path, url: str, service: FakeService
-) -> None:
-    sent = []
-    for _ in range(2):
-        before = len(service.calls)
-        done = tanbr(
-            "traffic", "--slots", "2", "--requests", "8", "--batch", "4", "--seed", "3", "--out", "figures.json",
-            cwd=tmp_path, TANBR_SERVER=url, TANBR_TOKEN=TOKEN,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        sent.append([call for call in service.calls[before:] if call[0] == "submit"])
-    assert sent[0] == sent[1]
-    assert [len(call[1]) for call in sent[0]] == [4, 4, 4, 4]
-    figures = json.loads((tmp_path / "figures.json").read_text())
-    assert figures["requests"] == figures["feedback_accepted"] == 16
-    assert all(item is None or item.task is None for item in list(service.given.values())[-16:])
-    names = {task.name for task in tiny.TASKS}
-    assert not any(name in str(text) for call in sent[0] for text in call[1] for name in names)
-
-
-def test_traffic_scores_by_the_truth(url: str) -> None:
-    from tanbr.serve.web.drive import _read
-    from tanbr.tasks.metrics import LabelSpace
-    from tanbr.tasks.rows import Row
-
-    space = LabelSpace(tiny.TASKS)
-    rows = [tiny.generate(name, 1, seed=1)[0] for name in ("sentiment", "similarity")]
-    right = {"label": space.task("sentiment").labels[int(rows[0].target)]}
-    assert _read(right, rows[0], space) == rows[0].target
-    assert _read({"label": "entailment"}, rows[0], space) == -1  # of another task: wrong
-    assert _read({"label": "x", "grades": {"similarity": rows[1].target}}, rows[1], space) == rows[1].target
-    assert space.rewards([Row("sentiment", "x", 1.0)], [-1.0])[0] == 0  # type: ignore[arg-type]
-    with client(url) as http:
-        assert http.get("/v1/state").status_code == 401

@@ -1,14 +1,10 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-
-def tanbr(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    script = Path(sys.executable).with_name("tanbr")
-    return subprocess.run([script, *arguments], capture_output=True, text=True, cwd=cwd, timeout=240)
+from cli.running import tanbr
+from serve.text_model import write
 
 
 def test_simulate_leaves_figures_tables_and_pictures(tmp_path: Path) -> None:
@@ -27,6 +23,14 @@ def test_simulate_leaves_figures_tables_and_pictures(tmp_path: Path) -> None:
     assert len((tmp_path / "t.jsonl").read_text().splitlines()) == 32
 
 
+def test_a_t5_that_writes_its_answers_takes_part(tmp_path: Path) -> None:
+    write("t5_moe", tmp_path / "t5")
+    done = tanbr("simulate", "t5", "--slots", "2", "--requests", "8", "--methods", "tanbr,average", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "out/simulate/simulate.json").read_text())
+    assert set(figures["methods"]) == {"tanbr", "average"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -34,6 +38,7 @@ def test_simulate_leaves_figures_tables_and_pictures(tmp_path: Path) -> None:
         (("--traffic", "chaotic"), "unknown kind of traffic 'chaotic'"),
         (("--traffic", "trace:none.jsonl"), "cannot read the trace none.jsonl"),
         (("--seeds", "one"), "--seeds must be whole numbers"),
+        (("--models", "0"), "--models must be whole numbers from 1"),
         (("--data", "none"), "no GLUE folder at none"),
     ],
 )

@@ -8,7 +8,7 @@ from tanbr.experiments.methods import KINDS, method, methods
 def test_names_say_how_a_router_starts_and_what_mix_it_gets() -> None:
     plain, warm, told = method("tanbr"), method("nucb+survey"), method("tanbr+probes+oracle")
     assert method("tanbr+survey+regression").name == "tanbr+regression+survey"
-    assert method("average+regression").regression
+    assert method("average+regression").merging == "regression"
     assert (plain.warm_start, plain.oracle, plain.surveyed) == ("none", False, False)
     assert (warm.name, warm.warm_start, warm.surveyed) == ("nucb+survey", "survey", True)
     assert (told.name, told.warm_start, told.oracle) == ("tanbr+probes+oracle", "probes", True)
@@ -26,10 +26,11 @@ def test_options_hold_for_those_that_learn() -> None:
     [
         ("tambr", "unknown method 'tambr'; did you mean 'tanbr'"),
         ("zzz", "unknown method 'zzz'; known: tanbr, paper"),
-        ("tanbr+magic", "after tanbr+ may follow probes, survey, oracle, regression"),
-        ("average+survey", "after average+ may follow regression"),
+        ("tanbr+magic", "after tanbr+ may follow probes, survey, oracle, .*regression"),
+        ("average+survey", "after average+ may follow .*regression"),
         ("tags+regression", "nothing, as it neither learns nor chooses blends"),
         ("tanbr+probes+survey", "one warm start"),
+        ("tanbr+regression:rigde=1", "no setting 'rigde'"),
         ("nowhere.at:all", "cannot be imported"),
         ("numpy:nothing", "cannot be imported"),
     ],

@@ -5,14 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tanbr.errors import DataError, InputError, StateError
+from experiments.copies import copy, of_experts
+from tanbr.baselines.survey import Survey
+from tanbr.errors import ConfigError, DataError, InputError, StateError
 from tanbr.experiments import simulate as simulating
 from tanbr.experiments.corpus import generated
 from tanbr.experiments.simulate import Outcome, Study, place, simulate
-from tanbr.experiments.survey import Survey, survey_to
+from tanbr.experiments.survey import survey_to
 from tanbr.merge import Moe
 from tanbr.moe import embedded
 from tanbr.tasks import trace
+from tanbr.tasks.card import read_card, write_card
 from tanbr.types import Decision
 
 NAMES = ["tanbr", "tanbr+oracle", "average", "best-fixed", "tags", "best-per-slot"]
@@ -107,9 +110,26 @@ def test_what_needs_a_survey_says_so(study: Study, tmp_path: Path) -> None:
 
 def test_a_corrupt_result_is_named(study: Study, tmp_path: Path) -> None:
     place(tmp_path, 0, "average").parent.mkdir()
-    place(tmp_path, 0, "average").write_text('{"seed": 0}')
-    with pytest.raises(StateError, match="is no result of simulate"):
-        simulate(study, ["average"], [0], out=tmp_path)
+    for broken in ('{"seed": 0}', "[" * 100_000):
+        place(tmp_path, 0, "average").write_text(broken)
+        with pytest.raises(StateError, match="is no result of simulate"):
+            simulate(study, ["average"], [0], out=tmp_path)
+
+
+def test_tags_follow_the_checkpoint_and_not_the_order_of_the_tasks(study: Study, tmp_path: Path) -> None:
+    """The same model with its experts the other way round, and a card that says so, answers the same."""
+    turned = copy(tmp_path / "turned", lambda name, value: value.flip(0) if of_experts(name) else value)
+    card = read_card(turned)
+    write_card(turned, replace(card, expert_tasks=card.expert_tasks[::-1]))
+    few = replace(study, slots=3, survey=None)
+    [wanted] = simulate(few, ["tags"], [0], out=tmp_path / "one")
+    [found] = simulate(replace(few, checkpoint=turned), ["tags"], [0], out=tmp_path / "other")
+    np.testing.assert_array_equal([r.reward for r in found.records], [r.reward for r in wanted.records])
+    (turned / "tanbr.json").unlink()
+    config = json.loads((turned / "config.json").read_text())
+    (turned / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "expert_tasks"}))
+    with pytest.raises(ConfigError, match="does not say which expert learned which"):
+        simulate(replace(few, checkpoint=turned), ["tags"], [0], out=tmp_path / "third")
 
 
 def test_a_survey_goes_on_where_it_stopped(moe: Moe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,17 +152,18 @@ def test_a_survey_goes_on_where_it_stopped(moe: Moe, tmp_path: Path, monkeypatch
     loaded = Survey.load(path)
     np.testing.assert_allclose(loaded.rewards, whole.rewards)
     assert loaded.rows == 4
-    loaded.check(moe, corpus, path, regression=False)
+    loaded.check(moe, corpus.tasks, path)
     with pytest.raises(DataError, match="made with other weights"):
-        replace(loaded, model_sha256="0").check(moe, corpus, path, regression=False)
+        replace(loaded, model_sha256="0").check(moe, corpus.tasks, path)
     with pytest.raises(DataError, match="is about a, b"):
-        replace(loaded, tasks=("a", "b")).check(moe, corpus, path, regression=False)
+        replace(loaded, tasks=("a", "b")).check(moe, corpus.tasks, path)
 
 
 def test_a_warm_start_counts_the_rows_behind_a_survey(study: Study) -> None:
     bench = study.bench()
     cold, warm = (
-        simulating.methods([name])[0].loop(bench, mixes=np.eye(8)[:1], seed=0) for name in ("tanbr", "tanbr+survey")
+        simulating.methods([name])[0].contestant(bench, mixes=np.eye(8)[:1], seed=0)
+        for name in ("tanbr", "tanbr+survey")
     )
     mix = np.full(8, 1 / 8)
     assert cold.router.ask(mix).blend.tolist() == [1 / 8] * 8  # the opening starts with the even blend

@@ -1,35 +1,32 @@
 """Recorded runs of every router. `python tests/golden/record.py` records them anew; say why in the commit."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import checks
 from tanbr.baselines import Nucb, RandomBlend, VectorGP
 from tanbr.router import Tanbr
 from tanbr.router.ask_tell import AskTell
 from tanbr.router.config import RouterConfig
+from tanbr.testing import toy
 
 FOLDER = Path(__file__).parent
 SLOTS = 50
 EXACT = RouterConfig.model_validate({"paper": {"confidence": "exact", "rho": 0.9, "layers": 3, "width": 16}})
 ROUTERS: dict[str, AskTell] = {
-    "default": Tanbr(checks.K, checks.V, seed=5),
-    "paper": Tanbr(checks.K, checks.V, mode="paper", seed=5),
-    "paper-exact": Tanbr(checks.K, checks.V, mode="paper", seed=5, config=EXACT),
-    "random": RandomBlend(checks.K, checks.V, seed=5),
-    "nucb": Nucb(checks.K, checks.V, seed=5),
-    "vector-gp": VectorGP(checks.K, checks.V, seed=5),
+    "default": Tanbr(toy.K, toy.V, seed=5),
+    "paper": Tanbr(toy.K, toy.V, mode="paper", seed=5),
+    "paper-exact": Tanbr(toy.K, toy.V, mode="paper", seed=5, config=EXACT),
+    "random": RandomBlend(toy.K, toy.V, seed=5),
+    "nucb": Nucb(toy.K, toy.V, seed=5),
+    "vector-gp": VectorGP(toy.K, toy.V, seed=5),
 }
 
 
 def record(router: AskTell) -> dict[str, list[object]]:
     """Blends, bounds and the tree's depths of a short run with unseen tasks."""
-    blends = checks.play(router, SLOTS, seed=11, unseen=0.2)
+    blends = toy.play(router, SLOTS, seed=11, unseen=0.2)
     bounds = [told.terms.bound for told in router.history]
     return {
         "blends": np.round(blends, 9).tolist(),

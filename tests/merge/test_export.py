@@ -118,6 +118,21 @@ def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+def test_what_inspect_calls_unmergeable_is_merged_by_force_only(folder, tmp_path) -> None:
+    result = run("merge", folder, tmp_path / "out", "--blend", "uniform")  # its experts are random
+    assert isinstance(result.exception, InputError)
+    assert "do not merge: the experts share no ancestor" in str(result.exception)
+    assert "--force" in str(result.exception)
+    assert not (tmp_path / "out").exists()
+    assert run("merge", folder, tmp_path / "out", "--blend", "uniform", "--force").exit_code == 0
+
+
+def test_experts_of_one_ancestor_are_merged_without_force(related, tmp_path) -> None:
+    result = run("merge", related, tmp_path / "out", "--blend", "uniform", "--method", "ties:density=0.3")
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "out" / "certificate.json").read_text())["mode"] == "ties:density=0.3"
+
+
 def test_merge_command(folder, tmp_path) -> None:
     result = run("merge", folder, tmp_path / "out", "--blend", "one-hot:1")
     assert result.exit_code == 0, result.output

@@ -1,11 +1,15 @@
 """Opening checkpoints: lazily, and with one sentence for every way in which they can be broken."""
 
+import contextlib
 import json
+import math
+import os
+import socket
 import struct
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import tanbr.merge
 from moe.tiny import build
@@ -59,7 +63,11 @@ def test_no_config(folder) -> None:
     refused(folder, "no config.json")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model_type": 3}', "\xff"])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", "{}", '{"model_type": 3}', "\xff", "[" * 100_000, '{"model_type": ' + "9" * 5000 + "}"],
+    ids=range(7),
+)
 def test_bad_config(folder, text) -> None:
     (folder / "config.json").write_bytes(text.encode("latin-1"))
     refused(folder, "config.json")
@@ -92,7 +100,20 @@ def test_truncated(folder, keep) -> None:
         b'{"x": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
         b'{"x": {"dtype": "F32", "shape": [1], "data_offsets": [2, 6]}}',
         b'{"x": {"dtype": "Q3", "shape": [1], "data_offsets": [0, 4]}}',
+        b'{"x": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}',
+        b'{"x": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}',
+        b'{"x": {"dtype": "F32", "shape": [0, 1000000000000], "data_offsets": [0, 0]}}',
+        b'{"x": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}',
+        b'{"x": {"dtype": "F32", "shape": [' + b"1, " * 99 + b'1], "data_offsets": [0, 4]}}',
+        b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, '
+        b'"y": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}',
+        b'{"x": {"dtype": "F32", "shape": [' + b"9" * 5000 + b'], "data_offsets": [0, 4]}}',
+        b"[]",
+        b'"text"',
+        b'{"\xff": 1}',
+        b"[" * 100_000,
     ],
+    ids=range(17),
 )
 def test_corrupt_header(folder, header) -> None:
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 16)
@@ -105,7 +126,18 @@ def test_missing_shard(tmp_path) -> None:
     refused(tmp_path / "moe", "00002.*is missing")
 
 
-@pytest.mark.parametrize("index", ["{", "{}", '{"weight_map": {"x": "../../elsewhere"}}', '{"weight_map": 3}'])
+@pytest.mark.parametrize(
+    "index",
+    [
+        "{",
+        "{}",
+        '{"weight_map": {"x": "../../elsewhere"}}',
+        '{"weight_map": 3}',
+        '{"weight_map": {"x": 3}}',
+        "[" * 100_000,
+    ],
+    ids=range(6),
+)
 def test_corrupt_index(folder, index) -> None:
     (folder / "model.safetensors.index.json").write_text(index)
     refused(folder, "index.json is corrupt")
@@ -114,6 +146,30 @@ def test_corrupt_index(folder, index) -> None:
 def test_index_that_names_lost_tensors(folder) -> None:
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"lost": "model.safetensors"}}')
     refused(folder, "lost for one")
+
+
+@pytest.mark.parametrize("name", ["..", "", "a\0b", "config.json"])
+def test_index_that_names_no_shard(folder, name) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
+    refused(folder, "no regular file|cannot read|no safetensors file|corrupt")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket", "folder"])
+def test_only_regular_files_are_read(folder, name, kind) -> None:
+    """A pipe without a writer would be waited for for ever, a device read without end."""
+    path = folder / name
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(folder):  # the name must be short
+            listener.bind(name)
+    else:
+        path.mkdir()
+    refused(folder, "no regular file|cannot read|has no config.json|neither")
 
 
 def test_unknown_architecture_names_the_nearest(folder) -> None:
@@ -140,14 +196,53 @@ def test_configuration_that_does_not_fit(folder, changes) -> None:
     refused(folder, "experts|configuration")
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "vocab_size",
+        "max_position_embeddings",
+        "hidden_act",
+        "hidden_dropout_prob",
+        "architectures",
+        "dtype",
+        "num_experts",
+        "intermediate_size",
+    ],
+)
+def test_a_crafted_configuration_is_one_sentence_or_a_model(folder, key) -> None:
+    """Whatever it says, nothing but our own errors leaves, and no memory beyond the files' is asked for."""
+    said = []
+    for value in (-1, 0, math.nan, 1e30, "x", {}, 10**12, 2**63, None):
+        edit(folder, **{key: value})
+        try:
+            tanbr.merge.open(folder).dense()
+        except CheckpointError as error:
+            said.append(str(error))
+    assert said
+    assert not any("\n" in sentence for sentence in said)
+
+
+def test_layers_that_would_fill_the_memory(tmp_path) -> None:
+    build("switch_transformers").save_pretrained(tmp_path / "moe")
+    edit(tmp_path / "moe", num_layers=10**12)
+    refused(tmp_path / "moe", "num_layers 1000000000000, more than it has tensors")
+
+
+def test_more_experts_are_active_than_there_are(tmp_path) -> None:
+    build("olmoe").save_pretrained(tmp_path / "moe")
+    edit(tmp_path / "moe", num_experts_per_tok=99)
+    refused(tmp_path / "moe", "make up no model: ")
+
+
 def test_dense_checkpoint(folder) -> None:
     edit(folder, model_type="mixtral")
     refused(folder, "no experts|configuration")
 
 
 def rewrite(folder, change) -> None:
-    from safetensors.torch import load_file
-
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")

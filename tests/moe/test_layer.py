@@ -1,4 +1,8 @@
-"""The un-merged layer against a slow loop over sequences and experts."""
+"""The un-merged layer against a slow loop over sequences and experts.
+
+Both run in float64, where what the order of additions can change (some hundred roundings of 1e-16 of values below 1e3)
+is far below the 1e-7 that `assert_close` allows: no instruction set or number of threads can fail a test.
+"""
 
 import pytest
 import torch
@@ -59,12 +63,12 @@ class Site(MoeSite):
 @pytest.fixture(params=[(False, True), (True, False)], ids=["plain", "gated"])
 def site(request):
     torch.manual_seed(0)
-    return Site(gated=request.param[0], bias=request.param[1])
+    return Site(gated=request.param[0], bias=request.param[1]).double()
 
 
 @pytest.fixture
 def x():
-    return torch.randn(N, LENGTH, D, generator=torch.Generator().manual_seed(1))
+    return torch.randn(N, LENGTH, D, generator=torch.Generator().manual_seed(1)).double()
 
 
 @pytest.mark.parametrize(
@@ -86,7 +90,7 @@ def test_task_routing_averages_the_outputs_of_several_experts(site, x) -> None:
 
 
 def test_blends_of_weights_and_of_outputs(site, x) -> None:
-    blends = torch.rand(N, K, generator=torch.Generator().manual_seed(2)).softmax(dim=1)
+    blends = torch.rand(N, K, generator=torch.Generator().manual_seed(2)).double().softmax(dim=1)
     blends[3] = blends[5]
     site.routing = BlendRouting(blends)
     torch.testing.assert_close(site(x), torch.stack([site.merged(row, b) for row, b in zip(x, blends, strict=True)]))
@@ -140,7 +144,7 @@ def test_only_real_tokens_speak_for_a_sequence(site, x) -> None:
     site.routing = SequenceRouting(K, mix="weights", real=real)
     expected = [site.merged(row, site.gate(row[:2].mean(0)).softmax(-1)) for row in x[:-1]]
     torch.testing.assert_close(site(x)[:-1], torch.stack(expected))
-    torch.testing.assert_close(site(x)[-1], site.merged(x[-1], torch.full((K,), 1 / K)))  # nothing to go by
+    torch.testing.assert_close(site(x)[-1], site.merged(x[-1], torch.full((K,), 1 / K).double()))  # nothing to go by
     site.routing = SequenceRouting(real=real[:, :2])
     with pytest.raises(InputError, match="one flag a token"):
         site(x)
@@ -158,7 +162,7 @@ def test_gradients_are_those_of_the_loop(site, x, experts) -> None:
 
 
 def test_a_blend_gets_a_gradient(site, x) -> None:
-    logits = torch.zeros(N, K, requires_grad=True)
+    logits = torch.zeros(N, K, dtype=torch.float64, requires_grad=True)
     for mix in ("weights", "outputs"):
         site.routing = BlendRouting((logits + torch.arange(N)[:, None] * torch.linspace(0, 1, K)).softmax(-1), mix=mix)
         logits.grad = None
@@ -224,7 +228,7 @@ def test_models_save_load_and_train(model, tmp_path) -> None:
 
 def test_generation_with_mixed_tasks() -> None:
     torch.manual_seed(0)
-    model = T5MoeForConditionalGeneration(T5MoeConfig(**T5, num_experts=K)).eval()
+    model = T5MoeForConditionalGeneration(T5MoeConfig(**T5, num_experts=K)).double().eval()
     ids = torch.randint(3, 32, (3, 5))
     route(model, TaskRouting(torch.tensor([0, 1, 2])))
     together = model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)

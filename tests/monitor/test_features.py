@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tanbr.errors import InputError
-from tanbr.monitor.features import MAX_CHARS, SURFACE, VIEWS, Features, check, read
+from tanbr.monitor.features import SURFACE, VIEWS, Features, check, read
+from tanbr.monitor.tokens import MAX_CHARS
 from tanbr.types import Text
 
 any_text = st.text(max_size=40) | st.tuples(st.text(max_size=30), st.text(max_size=30))

@@ -1,24 +1,26 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-import checks
 from tanbr import state
-from tanbr.baselines import RandomBlend
+from tanbr.baselines import FixedBlend, Nucb, Proportional, RandomBlend, VectorGP
 from tanbr.errors import DecisionError, InputError, StateError
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.state import HEADER, read_state, write_state
+from tanbr.testing import toy
 
-K, V = checks.K, checks.V
+K, V = toy.K, toy.V
+STATES = Path(__file__).parent / "states"
 
 
 def test_history_keeps_the_last_slots_and_what_was_told():
     router = Tanbr(K, V, config=RouterConfig(history=5))
-    checks.play(router, 12)
+    toy.play(router, 12)
     assert [told.decision.id for told in router.history] == [7, 8, 9, 10, 11]
-    decision = router.ask(checks.EVEN)
+    decision = router.ask(toy.EVEN)
     router.tell(decision, [0.1, np.nan, 0.3, 0.4], [5, 0, 1, 2])
     last = router.history[-1]
     assert last.decision is decision
@@ -28,8 +30,8 @@ def test_history_keeps_the_last_slots_and_what_was_told():
 
 def test_explain_finds_open_and_remembered_decisions_only():
     router = Tanbr(K, V, config=RouterConfig(history=3))
-    checks.play(router, 10)
-    decision = router.ask(checks.EVEN)
+    toy.play(router, 10)
+    decision = router.ask(toy.EVEN)
     assert router.explain(decision) == router.explain(decision.id)
     assert router.explain(9).candidates > 1
     with pytest.raises(DecisionError, match="neither open nor among"):
@@ -40,8 +42,8 @@ def test_explain_finds_open_and_remembered_decisions_only():
 
 def test_terms_add_up_to_the_bound():
     router = Tanbr(K, V)
-    checks.play(router, 30)
-    terms = router.explain(router.ask(checks.EVEN))
+    toy.play(router, 30)
+    terms = router.explain(router.ask(toy.EVEN))
     assert terms.bound == terms.mean + terms.granularity + terms.uncertainty
     assert 0 < terms.mean < 1
 
@@ -92,8 +94,8 @@ def test_warm_start_teaches_before_the_first_ask():
     cold, warm = Tanbr(K, V, seed=1), Tanbr(K, V, seed=1)
     rng = np.random.default_rng(0)
     blends = rng.dirichlet(np.ones(K), size=60)
-    warm.warm_start(blends, np.array([checks.toy_reward(x) for x in blends]))
-    rewards = [np.mean([checks.toy_reward(x)[0] for x in checks.play(r, 25)]) for r in (cold, warm)]
+    warm.warm_start(blends, np.array([toy.toy_reward(x) for x in blends]))
+    rewards = [np.mean([toy.toy_reward(x)[0] for x in toy.play(r, 25)]) for r in (cold, warm)]
     assert rewards[1] > rewards[0] + 0.1
 
 
@@ -106,3 +108,30 @@ def test_a_warm_start_weighs_rewards_by_their_counts():
     assert widths[1] < widths[0]
     with pytest.raises(InputError, match="counts must be a table like rewards"):
         few.warm_start(blends, rewards, np.ones(3))
+
+
+@pytest.mark.parametrize("name", json.loads((STATES / "after.json").read_text()))
+def test_states_of_layout_1_go_on_as_they_did(name):
+    """Each was saved after 25 slots by the router that came before; it then chose as `after.json` says."""
+    router = {"nucb": Nucb, "vector-gp": VectorGP, "random": RandomBlend, "fixed": FixedBlend,
+              "proportional": Proportional}.get(name, Tanbr).load(STATES / f"{name}.npz")  # fmt: skip
+    assert len(router.open) == 1
+    assert len(router.history) == 25
+    rng = np.random.default_rng(1)
+    for expected in json.loads((STATES / "after.json").read_text())[name]:
+        decision = router.ask(rng.dirichlet(np.ones(2)))
+        np.testing.assert_allclose(decision.blend, expected, rtol=0, atol=1e-9)
+        reward = np.clip(0.2 + 0.6 * decision.blend[0] + 0.05 * rng.normal(size=2), 0, 1)
+        if rng.random() < 0.2:
+            reward[0] = np.nan
+        router.tell(decision, reward)
+
+
+def test_a_slot_without_rewards_teaches_nothing_at_all():
+    router = Tanbr(K, V, mode="paper")
+    toy.play(router, 10)
+    before = router.tree
+    router.tell(router.ask(toy.EVEN), np.full(V, np.nan))
+    assert router.open == ()
+    assert np.array_equal(before.visits, router.tree.visits)
+    assert np.array_equal(before.value, router.tree.value, equal_nan=True)

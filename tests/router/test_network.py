@@ -2,8 +2,13 @@ import numpy as np
 import pytest
 
 from tanbr.router import network
+from tanbr.router.rewards import RewardTable
 
 SIZES = [(4, 8, 3, 2), (5, 16, 2, 3), (3, 8, 1, 4)]  # K, w, V, L
+
+
+def table(inputs, target, weight):
+    return RewardTable(inputs, target, weight, np.arange(len(inputs)), float(len(inputs)))
 
 
 def build(inputs, width, outputs, layers, *, seed=0, moved=True):
@@ -43,7 +48,7 @@ def test_gradient_matches_finite_differences(sizes):
 @pytest.mark.parametrize("sizes", SIZES)
 def test_loss_gradient_matches_finite_differences(sizes):
     start, weights, x, rng = build(*sizes)
-    data = network.Data(x, rng.random((6, sizes[2])), rng.integers(0, 3, (6, sizes[2])).astype(float))
+    data = table(x, rng.random((6, sizes[2])), rng.integers(0, 3, (6, sizes[2])).astype(float))
     options = {"ridge": 0.7, "scale": 0.3}
     _, slopes = network.loss_and_gradient(weights, start, data, **options)
     for layer, slope in enumerate(slopes):
@@ -64,8 +69,8 @@ def test_folding_the_doubled_input_changes_nothing():
     wide = [np.block([[block, zero], [zero, block]]), start[1]]
     target, weight = rng.random((6, 3)), np.ones((6, 3))
     options = {"ridge": 0.0, "scale": 1.0, "rate": 1e-3, "steps": 50}
-    folded, _ = network.descend(start, start, network.Data(x, target, weight), **options)
-    full, _ = network.descend(wide, wide, network.Data(doubled, target, weight), **options)
+    folded, _ = network.descend(start, start, table(x, target, weight), **options)
+    full, _ = network.descend(wide, wide, table(doubled, target, weight), **options)
     assert np.allclose(network.predict(folded, x), network.predict(full, doubled))
     mix = np.full(3, 1 / 3)
     one = network.value_and_gradient(folded, x, mix)[1].inner(network.value_and_gradient(folded, x, mix)[1])
@@ -75,7 +80,7 @@ def test_folding_the_doubled_input_changes_nothing():
 
 def test_descent_is_plain_gradient_descent_while_that_converges():
     start, weights, x, rng = build(4, 8, 3, 2)
-    data = network.Data(x, rng.random((6, 3)), np.ones((6, 3)))
+    data = table(x, rng.random((6, 3)), np.ones((6, 3)))
     by_hand = weights
     for _ in range(3):
         slopes = network.loss_and_gradient(by_hand, start, data, ridge=1.0, scale=1.0)[1]
@@ -87,7 +92,7 @@ def test_descent_is_plain_gradient_descent_while_that_converges():
 
 def test_a_step_that_diverges_is_halved_until_it_does_not():
     start, weights, x, rng = build(4, 8, 3, 2)
-    data = network.Data(x, rng.random((6, 3)), np.full((6, 3), 1e4))
+    data = table(x, rng.random((6, 3)), np.full((6, 3), 1e4))
     before = network.loss_and_gradient(weights, start, data, ridge=1.0, scale=1.0)[0]
     got, rate = network.descend(weights, start, data, ridge=1.0, scale=1.0, rate=0.1, steps=10)
     assert rate < 0.1

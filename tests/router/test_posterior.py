@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tanbr.router.config import DefaultModeConfig
-from tanbr.router.posterior import CENTRE, PooledPosterior, matern, squared_distance
+from tanbr.router.kernel import CENTRE, correlation
+from tanbr.router.posterior import PooledPosterior
 
 K, V = 4, 3
 CONFIG = DefaultModeConfig(arms=40, refits=())
@@ -20,7 +21,7 @@ def textbook(points, blends, rewards, counts, *, centre=lambda x: np.full((len(x
     """Mean (n, V) and variance (n, V) of plain GP regression, each told reward a row of its own."""
 
     def kernel(a, b):
-        return CONFIG.mean_variance + CONFIG.variance * matern(squared_distance(a, b) / CONFIG.width**2)
+        return CONFIG.mean_variance + CONFIG.variance * correlation(a, b, CONFIG.width)
 
     mean, variance = np.zeros((2, len(points), V))
     for v in range(V):
@@ -130,7 +131,7 @@ def test_forgetting_is_an_ornstein_uhlenbeck_process_in_time():
     for _ in range(3):
         pool.forget(share)
     pool.observe(x[1], rewards[1], np.ones(V))
-    space = CONFIG.mean_variance + CONFIG.variance * matern(squared_distance(np.eye(K), x) / CONFIG.width**2)
+    space = CONFIG.mean_variance + CONFIG.variance * correlation(np.eye(K), x, CONFIG.width)
     age = share ** (np.array([3, 0]) / 2)
     gram = space[:2] * share ** (np.abs(np.subtract.outer([3, 0], [3, 0])) / 2) + CONFIG.noise**2 * np.eye(2)
     cross = space * age

@@ -2,15 +2,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tanbr.router.simplex import is_feasible
+from tanbr.router.simplex import corner_point, is_feasible, proportional_point
 from tanbr.router.tree import PartitionTree
 
 
-def grown(experts, seed, expansions, **options):
-    rng = np.random.default_rng(seed)
-    tree = PartitionTree(experts=experts, max_active=experts, **options)
+def grown(experts, seed, expansions, *, interior=False):
+    rng, point = np.random.default_rng(seed), proportional_point if interior else corner_point
+    tree = PartitionTree.root(experts, point=point)
     for _ in range(expansions):
-        tree.expand(int(rng.choice(tree.active_leaves)), rng)
+        tree = tree.expanded(int(rng.choice(tree.active_leaves)), rng=rng, point=point)
     return tree
 
 
@@ -43,7 +43,12 @@ def test_every_dimension_is_split_sooner_or_later():
     assert ((tree.high - tree.low).min(axis=0) < 1).all()
 
 
-def test_blends_respect_the_most_active_experts():
-    tree = PartitionTree(experts=6, max_active=2, interior=True)
-    tree.expand(0, np.random.default_rng(0))
-    assert (np.count_nonzero(tree.blend[tree.active], axis=1) <= 2).all()
+def test_expanding_leaves_the_smaller_tree_as_it_was():
+    small = grown(3, 0, 4)
+    node, before = int(small.active_leaves[0]), small.leaf.copy()
+    large = small.visited(node).expanded(node, rng=np.random.default_rng(0), point=corner_point)
+    assert np.array_equal(small.leaf, before)
+    assert not small.visits.any()
+    assert len(large) == len(small) + 2
+    assert not large.leaf[node]
+    assert large.visits[node] == 1

@@ -12,6 +12,8 @@ from tanbr.files import write_atomically
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.monitor import Monitor
+from tanbr.router import Terms, TreeView
+from tanbr.router.records import lone_root
 from tanbr.serve.build import taught_monitor
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Feedback
@@ -44,6 +46,13 @@ class Ledger:
     def warm_start(self, blends: Any, rewards: Any, counts: Any) -> None:
         self.told += float(np.sum(counts))
 
+    def explain(self, decision: Decision) -> Terms:
+        return Terms(mean=0.5, uncertainty=0.1)
+
+    @property
+    def tree(self) -> TreeView:
+        return lone_root(K, V)
+
     def save(self, path: str | Path) -> None:
         write_atomically(path, json.dumps([self.asked, self.told, self.open]))
 
@@ -69,10 +78,13 @@ def service(
     router: Any = None,
     probes: Sequence[Any] = (),
     checkpoint: Any = None,
+    own_experts: Sequence[int] = (),
+    adopt: bool = False,
     **settings: Any,
 ) -> Service:
-    """A service of the embedded model whose slots end only by hand, unless `settings` say otherwise."""
-    config = ServeConfig.model_validate({"slot_seconds": 3600.0, "threads": 1, "merge_share": 1.0} | settings)
+    """A service of the embedded model whose slots end only by hand, and whose router is asked from the first one on."""
+    usual = {"slot_seconds": 3600.0, "threads": 1, "merge_share": 1.0, "explore": "always"}
+    config = ServeConfig.model_validate(usual | settings)
     return Service(
         open_moe(checkpoint or embedded.path()),
         tasks=tiny.TASKS,
@@ -81,6 +93,8 @@ def service(
         router=router,
         monitor=monitor(taught),
         probes=probes,
+        own_experts=own_experts,
+        adopt=adopt,
     )
 
 

@@ -1,12 +1,17 @@
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tanbr.errors import DataError
+from serve.text_model import write
+from tanbr.baselines.survey import Survey
+from tanbr.errors import CheckpointError, DataError
 from tanbr.moe import embedded
+from tanbr.router import Tanbr
 from tanbr.serve.build import build, read_history
 from tanbr.settings import parse
 from tanbr.tasks import tiny
@@ -20,7 +25,7 @@ def history(path: Path, *lines: Any) -> Path:
 
 
 def test_the_embedded_model_knows_its_tasks_and_refuses_a_bad_blend_by_its_probes(tmp_path: Path) -> None:
-    one_try = parse({"serve": {"slot_seconds": 3600, "threads": 1, "guard": {"tries": 1}}}).serve
+    one_try = parse({"serve": {"slot_seconds": 3600, "threads": 1, "explore": "always", "guard": {"tries": 1}}}).serve
     live = build(None, config=one_try, state=tmp_path)
     assert live.info.tasks == tuple(task.name for task in tiny.TASKS)
     assert live.info.scales == {"similarity": (0.0, 5.0)}
@@ -30,7 +35,7 @@ def test_the_embedded_model_knows_its_tasks_and_refuses_a_bad_blend_by_its_probe
     live.end_slot()  # the router knows whose expert to try, and its probes agree
     assert live.slots(1)[0].note == ""
     assert live.state().blend.argmax() == live.info.tasks.index("sentiment")
-    router: Any = live._keeper._loop.router
+    router: Any = live.learner.router
     wrong = np.eye(8)[live.info.tasks.index("paraphrase")]
     router.ask = lambda mix, ask=router.ask: ask(wrong)
     live.submit([row.text]).result(30)
@@ -51,15 +56,25 @@ def test_a_history_names_tasks_teaches_the_monitor_and_gives_probes(tmp_path: Pa
         "",
         {"text": ["a pair", "of texts"], "task": "sentiment"},
     )
-    tasks, texts, names, labelled = read_history(path)
-    assert {task.name: task.labels for task in tasks} == {
+    past = read_history(path)
+    assert {task.name: task.labels for task in past.tasks} == {
         "sentiment": ("negative", "positive"),
         "acceptability": ("acceptable", "unacceptable"),
     }
-    assert (len(texts), len(labelled), texts[-1], names[-1]) == (81, 80, ("a pair", "of texts"), "sentiment")
+    labelled = past.rows_of(past.tasks)
+    assert (len(past.texts), len(labelled), past.texts[-1], past.names[-1]) == (
+        81,
+        80,
+        ("a pair", "of texts"),
+        "sentiment",
+    )
     live = build(embedded.path(), config=CONFIG, state=tmp_path / "state", history=path)
     assert live.info.tasks == ("sentiment", "acceptability")
-    assert live._keeper._guard._probes
+    assert live.info.scales == {}  # of the card's tasks only those that the history names
+    live.start()
+    live.end_slot()
+    assert json.loads(live.store.meta("guard"))["good"]  # its labelled lines were asked
+    live.stop()
 
 
 @pytest.mark.parametrize(
@@ -74,3 +89,61 @@ def test_a_history_names_tasks_teaches_the_monitor_and_gives_probes(tmp_path: Pa
 def test_a_bad_history_is_one_sentence(tmp_path: Path, lines: list[Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
         read_history(history(tmp_path / "history.jsonl", *lines))
+
+
+def test_a_byte_copy_of_the_embedded_checkpoint_is_served_as_it_is(tmp_path: Path) -> None:
+    texts = [row.text for name in ("sentiment", "similarity") for row in tiny.generate(name, 8, seed=4, split="test")]
+    copy = shutil.copytree(embedded.path(), tmp_path / "elsewhere")
+    seen = []
+    for number, checkpoint in enumerate((None, copy)):
+        live = build(checkpoint, config=CONFIG, state=tmp_path / str(number))
+        live.start()
+        answered = live.submit(texts).result(30)
+        live.end_slot()
+        live.stop()
+        info = replace(live.info, model="")
+        seen.append((info, answered.logits.tolist(), live.state().task_mix.tolist(), live.state().blend.tolist()))
+    assert seen[0] == seen[1]
+    assert seen[1][0].tasks == tuple(task.name for task in tiny.TASKS)
+    assert seen[1][0].expert_names == seen[1][0].tasks
+    assert seen[1][0].scales == {"similarity": (0.0, 5.0)}
+
+
+def test_experts_that_do_not_merge_are_refused_unless_forced(tmp_path: Path) -> None:
+    model = write("t5_moe", tmp_path / "model")
+    with pytest.raises(CheckpointError, match=r"should not be merged: the experts share no ancestor .* --force"):
+        build(model, config=CONFIG, state=tmp_path / "state")
+    live = build(model, config=CONFIG, state=tmp_path / "state", force=True)
+    assert live.info.expert_names == ("expert 1", "expert 2", "expert 3", "expert 4")
+    live.stop()
+
+
+def test_a_survey_is_the_start_blend_and_a_warm_start_is_known_to_the_router(tmp_path: Path) -> None:
+    survey = embedded.path() / "survey.json"
+    known = Survey.load(survey)
+    live = build(None, config=CONFIG, state=tmp_path / "one", survey=survey, warm_start=survey)
+    np.testing.assert_array_equal(live.state().blend, known.best_for(np.full(8, 1 / 8)))
+    router = live.learner.router
+    told = router.tree.value[0]
+    live.stop()
+    plain = build(None, config=CONFIG, state=tmp_path / "two")
+    assert not np.array_equal(plain.learner.router.tree.value[0], told)
+    np.testing.assert_allclose(plain.state().blend, 1 / 8)
+    plain.stop()
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(json.loads(survey.read_text()) | {"model_sha256": "0" * 64}))
+    with pytest.raises(DataError, match="other weights"):
+        build(None, config=CONFIG, state=tmp_path / "three", survey=other)
+    other.write_text("{")
+    with pytest.raises(DataError, match="holds no survey"):
+        build(None, config=CONFIG, state=tmp_path / "three", warm_start=other)
+    assert not (tmp_path / "three").exists()
+
+
+def test_what_the_user_says_of_the_router_stays(tmp_path: Path) -> None:
+    settings = parse({"router": {"default": {"noise": 0.11, "beta": 3.0, "opening": 4}}}).router
+    live = build(None, config=CONFIG, router=settings, state=tmp_path)
+    assert isinstance(live.learner.router, Tanbr)
+    default = live.learner.router.config.default
+    assert (default.noise, default.beta, default.opening) == (0.11, 3.0, 4)
+    live.stop()

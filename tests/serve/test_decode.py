@@ -1,44 +1,105 @@
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from moe.tiny import build
-from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.serve.decode import decode
+from tanbr.serve.decode import NotFinite, Step, Written, decode
 
 LIMITS = [3, 7, 7]
+KINDS = {"encoder_decoder": "t5_moe", "causal": "mixtral"}
 
 
-def moe_of(kind: str, folder: Path) -> Moe:
-    build("t5_moe" if kind == "encoder_decoder" else "mixtral").save_pretrained(folder)
-    return open_moe(folder)
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
-def prompts(left: bool) -> dict[str, torch.Tensor]:
-    rows = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14]]
-    ids, mask = torch.zeros(3, 5, dtype=torch.long), torch.zeros(3, 5, dtype=torch.long)
+@pytest.fixture
+def model(kind: str, tmp_path: Path) -> Any:
+    build(KINDS[kind]).save_pretrained(tmp_path)
+    return open_moe(tmp_path).dense().double()  # in float64 no two words are so near that rounding chooses
+
+
+def prompts(kind: str, rows: Any = ([5, 6, 7, 8, 9], [10, 11], [12, 13, 14])) -> dict[str, torch.Tensor]:
+    length = max(map(len, rows))
+    ids, mask = torch.zeros(len(rows), length, dtype=torch.long), torch.zeros(len(rows), length, dtype=torch.long)
     for i, row in enumerate(rows):
-        part = slice(5 - len(row), 5) if left else slice(0, len(row))
+        part = slice(length - len(row), length) if kind == "causal" else slice(0, len(row))
         ids[i, part], mask[i, part] = torch.tensor(row), 1
     return {"input_ids": ids, "attention_mask": mask}
 
 
-@pytest.mark.parametrize("kind", ["encoder_decoder", "causal"])
-def test_decoding_is_what_transformers_does_greedily(kind: str, tmp_path: Path) -> None:
-    model = moe_of(kind, tmp_path).dense()
-    inputs = prompts(left=kind == "causal")
-    steps: list[list[int | None]] = []
-    done = decode(model, inputs, limits=LIMITS, on_step=steps.append)
+def listen(step: Step) -> tuple[int, ...]:
+    return ()
+
+
+def test_decoding_is_what_transformers_does_greedily(kind: str, model: Any) -> None:
+    inputs = prompts(kind)
+    steps: list[Step] = []
+
+    def hear(step: Step) -> tuple[int, ...]:
+        steps.append(step)
+        return ()
+
+    done = decode(model, inputs, limits=LIMITS, on_step=hear)
     expected = model.generate(**inputs, max_new_tokens=7, do_sample=False, decoder_start_token_id=0, pad_token_id=0)
     expected = expected[:, 1:] if kind == "encoder_decoder" else expected[:, 5:]
+    end = model.generation_config.eos_token_id
     for row, limit in enumerate(LIMITS):
         wanted = [int(t) for t in expected[row][:limit]]
-        ended = model.generation_config.eos_token_id in wanted
-        assert done.tokens[row] == (wanted[: wanted.index(model.generation_config.eos_token_id)] if ended else wanted)
-        assert done.stopped[row] == ended
-        assert [step[row] for step in steps if step[row] is not None] == done.tokens[row]
-    assert ((done.confidence > 0) & (done.confidence <= 1)).all()
-    assert np.isfinite(done.confidence).all()
+        written = done[row]
+        assert written is not None
+        assert written.tokens == tuple(wanted[: wanted.index(end)] if end in wanted else wanted)
+        assert written.stopped == (end in wanted)
+        assert tuple(step.added[row] for step in steps if row in step.added) == written.tokens
+        assert 0 < written.confidence <= 1
+    assert next(sorted(step.ended) for step in steps if step.ended) == [0]  # the short one is told when it ends
+    assert {row: written for step in steps for row, written in step.ended.items()} == dict(enumerate(done))
+
+
+def test_a_row_that_leaves_changes_nothing_for_the_others(kind: str, model: Any) -> None:
+    together = decode(model, prompts(kind), limits=[1, 9, 4], on_step=listen)
+    for row, ids in enumerate(([5, 6, 7, 8, 9], [10, 11], [12, 13, 14])):
+        (alone,) = decode(model, prompts(kind, [ids]), limits=[(1, 9, 4)[row]], on_step=listen)
+        written = together[row]
+        assert isinstance(written, Written)
+        assert isinstance(alone, Written)
+        assert written.tokens == alone.tokens
+        assert written.confidence == pytest.approx(alone.confidence, rel=1e-9)  # float64
+
+
+def test_rows_that_are_given_up_are_written_no_further_and_without_any_decoding_ends(kind: str, model: Any) -> None:
+    model.generation_config.eos_token_id = model.config.eos_token_id = None  # only limits end a row
+    whole = decode(model, prompts(kind), limits=[6, 6, 6], on_step=listen)
+    steps: list[Step] = []
+
+    def give_up(step: Step) -> list[int]:
+        steps.append(step)
+        return [1] if len(steps) == 2 else [0, 2] if len(steps) == 4 else []
+
+    done = decode(model, prompts(kind), limits=[6, 6, 6], on_step=give_up)
+    assert done == [None, None, None]
+    assert [sorted(step.added) for step in steps] == [[0, 1, 2], [0, 1, 2], [0, 2], [0, 2]]
+    for row in (0, 2):
+        written = whole[row]
+        assert written is not None
+        assert tuple(step.added[row] for step in steps) == written.tokens[:4]
+
+
+def test_nan_is_found_in_the_step_in_which_it_appears(kind: str, model: Any) -> None:
+    head = model.get_output_embeddings()
+    calls = 0
+
+    def spoil(_: Any, __: Any, logits: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return logits * float("nan") if calls == 3 else logits
+
+    head.register_forward_hook(spoil)
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
+    with pytest.raises(NotFinite):
+        decode(model, prompts(kind), limits=[9, 9, 9], on_step=listen)
+    assert calls == 3

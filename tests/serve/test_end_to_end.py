@@ -137,7 +137,10 @@ def test_what_is_learned_through_a_drift_outlives_the_process(tmp_path: Path) ->
 
 def test_openais_client_against_a_model_that_writes(tmp_path: Path) -> None:
     model = write("t5_moe", tmp_path / "tiny-t5-moe")
-    with serving(tmp_path, model) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key=TOKEN) as ai:
+    with (
+        serving(tmp_path, model, "--force", "--explore", "always") as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key=TOKEN) as ai,
+    ):
         name = ai.models.list().data[0].id
         assert name == "tiny-t5-moe"
         whole = ai.completions.create(model=name, prompt=["w1 w2 w3", "w4 w5"], max_tokens=6, temperature=0)

@@ -1,16 +1,19 @@
 import os
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from tanbr.errors import CheckpointError, InputError
+from serve.text_model import write
+from tanbr.errors import CheckpointError, ConfigError, InputError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.merge.int8 import Int8Linear
-from tanbr.serve.engine import Engine, Live
+from tanbr.serve.engine import Engine
 from tanbr.tasks import tiny
 from tanbr.tasks.metrics import LabelSpace
 
@@ -58,15 +61,6 @@ def test_a_bad_blend_leaves_the_old_one_serving(engine: Engine) -> None:
     np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
 
 
-def test_the_spare_shares_everything_but_the_ffns(moe: Moe) -> None:
-    engine = Engine(moe, spare=True)
-    assert engine._spare is not None
-    first, second = (dict(live.model.named_parameters()) for live in (engine.live, engine._spare))
-    own = {name for name in first if first[name].data_ptr() != second[name].data_ptr()}
-    assert own == {piece.target for piece in moe.plan.blended}
-    assert engine.live.buffer.ffn_bytes == sum(4 * first[name].numel() for name in own)
-
-
 @pytest.mark.parametrize("spare", [True, False])
 def test_both_ways_of_swapping_answer_as_a_fresh_merge_does(moe: Moe, spare: bool) -> None:
     engine = Engine(moe, spare=spare)
@@ -77,18 +71,105 @@ def test_both_ways_of_swapping_answer_as_a_fresh_merge_does(moe: Moe, spare: boo
 
 
 @pytest.mark.parametrize("spare", [True, False])
-def test_what_is_refused_before_it_answers_leaves_the_old_blend_answering(moe: Moe, spare: bool) -> None:
+def test_what_is_prepared_can_be_looked_over_and_answers_only_once_committed(moe: Moe, spare: bool) -> None:
+    engine = Engine(moe, blend=np.eye(8)[0], version=5, slot=3, spare=spare)
+    before, after = (Engine(moe, blend=np.eye(8)[k]).logits(TEXTS[:4]) for k in (0, 1))
+    staged = engine.prepare(np.eye(8)[1])
+    assert (staged.version, staged.changed) == (6, True)
+    np.testing.assert_array_equal(engine.logits(TEXTS[:4], live=staged), after)
+    assert engine.sane("a", staged)
+    np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
+    assert (engine.version, engine.live.slot) == (5, 3)
+    live = engine.commit(staged, slot=4)
+    assert live is engine.live
+    assert (live.version, live.slot) == (6, 4)
+    np.testing.assert_array_equal(engine.logits(TEXTS[:4]), after)
+    with pytest.raises(RuntimeError, match="only once"):
+        engine.commit(staged)
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_what_is_discarded_never_happened(moe: Moe, spare: bool) -> None:
     engine = Engine(moe, blend=np.eye(8)[0], version=5, spare=spare)
     before = engine.logits(TEXTS[:4])
-
-    def refuse(live: Live) -> None:
-        assert not np.array_equal(engine.logits(TEXTS[:4], live=live), before)  # it is the new one that is shown
-        raise RuntimeError("no")
-
-    with pytest.raises(RuntimeError, match="no"):
-        engine.swap(np.eye(8)[1], before=refuse)
+    staged = engine.prepare(np.eye(8)[1])
+    engine.logits(TEXTS[:1], live=staged)
+    engine.discard(staged)
     np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
+    assert engine.held is None  # nobody goes back to a blend that was refused
     assert (engine.version, engine.swap(np.eye(8)[2])) == (5, 6)
+    with pytest.raises(RuntimeError, match="prepared last"):
+        engine.commit(staged)
+
+
+def test_a_blend_that_answers_already_is_prepared_as_it_is(moe: Moe) -> None:
+    engine = Engine(moe, blend=np.eye(8)[0], version=5, slot=1, spare=True)
+    staged = engine.prepare(np.eye(8)[0], version=9)
+    assert (staged.version, staged.changed) == (5, False)
+    live = engine.commit(staged, slot=2)
+    assert (live.version, live.slot) == (5, 2)
+
+
+def test_what_was_found_broken_in_between_is_not_committed(moe: Moe) -> None:
+    engine = Engine(moe, blend=np.eye(8)[0], version=1, spare=True)
+    engine.swap(np.eye(8)[1])
+    staged = engine.prepare(np.eye(8)[1])
+    engine.revert(engine.live)
+    with pytest.raises(CheckpointError, match="found broken"):
+        engine.commit(staged)
+    assert engine.version == 1
+
+
+@pytest.mark.parametrize("when", ["prepare", "look", "commit"])
+def test_without_a_spare_a_file_that_changed_is_noticed_before_anything_is_overwritten(
+    moe: Moe, tmp_path: Path, when: str
+) -> None:
+    folder = shutil.copytree(moe.path, tmp_path / "model")
+    engine = Engine(open_moe(folder), blend=np.eye(8)[0], version=1)
+    before = engine.logits(TEXTS[:4])
+    staged = None if when == "prepare" else engine.prepare(np.eye(8)[1])
+    file = folder / "model.safetensors"
+    os.truncate(file, file.stat().st_size // 2)
+    steps = {
+        "prepare": lambda: engine.prepare(np.eye(8)[1]),
+        "look": lambda: engine.logits(TEXTS[:1], live=staged),
+        "commit": lambda: staged is not None and engine.commit(staged),
+    }
+    with pytest.raises(CheckpointError, match="has changed"):
+        steps[when]()
+    np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
+    assert engine.version == 1
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_a_merge_in_place_that_fails_puts_the_old_blend_back_or_answers_nothing(
+    moe: Moe, monkeypatch: pytest.MonkeyPatch, restored: bool
+) -> None:
+    mine = open_moe(moe.path)
+    engine = Engine(mine, blend=np.eye(8)[0], version=1)
+    before = engine.logits(TEXTS[:4])
+    staged, tensors, merges = engine.prepare(np.eye(8)[1]), mine.tensors, 0
+
+    def failing(*args: Any, **settings: Any) -> Iterator[Any]:
+        nonlocal merges
+        merges += 1
+        for number, merged in enumerate(tensors(*args, **settings)):
+            yield merged
+            if number == 3 and (merges == 1 or not restored):
+                raise CheckpointError("the disk is gone")
+
+    monkeypatch.setattr(mine, "tensors", failing)
+    with pytest.raises(CheckpointError, match="the disk is gone"):
+        engine.commit(staged)
+    assert engine.version == 1
+    if restored:
+        np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
+        return
+    with pytest.raises(CheckpointError, match="could not be restored"):  # half of one blend, half of another
+        engine.logits(TEXTS[:4])
+    monkeypatch.setattr(mine, "tensors", tensors)
+    assert engine.swap(np.eye(8)[0], version=1) == 1  # said to answer already, but not whole
+    np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
 
 
 def test_a_batch_keeps_its_version_while_another_takes_over_and_no_merge_touches_it(moe: Moe) -> None:
@@ -137,19 +218,25 @@ def test_experts_whose_file_changed_are_not_read(moe: Moe, tmp_path: Path) -> No
     assert engine.version == 1
 
 
-def test_int8_answers_nearly_alike_swaps_too_and_is_refused_if_it_does_not(moe: Moe) -> None:
-    exact = Engine(moe, blend=np.eye(8)[0])
-    engine = Engine(moe, blend=np.eye(8)[0], spare=True, precision="int8", probes=TEXTS, int8_agreement=0.9)
-    assert engine.int8_loss is not None
-    assert 0.9 <= engine.int8_loss.agreement <= 1
-    for blend in (np.eye(8)[3], np.eye(8)[0], np.eye(8)[6]):
-        engine.swap(blend)
-        exact.swap(blend)
-        difference = np.abs(engine.logits(TEXTS) - exact.logits(TEXTS)).mean()
-        assert 0 < difference < 0.2
-    shared = [module for module in engine.live.model.modules() if isinstance(module, Int8Linear)]
-    assert engine._spare is not None
-    others = {id(module) for module in engine._spare.model.modules()}
-    assert sum(id(module) not in others for module in shared) == 2 * len(moe.sites)  # only the FFNs' own two maps
-    with pytest.raises(InputError, match="measured on data"):  # no probes, no figure, no int8
-        Engine(moe, precision="int8")
+def test_settings_that_cannot_be_are_refused_in_a_sentence(moe: Moe) -> None:
+    with pytest.raises(ConfigError, match="unknown backend 'abacus'; choose one of torch, torch-int8"):
+        Engine(moe, backend="abacus")
+    for device in ("cuda:97", "no such device"):
+        with pytest.raises(ConfigError, match=f"device must be one that torch can use here .got '{device}'"):
+            Engine(moe, device=device)
+    with pytest.raises(ConfigError, match="int8 runs on the CPU"):
+        Engine(moe, device="meta", backend="torch-int8")
+
+
+def test_a_model_that_writes_is_asked_past_the_queue(tmp_path: Path) -> None:
+    engine = Engine(open_moe(write("t5_moe", tmp_path / "model")), batch=2)
+    prompts = ["w1 w2 w3 w4", "w5", "w1 w2"]
+    texts = engine.texts(prompts, max_tokens=4)
+    assert texts == [engine.texts([prompt], max_tokens=4)[0] for prompt in prompts]
+    assert any(texts)
+    assert engine.sane("w1", engine.live)
+    staged = engine.prepare(np.eye(4)[1])  # no spare: looked over in place
+    assert engine.sane("w1", staged)
+    with torch.no_grad():
+        engine.live.backend.model.lm_head.weight.fill_(float("nan"))  # type: ignore[attr-defined]
+    assert not engine.sane("w1", engine.live)

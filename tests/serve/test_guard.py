@@ -3,7 +3,7 @@ import pytest
 
 from tanbr.merge import Moe
 from tanbr.serve.config import GuardConfig
-from tanbr.serve.engine import Engine, Live
+from tanbr.serve.engine import Engine
 from tanbr.serve.guard import Guard, Refused
 from tanbr.serve.labels import label_space
 from tanbr.tasks import tiny
@@ -25,23 +25,18 @@ def test_a_blend_is_judged_for_the_mix_at_hand(engine: Engine) -> None:
     guard = guarded(engine)
     even, only = np.full(8, 1 / 8), np.eye(8)
     guard.inspect(engine.live, even)
-    verdicts = []
-
-    def judge(live: Live, mix: np.ndarray) -> None:
-        with pytest.raises(Refused, match="less than") as refused:
-            guard.inspect(live, mix)
-        verdicts.append(refused.value)
-
-    engine.swap(only[6], before=lambda live: judge(live, even))  # good at sentiment alone: no blend for all tasks
-    assert np.nansum(verdicts[0].counts) == len(PROBES)
-    assert verdicts[0].reward[6] > 0.8 > np.nanmean(verdicts[0].reward)
-    engine.swap(even)
-    engine.swap(only[6], before=lambda live: guard.inspect(live, only[6]))  # where all is sentiment it is
+    staged = engine.prepare(only[6])
+    with pytest.raises(Refused, match="less than") as refused:
+        guard.inspect(staged, even)  # good at sentiment alone: no blend for all tasks
+    assert np.nansum(refused.value.counts) == len(PROBES)
+    assert refused.value.reward[6] > 0.8 > np.nanmean(refused.value.reward)
+    guard.inspect(staged, only[6])  # where all is sentiment it is
+    engine.discard(staged)
 
 
 def test_nan_is_refused_with_and_without_probes(engine: Engine) -> None:
     engine.swap(np.full(8, 1 / 8))
-    head = engine.live.model.classifier.weight
+    head = engine.live.backend.model.classifier.weight  # type: ignore[attr-defined]
     kept = head.detach().clone()
     bare = Guard(GuardConfig(), engine, None, (), tasks=NAMES)
     bare.inspect(engine.live, np.full(8, 1 / 8))

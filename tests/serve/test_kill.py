@@ -53,8 +53,8 @@ def test_what_was_acknowledged_is_told_exactly_once_whenever_the_process_dies(tm
     acknowledged += answer(live, 4)
     for _ in range(3):
         live.end_slot()
-    router: Any = live._keeper._loop.router
-    stored = len(live._store.feedback(after=0))
+    router: Any = live.learner.router
+    stored = len(live.store.feedback(after=0))
     live.stop()
     assert router.told == stored  # each once
     assert acknowledged <= stored <= acknowledged + 6 * 4  # at most what was on its way back when the process died

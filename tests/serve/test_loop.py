@@ -24,12 +24,12 @@ class Recorder:
         self.calls.append("tell")
         self.told.append((decision.id, reward.tolist()))
 
-    def swap(self, blend: FloatArray, *, version: int | None, slot: int, before: None) -> int:
+    def swap(self, blend: FloatArray, *, slot: int) -> int:
         self.calls.append("swap")
         return 7
 
-    def logits(self, texts: Sequence[Text]) -> FloatArray:
-        self.calls.append("logits")
+    def answer(self, texts: Sequence[Text]) -> FloatArray:
+        self.calls.append("answer")
         return np.zeros((len(texts), 1))
 
     def observe(self, texts: Sequence[Text]) -> FloatArray:
@@ -47,10 +47,10 @@ def test_a_slot_runs_in_order_and_the_forecast_is_asked_with_next() -> None:
     all_in_one = Recorder()
     loop = SlotLoop(engine=all_in_one, router=all_in_one, monitor=all_in_one, tasks=3)  # type: ignore[arg-type]
     reward, counts = np.array([0.5, np.nan, np.nan]), np.array([2.0, 0.0, 0.0])
-    first = loop.run(["a", "b"], lambda logits: (reward, counts))
-    assert all_in_one.calls == ["ask", "swap", "logits", "observe", "tell", "close"]
+    first = loop.run(["a", "b"], lambda said: (reward, counts))
+    assert all_in_one.calls == ["ask", "swap", "answer", "observe", "tell", "close"]
     np.testing.assert_allclose(all_in_one.asked[0], 1 / 3)  # nothing seen yet
-    second = loop.run(["c"], lambda logits: (reward, counts))
+    second = loop.run(["c"], lambda said: (reward, counts))
     assert all_in_one.asked[1].tolist() == [0, 1, 0]
     assert [told[0] for told in all_in_one.told] == [1, 2]
     assert (first.slot, second.slot, first.merge_version) == (0, 1, 7)

@@ -83,7 +83,7 @@ def test_feedback_is_taken_once_for_ids_of_this_server_and_checked_before_any_is
 
 def test_delayed_labels_are_scored_as_the_task_scores(live: Service) -> None:
     answered = live.submit(TEXTS).result(30)
-    until(lambda: len(live._store.logits_of([live._ids.read(i) or b"" for i in answered.request_ids])) == len(ROWS))
+    until(lambda: len(live.store.logits_of([live._ids.read(i) or b"" for i in answered.request_ids])) == len(ROWS))
     truth = [
         Feedback(i, task=row.task, label=row.target if spec.graded else spec.labels[int(row.target)])
         for i, row in zip(answered.request_ids, ROWS, strict=True)
@@ -93,12 +93,12 @@ def test_delayed_labels_are_scored_as_the_task_scores(live: Service) -> None:
     space = live._space
     assert space is not None
     expected = space.rewards(ROWS, space.answers(ROWS, answered.logits))
-    stored = [row.reward for row in live._store.feedback(after=0)]
+    stored = [row.reward for row in live.store.feedback(after=0)]
     np.testing.assert_allclose(stored, expected, atol=1e-5)
 
 
 def test_rewards_are_credited_to_the_slot_that_answered_and_each_is_told_once(live: Service) -> None:
-    router: Any = live._keeper._loop.router
+    router: Any = live.learner.router
     first = live.submit(TEXTS[:8]).result(30).request_ids
     answer(live, 8)
     live.end_slot()
@@ -139,7 +139,7 @@ def test_a_restart_goes_on_with_the_same_router_and_counts_nothing_twice(tmp_pat
     for _ in range(3):
         live.submit(TEXTS[:1]).result(30)
         live.end_slot()
-    router: Any = live._keeper._loop.router
+    router: Any = live.learner.router
     live.stop()
     assert router.told == accepted == 3 * 18 + len(kept)
 
@@ -150,13 +150,13 @@ def test_tanbr_itself_resumes_bit_for_bit(tmp_path: Path, taught: Path) -> None:
     for _ in range(3):
         answer(live, 8)
         live.end_slot()
-    router: Any = live._keeper._loop.router
+    router: Any = live.learner.router
     regrets = [slot.estimated_regret for slot in live.slots()]
     assert np.isfinite(regrets).all()
     live.stop()
     resumed = service(tmp_path, taught)
     assert [slot.estimated_regret for slot in resumed.slots()] == regrets
-    again: Any = resumed._keeper._loop.router
+    again: Any = resumed.learner.router
     assert isinstance(again, Tanbr)
     mix = np.full(8, 1 / 8)
     np.testing.assert_array_equal(again.ask(mix).blend, router.ask(mix).blend)
@@ -200,7 +200,7 @@ def test_a_router_that_raises_leaves_the_old_model_answering_and_loses_nothing(
     for _ in range(3):
         live.end_slot()
     assert live.state().merge_version > version
-    router: Any = live._keeper._loop.router
+    router: Any = live.learner.router
     live.stop()
     assert router.told == accepted
 
@@ -228,7 +228,7 @@ def test_a_corrupt_expert_file_leaves_the_old_model_answering(tmp_path: Path, ta
 
 def test_a_disk_that_fills_refuses_feedback_keeps_answering_and_recovers(live: Service) -> None:
     accepted = answer(live)
-    write = live._store._write
+    write = live.store._write
     limit = write.execute("PRAGMA page_count").fetchone()[0]
     write.execute(f"PRAGMA max_page_count = {limit}")  # SQLite's own way to have a full disk
     given: list[Feedback] = []
@@ -253,7 +253,7 @@ def test_a_disk_that_fills_refuses_feedback_keeps_answering_and_recovers(live: S
     accepted += live.feedback(given).accepted
     for _ in range(3):
         live.end_slot()
-    router: Any = live._keeper._loop.router
+    router: Any = live.learner.router
     assert router.told == accepted
     assert live.state().merge_version > version
 
@@ -262,14 +262,14 @@ def test_nan_answers_are_not_given_and_the_blend_is_rolled_back(live: Service) -
     good = live.submit(TEXTS[:4]).result(30)
     live.end_slot()
     bad = live._engine.live
-    for name, parameter in bad.model.named_parameters():
+    for name, parameter in bad.backend.model.named_parameters():
         if name == "bert.encoder.layer.0.output.dense.weight":  # an FFN's: the other buffer has its own
             parameter.data.fill_(float("nan"))
     again = live.submit(TEXTS[:4]).result(30)
     np.testing.assert_array_equal(again.logits, good.logits)
     assert again.merge_version == good.merge_version
     until(lambda: "rolled back" in live.slots(1)[0].note)
-    router: Any = live._keeper._loop.router
+    router: Any = live.learner.router
     assert router.told > 0  # as a bad reward
     assert [view.good for view in live.versions() if view.merge_version == bad.version] == [False]
     live.end_slot()
@@ -380,5 +380,5 @@ def test_low_memory_and_other_tasks(tmp_path: Path, taught: Path) -> None:
     assert live.rollback() == before.merge_version  # merged again from disk
     np.testing.assert_array_equal(live.submit(TEXTS[:4]).result(30).logits, before.logits)
     live.stop()
-    with pytest.raises(StateError, match="choose another folder"):
+    with pytest.raises(StateError, match="was made for tasks"):
         Service(live._engine.moe, tasks=tiny.TASKS[:3], config=live._config, state=tmp_path)

@@ -1,3 +1,5 @@
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +18,10 @@ from tanbr.tasks import tiny
 ROWS = [row for task in tiny.TASKS for row in tiny.generate(task.name, 4, seed=7, split="test")]
 
 
-def test_it_answers_as_the_whole_moe_does_with_nothing_but_views_of_the_file(moe: Moe) -> None:
+def test_it_answers_as_the_whole_moe_does(moe: Moe) -> None:
     from tanbr.moe.families.bert import BertMoeForSequenceClassification
 
-    shadow, engine = Shadow(moe), Engine(moe)
-    file, _ = moe.checkpoint.files[0].typed(torch.float32)
-    held = {parameter.untyped_storage().data_ptr() for parameter in shadow._model.parameters()}
-    assert held == {file.untyped_storage().data_ptr()}
+    shadow, engine = Shadow(moe, experts_of=range(8)), Engine(moe)
     inputs = engine.encode([row.text for row in ROWS])
     tasks = np.array([[task.name for task in tiny.TASKS].index(row.task) for row in ROWS])
     whole = BertMoeForSequenceClassification.from_pretrained(moe.path).eval()
@@ -36,7 +35,7 @@ def test_it_answers_as_the_whole_moe_does_with_nothing_but_views_of_the_file(moe
 def test_a_text_models_own_words_agree_with_it(tmp_path: Path, family: str) -> None:
     model = build(family)
     model.save_pretrained(tmp_path)
-    shadow = Shadow(open_moe(tmp_path))
+    shadow = Shadow(open_moe(tmp_path), experts_of=range(4))
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 1]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
     if family == "t5_moe":
         route(model, TaskRouting(torch.tensor([2])))
@@ -53,3 +52,38 @@ def test_a_family_that_is_stored_in_another_form_says_so(tmp_path: Path) -> None
     build("mixtral").save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="turn the reward source shadow off"):
         Shadow(open_moe(tmp_path))
+
+
+def test_a_task_is_answered_by_the_expert_that_learned_it(moe: Moe) -> None:
+    """Tasks in another order than experts: index and expert differ."""
+    order = [3, 0, 7, 1, 2, 6, 5, 4]
+    names = [task.name for task in tiny.TASKS]
+    inputs = Engine(moe).encode([row.text for row in ROWS])
+    plain = Shadow(moe, experts_of=range(8)).labels(inputs, np.array([names.index(row.task) for row in ROWS]), 14)
+    tasks = np.array([order.index(names.index(row.task)) for row in ROWS])  # task `order[i]` comes i-th
+    np.testing.assert_array_equal(Shadow(moe, experts_of=order).labels(inputs, tasks, 14), plain)
+    assert (Shadow(moe, experts_of=range(8)).labels(inputs, tasks, 14) != plain).any()
+
+
+def test_an_moe_that_routes_by_task_needs_to_know_whose_experts_are_whose(moe: Moe) -> None:
+    with pytest.raises(CheckpointError, match="does not say which expert was trained for which task"):
+        Shadow(moe)
+
+
+@pytest.mark.parametrize("how", ["cut", "overwritten", "gone"])
+def test_a_checkpoint_that_has_changed_is_not_read(moe: Moe, tmp_path: Path, how: str) -> None:
+    folder = Path(shutil.copytree(moe.path, tmp_path / "model"))
+    copy = open_moe(folder)
+    shadow, inputs = Shadow(copy, experts_of=range(8)), Engine(moe).encode(["the film is good"])
+    shadow.labels(inputs, np.array([6]), 14)
+    file = folder / "model.safetensors"
+    if how == "cut":
+        os.truncate(file, 4096)  # reading past its end would end the process
+    elif how == "overwritten":
+        file.write_bytes(bytes(file.stat().st_size))
+    else:
+        file.unlink()
+    with pytest.raises(CheckpointError, match="has changed since it was opened; put the old file back"):
+        shadow.labels(inputs, np.array([6]), 14)
+    with pytest.raises(CheckpointError, match="has changed"):
+        shadow.agreement(inputs, [5], 6)

@@ -1,3 +1,5 @@
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +8,7 @@ import pytest
 from tanbr.errors import StateError
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.records import ServiceError
-from tanbr.serve.store import FILE, FeedbackRow, RequestRow, Store, resumes, shown, vector
+from tanbr.serve.store import FILE, FeedbackRow, RequestRow, Store, shown, vector
 
 IDS = RequestIds(b"k" * 32)
 
@@ -33,13 +35,48 @@ def test_feedback_counts_once_and_comes_back_with_its_requests_posterior(tmp_pat
 
 def test_what_was_accepted_is_there_after_reopening_and_the_key_stays(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    assert not resumes(tmp_path)
     key, row = store.meta("key"), request(0)
     store.add_feedback([FeedbackRow(row.id, "feedback", None, 1.0)])
-    again = Store(tmp_path)  # the first was never closed
+    store.close()
+    again = Store(tmp_path)
     assert again.meta("key") == key
     assert len(again.feedback(after=0)) == 1
-    assert (tmp_path / FILE).stat().st_mode & 0o077 == 0
+
+
+def test_whatever_is_in_the_folder_is_its_owners_from_the_first_moment(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "state"
+    mask = os.umask(0)  # as generous as can be
+    try:
+        store = Store(folder)
+        store.set_meta("something", 1)
+    finally:
+        os.umask(mask)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    files = {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
+    assert set(files) == {FILE, f"{FILE}-wal", f"{FILE}-shm", "lock"}
+    assert set(files.values()) == {0o600}
+    store.close()
+
+
+@pytest.mark.parametrize("gone", [FILE, f"{FILE}-wal", "everything"])
+def test_what_was_deleted_under_the_server_takes_no_feedback(tmp_path: Path, gone: str) -> None:
+    store = Store(tmp_path / "state")
+    given = FeedbackRow(request(0).id, "feedback", None, 1.0)
+    if gone == "everything":
+        shutil.rmtree(tmp_path / "state")
+    else:
+        (tmp_path / "state" / gone).unlink()
+    with pytest.raises(ServiceError, match="taken away under the server") as said:
+        store.add_feedback([given])
+    assert str(tmp_path) not in str(said.value)
+
+
+def test_a_file_that_another_server_put_there_takes_no_feedback(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state")
+    (tmp_path / "state").rename(tmp_path / "old")
+    Store(tmp_path / "state")
+    with pytest.raises(ServiceError, match="taken away"):
+        store.add_feedback([FeedbackRow(request(0).id, "feedback", None, 1.0)])
 
 
 def test_the_oldest_slots_are_forgotten_and_their_feedback_refused(tmp_path: Path) -> None:
@@ -72,14 +109,18 @@ def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert store.meta("mark") is None
 
 
-def test_a_folder_of_other_tasks_or_no_database_is_refused(tmp_path: Path) -> None:
-    Store(tmp_path).check_fits(tasks=["a"], experts=2)
-    with pytest.raises(StateError, match="choose another folder"):
-        Store(tmp_path).check_fits(tasks=["b"], experts=2)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / FILE).write_text("no database, but long enough to be taken for one " * 20)
+def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("no database, but long enough to be taken for one " * 20)
     with pytest.raises(StateError, match="cannot be used"):
-        Store(tmp_path / "other")
+        Store(tmp_path)
+    with pytest.raises(StateError, match="cannot be used"):  # and lets go of the folder
+        Store(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, [2]]", '["x"]', "3", "[" * 100_000])
+def test_a_damaged_vector_is_one_sentence(text: str) -> None:
+    with pytest.raises(StateError, match="where a vector belongs"):
+        vector(text)
 
 
 def test_vectors_keep_every_bit_and_nan() -> None:

@@ -8,6 +8,7 @@ from tanbr.errors import InputError
 from tanbr.serve.build import build
 from tanbr.serve.records import Feedback
 from tanbr.settings import parse
+from tanbr.tasks.card import Card, write_card
 
 PROMPTS = ["w1 w2 w3", "w9", "w5 w5 w5 w5 w5 w5"]
 
@@ -15,9 +16,12 @@ PROMPTS = ["w1 w2 w3", "w9", "w5 w5 w5 w5 w5 w5"]
 @pytest.mark.parametrize("family", ["t5_moe", "mixtral"])
 def test_a_text_model_writes_streams_learns_and_swaps(tmp_path: Path, family: str) -> None:
     folder = write(family, tmp_path / "model")
+    write_card(folder, Card(expert_tasks=tuple(f"latent-{number}" for number in range(1, 5))))
     rewards = {"confidence": 1.0, "shadow": 1.0 if family == "t5_moe" else 0.0, "shadow_share": 1.0}
-    config = parse({"serve": {"slot_seconds": 3600, "threads": 1, "rewards": rewards | {"settle_slots": 0}}}).serve
-    live = build(folder, config=config, state=tmp_path / "state")
+    config = parse(
+        {"serve": {"slot_seconds": 3600, "threads": 1, "explore": "always", "rewards": rewards | {"settle_slots": 0}}}
+    ).serve
+    live = build(folder, config=config, state=tmp_path / "state", force=True)
     live.start()
     pieces: dict[int, str] = {}
     done = live.generate(
@@ -48,9 +52,9 @@ def test_a_text_model_writes_streams_learns_and_swaps(tmp_path: Path, family: st
 
 def test_latent_tasks_are_found_in_the_traffic(tmp_path: Path) -> None:
     config = parse({"serve": {"slot_seconds": 3600, "threads": 1}}).serve
-    live = build(write("t5_moe", tmp_path / "model"), config=config, state=tmp_path / "state")
+    live = build(write("t5_moe", tmp_path / "model"), config=config, state=tmp_path / "state", force=True)
     assert live.info.tasks == ("latent-1", "latent-2", "latent-3", "latent-4")
     live.start()
     live.generate(["w1 w2"], max_tokens=2).result(60)
-    until(lambda: live._store.slots(limit=1) != [])
+    until(lambda: live.store.slots(limit=1) != [])
     live.stop()

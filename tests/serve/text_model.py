@@ -10,9 +10,9 @@ from moe.tiny import build
 WORDS = ["<pad>", "</s>", "<unk>", *(f"w{number}" for number in range(61))]
 
 
-def write(model_type: str, folder: Path) -> Path:
+def write(model_type: str, folder: Path, **changes: int) -> Path:
     """Write a checkpoint with its tokenizer."""
-    build(model_type).save_pretrained(folder)
+    build(model_type, **changes).save_pretrained(folder)
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.decoder = decoders.WordPiece(prefix="##")

@@ -39,6 +39,7 @@ GOOD = {"slot": 4, "text": "a film", "task": "sentiment", "target": "positive"}
     ("line", "says"),
     [
         ("{", r"line 2 is not JSON"),
+        ("[" * 100_000, r"line 2 is nested too deeply"),
         ("[]", r"line 2 must be an object with slot, text, task, target; 'slot' is missing"),
         (GOOD | {"task": "chess"}, r"line 2: unknown task 'chess'; the model knows acceptability"),
         (GOOD | {"task": ["x"]}, r"line 2: unknown task \['x'\]"),

@@ -39,9 +39,9 @@ Probes: TypeAlias = Sequence[Sequence[Probe]]  # (K,) lists: expert k's own rows
 
 
 def head_probes(
-    moe: Moe, rows: Mapping[str, Sequence[Row]], *, space: LabelSpace, batch: int = 16
+    moe: Moe, rows: Mapping[str, Sequence[Row]], *, space: LabelSpace, own: Sequence[int], batch: int = 16
 ) -> list[list[Probe]]:
-    """Encode rows for a model with one head over all labels; expert k's own task is the space's k-th.
+    """Encode rows for a model with one head over all labels; `own` names the expert of each task (V,).
 
     The expectation runs over the task's own labels; for a graded task over yes and no, whose chance the grade is.
     """
@@ -60,7 +60,15 @@ def head_probes(
         texts = sorted((row.text for row in rows[task.name]), key=lambda text: len("".join(text)))  # little padding
         return [Probe(encode(texts[i : i + batch]), surprise) for i in range(0, len(texts), batch)]
 
-    return [probes(task) for task in space.tasks]
+    found: list[list[Probe]] = [[] for _ in range(moe.num_experts)]
+    if len(own) != len(space.tasks) or not set(own) <= set(range(moe.num_experts)):
+        raise DataError(
+            f"each of the {len(space.tasks)} tasks needs its own expert's number, below {moe.num_experts} (got "
+            f"{list(own)}); a checkpoint says it in tanbr.json as expert_tasks"
+        )
+    for task, expert in zip(space.tasks, own, strict=True):
+        found[expert] += probes(task)
+    return found
 
 
 def text_probes(

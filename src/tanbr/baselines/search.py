@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tanbr.baselines.vector_gp import NOISE, VARIANCE, matern
+from tanbr.baselines.vector_gp import NOISE, VARIANCE, covariance
 from tanbr.errors import InputError
 from tanbr.router.simplex import keep_largest
 from tanbr.types import Blend, FloatArray, Reward, as_blend, as_reward, as_task_mix
@@ -39,12 +39,12 @@ class Table:
 
     @cached_property
     def _inverse(self) -> FloatArray:
-        return np.asarray(np.linalg.inv(matern(self.blends, self.blends) + NOISE**2 * np.eye(len(self.blends))))
+        return np.asarray(np.linalg.inv(covariance(self.blends, self.blends) + NOISE**2 * np.eye(len(self.blends))))
 
     def expected(self, blends: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Predict the rewards of blends (n, K): mean (n, V) and standard deviation (n,)."""
         centre = self.rewards.mean(axis=0)
-        cross = matern(blends, self.blends)
+        cross = covariance(blends, self.blends)
         explained = np.einsum("nt,tu,nu->n", cross, self._inverse, cross)
         mean = centre + cross @ (self._inverse @ (self.rewards - centre))
         return mean, np.sqrt(np.maximum(VARIANCE - explained, 1e-12))

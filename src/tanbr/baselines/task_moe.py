@@ -69,8 +69,8 @@ class TaggedMoe:
         name = moe.config["architectures"][0]
         if name not in CLASSES:
             raise CheckpointError(f"{name} models route by token alone; tags need one of {', '.join(CLASSES)}")
-        self._model = CLASSES[name].from_pretrained(moe.path).eval()
-        self._encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
+        self.model = CLASSES[name].from_pretrained(moe.path).eval()
+        self.encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
         self._route = experts.merged if merged else experts.side_by_side
         self._batch = batch
 
@@ -79,9 +79,9 @@ class TaggedMoe:
         """Answer texts of the given tasks (n,): (n, columns)."""
         tags = torch.as_tensor(tasks)
         order = sorted(range(len(texts)), key=lambda i: len("".join(texts[i])))  # of like length: little padding
-        answers = np.empty((len(texts), self._model.config.num_labels))
+        answers = np.empty((len(texts), self.model.config.num_labels))
         for start in range(0, len(order), self._batch):
             chunk = order[start : start + self._batch]
-            with routed(self._model, self._route(tags[chunk])):
-                answers[chunk] = self._model(**self._encode([texts[i] for i in chunk])).logits.double().numpy()
+            with routed(self.model, self._route(tags[chunk])):
+                answers[chunk] = self.model(**self.encode([texts[i] for i in chunk])).logits.double().numpy()
         return answers

@@ -1,24 +1,44 @@
 """The command line: parse, build, call. A user's mistake is one sentence and exit code 2."""
 
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tanbr.cli import driving, merging, running, serving, simulating, training
+import tanbr
+from tanbr.cli import checking, driving, merging, running, serving, simulating, training
+from tanbr.cli.stopping import Commands
 from tanbr.errors import TanbrError
 
 app = typer.Typer(
     name="tanbr",
+    cls=Commands,
     help="Serve a Mixture-of-Experts model at the cost of a dense one.",
+    epilog="Exit codes: 0 done; 2 a mistake in options, input or files, said in one sentence; 130 stopped by Ctrl-C; "
+    "1 anything unforeseen.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for commands in (running.app, training.app, serving.app, driving.app, simulating.app, merging.app):
+for commands in (running.app, training.app, serving.app, driving.app, simulating.app, merging.app, checking.app):
     app.add_typer(commands)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"tanbr {tanbr.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def everywhere(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Serve a Mixture-of-Experts model at the cost of a dense one."""
 
 
 def main() -> None:
@@ -28,6 +48,3 @@ def main() -> None:
     except TanbrError as error:
         Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("stopped")
-        sys.exit(130)

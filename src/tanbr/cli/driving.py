@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -74,7 +75,7 @@ def traffic(
     figures = summary(driven, tail=min(RECENT, slots))
     console.print(
         f"reward {figures['reward']:.3f} over {slots} slots, {figures['tail_reward']:.3f} over the last "
-        f"{figures['tail']}; {figures['requests_per_second']:.0f} requests a second; "
+        f"{figures['tail']}; {figures['texts_per_second']:.0f} texts a second; "
         f"{figures['feedback_accepted']} rewards taken; merge version {figures['merge_version']}"
     )
     if out is not None:
@@ -100,16 +101,16 @@ class TrafficDisplay:
 
     def __call__(self, driven: "list[Drive]") -> None:
         """Show the stream so far."""
-        last = driven[-1]
-        recent = float(np.mean([one.rewards.mean() for one in driven[-RECENT:]]))
-        speed = len(last.rewards) / last.seconds
         self._progress.update(self._bar, completed=len(driven))
         if console.is_terminal:
-            panels = Table.grid(expand=True, padding=(0, 1))
-            panels.add_row(self._mixes(last), self._blend(last), self._figures(last, recent, speed))
-            self._live.update(Group(panels, self._progress))
+            self._live.update(Group(self.panels(driven), self._progress))
         elif len(driven) % max(1, self._slots // 10) == 0:
-            console.print(f"slot {len(driven):4d}/{self._slots}  reward {recent:.3f}  {speed:.0f} requests a second")
+            recent, speed = _earned(driven)
+            console.print(f"slot {len(driven):4d}/{self._slots}  reward {recent:.3f}  {speed:.0f} texts a second")
+
+    def panels(self, driven: "list[Drive]") -> RenderableType:
+        """Lay the panels out: beside each other where there is room, else below."""
+        return Columns([self._mixes(driven[-1]), self._blend(driven[-1]), self._figures(driven)])
 
     def _mixes(self, last: "Drive") -> RenderableType:
         if last.state["tasks"] == self._tasks:
@@ -118,16 +119,23 @@ class TrafficDisplay:
 
     def _blend(self, last: "Drive") -> RenderableType:
         blend = np.array(last.state["blend"])
-        return bars("blend x", [f"expert {k}" for k in range(len(blend))], blend)
+        return bars("blend x", last.state["model"]["expert_names"], blend)
 
-    def _figures(self, last: "Drive", recent: float, speed: float) -> RenderableType:
+    def _figures(self, driven: "list[Drive]") -> RenderableType:
+        last, (recent, speed) = driven[-1], _earned(driven)
         table = Table.grid(padding=(0, 2))
         for name, value in (
             (f"reward, last {RECENT}", f"{recent:.3f}"),
-            ("requests a second", f"{speed:.0f}"),
+            ("texts a second", f"{speed:.0f}"),
             ("server's slot", str(last.state["slot"])),
             ("merge version", str(last.state["merge_version"])),
             ("alarms", str(len(last.state["alarms"]))),
         ):
             table.add_row(name, value)
         return Panel(table, title="server", title_align="left")
+
+
+def _earned(driven: "list[Drive]") -> tuple[float, float]:
+    """Mean reward of the last slots, and texts a second of the last one."""
+    recent = float(np.mean([one.rewards.mean() for one in driven[-RECENT:]]))
+    return recent, len(driven[-1].rewards) / driven[-1].seconds

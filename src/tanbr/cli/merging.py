@@ -17,7 +17,7 @@ from tanbr.files import write_atomically
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tanbr.merge.inspect import Report
+    from tanbr.merge.inspect import Inspection
     from tanbr.moe.writing import Progress
 
 app = typer.Typer()
@@ -37,27 +37,34 @@ def merge(
         str | None, typer.Option(help="One weight per expert, as 0.5,0.5,…; or `uniform`; or `one-hot:3`.")
     ] = None,
     mode: Annotated[
-        Literal["average", "concat", "regression"],
-        typer.Option(
-            help="Average the experts' weights, put some side by side (a wider FFN, each with 1/k), or merge by "
-            "regression on what `tanbr grams` has measured."
-        ),
+        Literal["blend", "concat"],
+        typer.Option(help="Merge a blend of the experts, or put some side by side: a wider FFN, each with 1/k."),
+    ] = "blend",
+    method: Annotated[
+        str, typer.Option(help="How a blend is merged: average, regression, ties, …; settings as ties:density=0.3.")
     ] = "average",
     experts: Annotated[str | None, typer.Option(help="Which experts to put side by side: 0,3,…")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
 ) -> None:
     """Merge an MoE checkpoint into a dense one that any stack loads, with a certificate of what was done."""
     from tanbr.merge import open as open_moe
     from tanbr.merge.export import export
+    from tanbr.merge.inspect import glance
 
     if (mode == "concat") != (experts is not None) or (mode != "concat") != (blend is not None):
-        raise InputError("--mode concat needs --experts, the other modes need --blend, and neither takes the other's")
-    moe = open_moe(checkpoint, regression=mode == "regression")
+        raise InputError("--mode concat needs --experts, a merge needs --blend, and neither takes the other's")
+    moe = open_moe(checkpoint, method=method)
+    weights = None if blend is None else parse_blend(blend, experts=moe.num_experts)
+    if not force and weights is not None and sum(weight != 0 for weight in weights) > 1:
+        verdict, reason = glance(moe)
+        if verdict != "merge":
+            raise InputError(f"{verdict}: {reason} (`tanbr inspect` says more, --force merges all the same)")
     with _bar("merging") as show:
         export(
             moe,
             out,
-            blend=None if blend is None else parse_blend(blend, experts=moe.num_experts),
-            mode="concat" if mode == "concat" else "average",
+            blend=weights,
+            mode=mode,
             experts=None if experts is None else _numbers(experts, "--experts"),
             progress=show,
         )
@@ -170,11 +177,12 @@ def read_batches(path: Path) -> "list[dict[str, Tensor]]":
     return batches
 
 
-def _report_table(report: "Report") -> Table:
-    table = Table()
-    table.add_column("site", no_wrap=True)
-    for name in ("distance", "cosine", "task vectors", "units in place", "best match", "out of place"):
-        table.add_column(name, justify="right")
+def _report_table(report: "Inspection") -> Table:
+    """Lay out a row a site; a site's name folds where the terminal is narrow, and no figure is cut."""
+    table = Table(caption="means over pairs of experts; units: hidden units of expert 0 beside those of others")
+    table.add_column("site", overflow="fold")
+    for name in ("distance", "cosine", "task\ncosine", "units\nin place", "best\nmatch", "moved"):
+        table.add_column(name, justify="right", no_wrap=True)
     off = ~np.eye(report.experts, dtype=bool)
     for site in report.sites:
         means = [float(values[off].mean()) for values in (site.distance, site.cosine, site.task_cosine)]

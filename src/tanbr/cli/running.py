@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from tanbr import settings as configuration
-from tanbr.cli.display import SlotDisplay, console, standings_table
+from tanbr.cli.display import SlotDisplay, console, standings_tables
+from tanbr.cli.stopping import keeps
 from tanbr.tasks import traffic
 
 app = typer.Typer()
@@ -27,6 +28,7 @@ def command_line() -> str:
 @app.command(
     epilog="Examples:\n\n    tanbr demo\n\n    tanbr demo --traffic switching --slots 400 --seed 3 --out out/switching"
 )
+@keeps("a demo keeps nothing until its end; run it again")
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for report.html and demo.json.")] = Path("out/demo"),
     slots: Annotated[int, typer.Option(min=20, help="How many slots to serve.")] = 300,
@@ -49,13 +51,13 @@ def demo(
     torch.set_num_threads(1)  # a model this small is no faster on more, and far slower when they are busy
     settings = configuration.load(config)
     moe = open_moe(embedded.path())
-    with SlotDisplay(slots=slots, tasks=[task.name for task in tiny.TASKS], hero=experiment.TANBR) as display:
+    with SlotDisplay(slots=slots, tasks=[task.name for task in tiny.TASKS], subject=experiment.TANBR) as display:
         done = experiment.run(
             moe, out=out, config=settings, slots=slots, requests=requests, kind=kind, alpha=alpha, seed=seed,
             watch=display, command=command_line(),
         )  # fmt: skip
     tail = min(100, slots)
-    console.print(standings_table(done.result, tail=tail))
+    console.print(*standings_tables(done.result, tail=tail), sep="\n")
     above, error = done.result.paired(experiment.TANBR, "best fixed", tail=tail)
     console.print(
         f"tanbr above the best fixed blend: {100 * above:+.1f} ± {100 * error:.1f} points over the last {tail} slots"

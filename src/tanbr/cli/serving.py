@@ -1,9 +1,11 @@
-"""`tanbr serve`, `tanbr send` and `tanbr replay`."""
+"""`tanbr serve`, `tanbr backup`, `tanbr send` and `tanbr replay`."""
 
+import contextlib
 import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,11 +14,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from tanbr import settings as configuration
+from tanbr.baselines.registry import ROUTERS, build, kind
 from tanbr.cli.display import console
 from tanbr.cli.running import ConfigFile, command_line
 from tanbr.errors import InputError
 from tanbr.files import write_atomically
-from tanbr.types import Router, Text
+from tanbr.types import Text
 
 if TYPE_CHECKING:
     from tanbr.serve.records import ServiceInfo, ServiceState
@@ -51,9 +54,27 @@ def serve(
     low_memory: Annotated[
         bool | None, typer.Option("--low-memory", help="Merge in place, with a pause, instead of into a spare buffer.")
     ] = None,
-    regression: Annotated[
-        bool | None, typer.Option("--regression", help="Merge by regression on what `tanbr grams` has measured.")
+    explore: Annotated[
+        Literal["never", "careful", "always"] | None,
+        typer.Option(help="When the router may try other blends than the start blend: careful needs rewards."),
     ] = None,
+    blend: Annotated[
+        str | None, typer.Option(help="Start blend: even, proportional, or weights by comma (0.5,0.5,0,0).")
+    ] = None,
+    survey: Annotated[
+        Path | None, typer.Option(help="What `tanbr survey` wrote: its best blend for the mix is the start blend.")
+    ] = None,
+    warm_start: Annotated[
+        Path | None, typer.Option(help="What `tanbr survey` wrote: the router knows it before its first slot.")
+    ] = None,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Go on with the state of another checkpoint; what it learned is a prior.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Serve experts of which `tanbr inspect` says: do not merge.")
+    ] = False,
+    method: Annotated[str | None, typer.Option(help="How blends are merged: average, regression, ties, …")] = None,
+    regression: Annotated[bool, typer.Option("--regression", hidden=True)] = False,
     rate: Annotated[float | None, typer.Option(help="Most requests a second of one client.")] = None,
     token_file: Annotated[Path | None, typer.Option(help="File with the clients' token (or set TANBR_TOKEN).")] = None,
     admin_token_file: Annotated[
@@ -69,7 +90,9 @@ def serve(
             "slot_seconds": slot_seconds,
             "precision": precision,
             "low_memory": low_memory,
-            "regression": regression,
+            "explore": explore,
+            "blend": _blend(blend),
+            "method": "regression" if regression else method,
         },
         http={"host": host, "port": port, "rate": rate},
     )
@@ -94,6 +117,10 @@ def serve(
             monitor=settings.monitor,
             state=state,
             history=history,
+            survey=survey,
+            warm_start=warm_start,
+            adopt=adopt,
+            force=force,
             observer=observer,
         )
         running = server(service, config=settings.http, tokens=tokens, metrics=metrics, loopback=loopback)
@@ -101,7 +128,38 @@ def serve(
         if not loopback and tokens.general is None:
             text = f"{url} is open to everybody who reaches it: set TANBR_TOKEN"
             logs.say("public", level=logging.WARNING, text=text)
-        running.run(sockets=[socket])
+        running.handle_exit = _announced(running.handle_exit, seconds=settings.http.stop_seconds)  # type: ignore[method-assign, assignment]
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again when all is done
+            running.run(sockets=[socket])
+        console.print(f"stopped; what was learned is in {escape(str(state))}")
+
+
+def _announced(stop: Callable[[int, Any], None], *, seconds: float) -> Callable[[int, Any], None]:
+    def announced(number: int, frame: Any) -> None:
+        console.print(f"stopping: finishing what was accepted (at most {seconds:g} s), then saving; again ends at once")
+        stop(number, frame)
+
+    return announced
+
+
+def _blend(given: str | None) -> str | tuple[float, ...] | None:
+    if given is None or given in ("even", "proportional"):
+        return given
+    try:
+        return tuple(float(weight) for weight in given.split(","))
+    except ValueError:
+        raise InputError(f"--blend must be even, proportional, or weights by comma (got {given!r})") from None
+
+
+@app.command(epilog="Examples:\n\n    tanbr backup out/serve copies/monday")
+def backup(
+    state: Annotated[Path, typer.Argument(help="A server's --state folder; the server may be running.")],
+    out: Annotated[Path, typer.Argument(help="New folder for the copy: a state that a server can start from.")],
+) -> None:
+    """Copy what a server has learned, also while it runs."""
+    from tanbr.serve.backup import back_up
+
+    console.print(f"copied to {escape(str(back_up(state, out)))}")
 
 
 def _banner(url: str, info: "ServiceInfo", now: "ServiceState", *, state: Path, tokens: "Tokens") -> Table:
@@ -120,7 +178,7 @@ def _banner(url: str, info: "ServiceInfo", now: "ServiceState", *, state: Path, 
         ),
         ("full", f"{_size(info.full_bytes)}, {info.full_parameters / 1e6:.3g} M parameters, left on disk"),
         ("slot", " or ".join(slot)),
-        ("state", escape(f"{state}: slot {now.slot}, merge version {now.merge_version}")),
+        ("state", escape(f"{state}: slot {now.slot}, merge version {now.merge_version}, {now.phase}")),
         (
             "access",
             f"{'with a token' if tokens.general else 'without a token'}; "
@@ -141,8 +199,8 @@ def _size(count: int) -> str:
 
 
 @app.command(
-    epilog='Examples:\n\n    tanbr send "a fine film"\n\n    tanbr send --file texts.txt --json\n\n'
-    '    tanbr send "a fine film" --feedback 1\n\n    tanbr send --id 0f3a-1 --feedback 0.5'
+    epilog='Examples:\n\n    tanbr send "the plot is clever"\n\n    tanbr send --file texts.txt --json\n\n'
+    '    tanbr send "the plot is clever" --feedback 1\n\n    tanbr send --id 0f3a-1 --feedback 0.5'
 )
 def send(
     texts: Annotated[list[str] | None, typer.Argument(help="Texts; a tab in one separates a pair.")] = None,
@@ -223,9 +281,6 @@ def _show(answers: dict[str, Any]) -> None:
         console.print("feedback: " + ", ".join(f"{count} {what}" for what, count in answers["feedback"].items()))
 
 
-ROUTERS = ("tanbr", "paper", "nucb", "vector-gp", "average", "random")
-
-
 @app.command(
     epilog="Examples:\n\n    tanbr replay out/serve\n\n"
     "    tanbr replay out/serve --routers tanbr,average --out replay.json"
@@ -240,9 +295,8 @@ def replay(
     """Run other routers over what a server recorded, and say how far the record can vouch for the outcome."""
     settings = configuration.load(config)
     names = routers.split(",")
-    strange = next((name for name in names if name not in ROUTERS), None)
-    if strange is not None:
-        raise InputError(f"unknown router {strange!r}; choose some of {', '.join(ROUTERS)}")
+    for name in names:
+        kind(name)
     from dataclasses import asdict
 
     from tanbr.serve.replay import read_log
@@ -250,7 +304,8 @@ def replay(
 
     recorded = read_log(log)
     K, V = recorded.blends.shape[1], recorded.mixes.shape[1]
-    result = run(recorded, {name: _router(name, K, V, seed=seed, config=settings) for name in names}, seed=seed)
+    chosen = settings.router.of_requests()
+    result = run(recorded, {name: build(name, K, V, seed=seed, config=chosen) for name in names}, seed=seed)
     table = Table("router", "reward", "±", "near what was served", "", box=None, padding=(0, 2, 0, 0))
     for one in result.routers:
         vouched = "" if one.supported else "a guess"
@@ -266,17 +321,3 @@ def replay(
         figures = {"command": command_line(), "seed": seed, **asdict(result)}
         write_atomically(out, json.dumps(figures, indent=2) + "\n")
         console.print(f"figures: {out}")
-
-
-def _router(name: str, K: int, V: int, *, seed: int, config: configuration.Config) -> "Router":
-    from tanbr.baselines import FixedBlend, Nucb, RandomBlend, VectorGP
-    from tanbr.router import Tanbr
-
-    match name:
-        case "tanbr":
-            return Tanbr(K, V, seed=seed, config=config.router.of_requests())
-        case "paper":
-            return Tanbr(K, V, mode="paper", seed=seed, config=config.router.of_requests())
-        case "average":
-            return FixedBlend(K, V)
-    return {"nucb": Nucb, "vector-gp": VectorGP, "random": RandomBlend}[name](K, V, seed=seed)

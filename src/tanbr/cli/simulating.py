@@ -1,21 +1,19 @@
 """`tanbr simulate` and `tanbr survey`."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.progress import TaskID
-from rich.table import Table
 
-from tanbr.cli.display import console, progress
+from tanbr.cli.display import console, fitted, progress
+from tanbr.cli.running import ConfigFile, command_line
+from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.tasks import traffic as traffics
 
 if TYPE_CHECKING:
     from tanbr.experiments.simulate import Outcome
-    from tanbr.experiments.standings import Standings
 
 app = typer.Typer()
 
@@ -26,23 +24,19 @@ Data = Annotated[Path | None, typer.Option(help="GLUE's folder; the embedded mod
 DEFAULT_METHODS = "tanbr,average,best-fixed,random,best-per-slot"
 
 
-def _command() -> str:
-    words = [word.rsplit("/", 1)[-1] if word.startswith("/") else word for word in sys.argv[1:]]
-    return shlex.join(["tanbr", *words])  # no place of this machine
-
-
 @app.command(
     epilog="Examples:\n\n    tanbr simulate\n\n"
     "    tanbr simulate glue-moe/ --data glue/ --methods tanbr,tanbr+survey,average,nucb --seeds 0,1,2 --workers 2"
 )
+@keeps("runs that had ended are in {out}/runs; the same command goes on with the others")
 def simulate(
     checkpoint: Checkpoint = None,
     data: Data = None,
     methods: Annotated[
         str,
         typer.Option(
-            help="Names by comma; +probes, +survey, +oracle after one that learns, +regression after one that blends; "
-            "package.module:Router."
+            help="Names by comma; +probes, +survey, +oracle after one that learns, "
+            "+regression, +ties, … after one that blends; package.module:Router."
         ),
     ] = DEFAULT_METHODS,
     traffic: Annotated[
@@ -54,6 +48,9 @@ def simulate(
     requests: Annotated[int, typer.Option(min=1, help="Requests in a slot.")] = 64,
     pool: Annotated[int, typer.Option(min=1, help="Most rows a task that requests are drawn from.")] = 1_500,
     seeds: Annotated[str, typer.Option(help="Seeds of stream, monitor and routers, by comma.")] = "0",
+    models: Annotated[
+        str, typer.Option(help="How many merged models to hold side by side, by comma: for routers and fixed panels.")
+    ] = "1",
     oracle_mix: Annotated[bool, typer.Option("--oracle-mix", help="Tell every router the true mix.")] = False,
     warm_start: Annotated[
         Literal["none", "probes", "survey"],
@@ -67,30 +64,32 @@ def simulate(
     ] = False,
     record: Annotated[Path | None, typer.Option(help="Also write the first seed's stream to this file.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")] = 1,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="TOML file with settings that differ from the defaults.")
-    ] = None,
+    config: ConfigFile = None,
     out: Annotated[Path, typer.Option(help="Folder for results; what is there already is not run again.")] = Path(
         "out/simulate"
     ),
 ) -> None:
     """Compare methods on one stream of untagged requests; interrupted and started again, it goes on."""
     from tanbr.experiments import methods as registry
-    from tanbr.experiments.online_report import write
+    from tanbr.experiments.online_report import lay_out, write
+    from tanbr.experiments.panel import memory
     from tanbr.experiments.simulate import Study
     from tanbr.experiments.simulate import simulate as run
     from tanbr.experiments.standings import Standings
+    from tanbr.merge import open as open_moe
     from tanbr.moe import embedded
     from tanbr.tasks import trace
 
-    names = [m.name for m in registry.methods(methods.split(","), warm_start=warm_start, oracle=oracle_mix)]
+    counts = _numbers(models, option="--models", least=1)
+    asked = registry.methods(methods.split(","), warm_start=warm_start, oracle=oracle_mix, models=counts)
+    names = [one.name for one in asked]
     folder = checkpoint or embedded.path()
     beside = folder / "survey.json"
     study = Study(
         checkpoint=folder, data=data, traffic=traffic, alpha=alpha, period=period, slots=slots, requests=requests,
         pool=pool, rehearse=rehearse, survey=survey or (beside if beside.is_file() else None), config=config,
     )  # fmt: skip
-    numbers = _numbers(seeds)
+    numbers = _numbers(seeds, option="--seeds", least=0)
     corpus = study.corpus()
     streams = {seed: study.stream(corpus, seed) for seed in numbers}
     if record is not None:
@@ -99,9 +98,12 @@ def simulate(
         outcomes = run(study, names, numbers, out=out, workers=workers, watch=watch, finished=watch.finished)
     mixes = {seed: stream.mixes for seed, stream in streams.items()}
     standings = Standings.of(outcomes, tasks=[task.name for task in corpus.tasks], mixes=mixes)
-    for table in tables(standings):
-        console.print(table)
-    written = write(out, standings, command=_command(), facts=outcomes[0].facts)
+    for title, header, cells in lay_out(standings):
+        console.print(*fitted(title, header, cells, subject=standings.subject), sep="\n")
+    moe = open_moe(folder)
+    written = write(
+        out, standings, command=command_line(), facts=outcomes[0].facts, memory=lambda count: memory(moe, count) / 1e6
+    )
     console.print(f"figures: {written}")
 
 
@@ -109,6 +111,7 @@ def simulate(
     epilog="Examples:\n\n    tanbr survey\n\n"
     "    tanbr survey glue-moe/ --data glue/ --blends 120 --rows 60 --out survey.json"
 )
+@keeps("what was measured is in {out}.partial; the same command goes on")
 def survey(
     checkpoint: Checkpoint = None,
     data: Data = None,
@@ -118,9 +121,8 @@ def survey(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Use the half of the held-back rows that `simulate --rehearse` leaves.")
     ] = False,
-    regression: Annotated[
-        bool, typer.Option("--regression", help="Merge by regression; `tanbr grams` must have been there.")
-    ] = False,
+    method: Annotated[str, typer.Option(help="How blends are merged: average, regression, ties, …")] = "average",
+    regression: Annotated[bool, typer.Option("--regression", hidden=True)] = False,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("out/survey.json"),
 ) -> None:
     """Measure what a checkpoint's blends are worth on held-out rows; interrupted and started again, it goes on."""
@@ -132,20 +134,19 @@ def survey(
 
     torch.set_num_threads(1)
     bench = Study(checkpoint=checkpoint or embedded.path(), data=data, rehearse=rehearse).bench()
-    bench = bench.by_regression if regression else bench
+    bench = bench.merging("regression" if regression else method)
     with progress("blends") as bar:
         line = bar.add_task("surveying", total=blends, note="")
         found = survey_to(
-            out, bench.moe, bench.corpus, blends=blends, rows=rows, searched=searched, command=_command(),
+            out, bench.moe, bench.corpus, blends=blends, rows=rows, searched=searched, command=command_line(),
             report=lambda done, total: bar.update(line, completed=done, total=total),
         )  # fmt: skip
     K = bench.moe.num_experts
-    table = Table("task", "best expert alone", "uniform blend", "best fixed blend", title="the task's metric")
     best = found.rewards.mean(axis=1).argmax()
-    for v, task in enumerate(bench.corpus.tasks):
-        cells = (found.figures[:K, v].max(), found.figures[min(K, len(found.blends) - 1), v], found.figures[best, v])
-        table.add_row(task.name, *(f"{cell:.3f}" for cell in cells))
-    console.print(table)
+    shown = [found.figures[:K].max(axis=0), found.figures[min(K, len(found.blends) - 1)], found.figures[best]]  # (V,)
+    rows_of = [[task.name, *(f"{of[v]:.3f}" for of in shown)] for v, task in enumerate(bench.corpus.tasks)]
+    header = ["task", "best expert alone", "uniform blend", "best fixed blend"]
+    console.print(*fitted("the task's metric", header, rows_of), sep="\n")
     for alpha in (0.1, 0.3, 1.0):
         stakes = found.stakes(alpha)
         console.print(
@@ -155,27 +156,36 @@ def survey(
     console.print(f"survey: {out}")
 
 
-@app.command(epilog="Examples:\n\n    tanbr grams glue-moe/ --data glue/\n\n    tanbr serve glue-moe/ --regression")
+@app.command(
+    epilog="Examples:\n\n    tanbr grams glue-moe/ --data glue/\n\n    tanbr serve glue-moe/ --method regression"
+)
+@keeps("nothing was written; run it again")
 def grams(
     checkpoint: Annotated[Path, typer.Argument(help="Folder of the MoE checkpoint, one expert a task.")],
     data: Data = None,
     rows: Annotated[int, typer.Option(min=2, help="Held-back rows of every task.")] = 64,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Behind layers that are merged already, for --method regmeanpp.")
+    ] = False,
 ) -> None:
-    """Measure what each expert sees, for merges by regression; goes into the folder grams beside the experts."""
+    """Measure what each expert sees, for merges by regression; goes into a folder beside the experts."""
     import torch
 
     from tanbr.baselines.probes import head_probes
     from tanbr.baselines.regmean import measure
-    from tanbr.experiments.answers import check_head, model_for
+    from tanbr.experiments.answers import model_for
     from tanbr.experiments.simulate import Study
 
     torch.set_num_threads(1)
     bench = Study(checkpoint=checkpoint, data=data).bench()
-    check_head(model_for(bench.moe), bench.corpus.space)
-    probes = head_probes(bench.moe, bench.corpus.first_held(rows), space=bench.corpus.space)
+    model_for(bench.moe, bench.corpus.space)  # its head must fit
+    held = bench.corpus.first_held(rows)
+    probes = head_probes(bench.moe, held, space=bench.corpus.space, own=bench.own_experts)
     with progress("experts") as bar:
         line = bar.add_task("measuring", total=bench.moe.num_experts, note="")
-        written = measure(bench.moe, probes, rows=rows, report=lambda done: bar.update(line, completed=done))
+        written = measure(
+            bench.moe, probes, rows=rows, merged=merged, report=lambda done: bar.update(line, completed=done)
+        )
     size = sum(file.stat().st_size for file in written.iterdir())
     console.print(f"grams: {written} ({size / 1e6:.0f} MB)")
 
@@ -214,26 +224,11 @@ class _Watch:
         self._bars.console.print(f"{outcome.method:18} seed {outcome.seed}   reward {reward:.3f}   {how}")
 
 
-def tables(standings: "Standings") -> list[Table]:
-    """Lay out rewards, paired differences and the tasks' own metrics."""
-    from tanbr.experiments.online_report import lay_out
-
-    result = []
-    for title, header, rows in lay_out(standings):
-        table = Table(*header, title=title, title_justify="left")
-        for column in table.columns[1:]:
-            column.justify = "right"
-        for row in rows:
-            table.add_row(*row, style="bold blue" if row[0] == standings.hero else "")
-        result.append(table)
-    return result
-
-
-def _numbers(text: str) -> list[int]:
+def _numbers(text: str, *, option: str, least: int) -> list[int]:
     try:
         numbers = [int(word) for word in text.split(",") if word.strip()]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < 0:
-        raise ConfigError(f"--seeds must be whole numbers from 0, as 0,1,2 (got {text!r})")
+    if not numbers or min(numbers) < least:
+        raise ConfigError(f"{option} must be whole numbers from {least}, as {least},{least + 1} (got {text!r})")
     return list(dict.fromkeys(numbers))

@@ -12,18 +12,17 @@ from rich.progress import TaskID
 from rich.table import Table
 
 from tanbr import settings as configuration
-from tanbr.cli.display import console, progress
+from tanbr.baselines import registry
+from tanbr.cli.display import console, fitted, progress
 from tanbr.cli.running import ConfigFile, command_line
+from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.files import write_atomically
 from tanbr.train.config import FLAN_T5, MINILM, PretrainConfig
 
 app = typer.Typer()
 
-ROUTERS = (
-    "tanbr, paper, nucb, vector-gp, random, average, proportional, served (each also +regression), fisher, regmean, "
-    "switch, rl, smear, smear-sequence"
-)
+ROUTERS = f"{', '.join(registry.ROUTERS)}, served (each also +regression, +ties, …), fisher, regmean, switch, rl, smear, smear-sequence"
 
 PRESETS = {
     "tiny": PretrainConfig(),
@@ -36,6 +35,7 @@ PRESETS = {
     epilog="Examples:\n\n    tanbr pretrain --preset tiny --out out/tiny    # again after an interruption: it resumes"
     "\n\n    tanbr pretrain --preset minilm --from minilm/ --data glue/ --out out/minilm"
 )
+@keeps("the newest states are in {out}; the same command goes on from them")
 def pretrain(
     preset: Annotated[str, typer.Option(help=f"What to train: {', '.join(PRESETS)}.")] = "tiny",
     dense: Annotated[
@@ -56,7 +56,7 @@ def pretrain(
     """Train a task-routed MoE and write it; interrupted, the same command goes on where it stopped."""
     if preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
-    settings = configuration.load(config).pretrain if config else PRESETS[preset]
+    settings = configuration.load(config, over=configuration.Config(pretrain=PRESETS[preset])).pretrain
     if mergeable is not None:
         settings = settings.model_copy(update={"mergeable": mergeable})
     if preset != "tiny" and not (dense and data):
@@ -89,7 +89,7 @@ def pretrain(
     facts = {"command": command_line(), "minutes": minutes, "config": settings.model_dump(), "dev": figures}
     write_atomically(out / "training.json", json.dumps(facts, indent=1) + "\n")
     if figures:
-        console.print(_table(figures))
+        console.print(*_tables(figures), sep="\n")
     console.print(f"model: {model}\ncurves: {picture}")
 
 
@@ -97,6 +97,7 @@ def pretrain(
     epilog="Examples:\n\n    tanbr finetune --router tanbr --steps 50    # the embedded model"
     "\n\n    tanbr finetune out/flan-t5/model --data glue/ --router tanbr,nucb,random,average,switch --out out/finetune"
 )
+@keeps("the newest states are in {out}; the same command goes on from them")
 def finetune(
     checkpoint: Annotated[
         Path | None, typer.Argument(help="Folder of a BERT-MoE or T5-MoE; the embedded model if left out.")
@@ -112,9 +113,7 @@ def finetune(
     config: ConfigFile = None,
 ) -> None:
     """Tune a merged model's normalisation layers while a router learns from the loss; resumes where it stopped."""
-    settings = configuration.load(config).finetune
-    changes = {"steps": steps, "seed": seed}
-    settings = settings.model_copy(update={name: value for name, value in changes.items() if value is not None})
+    settings = configuration.with_options(configuration.load(config), finetune={"steps": steps, "seed": seed})
 
     import torch
 
@@ -133,8 +132,10 @@ def finetune(
         if data:
             rows, unseen = glue.divided(data)[0], glue.load(data, split="dev")
         else:
-            rows = {task.name: tiny.generate(task.name, settings.train_rows, seed=0) for task in tasks}
-            unseen = {task.name: tiny.generate(task.name, settings.eval_rows, seed=0, split="test") for task in tasks}
+            rows = {task.name: tiny.generate(task.name, settings.finetune.train_rows, seed=0) for task in tasks}
+            unseen = {
+                task.name: tiny.generate(task.name, settings.finetune.eval_rows, seed=0, split="test") for task in tasks
+            }
         report("rows", 1, 1, "")
         results = [
             experiment.run(
@@ -144,22 +145,20 @@ def finetune(
             for name in names
         ]  # fmt: skip
     picture = draw_losses({name: Curve(out / name / "tuned.jsonl") for name in names}, out / "losses.png")
-    columns = {kind: results[0]["figures"][kind] for kind in ("tags", "average") if kind in results[0]["figures"]}
+    once = {kind: results[0]["figures"][kind] for kind in ("tags", "average") if kind in results[0]["figures"]}
+    console.print(*_tables(once, "the tasks' metrics before, in points"), sep="\n")
     for result in results:
         kinds = ("untuned even", "untuned own", "tuned even", "tuned own")
-        columns |= {f"{result['router']}\n{kind}": result["figures"][kind] for kind in kinds}
-    console.print(_table(columns))
+        after = {kind: result["figures"][kind] for kind in kinds}
+        console.print(*_tables(after, f"… with {result['router']}"), sep="\n")
     console.print(f"losses: {picture}")
 
 
-def _table(columns: dict[str, dict[str, float]]) -> Table:
+def _tables(columns: dict[str, dict[str, float]], title: str = "the tasks' metrics, in points") -> list[Table]:
     """Lay out the tasks' figures, one column a way of answering."""
-    table = Table("task", *columns, title="the tasks' metrics, in points", title_justify="left")
-    for task in next(iter(columns.values())):
-        table.add_row(task, *(f"{100 * figures[task]:.1f}" for figures in columns.values()))
-    means = [sum(figures.values()) / len(figures) for figures in columns.values()]
-    table.add_row("mean", *(f"{100 * mean:.1f}" for mean in means))
-    return table
+    rows = [[task, *(f"{100 * of[task]:.1f}" for of in columns.values())] for task in next(iter(columns.values()))]
+    rows.append(["mean", *(f"{100 * sum(of.values()) / len(of):.1f}" for of in columns.values())])
+    return fitted(title, ["task", *columns], rows)
 
 
 def _pretrain_tiny(settings: PretrainConfig, out: Path) -> None:
@@ -173,17 +172,7 @@ def _pretrain_tiny(settings: PretrainConfig, out: Path) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int, str], None]]:
-    """Show a bar for each phase that is reported; say where a run that is interrupted has got to."""
-    try:
-        with _bars() as report:
-            yield report
-    except KeyboardInterrupt as stopped:
-        console.print(f"stopped: {stopped}" if str(stopped) else "stopped", soft_wrap=True)
-        raise typer.Exit(130) from None
-
-
-@contextmanager
-def _bars() -> Iterator[Callable[[str, int, int, str], None]]:
+    """Show a bar for each phase that is reported."""
     with progress() as bar:
         bars: dict[str, TaskID] = {}
 

@@ -1,79 +1,54 @@
 """Answers that are computed once: a text answered under a blend is remembered, whichever method asked.
 
 Fixed merges cost their pool of texts once instead of every slot; a router that returns to a blend pays for new texts
-only. What methods see is what `serve.Engine` would have answered.
+only. What methods see is what the server would have answered.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from tanbr.errors import CheckpointError
-from tanbr.experiments.replay import Replay
+from tanbr.experiments.classifier import Classifier
+from tanbr.experiments.dense import DenseModel
+from tanbr.experiments.writer import Writer
 from tanbr.merge import Moe
-from tanbr.serve.engine import Engine
-from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.types import Blend, FloatArray, Text, as_blend
-
-
-@dataclass(frozen=True)
-class Now:
-    """What answers."""
-
-    version: int
-
-
-class Server(Protocol):
-    """What the slot loop needs of an engine."""
-
-    @property
-    def live(self) -> Any:
-        """What answers, with its merge `version`."""
-        ...
-
-    def swap(self, blend: ArrayLike, **_: Any) -> int:
-        """Serve a blend (K,); the merge version that now answers."""
-        ...
-
-    def logits(self, texts: Sequence[Text]) -> FloatArray:
-        """Answer texts: (n, columns)."""
-        ...
 
 
 class Answers:
     """One model for all methods, and every answer it has given."""
 
-    def __init__(self, moe: Moe) -> None:
-        self.experts = moe.num_experts
-        self.model = model_for(moe)
+    def __init__(self, model: DenseModel) -> None:
+        self.experts = model.moe.num_experts
+        self.model = model
         self.kept: dict[str, nn.Module] = {}  # merges that are no blend, by name
-        self._known: dict[bytes | str, dict[Text, FloatArray]] = {}
+        self._known: dict[bytes | str, dict[Text, Answer]] = {}
         self._held: bytes | str | None = None  # what the model holds now
 
-    def of(self, what: Blend | str, texts: Sequence[Text]) -> FloatArray:
-        """Answer texts with a blend (K,), or with a merge that is kept under a name: (n, columns)."""
+    def of(self, what: Blend | str, texts: Sequence[Text]) -> list[Answer]:
+        """Answer texts with a blend (K,), or with a merge that is kept under a name."""
         key = what if isinstance(what, str) else what.tobytes()
         known = self._known.setdefault(key, {})
         new = list(dict.fromkeys(text for text in texts if text not in known))
         if new:
             if key != self._held:
                 self._held = None  # an exception on the way leaves the model in doubt
-                self._hold(what)
+                self.model.put(self.kept[what]) if isinstance(what, str) else self.model.swap(what)
                 self._held = key
-            known.update(zip(new, self.model.logits(new), strict=True))
-        return np.array([known[text] for text in texts]).reshape(len(texts), len(self.model.columns))
+            known.update(zip(new, self.model.answers(new), strict=True))
+        return [known[text] for text in texts]
 
-    def _hold(self, what: Blend | str) -> None:
-        if not isinstance(what, str):
-            self.model.swap(what)
-        elif isinstance(self.model, Replay):
-            self.model.put(self.kept[what])
-        else:
-            raise CheckpointError("merges that are no blend can be compared for BERT-MoE checkpoints only")
+    def each(self, blends: Sequence[Blend], of: NDArray[np.intp], texts: Sequence[Text]) -> list[Answer]:
+        """Answer text i with the blend whose number is of[i]."""
+        found: dict[Text, Answer] = {}
+        for number in np.unique(of):
+            own = [text for text, one in zip(texts, of, strict=True) if one == number]
+            found |= zip(own, self.of(blends[number], own), strict=True)
+        return [found[text] for text in texts]
 
 
 class Blended:
@@ -81,40 +56,39 @@ class Blended:
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
-        self._blend = as_blend(np.full(answers.experts, 1 / answers.experts), experts=answers.experts)
-        self.live = Now(0)
+        self._blend: Blend | None = None
+        self.version = 0
 
-    def swap(self, blend: ArrayLike, **_: Any) -> int:
-        """Answer by a blend (K,) from now on."""
+    def swap(self, blend: ArrayLike) -> int:
+        """Answer by a blend (K,) from now on; how many there have been."""
         wanted = as_blend(blend, experts=self._answers.experts)
-        if not (self.live.version and np.array_equal(wanted, self._blend)):
-            self._blend, self.live = wanted, Now(self.live.version + 1)
-        return self.live.version
+        if self._blend is None or not np.array_equal(wanted, self._blend):
+            self._blend, self.version = wanted, self.version + 1
+        return self.version
 
-    def logits(self, texts: Sequence[Text]) -> FloatArray:
-        """Answer texts: (n, columns)."""
-        return self._answers.of(self._blend, texts)
+    def answers(self, texts: Sequence[Text]) -> list[Answer]:
+        """Answer texts; by all experts alike before the first swap."""
+        even = np.full(self._answers.experts, 1 / self._answers.experts)
+        return self._answers.of(even if self._blend is None else self._blend, texts)
 
 
 class Unmoved:
     """A server that heeds no router."""
 
-    live = Now(1)
-
-    def swap(self, blend: ArrayLike, **_: Any) -> int:  # noqa: ARG002
+    def swap(self, blend: ArrayLike) -> int:  # noqa: ARG002
         """Stay."""
-        return self.live.version
+        return 1
 
 
-class Merged(Unmoved):
+class OtherMerge(Unmoved):
     """A merge that is no blend."""
 
-    def __init__(self, answers: Answers, key: str) -> None:
-        self._answers, self._key = answers, key
+    def __init__(self, answers: Answers, name: str) -> None:
+        self._answers, self._name = answers, name
 
-    def logits(self, texts: Sequence[Text]) -> FloatArray:
-        """Answer texts: (n, columns)."""
-        return self._answers.of(self._key, texts)
+    def answers(self, texts: Sequence[Text]) -> list[Answer]:
+        """Answer texts."""
+        return self._answers.of(self._name, texts)
 
 
 class Tagged(Unmoved):
@@ -128,25 +102,19 @@ class Tagged(Unmoved):
         self._answers, self._task_of = answers, task_of
         self._blends = [as_blend(blend, experts=answers.experts) for blend in blends]
 
-    def logits(self, texts: Sequence[Text]) -> FloatArray:
-        """Answer each text with its task's own blend: (n, columns)."""
-        tasks = np.array([self._task_of[text] for text in texts], dtype=np.intp)
-        answers = np.empty((len(texts), len(self._answers.model.columns)))
-        for task in np.unique(tasks):
-            own = np.flatnonzero(tasks == task).tolist()
-            answers[own] = self._answers.of(self._blends[task], [texts[i] for i in own])
-        return answers
+    def answers(self, texts: Sequence[Text]) -> list[Answer]:
+        """Answer each text with its task's own blend."""
+        return self._answers.each(self._blends, np.array([self._task_of[text] for text in texts], np.intp), texts)
 
 
-def model_for(moe: Moe) -> Replay | Engine:
-    """Build the quickest model for asking the same texts of many blends."""
-    return Replay(moe) if moe.family.model_type == "bert_moe" else Engine(moe)
-
-
-def check_head(model: Replay | Engine, space: LabelSpace) -> None:
-    """Refuse a model whose head does not answer in the label space of the data."""
+def model_for(moe: Moe, space: LabelSpace) -> DenseModel:
+    """Build the model that answers in a label space; refuse a head that does not."""
+    if moe.family.model_type != "bert_moe":
+        return Writer(moe, space)
+    model = Classifier(moe)
     if model.columns != space.columns:
         raise CheckpointError(
-            f"{model.moe.path} answers {', '.join(model.columns[:8])}, but the data's labels are "
+            f"{moe.path} answers {', '.join(model.columns[:8])}, but the data's labels are "
             f"{', '.join(space.columns)}; pass the data it was trained on (--data), or another checkpoint"
         )
+    return model

@@ -6,24 +6,32 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.serve.loop import SlotLoop
+from tanbr.experiments.contestant import Contestant, MixSource, Scorer
 from tanbr.tasks.metrics import LabelSpace
-from tanbr.tasks.traffic import Slot, Stream
+from tanbr.tasks.rows import Row
+from tanbr.tasks.traffic import SlotRequests, Stream
 from tanbr.types import FloatArray, SlotMix, SlotRecord, Text, to_jsonable
 
 
 class KnownMix:
-    """A mix source that is told the true mixes: for upper bounds and for separating two errors."""
+    """A mix source that is told the true mixes: for upper bounds and for separating two errors.
 
-    def __init__(self, mixes: FloatArray) -> None:
-        self._mixes, self._slot = mixes, 0
+    What single requests are is for a `recogniser` to say; without one they are all like the mix.
+    """
+
+    def __init__(self, mixes: FloatArray, recogniser: MixSource | None = None) -> None:
+        self._mixes, self._slot, self._recogniser = mixes, 0, recogniser
 
     def observe(self, texts: Sequence[Text]) -> FloatArray:
-        """Need nothing from the requests."""
+        """Give posteriors (n, V)."""
+        if self._recogniser is not None:
+            return self._recogniser.observe(texts)
         return np.tile(self._mixes[self._slot], (len(texts), 1))
 
     def close_slot(self) -> SlotMix:
         """Give the true mix of the slot that ended and of the one that starts."""
+        if self._recogniser is not None:
+            self._recogniser.close_slot()
         ended, coming = self._mixes[self._slot], self._mixes[min(self._slot + 1, len(self._mixes) - 1)]
         self._slot += 1
         return SlotMix(estimate=ended, forecast=coming, uncertainty=np.zeros_like(ended), unknown=0.0, requests=0)
@@ -91,29 +99,22 @@ def _standard_error(values: FloatArray) -> float:
 
 
 def compare(
-    loops: dict[str, SlotLoop],
+    contestants: dict[str, Contestant],
     traffic: Stream,
     *,
     space: LabelSpace,
     best: str,
-    report: Callable[[Comparison, Slot], None] | None = None,
-    collect: Callable[[Slot, FloatArray], None] | None = None,
+    watch: Callable[[Comparison, SlotRequests], None] | None = None,
+    collect: Callable[[Sequence[Row], FloatArray], None] | None = None,
 ) -> Comparison:
-    """Run every method's loop over the same requests.
+    """Let every method serve the same requests.
 
-    `report` sees the comparison so far after every slot, `collect` each method's answers (n,) to a slot.
+    `watch` sees the comparison so far after every slot, `collect` what each method answered (n,) to a slot's rows.
     """
-    result = Comparison(mixes=traffic.mixes, records={method: [] for method in loops}, best=best)
+    result = Comparison(mixes=traffic.mixes, records={method: [] for method in contestants}, best=best)
     for slot in traffic:
-
-        def score(logits: FloatArray, slot: Slot = slot) -> tuple[FloatArray, FloatArray]:
-            answers = space.answers(slot.rows, logits)
-            if collect:
-                collect(slot, answers)
-            return space.slot_reward(slot.rows, space.rewards(slot.rows, answers))
-
-        for method, loop in loops.items():
-            result.records[method].append(loop.run(slot.texts, score))
-        if report:
-            report(result, slot)
+        for method, contestant in contestants.items():
+            result.records[method].append(contestant.play(slot.texts, Scorer(space, slot.rows, collect)))
+        if watch:
+            watch(result, slot)
     return result

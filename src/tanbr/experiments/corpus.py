@@ -1,6 +1,6 @@
 """The labelled rows of an experiment, in two parts that never meet: what may be known beforehand, and the requests."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task
 
 Rows = Mapping[str, Sequence[Row]]  # task name → rows
+Progress = Callable[[str, int, int, str], None]  # phase, done, total, note
 
 HELD_SEED, STREAM_SEED = 1_000, 2_000  # of generated rows; training uses seed 0
 GENERATED = 600  # rows a task in either part

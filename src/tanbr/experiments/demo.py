@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tanbr.baselines import BestKnown, FixedBlend, RandomBlend
+from tanbr.baselines.survey import Survey
+from tanbr.experiments.answers import Answers, Blended, model_for
 from tanbr.experiments.compare import Comparison, KnownMix, compare
+from tanbr.experiments.contestant import Contestant, MixSource, OneModel
 from tanbr.experiments.report import write_report
-from tanbr.experiments.survey import Survey
-from tanbr.files import write_atomically
+from tanbr.files import check_writable, write_atomically
 from tanbr.merge import Moe
 from tanbr.router import Tanbr
 from tanbr.serve.build import taught_monitor
-from tanbr.serve.engine import Engine
-from tanbr.serve.loop import MixSource, SlotLoop
 from tanbr.settings import Config
 from tanbr.tasks import tiny, traffic
 from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
-from tanbr.tasks.traffic import Slot, Traffic
+from tanbr.tasks.traffic import SlotRequests, Traffic
 from tanbr.types import Router
 
 TANBR, BOUND = "tanbr", "best per slot"
@@ -50,7 +50,7 @@ def run(
     kind: str = "dirichlet",
     alpha: float = 0.1,
     seed: int = 0,
-    watch: Callable[[Comparison, Slot], None] | None = None,
+    watch: Callable[[Comparison, SlotRequests], None] | None = None,
     command: str = "tanbr demo",
 ) -> Demo:
     """Run every method over the same requests and write `report.html` and `demo.json` to `out`."""
@@ -61,7 +61,7 @@ def run(
     mixes = traffic.mixes(kind, tasks=V, slots=slots, seed=seed, alpha=alpha)
     pools = {name: tiny.generate(name, POOL, seed=TRAFFIC_SEED + seed, split="test") for name in names}
     stream = Traffic(pools=pools, mixes=mixes, requests=requests, seed=seed)
-    write_atomically(out / "demo.json", "{}\n")  # a folder that cannot be written to is better found out now
+    check_writable(out)
 
     monitor = taught_monitor(config.monitor, seed=seed)
     router = Tanbr(K, V, seed=seed, config=config.router.of_requests(read_card(moe.path).experts_of(names)))
@@ -72,8 +72,11 @@ def run(
         "random": (RandomBlend(K, V, seed=seed), KnownMix(mixes)),
         BOUND: (BestKnown(K, V, blends=known.blends, rewards=known.rewards), KnownMix(mixes)),
     }
-    loops = {name: SlotLoop(Engine(moe), chooser, source, V) for name, (chooser, source) in methods.items()}
-    result = compare(loops, stream, space=space, best=BOUND, report=watch)
+    answers = Answers(model_for(moe, space))
+    contestants: dict[str, Contestant] = {
+        name: OneModel(Blended(answers), chooser, source, V) for name, (chooser, source) in methods.items()
+    }
+    result = compare(contestants, stream, space=space, best=BOUND, watch=watch)
 
     tail = min(100, slots)
     above, error = result.paired(TANBR, "best fixed", tail=tail)

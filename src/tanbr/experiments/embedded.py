@@ -1,7 +1,6 @@
 """How the embedded model is made and measured: generated tasks in, a BERT-MoE and what its blends are worth out."""
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,10 +9,12 @@ from rich.table import Table
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from tanbr.experiments.survey import Survey, candidates, survey
+from tanbr.baselines.survey import Survey
+from tanbr.experiments.answers import model_for
+from tanbr.experiments.corpus import Progress
+from tanbr.experiments.survey import candidates, survey
 from tanbr.merge import open as open_moe
 from tanbr.moe.text import TextEncoder
-from tanbr.serve.engine import Engine
 from tanbr.tasks import lexicon, tiny
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.train.ancestor import train_ancestor
@@ -26,14 +27,12 @@ from tanbr.train.pretrain import train_experts
 SURVEY_SEED = 500  # of the train split, but not the rows that were trained on
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
-Report = Callable[[str, int, int, str], None]  # phase, done, total, note
-
 
 def train(
     config: PretrainConfig,
     *,
     out: Path,
-    report: Report,
+    report: Progress,
     command: str,
     survey_rows: int = 250,
     survey_blends: int = 180,
@@ -58,10 +57,10 @@ def train(
     ancestor = train_ancestor(course, meanings=meanings(encoder), out=out / "ancestor")
     model = train_experts(ancestor, course, out=out / "model", first_step=config.ancestor_steps)
 
-    engine = Engine(open_moe(model), batch=128)
+    answering = model_for(open_moe(model), space)
     held_out = {name: tiny.generate(name, survey_rows, seed=SURVEY_SEED) for name in names}
-    blends = candidates(engine.moe.num_experts)[:survey_blends]
-    worth = survey(engine, held_out, space=space, blends=blends, report=lambda n, N: report("survey", n, N, ""))
+    blends = candidates(answering.moe.num_experts)[:survey_blends]
+    worth = survey(answering, held_out, space=space, blends=blends, report=lambda n, N: report("survey", n, N, ""))
     digest = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
     worth.save(model / "survey.json", command=command, model_sha256=digest, tasks=names, rows=survey_rows)
     return model, worth

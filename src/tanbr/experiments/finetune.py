@@ -6,7 +6,7 @@ Figures are on rows that no training has seen, before and after. With `tags` eac
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,27 +15,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from tanbr.baselines import FixedBlend, Nucb, Proportional, RandomBlend, VectorGP
+from tanbr.baselines import ROUTERS, build
 from tanbr.baselines.fisher import fisher
 from tanbr.baselines.probes import head_probes
 from tanbr.baselines.regmean import regmean
 from tanbr.baselines.rl import Reinforce
 from tanbr.baselines.smear import Smear
 from tanbr.baselines.switch import Switch
-from tanbr.errors import CheckpointError, ConfigError
-from tanbr.experiments.task_figures import Figures, as_trained, figures
+from tanbr.errors import CheckpointError, ConfigError, StateError
+from tanbr.experiments.corpus import Progress, Rows
+from tanbr.experiments.dense import with_start
+from tanbr.experiments.task_figures import Figures, as_trained, figures, own_experts
 from tanbr.files import write_atomically
 from tanbr.merge import open as open_moe
+from tanbr.merge.methods import check_name
 from tanbr.moe.gates import Gated
 from tanbr.moe.text import TextEncoder
-from tanbr.router import Tanbr
 from tanbr.settings import Config
 from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
-from tanbr.tasks.rows import Row, Task
+from tanbr.tasks.rows import Task
 from tanbr.train.batches import Batches
 from tanbr.train.checkpoints import digest, load, write
-from tanbr.train.config import FinetuneConfig
 from tanbr.train.finetune import (
     BlendLearner,
     FixedLearner,
@@ -47,22 +48,10 @@ from tanbr.train.finetune import (
     norms,
 )
 from tanbr.train.objectives import Objective, objective_of
-from tanbr.types import Blend, Router, to_jsonable
+from tanbr.types import Blend, to_jsonable
 
-Rows = Mapping[str, Sequence[Row]]  # task name → rows
-Report = Callable[[str, int, int, str], None]  # phase, done, total, note
-
-ROUTERS: dict[str, Callable[..., Router]] = {
-    "tanbr": lambda K, V, seed, own: Tanbr(K, V, seed=seed, config=Config().router.of_requests(own)),
-    "paper": lambda K, V, seed, _: Tanbr(K, V, seed=seed, mode="paper"),
-    "nucb": lambda K, V, seed, _: Nucb(K, V, seed=seed),
-    "vector-gp": lambda K, V, seed, _: VectorGP(K, V, seed=seed),
-    "random": lambda K, V, seed, _: RandomBlend(K, V, seed=seed),
-    "average": lambda K, V, *_: FixedBlend(K, V),
-    "proportional": lambda K, V, _, own: Proportional(K, V, own=own or None),
-}
 SERVED = "served"  # draws around the blends that will be served, whoever chooses them
-REGRESSION = "regression"  # name+regression: blends are merged by regression
+AVERAGE = "average"  # how blends are merged, unless a name says otherwise, as served+regression does
 GATES: dict[str, Callable[..., Gated]] = {
     "switch": Switch,
     "rl": Reinforce,
@@ -77,12 +66,13 @@ PROBE_ROWS = 64  # a task, for a merge that needs data
 
 def check(router: str) -> str:
     """Refuse a router that is not known."""
-    name, _, extra = router.partition("+")
+    name, _, method = router.partition("+")
     if name not in (*ROUTERS, SERVED, *GATES, *MERGES):
         known = ", ".join((*ROUTERS, SERVED, *GATES, *MERGES))
         raise ConfigError(f"unknown router {router!r}; choose one of {known}")
-    if router != name and (extra != REGRESSION or name not in (*ROUTERS, SERVED)):
-        raise ConfigError(f"router {router!r}: +{REGRESSION} may follow {', '.join((*ROUTERS, SERVED))}, nothing else")
+    if router != name and name not in (*ROUTERS, SERVED):
+        raise ConfigError(f"router {router!r}: a merge method may follow {', '.join((*ROUTERS, SERVED))}, none else")
+    check_name(method or AVERAGE)
     return router
 
 
@@ -93,24 +83,25 @@ def run(
     tasks: tuple[Task, ...],
     rows: Rows,
     unseen: Rows,
-    config: FinetuneConfig,
+    config: Config,
     out: Path,
-    report: Report,
+    report: Progress,
     command: str,
     tagged: bool = False,
 ) -> dict[str, Any]:
     """Tune norms on `rows` while a router or gates learn, and measure on `unseen` rows; all goes to `out`/router."""
     space, folder = LabelSpace(tasks), out / check(router)
-    own = read_card(checkpoint).experts_of([task.name for task in tasks])
-    learner = _learner(checkpoint, router, space=space, own=own, rows=rows, config=config)
-    encoder = TextEncoder.of(checkpoint, vocab_size=learner.model.config.vocab_size, max_length=config.max_length)
+    choosing, tuning = config.router, config.finetune
+    learner = _learner(checkpoint, router, space=space, rows=rows, config=config)
+    with_start(learner.model)
+    encoder = TextEncoder.of(checkpoint, vocab_size=learner.model.config.vocab_size, max_length=tuning.max_length)
     objective = objective_of(learner.model.config, space, encoder, tagged=tagged)
-    few = {task.name: rows[task.name][: config.train_rows] for task in tasks}
-    batches = Batches(few, objective=objective, sizes=[1] * len(tasks), seed=config.seed)
-    mixes = np.random.default_rng(config.seed).dirichlet(np.full(len(tasks), config.alpha), config.steps)
-    measured = {task.name: unseen[task.name][: config.eval_rows] for task in tasks}
+    few = {task.name: rows[task.name][: tuning.train_rows] for task in tasks}
+    batches = Batches(few, objective=objective, sizes=[1] * len(tasks), seed=tuning.seed)
+    mixes = np.random.default_rng(tuning.seed).dirichlet(np.full(len(tasks), tuning.alpha), tuning.steps)
+    measured = {task.name: unseen[task.name][: tuning.eval_rows] for task in tasks}
     origin = digest(checkpoint)
-    found = _untuned(checkpoint, objective, measured, out / f"untuned-{origin}-{config.eval_rows}.json")
+    found = _untuned(checkpoint, objective, measured, out / f"untuned-{origin}-{tuning.eval_rows}.json")
     before = [weight.detach().clone() for weight in learner.norms]
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +113,7 @@ def run(
 
     _reset_peak()
     finetune(
-        learner, batches, mixes, objective=objective, config=config, state=folder / "tuned.state", report=step,
+        learner, batches, mixes, objective=objective, config=tuning, state=folder / "tuned.state", report=step,
         origin=origin,
     )  # fmt: skip
     peak = _peak()
@@ -139,10 +130,11 @@ def run(
     result = {
         "command": command,
         "router": router,
-        "config": config.model_dump(),
+        "config": tuning.model_dump(),
+        "router_config": choosing.model_dump(mode="json", exclude_defaults=True),
         "seconds_per_step": float(np.median(np.diff(ticks))) if len(ticks) > 1 else None,
         "peak_memory_mb": peak,
-        "rows_a_task": config.eval_rows,
+        "rows_a_task": tuning.eval_rows,
         "blends": blends,
         "figures": found,
     }
@@ -150,32 +142,36 @@ def run(
     return result
 
 
-def _learner(
-    checkpoint: Path, router: str, *, space: LabelSpace, own: tuple[int, ...], rows: Rows, config: FinetuneConfig
-) -> Learner:
-    """Build what is tuned; `own` names each task's expert (V,), if that is known."""
-    name, _, extra = router.partition("+")
+def _learner(checkpoint: Path, router: str, *, space: LabelSpace, rows: Rows, config: Config) -> Learner:
+    """Build what is tuned."""
+    name, _, method = router.partition("+")
+    seed, tasks = config.finetune.seed, [task.name for task in space.tasks]
     if name in GATES:
-        return GatedLearner(GATES[name](load(checkpoint), seed=config.seed))
-    moe = open_moe(checkpoint, regression=extra == REGRESSION)
+        return GatedLearner(GATES[name](load(checkpoint), seed=seed))
+    moe = open_moe(checkpoint, method=method or AVERAGE)
+    own = own_experts(moe, tasks)
     if name in ROUTERS:
-        return MergedLearner(moe, ROUTERS[name](moe.num_experts, len(space.tasks), config.seed, own))
+        settings = config.router.of_requests(own)
+        return MergedLearner(moe, build(name, moe.num_experts, len(tasks), seed=seed, config=settings))
     if not own:
         raise CheckpointError(
             f"{checkpoint} does not say in its tanbr.json which of its {moe.num_experts} experts was trained for each "
-            f"of {', '.join(task.name for task in space.tasks)}, and {name} needs to know; choose another router"
+            f"of {', '.join(tasks)}, and {name} needs to know; choose another router"
         )
     if name == SERVED:
-        return ServedLearner(moe, own=own, nearness=config.blend_nearness)
-    few = {task.name: rows[task.name][:PROBE_ROWS] for task in space.tasks}
-    return FixedLearner(MERGES[name](moe, head_probes(moe, few, space=space)))
+        return ServedLearner(moe, own=own, nearness=config.finetune.blend_nearness)
+    few = {task: rows[task][:PROBE_ROWS] for task in tasks}
+    return FixedLearner(MERGES[name](moe, head_probes(moe, few, space=space, own=own)))
 
 
 def _untuned(checkpoint: Path, objective: Objective, rows: Rows, kept: Path) -> dict[str, Figures]:
     """Measure the MoE with tags and the uniform merge, both as they are; once for all routers."""
     if not kept.exists():
         write_atomically(kept, json.dumps(as_trained(checkpoint, objective, rows)) + "\n")
-    return dict(json.loads(kept.read_text(encoding="utf-8")))
+    try:
+        return dict(json.loads(kept.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise StateError(f"{kept} holds no figures ({error}); delete it, and they are measured again") from None
 
 
 def _measure(learner: Learner, objective: Objective, rows: Rows, blends: Sequence[Blend | None]) -> dict[str, Figures]:

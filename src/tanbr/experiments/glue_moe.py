@@ -1,15 +1,15 @@
 """How a task-routed MoE is made from a real dense checkpoint and GLUE."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tanbr.experiments.corpus import Progress, Rows
 from tanbr.experiments.task_figures import Figures, as_trained
 from tanbr.moe.gates import Gated
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks import glue
 from tanbr.tasks.metrics import LabelSpace
-from tanbr.tasks.rows import Row
 from tanbr.train.batches import Batches
 from tanbr.train.checkpoints import digest, load, prepare
 from tanbr.train.config import PretrainConfig
@@ -18,18 +18,16 @@ from tanbr.train.objectives import objective_of
 from tanbr.train.pretrain import batch_sizes, train_experts, train_together
 from tanbr.train.token_routed import train_gates
 
-Report = Callable[[str, int, int, str], None]  # phase, done, total, note
-
 
 def train(
     config: PretrainConfig,
     *,
     dense: Path,
-    rows: Mapping[str, Sequence[Row]],
-    held: Mapping[str, Sequence[Row]],
+    rows: Rows,
+    held: Rows,
     out: Path,
-    report: Report,
-    unseen: Mapping[str, Sequence[Row]] | None = None,
+    report: Progress,
+    unseen: Rows | None = None,
     tagged: bool = False,
     gates: Callable[[Any], Gated] | None = None,
     workers: int = 1,

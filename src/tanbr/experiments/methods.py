@@ -1,37 +1,42 @@
-"""The methods of a comparison by name: each a server, a router and a source of the task mix around the same slot loop.
+"""The methods of a comparison by name: each a server, a router and a source of the task mix, slot by slot.
 
-    tanbr   tanbr+probes   nucb+survey   tanbr+oracle   tanbr+regression   my_package.my_module:MyRouter+probes
+    tanbr   tanbr+probes   nucb+survey   tanbr+oracle   tanbr+regression   tanbr@2   my_package.module:MyRouter+probes
 
-`+probes` and `+survey` teach a router the reward of known blends before the first slot: each expert alone and the
-uniform blend, or all that were surveyed. `+oracle` hands it the true mix instead of the monitor's forecast.
-`+regression`, after any method that chooses blends, merges them by regression (`merge/regression.py`).
+`@2` holds a panel of two models, each request to one of them (`panel.py`). `+probes` and `+survey` teach a router the
+reward of known blends before the first slot: each expert alone and the uniform blend, or all that were surveyed.
+`+oracle` hands it the true mix instead of the monitor's forecast. `+regression`, or another name of `merge/methods`,
+after any that chooses blends merges them by that method.
 """
 
 import difflib
+import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from tanbr.baselines import BestKnown, FixedBlend, Nucb, Proportional, RandomBlend, VectorGP
+from tanbr.baselines import ROUTERS, BestKnown, FixedBlend, build
 from tanbr.baselines.fisher import fisher
 from tanbr.baselines.probes import Probes, head_probes
 from tanbr.baselines.regmean import regmean
+from tanbr.baselines.survey import Survey
 from tanbr.baselines.task_moe import TaskExperts
 from tanbr.errors import ConfigError, DataError
-from tanbr.experiments.answers import Answers, Blended, Merged, Server, Tagged, check_head
+from tanbr.experiments.answers import Answers, Blended, OtherMerge, Tagged, model_for
 from tanbr.experiments.compare import KnownMix
+from tanbr.experiments.contestant import Contestant, MixSource, OneModel, Server
 from tanbr.experiments.corpus import Corpus
-from tanbr.experiments.survey import Survey
+from tanbr.experiments.panel import BestPanel, PanelRouter, PanelServer, SeveralModels
+from tanbr.experiments.survey import survey_path
+from tanbr.experiments.task_figures import own_experts
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.router import Tanbr
-from tanbr.serve.loop import MixSource, SlotLoop
+from tanbr.merge.methods import METHODS, check_name
 from tanbr.settings import Config
-from tanbr.tasks.card import read_card
 from tanbr.types import FloatArray, Router
 
 STATISTICS = 64  # held rows a task behind the statistics of fisher and regmean
@@ -45,13 +50,25 @@ class Bench:
     moe: Moe
     corpus: Corpus
     config: Config
-    survey: Survey | None = None
-    regressed: Survey | None = None  # of blends that are merged by regression
+    surveys: Path | None = None  # the survey of averages; those of other methods lie beside it
+    _others: dict[str, "Bench"] = field(default_factory=dict)
+
+    def merging(self, method: str) -> "Bench":
+        """Give the same with blends that are merged by another method."""
+        if method == str(self.moe.method):
+            return self
+        if method not in self._others:
+            self._others[method] = replace(self, moe=open_moe(self.moe.path, method=method), _others={})
+        return self._others[method]
 
     @cached_property
-    def by_regression(self) -> "Bench":
-        """The same with blends that are merged by regression."""
-        return Bench(open_moe(self.moe.path, regression=True), self.corpus, self.config, self.regressed)
+    def survey(self) -> Survey | None:
+        """The survey of blends that are merged as here, if there is one."""
+        method = str(self.moe.method)
+        path = self.surveys and survey_path(self.surveys, method)
+        if path is None or (method != "average" and not path.exists()):
+            return None
+        return Survey.load(path).check(self.moe, self.corpus.tasks, path)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -61,20 +78,19 @@ class Bench:
     @property
     def own_experts(self) -> tuple[int, ...]:
         """The expert of each task, if the checkpoint says so."""
-        return read_card(self.moe.path).experts_of([task.name for task in self.corpus.tasks])
+        return own_experts(self.moe, [task.name for task in self.corpus.tasks])
 
     @cached_property
     def answers(self) -> Answers:
         """The one model, and every answer it has given."""
-        answers = Answers(self.moe)
-        check_head(answers.model, self.corpus.space)
-        return answers
+        return Answers(model_for(self.moe, self.corpus.space))
 
     @property
     def known(self) -> Survey:
         """The survey; refused where there is none."""
         if self.survey is None:
-            extra = " --regression" if self.moe.grams is not None else ""
+            method = str(self.moe.method)
+            extra = "" if method == "average" else f" --method {method}"
             raise DataError(
                 f"best-fixed, best-per-slot and warm starts need a survey: make one with `tanbr survey{extra}`"
             )
@@ -95,25 +111,28 @@ class Kind:
     blends: bool = True  # whether what it serves is the merge of a blend
     told: bool = False  # whether it is always told the true mix
     surveyed: bool = False  # whether it needs a survey
+    panel: Callable[[Bench], PanelRouter] | None = None  # what fills a panel, where that is not its own router
+
+    @property
+    def fills_panels(self) -> bool:
+        """Whether it can hold several models."""
+        return self.panel is not None or (self.learns and self.blends)
 
 
-def _router(make: Callable[..., Router], **options: Any) -> Builder:
-    return lambda bench, seed: (Blended(bench.answers), make(*bench.sizes, seed=seed, **options))
+def _made(make: Callable[..., Router]) -> Builder:
+    return lambda bench, seed: (Blended(bench.answers), make(*bench.sizes, seed=seed))
+
+
+def _named(name: str) -> Builder:
+    def parts(bench: Bench, seed: int) -> Parts:
+        config = bench.config.router.of_requests(bench.own_experts)
+        return Blended(bench.answers), build(name, *bench.sizes, seed=seed, config=config)
+
+    return parts
 
 
 def _fixed(choose: Callable[[Bench], Any]) -> Builder:
     return lambda bench, _: (Blended(bench.answers), FixedBlend(*bench.sizes, blend=choose(bench)))
-
-
-def _tanbr(mode: Literal["default", "paper"]) -> Builder:
-    return lambda bench, seed: (
-        Blended(bench.answers),
-        Tanbr(*bench.sizes, mode=mode, seed=seed, config=bench.config.router.of_requests(bench.own_experts)),
-    )
-
-
-def _proportional(bench: Bench, _: int) -> Parts:
-    return Blended(bench.answers), Proportional(*bench.sizes, own=bench.own_experts or None)
 
 
 def _best_known(bench: Bench, _: int) -> Parts:
@@ -126,48 +145,60 @@ def _merged(merge: Callable[[Moe, Probes], Any]) -> Builder:
         key = merge.__name__
         if key not in bench.answers.kept:
             rows = bench.corpus.first_held(STATISTICS)
-            bench.answers.kept[key] = merge(bench.moe, head_probes(bench.moe, rows, space=bench.corpus.space))
-        return Merged(bench.answers, key), FixedBlend(*bench.sizes)
+            bench.answers.kept[key] = merge(
+                bench.moe, head_probes(bench.moe, rows, space=bench.corpus.space, own=bench.own_experts)
+            )
+        return OtherMerge(bench.answers, key), FixedBlend(*bench.sizes)
 
     return build
 
 
 def _tagged(blends: Callable[[Bench], FloatArray]) -> Builder:
     def build(bench: Bench, _: int) -> Parts:
-        K, V = bench.sizes
-        if K != V:
-            raise ConfigError(f"tags need one expert a task, in the tasks' order (got {K} experts and {V} tasks)")
+        if not bench.own_experts:
+            raise ConfigError(
+                f"tags need an expert a task, and {bench.moe.path} does not say which expert learned which; "
+                "write it into its tanbr.json"
+            )
         task_of = {row.text: v for v, task in enumerate(bench.corpus.tasks) for row in bench.corpus.stream[task.name]}
-        return Tagged(bench.answers, task_of, blends(bench)), FixedBlend(K, V)
+        return Tagged(bench.answers, task_of, blends(bench)), FixedBlend(*bench.sizes)
 
     return build
 
 
 def _two_experts(bench: Bench) -> FloatArray:
-    K = bench.moe.num_experts
-    return TaskExperts.most_helpful(bench.known.rewards[:K].T, per_task=2, own=range(K)).blends
+    alone = bench.known.rewards[: bench.moe.num_experts]  # each expert's own
+    return TaskExperts.most_helpful(alone.T, per_task=2, own=bench.own_experts).blends
+
+
+def _best_fixed_panel(bench: Bench) -> PanelRouter:
+    V = bench.sizes[1]
+    return BestPanel(bench.known.blends, bench.known.rewards, mix=np.full(V, 1 / V))
 
 
 KINDS: dict[str, Kind] = {
-    "tanbr": Kind("the router of this project", _tanbr("default"), learns=True),
-    "paper": Kind("Algorithm 1 as printed", _tanbr("paper"), learns=True),
-    "nucb": Kind("neural UCB over 20 random blends a slot", _router(Nucb), learns=True),
-    "vector-gp": Kind("a plain Gaussian process over 1000 blends", _router(VectorGP), learns=True),
-    "random": Kind("a random blend every slot", _router(RandomBlend)),
-    "proportional": Kind("every expert at its task's share of the mix", _proportional),
-    "average": Kind("all experts alike", _fixed(lambda _: None)),
+    **{name: Kind(router.about, _named(name), learns=router.learns) for name, router in ROUTERS.items()},
     "fisher": Kind("experts weighted by their Fisher information", _merged(fisher), blends=False),
     "regmean": Kind("every linear layer by regression on its inputs", _merged(regmean), blends=False),
     "best-fixed": Kind(
-        "the best surveyed blend, found with labels", _fixed(lambda b: b.known.best_fixed), surveyed=True
+        "the best surveyed blend, found with labels",
+        _fixed(lambda b: b.known.best_fixed),
+        surveyed=True,
+        panel=_best_fixed_panel,
     ),
-    "best-per-slot": Kind("the best surveyed blend for the true mix", _best_known, told=True, surveyed=True),
+    "best-per-slot": Kind(
+        "the best surveyed blend for the true mix",
+        _best_known,
+        told=True,
+        surveyed=True,
+        panel=lambda b: BestPanel(b.known.blends, b.known.rewards),
+    ),
     "task-merging": Kind(
         "two experts a task, merged, with true tags", _tagged(_two_experts), told=True, surveyed=True, blends=False
     ),
     "tags": Kind(
         "the un-merged MoE with every request's true tag",
-        _tagged(lambda b: np.eye(b.sizes[0])),
+        _tagged(lambda b: np.eye(b.sizes[0])[list(b.own_experts)]),
         told=True,
         blends=False,
     ),
@@ -182,45 +213,62 @@ class Method:
     kind: Kind
     warm_start: WarmStart = "none"
     oracle: bool = False
-    regression: bool = False
+    merging: str = "average"  # how its blends are merged
+    models: int = 1  # G
 
     def bench(self, shared: Bench) -> Bench:
         """Choose how its blends are merged."""
-        return shared.by_regression if self.regression else shared
+        return shared.merging(self.merging)
 
     @property
     def surveyed(self) -> bool:
         """Whether it needs a survey."""
         return self.kind.surveyed or self.warm_start != "none"
 
-    def loop(self, bench: Bench, *, mixes: FloatArray, seed: int) -> SlotLoop:
+    def contestant(self, bench: Bench, *, mixes: FloatArray, seed: int) -> Contestant:
         """Build it for a stream with these mixes (slots, V)."""
         bench = self.bench(bench)
+        if not 1 <= self.models <= bench.sizes[0]:
+            raise ConfigError(f"{self.name}: a panel holds 1 to {bench.sizes[0]} models (got {self.models})")
         server, router = self.kind.build(bench, seed)
         if self.warm_start != "none":
             known, probes = bench.known, bench.moe.num_experts + 1
             rows = slice(probes if self.warm_start == "probes" else None)
-            router.warm_start(known.blends[rows], known.rewards[rows], known.counts[rows])  # type: ignore[attr-defined]
-        source: MixSource = (
-            KnownMix(mixes)
-            if self.kind.told or self.oracle
-            else bench.corpus.taught_monitor(bench.config.monitor, seed=seed)
-        )
-        return SlotLoop(server, router, source, bench.sizes[1])  # type: ignore[arg-type]
+            router.warm_start(known.blends[rows], known.rewards[rows], known.counts[rows])
+        told, V = self.kind.told or self.oracle, bench.sizes[1]
+        if told and self.models == 1:
+            return OneModel(server, router, KnownMix(mixes), V)
+        monitor = bench.corpus.taught_monitor(bench.config.monitor, seed=seed)
+        if self.models == 1:
+            return OneModel(server, router, monitor, V)
+        source: MixSource = KnownMix(mixes, monitor) if told else monitor
+        return SeveralModels(PanelServer(bench.answers), self._panel(bench, router), source, V, self.models)
+
+    def _panel(self, bench: Bench, router: Router) -> PanelRouter:
+        if self.kind.panel is not None:
+            return self.kind.panel(bench)
+        if "models" not in inspect.signature(router.ask).parameters:
+            raise ConfigError(f"{self.name}: this router chooses one blend a slot, and cannot fill a panel")
+        return router  # type: ignore[return-value]
 
 
-def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False) -> Method:
-    """Read a method's name; `warm_start` and `oracle` hold for those that learn and do not say otherwise."""
-    base, *extras = text.strip().split("+")
+def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False, models: int = 1) -> Method:
+    """Read a method's name; `warm_start` and `oracle` hold for those that learn and do not say otherwise.
+
+    `models` holds for those that can fill a panel.
+    """
+    place, *extras = text.strip().split("+")
+    base, at, count = place.partition("@")
     kind = _third_party(base) if ":" in base else KINDS.get(base)
     if kind is None:
         near = difflib.get_close_matches(base, KINDS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"unknown method {base!r}; {hint}known: {', '.join(KINDS)}, or package.module:Router")
-    allowed = (["probes", "survey", "oracle"] if kind.learns else []) + (["regression"] if kind.blends else [])
-    odd = [extra for extra in extras if extra not in allowed]
+    allowed = ["probes", "survey", "oracle"] if kind.learns else []
+    ways = [name for name in METHODS if name != "average"] if kind.blends else []
+    odd = [extra for extra in extras if extra not in allowed and extra.partition(":")[0] not in ways]
     if odd:
-        may = ", ".join(allowed) or "nothing, as it neither learns nor chooses blends"
+        may = ", ".join([*allowed, *ways]) or "nothing, as it neither learns nor chooses blends"
         raise ConfigError(f"method {text!r}: after {base}+ may follow {may} (got {odd[0]!r})")
     starts = [extra for extra in extras if extra in ("probes", "survey")]
     if len(starts) > 1:
@@ -230,15 +278,29 @@ def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False) -
         oracle = oracle or "oracle" in extras
     else:
         warm_start, oracle = "none", False
-    regression = "regression" in extras
-    said = {"regression": regression, warm_start: warm_start != "none", "oracle": oracle}
-    name = "+".join([base, *(extra for extra, is_so in said.items() if is_so)])
-    return Method(name, kind, warm_start, oracle, regression)
+    merging = [check_name(extra) for extra in extras if extra not in allowed]
+    if len(merging) > 1:
+        raise ConfigError(f"method {text!r}: one way to merge, please")
+    if at and not (count.isdigit() and int(count) and kind.fills_panels):
+        reason = "a whole number of models from 1 must follow @" if kind.fills_panels else f"{base} fills no panel"
+        raise ConfigError(f"method {text!r}: {reason}")
+    models = int(count) if at else models if kind.fills_panels else 1
+    said = {warm_start: warm_start != "none", "oracle": oracle}
+    shown = base if models == 1 else f"{base}@{models}"
+    name = "+".join([shown, *merging, *(extra for extra, is_so in said.items() if is_so)])
+    return Method(name, kind, warm_start, oracle, merging=(merging or ["average"])[0], models=models)
 
 
-def methods(texts: Sequence[str], *, warm_start: WarmStart = "none", oracle: bool = False) -> list[Method]:
-    """Read the names of methods, each once, in their order."""
-    found = [method(text, warm_start=warm_start, oracle=oracle) for text in texts if text.strip()]
+def methods(
+    texts: Sequence[str], *, warm_start: WarmStart = "none", oracle: bool = False, models: Sequence[int] = (1,)
+) -> list[Method]:
+    """Read the names of methods, each once, in their order; once for each number of `models` it can hold."""
+    found = [
+        method(text, warm_start=warm_start, oracle=oracle, models=count)
+        for text in texts
+        if text.strip()
+        for count in models
+    ]
     if not found:
         raise ConfigError(f"no methods to compare; known: {', '.join(KINDS)}")
     return list({one.name: one for one in found}.values())
@@ -250,4 +312,4 @@ def _third_party(place: str) -> Kind:
         make = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"method {place!r} cannot be imported ({error}); it must be package.module:Router") from None
-    return Kind(f"{place}(K, V, seed=…)", _router(make), learns=True)
+    return Kind(f"{place}(K, V, seed=…)", _made(make), learns=True)

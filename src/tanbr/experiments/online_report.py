@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,33 @@ from tanbr.files import write_atomically
 Laid = tuple[str, list[str], list[list[str]]]  # title, header, rows
 
 
-def write(out: Path, standings: Standings, *, command: str, facts: Mapping[str, Any]) -> Path:
-    """Write everything into `out`; the path of the JSON."""
+def write(
+    out: Path,
+    standings: Standings,
+    *,
+    command: str,
+    facts: Mapping[str, Any],
+    memory: Callable[[int], float] | None = None,
+) -> Path:
+    """Write everything into `out`; the path of the JSON. `memory` tells the MB of so many models, for the dial."""
     about = {"command": command, "commit": _commit(), "version": tanbr.__version__, "facts": dict(facts)}
+    counts = sorted({standings.held(method) for method in standings.methods})
+    if memory is not None and any(standings.held(method) > 1 for method in standings.methods if method != "tags"):
+        about["memory_mb"] = {str(count): memory(count) for count in counts}
+        pictures.png(online_pictures.dial(standings, memory), out / "dial.png")
     path = write_atomically(out / "simulate.json", json.dumps({**about, **standings.to_json()}, indent=1) + "\n")
     write_atomically(out / "results.md", markdown(standings, command=command))
-    series = standings.comparisons
-    seed, first = next(iter(series.items()))
-    records = first.records[standings.hero]
+    draw(out, standings)
+    return path
+
+
+def draw(out: Path, standings: Standings) -> None:
+    """Draw the pictures into `out`."""
+    seed, first = next(iter(standings.comparisons.items()))
+    records = first.records[standings.subject]
     mixes = [
         (f"True task mix (seed {seed})", first.mixes),
-        (f"Task mix ψ as {standings.hero} was asked with", np.array([r.task_mix for r in records])),
+        (f"Task mix ψ, as {standings.subject} was asked with", np.array([r.task_mix for r in records])),
     ]
     blend = np.array([r.blend for r in records])
     experts = [f"expert {k}" for k in range(blend.shape[1])]
@@ -35,11 +51,10 @@ def write(out: Path, standings: Standings, *, command: str, facts: Mapping[str, 
         "regret": online_pictures.regret(standings),
         "slots": online_pictures.lead_by_slot(standings),
         "mix": pictures.shares(mixes, standings.tasks),
-        "blend": pictures.shares([(f"Blend x served by {standings.hero} (seed {seed})", blend)], experts),
+        "blend": pictures.shares([(f"Blend x served by {standings.subject} (seed {seed})", blend)], experts),
         "tasks": online_pictures.task_figures(standings),
     }.items():
         pictures.png(canvas, out / f"{name}.png")
-    return path
 
 
 def markdown(standings: Standings, *, command: str) -> str:

@@ -1,10 +1,10 @@
 """Pictures of a comparison, as SVG that stands inside a page or PNG that stands beside it."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import matplotlib as mpl
 import numpy as np
@@ -19,25 +19,26 @@ from tanbr.types import FloatArray
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PALETTE = (
-    "#4053d3",
-    "#ddb310",
-    "#b51d14",
-    "#00beff",
-    "#fb49b0",
-    "#00b25d",
-    "#8c6bb1",
-    "#7f7f7f",
-)  # apart for most eyes
+LINES = ("#4169f5", "#d1495b", "#2a9d4b", "#e07b00", "#8a4fbf", "#0a9396")  # methods; no picture has more lines
+AREAS = ("#8dd3c7", "#f6d55c", "#bebada", "#fb8072", "#80b1d3", "#fdb462", "#b3de69", "#fccde5")  # tasks and experts
+MOST = len(LINES)
+INK = "#454b58"  # axes and words; in a page they take its own colour
 STYLE = {
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "axes.titlecolor": INK,
     "axes.titlelocation": "left",
-    "axes.titlesize": 11,
-    "font.size": 9,
+    "axes.titlesize": 10,
+    "font.size": 10,
     "legend.frameon": False,
+    "legend.labelcolor": INK,
     "svg.fonttype": "none",
     "svg.hashsalt": "tanbr",  # the same picture has the same bytes
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
 }
 
 
@@ -52,25 +53,31 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
     return in_style
 
 
-def figure(width: float = 8.0, height: float = 2.6, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """Lay out `rows` axes that share their x axis."""
-    canvas = Figure(figsize=(width, height), layout="constrained")
+def figure(height: float = 2.6, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """Lay out `rows` axes that share their x axis, as wide as a phone can show without making words small."""
+    canvas = Figure(figsize=(5.2, height), layout="constrained")
     return canvas, list(canvas.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
+
+
+def name_below(canvas: Figure, **options: Any) -> None:
+    """Put the legend under the axes, three names a line."""
+    if options or any(axis.get_legend_handles_labels()[1] for axis in canvas.axes):
+        canvas.legend(loc="outside lower left", ncols=3, fontsize=9, columnspacing=1.2, **options)
 
 
 @styled
 def svg(canvas: Figure) -> str:
-    """Render as an <svg> element."""
+    """Render as an <svg> element without a background, whose words and axes have the page's own colour."""
     buffer = io.StringIO()
-    canvas.savefig(buffer, format="svg", metadata={"Date": None})
+    canvas.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
     text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    return text[text.index("<svg") :].replace(INK, "currentColor")
 
 
 @styled
 def png(canvas: Figure, path: Path) -> None:
     """Render into a file."""
-    canvas.savefig(path, dpi=140)
+    canvas.savefig(path, dpi=200)
 
 
 def smooth(values: FloatArray, window: int) -> FloatArray:
@@ -84,14 +91,13 @@ def smooth(values: FloatArray, window: int) -> FloatArray:
 @styled
 def shares(series: Sequence[tuple[str, FloatArray]], names: Sequence[str]) -> Figure:
     """Stack shares (T, n) that sum to 1, one panel per (title, series)."""
-    canvas, axes = figure(height=1.9 * len(series) + 0.3, rows=len(series))
-    colours = [PALETTE[i % len(PALETTE)] for i in range(len(names))]
+    canvas, axes = figure(height=1.6 * len(series) + 0.3 + 0.2 * -(-len(names) // 3), rows=len(series))
+    colours = [AREAS[i % len(AREAS)] for i in range(len(names))]
     for axis, (title, values) in zip(axes, series, strict=True):
         axis.stackplot(range(len(values)), values.T, colors=colours, step="mid", linewidth=0)
         axis.set(title=title, ylim=(0, 1), xlim=(0, max(1, len(values) - 1)), yticks=(0, 0.5, 1))
     axes[-1].set_xlabel("slot")
-    handles = [Patch(color=colour, label=name) for colour, name in zip(colours, names, strict=True)]
-    canvas.legend(handles=handles, loc="outside right center", fontsize=8)
+    name_below(canvas, handles=[Patch(color=colour, label=name) for colour, name in zip(colours, names, strict=True)])
     return canvas
 
 
@@ -99,10 +105,10 @@ def shares(series: Sequence[tuple[str, FloatArray]], names: Sequence[str]) -> Fi
 def rewards(result: Comparison, *, window: int = 20) -> Figure:
     """Draw each method's reward, averaged over `window` slots."""
     canvas, (axis,) = figure(height=3.0)
-    for (method, colour), weight in zip(_coloured(result), _weights(result), strict=True):
-        axis.plot(smooth(result.rewards(method), window), color=colour, lw=weight, label=method)
-    axis.set(title=f"Reward (mean of the last {window} slots)", xlabel="slot", xlim=(0, len(result.mixes) - 1))
-    canvas.legend(loc="outside right center", fontsize=8)
+    for method, line in lines(list(result.records), bounds=(result.best,)):
+        axis.plot(smooth(result.rewards(method), window), **line)
+    axis.set(title=f"Reward, mean of the last {window} slots", xlabel="slot")
+    name_below(canvas)
     return canvas
 
 
@@ -110,12 +116,19 @@ def rewards(result: Comparison, *, window: int = 20) -> Figure:
 def regret(result: Comparison) -> Figure:
     """Draw each method's cumulative regret against the best blend per slot."""
     canvas, (axis,) = figure(height=3.0)
-    for (method, colour), weight in zip(_coloured(result), _weights(result), strict=True):
+    for method, line in lines(list(result.records)):
         if method != result.best:
-            axis.plot(result.regret(method), color=colour, lw=weight, label=method)
-    axis.set(title=f"Cumulative regret against “{result.best}”", xlabel="slot", xlim=(0, len(result.mixes) - 1))
-    canvas.legend(loc="outside right center", fontsize=8)
+            axis.plot(result.regret(method), **line)
+    axis.set(title=f"Cumulative regret against “{result.best}”", xlabel="slot")
+    name_below(canvas)
     return canvas
+
+
+def lines(methods: Sequence[str], *, bounds: Collection[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Give each of the first MOST methods its line: the very first thick, bounds dashed."""
+    for i, (method, colour) in enumerate(zip(methods, LINES, strict=False)):
+        style = {"color": colour, "lw": 2.2 if i == 0 else 1.2, "ls": "--" if method in bounds else "-"}
+        yield method, {**style, "label": method}
 
 
 @styled
@@ -126,18 +139,23 @@ def tree(view: TreeView, experts: Sequence[str]) -> Figure:
     for node in range(1, len(view)):
         parent = int(view.parent[node])
         axis.plot(
-            [across[parent], across[node]], [view.depth[parent], view.depth[node]], color="#cccccc", lw=0.5, zorder=1
+            [across[parent], across[node]],
+            [view.depth[parent], view.depth[node]],
+            color=INK,
+            alpha=0.5,
+            lw=0.5,
+            zorder=1,
         )
     leading = view.blend.argmax(axis=1)
-    colours = [PALETTE[k % len(PALETTE)] for k in leading]
+    colours = [AREAS[k % len(AREAS)] for k in leading]
     axis.scatter(across, view.depth, s=6 + 14 * np.sqrt(view.visits), c=colours, zorder=2, linewidths=0)
-    axis.set(title=f"The search tree: {len(view)} nodes", ylabel="depth", xticks=[])
+    axis.set(title=f"The search tree: {len(view)} blends, by the expert they hold most of", ylabel="depth", xticks=[])
     axis.set_yticks(range(int(view.depth.max()) + 1))
     axis.invert_yaxis()
     axis.spines["bottom"].set_visible(False)
     shown = sorted(set(leading.tolist()))
-    handles = [Patch(color=PALETTE[k % len(PALETTE)], label=experts[k]) for k in shown]
-    canvas.legend(handles=handles, loc="outside right center", fontsize=8, title="most of it", title_fontsize=8)
+    handles = [Patch(color=AREAS[k % len(AREAS)], label=experts[k]) for k in shown]
+    name_below(canvas, handles=handles)
     return canvas
 
 
@@ -159,11 +177,3 @@ def _across(view: TreeView) -> FloatArray:
         if children[node]:
             place[node] = place[children[node]].mean()
     return place
-
-
-def _coloured(result: Comparison) -> list[tuple[str, str]]:
-    return [(method, PALETTE[i % len(PALETTE)]) for i, method in enumerate(result.records)]
-
-
-def _weights(result: Comparison) -> list[float]:
-    return [2.2 if i == 0 else 1.2 for i in range(len(result.records))]  # the first method is the one that is shown

@@ -25,8 +25,8 @@ def write_report(
     tail: int,
 ) -> Path:
     """Write the page; the first method of the comparison is the one it is about."""
-    hero = next(iter(result.records))
-    records = result.records[hero]
+    subject = next(iter(result.records))
+    records = result.records[subject]
     forecast, served = np.array([r.task_mix for r in records]), np.array([r.blend for r in records])
     experts = [f"expert {k}" for k in range(served.shape[1])]
     mixes = [("True task mix", result.mixes), ("Task mix ψ as forecast by the monitor", forecast)]
@@ -42,7 +42,7 @@ def write_report(
         title=title,
         command=command,
         facts=facts,
-        hero=hero,
+        subject=subject,
         best=result.best,
         tail=tail,
         summary=result.summary(tail=tail),

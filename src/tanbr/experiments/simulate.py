@@ -6,6 +6,7 @@ that are missing. Every job drives the slot loop of the server; only the scorer 
 
 import json
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -22,11 +23,11 @@ from tanbr.errors import StateError, TanbrError
 from tanbr.experiments.compare import Comparison, compare
 from tanbr.experiments.corpus import Corpus, generated, of_glue
 from tanbr.experiments.methods import Bench, methods
-from tanbr.experiments.survey import Survey, regressed
-from tanbr.files import write_atomically
+from tanbr.files import check_writable, write_atomically
 from tanbr.merge import open as open_moe
 from tanbr.tasks import trace, traffic
 from tanbr.tasks.metrics import figure
+from tanbr.tasks.rows import Row
 from tanbr.tasks.traffic import Stream, Traffic
 from tanbr.types import FloatArray, SlotRecord, to_jsonable
 
@@ -67,11 +68,10 @@ class Study:
         """Open the checkpoint and what belongs to it; whatever does not fit together is refused here."""
         moe, corpus = open_moe(self.checkpoint), self.corpus()
         settings = configuration.load(self.config)
-        surveys: list[Survey | None] = [None, None]
-        for regression, path in enumerate([self.survey, self.survey and regressed(self.survey)]):
-            if path is not None and (path.exists() or not regression):
-                surveys[regression] = Survey.load(path).check(moe, corpus, path, regression=bool(regression))
-        return Bench(moe, corpus, settings, *surveys)
+        bench = Bench(moe, corpus, settings, surveys=self.survey)
+        if self.survey is not None:
+            bench.survey  # noqa: B018  (one that does not fit is refused here)
+        return bench
 
     def facts(self, bench: Bench, name: str) -> dict[str, Any]:
         """Describe what a result depends on: no path, so that it reads the same elsewhere."""
@@ -86,7 +86,7 @@ class Study:
             "traffic": kind,
             **(drawn if synthetic else {}),
             "survey": one.bench(bench).known.digest if one.surveyed else None,
-            **({"grams": grams.checkpoint.config["rows"]} if (grams := one.bench(bench).moe.grams) else {}),
+            **one.bench(bench).moe.method.facts,
             "config": bench.config.model_dump(mode="json", exclude_defaults=True, include={"router", "monitor"}),
         }
 
@@ -124,7 +124,7 @@ class Outcome:
             ]
             figures = np.array(values["figures"], dtype=np.float64)
             return cls(values["seed"], values["method"], values["facts"], records, figures, values["seconds"])
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise StateError(f"{path} is no result of simulate ({error}); delete it to run it again") from None
 
 
@@ -133,7 +133,7 @@ def play(study: Study, bench: Bench, seed: int, name: str, watch: Watch | None =
     started = time.monotonic()
     stream, space = study.stream(bench.corpus, seed), bench.corpus.space
     [one] = methods([name])
-    loop = one.loop(bench, mixes=stream.mixes, seed=seed)
+    contestant = one.contestant(bench, mixes=stream.mixes, seed=seed)
     answers: dict[str, tuple[list[float], list[float]]] = {task.name: ([], []) for task in space.tasks}
 
     def report(so_far: Comparison, _: Any) -> None:
@@ -141,15 +141,15 @@ def play(study: Study, bench: Bench, seed: int, name: str, watch: Watch | None =
             done = so_far.records[name]
             watch(seed, name, len(done), float(np.nanmean([r.total_reward for r in done[-RECENT:]])))
 
-    def collect(slot: traffic.Slot, given: FloatArray) -> None:
-        for row, answer in zip(slot.rows, given, strict=True):
+    def collect(rows: Sequence[Row], given: FloatArray) -> None:
+        for row, answer in zip(rows, given, strict=True):
             answers[row.task][0].append(row.target)
             answers[row.task][1].append(float(answer))
 
     try:
-        result = compare({name: loop}, stream, space=space, best=name, report=report, collect=collect)
+        result = compare({name: contestant}, stream, space=space, best=name, watch=report, collect=collect)
     except TanbrError as error:
-        raise type(error)(f"method {name}, seed {seed}, slot {loop.slot}: {error}") from None
+        raise type(error)(f"method {name}, seed {seed}, slot {contestant.slot}: {error}") from None
     figures = np.array(
         [figure(task, *map(np.array, answers[task.name])) if answers[task.name][0] else np.nan for task in space.tasks]
     )
@@ -191,8 +191,7 @@ def simulate(
                 raise StateError(f"{path} belongs to a run with other settings; choose another --out or delete it")
             if finished:
                 finished(outcomes[seed, name], True)
-    write_atomically(out / "runs" / ".writable", "")  # a folder that cannot be written to is better found out now
-    (out / "runs" / ".writable").unlink()
+    check_writable(out / "runs")
     errors = []
     with _in_processes(study, out, workers) if workers > 1 and len(missing) > 1 else _here(study, bench, out) as run:
         for (seed, name), error in run(missing, watch):
@@ -241,6 +240,7 @@ _worker: dict[str, Any] = {}  # what a process keeps between jobs: the model and
 
 
 def _start(study: Study, out: Path, progress: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the first one ends the others
     torch.set_num_threads(1)
     _worker.update(study=study, bench=study.bench(), out=out, progress=progress)
 
@@ -268,9 +268,12 @@ def _in_processes(study: Study, out: Path, workers: int) -> Iterator[Runner]:
             for future in done:
                 yield from future.result()
 
+    others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(workers, mp_context=spawning, initializer=_start, initargs=(study, out, progress)) as pool:
         try:
             yield run
         except BaseException:
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()  # outcomes are written whole or not at all
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -1,5 +1,6 @@
 """What a simulation says: rewards and paired differences with their intervals, how soon, and task by task."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -42,20 +43,27 @@ class Standings:
         return list(dict.fromkeys(outcome.method for outcome in self.outcomes))
 
     @property
-    def hero(self) -> str:
+    def subject(self) -> str:
         """The method that is compared with all others."""
         return self.methods[0]
 
     @property
     def variants(self) -> list[str]:
         """The first method, and those that differ from it in their start alone."""
-        base = self.hero.split("+")[0]
-        return [m for m in self.methods if m == self.hero or (m.split("+")[0] == base and "oracle" not in m)]
+        base = self.subject.split("+")[0]
+        return [m for m in self.methods if m == self.subject or (m.split("+")[0] == base and "oracle" not in m)]
 
     @property
     def best(self) -> str:
         """The method that regret is measured against."""
         return next(iter(self.comparisons.values())).best
+
+    def held(self, method: str) -> int:
+        """How many models a method holds: G of a panel, all K experts with tags, or one."""
+        if method == "tags":
+            return len(next(iter(self.comparisons.values())).records[method][0].blend)
+        found = re.search(r"@(\d+)", method)
+        return int(found[1]) if found else 1
 
     def rewards(self, method: str) -> list[FloatArray]:
         """Mean reward of each slot's requests, one (T,) a seed."""
@@ -123,6 +131,7 @@ class Standings:
                 "regret_a_slot": self.above(self.best, method).mean,
                 "slots_to_95%": self.slots_to_share(method),
                 "forecast_l1": self.forecast_error(method),
+                "models": self.held(method),
                 "merges": [c.records[method][-1].merge_version for c in self.comparisons.values()],
                 "seconds_a_slot": seconds[method],
                 "figures": dict(zip(self.tasks, self.figures(method), strict=True)),

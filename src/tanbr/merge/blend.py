@@ -20,24 +20,15 @@ BLOCK = 4096  # columns of one product: r rows of it and its sum stay in the fir
 WIDENED = 1 << 16  # elements of a half type that are widened at a time: r rows of it stay in the second cache
 
 
-def fill(out: Tensor, checkpoint: Checkpoint, piece: Piece, blend: Sequence[float], *, add: bool = False) -> None:
-    """Write a piece into its region of the dense tensor `out`; `blend` (K,) counts where the piece fixes no weights."""
-    weights = [weight * piece.scale for weight in (blend if piece.weights is None else piece.weights)]
-    weighted_sum(out[piece.region], checkpoint, piece.blocks, weights, add=add)
-
-
-def weighted_sum(
-    out: Tensor, checkpoint: Checkpoint, blocks: Sequence[Block], weights: Sequence[float], *, add: bool = False
-) -> None:
-    """Set out = Σ_k weights[k]·blocks[k] (added to what `out` holds if `add`), accumulated in float32 or better."""
+def weighted_sum(out: Tensor, checkpoint: Checkpoint, blocks: Sequence[Block], weights: Sequence[float]) -> None:
+    """Set out = Σ_k weights[k]·blocks[k], accumulated in float32 or better."""
     active = [(block, weight) for block, weight in zip(blocks, weights, strict=True) if weight != 0.0]
     if not active:
-        if not add:
-            out.zero_()
+        out.zero_()
         return
     dtype = checkpoint.specs[blocks[0][0]].dtype
     count = out.numel()
-    if len(active) == 1 and active[0][1] == 1.0 and not add:
+    if len(active) == 1 and active[0][1] == 1.0:
         out.copy_(checkpoint.blocks([active[0][0]], count)[0].view(out.shape))  # bit for bit
         return
     wide = torch.promote_types(dtype, torch.float32)
@@ -47,7 +38,7 @@ def weighted_sum(
     ]
     direct = out.dtype == dtype == wide and out.is_contiguous() and out.device.type == "cpu"
     if direct:
-        _accumulate(out.view(-1), runs, add=add)
+        _accumulate(out.view(-1), runs)
         return
     # Chunks are of the flat tensor, or of whole rows where `out` is a region of a wider one.
     target = out.view(-1, 1) if out.is_contiguous() else out.view(-1, out.shape[-1])  # (rows, width)
@@ -57,12 +48,12 @@ def weighted_sum(
         region = target[start : start + step]
         flat = slice(start * width, start * width + region.numel())
         chunks = [(rows[:, flat].to(wide), column) for rows, column in runs]
-        total = region.to("cpu", wide, copy=True).view(-1) if add else torch.empty(region.numel(), dtype=wide)
-        _accumulate(total, chunks, add=add)
+        total = torch.empty(region.numel(), dtype=wide)
+        _accumulate(total, chunks)
         region.copy_(total.view(region.shape))
 
 
-def _accumulate(out: Tensor, runs: Sequence[tuple[Tensor, Tensor]], *, add: bool) -> None:
+def _accumulate(out: Tensor, runs: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Sum runs of rows (r, count) with weights (r,) into out (count,), as a batch of products (1, r) × (r, BLOCK)."""
     batch = out.numel() // BLOCK
     whole = batch * BLOCK
@@ -70,7 +61,7 @@ def _accumulate(out: Tensor, runs: Sequence[tuple[Tensor, Tensor]], *, add: bool
     for number, (rows, weights) in enumerate(runs):
         row = weights.expand(batch, 1, -1)
         columns = rows[:, :whole].view(len(rows), batch, BLOCK).transpose(0, 1)
-        if number or add:
+        if number:
             blocks.baddbmm_(row, columns)
             rest.addmv_(rows[:, whole:].T, weights)
         else:

@@ -19,7 +19,7 @@ from transformers import AutoConfig
 from transformers.utils import logging
 
 from tanbr.errors import CheckpointError
-from tanbr.moe.checkpoint import Checkpoint
+from tanbr.moe.checkpoint import Checkpoint, understood
 from tanbr.moe.families import CLASSES
 from tanbr.moe.family import Site
 from tanbr.moe.layer import MoeSite, TaskRouting, route
@@ -50,7 +50,7 @@ def certificate(moe: "Moe", export: Callable[["Moe", Path], None]) -> dict[str, 
 
 def identical_experts(moe: "Moe", export: Callable[["Moe", Path], None]) -> dict[str, Any]:
     """Compare the logits of the twin with those of its export, both loaded by transformers."""
-    with tempfile.TemporaryDirectory() as scratch, _quiet():
+    with tempfile.TemporaryDirectory() as scratch, _quiet(), understood(moe.checkpoint):
         source, equal, dense = (Path(scratch) / name for name in ("source", "equal", "dense"))
         name = moe.config["architectures"][0]
         model = _model_class(name)(_twin_config(moe))

@@ -4,16 +4,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from tanbr.errors import InputError
-from tanbr.merge.blend import fill
 from tanbr.merge.certificate import certificate
 from tanbr.merge.plan import DensePlan, concatenated
 from tanbr.merge.skeleton import skeleton
-from tanbr.moe.family import Piece
+from tanbr.merge.stream import stream
 from tanbr.moe.writing import (
     SHARD_BYTES,
     NewTensor,
@@ -28,7 +26,7 @@ from tanbr.moe.writing import (
 if TYPE_CHECKING:
     from tanbr.merge.moe import Moe
 
-Mode: TypeAlias = Literal["average", "concat"]
+Mode: TypeAlias = Literal["blend", "concat"]
 
 
 def export(
@@ -36,7 +34,7 @@ def export(
     out: str | Path,
     *,
     blend: ArrayLike | None = None,
-    mode: Mode = "average",
+    mode: Mode = "blend",
     experts: Sequence[int] | None = None,
     certify: bool = True,
     shard_bytes: int = SHARD_BYTES,
@@ -44,27 +42,18 @@ def export(
 ) -> Path:
     """Write a dense checkpoint to the new folder `out`; one tensor at a time is in memory.
 
-    `mode="average"` merges by `blend` (K,); `mode="concat"` puts the chosen `experts` side by side, each with 1/k of
+    `mode="blend"` merges by `blend` (K,); `mode="concat"` puts the chosen `experts` side by side, each with 1/k of
     the output, for an FFN k times as wide.
     """
-    weights, plan = _average(moe, blend) if mode == "average" else _concat(moe, experts)
-    config = skeleton(plan, moe.path, device="meta").config
+    weights, plan = _blend(moe, blend) if mode == "blend" else _concat(moe, experts)
+    config = skeleton(plan, moe.checkpoint, device="meta").config
     dtypes = plan.dtypes(moe.checkpoint)
-    pieces: dict[str, list[Piece]] = {}
-    for piece in plan.pieces:
-        pieces.setdefault(piece.target, []).append(piece)
-    tensors = [NewTensor(name, dtypes[name], plan.shapes[name]) for name in sorted(pieces)]
+    tensors = [NewTensor(name, dtypes[name], plan.shapes[name]) for name in plan.targets()]
 
     def chunks() -> Iterator[Tensor]:
-        for done, tensor in enumerate(tensors):
+        for done, (_, tensor) in enumerate(stream(plan, moe.checkpoint, moe.method, weights)):
             progress(done, len(tensors))
-            out_tensor = torch.zeros(tensor.shape, dtype=tensor.dtype)
-            for piece in pieces[tensor.name]:
-                if mode == "average":
-                    moe.fill(out_tensor, piece, weights)
-                else:
-                    fill(out_tensor, moe.checkpoint, piece, weights)
-            yield out_tensor
+            yield tensor
 
     with new_folder(out) as folder:
         config.save_pretrained(folder)
@@ -76,7 +65,7 @@ def export(
     return Path(out)
 
 
-def _average(moe: "Moe", blend: ArrayLike | None) -> tuple[list[float], DensePlan]:
+def _blend(moe: "Moe", blend: ArrayLike | None) -> tuple[list[float], DensePlan]:
     if blend is None:
         raise InputError("a merge needs a blend: one weight per expert, summing to 1")
     return moe.check(blend).tolist(), moe.plan
@@ -102,5 +91,5 @@ def _certified(
         same = [1 / twin.num_experts] * twin.num_experts
         export(twin, folder, blend=same, mode=mode, experts=range(min(2, twin.num_experts)), certify=False)
 
-    merging = "regression" if mode == "average" and moe.grams is not None else mode
+    merging = str(moe.method) if mode == "blend" else mode
     return {"mode": merging, **chosen, "dense": plan.config().architectures[0], **certificate(moe, export_twin)}

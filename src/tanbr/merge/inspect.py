@@ -25,7 +25,7 @@ CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class SiteReport:
+class SiteKinship:
     """How the experts of one site relate; arrays are (K, K)."""
 
     site: str
@@ -54,12 +54,12 @@ class LossLine:
 
 
 @dataclass(frozen=True)
-class Report:
+class Inspection:
     """What `tanbr inspect` found."""
 
     family: str
     experts: int
-    sites: tuple[SiteReport, ...]
+    sites: tuple[SiteKinship, ...]
     lines: tuple[LossLine, ...]
     verdict: Verdict
     reason: str
@@ -76,20 +76,27 @@ class Report:
         return rest | {"sites": sites, "lines": lines}
 
 
-def inspect(moe: Moe, *, batches: Sequence[Mapping[str, Tensor]] = (), progress: Progress = silent) -> Report:
+def inspect(moe: Moe, *, batches: Sequence[Mapping[str, Tensor]] = (), progress: Progress = silent) -> Inspection:
     """Report on the mergeability of a checkpoint; `batches` of the dense model's inputs with labels add losses."""
     moe.check(None)
     reports = []
     for done, site in enumerate(moe.sites):
         progress(done, len(moe.sites))
-        reports.append(_site_report(moe, site))
+        reports.append(_site_kinship(moe, site))
     progress(len(moe.sites), len(moe.sites))
     lines = tuple(loss_line(moe, 0, k, batches) for k in range(1, min(moe.num_experts, 4))) if batches else ()
     verdict, reason = _judge(reports, lines)
-    return Report(moe.family.model_type, moe.num_experts, tuple(reports), lines, verdict, reason, moe.family.note)
+    return Inspection(moe.family.model_type, moe.num_experts, tuple(reports), lines, verdict, reason, moe.family.note)
 
 
-def _site_report(moe: Moe, site: Site) -> SiteReport:
+def glance(moe: Moe, *, sites: int = 3) -> tuple[Verdict, str]:
+    """Judge by the hidden units of a few sites: what `inspect` would say, without reading all the weights."""
+    chosen = sorted({round(place) for place in np.linspace(0, len(moe.sites) - 1, sites)})
+    none = np.zeros((0, 0))
+    return _judge([SiteKinship(moe.sites[at].name, none, none, none, *_units(moe, moe.sites[at])) for at in chosen], ())
+
+
+def _site_kinship(moe: Moe, site: Site) -> SiteKinship:
     gram = _gram(moe, site)
     K = len(gram)
     norms = np.sqrt(np.diag(gram).clip(1e-30))
@@ -99,7 +106,7 @@ def _site_report(moe: Moe, site: Site) -> SiteReport:
     task = centre @ gram @ centre
     task_norms = np.sqrt(np.diag(task).clip(1e-30))
     same, best, mismatch = _units(moe, site)
-    return SiteReport(
+    return SiteKinship(
         site.name,
         distance=np.sqrt(squared.clip(0)) / scale,
         cosine=gram / np.outer(norms, norms),
@@ -161,7 +168,7 @@ def loss_line(
     return LossLine(first, second, tuple(at.tolist()), tuple(losses))
 
 
-def _judge(sites: Sequence[SiteReport], lines: Sequence[LossLine]) -> tuple[Verdict, str]:
+def _judge(sites: Sequence[SiteKinship], lines: Sequence[LossLine]) -> tuple[Verdict, str]:
     same, best = (float(np.mean([getattr(site, key) for site in sites])) for key in ("unit_cosine", "best_unit_cosine"))
     barrier = max((line.barrier for line in lines), default=0.0)
     if same >= ALIKE:
@@ -180,7 +187,7 @@ def _judge(sites: Sequence[SiteReport], lines: Sequence[LossLine]) -> tuple[Verd
     )
 
 
-def draw(report: Report, path: Path) -> None:
+def draw(report: Inspection, path: Path) -> None:
     """Draw the experts' mean cosines and distances as heat maps, and how they run over the sites."""
     import matplotlib
 

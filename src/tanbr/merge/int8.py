@@ -1,14 +1,15 @@
-"""A dense model in int8: weights per output channel, activations per call; offered with its measured loss, or not.
+"""A dense model in int8: weights per output channel, activations per token; offered with its measured loss, or not.
 
-Activations keep 7 of their 8 bits: on CPUs without VNNI the kernels' 16-bit sums overflow with 8, silently.
+Activations have 8 bits where the CPU's kernels add them up in 32 (VNNI, AMX), and 7 elsewhere: there 16-bit sums
+overflow with 8, silently. Which it is, is found out by adding up.
 Experts of an un-merged model can be put in int8 too, so that the two are compared like with like.
 """
 
 import copy
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -40,12 +41,12 @@ class Int8Linear(nn.Module):
 
     def load(self, linear: nn.Linear) -> None:
         """Take over another map's values."""
-        self._packed = _packed(linear.weight, linear.bias)
+        self._packed, self._bias = _packed(linear.weight), _float(linear.bias)
         self.weights = linear.weight.numel()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, in) to (…, out)."""
-        return _apply(x, self._packed)
+        return _apply(x, self._packed, self._bias)
 
 
 class Int8ExpertLinear(nn.Module):
@@ -54,36 +55,30 @@ class Int8ExpertLinear(nn.Module):
     def __init__(self, linear: ExpertLinear) -> None:
         super().__init__()
         biases = [None] * linear.experts if linear.bias is None else linear.bias.unbind(0)
-        self._packed = [_packed(w, b) for w, b in zip(linear.weight.unbind(0), biases, strict=True)]
+        self._packed = [(_packed(w), _float(b)) for w, b in zip(linear.weight.unbind(0), biases, strict=True)]
         self.experts = linear.experts
 
     def each(self) -> list[Activation]:
         """List the K maps as functions."""
-        return [partial(_apply, packed=packed) for packed in self._packed]
+        return [partial(_apply, packed=packed, bias=bias) for packed, bias in self._packed]
 
 
-def quantised(model: Model) -> Model:
-    """Copy a model for serving, with every linear map in int8; embeddings and norms stay as they are."""
+def quantised(model: Model, *, only: Collection[str] | None = None) -> Model:
+    """Copy a model for serving, with its linear maps in int8, or `only` those of these names.
+
+    Linear maps that stay in float are shared with the model.
+    """
     if "x86" not in torch.backends.quantized.supported_engines:
         raise InputError("int8 needs torch's x86 kernels, which this build of torch does not have")
-    kept = {id(module): module for module in model.modules() if isinstance(module, nn.Linear | ExpertLinear)}
-    memo: dict[int, Any] = {  # what the copy has in place of each module: float weights are never copied
-        key: Int8ExpertLinear(module) if isinstance(module, ExpertLinear) else Int8Linear(module)
-        for key, module in kept.items()
-    }
+    memo: dict[int, Any] = {}  # what the copy has in place of each module: float weights are never copied
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | ExpertLinear) and only is not None and name not in only:
+            memo[id(module)] = module
+        elif isinstance(module, nn.Linear):
+            memo[id(module)] = Int8Linear(module)
+        elif isinstance(module, ExpertLinear):
+            memo[id(module)] = Int8ExpertLinear(module)
     return copy.deepcopy(model, memo).eval()
-
-
-def refresh(int8_model: nn.Module, model: nn.Module) -> None:
-    """Bring an int8 model up to date with the model it was made of, after a merge."""
-    for name, module in int8_model.named_modules():
-        if isinstance(module, Int8Linear):
-            linear = model.get_submodule(name)
-            if not isinstance(linear, nn.Linear):
-                raise InputError(
-                    f"{name} is no linear map in {type(model).__name__}; refresh from the model it was made of"
-                )
-            module.load(linear)
 
 
 @torch.inference_mode()
@@ -102,20 +97,36 @@ def measure(model: nn.Module, int8_model: nn.Module, batches: Iterable[Mapping[s
 
 
 def offered(
-    model: Model, batches: Iterable[Mapping[str, Tensor]], *, least_agreement: float = 0.98
+    model: Model,
+    batches: Iterable[Mapping[str, Tensor]],
+    *,
+    least_agreement: float = 0.98,
+    choices: Sequence[Collection[str] | None] = (None,),
 ) -> tuple[Model, Int8Loss]:
-    """Put a model in int8 if it still answers alike on the given batches; InputError if it does not."""
-    int8_model = quantised(model)
-    loss = measure(model, int8_model, batches)
-    if not loss.agreement >= least_agreement:
-        raise InputError(
-            f"in int8 this model gives the same answer at {loss.agreement:.1%} of {loss.positions} positions, "
-            f"below the {least_agreement:.1%} asked for; serve it in float32"
-        )
-    return int8_model, loss
+    """Put a model in int8 if it still answers alike on the given batches; InputError if it does not.
+
+    `choices` are sets of linear maps to put in int8 (None: all), tried in turn: what is left out stays in float.
+    """
+    batches = list(batches)
+    for only in choices:
+        int8_model = quantised(model, only=only)
+        loss = measure(model, int8_model, batches)
+        if loss.agreement >= least_agreement:
+            return int8_model, loss
+    raise InputError(
+        f"in int8 this model gives the same answer at {loss.agreement:.1%} of {loss.positions} positions, "
+        f"below the {least_agreement:.1%} asked for; serve it in float32"
+    )
 
 
-def _packed(weight: Tensor, bias: Tensor | None) -> Any:
+@cache
+def activation_bits() -> int:
+    """Find out how many bits of an activation this CPU's kernels can add up without overflow: 8 or 7."""
+    ones = torch.ones(64, 256)  # the largest integers everywhere: pairs of products need 17 bits
+    return 8 if float((_product(ones, _packed(ones), bits=8) - 256).abs().max()) < 1 else 7
+
+
+def _packed(weight: Tensor) -> Any:
     values = weight.detach().float()
     scales = (values.abs().amax(dim=1).double() / 127).clamp_min(torch.finfo(torch.float32).tiny)
     zeros = torch.zeros_like(scales, dtype=torch.int64)
@@ -123,9 +134,20 @@ def _packed(weight: Tensor, bias: Tensor | None) -> Any:
         # torch means to drop quantised tensors, but its int8 kernels take their weights in no other form yet
         warnings.simplefilter("ignore", UserWarning)
         stored = torch.quantize_per_channel(values, scales, zeros, 0, torch.qint8)
-    return torch.ops.quantized.linear_prepack(stored, None if bias is None else bias.detach().float())
+    return torch.ops.quantized.linear_prepack(stored, None)
 
 
-def _apply(x: Tensor, packed: Any) -> Tensor:
-    result: Tensor = torch.ops.quantized.linear_dynamic(x, packed, True)
+def _float(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach().float().clone()
+
+
+def _apply(x: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+    """Map x (…, in): every token has the whole range of the integers to itself."""
+    largest = x.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    result = _product(x / largest, packed, bits=activation_bits()).mul_(largest)
+    return result if bias is None else result.add_(bias)
+
+
+def _product(x: Tensor, packed: Any, *, bits: int) -> Tensor:
+    result: Tensor = torch.ops.quantized.linear_dynamic(x, packed, bits < 8)
     return result

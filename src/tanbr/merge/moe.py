@@ -2,62 +2,46 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import numpy as np
-import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from tanbr.errors import CheckpointError
-from tanbr.merge.blend import check_finite, fill
+from tanbr.merge.blend import check_finite
 from tanbr.merge.export import export
+from tanbr.merge.methods import Experts, Method, choose
 from tanbr.merge.plan import DensePlan
-from tanbr.merge.regression import Grams
 from tanbr.merge.skeleton import locate, skeleton
-from tanbr.moe.checkpoint import Checkpoint, TensorFile
+from tanbr.merge.stream import Places, stream
+from tanbr.moe.checkpoint import Checkpoint, TensorFile, understood
 from tanbr.moe.families import family_of, read_settings
-from tanbr.moe.family import Piece, Settings, Site
+from tanbr.moe.family import Settings, Site
 from tanbr.types import Blend, as_blend
 
-UNIT = 2.0**-24  # half the spacing of float32 at 1
 FETCHED = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "LICENSE*"]
 
 
-@dataclass(frozen=True, eq=False)
-class Merged:
-    """What a model holds after a merge."""
-
-    blend: Blend  # (K,)
-    drift: float  # bound on the rounding error, relative to the largest weight of the tensor's experts
-    incremental: bool  # whether the model's last blend was updated rather than read anew
-
-
 class Moe:
-    """An MoE checkpoint that can be merged; no expert is in memory.
+    """An MoE checkpoint that can be merged by a method of `merge/methods`; no expert is in memory."""
 
-    With `regression`, merges are by regression (`merge/regression.py`) instead of by weighted averages.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, *, regression: bool = False) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, method: str = "average") -> None:
         self.checkpoint = checkpoint
         self.family = family_of(checkpoint.config)
+        _check_depth(checkpoint)
         self.config: Settings = read_settings(checkpoint.config)
-        self.sites: list[Site] = self.family.sites(checkpoint, self.config)
-        pieces = self.family.plan(checkpoint, self.config, self.sites)
-        self.plan = DensePlan(self.family, self.config, self.sites, pieces)
-        self.grams: Grams | None = None
-        if regression:
-            self.grams = Grams(self.path, self.plan.blended, experts=self.num_experts, digest=self.fingerprint)
+        with understood(checkpoint):
+            self.sites: list[Site] = self.family.sites(checkpoint, self.config)
+            pieces = self.family.plan(checkpoint, self.config, self.sites)
+            self.plan = DensePlan(self.family, self.config, self.sites, pieces)
+        self.experts = Experts(checkpoint, self.plan.blended, self.num_experts, lambda: self.fingerprint)
+        self.method: Method = choose(method, self.experts)
         self._trusted: set[int] = set()
-        self._served: WeakKeyDictionary[nn.Module, Merged] = WeakKeyDictionary()
 
     @property
     def path(self) -> Path:
@@ -67,7 +51,7 @@ class Moe:
     @property
     def files(self) -> list[TensorFile]:
         """The files that a merge reads."""
-        return self.checkpoint.files + ([] if self.grams is None else self.grams.checkpoint.files)
+        return self.checkpoint.files + self.method.files
 
     @cached_property
     def fingerprint(self) -> str:
@@ -83,47 +67,26 @@ class Moe:
     def dense(self, blend: ArrayLike | None = None) -> Any:
         """Build the dense transformers model, in eval mode, with `blend` merged into it (all experts alike if None)."""
         weights = self.check(blend)
-        model = skeleton(self.plan, self.path)
-        with torch.no_grad():
-            for target in self.plan.padded:
-                locate(model, target).zero_()
-            for piece in self.plan.pieces:
-                self.fill(locate(model, piece.target), piece, weights.tolist())
+        model = skeleton(self.plan, self.checkpoint)
+        for _ in self.tensors(weights, into=partial(locate, model)):
+            pass
         return model.eval()
 
-    def merge_into(self, model: nn.Module, blend: ArrayLike, *, max_drift: float = 0.0) -> Merged:
-        """Merge a blend (K,) into a dense model in place; only the FFNs' tensors change.
+    def merge_into(self, model: nn.Module, blend: ArrayLike) -> None:
+        """Merge a blend (K,) into a dense model in place; only the FFNs' tensors change."""
+        for _ in self.tensors(blend, into=partial(locate, model), changing=True):
+            pass
 
-        With `max_drift` > 0 a blend that differs from the model's last one in a few experts is reached by adding those
-        experts' differences, as long as the bound on the rounding error so far, relative to the largest weight, stays
-        below it; then an exact merge starts afresh. Nothing else may write to the model's FFNs in between.
+    def tensors(
+        self, blend: ArrayLike | None = None, *, into: Places | None = None, changing: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Merge a blend (K,), tensor by tensor: each dense tensor's name and the tensor, when it is written.
+
+        `into` says where a tensor of a name is to be written (a new one each if None); with `changing`, only what
+        depends on the blend is merged, the FFNs.
         """
-        weights = self.check(blend)
-        outputs = [(locate(model, piece.target), piece) for piece in self.plan.blended]
-        last = self._served.get(model)
-        step = weights if last is None else weights - last.blend
-        drift = exact_drift(weights) if last is None else last.drift + step_drift(step)
-        add = (
-            last is not None
-            and self.grams is None  # a regression is linear in no expert
-            and drift <= max_drift
-            and int(np.count_nonzero(step)) + 1 < int(np.count_nonzero(weights))  # an update reads the dense model, too
-            and all(out.dtype.itemsize >= 4 for out, _ in outputs)
-        )
-        with torch.no_grad():
-            for out, piece in outputs:
-                if add:
-                    fill(out, self.checkpoint, piece, step.tolist(), add=True)
-                else:
-                    self.fill(out, piece, weights.tolist())
-        self._served[model] = Merged(weights, drift if add else exact_drift(weights), incremental=add)
-        return self._served[model]
-
-    def fill(self, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
-        """Write a piece of the merge by `blend` (K,) into its region of the dense tensor `out`."""
-        fill(out, self.checkpoint, piece, blend)
-        if self.grams is not None and piece.weights is None:
-            self.grams.refine(out, piece, blend)
+        weights = self.check(blend).tolist()
+        return stream(self.plan, self.checkpoint, self.method, weights, into=into, changing=changing)
 
     def release(self) -> None:
         """Unmap what merges have read so far (it stays in the page cache)."""
@@ -144,14 +107,21 @@ class Moe:
         return weights
 
 
-def open(path: str | Path, *, regression: bool = False) -> Moe:  # noqa: A001
+def open(path: str | Path, *, method: str = "average") -> Moe:  # noqa: A001
     """Open an MoE checkpoint: a folder with a config.json and safetensors files, or a model id of the hub.
 
-    With `regression`, blends are merged by regression, with the matrices that `tanbr grams` has put beside the experts.
+    `method` says how blends are merged: a name of `tanbr.merge.methods`, with settings as `ties:density=0.3`.
     """
     if not Path(path).exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
         path = _fetched(str(path))
-    return Moe(Checkpoint(path), regression=regression)
+    return Moe(Checkpoint(path), method=method)
+
+
+def _check_depth(checkpoint: Checkpoint) -> None:
+    """Refuse a configuration of more layers than there are tensors: a list of them may be all the memory there is."""
+    for key, value in checkpoint.config.items():
+        if "layers" in key and isinstance(value, int | float) and not value <= len(checkpoint.specs):
+            raise CheckpointError(f"config.json of {checkpoint.path} says {key} {value}, more than it has tensors")
 
 
 def _fetched(model_id: str) -> Path:
@@ -160,13 +130,3 @@ def _fetched(model_id: str) -> Path:
     except (OSError, ValueError, HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{model_id} is no folder here, and the hub does not give it ({reason})") from None
-
-
-def exact_drift(blend: Blend) -> float:
-    """Bound the rounding error of a merge in float32: one product and one sum per expert."""
-    return float(UNIT * (np.count_nonzero(blend) + 1))
-
-
-def step_drift(step: Blend) -> float:
-    """Bound the rounding error that adding Σ_k step[k]·expert k puts on top."""
-    return float(UNIT * (np.count_nonzero(step) + 2) * (1 + np.abs(step).sum()))

@@ -22,16 +22,23 @@ class DensePlan:
         self.settings = settings
         self.sites = sites
         self.pieces = pieces
-        self.blended = [piece for piece in pieces if piece.weights is None]
+        self.blended = [piece for piece in pieces if piece.weights is None]  # what changes with the blend
         self.shapes, self.width = family.shapes(pieces)
 
+    def targets(self, *, changing: bool = False) -> dict[str, list[Piece]]:
+        """List the dense tensors, or those that change with the blend, with the pieces that fill them."""
+        grouped: dict[str, list[Piece]] = {}
+        for piece in self.blended if changing else self.pieces:
+            grouped.setdefault(piece.target, []).append(piece)
+        return grouped
+
     @cached_property
-    def padded(self) -> list[str]:
+    def padded(self) -> frozenset[str]:
         """Dense tensors that the pieces do not fill up: the rest of them is 0."""
         covered: dict[str, int] = {}
         for piece in self.pieces:
             covered[piece.target] = covered.get(piece.target, 0) + math.prod(piece.shape)
-        return [name for name, shape in self.shapes.items() if covered[name] < math.prod(shape)]
+        return frozenset(name for name, shape in self.shapes.items() if covered[name] < math.prod(shape))
 
     def dtypes(self, checkpoint: Checkpoint) -> dict[str, torch.dtype]:
         """List the type of every dense tensor: that of the tensors it is made of."""
@@ -47,8 +54,8 @@ class DensePlan:
 
     def _architecture(self) -> str:
         before, after = self.family.prefix
-        named = self.settings.get("architectures") or []
-        if len(named) != 1 or not named[0].startswith(before):
+        named = self.settings.get("architectures")
+        if not (isinstance(named, list) and len(named) == 1 and str(named[0]).startswith(before)):
             raise CheckpointError(f"config.json must name one {before}… class in architectures (got {named})")
         return after + str(named[0]).removeprefix(before)
 

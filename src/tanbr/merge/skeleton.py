@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,18 +11,36 @@ from transformers.initialization import no_init_weights
 
 from tanbr.errors import CheckpointError, InputError
 from tanbr.merge.plan import DensePlan
+from tanbr.moe.checkpoint import Checkpoint, understood
 
+BUFFER = 1 << 24  # numbers of a table that a model computes for itself, of positions for one
 # In memory, a class with one expert fuses what is apart on disk: experts.gate_up_proj (1, 2F, D), gate first.
 FUSED = {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}
 
 
-def skeleton(plan: DensePlan, path: Path, *, device: str = "cpu") -> Any:
-    """Build the dense transformers model with no values in it; a tensor too few, too many or misshapen is refused."""
-    config = plan.config()
+def skeleton(plan: DensePlan, checkpoint: Checkpoint, *, device: str = "cpu") -> Any:
+    """Build the dense transformers model with no values in it; a tensor too few, too many or misshapen is refused.
+
+    It is first built without memory, and only what the checkpoint's own tensors fill is given any.
+    """
+    with understood(checkpoint):
+        config = plan.config()
+        model = _built(config, "meta")
+        _check(model, plan, checkpoint)
+        model = model if device == "meta" else _built(config, device)
+        untie(model, plan.shapes)
+    return model
+
+
+def _built(config: Any, device: str) -> Any:
     with no_init_weights(), torch.device(device):
         model = getattr(transformers, config.architectures[0])._from_config(config, dtype=config.dtype)
     model.tie_weights()
-    filled = set()
+    return model
+
+
+def _check(model: Any, plan: DensePlan, checkpoint: Checkpoint) -> None:
+    path, filled = checkpoint.path, set()
     for target, shape in plan.shapes.items():
         try:
             tensor = locate(model, target)
@@ -35,8 +52,9 @@ def skeleton(plan: DensePlan, path: Path, *, device: str = "cpu") -> Any:
     empty = [name for name, parameter in model.named_parameters() if id(parameter) not in filled]
     if empty:
         raise CheckpointError(f"{path} lacks {empty[0]}; fetch the whole checkpoint again")
-    untie(model, plan.shapes)
-    return model
+    for name, buffer in model.named_buffers():
+        if buffer.numel() > max(BUFFER, checkpoint.nbytes):
+            raise CheckpointError(f"config.json of {path} asks for {buffer.numel()} numbers as {name}; correct it")
 
 
 def locate(model: nn.Module, target: str) -> Tensor:

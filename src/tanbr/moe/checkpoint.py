@@ -1,16 +1,20 @@
 """A checkpoint on disk, opened lazily: its configuration, and its tensors as views of the mapped safetensors files.
 
 Nothing is read but the headers until a view is used, and what is read stays in the page cache: the process itself
-never holds a copy. Pickle files are never opened.
+never holds a copy. Pickle files are never opened. A checkpoint may come from anywhere: nothing in it is believed before
+it is checked, and what asks for more than its files hold is refused.
 """
 
 import hashlib
+import itertools
 import json
 import math
 import mmap
+import stat
 import struct
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tanbr.errors import CheckpointError
+from tanbr.errors import CheckpointError, TanbrError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -38,6 +42,7 @@ DTYPES = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER_LIMIT = 100_000_000  # bytes; the format's own bound
+DIMENSIONS = 16  # more than any tensor has
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class TensorFile:
 
     def __init__(self, path: Path, number: int) -> None:
         self.path = path
+        check_regular(path)
         try:
             with path.open("rb") as file:
                 size = path.stat().st_size
@@ -81,17 +87,27 @@ class TensorFile:
             raise CheckpointError(f"{path} is missing; fetch the whole checkpoint again") from None
         except OSError as error:
             raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise CheckpointError(f"the header of {path} is corrupt; fetch the file again") from None
+        if not isinstance(header, dict):
+            raise CheckpointError(f"the header of {path} is corrupt; fetch the file again")
         self._data = 8 + length
         self._size = size
         self._typed: dict[torch.dtype, Tensor] = {}
         self.specs = [self._spec(name, entry, number) for name, entry in header.items() if name != "__metadata__"]
+        filled = sorted((spec for spec in self.specs if spec.nbytes), key=lambda spec: spec.start)
+        for before, after in itertools.pairwise(filled):
+            if after.start < before.start + before.nbytes:
+                raise CheckpointError(
+                    f"{path} is corrupt: {before.name} and {after.name} overlap; fetch the file again"
+                )
 
     def _spec(self, name: str, entry: Any, number: int) -> TensorSpec:
         try:
             dtype, shape, (begin, end) = DTYPES.get(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
-            whole = all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end))
+            whole = len(shape) <= DIMENSIONS and all(
+                type(length) is int and 0 <= length <= self._size for length in (*shape, begin, end)
+            )
         except (KeyError, TypeError, ValueError):
             raise CheckpointError(f"{self.path}: the entry of {name} is corrupt; fetch the file again") from None
         if dtype is None:
@@ -133,6 +149,11 @@ class Checkpoint:
         self.specs = {spec.name: spec for file in self.files for spec in file.specs}
         _check_index(self.path, self.specs)
 
+    @property
+    def nbytes(self) -> int:
+        """Size of all tensors."""
+        return sum(spec.nbytes for spec in self.specs.values())
+
     def tensor(self, name: str) -> Tensor:
         """View a whole tensor, read-only."""
         spec = self.specs[name]
@@ -167,6 +188,30 @@ class Checkpoint:
         return {"config.json": config} | {file.path.name: file.digest() for file in self.files}
 
 
+def check_regular(path: Path) -> None:
+    """Refuse what is no regular file: reading a pipe or a device may never end."""
+    try:
+        if stat.S_ISREG(path.stat().st_mode):
+            return
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing; fetch the whole checkpoint again") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    raise CheckpointError(f"{path} is no regular file; a checkpoint is made of config.json and *.safetensors files")
+
+
+@contextmanager
+def understood(checkpoint: Checkpoint) -> Iterator[None]:
+    """Turn whatever a crafted configuration makes transformers, torch or us raise into one sentence."""
+    try:
+        yield
+    except TanbrError:
+        raise
+    except Exception as error:  # nobody lists what a configuration that was made to hurt can raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise CheckpointError(f"{checkpoint.path}: config.json and tensors make up no model: {reason}") from error
+
+
 def _element(address: tuple[int, int], spec: TensorSpec, lead: int) -> int:
     return (address[1] - lead) // spec.dtype.itemsize
 
@@ -174,11 +219,12 @@ def _element(address: tuple[int, int], spec: TensorSpec, lead: int) -> int:
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a folder; a checkpoint is a folder with config.json and *.safetensors")
+    if not (path / "config.json").exists():
+        raise CheckpointError(f"{path} has no config.json, so its architecture is unknown")
+    check_regular(path / "config.json")
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} has no config.json, so its architecture is unknown") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path / 'config.json'} cannot be read as JSON: {error}") from None
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise CheckpointError(f"{path / 'config.json'} names no model_type, so its architecture is unknown")
@@ -200,11 +246,12 @@ def _tensor_files(path: Path) -> list[Path]:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
+    check_regular(path / INDEX)
     try:
         names = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
         if all(Path(file).name == file for file in names.values()):  # a shard lies beside its index
             return dict(names)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         pass
     raise CheckpointError(f"{path / INDEX} is corrupt; fetch it again")
 

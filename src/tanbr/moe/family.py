@@ -164,8 +164,12 @@ class Family:
     def sites(self, checkpoint: Checkpoint, settings: Settings) -> list[Site]:
         """List the sites of a checkpoint, in order; a missing or unequal expert is a CheckpointError."""
         K = settings.get(self.count)
-        if not isinstance(K, int) or K < 1:
-            raise CheckpointError(f"config.json of a {self.model_type} model needs {self.count} ≥ 1 (got {K!r})")
+        most = max([len(checkpoint.specs), *(spec.shape[0] for spec in checkpoint.specs.values() if spec.shape)])
+        if not isinstance(K, int) or not 1 <= K <= most:
+            raise CheckpointError(
+                f"config.json of a {self.model_type} model needs {self.count} ≥ 1, and its files hold no more than "
+                f"{most} experts (got {K!r})"
+            )
         found: dict[str, dict[tuple[Role, str], dict[int, _Found]]] = {}
         for spec in _used(checkpoint, settings):
             for pattern in self.experts:

@@ -1,7 +1,9 @@
 """Writing a checkpoint: a new folder that appears whole or not at all, tensors streamed into safetensors files."""
 
 import errno
+import fcntl
 import json
+import os
 import shutil
 import struct
 import tempfile
@@ -20,6 +22,7 @@ from tanbr.moe.checkpoint import DTYPE_NAMES, INDEX, SINGLE
 Progress: TypeAlias = Callable[[int, int], None]  # (tensors done, tensors in all)
 
 SHARD_BYTES = 5_000_000_000
+UNFINISHED = ".unfinished"  # how a folder ends that is being written
 COMPANIONS = ("generation_config.json", "chat_template.jinja", "vocab.txt", "vocab.json", "merges.txt", "LICENSE")
 COMPANION_PATTERNS = ("*token*.json", "*.model", "LICENSE*")  # what a tokenizer is made of
 
@@ -47,13 +50,23 @@ class NewTensor:
 
 @contextmanager
 def new_folder(out: str | Path) -> Iterator[Path]:
-    """Make a folder to write in; it becomes `out` at the end, or vanishes if anything goes wrong."""
+    """Make a folder to write in; it becomes `out` at the end, or vanishes if anything goes wrong.
+
+    What a process that was killed left behind on the way to the same `out` is removed first. A folder that is written
+    to is locked, and the kernel unlocks it when its process ends, however that ends: a live one is never touched.
+    """
     out = Path(out)
     if out.exists():
         raise OutputError(f"{out} exists already; name a new folder, or remove it first")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+        with _locked(out.parent):  # nobody tidies up between a folder's making and its locking
+            for left in out.parent.iterdir():
+                if left.name.startswith(f".{out.name}.") and left.name.endswith(UNFINISHED):
+                    _remove_if_abandoned(left)
+            work = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.", suffix=UNFINISHED))
+            lock = os.open(work, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError as error:
         raise OutputError(f"cannot write to {out.parent}: {error.strerror}") from None
     try:
@@ -65,6 +78,32 @@ def new_folder(out: str | Path) -> Iterator[Path]:
         raise OutputError(f"cannot write {out}: {what}; nothing was left behind") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        os.close(lock)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    """Remove a work folder whose process is gone: nobody holds its lock."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        pass  # somebody writes there
+    finally:
+        os.close(descriptor)
 
 
 def write_tensors(

@@ -1,25 +1,49 @@
 """Tasks without any labels: the traffic itself is grouped into V latent tasks, whose identities stay."""
 
+import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
-from scipy.special import logsumexp
+from scipy.special import softmax
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 
 from tanbr.errors import InputError
+from tanbr.monitor.bounds import bounded
 from tanbr.monitor.config import MonitorConfig
 from tanbr.types import FloatArray
 
 _STARTS = 8  # k-means runs from scratch; the best is kept
-_ROUNDS = 50  # of one run, at most
 _BETTER = 0.95  # a run from scratch must fit this much better to replace the groups at hand
 _CLIP = 4.0  # standard deviations a feature may be away
 _FLOOR = 0.05  # least variance of a standardised feature within a group
 
 
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """V Gaussians with diagonal covariance, in standardised units. Never changes."""
+
+    centre: FloatArray  # (D,) of the vectors
+    scale: FloatArray  # (D,)
+    means: FloatArray  # (V, D)
+    variances: FloatArray  # (V, D)
+    threshold: float  # log-density that few vectors fall short of
+
+    def takes(self, vectors: FloatArray) -> bool:
+        """Whether the vectors (n, D) are of the kind that was grouped."""
+        return vectors.shape[1] == len(self.centre)
+
+    def read(self, vectors: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Posteriors under a uniform prior (n, V), and the familiarity (n,): below 0 far from every group."""
+        logs = _log_densities(_standard(vectors, self.centre, self.scale), self.means, self.variances)
+        return np.asarray(softmax(logs, axis=1)), logs.max(axis=1) - self.threshold
+
+
 class Clusters:
-    """Groups vectors (surface features, or a model's pooled embeddings) into V Gaussians with diagonal covariance.
+    """Groups vectors: surface features, or a model's pooled embeddings.
 
     Fitted on a bottom-k sample of all requests seen, so the fit depends neither on their order nor on which replica
     saw them. A later fit starts from the groups at hand, or is matched to them: group v stays group v.
@@ -32,12 +56,14 @@ class Clusters:
         self._seen = 0  # requests
         self._fitted_on = 0  # requests seen at the last fit
         self._means: FloatArray = np.zeros((0, 0))  # (V, D), in the vectors' own units
-        self._fit: tuple[FloatArray, FloatArray, FloatArray, FloatArray, float] | None = None
+        self._groups: Groups | None = None
 
     @property
-    def ready(self) -> bool:
-        """Whether enough distinct requests were seen to group them."""
-        return len(self._keys) >= self._config.cluster_start * self._tasks
+    def groups(self) -> Groups | None:
+        """The groups, found now if there are none; None before enough distinct requests were seen."""
+        if self._groups is None and len(self._keys) >= self._config.cluster_start * self._tasks:
+            self._groups = self._fitted()
+        return self._groups
 
     def add(self, keys: NDArray[np.uint64], vectors: FloatArray) -> None:
         """Take in requests: hashes (n,), vectors (n, D)."""
@@ -45,6 +71,8 @@ class Clusters:
         self._seen += len(keys)
 
     def _keep(self, keys: NDArray[np.uint64], vectors: FloatArray) -> None:
+        if not len(keys):
+            return
         if not len(self._keys):
             self._vectors = np.zeros((0, vectors.shape[1]))
         if vectors.shape[1] != self._vectors.shape[1]:
@@ -54,8 +82,6 @@ class Clusters:
         if len(self._keys) == self._config.cluster_sample:  # most requests are no news
             news = keys < self._keys[-1]
             keys, vectors = keys[news], vectors[news]
-        if not len(keys):
-            return
         kept, first = np.unique(np.concatenate([self._keys, keys]), return_index=True)
         first = first[: self._config.cluster_sample]
         self._keys = kept[: self._config.cluster_sample]
@@ -63,94 +89,98 @@ class Clusters:
 
     def merge(self, other: "Clusters") -> None:
         """Take in another's sample; the groups keep this one's identities, or take the other's if it has none."""
-        if len(other._keys):
-            self._keep(other._keys, other._vectors)
+        self._keep(other._keys, other._vectors)
         if not len(self._means):
             self._means = other._means
         self._seen += other._seen
-        self._fit = None
+        self._groups = None
 
     def refresh(self) -> None:
-        """Forget the fit if the traffic has grown enough since it was made."""
+        """Forget the groups if the traffic has grown enough since they were found."""
         if self._seen > (1 + self._config.refit_growth) * self._fitted_on:
-            self._fit = None
+            self._groups = None
 
-    def read(self, vectors: FloatArray) -> tuple[FloatArray, NDArray[np.bool_]]:
-        """Posteriors under a uniform prior (n, V), and whether each request is far from every group (n,)."""
-        centre, scale, means, variances, threshold = self._fit = self._fit or self._fitted()
-        logs = _log_densities(_standard(vectors, centre, scale), means, variances)
-        return np.exp(logs - logsumexp(logs, axis=1, keepdims=True)), logs.max(axis=1) < threshold
-
-    def _fitted(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, float]:
+    def _fitted(self) -> Groups:
         centre, scale = self._vectors.mean(axis=0), self._vectors.std(axis=0)
         scale = np.where(scale > 1e-9, scale, 1.0)
         points = _standard(self._vectors, centre, scale)
-        seeds = [_seeded(points, self._tasks, np.random.default_rng(number)) for number in range(_STARTS)]
-        means, labels = min((_k_means(points, seed) for seed in seeds), key=lambda run: _inertia(points, *run))
+        labels = _labels(points, KMeans(self._tasks, n_init=_STARTS, random_state=0))
         if len(self._means):
             known = _standard(self._means, centre, scale)
-            kept, kept_labels = _k_means(points, known)
-            if _inertia(points, means, labels) > _BETTER * _inertia(points, kept, kept_labels):
-                means, labels = kept, kept_labels
+            kept = _labels(points, KMeans(self._tasks, init=known, n_init=1))
+            if _within(points, labels) > _BETTER * _within(points, kept):
+                labels = kept
             else:
+                means = _means(points, labels, self._tasks)
                 distances = ((known[:, None] - means[None]) ** 2).sum(axis=2)
-                order = linear_sum_assignment(distances)[1]
-                means, labels = means[order], np.argsort(order)[labels]
-        spread = [
-            points[labels == v].var(axis=0) if (labels == v).any() else np.ones_like(centre) for v in range(self._tasks)
-        ]
-        variances = np.maximum(np.array(spread), _FLOOR)
-        self._means = means * scale + centre
-        self._fitted_on = self._seen
+                labels = np.argsort(linear_sum_assignment(distances)[1])[labels]
+        means = _means(points, labels, self._tasks)
+        spread = _means((points - means[labels]) ** 2, labels, self._tasks)
+        empty = np.bincount(labels, minlength=self._tasks) == 0
+        variances = np.where(empty[:, None], 1.0, np.maximum(spread, _FLOOR))
+        self._means, self._fitted_on = means * scale + centre, self._seen
         familiarity = _log_densities(points, means, variances).max(axis=1)
-        return centre, scale, means, variances, float(np.quantile(familiarity, self._config.unknown_quantile))
+        return Groups(centre, scale, means, variances, float(np.quantile(familiarity, self._config.unknown_quantile)))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Give the whole state, by name."""
-        counts = np.array([self._seen, self._fitted_on])
-        return {"keys": self._keys, "vectors": self._vectors, "means": self._means, "counts": counts}
+        """Give the whole state, by name, with the groups in use: vectors seen since are not in them yet."""
+        found = self._groups or Groups(np.zeros(0), np.zeros(0), np.zeros((0, 0)), np.zeros((0, 0)), 0.0)
+        return {
+            "keys": self._keys,
+            "vectors": self._vectors,
+            "means": self._means,
+            "counts": np.array([self._seen, self._fitted_on]),
+            "groups.centre": found.centre,
+            "groups.scale": found.scale,
+            "groups.means": found.means,
+            "groups.variances": found.variances,
+            "groups.threshold": np.array(found.threshold),
+        }
 
     def restore(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Take the state `arrays` gave."""
-        self._keys, self._vectors, self._means = arrays["keys"], arrays["vectors"], arrays["means"]
-        self._seen, self._fitted_on = (int(count) for count in arrays["counts"])
-        self._fit = None
+        """Take the state `arrays` gave; ValueError for one that cannot be."""
+        keys, vectors, means, counts = (arrays[name] for name in ("keys", "vectors", "means", "counts"))
+        centre, scale, places, variances = (
+            arrays[f"groups.{name}"] for name in ("centre", "scale", "means", "variances")
+        )
+        groups = Groups(centre, scale, places, variances, float(arrays["groups.threshold"]))
+        D, V = vectors.shape[1], self._tasks
+        sound = len(vectors) == len(keys) and bool((keys[1:] > keys[:-1]).all()) and bool((counts >= 0).all())
+        sound = (
+            sound and means.shape in ((V, D), (0, 0)) and bounded(*(arrays[name] for name in arrays if name != "keys"))
+        )
+        if len(groups.centre):
+            sound = sound and groups.centre.shape == groups.scale.shape == (D,) and bool((groups.scale > 0).all())
+            sound = sound and groups.means.shape == groups.variances.shape == (V, D)
+            sound = sound and bool((groups.variances > 0).all())
+        if not sound:
+            raise ValueError("its groups or the vectors behind them are not of one piece")
+        self._keys, self._vectors, self._means = keys, vectors, means
+        self._seen, self._fitted_on = (int(count) for count in counts)
+        self._groups = groups if len(groups.centre) else None
 
 
 def _standard(vectors: FloatArray, centre: FloatArray, scale: FloatArray) -> FloatArray:
     return np.asarray(np.clip((vectors - centre) / scale, -_CLIP, _CLIP))
 
 
-def _seeded(points: FloatArray, groups: int, rng: np.random.Generator) -> FloatArray:
-    """Choose means far from one another (k-means++, Arthur and Vassilvitskii 2007)."""
-    chosen = [int(rng.integers(len(points)))]
-    for _ in range(groups - 1):
-        nearest = _squares(points, points[chosen]).min(axis=1)
-        total = float(nearest.sum())  # 0 when there are fewer distinct points than groups
-        chosen.append(int(rng.choice(len(points), p=nearest / total if total > 0 else None)))
-    return points[chosen]
+def _labels(points: FloatArray, k_means: KMeans) -> NDArray[np.int64]:
+    """Give the group of each point (n,)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than groups leave some empty
+        return np.asarray(k_means.fit(points).labels_, dtype=np.int64)
 
 
-def _k_means(points: FloatArray, means: FloatArray) -> tuple[FloatArray, NDArray[np.int64]]:
-    """Move the means to the points nearest to them until they rest; one without points stays where it is."""
-    means = means.copy()
-    labels = _squares(points, means).argmin(axis=1)
-    for _ in range(_ROUNDS):
-        for group in np.unique(labels):
-            means[group] = points[labels == group].mean(axis=0)
-        before, labels = labels, _squares(points, means).argmin(axis=1)
-        if np.array_equal(before, labels):
-            break
-    return means, labels
+def _means(points: FloatArray, labels: NDArray[np.int64], groups: int) -> FloatArray:
+    """Mean of each group's points (groups, D), by one order of summation whatever the threads; 0 for an empty group."""
+    sums = np.zeros((groups, points.shape[1]))
+    np.add.at(sums, labels, points)
+    return np.asarray(sums / np.maximum(np.bincount(labels, minlength=groups), 1)[:, None])
 
 
-def _squares(points: FloatArray, means: FloatArray) -> FloatArray:
-    """Squared distance of each point from each mean (n, k)."""
-    return np.asarray(np.maximum((points**2).sum(1)[:, None] - 2 * points @ means.T + (means**2).sum(1), 0.0))
-
-
-def _inertia(points: FloatArray, means: FloatArray, labels: NDArray[np.int64]) -> float:
-    return float(((points - means[labels]) ** 2).sum())
+def _within(points: FloatArray, labels: NDArray[np.int64]) -> float:
+    """Sum of squared distances from the means of the groups."""
+    return float(((points - _means(points, labels, int(labels.max()) + 1)[labels]) ** 2).sum())
 
 
 def _log_densities(points: FloatArray, means: FloatArray, variances: FloatArray) -> FloatArray:

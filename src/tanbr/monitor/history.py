@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.monitor.features import VIEWS, Features
+from tanbr.monitor.bounds import bounded
+from tanbr.monitor.features import SURFACE, VIEWS, Features
 from tanbr.monitor.ragged import Ragged
 
 
@@ -70,8 +71,14 @@ class History:
         }
 
     def restore(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Take the state `arrays` gave."""
+        """Take the state `arrays` gave; ValueError for one that cannot be."""
+        keys, surface, tasks, counts = (arrays[name] for name in ("keys", "surface", "tasks", "counts"))
         views = {name: Ragged(arrays[f"{name}.values"], arrays[f"{name}.starts"]) for name in VIEWS}
-        self._features = Features(arrays["keys"], views, arrays["surface"])
-        self._tasks, self._counts = arrays["tasks"], arrays["counts"]
-        self._pending = 0
+        sound = surface.shape == (len(keys), len(SURFACE)) and len(tasks) == len(counts) == len(keys)
+        for view in views.values():
+            sound = sound and len(view) == len(keys) and view.starts[0] == 0 and view.starts[-1] == len(view.values)
+            sound = sound and bool((view.lengths > 0).all())
+        if not sound or not bounded(surface) or (tasks < 0).any() or (counts < 1).any():
+            raise ValueError("the texts of its history are not of one piece")
+        self._features, self._tasks, self._counts = Features(keys, views, surface), tasks, counts
+        self._pending = len(keys)

@@ -1,6 +1,6 @@
 """The monitor: untagged requests in, the task mix ψ of the coming slot out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -9,18 +9,20 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import ValidationError
 
 from tanbr.errors import InputError, StateError
+from tanbr.monitor.bounds import bounded
 from tanbr.monitor.clusters import Clusters
 from tanbr.monitor.config import MonitorConfig
-from tanbr.monitor.features import COARSE, Features, check, read
+from tanbr.monitor.features import COARSE, VIEWS, batches
+from tanbr.monitor.forecast import Forecaster
+from tanbr.monitor.knowledge import Knowledge
 from tanbr.monitor.quantify import familiar_counts, prevalence, unknown_share
-from tanbr.monitor.recogniser import Recogniser
-from tanbr.monitor.slot import Slot
-from tanbr.monitor.smooth import Forecaster
+from tanbr.monitor.recogniser import Recogniser, Recognition
+from tanbr.monitor.slot_sample import SlotSample
 from tanbr.state import check_alike, read_state, write_state
 from tanbr.types import FloatArray, SlotMix, Text
 
 Method = Literal["sketch", "clusters", "tags"]
-BATCH = 1024  # requests worked on at once, which bounds the memory
+_FITTED = ("recogniser.classifier.", "clusters.groups.")  # parts of a state that follow from the rest
 
 
 class Monitor:
@@ -39,20 +41,36 @@ class Monitor:
         self.method = method
         self.config = config or MonitorConfig()
         self._index = {name: index for index, name in enumerate(self.tasks)}
-        self._recogniser = Recogniser(len(self.tasks), self.config)
+        self._knowledge = Knowledge(len(self.tasks), self.config)
         self._clusters = Clusters(len(self.tasks), self.config)
-        self._slot = Slot(len(self.tasks), self.config.slot_sample)
+        self._slot = SlotSample(len(self.tasks), self.config.slot_sample)
         self._forecaster = Forecaster(len(self.tasks), self.config)
 
+    @property
+    def learns(self) -> bool:
+        """Whether `learn` teaches it anything."""
+        return self.method == "sketch"
+
     def learn(self, texts: Sequence[Text], tasks: Sequence[str]) -> None:
-        """Take in texts whose tasks are known: the history at the start, and feedback however late."""
-        if self.method != "sketch":
+        """Take in texts whose tasks are known: the history at the start, and late labels at any time.
+
+        Costs as much as observing them. What is new is used from the next slot on, once it is a quarter of the history.
+        """
+        if not self.learns:
             raise InputError(f"method {self.method!r} does not learn from labels; build the monitor with 'sketch'")
         if len(texts) != len(tasks):
             raise InputError(f"texts and tasks must be of one length (got {len(texts)} and {len(tasks)})")
         indices = np.array([self._task(task) for task in tasks], dtype=np.int64)
-        for features, part in _batches(texts):
-            self._recogniser.learn(features, indices[part])
+        for features, part in batches(texts):
+            self._knowledge.learn(features, indices[part])
+
+    def snapshot(self) -> Recogniser:
+        """Give what recognises requests before they are answered; any thread may use it, until the next one is taken.
+
+        The first one after learning is fitted here, which takes about a second for 8 × 500 texts.
+        """
+        model = self._clusters.groups if self.method == "clusters" else self._knowledge.classifier
+        return Recogniser(self.tasks, self._forecaster.mix, model, grouped=self.method == "clusters")
 
     def observe(
         self,
@@ -68,25 +86,42 @@ class Monitor:
         """
         known = self._known(tags, len(texts))
         vectors = self._vectors(embeddings, len(texts))
-        result = np.tile(self._forecaster.mix, (len(texts), 1))
-        result[known >= 0] = np.eye(len(self.tasks))[known[known >= 0]]
-        for features, part in _batches(texts):
-            untagged = np.flatnonzero(known[part] < 0)
+        results = []
+        for features, part in batches(texts):
+            batch = None if vectors is None else vectors[part]
             if self.method == "clusters":
-                batch = features.surface[:, COARSE] if vectors is None else vectors[part]
-                self._clusters.add(features.keys, batch)
-                answer = self._clusters.read(batch[untagged]) if self._clusters.ready else None
-            elif self._recogniser.ready and len(untagged):
-                answer = self._recogniser.read(features if len(untagged) == len(features) else features.take(untagged))
-            else:
-                answer = None
-            self._slot.add_tagged(known[part][known[part] >= 0])
-            if answer is None:
-                self._slot.skip(len(untagged))
-            else:
-                self._slot.add(features.keys[untagged], *answer)
-                result[part.start + untagged] = answer[0]
+                self._clusters.add(features.keys, features.surface[:, COARSE] if batch is None else batch)
+            seen = self.snapshot().read(features, batch)
+            self._count(seen, known[part])
+            results.append(seen.posteriors)
+        result = np.concatenate(results)
+        result[known >= 0] = np.eye(len(self.tasks))[known[known >= 0]]
         return result
+
+    def count(self, seen: Recognition, tags: Sequence[str | None] | None = None) -> None:
+        """Take in requests of the open slot that a snapshot of this monitor has recognised."""
+        known = self._known(tags, len(seen))
+        if seen.posteriors.shape[1] != len(self.tasks):
+            raise InputError(f"posteriors must be over {len(self.tasks)} tasks (got {seen.posteriors.shape[1]})")
+        if self.method == "clusters":
+            self._clusters.add(seen.keys, seen.vectors)
+        self._count(seen, known)
+
+    def _count(self, seen: Recognition, known: NDArray[np.int64]) -> None:
+        untagged = known < 0
+        self._slot.add_tagged(known[~untagged])
+        if seen.informed:
+            self._slot.add(seen.keys[untagged], seen.posteriors[untagged], seen.novel[untagged])
+        else:
+            self._slot.skip(int(untagged.sum()))
+
+    @property
+    def confusion(self) -> FloatArray:
+        """Share of each task's texts (rows) taken for each task (columns), (V, V), cross-validated on the history.
+
+        A row of 0 is a task without history. Worked out when first asked for after a fit: about a second.
+        """
+        return self._knowledge.confusion
 
     def close_slot(self) -> SlotMix:
         """End the slot: its mix, and the mix of the one that starts."""
@@ -99,8 +134,8 @@ class Monitor:
             seen = prevalence(posteriors[familiar > 0], familiar[familiar > 0], self._slot.tagged, self.config)
         self._forecaster.update(seen)
         requests = self._slot.requests
-        self._slot = Slot(len(self.tasks), self.config.slot_sample)
-        self._recogniser.refresh()
+        self._slot = SlotSample(len(self.tasks), self.config.slot_sample)
+        self._knowledge.refresh()
         self._clusters.refresh()
         forecast = self._forecaster.mix
         return SlotMix(
@@ -121,7 +156,7 @@ class Monitor:
         if (self.tasks, self.method, self.config) != (other.tasks, other.method, other.config):
             raise InputError("only monitors of the same tasks, method and configuration can be merged")
         self._clusters.merge(other._clusters)  # first, as it alone may refuse: vectors of another model
-        self._recogniser.merge(other._recogniser)
+        self._knowledge.merge(other._knowledge)
         self._slot.merge(other._slot)
         self._forecaster.merge(other._forecaster)
 
@@ -136,21 +171,31 @@ class Monitor:
         description, arrays = read_state(path)
         try:
             saved = MonitorConfig.model_validate(description["config"])
+            for view in VIEWS:  # before a monitor of that size is made
+                size = saved.sketch_rows, saved.sketch_width, len(description["tasks"])
+                if arrays[f"recogniser.sketch.{view}"].shape != size:
+                    raise StateError(f"{path} is damaged: 'recogniser.sketch.{view}' must be of shape {size}")
             monitor = cls(description["tasks"], description["method"], config=saved)
         except (KeyError, TypeError, ValidationError, InputError):
             raise StateError(f"{path} is damaged, or from another version of the monitor") from None
         if config is not None and config != saved:
             odd = next(name for name in MonitorConfig.model_fields if getattr(config, name) != getattr(saved, name))
             raise StateError(f"{path} was saved with {odd} = {getattr(saved, odd)} (expected {getattr(config, odd)})")
-        check_alike(arrays, monitor._arrays(), path)
-        for name, part in monitor._parts().items():
-            prefix = f"{name}."
-            part.restore({key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)})
+        fresh = monitor._arrays()
+        if not any(name.startswith(_FITTED) for name in arrays):  # of the first version: fitted when next needed
+            arrays |= {name: array for name, array in fresh.items() if name.startswith(_FITTED)}
+        check_alike(arrays, fresh, path)
+        try:
+            for name, part in monitor._parts().items():
+                own = f"{name}."
+                part.restore({key.removeprefix(own): array for key, array in arrays.items() if key.startswith(own)})
+        except ValueError as error:
+            raise StateError(f"{path} is damaged: {error}; restore it from a copy") from None
         return monitor
 
-    def _parts(self) -> dict[str, Recogniser | Clusters | Slot | Forecaster]:
+    def _parts(self) -> dict[str, Knowledge | Clusters | SlotSample | Forecaster]:
         return {
-            "recogniser": self._recogniser,
+            "recogniser": self._knowledge,  # its name in states since the first version
             "clusters": self._clusters,
             "slot": self._slot,
             "forecaster": self._forecaster,
@@ -178,14 +223,6 @@ class Monitor:
         if self.method != "clusters":
             raise InputError(f"embeddings are for the method 'clusters' (this monitor's is {self.method!r})")
         vectors = np.asarray(embeddings, dtype=np.float64)
-        if vectors.ndim != 2 or len(vectors) != requests or not np.isfinite(vectors).all():
+        if vectors.ndim != 2 or len(vectors) != requests or not bounded(vectors):
             raise InputError(f"embeddings must be {requests} finite vectors (got shape {vectors.shape})")
         return vectors
-
-
-def _batches(texts: Sequence[Text]) -> Iterator[tuple[Features, slice]]:
-    """Read requests batch by batch, once all of them have proved to be texts."""
-    check(texts)
-    for start in range(0, len(texts), BATCH):
-        part = slice(start, min(start + BATCH, len(texts)))
-        yield read(texts[part]), part

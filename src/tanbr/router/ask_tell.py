@@ -7,20 +7,24 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from tanbr.errors import DecisionError, InputError, StateError
-from tanbr.router.records import Terms, Told, TreeView
-from tanbr.router.sizes import Sizes
-from tanbr.state import Arrays, read_state, write_state
+from tanbr.router.migration import LAYOUT, migrated
+from tanbr.router.panel import Panel
+from tanbr.router.records import Open, Terms, Told, TreeView
+from tanbr.router.sizes import Sizes, as_size
+from tanbr.router.slots import pack, unpack
+from tanbr.state import Arrays, from_arrays, read_state, to_arrays, write_state
 from tanbr.types import (
     Blend,
     Counts,
     Decision,
     FloatArray,
+    PanelDecision,
     Reward,
     TaskMix,
     as_blend,
@@ -41,6 +45,14 @@ class Policy(Protocol):
         """Learn what a slot's reward says."""
         ...
 
+    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:
+        """Choose G > 1 blends jointly for ψ."""
+        ...
+
+    def learn_panel(self, mix: TaskMix, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
+        """Learn what the rewards of all models in a slot say, (G, V); 0 counts where unseen."""
+        ...
+
     def warm_start(self, blend: Blend, reward: Reward, counts: Counts) -> None:
         """Learn from a reward that this policy did not ask for."""
         ...
@@ -49,12 +61,13 @@ class Policy(Protocol):
         """Show the search tree; a single root where there is none."""
         ...
 
-    def snapshot(self) -> Arrays:
-        """Everything that changes, but for the random generator."""
+    @property
+    def state(self) -> Any:
+        """Everything that changes, but for the random generator: one frozen dataclass."""
         ...
 
-    def restore(self, arrays: Arrays) -> None:
-        """Undo to what `snapshot` returned."""
+    def restore(self, state: Any) -> None:
+        """Undo to what `state` was."""
         ...
 
 
@@ -76,27 +89,66 @@ class AskTell:
         self._policy, self._rng = policy, rng
         self._settings = {**asdict(sizes), **settings}  # arguments that build an equal router
         self._next_id = 0
-        self._open: dict[int, tuple[Decision, Terms]] = {}
+        self._open: dict[int, Open] = {}
         self._told: deque[Told] = deque(maxlen=history)
 
-    def ask(self, task_mix: ArrayLike) -> Decision:
-        """Choose the blend for a slot whose task mix is ψ (V,)."""
+    @overload
+    def ask(self, task_mix: ArrayLike, *, models: None = None) -> Decision: ...
+    @overload
+    def ask(self, task_mix: ArrayLike, *, models: int) -> PanelDecision: ...
+    def ask(self, task_mix: ArrayLike, *, models: int | None = None) -> Decision | PanelDecision:
+        """Choose the blend for a slot whose task mix is ψ (V,), or a panel of G blends, 1 to K."""
         mix = as_task_mix(task_mix, tasks=self.tasks)
-        blend, terms = self._policy.choose(mix, [decision.blend for decision, _ in self._open.values()])
-        blend = as_blend(blend, experts=self.experts, max_active=self.max_active)
-        decision = Decision(self._next_id, mix, blend)
-        self._open[decision.id] = decision, terms
+        count = 1 if models is None else as_size(models, "models", least=1, most=self.experts)
+        open_blends = [blend for slot in self._open.values() for blend in slot.blends]
+        if count == 1:
+            blend, terms = self._policy.choose(mix, open_blends)
+            panel = Panel(blend[None], np.zeros((1, self.tasks)), (terms,))
+        else:
+            panel = self._policy.choose_panel(mix, count, open_blends)
+        blends = [as_blend(x, experts=self.experts, max_active=self.max_active) for x in panel.blends]
+        decision: Decision | PanelDecision = Decision(self._next_id, mix, blends[0])
+        if models is not None:
+            decision = PanelDecision(self._next_id, mix, _read_only(blends), _read_only(panel.estimates))
+        self._open[decision.id] = Open(decision, panel.terms)
         self._next_id += 1
         return decision
 
-    def tell(self, decision: Decision | int, reward: ArrayLike, counts: ArrayLike | None = None) -> None:
-        """Learn from the reward (V,), NaN where unseen; late and out of order is fine."""
-        asked, terms = self._find_open(decision)
-        checked = as_reward(reward, tasks=self.tasks)
-        weights = as_counts(counts, reward=checked)
-        self._policy.learn(asked.task_mix, asked.blend, terms, checked, weights)
+    def tell(
+        self, decision: Decision | PanelDecision | int, reward: ArrayLike, counts: ArrayLike | None = None
+    ) -> None:
+        """Learn from the reward (V,), of a panel (G, V); NaN where unseen, and all NaN teaches nothing.
+
+        Rewards may come late and out of order. `counts`, of the same shape, are the requests behind them.
+        """
+        slot = self._find_open(decision)
+        asked = slot.decision
+        if isinstance(asked, PanelDecision):
+            told = self._as_table(reward, counts, rows=len(asked.blends))
+            panel = Panel(asked.blends, asked.estimates, slot.why)
+            if told.counts.any() and len(asked.blends) > 1:
+                self._policy.learn_panel(asked.task_mix, panel, *told)
+            elif told.counts.any():
+                self._policy.learn(asked.task_mix, asked.blends[0], slot.why[0], told.reward[0], told.counts[0])
+        else:
+            checked = as_reward(reward, tasks=self.tasks)
+            told = _Rewards(checked, as_counts(counts, reward=checked))
+            if told.counts.any():
+                self._policy.learn(asked.task_mix, asked.blend, slot.why[0], *told)
         del self._open[asked.id]
-        self._told.append(Told(asked, checked, weights, terms))
+        self._told.append(Told(asked, *told, slot.why))
+
+    def _as_table(self, rewards: ArrayLike, counts: ArrayLike | None, *, rows: int) -> "_Rewards":
+        """Check the rewards (G, V) of a panel and the counts behind them."""
+        if np.shape(rewards) != (rows, self.tasks) or (counts is not None and np.shape(counts) != (rows, self.tasks)):
+            raise InputError(
+                f"rewards and counts of a panel must be {rows} rows of {self.tasks} (got shapes {np.shape(rewards)} "
+                f"and {np.shape(counts) if counts is not None else 'none'})"
+            )
+        checked = [as_reward(row, tasks=self.tasks) for row in np.asarray(rewards)]
+        behind = [None] * rows if counts is None else list(np.asarray(counts))
+        weights = [as_counts(row, reward=reward) for row, reward in zip(behind, checked, strict=True)]
+        return _Rewards(_read_only(checked), _read_only(weights))
 
     def warm_start(self, blends: ArrayLike, rewards: ArrayLike, counts: ArrayLike | None = None) -> None:
         """Learn from blends (n, K) and rewards (n, V) of earlier, NaN where unseen; any number of active experts.
@@ -119,20 +171,24 @@ class AskTell:
         for blend, reward, weights in rows:
             self._policy.warm_start(blend, reward, weights)
 
-    def explain(self, decision: Decision | int) -> Terms:
-        """Return the terms of the bound with which an open or remembered decision was chosen."""
+    @overload
+    def explain(self, decision: Decision | int) -> Terms: ...
+    @overload
+    def explain(self, decision: PanelDecision) -> tuple[Terms, ...]: ...
+    def explain(self, decision: Decision | PanelDecision | int) -> Terms | tuple[Terms, ...]:
+        """Return the terms of the bound with which an open or remembered decision was chosen; of a panel, G of them."""
         wanted = _id_of(decision)
         if wanted in self._open:
-            return self._find_open(decision)[1]
+            return self._find_open(decision).terms
         for told in self._told:
             if told.decision.id == wanted:
                 return told.terms
         raise DecisionError(f"decision {wanted} is neither open nor among the last {len(self._told)} told")
 
     @property
-    def open(self) -> tuple[Decision, ...]:
+    def open(self) -> tuple[Decision | PanelDecision, ...]:
         """Decisions whose reward is still to come, oldest first."""
-        return tuple(decision for decision, _ in self._open.values())
+        return tuple(slot.decision for slot in self._open.values())
 
     @property
     def history(self) -> tuple[Told, ...]:
@@ -148,38 +204,61 @@ class AskTell:
         """Write the whole state atomically."""
         header = {
             "kind": self.kind,
+            "layout": LAYOUT,
             "settings": self._settings,
             "next_id": self._next_id,
             "random": self._rng.bit_generator.state,
         }
-        rows = [*self._told, *(Told(d, _unseen(self.tasks), _unseen(self.tasks), t) for d, t in self._open.values())]
-        arrays = {f"policy.{name}": array for name, array in self._policy.snapshot().items()}
-        write_state(path, header, {**arrays, **_pack(rows), "told": np.array(len(self._told))})
+        policy = {f"policy.{name}": array for name, array in to_arrays(self._policy.state).items()}
+        write_state(path, header, {**policy, **pack(self._told, self._open.values(), tasks=self.tasks)})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Resume bit for bit from what `save` wrote."""
+        """Resume bit for bit from what `save` wrote; a copy plays a slot first, to see that it can."""
         header, arrays = read_state(path)
         if header.get("kind") != cls.kind:
             raise StateError(
                 f"{path} holds a {header.get('kind')!r} router, not {cls.kind!r}; load it with its own class"
             )
         try:
-            router = cls(**header["settings"])
-            router._restore(header, arrays)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise StateError(f"{path} does not fit this router ({error}); use the tanbr that wrote it") from None
+            with np.errstate(divide="raise", invalid="raise"):
+                cls._restored(header, arrays)._play()
+            return cls._restored(header, arrays)
+        except Exception as error:  # whatever it is that these values make a router stumble over
+            said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise StateError(f"{path} does not fit this router ({said}); use the tanbr that wrote it") from None
+
+    @classmethod
+    def least_numbers(cls, settings: Mapping[str, Any]) -> int:  # noqa: ARG003
+        """How many numbers a state with these settings holds at least: more are not made room for."""
+        return 0
+
+    @classmethod
+    def _restored(cls, header: Mapping[str, Any], arrays: Arrays) -> Self:
+        held, least = sum(array.size for array in arrays.values()), cls.least_numbers(header["settings"])
+        if held < least:
+            raise StateError(f"its settings speak of {least} numbers, it holds {held}")
+        router = cls(**header["settings"])
+        policy = {k.removeprefix("policy."): v for k, v in arrays.items() if k.startswith("policy.")}
+        start = router._policy.state
+        policy = migrated(policy, to_arrays(start), int(header.get("layout", 1)))
+        router._policy.restore(from_arrays(start, policy))
+        router._rng.bit_generator.state = header["random"]
+        router._next_id = int(header["next_id"])
+        told, open_ = unpack(arrays, experts=router.experts, tasks=router.tasks)
+        router._told.extend(told)
+        router._open = {slot.decision.id: slot for slot in open_}
         return router
 
-    def _restore(self, header: Mapping[str, Any], arrays: Arrays) -> None:
-        rows, told = _unpack(arrays), int(arrays["told"])
-        self._policy.restore({k.removeprefix("policy."): v for k, v in arrays.items() if k.startswith("policy.")})
-        self._rng.bit_generator.state = header["random"]
-        self._next_id = int(header["next_id"])
-        self._told.extend(rows[:told])
-        self._open = {row.decision.id: (row.decision, row.terms) for row in rows[told:]}
+    def _play(self) -> None:
+        """Ask, and tell all that is open."""
+        AskTell.ask(self, np.full(self.tasks, 1.0 / self.tasks))
+        for slot in list(self._open.values()):
+            rows = slot.blends.shape[:1] if isinstance(slot.decision, PanelDecision) else ()
+            AskTell.tell(self, slot.decision, np.full((*rows, self.tasks), 0.5))
+        self._policy.view()
 
-    def _find_open(self, decision: Decision | int) -> tuple[Decision, Terms]:
+    def _find_open(self, decision: Decision | PanelDecision | int) -> Open:
         wanted = _id_of(decision)
         found = self._open.get(wanted)
         if found is None:
@@ -187,45 +266,28 @@ class AskTell:
             raise DecisionError(
                 f"decision {wanted} {'was told already' if known else 'was never asked of this router'}"
             )
-        own = found[0]
-        if isinstance(decision, Decision) and not (
-            np.array_equal(decision.blend, own.blend) and np.array_equal(decision.task_mix, own.task_mix)
+        if not isinstance(decision, int | np.integer) and not (
+            type(decision) is type(found.decision)
+            and np.array_equal(Open(decision, ()).blends, found.blends)
+            and np.array_equal(decision.task_mix, found.decision.task_mix)
         ):
             raise DecisionError(f"decision {wanted} is another router's: its blend or task mix differs from this one's")
         return found
 
 
-def _id_of(decision: Decision | int) -> int:
-    wanted = decision.id if isinstance(decision, Decision) else decision
+class _Rewards(NamedTuple):
+    reward: FloatArray  # (V,) or (G, V)
+    counts: FloatArray
+
+
+def _read_only(rows: ArrayLike) -> FloatArray:
+    table = np.array(rows, dtype=np.float64)
+    table.setflags(write=False)
+    return table
+
+
+def _id_of(decision: Decision | PanelDecision | int) -> int:
+    wanted = decision.id if isinstance(decision, Decision | PanelDecision) else decision
     if not isinstance(wanted, int | np.integer) or isinstance(wanted, bool):
         raise DecisionError(f"a decision or its id is needed (got {type(decision).__name__})")
     return int(wanted)
-
-
-def _unseen(tasks: int) -> FloatArray:
-    return np.full(tasks, np.nan)
-
-
-def _pack(rows: list[Told]) -> Arrays:
-    terms = [[r.terms.mean, r.terms.granularity, r.terms.uncertainty] for r in rows]
-    places = [[r.decision.id, r.terms.node, r.terms.depth, r.terms.candidates] for r in rows]
-    return {
-        "slot.mix": np.array([r.decision.task_mix for r in rows]),
-        "slot.blend": np.array([r.decision.blend for r in rows]),
-        "slot.reward": np.array([r.reward for r in rows]),
-        "slot.counts": np.array([r.counts for r in rows]),
-        "slot.terms": np.array(terms, dtype=np.float64),
-        "slot.place": np.array(places, dtype=np.int64),
-    }
-
-
-def _unpack(arrays: Arrays) -> list[Told]:
-    columns = [arrays[f"slot.{name}"] for name in ("mix", "blend", "reward", "counts", "terms", "place")]
-    for column in columns:
-        column.setflags(write=False)
-    rows = []
-    for mix, blend, reward, counts, (mean, granularity, uncertainty), place in zip(*columns, strict=True):
-        id_, node, depth, candidates = (int(value) for value in place)
-        terms = Terms(float(mean), float(granularity), float(uncertainty), node, depth, candidates)
-        rows.append(Told(Decision(id_, mix, blend), reward, counts, terms))
-    return rows

@@ -45,6 +45,10 @@ class PaperModeConfig(Section):
     memory: int = Field(100_000, ge=1)
     """Most told slots the loss runs over; older ones are forgotten."""
 
+    def parameters(self, experts: int, tasks: int) -> int:
+        """The number of weights, p = wK + wV + w²(L − 2)."""
+        return self.width * (experts + tasks) + self.width**2 * (self.layers - 2)
+
 
 class DefaultModeConfig(Section):
     """The pooled Gaussian process with the vertex tree."""
@@ -102,6 +106,8 @@ class DefaultModeConfig(Section):
     """Expert that was trained for each task, where that is known (V numbers); none if empty."""
     own_lift: float = Field(0.4, ge=0, le=1)
     """How much more reward a task is expected to earn from its own expert alone than without it, before it is seen."""
+    interference: tuple[tuple[float, ...], ...] = ()
+    """Reward that each task loses where another's expert has the rest of the blend (V rows of V); none if empty."""
     refits: tuple[int, ...] = (80, 160, 320, 640, 1280)
     """Told slots after which width, variance, noise and correlation are fitted; earlier fits declare the map flat."""
     forgetting: float = Field(1.0, gt=0, le=1)
@@ -122,9 +128,11 @@ class RouterConfig(Section):
         """Give the settings for rewards that are means over single requests, with the requests as counts.
 
         Where the checkpoint says which expert was trained for each task, that is the prior, and less is left to
-        explore: no slot is spent on every expert alone, and the bound is tighter.
+        explore: no slot is spent on every expert alone, and the bound is tighter. What the user has set stays.
         """
-        update: dict[str, Any] = {"noise": self.default.request_noise}
+        default = self.default
+        update: dict[str, Any] = {"noise": default.request_noise}
         if own_experts:
-            update |= {"own_experts": own_experts, "beta": min(self.default.beta, 1.0), "opening": 1}
-        return self.model_copy(update={"default": self.default.model_copy(update=update)})
+            update |= {"own_experts": own_experts, "beta": min(default.beta, 1.0), "opening": 1}
+        update = {name: value for name, value in update.items() if name not in default.model_fields_set}
+        return self.model_copy(update={"default": default.model_copy(update=update)})

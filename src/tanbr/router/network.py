@@ -6,10 +6,14 @@ p = wK + wV + w²(L − 2) numbers.
 """
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
+from tanbr.router.rewards import RewardTable
 from tanbr.types import FloatArray
+
+Weights: TypeAlias = tuple[FloatArray, ...]  # θ: L matrices (w, K), (w, w) …, (V, w)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +42,7 @@ def unit(blends: FloatArray) -> FloatArray:
     return np.asarray(blends / np.sqrt(np.einsum("nk,nk->n", blends, blends))[:, None])
 
 
-def initial_weights(
-    *, inputs: int, width: int, outputs: int, layers: int, rng: np.random.Generator
-) -> list[FloatArray]:
+def initial_weights(*, inputs: int, width: int, outputs: int, layers: int, rng: np.random.Generator) -> Weights:
     """θ_0: Gaussian and symmetric, so that f(x; θ_0) = 0 for every x."""
     half = width // 2
     first = rng.normal(0.0, np.sqrt(4.0 / width), (half, inputs)) / np.sqrt(2.0)
@@ -49,10 +51,10 @@ def initial_weights(
         block, zero = rng.normal(0.0, np.sqrt(4.0 / width), (half, half)), np.zeros((half, half))
         weights.append(np.block([[block, zero], [zero, block]]))
     last = rng.normal(0.0, np.sqrt(2.0 / width), (outputs, half))
-    return [*weights, np.hstack([last, -last])]
+    return (*weights, np.hstack([last, -last]))
 
 
-def _activations(weights: list[FloatArray], inputs: FloatArray) -> list[FloatArray]:
+def _activations(weights: Weights, inputs: FloatArray) -> list[FloatArray]:
     """Compute the inputs of every layer: x, then the hidden layers."""
     layers = [inputs]
     for theta in weights[:-1]:
@@ -60,50 +62,29 @@ def _activations(weights: list[FloatArray], inputs: FloatArray) -> list[FloatArr
     return layers
 
 
-def predict(weights: list[FloatArray], inputs: FloatArray) -> FloatArray:
+def predict(weights: Weights, inputs: FloatArray) -> FloatArray:
     """f(x; θ) at unit inputs (n, K): (n, V)."""
     hidden = _activations(weights, inputs)[-1]
     return np.asarray(np.sqrt(hidden.shape[1]) * (hidden @ weights[-1].T))
 
 
-class Forward:
-    """A forward pass at unit inputs (n, K). It does not depend on ψ, so one serves every mix until θ changes."""
-
-    def __init__(self, weights: list[FloatArray], inputs: FloatArray) -> None:
-        self._weights = weights
-        self._front = _activations(weights, inputs)
-        self._active = [(hidden > 0).astype(np.float64) for hidden in self._front[1:]]  # σ′
-
-    def value_and_gradient(self, mix: FloatArray) -> tuple[FloatArray, Gradient]:
-        """ψᵀf (n,) and its gradient."""
-        root = float(self._front[-1].shape[1]) ** 0.5
-        head = root * (mix @ self._weights[-1])  # (w,)
-        back = [root * mix[None]]
-        slope = head
-        for layer in range(len(self._weights) - 1, 0, -1):
-            slope = slope * self._active[layer - 1]  # (n, w)
-            back.append(slope)
-            if layer > 1:
-                slope = slope @ self._weights[layer - 1]
-        return self._front[-1] @ head, Gradient(back[::-1], self._front)
-
-
-def value_and_gradient(weights: list[FloatArray], inputs: FloatArray, mix: FloatArray) -> tuple[FloatArray, Gradient]:
+def value_and_gradient(weights: Weights, inputs: FloatArray, mix: FloatArray) -> tuple[FloatArray, Gradient]:
     """ψᵀf (n,) and its gradient at unit inputs (n, K)."""
-    return Forward(weights, inputs).value_and_gradient(mix)
-
-
-@dataclass(frozen=True, eq=False)
-class Data:
-    """What line 14 fits: each distinct blend once, with the mean of its rewards and the weight behind it."""
-
-    inputs: FloatArray  # (n, K) unit
-    target: FloatArray  # (n, V) mean reward, 0 where unseen
-    weight: FloatArray  # (n, V) summed counts, 0 where unseen
+    front = _activations(weights, inputs)
+    root = float(front[-1].shape[1]) ** 0.5
+    head = root * (mix @ weights[-1])  # (w,)
+    back = [root * mix[None]]
+    slope = head
+    for layer in range(len(weights) - 1, 0, -1):
+        slope = slope * (front[layer] > 0)  # σ′: (n, w)
+        back.append(slope)
+        if layer > 1:
+            slope = slope @ weights[layer - 1]
+    return front[-1] @ head, Gradient(back[::-1], front)
 
 
 def loss_and_gradient(
-    weights: list[FloatArray], start: list[FloatArray], data: Data, *, ridge: float, scale: float
+    weights: Weights, start: Weights, data: RewardTable, *, ridge: float, scale: float
 ) -> tuple[float, list[FloatArray]]:
     """L(θ) = scale·Σ ½(f − r)² + λ/2 ‖θ − θ_0‖², up to a constant, and ∇L; the sum runs over what was seen."""
     front = _activations(weights, data.inputs)
@@ -123,15 +104,15 @@ def loss_and_gradient(
 
 
 def descend(
-    weights: list[FloatArray],
-    start: list[FloatArray],
-    data: Data,
+    weights: Weights,
+    start: Weights,
+    data: RewardTable,
     *,
     ridge: float,
     scale: float,
     rate: float,
     steps: int,
-) -> tuple[list[FloatArray], float]:
+) -> tuple[Weights, float]:
     """J gradient steps of size η (line 14). A run that raises the loss is undone and repeated with half the step.
 
     The printed loss adds all slots up, so its curvature grows with t and any fixed η diverges in the end.
@@ -142,7 +123,7 @@ def descend(
         for _ in range(60):
             trial, gradient = weights, first
             for _ in range(steps):
-                trial = [theta - rate * slope for theta, slope in zip(trial, gradient, strict=True)]
+                trial = tuple(theta - rate * slope for theta, slope in zip(trial, gradient, strict=True))
                 after, gradient = loss_and_gradient(trial, start, data, ridge=ridge, scale=scale)
             if np.isfinite(after) and after <= before:
                 return trial, rate

@@ -9,56 +9,66 @@ One more reward at arm i with noise variance d is a rank-one change with b_v = e
 
     A_v += b bᵀ/(d + variance_v(i))       α_v += b·(r_v − mean_v(i))/(d + variance_v(i))
 
-so a slot costs O(arms² + points·arms), however many were told. A_v is shared by all tasks (G = 1) until a slot
-leaves one unseen or counts them differently (then G = V).
+so a slot costs O(arms² + points·arms), however many were told. One matrix A serves all tasks (M = 1) until a slot
+leaves one unseen or counts them differently (then M = V).
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tanbr.errors import StateError
 from tanbr.router.config import DefaultModeConfig
-from tanbr.state import Arrays
+from tanbr.router.fit import best_fit
+from tanbr.router.kernel import CENTRE, HALF, correlation, matern, rise
 from tanbr.types import Blend, Counts, FloatArray, Reward
 
-CENTRE = 0.5  # prior mean of a reward in [0, 1]
-HALF = 0.3  # weight of a task's own expert at which about half of what it adds is there
-_ROOT5 = float(np.sqrt(5.0))
+FIRST_ARMS = 16  # room at first, doubled when it is full
 
 
-def matern(squared: FloatArray) -> FloatArray:
-    """Matérn-5/2 correlation of squared distances in units of the kernel width."""
-    r = np.sqrt(squared) * _ROOT5
-    return np.asarray((1.0 + r + r * r / 3.0) * np.exp(-r))
+@dataclass(frozen=True, eq=False)
+class PosteriorState:
+    """What a posterior over N points knows from m arms; M matrices, 1 or V."""
 
-
-def squared_distance(left: FloatArray, right: FloatArray) -> FloatArray:
-    """Squared Euclidean distances. (n, K), (m, K) to (n, m)."""
-    squared = (left * left).sum(axis=1)[:, None] + (right * right).sum(axis=1) - 2.0 * (left @ right.T)
-    return np.asarray(np.maximum(squared, 0.0))
+    width: float  # ℓ
+    noise: float  # variance of one request's reward
+    variance: float  # s²
+    correlation: float  # of two tasks' rewards
+    arms: FloatArray  # (m, K) blends told
+    visits: FloatArray  # (m,) slots told at each arm
+    weights: FloatArray  # (m, V) requests behind each arm's mean reward
+    means: FloatArray  # (m, V)
+    scatter: FloatArray  # (2,) within-arm squared error and its degrees of freedom
+    inverse: FloatArray  # (M, m, m) A
+    alpha: FloatArray  # (m, V)
+    points: FloatArray  # (N, K)
+    cross: FloatArray  # (N, m) kernel of points and arms
+    mean: FloatArray  # (N, V)
+    gain: FloatArray  # (N, M) kᵀAk
 
 
 class PooledPosterior:
     """Posterior of V rewards at a set of points, from the rewards pooled in at most `config.arms` arms."""
 
     def __init__(self, points: FloatArray, *, tasks: int, config: DefaultModeConfig) -> None:
-        size, (count, experts) = config.arms, points.shape
+        size, (count, experts) = min(FIRST_ARMS, config.arms), points.shape
         self.config, self.tasks = config, tasks
         self.width, self.noise = config.width, config.noise**2  # ℓ, variance of one request's reward
         self.variance = config.variance  # s²
         self.correlation = config.correlation  # of two tasks' rewards
-        self.used = 0  # arms in use
+        self.used = 0  # arms in use, m; tables by arm have room for more
         self.arms = np.zeros((size, experts))
         self.norms = np.zeros(size)  # ‖arm‖²
-        self.visits = np.zeros(size)  # slots told at each arm
-        self.weights = np.zeros((size, tasks))  # requests behind each arm's mean reward
-        self.means = np.zeros((size, tasks))
-        self.scatter = np.zeros(2)  # within-arm squared error and its degrees of freedom
-        self.inverse = np.zeros((1, size, size))  # A (G, arms, arms)
+        self.visits = np.zeros(size)
+        self.weights, self.means = np.zeros((2, size, tasks))
+        self.scatter = np.zeros(2)
+        self.inverse = np.zeros((1, size, size))
         self.alpha = np.zeros((size, tasks))
-        self.points = points  # (N, K)
-        self.cross = np.zeros((count, size))  # kernel of points and arms
-        self.mean = np.zeros((count, tasks)) + self.expected(points)  # (N, V)
-        self.gain = np.zeros((count, 1))  # kᵀAk (N, G)
+        self.points = points
+        self.cross = np.zeros((count, size))
+        self.mean = np.zeros((count, tasks)) + self.expected(points)
+        self.gain = np.zeros((count, 1))
 
     @property
     def prior(self) -> float:
@@ -70,7 +80,7 @@ class PooledPosterior:
         own = list(self.config.own_experts)
         if not own:
             return CENTRE
-        return np.asarray(CENTRE + self.config.own_lift * (_rise(points[:, own]) - _rise(1.0 / points.shape[1])))
+        return np.asarray(CENTRE + self.config.own_lift * (rise(points[:, own]) - rise(1.0 / points.shape[1])))
 
     def kernel(self, points: FloatArray) -> FloatArray:
         """Kernel of points (n, K) with the arms in use: (n, used)."""
@@ -87,7 +97,7 @@ class PooledPosterior:
         return np.sqrt(squared, out=squared)
 
     def _kernel(self, r: FloatArray) -> FloatArray:
-        return np.asarray(self.config.mean_variance + self.variance * ((1.0 + r + r * r / 3.0) * np.exp(-r)))
+        return np.asarray(self.config.mean_variance + self.variance * matern(r))
 
     def slope_of_bound(self, points: FloatArray, mix: FloatArray, beta: float) -> FloatArray:
         """Gradient of the bound ψᵀmean + β·deviation at points (n, K): (n, K)."""
@@ -95,7 +105,7 @@ class PooledPosterior:
         r = self._distance(points)
         fade = np.exp(-r)
         rows = self._kernel(r)  # (n, used)
-        turned = rows @ self.inverse[:, :used, :used]  # (G, n, used)
+        turned = rows @ self.inverse[:, :used, :used]  # (M, n, used)
         gain = np.einsum("gnm,nm->ng", turned, rows)
         variance, parts = self._mixed(mix, np.maximum(self.prior - gain, 1e-12))
         push = np.einsum("gnm,ng->nm", turned, parts) * (beta / np.sqrt(variance))[:, None]
@@ -107,7 +117,7 @@ class PooledPosterior:
         return np.asarray(slope)
 
     def _mixed(self, mix: FloatArray, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Variance of ψᵀr from the tasks' variances (n, G), and its derivative by each of them (n, G)."""
+        """Variance of ψᵀr from the tasks' variances (n, M), and its derivative by each of them (n, M)."""
         own, shared = (1.0 - self.correlation) * (mix * mix), self.correlation * mix
         if variance.shape[1] == 1:
             parts = np.full(variance.shape, own.sum() + shared.sum())
@@ -126,7 +136,7 @@ class PooledPosterior:
         return arm, float(np.sqrt(squared[arm]))
 
     def variance_of(self, mix: FloatArray, gain: FloatArray) -> FloatArray:
-        """Variance of ψᵀr where kᵀAk is `gain` (n, G): (n,). Two tasks' rewards are taken to correlate alike."""
+        """Variance of ψᵀr where kᵀAk is `gain` (n, M): (n,). Two tasks' rewards are taken to correlate alike."""
         return self._mixed(mix, np.maximum(self.prior - gain, 1e-12))[0]
 
     def prior_of(self, mix: FloatArray) -> float:
@@ -148,18 +158,18 @@ class PooledPosterior:
             self.gain = np.repeat(self.gain, self.tasks, axis=1)
         groups, used = len(self.inverse), self.used
         row = self.kernel(self.arms[arm : arm + 1])[0]  # (used,)
-        shift = -(self.inverse[:, :used, :used] @ row)  # b (G, used)
+        shift = -(self.inverse[:, :used, :used] @ row)  # b (M, used)
         shift[:, arm] += 1.0
-        spread = np.maximum(shift @ row, 0.0)  # posterior variance at the arm (G,)
+        spread = np.maximum(shift @ row, 0.0)  # posterior variance at the arm (M,)
         weight = counts[:groups] if groups > 1 else counts[:1]
-        scale = np.where(weight > 0, weight / (self.noise + weight * spread), 0.0)  # 1/(d + variance) (G,)
+        scale = np.where(weight > 0, weight / (self.noise + weight * spread), 0.0)  # 1/(d + variance) (M,)
         centre = self.expected(self.arms[arm : arm + 1])
         error = np.where(seen, reward - np.ravel(centre) - row @ self.alpha[:used], 0.0) * scale  # (V,)
 
         for group in np.flatnonzero(scale):
             self.inverse[group, :used, :used] += np.outer(scale[group] * shift[group], shift[group])
         self.alpha[:used] += (shift * error[:, None]).T if groups > 1 else np.outer(shift[0], error)
-        reach = self.cross[:, :used] @ shift.T  # (N, G)
+        reach = self.cross[:, :used] @ shift.T  # (N, M)
         self.mean += reach * error
         self.gain += reach * reach * scale
         self._pool(arm, reward, counts, seen)
@@ -177,16 +187,30 @@ class PooledPosterior:
         arm, distance = self.nearest(blend)
         if distance <= 1e-9:
             return arm
+        if self.used == self.config.arms:
+            self._forget_least()
         if self.used == len(self.arms):
-            self._make_room()
+            self._make_room(min(2 * self.used, self.config.arms))
         arm, self.used = self.used, self.used + 1
         self.arms[arm] = blend
         self.norms[arm] = blend @ blend
-        fresh = squared_distance(self.points, self.arms[arm : arm + 1])[:, 0] / self.width**2
-        self.cross[:, arm] = self.config.mean_variance + self.variance * matern(fresh)
+        alike = correlation(self.points, self.arms[arm : arm + 1], self.width)[:, 0]
+        self.cross[:, arm] = self.config.mean_variance + self.variance * alike
         return arm
 
-    def _make_room(self) -> None:
+    def _make_room(self, size: int) -> None:
+        """Give every table by arm this many rows, and matrices as many columns."""
+        used, (count, matrices) = self.used, self.gain.shape
+        for name in ("arms", "norms", "visits", "weights", "means", "alpha"):
+            table = getattr(self, name)
+            grown = np.zeros((size, *table.shape[1:]))
+            grown[:used] = table[:used]
+            setattr(self, name, grown)
+        inverse, cross = np.zeros((matrices, size, size)), np.zeros((count, size))
+        inverse[:, :used, :used], cross[:, :used] = self.inverse[:, :used, :used], self.cross[:, :used]
+        self.inverse, self.cross = inverse, cross
+
+    def _forget_least(self) -> None:
         """Drop the quarter of the arms with the least behind them, the oldest first among equals."""
         behind = self.weights[: self.used].sum(axis=1)
         kept = np.sort(np.argsort(behind + np.arange(self.used) * 1e-9, kind="stable")[self.used // 4 :])
@@ -195,6 +219,11 @@ class PooledPosterior:
             table[len(kept) :] = 0.0
         self.used = len(kept)
         self.rebuild()
+
+    def at(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Mean (n, V) and gain (n, M) at other points (n, K)."""
+        kernel = self.kernel(points)
+        return self.expected(points) + kernel @ self.alpha[: self.used], self._gain(kernel)
 
     def replace_points(self, rows: NDArray[np.intp], points: FloatArray) -> None:
         """Put new points (n, K) into the given rows."""
@@ -240,65 +269,30 @@ class PooledPosterior:
         self.width, self.noise, self.variance, self.correlation = best_fit(self)
         self.rebuild()
 
-    def snapshot(self) -> Arrays:
-        """Arrays in use, and the fitted numbers."""
+    @property
+    def state(self) -> PosteriorState:
+        """What is known, as one value."""
         used = self.used
-        return {
-            "fit": np.array([self.width, self.noise, self.variance, self.correlation, used]),
-            "arms": self.arms[:used],
-            "norms": self.norms[:used],
-            "visits": self.visits[:used],
-            "weights": self.weights[:used],
-            "means": self.means[:used],
-            "scatter": self.scatter,
-            "inverse": self.inverse[:, :used, :used],
-            "alpha": self.alpha[:used],
-            "points": self.points,
-            "cross": self.cross[:, :used],
-            "mean": self.mean,
-            "gain": self.gain,
-        }
+        return PosteriorState(
+            width=self.width, noise=self.noise, variance=self.variance, correlation=self.correlation,
+            arms=self.arms[:used].copy(), visits=self.visits[:used].copy(), weights=self.weights[:used].copy(),
+            means=self.means[:used].copy(), scatter=self.scatter.copy(), alpha=self.alpha[:used].copy(),
+            inverse=self.inverse[:, :used, :used].copy(), cross=self.cross[:, :used].copy(),
+            points=self.points.copy(), mean=self.mean.copy(), gain=self.gain.copy(),
+        )  # fmt: skip
 
-    def restore(self, arrays: Arrays) -> None:
-        """Undo to what `snapshot` returned."""
-        self.width, self.noise, self.variance, self.correlation = (float(value) for value in arrays["fit"][:4])
-        self.used = used = int(arrays["fit"][4])
-        for name in ("arms", "norms", "visits", "weights", "means", "alpha"):
-            getattr(self, name)[:used] = arrays[name]
-        self.scatter = arrays["scatter"].copy()
-        self.inverse = np.zeros((len(arrays["inverse"]), *self.inverse.shape[1:]))
-        self.inverse[:, :used, :used] = arrays["inverse"]
-        self.cross[:, :used] = arrays["cross"]
-        for name in ("points", "mean", "gain"):
-            setattr(self, name, arrays[name].copy())
-
-
-def best_fit(pool: PooledPosterior) -> tuple[float, float, float, float]:
-    """Kernel width, noise and prior variance of highest marginal likelihood over the tasks, and their correlation."""
-    used, config = pool.used, pool.config
-    weights = pool.weights[:used]
-    weight = np.maximum(weights.mean(axis=1), 1e-9)  # one matrix for all tasks: exact when all are seen alike
-    targets = np.where(weights > 0, pool.means[:used] - pool.expected(pool.arms[:used]), 0.0)
-    squared = squared_distance(pool.arms[:used], pool.arms[:used])
-    within, freedom = pool.scatter
-
-    def likelihood(width: float, noise: float, variance: float) -> float:
-        kernel = config.mean_variance + variance * matern(squared / width**2)
-        factor = np.linalg.cholesky(kernel + np.diag(noise / weight))
-        white = np.linalg.solve(factor, targets)
-        fit = float((white * white).sum()) + pool.tasks * 2.0 * float(np.log(np.diag(factor)).sum())
-        return -0.5 * (fit + within / noise + freedom * np.log(noise))
-
-    noises = np.clip(pool.noise * np.array([0.0625, 0.25, 0.5, 1.0, 2.0, 4.0, 16.0, 64.0]), 1e-6, 1.0)
-    _, width, noise = max((likelihood(w, s, pool.variance), w, s) for w in config.widths for s in noises)
-    variance = max(config.variances, key=lambda v: likelihood(width, noise, v))
-    spread = targets - targets.mean(axis=0)
-    own = float((spread**2).mean() - (noise / weight).mean())
-    shared = float((spread.mean(axis=1) ** 2).mean() * pool.tasks - (spread**2).mean()) / max(pool.tasks - 1, 1)
-    correlation = float(np.clip(shared / max(own, 1e-6), 0.0, 1.0))
-    return float(width), float(noise), float(variance), correlation
-
-
-def _rise(weight: FloatArray | float) -> FloatArray | float:
-    """How much of what its own expert adds a task has when the expert has this weight: 0 at 0, 1 at 1, concave."""
-    return weight * (1.0 + HALF) / (weight + HALF)
+    def restore(self, state: PosteriorState) -> None:
+        """Undo to what `state` was."""
+        if min(state.width, state.noise, state.variance) <= 0 or (state.weights < 0).any():
+            raise StateError("widths, variances and weights must not be negative")
+        self.width, self.noise = state.width, state.noise
+        self.variance, self.correlation = state.variance, state.correlation
+        self.used, self.gain = 0, state.gain.copy()
+        size = min(max(FIRST_ARMS, 1 << (len(state.arms) - 1).bit_length()), self.config.arms)
+        self._make_room(max(size, len(state.arms)))
+        self.used = used = len(state.arms)
+        for name in ("arms", "visits", "weights", "means", "alpha"):
+            getattr(self, name)[:used] = getattr(state, name)
+        self.norms[:used] = [arm @ arm for arm in self.arms[:used]]
+        self.inverse[:, :used, :used], self.cross[:, :used] = state.inverse, state.cross
+        self.scatter, self.points, self.mean = state.scatter.copy(), state.points.copy(), state.mean.copy()

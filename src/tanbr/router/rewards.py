@@ -1,73 +1,55 @@
 """Told rewards, one row per distinct blend: the squared loss has the same gradient in pooled form."""
 
-import numpy as np
+from dataclasses import dataclass, replace
 
-from tanbr.router.network import Data
-from tanbr.state import Arrays
+import numpy as np
+from numpy.typing import NDArray
+
 from tanbr.types import Counts, FloatArray, Reward
 
 
+@dataclass(frozen=True, eq=False)
 class RewardTable:
-    """Mean reward and weight of each distinct input; at most `limit` of them, the oldest dropped first."""
+    """Mean reward of each distinct input and the weight behind it: what line 14 fits."""
 
-    def __init__(self, *, experts: int, tasks: int, limit: int) -> None:
-        self._limit = limit
-        self._row: dict[bytes, int] = {}
-        self._used = 0
-        self._inputs = np.zeros((16, experts))
-        self._target = np.zeros((16, tasks))
-        self._weight = np.zeros((16, tasks))
-        self.total = 0.0  # rewards told, in slots: Σ counts / V
+    inputs: FloatArray  # (m, K) unit
+    target: FloatArray  # (m, V) mean reward, 0 where unseen
+    weight: FloatArray  # (m, V) summed counts, 0 where unseen
+    order: NDArray[np.int64]  # (m,) rows, first told first
+    total: float  # rewards in the table, in slots: Σ counts / V
 
-    @property
-    def data(self) -> Data:
-        """The rows in use."""
-        return Data(self._inputs[: self._used], self._target[: self._used], self._weight[: self._used])
+    @classmethod
+    def empty(cls, *, experts: int, tasks: int) -> "RewardTable":
+        """Make a table without rows."""
+        none = np.zeros((0, tasks))
+        return cls(np.zeros((0, experts)), none, none, np.zeros(0, dtype=np.int64), 0.0)
 
-    def add(self, x: FloatArray, reward: Reward, counts: Counts) -> None:
-        """Pool one reward (V,) with its counts (0 where unseen)."""
-        row = self._row.get(x.tobytes())
-        if row is None:
-            row = self._new_row(x)
-        seen = counts > 0
-        total = self._weight[row] + counts
-        error = np.where(seen, reward, 0.0) - self._target[row]
-        self._target[row] += np.where(seen, error * counts / np.maximum(total, 1e-300), 0.0)
-        self._weight[row] = total
-        self.total += float(counts.mean())
+    def added(self, x: FloatArray, reward: Reward, counts: Counts, *, limit: int) -> "RewardTable":
+        """Pool one reward (V,) with its counts (0 where unseen); beyond `limit` rows the oldest is dropped."""
+        known = np.flatnonzero((self.inputs == x).all(axis=1))
+        if not len(known):
+            return self._with_row(x, limit).added(x, reward, counts, limit=limit)
+        row, seen = int(known[0]), counts > 0
+        total = self.weight[row] + counts
+        error = np.where(seen, reward, 0.0) - self.target[row]
+        target, weight = self.target.copy(), self.weight.copy()
+        target[row] += np.where(seen, error * counts / np.maximum(total, 1e-300), 0.0)
+        weight[row] = total
+        return replace(self, target=target, weight=weight, total=self.total + float(counts.mean()))
 
-    def _new_row(self, x: FloatArray) -> int:
-        if self._used == self._limit:
-            oldest, row = next(iter(self._row.items()))
-            del self._row[oldest]
-            self.total -= float(self._weight[row].mean())
-            self._target[row] = self._weight[row] = 0.0
-        else:
-            row, self._used = self._used, self._used + 1
-            if row == len(self._inputs):
-                for name in ("_inputs", "_target", "_weight"):
-                    table = getattr(self, name)
-                    setattr(self, name, np.concatenate([table, np.zeros_like(table)]))
-        self._inputs[row] = x
-        self._row[x.tobytes()] = row
-        return row
-
-    def snapshot(self) -> Arrays:
-        """Return the rows in the order they were first told."""
-        order = np.array(list(self._row.values()), dtype=np.int64)
-        data = self.data
-        return {
-            "inputs": data.inputs, "target": data.target, "weight": data.weight,
-            "order": order, "total": np.array(self.total),
-        }  # fmt: skip
-
-    def restore(self, arrays: Arrays) -> None:
-        """Undo to what `snapshot` returned."""
-        self._used = len(arrays["inputs"])
-        self.total = float(arrays["total"])
-        size = max(16, 1 << (self._used - 1).bit_length()) if self._used else 16
-        for name in ("inputs", "target", "weight"):
-            table = np.zeros((size, arrays[name].shape[1]))
-            table[: self._used] = arrays[name]
-            setattr(self, f"_{name}", table)
-        self._row = {self._inputs[row].tobytes(): int(row) for row in arrays["order"]}
+    def _with_row(self, x: FloatArray, limit: int) -> "RewardTable":
+        """Make room for a new input: a row of its own, or the oldest one's."""
+        none = np.zeros((1, self.target.shape[1]))
+        if len(self.inputs) < limit:
+            return replace(
+                self,
+                inputs=np.concatenate([self.inputs, x[None]]),
+                target=np.concatenate([self.target, none]),
+                weight=np.concatenate([self.weight, none]),
+                order=np.append(self.order, len(self.inputs)),
+            )
+        row = int(self.order[0])
+        inputs, target, weight = self.inputs.copy(), self.target.copy(), self.weight.copy()
+        inputs[row], target[row], weight[row] = x, 0.0, 0.0
+        total = self.total - float(self.weight[row].mean())
+        return RewardTable(inputs, target, weight, np.append(self.order[1:], row), total)

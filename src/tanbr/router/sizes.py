@@ -6,6 +6,8 @@ import numpy as np
 
 from tanbr.errors import InputError
 
+MOST = 4096  # experts or tasks: a router compares all pairs of experts
+
 
 def as_size(value: object, name: str, *, least: int, most: int | None = None) -> int:
     """Check that `value` is a whole number in its range."""
@@ -27,7 +29,7 @@ class Sizes:
     @classmethod
     def check(cls, experts: object, tasks: object, max_active: object = None) -> "Sizes":
         """Refuse sizes that make no router; without B, all experts may be active."""
-        experts, tasks = as_size(experts, "experts", least=2), as_size(tasks, "tasks", least=1)
+        experts, tasks = as_size(experts, "experts", least=2, most=MOST), as_size(tasks, "tasks", least=1, most=MOST)
         return cls(
             experts, tasks, as_size(experts if max_active is None else max_active, "max_active", least=1, most=experts)
         )

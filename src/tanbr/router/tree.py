@@ -1,29 +1,37 @@
 """The partition tree H of Sec. III-B: boxes in [0, 1]^K, halved along a random dimension."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.router.simplex import corner_point, is_feasible, keep_largest, proportional_point
-from tanbr.state import Arrays
-from tanbr.types import FloatArray
+from tanbr.router.simplex import is_feasible
+from tanbr.types import Blend, FloatArray
 
-_COLUMNS = ("low", "high", "blend", "parent", "depth", "visits", "leaf", "active")
+Point = Callable[[FloatArray, FloatArray], Blend]  # of a box, low and high (K,): its representative blend (K,)
 
 
+@dataclass(frozen=True, eq=False)
 class PartitionTree:
     """Nodes (h, i) as columns, in the order they were made; row 0 is the root H_{0,1} = [0, 1]^K."""
 
-    def __init__(self, *, experts: int, max_active: int, interior: bool = False) -> None:
-        self._point = proportional_point if interior else corner_point
-        self._max_active = max_active
-        self.low = np.zeros((1, experts))  # (n, K)
-        self.high = np.ones((1, experts))  # (n, K)
-        self.blend = self._representative(self.low[0], self.high[0])[None]  # (n, K) x_{h,i}, as it would be served
-        self.parent = np.array([-1])
-        self.depth = np.zeros(1, dtype=np.int64)  # h
-        self.visits = np.zeros(1, dtype=np.int64)  # P_{h,i}
-        self.leaf = np.ones(1, dtype=np.bool_)
-        self.active = np.ones(1, dtype=np.bool_)  # whether the box holds a feasible blend
+    low: FloatArray  # (n, K) sides of the boxes
+    high: FloatArray  # (n, K)
+    blend: FloatArray  # (n, K) x_{h,i}, as it would be served; 0 where the box holds no feasible blend
+    parent: NDArray[np.int64]  # (n,) -1 for the root
+    depth: NDArray[np.int64]  # (n,) h
+    visits: NDArray[np.int64]  # (n,) P_{h,i}
+    leaf: NDArray[np.bool_]  # (n,)
+    active: NDArray[np.bool_]  # (n,) whether the box holds a feasible blend
+
+    @classmethod
+    def root(cls, experts: int, *, point: Point) -> "PartitionTree":
+        """Make the tree of one node."""
+        low, high, yes = np.zeros(experts), np.ones(experts), np.ones(1, dtype=np.bool_)
+        none = np.zeros(1, dtype=np.int64)
+        return cls(low[None], high[None], point(low, high)[None], none - 1, none, none, yes, yes)
 
     def __len__(self) -> int:
         """How many nodes there are, inner and inactive ones included."""
@@ -34,7 +42,11 @@ class PartitionTree:
         """N_t: rows of the leaves that hold a feasible blend."""
         return np.flatnonzero(self.leaf & self.active)
 
-    def expand(self, node: int, rng: np.random.Generator) -> None:
+    def visited(self, node: int) -> "PartitionTree":
+        """P_{h,i} + 1."""
+        return self._with(visits=self.visits + (np.arange(len(self)) == node))
+
+    def expanded(self, node: int, *, rng: np.random.Generator, point: Point) -> "PartitionTree":
         """Halve a leaf's box along a random dimension; children without a feasible blend are inactive."""
         side = int(rng.integers(self.low.shape[1]))
         middle = 0.5 * (self.low[node, side] + self.high[node, side])
@@ -43,30 +55,17 @@ class PartitionTree:
         active = np.array([is_feasible(*box) for box in zip(low, high, strict=True)])
         blend = np.zeros_like(low)
         for child in np.flatnonzero(active):
-            blend[child] = self._representative(low[child], high[child])
-        self.leaf[node] = False
-        fresh = {
-            "low": low,
-            "high": high,
-            "blend": blend,
-            "parent": np.array([node, node]),
-            "depth": self.depth[[node, node]] + 1,
-            "visits": np.zeros(2, dtype=np.int64),
-            "leaf": np.ones(2, dtype=np.bool_),
-            "active": active,
-        }
-        for name, rows in fresh.items():
-            setattr(self, name, np.concatenate([getattr(self, name), rows]))
+            blend[child] = point(low[child], high[child])
+        children = PartitionTree(
+            low=low, high=high, blend=blend, active=active,
+            parent=np.array([node, node]), depth=self.depth[[node, node]] + 1,
+            visits=np.zeros(2, dtype=np.int64), leaf=np.ones(2, dtype=np.bool_),
+        )  # fmt: skip
+        above = self._with(leaf=self.leaf & (np.arange(len(self)) != node))
+        names = [field.name for field in fields(self)]
+        return PartitionTree(
+            **{name: np.concatenate([getattr(above, name), getattr(children, name)]) for name in names}
+        )
 
-    def _representative(self, low: FloatArray, high: FloatArray) -> FloatArray:
-        """Find a point of the box that sums to 1 (1a), with the B largest weights kept (1b)."""
-        return keep_largest(self._point(low, high), self._max_active)
-
-    def snapshot(self) -> Arrays:
-        """Every column."""
-        return {name: getattr(self, name) for name in _COLUMNS}
-
-    def restore(self, arrays: Arrays) -> None:
-        """Undo to what `snapshot` returned."""
-        for name in _COLUMNS:
-            setattr(self, name, arrays[name].copy())
+    def _with(self, **columns: NDArray[Any]) -> "PartitionTree":
+        return PartitionTree(**{**vars(self), **columns})

@@ -4,15 +4,27 @@ A node x of size d has the children (1 − d)x + d·e_k of size d/2, one per exp
 no split is wasted. Row 0 is the root, the even blend. Rows of recycled leaves are used again.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes
-from tanbr.state import Arrays
 from tanbr.types import FloatArray
 
 ROOT_SIZE = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class TreeState:
+    """The columns of a vertex tree with room for n nodes."""
+
+    blend: FloatArray  # (n, K)
+    parent: NDArray[np.int64]  # (n,) -1 for the root
+    depth: NDArray[np.int64]  # (n,)
+    children: NDArray[np.int64]  # (n,) how many
+    used: NDArray[np.bool_]  # (n,)
 
 
 class VertexTree:
@@ -69,11 +81,17 @@ class VertexTree:
         self.used[leaves] = False
         np.subtract.at(self.children, self.parent[leaves], 1)
 
-    def snapshot(self) -> Arrays:
-        """Every column."""
-        return {name: getattr(self, name) for name in ("blend", "parent", "depth", "children", "used")}
+    @property
+    def state(self) -> "TreeState":
+        """Every column, as one value."""
+        return TreeState(
+            self.blend.copy(), self.parent.copy(), self.depth.copy(), self.children.copy(), self.used.copy()
+        )
 
-    def restore(self, arrays: Arrays) -> None:
-        """Undo to what `snapshot` returned."""
-        for name in ("blend", "parent", "depth", "children", "used"):
-            getattr(self, name)[:] = arrays[name]
+    def restore(self, state: "TreeState") -> None:
+        """Undo to what `state` was."""
+        for column, kept in (
+            (self.blend, state.blend), (self.parent, state.parent), (self.depth, state.depth),
+            (self.children, state.children), (self.used, state.used),
+        ):  # fmt: skip
+            column[:] = kept

@@ -1,5 +1,6 @@
 """A copy of a server's state that a server can start from, taken while one is running."""
 
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -22,7 +23,7 @@ def back_up(state: str | Path, out: str | Path) -> Path:
     try:
         for _ in range(TRIES):
             shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+            partial.mkdir(mode=0o700, parents=True)
             if _copied(state, partial):
                 partial.replace(out)
                 return out
@@ -35,6 +36,7 @@ def back_up(state: str | Path, out: str | Path) -> Path:
 
 def _copied(state: Path, out: Path) -> bool:
     """Copy the store as of one instant, then the states it names; False if one of them went meanwhile."""
+    os.close(os.open(out / FILE, os.O_CREAT | os.O_RDWR, 0o600))  # before SQLite makes it readable to others
     source, target = sqlite3.connect(state / FILE, timeout=10.0), sqlite3.connect(out / FILE)
     try:
         source.backup(target)
@@ -42,7 +44,6 @@ def _copied(state: Path, out: Path) -> bool:
     finally:
         source.close()
         target.close()
-    (out / FILE).chmod(0o600)
     try:
         for (name,) in named:
             shutil.copy2(state / name, out / name)

@@ -1,26 +1,31 @@
 """Dynamic batches, by two threads.
 
 The front thread does what Python must do per request (tokens in, answers out); the model thread runs the model and
-little else. So the one overlaps the other.
+little else. So the one overlaps the other. Whatever fails for one request fails that request alone; a thread that dies
+all the same takes its requests with it, and `faults` says so.
 """
 
 import copy
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tanbr.errors import InputError
-from tanbr.serve.decode import Decoded, decode
+from tanbr.moe.text import Columns
+from tanbr.serve.decode import NotFinite, Step, Written
+from tanbr.serve.detokenise import TextStream
 from tanbr.serve.engine import Engine, Live
 from tanbr.serve.ids import RequestIds
+from tanbr.serve.messages import Answers, Broken, Outbox
+from tanbr.serve.prompts import Room
 from tanbr.serve.records import Answered, Generated, Observer, OnToken, Overloaded, ServiceError, Stopping
 from tanbr.types import FloatArray, Text
 
@@ -31,22 +36,14 @@ class Job:
 
     texts: Sequence[Text]
     future: "Future[Any]"
-    limit: int = 0  # tokens to write for each prompt; 0 for a classifier
+    max_tokens: int | None = None  # to write for each prompt; None: as many as there is room for
     on_token: OnToken | None = None
-    columns: dict[str, list[list[int]]] = field(default_factory=dict)  # input_ids and so on, a list per text
-
-
-@dataclass(frozen=True, eq=False)
-class Served:
-    """A batch that was answered: what the slot thread learns from."""
-
-    live: Live
-    time: float  # seconds since 1970
-    ids: list[bytes]  # (n,)
-    texts: list[Text]
-    logits: FloatArray | None  # (n, columns) of a classifier
-    confidence: FloatArray  # (n,)
-    tokens: list[list[int]] | None  # what a text model wrote
+    columns: Columns = field(default_factory=dict)
+    cut: tuple[int, ...] = ()
+    limits: tuple[int, ...] = ()  # tokens to write for each prompt
+    written: dict[int, Written] = field(default_factory=dict)  # prompt → what was written for it
+    streamed: bool = False  # whether its client has seen a part of an answer
+    left: bool = False  # whether the model thread has no more to do with it
 
 
 class Batcher:
@@ -62,17 +59,15 @@ class Batcher:
         queue: int,
         threads: int | None,
         classes: int,
-        deliver: Callable[[Served], None],
-        broken: Callable[[Live], None],
+        room: Room,
+        outbox: Outbox,
         observer: Observer,
     ) -> None:
-        self._engine, self._ids, self._observer = engine, ids, observer
+        self._engine, self._ids, self._observer, self._outbox = engine, ids, observer, outbox
         self._batch, self._wait, self._queue, self._threads = batch, wait, queue, threads
-        self._classes = classes
-        self._deliver, self._broken = deliver, broken
-        self._encoder = copy.deepcopy(engine.encode)  # a tokenizer remembers how to pad: one for each thread
-        self._pad = {"input_ids": self._encoder.tokenizer.pad_token_id or 0, "token_type_ids": 0, "attention_mask": 0}
-        self._left = not engine.live.model.config.is_encoder_decoder and not classes  # a causal model's prompts
+        self._classes, self._room = classes, room
+        self._encoder = copy.deepcopy(engine.encode)  # a tokenizer remembers how to cut: one for each thread
+        self._causal = engine.live.backend.causal
         self._lock = threading.Lock()
         self._front_wakes, self._model_wakes = threading.Condition(self._lock), threading.Condition(self._lock)
         self._incoming: list[Job] = []
@@ -81,16 +76,22 @@ class Batcher:
         self._waiting = 0  # texts accepted and not yet in a batch
         self._running = False
         self._model_ended = False
+        self._faults: list[str] = []
+        self._unanswered: set[Future[Any]] = set()  # of all jobs that were accepted
         self._rate = 0.0  # texts per second while busy, smoothed
         self._worker_threads = [
-            threading.Thread(target=self._front, name="tanbr-front", daemon=True),
-            threading.Thread(target=self._model, name="tanbr-model", daemon=True),
+            threading.Thread(target=self._watched, args=(run,), name=name, daemon=True)
+            for name, run in (("tanbr-front", self._front), ("tanbr-model", self._model))
         ]
 
     @property
     def depth(self) -> int:
         """Texts that wait."""
         return self._waiting
+
+    def faults(self) -> tuple[str, ...]:
+        """Say which threads have died, and of what; nothing if all is well."""
+        return tuple(self._faults)
 
     def start(self) -> None:
         """Take requests."""
@@ -115,13 +116,34 @@ class Batcher:
         if not job.texts:
             raise InputError("at least one text is needed")
         with self._lock:
+            if self._faults:
+                raise Stopping(f"the server cannot answer any more ({self._faults[0]}); it must be restarted")
             if not self._running:
                 raise Stopping("the server is not taking requests; try another, or wait until it is ready again")
             if self._waiting and self._waiting + len(job.texts) > self._queue:
                 raise Overloaded(min(60.0, max(0.1, self._waiting / self._rate if self._rate else 1.0)))
             self._waiting += len(job.texts)
+            self._unanswered.add(job.future)
             self._incoming.append(job)
             self._front_wakes.notify()
+        job.future.add_done_callback(self._unanswered.discard)
+
+    def _watched(self, run: Callable[[], None]) -> None:
+        """Run a thread; if it dies, say so and leave no request waiting for it."""
+        try:
+            run()
+        except BaseException as error:  # nobody else would ever hear of it
+            fault = f"{threading.current_thread().name} died of {type(error).__name__}: {error}"
+            with self._lock:
+                self._faults.append(fault)
+                self._incoming, self._model_ended, self._running = [], True, False
+                self._encoded.clear()
+                self._waiting = 0
+                self._front_wakes.notify()
+                self._model_wakes.notify()
+            for future in list(self._unanswered):
+                _fail(future, ServiceError(f"the server cannot answer any more: {fault}"))
+            self._observer.alarm(fault)
 
     # --- front thread ---------------------------------------------------------------------------------------------
 
@@ -143,28 +165,78 @@ class Batcher:
                 self._encode(jobs)
 
     def _encode(self, jobs: list[Job]) -> None:
+        """Turn texts into tokens, all together, or if that fails job by job: what cannot be read fails its own job."""
         try:
-            texts = [text for job in jobs for text in job.texts]
-            columns = self._encoder.tokenizer(texts, truncation=True, max_length=self._encoder.max_length)
+            self._read(jobs)
         except Exception as error:  # the tokenizer raises whatever its library does
+            if len(jobs) > 1:
+                for job in jobs:
+                    self._encode([job])
+                return
             with self._lock:
-                self._waiting -= sum(len(job.texts) for job in jobs)
-            for job in jobs:
-                _fail(job, ServiceError(f"the texts could not be read ({error})"))
+                self._waiting -= len(jobs[0].texts)
+            _fail(
+                jobs[0].future,
+                error if isinstance(error, InputError) else InputError(f"a text cannot be read ({error})"),
+            )
             return
-        start = 0
-        for job in jobs:
-            end = start + len(job.texts)
-            job.columns = {name: values[start:end] for name, values in columns.items()}
-            start = end
         with self._lock:
             self._encoded.extend(jobs)
             self._model_wakes.notify()
+
+    def _read(self, jobs: list[Job]) -> None:
+        if not self._classes:
+            for job in jobs:
+                fitted = self._room.fit(job.texts, job.max_tokens, self._encoder)
+                job.columns, job.cut, job.limits = fitted.columns, fitted.cut, fitted.limits
+            return
+        encoded = self._encoder.encode([text for job in jobs for text in job.texts])
+        start = 0
+        for job in jobs:
+            end = start + len(job.texts)
+            job.columns = {name: rows[start:end] for name, rows in encoded.columns.items()}
+            job.cut = encoded.cut[start:end] if any(encoded.cut[start:end]) else ()
+            start = end
 
     def _hand_over(self, finish: Callable[[], None]) -> None:
         with self._lock:
             self._done.append(finish)
             self._front_wakes.notify()
+
+    def _classified(self, jobs: list[Job], logits: FloatArray, confidence: FloatArray, live: Live) -> None:
+        """Tell the learner, then the clients."""
+        texts = tuple(text for job in jobs for text in job.texts)
+        raw = tuple(self._ids.issue(live.slot, len(texts)))
+        self._outbox.put(Answers(live.version, live.slot, time.time(), raw, texts, logits, confidence, None))
+        start = 0
+        for job in jobs:
+            rows = slice(start, start + len(job.texts))
+            start = rows.stop
+            shown = tuple(self._ids.show(value) for value in raw[rows])
+            _resolve(job, Answered(shown, logits[rows], live.version, job.cut))
+
+    def _wrote(self, job: Job, live: Live) -> None:
+        """Tell the learner, then the client; what the tokenizer has no text for fails the job, and nobody is told."""
+        rows = [job.written[row] for row in range(len(job.texts))]
+        tokens = tuple(row.tokens for row in rows)
+        try:
+            texts = tuple(self._encoder.tokenizer.batch_decode([list(row) for row in tokens], skip_special_tokens=True))
+        except Exception as error:  # the tokenizer raises whatever its library does
+            _fail(job.future, ServiceError(f"the model wrote what its tokenizer has no text for ({error})"))
+            return
+        raw = tuple(self._ids.issue(live.slot, len(rows)))
+        confidence = np.array([row.confidence for row in rows])
+        self._outbox.put(Answers(live.version, live.slot, time.time(), raw, tuple(job.texts), None, confidence, tokens))
+        answer = Generated(
+            request_ids=tuple(self._ids.show(value) for value in raw),
+            texts=texts,
+            prompt_tokens=tuple(len(row) for row in job.columns["input_ids"]),
+            completion_tokens=tuple(len(row) for row in tokens),
+            finish_reasons=tuple("stop" if row.stopped else "length" for row in rows),
+            merge_version=live.version,
+            cut=job.cut,
+        )
+        _resolve(job, answer)
 
     # --- model thread ---------------------------------------------------------------------------------------------
 
@@ -172,15 +244,7 @@ class Batcher:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         while jobs := self._take():
-            formed = time.perf_counter()
-            jobs = [job for job in jobs if job.future.set_running_or_notify_cancel()]
-            if jobs:
-                try:
-                    self._answer(jobs, formed)
-                except Exception as error:  # whatever the model raises must not end the thread
-                    for job in jobs:
-                        _fail(job, ServiceError(f"the model failed ({type(error).__name__}: {error})"))
-                    self._observer.alarm(f"a batch failed: {type(error).__name__}: {error}")
+            self._answer_apart(jobs)
         with self._lock:
             self._model_ended = True
             self._front_wakes.notify()
@@ -189,7 +253,7 @@ class Batcher:
         """Wait for jobs that make up a batch; none when all is done and the service stops."""
         with self._lock:
             while not self._encoded:
-                if not self._running and not self._waiting:
+                if self._faults or (not self._running and not self._waiting):
                     return []
                 self._model_wakes.wait(None if self._running else 0.01)
             if self._wait and self._running:
@@ -207,110 +271,122 @@ class Batcher:
         self._observer.queue(depth)
         return jobs
 
-    def _answer(self, jobs: list[Job], formed: float) -> None:
-        texts = [text for job in jobs for text in job.texts]
-        while True:
+    def _answer_apart(self, jobs: list[Job]) -> None:
+        """Answer jobs together, or if that fails one by one: what the model cannot answer fails its own job."""
+        try:
+            self._answer(jobs)
+        except Exception as error:  # whatever the model raises must not end the thread
+            others = [job for job in jobs if not job.left]
+            if len(jobs) > 1:
+                for job in others:
+                    self._answer_apart([job])
+                return
+            failed = error if isinstance(error, ServiceError) else None
+            for job in others:
+                _fail(job.future, failed or ServiceError(f"the model failed ({type(error).__name__}: {error})"))
+            self._observer.alarm(f"a batch failed: {type(error).__name__}: {error}")
+
+    def _answer(self, jobs: list[Job]) -> None:
+        started = time.perf_counter()
+        run = self._classify if self._classes else self._write
+        while jobs := [job for job in jobs if not job.left and not _gave_up(job)]:
+            size = sum(len(job.texts) for job in jobs)
             with self._engine.using() as live:
-                run = self._classify if self._classes else self._write
-                result, confidence = run(jobs, live)
-            if np.isfinite(confidence).all():
-                break
-            self._broken(live)
+                try:
+                    run(jobs, live)
+                    break
+                except NotFinite:
+                    pass
+            self._outbox.put(Broken(live.version, live.slot))
             now = self._engine.revert(live)
             if now is None or now is live:
                 raise ServiceError(f"merge version {live.version} answers with NaN and no other is at hand")
-        took = time.perf_counter() - formed
-        self._rate = 0.8 * self._rate + 0.2 * len(texts) / took if self._rate else len(texts) / took
-        raw = self._ids.issue(live.slot, len(texts))
-        logits = result if isinstance(result, np.ndarray) else None
-        tokens = None if isinstance(result, np.ndarray) else result.tokens
-        self._hand_over(lambda: self._finish(jobs, raw, result, live))
-        self._deliver(Served(live, time.time(), raw, texts, logits, confidence, tokens))
-        self._observer.batch(len(texts), took)
-
-    @torch.inference_mode()
-    def _classify(self, jobs: list[Job], live: Live) -> tuple[FloatArray, FloatArray]:
-        """Logits (n, columns) and the probability of the best label (n,), which is NaN if a logit is."""
-        parts = [live.model(**inputs).logits for inputs in self._inputs(jobs, live)]
-        logits = (parts[0] if len(parts) == 1 else torch.cat(parts)).double()
-        confidence = logits[:, : self._classes].softmax(dim=1).amax(dim=1) + 0.0 * logits.sum(dim=1)
-        return logits.cpu().numpy(), confidence.cpu().numpy()
-
-    def _write(self, jobs: list[Job], live: Live) -> tuple[Decoded, FloatArray]:
-        """Decode all prompts together; jobs that stream hear their pieces as they are made."""
-        rows = [(job, index) for job in jobs for index in range(len(job.texts))]
-        streams = [_Stream(job, index, self._encoder.tokenizer) for job, index in rows]
-        inputs = next(iter(self._inputs(jobs, live, whole=True)))
-
-        def on_step(added: list[int | None]) -> None:
-            for stream, token in zip(streams, added, strict=True):
-                stream.add(token)
-
-        done = decode(live.model, inputs, limits=[job.limit for job, _ in rows], on_step=on_step)
-        return done, done.confidence
-
-    def _inputs(self, jobs: list[Job], live: Live, *, whole: bool = False) -> list[Mapping[str, Tensor]]:
-        """Pad the jobs' texts; more than a batch of them in several parts."""
-        names = jobs[0].columns
-        rows = {name: [row for job in jobs for row in job.columns[name]] for name in names}
-        count = len(rows["input_ids"])
-        size = count if whole else self._batch
-        parts: list[Mapping[str, Tensor]] = []
-        for start in range(0, count, size):
-            part = {name: values[start : start + size] for name, values in rows.items()}
-            length = max(len(row) for row in part["input_ids"])
-            padded = {}
-            for name, values in part.items():
-                table = np.full((len(values), length), self._pad.get(name, 0), dtype=np.int64)
-                for i, row in enumerate(values):
-                    if self._left:
-                        table[i, length - len(row) :] = row
-                    else:
-                        table[i, : len(row)] = row
-                padded[name] = torch.from_numpy(table).to(live.model.device)
-            parts.append(padded)
-        return parts
-
-    def _finish(self, jobs: list[Job], raw: list[bytes], result: "FloatArray | Decoded", live: Live) -> None:
-        start = 0
-        for job in jobs:
-            rows = slice(start, start + len(job.texts))
-            start = rows.stop
-            ids = tuple(self._ids.show(value) for value in raw[rows])
-            if isinstance(result, np.ndarray):
-                answer: Answered | Generated = Answered(ids, result[rows], live.version)
-            else:
-                tokens = result.tokens[rows]
-                answer = Generated(
-                    request_ids=ids,
-                    texts=tuple(self._encoder.tokenizer.batch_decode(tokens, skip_special_tokens=True)),
-                    prompt_tokens=tuple(len(row) for row in job.columns["input_ids"]),
-                    completion_tokens=tuple(len(row) for row in tokens),
-                    finish_reasons=tuple("stop" if ended else "length" for ended in result.stopped[rows]),
-                    merge_version=live.version,
-                )
-            job.future.set_result(answer)
-
-
-class _Stream:
-    """Turns one prompt's tokens into pieces of text, each when it can no longer change."""
-
-    def __init__(self, job: Job, index: int, tokenizer: Any) -> None:
-        self._job, self._index, self._tokenizer = job, index, tokenizer
-        self._tokens: list[int] = []
-        self._told = ""
-
-    def add(self, token: int | None) -> None:
-        """Take the next token; None is none."""
-        if token is None or self._job.on_token is None:
+            for job in jobs:
+                if job.streamed and not job.left:
+                    job.left = True
+                    _fail(
+                        job.future,
+                        ServiceError(f"merge version {live.version} broke off with NaN; send the prompt again"),
+                    )
+        else:
             return
-        self._tokens.append(token)
-        text = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
-        if text.startswith(self._told) and len(text) > len(self._told) and not text.endswith("\ufffd"):
-            self._job.on_token(self._index, text[len(self._told) :])
-            self._told = text
+        took = time.perf_counter() - started
+        self._rate = 0.8 * self._rate + 0.2 * size / took if self._rate else size / took
+        self._observer.batch(size, took)
+
+    def _classify(self, jobs: list[Job], live: Live) -> None:
+        """Answer all texts together, or if they are more than a batch those of like length."""
+        rows = {name: [row for job in jobs for row in job.columns[name]] for name in jobs[0].columns}
+        lengths = [len(row) for row in rows["input_ids"]]
+        order = sorted(range(len(lengths)), key=lengths.__getitem__) if len(lengths) > self._batch else None
+        if order is None:
+            logits = live.backend.classify(self._encoder.pad(rows))
+        else:
+            logits = np.empty((len(lengths), len(self._engine.columns)))
+            for start in range(0, len(order), self._batch):
+                chunk = order[start : start + self._batch]
+                part = {name: [values[i] for i in chunk] for name, values in rows.items()}
+                logits[chunk] = live.backend.classify(self._encoder.pad(part))
+        if not np.isfinite(logits).all():
+            raise NotFinite
+        for job in jobs:
+            job.left = True
+        self._hand_over(partial(self._classified, jobs, logits, _confidence(logits[:, : self._classes]), live))
+
+    def _write(self, jobs: list[Job], live: Live) -> None:
+        """Decode all prompts together. A job leaves when its last prompt has, or when its client gives up."""
+        places = [(job, prompt) for job in jobs for prompt in range(len(job.texts))]
+        streams = {
+            row: TextStream(self._encoder.tokenizer) for row, (job, _) in enumerate(places) if job.on_token is not None
+        }
+        for job in jobs:
+            job.written = {}
+
+        def tell(row: int, piece: str) -> None:
+            job, prompt = places[row]
+            if piece and not job.left and not job.future.cancelled():
+                try:
+                    job.on_token and job.on_token(prompt, piece)
+                    job.streamed = True
+                except Exception as error:  # the client's own function
+                    job.left = True
+                    _fail(job.future, ServiceError(f"the text could not be streamed ({type(error).__name__}: {error})"))
+
+        def on_step(step: Step) -> Collection[int]:
+            for row in step.added.keys() & streams.keys():
+                tell(row, streams[row].add(step.added[row]))
+            for row, written in step.ended.items():
+                if row in streams:
+                    tell(row, streams[row].end())
+                job, prompt = places[row]
+                job.written[prompt] = written
+                if len(job.written) == len(job.texts) and not job.left:
+                    job.left = True
+                    self._hand_over(partial(self._wrote, job, live))
+            return [row for row, (job, _) in enumerate(places) if job.left or _gave_up(job)]
+
+        rows = {name: [row for job in jobs for row in job.columns[name]] for name in jobs[0].columns}
+        limits = [limit for job in jobs for limit in job.limits]
+        inputs = self._encoder.pad(rows, left=self._causal)
+        live.backend.generate(inputs, limits=limits, on_step=on_step)
 
 
-def _fail(job: Job, error: Exception) -> None:
-    if not job.future.done():
-        job.future.set_exception(error)
+def _confidence(logits: FloatArray) -> FloatArray:
+    """Probability of the best of the columns (n,)."""
+    best: FloatArray = 1.0 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
+    return best
+
+
+def _gave_up(job: Job) -> bool:
+    """Whether nobody waits for a job any more."""
+    return job.future.cancelled()
+
+
+def _resolve(job: Job, answer: Answered | Generated) -> None:
+    if not job.future.done() and job.future.set_running_or_notify_cancel():
+        job.future.set_result(answer)
+
+
+def _fail(future: "Future[Any]", error: Exception) -> None:
+    if not future.done() and future.set_running_or_notify_cancel():
+        future.set_exception(error)

@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tanbr.errors import DataError
+from tanbr.baselines.survey import Survey
+from tanbr.errors import CheckpointError, DataError
 from tanbr.merge import open as open_moe
+from tanbr.merge.inspect import glance
 from tanbr.moe import embedded
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
@@ -15,7 +18,6 @@ from tanbr.router.config import RouterConfig
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Observer
 from tanbr.serve.service import Service
-from tanbr.serve.store import resumes
 from tanbr.tasks import tiny
 from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
@@ -33,37 +35,55 @@ def build(
     monitor: MonitorConfig | None = None,
     state: Path,
     history: Path | None = None,
+    survey: Path | None = None,
+    warm_start: Path | None = None,
+    adopt: bool = False,
+    force: bool = False,
     observer: Observer | None = None,
 ) -> Service:
     """Make a service, not yet started, of a checkpoint (the embedded model if None).
 
-    `history` is a JSONL file of {"text": …, "task": …, "label": …?} lines, text a string or a pair: it names the
-    tasks, teaches the monitor, and its labelled lines are the guard's probes. A foreign checkpoint without one gets
-    latent tasks, as many as experts, that the monitor finds in the traffic.
+    The checkpoint's card says its tasks. `history` is a JSONL file of {"text": …, "task": …, "label": …?} lines, text
+    a string or a pair: it names the tasks that are served, teaches the monitor, and its labelled lines are the guard's
+    probes. Without one the monitor groups the traffic by itself, into as many latent tasks as there are experts if the
+    checkpoint has no card either. `survey` is what `tanbr survey` wrote: its best blend for the mix is the start blend;
+    the router is told a `warm_start` like it before its first slot. Experts that do not merge are refused unless
+    `force` is given.
     """
-    moe = open_moe(embedded.path() if checkpoint is None else checkpoint, regression=config.regression)
-    first = not resumes(state)
-    recogniser: Monitor | None = None
+    moe = open_moe(embedded.path() if checkpoint is None else checkpoint, method=config.method)
+    if not force:
+        verdict, why = glance(moe)
+        if verdict == "do not merge":
+            raise CheckpointError(f"{moe.path} should not be merged: {why}; pass --force to serve it all the same")
+    card = read_card(moe.path)
+    past = None if history is None else read_history(history)
+    tasks = card.tasks or _latent(moe.num_experts)
+    if past is not None:
+        tasks = tuple(next((t for t in card.tasks if t.name == task.name), task) for task in past.tasks)
+    names = [task.name for task in tasks]
     probes: Sequence[Row] = ()
-    if history is not None:
-        tasks, texts, names, labelled = read_history(history)
+    if past is not None:
+        labelled = past.rows_of(tasks)
         probes = labelled[:: max(1, len(labelled) // PROBES)][:PROBES]
-        if first:
-            recogniser = Monitor([task.name for task in tasks], config=monitor)
-            recogniser.learn(texts, names)
-    elif Path(moe.path) == embedded.path():
-        tasks = tiny.TASKS
-        each = PROBES // len(tasks)
-        probes = [row for task in tasks for row in tiny.generate(task.name, each, seed=PROBE_SEED)]
-        recogniser = taught_monitor(monitor, seed=0) if first else None
-    else:
-        tasks = tuple(Task(f"latent-{number + 1}", ()) for number in range(moe.num_experts))
-        recogniser = Monitor([task.name for task in tasks], "clusters", config=monitor) if first else None
-    own = read_card(moe.path).experts_of([task.name for task in tasks])
+    elif tasks == tiny.TASKS:
+        probes = [row for name in names for row in tiny.generate(name, PROBES // len(names), seed=PROBE_SEED)]
+
+    def recogniser() -> Monitor:
+        if past is not None:
+            taught = Monitor(names, config=monitor)
+            taught.learn(past.texts, past.names)
+            return taught
+        return taught_monitor(monitor, seed=0) if tasks == tiny.TASKS else Monitor(names, "clusters", config=monitor)
+
+    own = card.experts_of(names) if past is not None or tasks == tiny.TASKS else ()
+    # where nobody taught the monitor, its tasks are groups of its own, and no expert is known to be theirs
     settings = (router or RouterConfig()).of_requests(own)
     chooser = Tanbr(  # the one in `state` wins
         moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings
     )
+    if warm_start is not None:
+        known = Survey.load(warm_start).check(moe, tasks, warm_start)
+        chooser.warm_start(known.blends, known.rewards, known.counts)
     return Service(
         moe,
         tasks=tasks,
@@ -72,8 +92,16 @@ def build(
         router=chooser,
         monitor=recogniser,
         probes=probes,
+        expert_names=card.expert_tasks,
+        own_experts=own,
+        survey=None if survey is None else Survey.load(survey).check(moe, tasks, survey),
+        adopt=adopt,
         observer=observer,
     )
+
+
+def _latent(count: int) -> tuple[Task, ...]:
+    return tuple(Task(f"latent-{number + 1}", ()) for number in range(count))
 
 
 def taught_monitor(config: MonitorConfig | None = None, *, seed: int, per_task: int = 300) -> Monitor:
@@ -84,8 +112,35 @@ def taught_monitor(config: MonitorConfig | None = None, *, seed: int, per_task: 
     return monitor
 
 
-def read_history(path: Path) -> tuple[tuple[Task, ...], list[Text], list[str], list[Row]]:
-    """Read a history: its tasks with their labels, the texts, the task of each, and the labelled rows."""
+@dataclass(frozen=True)
+class PastRequests:
+    """Texts whose tasks, and perhaps labels, are known."""
+
+    texts: list[Text]
+    names: list[str]  # (n,) task of each
+    labels: list[str | None]  # (n,)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks that it names, with the labels that it holds."""
+        found: dict[str, set[str]] = {name: set() for name in self.names}
+        for name, label in zip(self.names, self.labels, strict=True):
+            found[name] |= {label} if label else set()
+        return tuple(Task(name, ("accuracy",) if has else (), tuple(sorted(has))) for name, has in found.items())
+
+    def rows_of(self, tasks: Sequence[Task]) -> list[Row]:
+        """The labelled texts of tasks that have these labels."""
+        known = {task.name: task for task in tasks}
+        entries = zip(self.texts, self.names, self.labels, strict=True)
+        return [
+            Row(name, text, float(known[name].labels.index(label)))
+            for text, name, label in entries
+            if label in known[name].labels
+        ]
+
+
+def read_history(path: Path) -> PastRequests:
+    """Read a history: the texts, the task of each, and the labels where it has them."""
     texts: list[Text] = []
     names: list[str] = []
     labels: list[str | None] = []
@@ -101,24 +156,14 @@ def read_history(path: Path) -> tuple[tuple[Task, ...], list[Text], list[str], l
             labels.append(label)
     if not texts:
         raise DataError(f"the history {path} is empty; give it lines like {{'text': …, 'task': …}}")
-    found = {
-        name: tuple(sorted({label for task, label in zip(names, labels, strict=True) if task == name and label}))
-        for name in dict.fromkeys(names)
-    }
-    tasks = tuple(Task(name, ("accuracy",) if known else (), known) for name, known in found.items())
-    rows = [
-        Row(name, text, float(found[name].index(label)))
-        for text, name, label in zip(texts, names, labels, strict=True)
-        if label
-    ]
-    return tasks, texts, names, rows
+    return PastRequests(texts, names, labels)
 
 
 def _entry(line: str, where: str) -> tuple[Text, str, str | None]:
     try:
         entry: Any = json.loads(line)
         text, task, label = entry["text"], entry["task"], entry.get("label")
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(f'{where} must be like {{"text": …, "task": …}}') from None
     if isinstance(text, list) and len(text) == 2 and all(isinstance(part, str) for part in text):
         text = (text[0], text[1])

@@ -24,6 +24,12 @@ class RewardConfig(Section):
     """Slots that must end after a slot before the router is told its reward; what comes later is told apart."""
     least_count: float = Field(default=0.1, gt=0)
     """A task that fewer requests than this speak for in a slot is unseen."""
+    client_share: float = Field(default=0.2, gt=0, le=1)
+    """Most that one client's feedback may count for in a slot, of all of it; or as much as the median client's."""
+    doubt: float = Field(default=1.0, ge=0)
+    """How fast a client whose rewards contradict those of the others loses weight; 0 takes everybody at his word."""
+    taught_labels: int = Field(default=256, ge=0)
+    """Texts a slot, at most, that the monitor learns from because a label came for them."""
 
 
 class GuardConfig(Section):
@@ -48,8 +54,14 @@ class GuardConfig(Section):
 class ServeConfig(Section):
     """How a model is served."""
 
+    explore: Literal["never", "careful", "always"] = "careful"
+    """never serves the start blend; careful lets the router choose as long as rewards come; always at once."""
+    blend: Literal["even", "proportional"] | tuple[float, ...] | None = None
+    """The start blend, or its weights; proportional to the mix if the checkpoint names its experts' tasks, or even."""
+    patience: int = Field(default=20, ge=1)
+    """Slots without rewards after which a careful server leaves off exploring and serves the best known blend."""
     slot_requests: int | None = Field(default=None, ge=1)
-    """A slot ends after this many requests …"""
+    """A slot ends after this many requests (and the rest of a batch); if turning takes longer than that, later …"""
     slot_seconds: float | None = Field(default=None, gt=0)
     """… or after this many seconds (60 if neither is given); both: whichever comes first."""
     batch: int = Field(default=32, ge=1)
@@ -58,10 +70,12 @@ class ServeConfig(Section):
     """Seconds a batch that is not full waits for more, once the model is free."""
     queue: int = Field(default=1024, ge=1)
     """Texts that may wait for an answer; beyond it a request is refused."""
-    max_length: int = Field(default=128, ge=8)
-    """Longest text in tokens; what is longer is cut."""
+    max_length: int | None = Field(default=None, ge=8)
+    """Longest text in tokens, the model's own limit if not given; a longer text to classify is cut, and it is said."""
+    too_long: Literal["refuse", "cut"] = "refuse"
+    """What becomes of a prompt that is too long: it is refused, or cut on the left, and it is said."""
     max_tokens: int = Field(default=256, ge=1)
-    """Most tokens a text-to-text model writes for one prompt."""
+    """Most tokens that a model which writes, writes for one prompt; a client that asks for more is refused."""
     device: str = "cpu"
     """Torch device the model runs on."""
     threads: int | None = Field(default=None, ge=1)
@@ -72,8 +86,8 @@ class ServeConfig(Section):
     """Least share of probe answers that must be the same in int8."""
     low_memory: bool = False
     """Merge in place, with a pause, instead of into a spare FFN buffer."""
-    regression: bool = False
-    """Merge by regression, with the matrices that `tanbr grams` has put beside the experts."""
+    method: str = "average"
+    """How blends are merged (docs/methods.md), with settings as `ties:density=0.3`."""
     merge_share: float = Field(default=0.5, gt=0, le=1)
     """Share of the time that a background merge works; it rests the other part, so that requests stay fast."""
     min_gain: float = Field(default=0.0, ge=0)

@@ -1,55 +1,73 @@
-"""Greedy decoding of a batch, for encoder-decoder and for causal models."""
+"""Greedy decoding of a batch, for encoder-decoder and for causal models. Rows leave as soon as they end."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from tanbr.types import FloatArray
-
-OnStep = Callable[[list[int | None]], None]  # the token added to each row; None for a row that had ended
+from transformers.modeling_outputs import BaseModelOutput
 
 
-@dataclass(frozen=True, eq=False)
-class Decoded:
-    """What a batch of n prompts was answered."""
+class NotFinite(ArithmeticError):  # noqa: N818 - a finding
+    """The model answers with NaN."""
 
-    tokens: list[list[int]]  # without the token that ends an answer
-    stopped: list[bool]  # whether the model ended it itself
-    confidence: FloatArray  # (n,) mean probability of the tokens; NaN where the logits were not finite
+
+@dataclass(frozen=True)
+class Written:
+    """What was written for one prompt."""
+
+    tokens: tuple[int, ...]  # without the token that ends it
+    stopped: bool  # whether the model ended it itself
+    confidence: float  # mean probability of the tokens
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step did."""
+
+    added: dict[int, int] = field(default_factory=dict)  # row → its new token
+    ended: dict[int, Written] = field(default_factory=dict)  # row → what was written for it in all
+
+
+Decoded: TypeAlias = list[Written | None]  # (n,); None for a row that was given up
+OnStep: TypeAlias = Callable[[Step], Collection[int]]  # hears each step; the rows to give up
 
 
 @torch.inference_mode()
 def decode(model: Any, inputs: Mapping[str, Tensor], *, limits: Sequence[int], on_step: OnStep) -> Decoded:
-    """Write at most limits[i] tokens for row i of `inputs` (n, length), padded on the left for a causal model."""
+    """Write at most limits[i] ≥ 1 tokens for row i of `inputs` (n, length), padded on the left for a causal model.
+
+    Raises NotFinite in the step in which a row's logits are not.
+    """
     ends = _ends(model)
     step = _EncoderDecoder(model, inputs) if model.config.is_encoder_decoder else _Causal(model, inputs)
-    n = len(limits)
-    tokens: list[list[int]] = [[] for _ in range(n)]
-    stopped = [False] * n
-    total = np.zeros(n)
-    open_rows = {row for row in range(n) if limits[row] > 0}
-    chosen = step.first
-    while open_rows:
-        likely, chosen = step(chosen).float().softmax(dim=-1).max(dim=-1)  # (n,)
-        added: list[int | None] = [None] * n
-        values, chances = chosen.tolist(), likely.tolist()
-        for row in sorted(open_rows):
-            total[row] += chances[row]
-            if values[row] in ends:
-                stopped[row] = True
-                open_rows.discard(row)
-                continue
-            tokens[row].append(values[row])
-            added[row] = values[row]
-            if len(tokens[row]) >= limits[row]:
-                open_rows.discard(row)
-        on_step(added)
-    counts = np.array([len(row) + ended for row, ended in zip(tokens, stopped, strict=True)])
-    return Decoded(tokens, stopped, total / np.maximum(counts, 1))
+    done: Decoded = [None] * len(limits)
+    tokens: list[list[int]] = [[] for _ in limits]
+    total = [0.0] * len(limits)
+    rows, chosen = list(range(len(limits))), step.first  # the rows still in the batch
+    while rows:
+        likely, chosen = step(chosen).float().softmax(dim=-1).max(dim=-1)  # (rows,)
+        if not torch.isfinite(likely).all():
+            raise NotFinite
+        heard = Step()
+        for row, token, chance in zip(rows, chosen.tolist(), likely.tolist(), strict=True):
+            total[row] += chance
+            stopped = token in ends
+            if not stopped:
+                tokens[row].append(token)
+                heard.added[row] = token
+            if stopped or len(tokens[row]) >= limits[row]:
+                count = len(tokens[row]) + stopped
+                done[row] = heard.ended[row] = Written(tuple(tokens[row]), stopped, total[row] / count)
+        gone = {*heard.ended, *on_step(heard)}
+        kept = [place for place, row in enumerate(rows) if row not in gone]
+        if 0 < len(kept) < len(rows):
+            places = torch.tensor(kept, device=chosen.device)
+            step.keep(places)
+            chosen = chosen[places]
+        rows = [rows[place] for place in kept]
+    return done
 
 
 class _EncoderDecoder:
@@ -71,6 +89,12 @@ class _EncoderDecoder:
         self._past = result.past_key_values
         return result.logits[:, -1]
 
+    def keep(self, places: Tensor) -> None:
+        """Go on with these rows alone."""
+        self._mask = self._mask[places]
+        self._encoded = BaseModelOutput(last_hidden_state=self._encoded.last_hidden_state[places])
+        self._past.batch_select_indices(places)
+
 
 class _Causal:
     def __init__(self, model: Any, inputs: Mapping[str, Tensor]) -> None:
@@ -90,9 +114,15 @@ class _Causal:
             position_ids=places,
             past_key_values=self._past,
             use_cache=True,
+            logits_to_keep=1,
         )
         self._past = result.past_key_values
         return result.logits[:, -1]
+
+    def keep(self, places: Tensor) -> None:
+        """Go on with these rows alone."""
+        self._mask = self._mask[places]
+        self._past.batch_select_indices(places)
 
 
 def decoder_start(model: Any) -> int:

@@ -1,42 +1,56 @@
-"""The dense model that answers, and the one way its weights change: `swap`.
+"""The dense model that answers, and the one way its weights change: `prepare`, look it over, write it down, `commit`.
 
-With a spare buffer the next blend is merged beside the one that answers and takes over by one pointer; without, it is
-merged in place while requests wait. Who answers holds the pointer for the whole batch: one batch, one merge version.
+With a spare buffer the next blend is merged beside the one that answers, and takes over by one pointer: a commit
+cannot fail for want of a file. Without a spare there is only one place to merge into: `prepare` checks what can be
+checked, whoever looks the blend over borrows the place (merge, answer, merge the old blend back), and `commit` merges
+in place. Requests wait meanwhile, but for nothing else: nothing is written while they do. Such a commit may fail after
+the learner has written: the old blend is back then and goes on answering, and the learner has to write that down.
+
+Who answers holds the pointer for the whole batch: one batch, one merge version.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
 
-from tanbr.errors import CheckpointError
+from tanbr.errors import CheckpointError, ConfigError
 from tanbr.merge import Moe
-from tanbr.merge.int8 import Int8Loss
-from tanbr.moe.text import TextEncoder
-from tanbr.serve.buffer import Buffer, float_buffer, int8_buffer
+from tanbr.moe.text import Inputs, TextEncoder
+from tanbr.serve.backends import BACKENDS, Backend
+from tanbr.serve.decode import NotFinite
+from tanbr.serve.watch import FileWatch
+from tanbr.tasks import tiny
 from tanbr.types import Blend, FloatArray, Text, as_blend
+
+Said: TypeAlias = FloatArray | list[str]  # (n,) answers: logits (n, columns) of a classifier, or what was written
+ANSWER_TOKENS = 32  # most that a model writes in a simulation
+SENTENCES, SENTENCE_SEED = 8, 4_000  # of each generated task, to measure a backend on
 
 
 @dataclass(frozen=True, eq=False)
 class Live:
-    """What answers: a buffer, the version of the blend in it, and the slot that its answers are credited to."""
+    """What answers: a backend, the version of the blend in it, and the slot that its answers are credited to."""
 
-    buffer: Buffer = field(repr=False)
+    backend: Backend = field(repr=False)
     version: int
     blend: Blend | None  # (K,); None before the first swap
     slot: int = 0
 
-    @property
-    def model(self) -> Any:
-        """The dense transformers model."""
-        return self.buffer.model
+
+@dataclass(frozen=True, eq=False)
+class Staged:
+    """A blend that is ready to answer and does not yet."""
+
+    backend: Backend | None = field(repr=False)  # that holds it; None where it will be merged in place
+    version: int
+    blend: Blend  # (K,)
+    changed: bool  # False: this blend answers already
 
 
 class Engine:
@@ -47,38 +61,46 @@ class Engine:
         moe: Moe,
         *,
         batch: int = 32,
-        device: str | torch.device = "cpu",
+        backend: str = "torch",
+        device: str = "cpu",
         blend: ArrayLike | None = None,
         version: int = 0,
         issued: int = 0,
         slot: int = 0,
         spare: bool = False,
-        precision: Literal["fp32", "int8"] = "fp32",
         probes: Sequence[Text] = (),
-        int8_agreement: float = 0.98,
-        max_length: int = 128,
+        least_agreement: float = 0.98,
+        max_length: int | None = None,
         merge_share: float = 1.0,
     ) -> None:
+        """Merge the first blend (K,) (all experts alike if None) into a backend of `serve.backends`.
+
+        A backend that does not compute in float32 is measured on the `probes`, or without any on sentences of ours.
+        """
         self.moe = moe
-        self.int8_loss: Int8Loss | None = None
         self.merge_seconds = 0.0  # of the last merge
         self.pause_seconds = 0.0  # for which the last swap kept batches waiting
         self._batch, self._merge_share = batch, merge_share
-        model = moe.dense(blend).to(device).eval()
-        self.encode = TextEncoder.of(Path(moe.path), vocab_size=model.config.vocab_size, max_length=max_length)
-        if precision == "int8":
-            buffer, self.int8_loss = int8_buffer(
-                model, moe, lambda: [self.encode(probes)] if probes else [], least_agreement=int8_agreement
-            )
-        else:
-            buffer = float_buffer(model, moe)
+        if backend not in BACKENDS:
+            raise ConfigError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+        self.encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"], max_length=max_length)
+        self._left = moe.plan.config().architectures[0].endswith("ForCausalLM")
         known = None if blend is None else as_blend(blend, experts=moe.num_experts)
-        self._live = Live(buffer, version, known, slot)
-        self._spare: Live | None = replace(self._live, buffer=buffer.twin(moe), blend=None) if spare else None
+        first = BACKENDS[backend](
+            moe,
+            blend=known,
+            device=device,
+            probes=lambda: self._padded(list(probes) or sentences()),
+            least_agreement=least_agreement,
+        )
+        self._live = Live(first, version, known, slot)
+        self._spare: Live | None = replace(self._live, backend=first.twin(moe), blend=None) if spare else None
         self._issued = max(version, issued)  # highest version number in use
         self._idle = threading.Condition()  # guards the pointer and the readers
         self._paused = False
-        self._stamps = [_stamp(file.path) for file in moe.files]
+        self._fault = ""  # why nothing can answer: a merge in place failed, and so did merging the old blend back
+        self._staged: Staged | None = None
+        self.files = FileWatch(moe.files)
         moe.release()
 
     @property
@@ -104,106 +126,181 @@ class Engine:
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the head's columns."""
-        names = self._live.model.config.id2label
-        return tuple(names[column] for column in range(len(names)))
+        return self._live.backend.columns
 
     @property
     def writes(self) -> bool:
         """Whether the model writes text; otherwise it classifies."""
-        return bool(self._live.model.can_generate())
+        return self._live.backend.writes
+
+    def faults(self) -> tuple[str, ...]:
+        """Say why nothing can answer; nothing if something can."""
+        return (self._fault,) if self._fault else ()
 
     @contextmanager
     def using(self) -> Iterator[Live]:
         """Hold what answers: no merge touches it until the block ends, though another may take over meanwhile."""
         with self._idle:
             self._idle.wait_for(lambda: not self._paused)
+            if self._fault:
+                raise CheckpointError(f"{self._fault}; put the checkpoint right and restart")
             live = self._live
-            live.buffer.readers += 1
+            live.backend.readers += 1
         try:
             yield live
         finally:
             with self._idle:
-                live.buffer.readers -= 1
+                live.backend.readers -= 1
                 self._idle.notify_all()
 
-    def swap(
-        self,
-        blend: ArrayLike,
-        *,
-        version: int | None = None,
-        slot: int | None = None,
-        before: Callable[[Live], None] | None = None,
-    ) -> int:
-        """Merge the experts by `blend` (K,) and serve them; the merge version that now answers.
+    def prepare(self, blend: ArrayLike, *, version: int | None = None) -> Staged:
+        """Make the merge of `blend` (K,) ready to answer; nothing else changes until `commit`.
 
-        `version` numbers a blend that had a number before. `before` sees what is about to answer; if it raises, as if
-        the merge fails, the old blend goes on answering. One thread at a time may swap.
+        `version` numbers a blend that had a number before. One thread at a time may prepare, and what is prepared is
+        committed or discarded before the next is. If it fails, the old blend goes on answering.
         """
         wanted = as_blend(blend, experts=self.moe.num_experts)
-        slot = self._live.slot if slot is None else slot
-        if self.blend is not None and np.array_equal(wanted, self.blend):
-            return self._point(replace(self._live, slot=slot), before)
+        live = self._live
+        if live.blend is not None and not self._fault and np.array_equal(wanted, live.blend):
+            return self._stage(Staged(live.backend, live.version, live.blend, changed=False))
         number = self._issued + 1 if version is None else version
         if self._spare is None:
-            return self._swap_in_place(wanted, number, slot, before)
+            self.files.check()
+            self.moe.check(wanted)
+            return self._stage(Staged(None, number, wanted, changed=True))
         with self._idle:
             spare = self._spare
-            self._idle.wait_for(lambda: spare.buffer.readers == 0)
-        if spare.blend is None or not np.array_equal(wanted, spare.blend):
-            self._spare = replace(spare, blend=None)
-            self._merge(spare.buffer, wanted)
-            self._spare = replace(spare, blend=wanted, version=number)
-        return self._point(replace(self._spare, version=number, blend=wanted, slot=slot), before)
+            held = spare.blend is not None and np.array_equal(wanted, spare.blend)
+            if not held:
+                self._idle.wait_for(lambda: spare.backend.readers == 0)
+                self._spare = replace(spare, blend=None)  # nobody can go back to it from here on
+        if not held:
+            self._merge(spare.backend, wanted, share=self._merge_share)
+        return self._stage(Staged(spare.backend, number, wanted, changed=True))
+
+    def commit(self, staged: Staged, *, slot: int | None = None) -> Live:
+        """Let what was prepared answer every batch from now on, credited to `slot`; what answers now.
+
+        Without a spare this merges, and may fail: then the old blend answers as before.
+        """
+        if staged is not self._staged:
+            raise RuntimeError("only what was prepared last can be committed, and only once")
+        self._staged = None
+        slot = self._live.slot if slot is None else slot
+        if staged.backend is None:
+            with self._paused_for(staged) as backend:
+                self._live, self._fault = Live(backend, staged.version, staged.blend, slot), ""
+        else:
+            started = time.perf_counter()
+            with self._idle:
+                old = self._live
+                if not staged.changed and (old.backend, old.version) != (staged.backend, staged.version):
+                    raise CheckpointError(f"merge version {staged.version} was found broken before it was committed")
+                self._live = Live(staged.backend, staged.version, staged.blend, slot)
+                if old.backend is not staged.backend:
+                    self._spare = old
+            self.pause_seconds = time.perf_counter() - started
+        self._issued = max(self._issued, staged.version)
+        return self._live
+
+    def discard(self, staged: Staged) -> None:
+        """Forget what was prepared: nothing happened."""
+        if staged is self._staged:
+            self._staged = None
+
+    def swap(self, blend: ArrayLike, *, version: int | None = None, slot: int | None = None) -> int:
+        """Prepare a blend (K,) and commit it unseen; the merge version that now answers."""
+        return self.commit(self.prepare(blend, version=version), slot=slot).version
 
     def revert(self, broken: Live) -> Live | None:
         """Go back at once to what answered before `broken`, if that is still in a buffer; what answers now."""
         with self._idle:
-            if self._live.buffer is broken.buffer and self._live.version == broken.version:
+            if self._live.backend is broken.backend and self._live.version == broken.version:
                 if self.held is None or self._spare is None:
                     return None
                 self._live, self._spare = self._spare, replace(self._live, blend=None)
             return self._live
 
-    @torch.inference_mode()
-    def logits(self, texts: Sequence[Text], *, live: Live | None = None) -> FloatArray:
-        """Answer texts: (n, columns). Texts of like length share a batch, so that little is padding."""
+    def answer(self, texts: Sequence[Text]) -> Said:
+        """Answer texts (n,) as a client would see it, with what answers now."""
+        return self.texts(texts, max_tokens=ANSWER_TOKENS) if self.writes else self.logits(texts)
+
+    def logits(self, texts: Sequence[Text], *, live: Live | Staged | None = None) -> FloatArray:
+        """Classify texts: (n, columns), by default with what answers now.
+
+        Texts of like length share a batch, so that little is padding.
+        """
+        logits = np.empty((len(texts), len(self.columns)))
+        with self._held(live) as backend:
+            for chunk in self._chunks(texts):
+                logits[chunk] = backend.classify(self._padded([texts[i] for i in chunk])[0])
+        return logits
+
+    def texts(self, prompts: Sequence[Text], *, max_tokens: int, live: Live | Staged | None = None) -> list[str]:
+        """Write an answer of at most `max_tokens` tokens to each prompt, by default with what answers now."""
+        written = [""] * len(prompts)
+        with self._held(live) as backend:
+            for chunk in self._chunks(prompts):
+                inputs = self._padded([prompts[i] for i in chunk])[0]
+                done = backend.generate(inputs, limits=[max_tokens] * len(chunk), on_step=lambda _: ())
+                for i, answer in zip(chunk, done, strict=True):
+                    tokens = () if answer is None else answer.tokens
+                    written[i] = str(self.encode.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        return written
+
+    def sane(self, text: Text, live: Live | Staged) -> bool:
+        """Whether a model answers a text with numbers, be it a label or the first token of an answer."""
+        with self._held(live) as backend:
+            inputs = self._padded([text])[0]
+            if not backend.writes:
+                return bool(np.isfinite(backend.classify(inputs)).all())
+            try:
+                backend.generate(inputs, limits=[1], on_step=lambda _: ())
+            except NotFinite:
+                return False
+            return True
+
+    def _chunks(self, texts: Sequence[Text]) -> list[list[int]]:
+        order = sorted(range(len(texts)), key=lambda i: len("".join(texts[i])))
+        return [order[start : start + self._batch] for start in range(0, len(order), self._batch)]
+
+    def _padded(self, texts: Sequence[Text]) -> list[Inputs]:
+        """Encode texts in the order given, a batch at a time."""
+        parts = [texts[start : start + self._batch] for start in range(0, len(texts), self._batch)]
+        return [self.encode.pad(self.encode.encode(part).columns, left=self._left) for part in parts]
+
+    @contextmanager
+    def _held(self, live: Live | Staged | None) -> Iterator[Backend]:
+        """Hold what answers, or what was prepared; merged in place for the while if need be."""
         if live is None:
             with self.using() as current:
-                return self.logits(texts, live=current)
-        order = sorted(range(len(texts)), key=lambda i: len("".join(texts[i])))
-        answers = np.empty((len(texts), len(self.columns)))
-        for start in range(0, len(order), self._batch):
-            chunk = order[start : start + self._batch]
-            inputs = {
-                name: value.to(live.model.device) for name, value in self.encode([texts[i] for i in chunk]).items()
-            }
-            answers[chunk] = live.model(**inputs).logits.double().cpu().numpy()
-        return answers
+                yield current.backend
+        elif live.backend is None:
+            with self._borrowed(live) as backend:
+                yield backend
+        else:
+            yield live.backend
 
-    @torch.inference_mode()
-    def sane(self, text: Text, live: Live) -> bool:
-        """Whether a model answers a text with numbers, be it a label or the first token of an answer."""
-        inputs = {name: value.to(live.model.device) for name, value in self.encode([text]).items()}
-        if live.model.config.is_encoder_decoder:
-            inputs["decoder_input_ids"] = inputs["input_ids"][:, :1]
-        return bool(torch.isfinite(live.model(**inputs).logits).all())
+    @contextmanager
+    def _borrowed(self, staged: Staged) -> Iterator[Backend]:
+        """Merge in place to look it over, and merge the old blend back at the end."""
+        with self._paused_for(staged) as backend:
+            yield backend
+            self._restore()
 
-    def _swap_in_place(self, wanted: Blend, number: int, slot: int, before: Callable[[Live], None] | None) -> int:
-        """Merge while requests wait; a failure merges the old blend again."""
-        self._check_files()
-        old = self._live
-        self.moe.check(wanted)
+    @contextmanager
+    def _paused_for(self, staged: Staged) -> Iterator[Backend]:
+        """Merge in place; requests wait until the block ends, and if it raises the old blend is back."""
+        started = time.perf_counter()
+        self.files.check()  # before anything is overwritten: the old blend must come from the same files
         with self._idle:
             self._paused = True
-            self._idle.wait_for(lambda: old.buffer.readers == 0)
-        started = time.perf_counter()
+            self._idle.wait_for(lambda: self._live.backend.readers == 0)
         try:
-            self._merge(old.buffer, wanted, share=1.0)
-            return self._point(Live(old.buffer, number, wanted, slot), before)
+            self._merge(self._live.backend, staged.blend, share=1.0)
+            yield self._live.backend
         except BaseException:
-            self._live = replace(old, blend=None)  # not what it says until the old blend is back
-            old.buffer.merge(self.moe, self.moe.check(old.blend))
-            self._live = old
+            self._restore()
             raise
         finally:
             with self._idle:
@@ -211,36 +308,25 @@ class Engine:
                 self._idle.notify_all()
             self.pause_seconds = time.perf_counter() - started
 
-    def _merge(self, buffer: Buffer, blend: Blend, *, share: float | None = None) -> None:
+    def _restore(self) -> None:
+        """Merge what answers into its buffer again."""
+        self._fault = f"merge version {self._live.version} could not be restored after a merge in place that failed"
+        self.files.check()
+        self._live.backend.merge(self.moe, self.moe.check(self._live.blend))
+        self._fault = ""
+
+    def _merge(self, backend: Backend, blend: Blend, *, share: float) -> None:
         started = time.perf_counter()
-        self._check_files()
+        self.files.check()
         self.moe.check(blend)
-        buffer.merge(self.moe, blend, share=self._merge_share if share is None else share)
+        backend.merge(self.moe, blend, share=share)
         self.merge_seconds = time.perf_counter() - started
 
-    def _point(self, live: Live, before: Callable[[Live], None] | None) -> int:
-        if before is not None:
-            before(live)
-        started = time.perf_counter()
-        with self._idle:
-            old, self._live = self._live, live
-            if self._spare is not None and old.buffer is not live.buffer:
-                self._spare = old
-        if not self._paused:
-            self.pause_seconds = time.perf_counter() - started
-        self._issued = max(self._issued, live.version)
-        return live.version
-
-    def _check_files(self) -> None:
-        """Refuse to read experts from files that have changed under the map: garbage, or past their end a crash."""
-        for file, stamp in zip(self.moe.files, self._stamps, strict=True):
-            if _stamp(file.path) != stamp:
-                raise CheckpointError(f"{file.path} has changed since it was opened; put the old file back, or restart")
+    def _stage(self, staged: Staged) -> Staged:
+        self._staged = staged
+        return staged
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+def sentences() -> list[Text]:
+    """Give texts to measure a backend on where nobody gave any: those of the generated tasks."""
+    return [row.text for task in tiny.TASKS for row in tiny.generate(task.name, SENTENCES, seed=SENTENCE_SEED)]

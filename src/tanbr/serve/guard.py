@@ -1,17 +1,21 @@
 """What keeps a bad blend from answering: probes before it is served, live rewards while it is."""
 
+import hashlib
+import json
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from tanbr.errors import TanbrError
 from tanbr.serve.config import GuardConfig
-from tanbr.serve.engine import Engine, Live
+from tanbr.serve.engine import Engine, Live, Staged
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.types import Counts, FloatArray, Reward, TaskMix, Text
 
+Scrutiny: TypeAlias = Literal["refuse", "measure", "sane"]
 NEUTRAL: Text = "a"  # asked when there are no probes: even this must not be answered with NaN
 
 
@@ -40,32 +44,54 @@ class Guard:
         self._probes = [probes[i] for i in np.linspace(0, len(probes) - 1, count).astype(int)] if count else []
         self._of = np.array([self._tasks.index(row.task) for row in self._probes], dtype=np.intp)  # (n,)
         self._good: OrderedDict[int, FloatArray] = OrderedDict()  # version → rewards of the probes (n,)
+        self._digest = hashlib.sha256(repr([(row.task, row.text) for row in self._probes]).encode()).hexdigest()[:16]
         self._known = np.zeros((2, len(tasks)))  # live rewards of good versions: sums and counts per task, fading
         self._now = np.zeros((3, len(tasks)))  # live rewards of what answers: sums, sums of squares, counts
 
+    def remembered(self) -> str:
+        """Give what it has seen of blends, as JSON: a restart must not make it forget what it refuses."""
+        good = {str(version): rewards.tolist() for version, rewards in self._good.items()}
+        return json.dumps(
+            {"probes": self._digest, "good": good, "known": self._known.tolist(), "now": self._now.tolist()}
+        )
+
+    def remember(self, text: str | None) -> None:
+        """Take in what `remembered` gave; of other probes or tasks only what fits, and nothing that makes no sense."""
+        try:
+            saved = json.loads(text or "{}")
+            known, now = (np.array(saved[name], dtype=np.float64) for name in ("known", "now"))
+            good = {int(version): np.array(rewards, dtype=np.float64) for version, rewards in saved["good"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return
+        if known.shape == self._known.shape and now.shape == self._now.shape:
+            self._known, self._now = known, now
+        if saved.get("probes") == self._digest:
+            self._good.update((v, rewards) for v, rewards in good.items() if rewards.shape == self._of.shape)
+
     # --- before a blend is served -----------------------------------------------------------------------------------
 
-    def inspect(self, live: Live, mix: TaskMix, *, forced: bool = False) -> None:
+    def inspect(self, staged: Live | Staged, mix: TaskMix, *, scrutiny: Scrutiny = "refuse") -> None:
         """Probe what is about to answer; Refused if it gives NaN or falls below the best of the last good ones.
 
-        A blend that was `forced`, by an operator or by going back to it, is only looked through for NaN.
+        With the scrutiny "measure" it is only compared with later, and with "sane" only looked through for NaN.
         """
-        V = len(self._tasks)
-        if self._space is None or not self._probes or forced:
-            if not self._engine.sane(NEUTRAL, live):
+        if self._space is None or not self._probes or scrutiny == "sane":
+            if not self._engine.sane(NEUTRAL, staged):
                 raise Refused("it answers with NaN", np.where(mix > 0, 0.0, np.nan), self._config.least_count * mix)
             return
-        logits = self._engine.logits([row.text for row in self._probes], live=live)
+        V = len(self._tasks)
+        logits = self._engine.logits([row.text for row in self._probes], live=staged)
+        sane = bool(np.isfinite(logits).all())
         rewards = np.zeros(len(self._probes))
-        if np.isfinite(logits).all():
+        if sane:
             rewards = self._space.rewards(self._probes, self._space.answers(self._probes, logits))
         counts = np.bincount(self._of, minlength=V).astype(np.float64)
         means = np.bincount(self._of, weights=rewards, minlength=V) / np.maximum(counts, 1)
         told = np.where(counts > 0, means, np.nan)
-        if not np.isfinite(logits).all():
+        if not sane:
             raise Refused("it answers with NaN", told, counts)
         weights = (mix / np.maximum(counts, 1))[self._of]  # (n,)
-        if self._good and weights.sum() > 0:
+        if self._good and weights.sum() > 0 and scrutiny == "refuse":
             weights /= weights.sum()
             best = max(self._good.values(), key=lambda known: float(weights @ known))
             lost = best - rewards
@@ -73,7 +99,7 @@ class Guard:
             error = float(np.sqrt((weights**2 * (lost - fall) ** 2).sum()))
             if fall - self._config.sigmas * error > self._config.margin:
                 raise Refused(f"its probes earn {fall:.3f} less than those of the last good blend", told, counts)
-        self._good[live.version] = rewards
+        self._good[staged.version] = rewards
 
     # --- while it is ------------------------------------------------------------------------------------------------
 

@@ -1,24 +1,39 @@
 """Request ids that only this server can have issued, and that say which slot answered.
 
 An id is the slot (4 bytes), 8 random bytes and a keyed hash of both: it needs no look-up to be trusted, so feedback is
-taken even for a request whose row was lost when the process was killed.
+taken even for a request whose row was lost when the process was killed. The hash also holds the *epoch*, a random name
+that every start of a server takes anew. An epoch's ids count for the slots from its start to the next one's: what a
+server gave out after the backup that another was restored from, for slots that never came to be here, is unknown.
 """
 
 import hmac
 import os
 from base64 import b32decode, b32encode
 from binascii import Error
+from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
-KEY_BYTES = 32
+KEY_BYTES, EPOCH_BYTES = 32, 8
+MOST_EPOCHS = 256  # of which ids are still known
 _RANDOM, _MAC = 8, 8
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One life of a server."""
+
+    name: bytes  # empty for ids that are older than epochs
+    first: int  # slot that was open when it began; the epoch before ends with it, too
 
 
 class RequestIds:
     """Issues and recognises ids with one secret key."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, epochs: Sequence[Epoch] = (Epoch(b"", 0),)) -> None:
         self._key = key
+        ends = [epoch.first for epoch in epochs[1:]] + [1 << 62]
+        self._epochs = [(epoch.name, epoch.first, end) for epoch, end in zip(epochs, ends, strict=True)][::-1]
 
     def issue(self, slot: int, count: int) -> list[bytes]:
         """Make ids for requests answered in a slot; raw, as the store keeps them (12 bytes)."""
@@ -27,19 +42,23 @@ class RequestIds:
 
     def show(self, raw: bytes) -> str:
         """Write an id as clients see it: 32 letters and digits."""
-        return b32encode(raw + self._mac(raw)).decode().lower()
+        return b32encode(raw + self._mac(raw, self._epochs[0][0])).decode().lower()
 
     def read(self, shown: str) -> bytes | None:
-        """Turn a client's id back; None if this server did not issue it."""
+        """Turn a client's id back; None if this server did not issue it, or for a slot that is none of its own."""
         try:
             value = b32decode(shown.upper()) if len(shown) == 32 else b""
         except (Error, ValueError):
             return None
         raw, mac = value[:-_MAC], value[-_MAC:]
-        return raw if len(raw) == 4 + _RANDOM and hmac.compare_digest(mac, self._mac(raw)) else None
+        if len(raw) != 4 + _RANDOM:
+            return None
+        slot = slot_of(raw)
+        names = [name for name, first, last in self._epochs if first <= slot <= last]
+        return raw if any(hmac.compare_digest(mac, self._mac(raw, name)) for name in names) else None
 
-    def _mac(self, raw: bytes) -> bytes:
-        return blake2b(raw, key=self._key, digest_size=_MAC).digest()
+    def _mac(self, raw: bytes, epoch: bytes) -> bytes:
+        return blake2b(raw, key=self._key, person=epoch, digest_size=_MAC).digest()
 
 
 def slot_of(raw: bytes) -> int:

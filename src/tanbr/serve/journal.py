@@ -10,12 +10,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tanbr.serve.loop import OpenSlot
+from tanbr.errors import InputError, StateError
+from tanbr.serve.records import Reason
 from tanbr.serve.rewards import Tally
 from tanbr.serve.store import Store, shown
-from tanbr.types import Counts, Decision, Reward, SlotMix, SlotRecord
+from tanbr.types import Blend, Counts, Decision, Reward, SlotMix, SlotRecord, TaskMix, as_blend, as_task_mix
 
 STATES = ("router", "monitor")
+_COUNT = "UPDATE versions SET requests = requests + ? WHERE version = (SELECT version FROM slots WHERE slot = ?)"
 
 
 class Saves(Protocol):
@@ -27,13 +29,27 @@ class Saves(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
-    """A slot whose reward the router was told."""
+class OpenSlot:
+    """A slot that is being served, or whose reward is still to come."""
+
+    slot: int
+    merge_version: int
+    task_mix: TaskMix  # (V,) forecast that it was opened with
+    blend: Blend  # (K,) as served
+    decision: Decision | None  # the router's, if the blend is its choice
+    reason: Reason
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class SlotReward:
+    """What the router is told of a slot."""
 
     opened: OpenSlot
     reward: Reward
     counts: Counts
     late: bool  # whether it is what came after the slot was told
+    shares: dict[str, float]  # source → its share
 
     @property
     def record(self) -> SlotRecord:
@@ -48,11 +64,19 @@ class Turn:
 
     ended: OpenSlot | None  # None before the first
     mark: int  # feedback up to this number is in the router's state, as far as its slot was told
-    mix: SlotMix | None = None
-    requests: int = 0  # that the ended slot held
+    mix: SlotMix | None = None  # of the ended slot
+    requests: dict[int, int] = field(default_factory=dict)  # slot → requests that it held and were not yet counted
     regret: float = math.nan  # of the ended slot, as the router believed when it opened
-    told: list[Told] = field(default_factory=list)
+    told: list[SlotReward] = field(default_factory=list)
+    rewarded: int | None = None  # slot that was opened when the router was last told a reward
     bad: int | None = None  # a merge version that proved bad
+    meta: dict[str, Any] = field(default_factory=dict)  # what else is to be kept
+    first: int = 0  # slot to start with
+
+    @property
+    def next(self) -> int:
+        """The slot that is to be opened."""
+        return self.first if self.ended is None else self.ended.slot + 1
 
 
 def write_turn(
@@ -66,8 +90,10 @@ def write_turn(
     names = {name: f"{name}-{opened.slot}.state" if name in states else old[name] for name in STATES}
     for name, thing in states.items():
         thing.save(store.folder / names[name])
+        (store.folder / names[name]).chmod(0o600)
     now = time.time()
-    with store.transaction(mark=turn.mark, **names) as write:
+    with store.transaction(mark=turn.mark, **names, **turn.meta) as write:
+        count_requests(write, turn.requests)
         if turn.ended is not None and turn.mix is not None:
             _write_ended(write, turn, turn.ended, turn.mix, measured, now)
         for told in turn.told:
@@ -80,28 +106,57 @@ def write_turn(
             (store.folder / old[name]).unlink(missing_ok=True)
 
 
-def read_slot(row: dict[str, Any], *, told: bool = False) -> OpenSlot:
+def count_requests(write: Connection, requests: dict[int, int]) -> None:
+    """Count more requests for slots, and for their versions."""
+    for slot, count in requests.items():
+        write.execute("UPDATE slots SET requests = requests + ? WHERE slot = ?", (count, slot))
+        write.execute(_COUNT, (count, slot))
+
+
+def read_slot(row: dict[str, Any], *, experts: int, tasks: int, told: bool = False) -> OpenSlot:
     """Make a slot of its row in the store; one that was told has no decision any more."""
-    asked = row["decision"] is not None and not told
-    decision = Decision(row["decision"], row["mix"], row["blend"]) if asked else None
-    return OpenSlot(row["slot"], row["version"], row["mix"], row["blend"], decision, row["note"])
+    try:
+        mix, blend = as_task_mix(row["mix"], tasks=tasks), as_blend(row["blend"], experts=experts)
+        asked = row["decision"] is not None and not told
+        decision = Decision(int(row["decision"]), mix, blend) if asked else None
+        return OpenSlot(
+            int(row["slot"]), int(row["version"]), mix, blend, decision, Reason(row["reason"]), str(row["note"])
+        )
+    except (InputError, ValueError, TypeError) as error:
+        raise StateError(f"the store's slot {row['slot']!r} is damaged ({error}); restore it from a copy") from None
+
+
+def state_file(store: Store, name: str) -> Path:
+    """Find the file of a saved state."""
+    file = store.meta(name)
+    if not isinstance(file, str) or Path(file).name != file:
+        raise StateError(f"{store.folder} names no {name} to go on with (got {file!r}); restore it from a copy")
+    return store.folder / file
+
+
+def tidy(store: Store) -> None:
+    """Remove states that a process left behind when it was killed."""
+    named = {store.meta(name) for name in STATES}
+    for name in STATES:
+        for file in store.folder.glob(f"{name}-*.state"):
+            if file.name not in named:
+                file.unlink(missing_ok=True)
 
 
 def _write_ended(
     write: Connection, turn: Turn, ended: OpenSlot, mix: SlotMix, measured: Tally | None, now: float
 ) -> None:
     write.execute(
-        "UPDATE slots SET ended = ?, requests = ?, estimate = ?, unknown = ?, regret = ? WHERE slot = ?",
-        (now, turn.requests, shown(mix.estimate), mix.unknown, turn.regret, ended.slot),
+        "UPDATE slots SET ended = ?, estimate = ?, unknown = ?, regret = ? WHERE slot = ?",
+        (now, shown(mix.estimate), mix.unknown, turn.regret, ended.slot),
     )
-    write.execute("UPDATE versions SET requests = requests + ? WHERE version = ?", (turn.requests, ended.merge_version))
     for source, sums, counts in [] if measured is None else measured.parts:
         write.execute(
             "INSERT OR REPLACE INTO measured VALUES (?, ?, ?, ?)", (ended.slot, source, shown(sums), shown(counts))
         )
 
 
-def _write_told(write: Connection, told: Told) -> None:
+def _write_told(write: Connection, told: SlotReward) -> None:
     slot = told.opened
     if not told.late:
         write.execute(
@@ -122,8 +177,9 @@ def _write_opened(write: Connection, opened: OpenSlot, now: float, keep_versions
     decision = None if opened.decision is None else opened.decision.id
     mix, blend, zeros = shown(opened.task_mix), shown(opened.blend), shown(np.zeros_like(opened.task_mix))
     write.execute(
-        "INSERT INTO slots (slot, decision, version, mix, blend, note, started) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (opened.slot, decision, opened.merge_version, mix, blend, opened.note, now),
+        "INSERT INTO slots (slot, decision, version, mix, blend, reason, note, started) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (opened.slot, decision, opened.merge_version, mix, blend, opened.reason, opened.note, now),
     )
     write.execute(
         "INSERT OR IGNORE INTO versions (version, blend, created, sums, counts) VALUES (?, ?, ?, ?, ?)",

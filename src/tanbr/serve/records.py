@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal, Protocol, TypeAlias
 
 from tanbr.errors import TanbrError
@@ -27,6 +28,37 @@ class ServiceError(TanbrError):
     """A request that was accepted could not be answered; it is safe to send it again."""
 
 
+class Phase(StrEnum):
+    """Who chooses the blend at the moment."""
+
+    WAITING = "waiting for rewards"  # the start blend is served: nothing is known that speaks for another
+    LEARNING = "learning"  # the router chooses
+    PINNED = "pinned"  # an operator has chosen
+    FIXED = "fixed"  # the start blend is served whatever comes: `explore` is "never"
+
+
+class Reason(StrEnum):
+    """Why a slot serves the blend it does."""
+
+    CHOSEN = "chosen"  # by the router
+    START = "start"  # the start blend: there are no rewards (yet, or any more), or nothing is to be explored
+    BEST = "best"  # the best known blend: rewards have stopped, or the exploration budget is spent
+    KEPT = "kept"  # the old blend: too little to gain, or the guard refused the new ones
+    PINNED = "pinned"  # by an operator
+    ROLLED_BACK = "rolled back"  # by an operator or the guard
+    FAILED = "failed"  # the turn failed: the old blend goes on
+
+
+@dataclass(frozen=True)
+class Why:
+    """Why the served blend was chosen, by the router's own belief at that time."""
+
+    sentence: str
+    mean: float  # reward that the router expected of it
+    uncertainty: float  # what it may have hidden
+    bound: float  # mean, uncertainty and granularity: the most it seemed able to earn
+
+
 @dataclass(frozen=True)
 class ServiceInfo:
     """What is served; known once the model is loaded, and constant."""
@@ -35,6 +67,7 @@ class ServiceInfo:
     family: str  # model_type of the MoE
     kind: Literal["classifier", "text"]  # `submit` and logits, or `generate` and texts
     experts: int  # K
+    expert_names: tuple[str, ...]  # (K,) the task that each expert was trained for, or "expert 1" …
     sites: int  # FFNs with K experts
     tasks: tuple[str, ...]  # V names, the order of every task mix and reward
     columns: tuple[str, ...]  # names of the logits' columns; empty for text
@@ -60,6 +93,7 @@ class Answered:
     request_ids: tuple[str, ...]  # (n,)
     logits: FloatArray  # (n, columns)
     merge_version: int
+    cut: tuple[int, ...] = ()  # (n,) tokens left out of each text because it was too long; empty if of none
 
 
 @dataclass(frozen=True)
@@ -72,6 +106,7 @@ class Generated:
     completion_tokens: tuple[int, ...]
     finish_reasons: tuple[Literal["stop", "length"], ...]
     merge_version: int
+    cut: tuple[int, ...] = ()  # (n,) tokens left out of each prompt because it was too long; empty if of none
 
 
 @dataclass(frozen=True)
@@ -129,6 +164,8 @@ class ServiceState:
     requests: int  # answered in this slot
     answered: int  # since the process started
     queue: int  # texts that wait
+    phase: Phase
+    why: Why | None  # of the served blend; None if the router did not choose it
     pinned: bool
     shares: dict[str, float]  # source → share of the rewards it gave in the last told slot
     alarms: tuple[Alarm, ...]  # newest first
@@ -149,7 +186,8 @@ class SlotView:
     unknown: float  # share of requests unlike any task
     estimate: TaskMix | None  # (V,) mix that the monitor saw, once the slot has ended
     estimated_regret: float  # of the served blend, by what the router believed when the slot opened; NaN if unknown
-    note: str  # why the served blend is not the router's choice ("" if it is): pinned, skipped, rolled back, failed
+    reason: Reason  # why the slot serves its blend
+    note: str  # more about that, in words; "" if it is the router's choice
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,6 +255,8 @@ __all__ = [
     "OnToken",
     "Outcome",
     "Overloaded",
+    "Phase",
+    "Reason",
     "Receipt",
     "ServiceError",
     "ServiceInfo",
@@ -225,4 +265,5 @@ __all__ = [
     "SlotView",
     "Stopping",
     "VersionView",
+    "Why",
 ]

@@ -1,15 +1,16 @@
 """From single rewards to the reward of a slot: r (V,) and the counts behind it."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from tanbr.serve.clients import Clients
 from tanbr.serve.config import RewardConfig
 from tanbr.serve.store import Given
 from tanbr.types import Counts, FloatArray, Reward, TaskMix
 
-SOURCES = ("feedback", "labels", "shadow", "confidence")
+VERDICT = "verdict"  # source of what the guard or an operator says of a blend; it counts whatever the weights are
 
 
 def share_out(task: int | None, posterior: FloatArray | None, mix: TaskMix) -> FloatArray:
@@ -39,16 +40,28 @@ class Tally:
         """A tally that starts with the same rewards."""
         return Tally(self.tasks, self.config, dict(self.sums), dict(self.counts))
 
+    def weight(self, source: str) -> float:
+        """What one reward of a source counts."""
+        return 1.0 if source == VERDICT else float(getattr(self.config, source, 0.0))
+
     def add(self, source: str, sums: FloatArray, counts: FloatArray) -> None:
         """Add sums and counts (V,)."""
         self.sums[source] = self.sums.get(source, np.zeros(self.tasks)) + sums
         self.counts[source] = self.counts.get(source, np.zeros(self.tasks)) + counts
 
-    def add_feedback(self, rows: Iterable[Given], mix: TaskMix) -> None:
-        """Add feedback, shared out over the tasks of a slot with this mix (V,)."""
-        for row in rows:
-            share = share_out(row.task, row.posterior, mix)
-            self.add(row.source, row.reward * share, share)
+    def add_feedback(self, rows: Sequence[Given], mix: TaskMix, clients: Clients, *, learn: bool = False) -> None:
+        """Add feedback of one slot with this mix (V,), weighed by client; with `learn`, clients are compared first.
+
+        Rewards of requests that are unlike any task and name none are left out: they say nothing about a task.
+        """
+        rows = [row for row in rows if row.task is not None or not row.novel]
+        if not rows:
+            return
+        shares = np.array([share_out(row.task, row.posterior, mix) for row in rows])  # (n, V)
+        if learn:
+            clients.learn(rows, shares)
+        for row, share, weight in zip(rows, shares, clients.weights(rows), strict=True):
+            self.add(row.source, weight * row.reward * share, weight * share)
 
     @property
     def parts(self) -> list[tuple[str, FloatArray, FloatArray]]:
@@ -60,7 +73,7 @@ class Tally:
         """Sums and counts (V,) over the sources."""
         total, count = np.zeros(self.tasks), np.zeros(self.tasks)
         for source, sums, counts in self.parts:
-            weight = getattr(self.config, source)
+            weight = self.weight(source)
             total += weight * sums
             count += weight * counts
         return total, count
@@ -76,6 +89,6 @@ class Tally:
     @property
     def shares(self) -> dict[str, float]:
         """Source → its share of the weighted counts."""
-        weights = {source: getattr(self.config, source) * float(count.sum()) for source, count in self.counts.items()}
+        weights = {source: self.weight(source) * float(count.sum()) for source, count in self.counts.items()}
         total = sum(weights.values())
         return {source: weight / total for source, weight in weights.items()} if total else {}

@@ -14,21 +14,32 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
-from tanbr.errors import CheckpointError, InputError
+from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
 from tanbr.moe.families import CLASSES
 from tanbr.moe.layer import MoeSite, TaskRouting, TokenRouting, route
 from tanbr.serve.decode import decoder_start
+from tanbr.serve.watch import FileWatch
+from tanbr.tasks.card import FILE
 
 
 class Shadow:
-    """Answers a few requests as the whole MoE would."""
+    """Answers a few requests as the whole MoE would.
 
-    def __init__(self, moe: Moe) -> None:
+    `experts_of` (V,) is the expert that was trained for each task; an MoE that routes by itself needs none.
+    """
+
+    def __init__(self, moe: Moe, *, experts_of: Sequence[int] = ()) -> None:
         self._model = _lazy(moe)
-        self._experts = moe.num_experts
+        self._files = FileWatch(moe.checkpoint.files)
+        self._experts_of = np.array(experts_of, dtype=np.intp)  # (V,)
         sites = [module for module in self._model.modules() if isinstance(module, MoeSite)]
         self._by_task = bool(sites) and sites[0].gate is None
+        if self._by_task and not experts_of:
+            raise CheckpointError(
+                f"{moe.path} routes by task, but its {FILE} does not say which expert was trained for which task; "
+                "write it there (expert_tasks), or turn the reward source shadow off"
+            )
         if sites and not self._by_task:
             route(self._model, TokenRouting(1))
         for module in sites or _blocks(self._model):
@@ -36,7 +47,10 @@ class Shadow:
 
     @torch.inference_mode()
     def labels(self, inputs: Mapping[str, Tensor], tasks: NDArray[np.intp], classes: int) -> NDArray[np.intp]:
-        """Label (column) of each of n texts; `tasks` (n,) names the expert of each where the MoE routes by task."""
+        """Label (column) of each of n texts, whose `tasks` (n,) say where it routes by task.
+
+        Raises CheckpointError if the checkpoint is not what it was when it was opened.
+        """
         self._route(tasks)
         best: NDArray[np.intp] = self._model(**inputs).logits[:, :classes].argmax(dim=1).numpy()
         return best
@@ -57,10 +71,9 @@ class Shadow:
         return float((best == answer).float().mean())
 
     def _route(self, tasks: NDArray[np.intp]) -> None:
+        self._files.check()
         if self._by_task:
-            if tasks.max() >= self._experts:
-                raise InputError(f"this MoE has an expert per task, {self._experts} in all; shadow needs no more tasks")
-            route(self._model, TaskRouting(torch.from_numpy(tasks)))
+            route(self._model, TaskRouting(torch.from_numpy(self._experts_of[tasks])))
 
 
 def _lazy(moe: Moe) -> Any:

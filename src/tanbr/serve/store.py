@@ -1,10 +1,11 @@
 """What the service remembers: one SQLite file. A transaction either happened or did not, whenever the process ends.
 
-The router's and monitor's states are files beside it. `commit_slot` names the files that belong to it in the same
-transaction that says which feedback the router in them was told: no reward is lost, none counts twice.
+The router's and monitor's states are files beside it. The turn of a slot (`journal.py`) names the files that belong to
+it in the same transaction that says which feedback the router in them was told: none is lost, none counts twice.
 """
 
 import json
+import os
 import sqlite3
 import threading
 import time
@@ -17,43 +18,17 @@ from typing import Any
 import numpy as np
 
 from tanbr.errors import StateError
-from tanbr.serve.ids import KEY_BYTES, slot_of
+from tanbr.serve.folder import FolderLock, make_private
+from tanbr.serve.ids import EPOCH_BYTES, KEY_BYTES, MOST_EPOCHS, Epoch, slot_of
 from tanbr.serve.records import Outcome, ServiceError
+from tanbr.serve.schema import bring_up_to_date
 from tanbr.types import FloatArray, to_jsonable
 
 FILE = "store.sqlite3"
-VERSION = 2
-_TABLES = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE requests (
-    id BLOB PRIMARY KEY,       -- starts with the slot, so that a slot's requests lie together
-    version INTEGER NOT NULL, time REAL NOT NULL,
-    posterior BLOB,            -- (V,) float32
-    logits BLOB,               -- (columns,) float32, if labels are to be scored
-    text TEXT                  -- JSON, if texts are to be kept
-) WITHOUT ROWID;
-CREATE TABLE feedback (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id BLOB UNIQUE NOT NULL, slot INTEGER NOT NULL,
-    source TEXT NOT NULL, task INTEGER, reward REAL NOT NULL, time REAL NOT NULL
-);
-CREATE INDEX feedback_of_slot ON feedback (slot, seq);
-CREATE TABLE measured (        -- rewards the server gave itself: sums and counts per task, JSON
-    slot INTEGER NOT NULL, source TEXT NOT NULL, sums TEXT NOT NULL, counts TEXT NOT NULL, PRIMARY KEY (slot, source)
-) WITHOUT ROWID;
-CREATE TABLE slots (
-    slot INTEGER PRIMARY KEY, decision INTEGER, version INTEGER NOT NULL, mix TEXT NOT NULL, blend TEXT NOT NULL,
-    note TEXT NOT NULL, started REAL NOT NULL, ended REAL, requests INTEGER NOT NULL DEFAULT 0, estimate TEXT,
-    unknown REAL NOT NULL DEFAULT 0, regret REAL, reward TEXT, counts TEXT,
-    told INTEGER NOT NULL DEFAULT 0  -- whether the router knows its feedback up to meta's `mark`
-);
-CREATE TABLE versions (
-    version INTEGER PRIMARY KEY, blend TEXT NOT NULL, created REAL NOT NULL, good INTEGER NOT NULL DEFAULT 1,
-    requests INTEGER NOT NULL DEFAULT 0, sums TEXT NOT NULL, counts TEXT NOT NULL  -- of rewards told, per task
-);
-"""
 _LOGITS = "SELECT logits FROM requests WHERE id = ?"
 _FEEDBACK = (
-    "SELECT f.seq, f.slot, f.source, f.task, f.reward, r.posterior FROM feedback f LEFT JOIN requests r ON r.id = f.id "
+    "SELECT f.seq, f.slot, f.source, f.task, f.reward, r.posterior, f.client, COALESCE(r.novel, 0), f.id "
+    "FROM feedback f LEFT JOIN requests r ON r.id = f.id "
     "WHERE f.seq > :after AND f.seq <= :upto ORDER BY f.seq"
 )
 _FEEDBACK_OF_SLOT = _FEEDBACK.replace("WHERE", "WHERE f.slot = :slot AND")
@@ -74,6 +49,7 @@ class RequestRow:
     posterior: FloatArray  # (V,)
     logits: FloatArray | None  # (columns,)
     text: Any  # JSON-able, None unless texts are kept
+    novel: bool = False  # unlike any known task
 
 
 @dataclass(frozen=True)
@@ -84,6 +60,7 @@ class FeedbackRow:
     source: str
     task: int | None
     reward: float
+    client: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,55 +73,67 @@ class Given:
     task: int | None
     reward: float
     posterior: FloatArray | None  # (V,) of the request; None if that was not kept
+    client: str = ""  # who gave it
+    novel: bool = False  # whether the request is unlike any known task
+    id: bytes = b""
 
 
 class Store:
     """The file, one writer at a time, readers beside it."""
 
     def __init__(self, folder: Path) -> None:
+        """Open the store of a folder, or make one; nobody else may until it is closed."""
         self.folder = folder
         self._writing, self._reading = threading.Lock(), threading.Lock()
         path = folder / FILE
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._write = _connect(path)
-            self._read = _connect(path)
-            with self._write:
-                if not self._write.execute("SELECT 1 FROM sqlite_master").fetchone():
-                    for statement in _TABLES.split(";\n"):
-                        self._write.execute(statement)
-                    self._write.execute("INSERT INTO meta VALUES ('version', ?)", (VERSION,))
-                    self._write.execute("INSERT INTO meta SELECT 'key', randomblob(?)", (KEY_BYTES,))
-            path.chmod(0o600)  # the key that request ids are recognised by is in it
-            version = self.meta("version")
-        except (sqlite3.Error, OSError) as error:
+            make_private(folder)
+            self._lock = FolderLock(folder)
+            try:
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # before SQLite makes it, and a log like it
+                path.chmod(0o600)  # the key that request ids are recognised by is in it
+                self._write = _connect(path)
+                bring_up_to_date(self._write, path)
+                self._read = _connect(path)
+                self._files = [(file, file.stat().st_ino) for file in (path, path.with_name(f"{FILE}-wal"))]
+                self.oldest = int(self.meta("oldest") or 0)  # slot; feedback for earlier ones is not taken
+            except BaseException:
+                self._lock.release()
+                raise
+        except (sqlite3.Error, OSError, ValueError, TypeError) as error:
             raise StateError(f"{path} cannot be used ({error}); give a folder that can be written to") from None
-        if version != VERSION:
-            raise StateError(f"{path} is of version {version}, this tanbr uses {VERSION}; use the tanbr that wrote it")
-        self.oldest: int = self.meta("oldest") or 0  # slot; feedback for earlier ones is not taken
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file, and of the folder."""
         with self._writing, self._reading:
             self._read.close()
             self._write.close()
+            self._lock.release()
 
     def meta(self, key: str) -> Any:
         """Look a setting of the file up; None if it has none."""
-        with self._reading:
+        with self._looking():
             found = self._read.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if found is None else found[0]
 
-    def check_fits(self, *, tasks: Sequence[str], experts: int) -> None:
-        """Refuse a state that was made with other tasks, or another number of experts."""
-        wanted = json.dumps({"tasks": list(tasks), "experts": experts})
-        found = self.meta("made_for")
-        if found is None:
-            self.set_meta("made_for", wanted)
-        elif found != wanted:
-            raise StateError(
-                f"{self.folder} was made for {found}, not for {wanted}; choose another folder for the state"
-            )
+    def begin_epoch(self, slot: int) -> list[Epoch]:
+        """Start another life of the server at an open slot: all whose ids are known, the new one last."""
+        try:
+            saved = json.loads(self.meta("epochs") or '[["", 0]]')
+            known = [Epoch(bytes.fromhex(name), int(first)) for name, first in saved]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise StateError(f"{self.folder} holds no list of epochs ({error}); restore it from a copy") from None
+        epochs = [*known, Epoch(os.urandom(EPOCH_BYTES), slot)][-MOST_EPOCHS:]
+        self.set_meta("epochs", json.dumps([[epoch.name.hex(), epoch.first] for epoch in epochs]))
+        return epochs
+
+    @property
+    def key(self) -> bytes:
+        """The secret that request ids are recognised by."""
+        key = self.meta("key")
+        if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+            raise StateError(f"{self.folder} holds no key for request ids; restore it from a copy")
+        return key
 
     def set_meta(self, key: str, value: Any) -> None:
         """Keep a setting."""
@@ -155,7 +144,8 @@ class Store:
         """Remember answered requests."""
         with self.transaction() as write:
             write.executemany(
-                "INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT OR IGNORE INTO requests (id, version, time, posterior, logits, text, novel) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (
                     (
                         row.id,
@@ -164,6 +154,7 @@ class Store:
                         row.posterior.astype(np.float32).tobytes(),
                         None if row.logits is None else row.logits.astype(np.float32).tobytes(),
                         None if row.text is None else json.dumps(row.text),
+                        row.novel,
                     )
                     for row in rows
                 ),
@@ -176,39 +167,62 @@ class Store:
         with self.transaction() as write:
             for row in rows:
                 done = write.execute(
-                    "INSERT OR IGNORE INTO feedback (id, slot, source, task, reward, time) VALUES (?, ?, ?, ?, ?, ?)",
-                    (row.id, slot_of(row.id), row.source, row.task, row.reward, now),
+                    "INSERT OR IGNORE INTO feedback (id, slot, source, task, reward, time, client) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (row.id, slot_of(row.id), row.source, row.task, row.reward, now, row.client),
                 )
                 outcomes.append("accepted" if done.rowcount else "repeated")
         return outcomes
 
     def logits_of(self, ids: Sequence[bytes]) -> dict[bytes, FloatArray]:
         """Look up the logits (columns,) of answered requests, as far as they were kept."""
-        with self._reading:
+        with self._looking():
             found = {key: self._read.execute(_LOGITS, (key,)).fetchone() for key in ids}
         return {key: _floats(row[0]) for key, row in found.items() if row is not None and row[0] is not None}
 
     def feedback(self, *, after: int, upto: int | None = None, slot: int | None = None) -> list[Given]:
         """List the feedback with after < seq ≤ upto, of one slot or of all, oldest first."""
-        with self._reading:
+        with self._looking():
             rows = self._read.execute(
                 _FEEDBACK_OF_SLOT if slot is not None else _FEEDBACK,
                 {"after": after, "upto": (1 << 62) if upto is None else upto, "slot": slot},
             ).fetchall()
         return [
-            Given(seq, of, source, task, reward, None if posterior is None else _floats(posterior))
-            for seq, of, source, task, reward, posterior in rows
+            Given(seq, of, source, task, reward, None if blob is None else _floats(blob), client, bool(novel), key)
+            for seq, of, source, task, reward, blob, client, novel, key in rows
         ]
 
     def last_seq(self) -> int:
         """The newest feedback's number."""
-        with self._reading:
+        with self._looking():
             return int(self._read.execute("SELECT COALESCE(MAX(seq), 0) FROM feedback").fetchone()[0])
+
+    def count_requests(self, slot: int) -> int:
+        """How many requests of a slot are remembered."""
+        bounds = slot.to_bytes(4, "big"), (slot + 1).to_bytes(4, "big")
+        with self._looking():
+            return int(
+                self._read.execute("SELECT COUNT(*) FROM requests WHERE id >= ? AND id < ?", bounds).fetchone()[0]
+            )
+
+    @property
+    def next_slot(self) -> int:
+        """The first number that no slot has had."""
+        with self._looking():
+            return int(self._read.execute("SELECT COALESCE(MAX(slot) + 1, 0) FROM slots").fetchone()[0])
+
+    @property
+    def last_version(self) -> int:
+        """The highest number that a merge version has had."""
+        highest = "(SELECT COALESCE(MAX(version), 0) FROM slots), (SELECT COALESCE(MAX(version), 0) FROM versions)"
+        with self._looking():
+            return int(self._read.execute(f"SELECT MAX({highest})").fetchone()[0])
 
     def slots(self, *, before: int | None = None, limit: int = -1) -> list[dict[str, Any]]:
         """Read slots, newest first, their vectors decoded."""
         bound = (1 << 62) if before is None else before
-        return self._rows("SELECT * FROM slots WHERE slot < ? ORDER BY slot DESC LIMIT ?", (bound, limit))
+        query = "SELECT * FROM slots WHERE slot < ? AND slot >= ? ORDER BY slot DESC LIMIT ?"
+        return self._rows(query, (bound, self.oldest, limit))
 
     def untold(self) -> list[dict[str, Any]]:
         """Read the slots whose reward the router does not know, oldest first."""
@@ -232,12 +246,27 @@ class Store:
                     self._write.execute("BEGIN IMMEDIATE")
                     yield self._write
                     self._write.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
+                self._check_files()
+            except (sqlite3.Error, OSError) as error:
+                raise ServiceError(f"the state cannot be written ({error}); nothing was taken in") from None
+
+    def _check_files(self) -> None:
+        """Make sure that what was written is still in the folder: a deleted file takes writes as if all were well."""
+        for path, number in self._files:
+            if not path.exists() or path.stat().st_ino != number:
+                raise OSError(f"{path.name} was taken away under the server: restart it")
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        with self._reading:
+            try:
+                yield
             except sqlite3.Error as error:
-                raise ServiceError(f"cannot write to {self.folder / FILE} ({error}); nothing was taken in") from None
+                raise ServiceError(f"the state cannot be read ({error}); restore it from a copy") from None
 
     def forget(self, *, slots: int, requests: int) -> None:
         """Drop the oldest slots, so that at most so many slots, and about so many requests, remain."""
-        with self._reading:
+        with self._looking():
             newest = self._read.execute("SELECT MAX(slot) FROM slots").fetchone()[0] or 0
             oldest = newest - slots + 1
             for query, slot_in in _OVER:
@@ -254,7 +283,7 @@ class Store:
                 write.execute(statement, (oldest,))
 
     def _rows(self, query: str, values: Sequence[Any]) -> list[dict[str, Any]]:
-        with self._reading:
+        with self._looking():
             cursor = self._read.execute(query, values)
             names = [column[0] for column in cursor.description]
             rows = cursor.fetchall()
@@ -267,17 +296,6 @@ class Store:
         return decoded
 
 
-def resumes(folder: Path) -> bool:
-    """Whether a folder holds a state to go on from."""
-    if not (folder / FILE).exists():
-        return False
-    store = Store(folder)
-    try:
-        return bool(store.untold())
-    finally:
-        store.close()
-
-
 _VECTORS = {"mix", "blend", "estimate", "reward", "counts", "sums"}
 
 
@@ -288,7 +306,10 @@ def shown(values: FloatArray) -> str:
 
 def vector(text: str) -> FloatArray:
     """Read a vector back."""
-    values = np.array([np.nan if value is None else value for value in json.loads(text)], dtype=np.float64)
+    try:
+        values = np.array([np.nan if value is None else value for value in json.loads(text)], dtype=np.float64)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise StateError(f"the store holds {str(text)[:40]!r} where a vector belongs ({error})") from None
     values.setflags(write=False)
     return values
 

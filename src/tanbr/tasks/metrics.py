@@ -14,9 +14,11 @@ from scipy import stats
 from sklearn import metrics as sk
 
 from tanbr.errors import DataError
+from tanbr.tasks import text_to_text
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import FloatArray
 
+Answer: TypeAlias = FloatArray | str  # a head's logits (columns,), or what a text-to-text model wrote
 Measure: TypeAlias = Callable[[FloatArray, FloatArray], float]  # targets (n,), answers (n,)
 
 
@@ -82,6 +84,13 @@ class LabelSpace:
         low, high = task.scale
         return (row.target - low) / (high - low) if task.graded else 1.0
 
+    def read(self, rows: Sequence[Row], answers: Sequence[Answer]) -> FloatArray:
+        """Read what is meant by an answer to each row (n,): label index (−1: none of the task's) or score."""
+        if any(isinstance(answer, str) for answer in answers):
+            pairs = zip(answers, rows, strict=True)
+            return np.array([text_to_text.understood(str(answer), self.task(row.task)) for answer, row in pairs])
+        return self.answers(rows, np.array(answers).reshape(len(rows), len(self.columns)))
+
     def answers(self, rows: Sequence[Row], logits: FloatArray) -> FloatArray:
         """Read the answer to each row off the logits (n, columns): label index (−1: of another task) or score."""
         best = logits[:, : self.classes].argmax(axis=1)
@@ -97,13 +106,16 @@ class LabelSpace:
         return answers
 
     def rewards(self, rows: Sequence[Row], answers: FloatArray) -> FloatArray:
-        """Reward each answer in [0, 1]: right or wrong; for a score, 1 − error over half the scale, at least 0."""
+        """Reward each answer in [0, 1]: right or wrong; for a score on the scale, 1 − error over half of it, or 0."""
         rewards = np.empty(len(rows))
         for i, row in enumerate(rows):
             task = self.task(row.task)
             error = abs(answers[i] - row.target)
-            half = (task.scale[1] - task.scale[0]) / 2
-            rewards[i] = max(0.0, 1.0 - error / half) if task.graded else float(error == 0)
+            low, high = task.scale
+            if task.graded:
+                rewards[i] = max(0.0, 1.0 - 2 * error / (high - low)) if low <= answers[i] <= high else 0.0
+            else:
+                rewards[i] = float(error == 0)
         return rewards
 
     def slot_reward(self, rows: Sequence[Row], rewards: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -19,7 +19,7 @@ import numpy as np
 from tanbr.errors import DataError
 from tanbr.files import write_atomically
 from tanbr.tasks.rows import Row, Task
-from tanbr.tasks.traffic import Slot
+from tanbr.tasks.traffic import SlotRequests
 from tanbr.types import FloatArray, Text
 
 
@@ -40,11 +40,11 @@ class Trace:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def __iter__(self) -> Iterator[Slot]:
-        return (Slot(mix=mix, rows=rows) for mix, rows in zip(self.mixes, self.slots, strict=True))
+    def __iter__(self) -> Iterator[SlotRequests]:
+        return (SlotRequests(mix=mix, rows=rows) for mix, rows in zip(self.mixes, self.slots, strict=True))
 
 
-def record(path: Path, stream: Iterable[Slot], *, tasks: tuple[Task, ...]) -> None:
+def record(path: Path, stream: Iterable[SlotRequests], *, tasks: tuple[Task, ...]) -> None:
     """Write a stream so that `read` gives the same requests again."""
     known = {task.name: task for task in tasks}
     lines = []
@@ -89,6 +89,8 @@ def _request(line: str, known: dict[str, Task], where: str) -> tuple[int, Row]:
         fields = json.loads(line)
     except json.JSONDecodeError as error:
         raise DataError(f"{where} is not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise DataError(f"{where} is nested too deeply; a request is a flat object") from None
     wanted = ("slot", "text", "task", "target")
     missing = [name for name in wanted if not isinstance(fields, dict) or name not in fields]
     if missing:

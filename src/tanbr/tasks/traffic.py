@@ -15,8 +15,8 @@ KINDS = ("fixed", "dirichlet", "switching", "sinusoidal")
 
 
 @dataclass(frozen=True, eq=False)
-class Slot:
-    """One slot's requests."""
+class SlotRequests:
+    """What one slot asks."""
 
     mix: TaskMix  # (V,) the mix they were drawn from; hidden from the server
     rows: tuple[Row, ...]  # the requests with their tags and targets; hidden from the server
@@ -37,7 +37,7 @@ class Stream(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __iter__(self) -> Iterator[Slot]: ...
+    def __iter__(self) -> Iterator[SlotRequests]: ...
 
 
 def mixes(
@@ -96,10 +96,10 @@ class Traffic:
     def __len__(self) -> int:
         return len(self.mixes)
 
-    def __iter__(self) -> Iterator[Slot]:
+    def __iter__(self) -> Iterator[SlotRequests]:
         rng = np.random.default_rng(self.seed)
         pools = list(self.pools.values())
         for mix in self.mixes:
             tasks = rng.choice(len(pools), size=self.requests, p=mix)
             rows = tuple(pools[v][rng.integers(len(pools[v]))] for v in tasks)
-            yield Slot(mix=as_task_mix(mix, tasks=len(pools)), rows=rows)
+            yield SlotRequests(mix=as_task_mix(mix, tasks=len(pools)), rows=rows)

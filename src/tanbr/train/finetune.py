@@ -114,7 +114,7 @@ class MergedLearner(BlendLearner):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "router"
             path.write_bytes(state.numpy().tobytes())
-            self.router = type(self.router).load(path)  # type: ignore[attr-defined]
+            self.router = type(self.router).load(path)
 
 
 class ServedLearner(BlendLearner):

@@ -1,4 +1,4 @@
-"""A service without a model: the contract of `tanbr.serve.service.Service`, answered from memory."""
+"""A service without a model: the contract of `tanbr.serve.web.service_api.ServiceApi`, answered from memory."""
 
 import threading
 import time
@@ -19,24 +19,30 @@ from tanbr.serve.records import (
     OnToken,
     Outcome,
     Overloaded,
+    Phase,
+    Reason,
     Receipt,
     ServiceInfo,
     ServiceState,
     SlotView,
     Stopping,
     VersionView,
+    Why,
 )  # fmt: skip
 from tanbr.types import SlotRecord, Text, as_blend
 
 TASKS = ("mood", "topic", "likeness")
+EXPERTS = ("mood", "topic", "likeness", "expert 4")
 COLUMNS = ("bad", "good", "sport", "likeness")
 K, V = 4, len(TASKS)
+LONGEST = 12  # words of a text or a prompt that this model reads
 
 
 class FakeService:
     def __init__(self, kind: Literal["classifier", "text"] = "classifier", *, slots: int = 30) -> None:
         self.info = ServiceInfo(
-            model="fake", family="fake_moe", kind=kind, experts=K, sites=2, tasks=TASKS,
+            model="fake", family="fake_moe", kind=kind, experts=K, expert_names=EXPERTS, sites=2,
+            tasks=TASKS,
             columns=COLUMNS if kind == "classifier" else (), classes=3 if kind == "classifier" else 0,
             scales={"likeness": (0.0, 5.0)} if kind == "classifier" else {}, loaded_parameters=10, loaded_bytes=40,
             spare_bytes=8, full_parameters=30, full_bytes=120, precision="fp32", int8_agreement=None, device="cpu",
@@ -45,6 +51,12 @@ class FakeService:
         self.ready = False
         self.failing: Exception | None = None  # raised by the next calls
         self.stuck = False  # futures that never come
+        self.broken: tuple[str, ...] = ()  # what `faults` says
+        self.disk = threading.Event()  # feedback waits for it
+        self.disk.set()
+        self.futures: list[Future[Any]] = []  # of every submit and generate
+        self.clients: list[str] = []  # of every feedback
+        self.stopped_within: float | None = None
         self.pinned = False
         self.version = 3
         self.given: dict[str, Feedback | None] = {}
@@ -64,17 +76,20 @@ class FakeService:
             counts = np.where(np.isnan(reward), 0.0, 20.0)
             self._router.tell(decision, reward, counts)
             record = SlotRecord(slot, slot // 2, decision.task_mix, decision.blend, reward, counts)
-            note = "rolled back" if slot == 7 else ""
+            reason, note = (Reason.ROLLED_BACK, "rolled back") if slot == 7 else (Reason.CHOSEN, "")
             start = now - 60.0 * (slots - slot)
-            made.append(SlotView(record, start, start + 60, 64, True, 0.01, decision.task_mix, 0.02, note))
+            made.append(SlotView(record, start, start + 60, 64, True, 0.01, decision.task_mix, 0.02, reason, note))
         return made
 
     def start(self) -> None:
         self.ready = True
 
     def stop(self, timeout: float = 30.0) -> bool:
-        self.ready = False
+        self.ready, self.stopped_within = False, timeout
         return True
+
+    def faults(self) -> tuple[str, ...]:
+        return self.broken
 
     def _check(self) -> None:
         if self.failing is not None:
@@ -94,9 +109,11 @@ class FakeService:
             raise Overloaded(2.5)
         self.calls.append(("submit", list(texts)))
         future: Future[Answered] = Future()
+        self.futures.append(future)
         if not self.stuck:
             logits = np.array([[len("".join(text)) % 7, 1.0, 0.5, 0.0] for text in texts])
-            future.set_result(Answered(self._ids(len(texts)), logits, self.version))
+            cut = tuple(max(0, len("".join(text).split()) - LONGEST) for text in texts)
+            future.set_result(Answered(self._ids(len(texts)), logits, self.version, cut))
         return future
 
     def generate(
@@ -105,14 +122,20 @@ class FakeService:
         self._check()
         self.calls.append(("generate", list(prompts), max_tokens))
         future: Future[Generated] = Future()
+        self.futures.append(future)
         written = [prompt.upper().split()[: max_tokens or 16] for prompt in prompts]
         texts = tuple(" ".join(words) for words in written)
 
         def write() -> None:
+            if any(len(prompt.split()) > LONGEST for prompt in prompts):
+                future.set_exception(InputError(f"a prompt must have at most {LONGEST} tokens"))
+                return
             for i, words in enumerate(written):
                 for j, word in enumerate(words):
                     if on_token is not None:
                         on_token(i, word if j == 0 else f" {word}")
+            if prompts[0] == "go on and on":
+                return
             if prompts[0] == "break":
                 future.set_exception(RuntimeError("secret"))
                 return
@@ -126,8 +149,10 @@ class FakeService:
             threading.Thread(target=write).start()
         return future
 
-    def feedback(self, items: Sequence[Feedback]) -> Receipt:
+    def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
         self._check()
+        self.clients.append(client)
+        self.disk.wait()
         for item in items:
             if item.task is not None and item.task not in TASKS:
                 raise InputError(f"unknown task {item.task!r}; the model knows {', '.join(TASKS)}")
@@ -148,7 +173,9 @@ class FakeService:
         return ServiceState(
             slot=len(self._slots), merge_version=self.version, task_mix=last.task_mix, blend=last.blend,
             reward=last.reward, counts=last.counts, estimated_regret=0.02, requests=5, answered=len(self.given),
-            queue=0, pinned=self.pinned, shares={"feedback": 1.0},
+            queue=0, phase=Phase.PINNED if self.pinned else Phase.LEARNING,
+            why=Why("it promises most for the mix at hand", 0.71, 0.04, 0.78), pinned=self.pinned,
+            shares={"feedback": 1.0},
             alarms=(Alarm(time.time() - 90, 7, "the mix <drifts>: 12% of requests are unlike any task"),),
             last_merge_seconds=0.02, last_pause_seconds=float("nan"), uptime=3.0,
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,3 +52,9 @@ def refusal(response: httpx2.Response) -> str:
     assert "\n" not in sentence
     assert "Traceback" not in sentence
     return sentence
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    """Wait for what must come; if it does not, the test's own time-out ends it."""
+    while not condition():
+        time.sleep(0.005)

@@ -1,11 +1,12 @@
 from collections.abc import Iterator
+from contextlib import suppress
 
 import httpx2
 import openai
 import pytest
 
-from serve.web.fake import FakeService
-from serve.web.live import BOTH, TOKEN, client, live, refusal
+from serve.web.fake import LONGEST, FakeService
+from serve.web.live import BOTH, TOKEN, client, live, refusal, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_openais_client_understands_refusals(ai: openai.OpenAI, url: str, servic
         list(ai.completions.create(model="fake", prompt="break", stream=True))
     service.stuck = True
     try:
-        with pytest.raises(openai.APIError, match="no more text within"):
+        with pytest.raises(openai.APIError, match="no answer within"):
             list(ai.completions.create(model="fake", prompt="a", stream=True))
         with pytest.raises(openai.InternalServerError, match="no answer within"):
             ai.completions.create(model="fake", prompt="a")
@@ -100,6 +101,29 @@ def test_a_model_that_writes_does_not_classify(url: str) -> None:
         assert (answer.status_code, refusal(answer)) == (404, "the model here writes: use /v1/completions")
 
 
-def test_more_tokens_than_allowed_are_cut(ai: openai.OpenAI, service: FakeService) -> None:
-    ai.completions.create(model="fake", prompt="a", max_tokens=10_000)
-    assert service.calls[-1] == ("generate", ["a"], service.info.max_tokens)
+def test_more_tokens_than_allowed_are_refused(ai: openai.OpenAI, service: FakeService) -> None:
+    before = len(service.calls)
+    with pytest.raises(openai.BadRequestError, match=r"max_tokens must be at most 16 \(got 10000\)"):
+        ai.completions.create(model="fake", prompt="a", max_tokens=10_000)
+    assert len(service.calls) == before
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_longer_than_the_model_reads_is_refused(ai: openai.OpenAI, stream: bool) -> None:
+    with pytest.raises(openai.BadRequestError, match=f"a prompt must have at most {LONGEST} tokens") as refused:
+        ai.completions.create(model="fake", prompt="a " * (LONGEST + 1), stream=stream)
+    assert refused.value.code == "context_length_exceeded"
+
+
+def test_a_client_that_leaves_a_stream_cancels_it() -> None:
+    service = FakeService("text")
+    with live(service, answer_seconds=60) as url, client(url) as http:
+        body = {"model": "fake", "prompt": "go on and on", "stream": True}
+        with http.stream("POST", "/v1/completions", json=body) as answer:
+            assert next(answer.iter_lines()).startswith("data: ")
+            assert not service.futures[-1].cancelled()
+        wait_for(service.futures[-1].cancelled)
+        service.stuck = True  # from here on there is not even a first piece
+        with suppress(httpx2.ReadTimeout), http.stream("POST", "/v1/completions", json=body, timeout=0.2):
+            pass
+        wait_for(service.futures[-1].cancelled)

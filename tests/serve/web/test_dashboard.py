@@ -1,30 +1,8 @@
-import shutil
-from collections.abc import Iterator
-
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from serve.web.fake import FakeService
 from serve.web.live import ADMIN_TOKEN, BOTH, TOKEN, client, live
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no browser here; CI installs chromium")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield made
-        made.close()
 
 
 def opened(browser: Browser, url: str, *, width: int, scheme: str, problems: list[str]) -> Page:
@@ -48,6 +26,13 @@ def test_the_page_shows_the_server(browser: Browser, width: int, scheme: str) ->
         expect(page.locator("#mix path.area")).to_have_count(3)  # a task each
         expect(page.locator("#blend path.area")).to_have_count(4)  # an expert each
         expect(page.locator("#mix .legend li").first).to_contain_text("mood")
+        expect(page.locator("#blend .legend li").last).to_contain_text("expert 4")  # a name, not a number
+        expect(page.locator("#phase")).to_have_text("learning")
+        expect(page.locator("#why-sentence")).to_have_text(
+            "It promises most for the mix at hand. Expected reward 0.710 ± 0.040, at most 0.780."
+        )
+        expect(page.get_by_role("img", name="texts a second")).to_be_visible()
+        assert sum(window["texts"] for window in http.get("/v1/latency").json()["windows"]) == 2
         expect(page.locator("#rewards path.line")).to_have_count(1)
         expect(page.get_by_role("img", name="latency")).to_be_visible()
         expect(page.locator("#versions tbody tr")).to_have_count(4)
@@ -80,7 +65,7 @@ def test_an_operator_rolls_back_with_the_token(browser: Browser) -> None:
         expect(dialog.locator(".wrong")).to_contain_text("send the administration token")
         assert not [call for call in service.calls if call[0] == "rollback"]
         dialog.locator("input").fill(ADMIN_TOKEN)
-        dialog.get_by_text("Do it").click()
+        dialog.locator("input").press("Enter")  # confirms, and does not cancel
         expect(dialog).to_be_hidden()
         expect(page.locator("#version")).to_have_text("2")
         assert service.calls[-1] == ("rollback", 2)
@@ -88,6 +73,10 @@ def test_an_operator_rolls_back_with_the_token(browser: Browser) -> None:
         expect(dialog.locator("input")).to_be_hidden()  # the token is known by now
         dialog.get_by_text("Do it").click()
         expect(page.locator("#status")).to_have_text("pinned")
+        page.click("#unpin")
+        dialog.get_by_text("Cancel").click()
+        expect(dialog).to_be_hidden()
+        assert service.pinned
         page.click("#unpin")
         dialog.get_by_text("Do it").click()
         expect(page.locator("#status")).to_have_text("live")

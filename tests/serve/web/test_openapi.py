@@ -6,24 +6,23 @@ import pytest
 
 from serve.web.fake import COLUMNS, TASKS, FakeService
 from serve.web.hostile import hostile
-from serve.web.live import client, live
-from tanbr.serve.web.auth import Tokens
-
-TOKENS = Tokens.read({"TANBR_TOKEN": hostile.TOKEN, "TANBR_ADMIN_TOKEN": hostile.ADMIN_TOKEN})
+from serve.web.live import ADMIN_TOKEN, BOTH, TOKEN, client, live
 
 
 @pytest.mark.parametrize(("kind", "only"), [("classifier", None), ("text", "/v1/completions")])
 def test_schemathesis_finds_the_server_as_described(kind: str, only: str | None, tmp_path: Path) -> None:
-    with live(FakeService(kind), tokens=TOKENS) as url:  # type: ignore[arg-type]
-        found = hostile.schemathesis(url, tmp_path, examples=1, phases="examples,coverage", only=only)
+    with live(FakeService(kind), tokens=BOTH) as url:  # type: ignore[arg-type]
+        found = hostile.schemathesis(
+            url, tmp_path, examples=1, phases="examples,coverage", only=only, admin_token=ADMIN_TOKEN
+        )
     assert found["passed"], found["report"]
     assert found["cases"] > 30
 
 
 def test_the_document_knows_this_model_and_these_limits() -> None:
     with (
-        live(FakeService(), tokens=TOKENS, inputs=7, text_chars=99, feedback=3) as url,
-        client(url, hostile.TOKEN) as http,
+        live(FakeService(), tokens=BOTH, inputs=7, text_chars=99, feedback=3) as url,
+        client(url, TOKEN) as http,
     ):
         document = http.get("/openapi.json").json()
     schemas = document["components"]["schemas"]

@@ -4,7 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from urllib.parse import urlsplit
 
 import pytest
@@ -120,15 +120,54 @@ def test_an_upgrade_is_answered_as_http(address: tuple[str, int]) -> None:
     assert talk(address, upgrade).startswith(b"HTTP/1.1 200")
 
 
-def test_connections_are_counted(address: tuple[str, int]) -> None:
-    open_ones = [socket.create_connection(address, timeout=3) for _ in range(20)]
-    time.sleep(0.1)
-    status, says = split(talk(address))
-    assert (status, says) == (503, "too many connections are open")
-    for connection in open_ones:
-        connection.close()
-    time.sleep(0.2)
-    assert b" 200 " in talk(address, GET)
+STATE = b"GET /v1/state HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+def busy(address: tuple[str, int]) -> socket.socket:
+    """Open a connection amid a request."""
+    connection = socket.create_connection(address, timeout=3)
+    connection.sendall(b"GET /v1/state HT")
+    return connection
+
+
+@pytest.mark.parametrize("limit", ["connections", "client_connections"])
+def test_when_all_connections_are_taken_health_is_answered(limit: str) -> None:
+    with live(FakeService(), **{limit: 5}) as url:
+        parts = urlsplit(url)
+        address = (str(parts.hostname), int(str(parts.port)))
+        taken = [busy(address) for _ in range(5)]
+        assert talk(address, GET).startswith(b"HTTP/1.1 200")
+        status, says = split(talk(address, STATE))
+        assert (status, says) == (503, "too many connections are open")
+        for connection in taken:
+            connection.close()
+        while not talk(address, STATE).startswith(b"HTTP/1.1 200"):  # the server hears of it in a moment
+            pass
+
+
+def test_kept_alive_connections_lock_nobody_out() -> None:
+    with live(FakeService(), connections=5) as url, ExitStack() as stack:
+        parts = urlsplit(url)
+        address = (str(parts.hostname), int(str(parts.port)))
+        resting = [stack.enter_context(socket.create_connection(address, timeout=3)) for _ in range(5)]
+        for connection in resting:
+            connection.sendall(GET)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        assert talk(address, STATE).startswith(b"HTTP/1.1 200")
+        assert resting[0].recv(1) == b""  # the one that had rested longest was closed for it
+        resting[1].sendall(GET)
+        assert resting[1].recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_a_connection_over_which_nothing_is_asked_is_closed() -> None:
+    with live(FakeService(), idle_seconds=1) as url:
+        parts = urlsplit(url)
+        with socket.create_connection((str(parts.hostname), int(str(parts.port)))) as connection:
+            connection.sendall(GET)
+            answer = b""
+            while chunk := connection.recv(65536):  # until the server hangs up
+                answer += chunk
+            assert answer.count(b"HTTP/1.1 200") == 1
 
 
 def test_a_client_that_takes_no_answer_is_dropped(address: tuple[str, int]) -> None:

@@ -1,102 +1,80 @@
-import io
 import json
-import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
-import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from serve.web.fake import FakeService, K
+from serve.web.fake import EXPERTS, TASKS, FakeService
+from serve.web.live import client, live, refusal, wait_for
 from tanbr.serve.web import logs
-from tanbr.serve.web.metrics import Metrics
-from tanbr.serve.web.recent import SECONDS, WINDOWS, Latencies
-from tanbr.serve.web.server import Observers
-from tanbr.types import SlotRecord
 
 
-def record(reward: float = 0.5) -> SlotRecord:
-    return SlotRecord(
-        3, 2, np.array([0.5, 0.5]), np.array([1.0, 0.0]), np.array([reward, np.nan]), np.array([4.0, 0.0])
-    )
+def test_the_state_is_shown(http: httpx2.Client, service: FakeService) -> None:
+    http.post("/v1/classify", json={"inputs": ["a", "b"]})
+    state = http.get("/v1/state").json()
+    assert {"slot", "merge_version", "task_mix", "blend", "reward"} <= set(state)
+    assert sum(state["task_mix"]) == pytest.approx(1)
+    assert sum(state["blend"]) == pytest.approx(1)
+    assert len(state["task_mix"]) == len(state["reward"]) == len(state["tasks"]) == len(TASKS)
+    assert state["last_pause_seconds"] is None  # NaN is no JSON
+    slots = http.get("/v1/slots", params={"limit": 3}).json()["slots"]
+    assert [slot["slot"] for slot in slots] == [29, 28, 27]
+    earlier = http.get("/v1/slots", params={"limit": 2, "before": 27}).json()["slots"]
+    assert [slot["slot"] for slot in earlier] == [26, 25]
+    assert None in earlier[1]["reward"]  # a task that was not seen
+    versions = http.get("/v1/versions").json()["versions"]
+    assert [version["merge_version"] for version in versions] == [3, 2, 1, 0]
+    few = http.get("/v1/tree", params={"limit": 20}).json()
+    assert few["total"] > len(few["nodes"]) >= 20
+    assert few["nodes"][0]["parent"] == -1
+    assert all(node["parent"] < at for at, node in enumerate(few["nodes"]))  # parents first, and all of them there
+    windows = http.get("/v1/latency").json()["windows"]
+    requests, texts = (sum(window[what] for window in windows) for what in ("requests", "texts"))
+    assert requests > 0
+    assert texts >= requests + 1  # one request held two
+    assert state["why"] == {
+        "sentence": "it promises most for the mix at hand", "mean": 0.71, "uncertainty": 0.04, "bound": 0.78,
+    }  # fmt: skip
+    assert (state["phase"], state["model"]["expert_names"]) == ("learning", list(EXPERTS))
+    assert json.loads(http.get("/healthz").text) == json.loads(http.get("/readyz").text) == {"status": "ok"}
 
 
-def test_prometheus_reads_everything(http: httpx2.Client, service: FakeService) -> None:
-    http.post("/v1/classify", json={"inputs": ["a"]})
-    http.get("/no/such/path/1")
-    http.get("/no/such/path/2")
-    families = {family.name: family for family in text_string_to_metric_families(http.get("/metrics").text)}
-    samples = {
-        family: {tuple(sample.labels.values()): sample.value for sample in families[family].samples}
-        for family in families
-    }
-    now = service.state()
-    assert samples["tanbr_merge_version"] == {(): now.merge_version}
-    assert sum(samples["tanbr_task_mix"].values()) == pytest.approx(1)
-    assert samples["tanbr_blend"] == {(str(k),): pytest.approx(now.blend[k]) for k in range(K)}
-    assert samples["tanbr_regret_estimate"] == {(): now.estimated_regret}
-    assert samples["tanbr_http_requests"]["/v1/classify", "200"] >= 1
-    assert samples["tanbr_http_requests"]["other", "404"] >= 2  # a client cannot make up new series
-    assert {"tanbr_http_seconds", "tanbr_batch_size", "tanbr_slot_reward", "tanbr_merge_seconds", "tanbr_queue"} <= set(
-        families
-    )
-    assert "process_resident_memory_bytes" in families
+def test_a_service_that_is_not_ready_says_so() -> None:
+    service = FakeService()
+    with live(service) as url, client(url) as http:
+        service.ready = False
+        for path in ("/readyz",):
+            answer = http.get(path)
+            assert (answer.status_code, refusal(answer)) == (503, "the server is starting or stopping")
+        assert http.get("/healthz").status_code == 200
 
 
-def test_what_the_service_does_is_counted_and_logged() -> None:
-    stream = io.StringIO()
-    logs.to_stream(stream)
-    metrics = Metrics()
-    observer = Observers([metrics, logs.Journal()])
-    observer.batch(8, 0.004)
-    observer.queue(3)
-    observer.merged(0.02, 7)
-    observer.slot(record())
-    observer.alarm("the mix\n drifts")
-    text = metrics.text().decode()
-    assert "tanbr_batch_size_count 1.0" in text
-    assert "tanbr_slot_reward_sum 0.5" in text
-    assert "tanbr_alarms_total 1.0" in text
-    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert [line["event"] for line in lines] == ["merged", "slot", "alarm"]
-    assert lines[1]["reward"] == 0.5
-    assert lines[1]["blend"] == [1.0, 0.0]
-    assert lines[2]["level"] == "warning"
-    assert all(line["time"].endswith("Z") for line in lines)
+def test_a_dead_thread_is_told_to_supervisors_and_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    service = FakeService()
+    logs.logger.propagate = True
+    with live(service) as url, client(url) as http:
+        service.broken = ("the front thread died: RuntimeError('/somewhere/secret')",)
+        for path in ("/healthz", "/readyz", "/healthz"):
+            answer = http.get(path)
+            assert answer.status_code == 503
+            assert refusal(answer) == "a part of the server has failed: restart it; its log says which"
+        told = [one.facts["text"] for one in caplog.records if one.getMessage() == "fault"]  # type: ignore[attr-defined]
+        assert told == list(service.broken)  # once, however often it is asked
+        service.broken = ()
+        assert http.get("/readyz").status_code == 200
 
 
-def test_a_request_is_one_line_of_the_log_whatever_its_path() -> None:
-    stream = io.StringIO()
-    logs.to_stream(stream, level=logging.DEBUG)
-    logs.say_request(
-        route="other", method="GET", path="/\n{}\x1b[31m" + "x" * 500, status=404, seconds=0.001, client="::1"
-    )
-    logs.to_stream(stream)
-    logs.say_request(route="other", method="GET", path="/", status=404, seconds=0.001, client="::1")
-    (line,) = stream.getvalue().splitlines()
-    assert len(json.loads(line)["path"]) == logs.LONGEST
-    assert "\x1b" not in line
-    try:
-        raise ValueError("x")
-    except ValueError:
-        logs.logger.exception("broke")
-    assert "ValueError" in json.loads(stream.getvalue().splitlines()[-1])["traceback"]
-
-
-def test_latencies_come_in_windows() -> None:
-    now = 100.0
-    latencies = Latencies(clock=lambda: now)
-    for seconds in (0.001, 0.002, 0.003):
-        latencies.add(seconds)
-    now += 3 * SECONDS
-    latencies.add(0.5)
-    windows = latencies.windows()
-    assert [(window.time, window.requests) for window in windows] == [(100, 3), (110, 0), (120, 0), (130, 1)]
-    assert windows[0].p50_ms == pytest.approx(2)
-    assert windows[0].p99_ms == pytest.approx(2.98)
-    assert np.isnan(windows[1].p50_ms)
-    now += 10 * WINDOWS * SECONDS
-    windows = latencies.windows()
-    assert len(windows) == WINDOWS + 1
-    assert windows[-1].time == pytest.approx(130 + 10 * WINDOWS * SECONDS)
-    assert np.diff([window.time for window in windows]) == pytest.approx(SECONDS)
+def test_supervisors_do_not_wait_for_feedback_that_is_stuck() -> None:
+    service = FakeService()
+    item = {"feedback": [{"request_id": "r", "reward": 1}]}
+    with live(service, stop_seconds=2) as url, client(url) as http, ThreadPoolExecutor(60) as pool:
+        service.disk.clear()
+        stuck = [pool.submit(httpx2.post, f"{url}/v1/feedback", json=item, timeout=60) for _ in range(60)]
+        try:
+            wait_for(lambda: len(service.clients) == 8)  # as many threads as feedback has
+            for path in ("/metrics", "/healthz", "/readyz", "/v1/state"):
+                assert http.get(path).status_code == 200
+            assert not any(one.done() for one in stuck)
+        finally:
+            service.disk.set()
+        assert all(one.result().status_code == 200 for one in stuck)

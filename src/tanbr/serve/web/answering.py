@@ -1,7 +1,6 @@
 """Waiting for the service's answer, and what its errors mean to a client."""
 
 import asyncio
-import logging
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -9,6 +8,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
+from starlette.types import Receive
 
 from tanbr.errors import InputError, TanbrError
 from tanbr.serve.records import Overloaded, ServiceError, Stopping
@@ -29,16 +29,35 @@ def view(value: Any) -> Response:
     return answer(to_jsonable(value))
 
 
-async def settled(future: "Future[T]", *, seconds: float) -> T:
-    """Wait for an answer, but not for ever."""
+async def settled(future: "Future[T]", *, receive: Receive, seconds: float) -> T:
+    """Wait for an answer, but neither for ever nor for a client that has left: then nobody needs the answer."""
+    return await awaited(asyncio.wrap_future(future), receive=receive, seconds=seconds)  # cancels the future, too
+
+
+async def awaited(answered: "asyncio.Future[T]", *, receive: Receive, seconds: float) -> T:
+    """Wait while the client does, for so many seconds at most; otherwise cancel what is waited for."""
+    left = asyncio.ensure_future(_left(receive))
+    both: set[asyncio.Future[Any]] = {answered, left}
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
-    except TimeoutError:
-        raise Refusal.later(504, f"there was no answer within {seconds:g} seconds", seconds=1) from None
+        await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if answered.done():
+            return answered.result()
+        if left.done():
+            raise Refusal(499, "the client left before its answer")
+        raise Refusal.later(504, f"there was no answer within {seconds:g} seconds", seconds=1)
+    finally:
+        left.cancel()
+        answered.cancel()
+
+
+async def _left(receive: Receive) -> None:
+    """Wait until the client hangs up."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """Say what an error of the service means to a client."""
+    """Say what an error of the service means to a client: what only the operator should read goes to the log."""
     match error:
         case Refusal():
             return error
@@ -46,13 +65,17 @@ def refusal_of(error: Exception) -> Refusal:
             return invalid(error.errors())
         case Overloaded():
             return Refusal.later(429, str(error), seconds=error.retry_after)
-        case Stopping() | ServiceError():
+        case Stopping():
             return Refusal.later(503, str(error), seconds=1)
+        case ServiceError():
+            fault = logs.say_fault(str(error), error=error.__cause__)
+            says = f"this could not be answered, and is safe to send again; the server's log says why (fault {fault})"
+            return Refusal.later(503, says, seconds=1)
         case InputError():
             return Refusal(422, str(error))
-        case TanbrError():  # a full disk, say: the operator's to put right, and not for everybody to read
-            logs.say("trouble", level=logging.ERROR, text=str(error))
-            return Refusal.later(503, "the server cannot do this now; its log says why", seconds=5)
+        case TanbrError():  # a full disk, say: the operator's to put right
+            fault = logs.say_fault(str(error), error=error.__cause__)
+            return Refusal.later(503, f"the server cannot do this now; its log says why (fault {fault})", seconds=5)
         case HTTPException(status_code=405, headers=headers):
             allowed = (headers or {}).get("Allow", "another method")
             return Refusal(405, f"use {allowed} here", headers=headers)
@@ -60,7 +83,8 @@ def refusal_of(error: Exception) -> Refusal:
             return Refusal(404, "there is nothing at this path; /openapi.json says what there is")
         case HTTPException():
             return Refusal(error.status_code, str(error.detail), headers=error.headers)
-    return Refusal(500, "something is wrong with the server; its log says what")
+    fault = logs.say_fault(type(error).__name__, error=error)
+    return Refusal(500, f"something is wrong with the server; its log says what (fault {fault})")
 
 
 def refuse_with_sentences(app: FastAPI) -> None:

@@ -1,37 +1,46 @@
-"""The HTTP application: the routes that answer, those that watch and steer, and the gate before them all."""
+"""The HTTP application: the routes that answer, those that watch and steer, and the entrance before them all."""
 
 import mimetypes
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
 
-from tanbr.serve.records import Feedback
-from tanbr.serve.web import completions, logs, operating, shapes, views
-from tanbr.serve.web.answering import answer, refuse_with_sentences, settled
+from tanbr.serve.records import ServiceInfo
+from tanbr.serve.web import logs, responses
+from tanbr.serve.web.answering import answer, refuse_with_sentences
 from tanbr.serve.web.auth import Tokens
+from tanbr.serve.web.classify import add_classify
+from tanbr.serve.web.completions import add_completions
 from tanbr.serve.web.config import HttpConfig
-from tanbr.serve.web.gate import Gate
+from tanbr.serve.web.entrance import Entrance
+from tanbr.serve.web.feedback import add_feedback
+from tanbr.serve.web.latency import LatencyHistory
 from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.openapi import describe
-from tanbr.serve.web.recent import Latencies
 from tanbr.serve.web.refusals import Refusal
-from tanbr.serve.web.strict import StrictRoute
-
-if TYPE_CHECKING:  # torch comes with it, and an address that is taken should be found out without
-    from tanbr.serve.service import Service
+from tanbr.serve.web.service_api import ServiceApi
+from tanbr.serve.web.steering import add_steering
+from tanbr.serve.web.strict_json import strict_route
+from tanbr.serve.web.watching import add_supervision, add_watching
 
 ANSWERS = ("/v1/classify", "/v1/completions")
+VALUES_EACH = 8  # JSON values that one text or one piece of feedback may be written with; half of them suffice
 
 
 def create_app(
-    service: "Service", *, config: HttpConfig, tokens: Tokens, metrics: Metrics, loopback: bool = True
+    service: ServiceApi,
+    *,
+    config: HttpConfig,
+    tokens: Tokens,
+    metrics: Metrics,
+    loopback: bool,
+    seconds_to_stop: Callable[[], float],
 ) -> ASGIApp:
     """Make the application around a service, which it starts and stops."""
 
@@ -40,7 +49,7 @@ def create_app(
         await run_in_threadpool(service.start)
         logs.say("ready", model=service.info.model, merge_version=service.state().merge_version)
         yield
-        done = await run_in_threadpool(service.stop, float(config.stop_seconds))
+        done = await run_in_threadpool(service.stop, seconds_to_stop())
         logs.say("stopped", finished=done)
 
     app = FastAPI(
@@ -51,17 +60,18 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    latencies = Latencies()
+    latencies = LatencyHistory()
     metrics.follow(service.state, service.info)
-    app.router.route_class = StrictRoute
-    answering = add_classify if service.info.kind == "classifier" else completions.add_completions
-    answering(app, service, config)
+    app.router.route_class = strict_route(most_values(service.info, config))
+    add_answers = add_classify if service.info.kind == "classifier" else add_completions
+    add_answers(app, service, config, latencies)
     add_feedback(app, service, config)
-    add_models(app, service)
-    operating.add_watching(app, service, metrics=metrics, latencies=latencies)
-    operating.add_steering(app, service)
+    add_models(app, service.info)
+    add_watching(app, service, latencies=latencies)
+    add_supervision(app, service, metrics=metrics)
+    add_steering(app, service)
     add_dashboard(app)
-    _point_elsewhere(app, service)
+    point_elsewhere(app, service.info)
     refuse_with_sentences(app)
     describe(app, service.info, config, tokens)
 
@@ -71,69 +81,28 @@ def create_app(
         if route in ANSWERS and status == 200:
             latencies.add(seconds)
 
-    return Gate(app, config=config, tokens=tokens, loopback=loopback, on_request=on_request)
+    return Entrance(app, config=config, tokens=tokens, loopback=loopback, on_request=on_request)
 
 
-def add_classify(app: FastAPI, service: "Service", config: HttpConfig) -> None:
-    """Add the route of a service whose model classifies."""
-    info = service.info
-    columns = {label: column for column, label in enumerate(info.columns[: info.classes])}
-    everything = list(columns.values())
-
-    @app.post(
-        "/v1/classify", tags=["answers"], response_model=shapes.ClassifyResponse, response_model_exclude_none=True
-    )
-    async def classify(body: shapes.ClassifyRequest) -> Response:
-        """Classify texts, or pairs of texts. Nobody needs to say which task they belong to."""
-        if len(body.inputs) > config.inputs:
-            raise Refusal(
-                422, f"inputs must have at most {config.inputs} items (got {len(body.inputs)})", param="inputs"
-            )
-        for i, item in enumerate(body.inputs):
-            if len(item if isinstance(item, str) else max(item, key=len)) > config.text_chars:
-                raise Refusal(
-                    422, f"inputs[{i}] must have at most {config.text_chars} characters", param=f"inputs[{i}]"
-                )
-        allowed = everything
-        if body.labels is not None:
-            strange = next((label for label in body.labels if label not in columns), None)
-            if strange is not None:
-                raise Refusal(
-                    422, f"labels must be some of {', '.join(columns)} (got {strange[:60]!r})", param="labels"
-                )
-            allowed = sorted({columns[label] for label in body.labels})
-        texts = [item if isinstance(item, str) else (item[0], item[1]) for item in body.inputs]
-        answered = await settled(service.submit(texts), seconds=config.answer_seconds)
-        return answer(views.classified(answered, info, allowed))
+def most_values(info: ServiceInfo, config: HttpConfig) -> int:
+    """Say how many JSON values a body may hold: what the largest request that is allowed needs, and some more."""
+    return VALUES_EACH * max(config.inputs, config.feedback) + info.classes + info.experts + 64
 
 
-def add_feedback(app: FastAPI, service: "Service", config: HttpConfig) -> None:
-    """Add the route that rewards come in by."""
-
-    @app.post("/v1/feedback", tags=["answers"], response_model=shapes.FeedbackResponse)
-    def feedback(body: shapes.FeedbackRequest) -> Response:
-        """Say how good answers were, or what would have been right. Sending it twice counts once."""
-        if len(body.feedback) > config.feedback:
-            raise Refusal(422, f"feedback must have at most {config.feedback} items", param="feedback")
-        receipt = service.feedback([Feedback(**item.model_dump()) for item in body.feedback])
-        counts = {"accepted": receipt.accepted, "repeated": receipt.repeated, "unknown": receipt.unknown}
-        return answer(counts | {"outcomes": receipt.outcomes})
-
-
-def add_models(app: FastAPI, service: "Service") -> None:
+def add_models(app: FastAPI, info: ServiceInfo) -> None:
     """Add the routes that OpenAI's clients look the model up with."""
-    model = {"id": service.info.model, "object": "model", "created": int(time.time()), "owned_by": "tanbr"}
+    model = {"id": info.model, "object": "model", "created": int(time.time()), "owned_by": "tanbr"}
 
-    @app.get("/v1/models", tags=["answers"], response_model=shapes.Models)
+    @app.get("/v1/models", tags=["answers"], response_model=responses.Models)
     async def models() -> Response:
         """List the model that is served, as OpenAI does."""
         return answer({"object": "list", "data": [model]})
 
-    @app.get("/v1/models/{name}", tags=["answers"], response_model=shapes.Model)
+    @app.get("/v1/models/{name}", tags=["answers"], response_model=responses.Model)
     async def one_model(name: str) -> Response:
         """Look the model up by its id."""
-        if name != service.info.model:
-            raise Refusal(404, f"the model here is {service.info.model!r}", param="model", code="model_not_found")
+        if name != info.model:
+            raise Refusal(404, f"the model here is {info.model!r}", param="model", code="model_not_found")
         return answer(model)
 
 
@@ -153,9 +122,9 @@ def add_dashboard(app: FastAPI) -> None:
         return Response(pages[name], media_type=mimetypes.guess_type(name)[0])
 
 
-def _point_elsewhere(app: FastAPI, service: "Service") -> None:
+def point_elsewhere(app: FastAPI, info: ServiceInfo) -> None:
     """Say where to go on the path for the other kind of model."""
-    classifier = service.info.kind == "classifier"
+    classifier = info.kind == "classifier"
     path, there = ("/v1/completions", "/v1/classify") if classifier else ("/v1/classify", "/v1/completions")
     does = "classifies" if classifier else "writes"
 

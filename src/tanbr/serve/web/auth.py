@@ -12,7 +12,8 @@ from tanbr.serve.web.refusals import Refusal
 TOKEN, ADMIN_TOKEN = "TANBR_TOKEN", "TANBR_ADMIN_TOKEN"
 SHORTEST = 16
 
-OPEN = ("/healthz", "/readyz", "/dashboard/")  # and "/", the page itself, which holds no figures
+HEALTH = ("/healthz", "/readyz")  # answered always: neither a token nor a rate nor full rooms keep them from it
+OPEN = (*HEALTH, "/dashboard/")  # and "/", the page itself, which holds no figures
 ADMIN = "/v1/admin/"
 
 

@@ -5,28 +5,29 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
+from starlette.types import Receive
 
+from tanbr.errors import InputError
 from tanbr.serve.records import Generated
-from tanbr.serve.web import logs
-from tanbr.serve.web.answering import answer, refusal_of, settled
+from tanbr.serve.web.answering import answer, awaited, refusal_of, settled
 from tanbr.serve.web.config import HttpConfig
+from tanbr.serve.web.latency import LatencyHistory
 from tanbr.serve.web.refusals import Refusal
-from tanbr.serve.web.shapes import CompletionRequest, CompletionResponse
-
-if TYPE_CHECKING:  # torch comes with it, and an address that is taken should be found out without
-    from tanbr.serve.service import Service
+from tanbr.serve.web.requests import CompletionRequest
+from tanbr.serve.web.responses import CompletionResponse
+from tanbr.serve.web.service_api import ServiceApi
 
 EVENT = {"type": "object", "properties": {"data": {"type": "string", "description": "A piece, or [DONE]."}}}
 
 
-def add_completions(app: FastAPI, service: "Service", config: HttpConfig) -> None:
+def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
     """Add the route of a service whose model writes."""
-    name = service.info.model
+    name, most = service.info.model, service.info.max_tokens
 
     @app.post(
         "/v1/completions",
@@ -34,7 +35,7 @@ def add_completions(app: FastAPI, service: "Service", config: HttpConfig) -> Non
         response_model=CompletionResponse,
         responses={200: {"content": {"text/event-stream": {"schema": EVENT}}}},
     )
-    async def complete(body: CompletionRequest) -> Response:
+    async def complete(body: CompletionRequest, request: Request) -> Response:
         """Write an answer to each prompt."""
         if body.model != name:
             raise Refusal(404, f"the model here is {name!r}", param="model", code="model_not_found")
@@ -43,15 +44,23 @@ def add_completions(app: FastAPI, service: "Service", config: HttpConfig) -> Non
             raise Refusal(422, f"prompt must have at most {config.inputs} texts", param="prompt")
         if any(len(prompt) > config.text_chars for prompt in prompts):
             raise Refusal(422, f"a prompt must have at most {config.text_chars} characters", param="prompt")
-        tokens = None if body.max_tokens is None else min(body.max_tokens, service.info.max_tokens)
-        if body.stream:
-            usage = body.stream_options is not None and body.stream_options.include_usage
-            stream = _Stream(service, prompts, tokens=tokens, model=name, usage=usage, seconds=config.answer_seconds)
-            return StreamingResponse(stream.events(), media_type="text/event-stream")
-        done = await settled(service.generate(prompts, max_tokens=tokens), seconds=config.answer_seconds)
+        if body.max_tokens is not None and body.max_tokens > most:
+            raise Refusal(400, f"max_tokens must be at most {most} (got {body.max_tokens})", param="max_tokens")
+        try:
+            if body.stream:
+                usage = body.stream_options is not None and body.stream_options.include_usage
+                stream = _Stream(service, prompts, body.max_tokens, usage=usage, seconds=config.answer_seconds)
+                await stream.begin(request.receive)
+                latencies.add_texts(len(prompts))
+                return StreamingResponse(stream.events(), media_type="text/event-stream")
+            writing = service.generate(prompts, max_tokens=body.max_tokens)
+            done = await settled(writing, receive=request.receive, seconds=config.answer_seconds)
+        except InputError as error:  # a prompt with more tokens than the model reads
+            raise Refusal(400, str(error), param="prompt", code="context_length_exceeded") from None
+        latencies.add_texts(len(prompts))
         choices = [
-            {"index": i, "text": text, "finish_reason": reason, "logprobs": None, "request_id": request}
-            for i, (text, reason, request) in enumerate(
+            {"index": i, "text": text, "finish_reason": reason, "logprobs": None, "request_id": request_id}
+            for i, (text, reason, request_id) in enumerate(
                 zip(done.texts, done.finish_reasons, done.request_ids, strict=True)
             )
         ]
@@ -63,26 +72,42 @@ class _Stream:
     """One answer in pieces. The model has begun when this exists, so that a full queue is a 429 and not a stream."""
 
     def __init__(
-        self, service: "Service", prompts: list[str], *, tokens: int | None, model: str, usage: bool, seconds: float
+        self, service: ServiceApi, prompts: list[str], max_tokens: int | None, *, usage: bool, seconds: float
     ) -> None:
         loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
-        self._head, self._usage, self._seconds = _head(f"cmpl-{uuid.uuid4().hex}", model), usage, seconds
+        self._first: tuple[int, str] | None = None
+        self._head, self._usage = _head(f"cmpl-{uuid.uuid4().hex}", service.info.model), usage
+        self._seconds = seconds
 
         def on_token(prompt: int, text: str) -> None:
             loop.call_soon_threadsafe(self._pieces.put_nowait, (prompt, text))
 
-        self._future: Future[Generated] = service.generate(prompts, max_tokens=tokens, on_token=on_token)
+        self._future: Future[Generated] = service.generate(prompts, max_tokens=max_tokens, on_token=on_token)
         self._future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._pieces.put_nowait, None))
+
+    async def begin(self, receive: Receive) -> None:
+        """Wait for the first piece: what goes wrong before it still has a status of its own."""
+        try:
+            self._first = await awaited(
+                asyncio.ensure_future(self._pieces.get()), receive=receive, seconds=self._seconds
+            )
+        except (Refusal, asyncio.CancelledError):
+            self._future.cancel()
+            raise
+        if self._first is None:
+            self._future.result()
 
     async def events(self) -> AsyncIterator[bytes]:
         """Give each piece as an event; what goes wrong midway is an event, too."""
         try:
-            while (piece := await asyncio.wait_for(self._pieces.get(), self._seconds)) is not None:
+            piece = self._first
+            while piece is not None:
                 yield self._event([{"index": piece[0], "text": piece[1], "finish_reason": None, "logprobs": None}])
+                piece = await asyncio.wait_for(self._pieces.get(), self._seconds)
             done = self._future.result()
-            for i, (reason, request) in enumerate(zip(done.finish_reasons, done.request_ids, strict=True)):
-                choice = {"index": i, "text": "", "finish_reason": reason, "logprobs": None, "request_id": request}
+            for i, (reason, request_id) in enumerate(zip(done.finish_reasons, done.request_ids, strict=True)):
+                choice = {"index": i, "text": "", "finish_reason": reason, "logprobs": None, "request_id": request_id}
                 yield self._event([choice], merge_version=done.merge_version)
             if self._usage:
                 yield self._event([], usage=_usage(done))
@@ -90,7 +115,6 @@ class _Stream:
             late = Refusal(504, f"there was no more text within {self._seconds:g} seconds")
             yield b"data: " + late.body() + b"\n\n"
         except Exception as error:  # the status is sent already: all that is left is to say it
-            logs.logger.exception("stream")
             yield b"data: " + refusal_of(error).body() + b"\n\n"
         finally:
             self._future.cancel()  # of no effect once it is done; otherwise the client has left

@@ -1,5 +1,7 @@
 """What a client may ask of the server, and how long it may take."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from tanbr.config import Section
@@ -12,8 +14,9 @@ class HttpConfig(Section):
     """Address to listen on; loopback unless told otherwise."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
-    hosts: tuple[str, ...] = ()
-    """Names by which clients may call a server that listens on loopback, beside localhost and its addresses."""
+    hosts: tuple[Annotated[str, Field(pattern=r"^(\*|(\*\.)?[^*]+)$")], ...] = ()
+    """Names by which clients may call a server that listens on loopback, beside localhost and its addresses;
+    *.example.com stands for all names of a domain."""
     proxies: tuple[str, ...] = ()
     """Addresses of reverse proxies whose X-Forwarded-For is believed."""
     inputs: int = Field(default=256, ge=1)
@@ -27,7 +30,11 @@ class HttpConfig(Section):
     held_bytes: int = Field(default=64 << 20, ge=1 << 20)
     """Most bytes of bodies that are read but not yet answered, over all clients."""
     connections: int = Field(default=512, ge=1)
-    """Most connections open at once."""
+    """Most connections open at once; where there are more, one that rests is closed for a new one."""
+    client_connections: int = Field(default=128, ge=1)
+    """Most connections of one client, or of all clients behind one address; `proxies` may have more."""
+    idle_seconds: int = Field(default=30, ge=1)
+    """A connection over which nothing is asked for this time is closed."""
     rate: float = Field(default=0.0, ge=0)
     """Requests a second that one client may make; 0 sets no limit."""
     burst: int = Field(default=100, ge=1)
@@ -37,4 +44,4 @@ class HttpConfig(Section):
     answer_seconds: float = Field(default=30.0, gt=0)
     """A request that is not answered within this time is given up."""
     stop_seconds: int = Field(default=30, ge=1)
-    """Time to finish what was accepted when the server is told to stop."""
+    """Time to finish what was accepted and to save when the server is told to stop."""

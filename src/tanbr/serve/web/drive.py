@@ -11,7 +11,7 @@ from tanbr.serve.web.client import Client
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.tasks.text_to_text import NO_ANSWER, understood
-from tanbr.tasks.traffic import Slot, Stream
+from tanbr.tasks.traffic import SlotRequests, Stream
 from tanbr.types import FloatArray, TaskMix, Text
 
 BETWEEN = "</s>"  # what T5 reads between the two texts of a pair
@@ -59,7 +59,7 @@ def drive(
 
 
 def _answers(
-    client: Client, slot: Slot, *, model: dict[str, Any], space: LabelSpace, batch: int
+    client: Client, slot: SlotRequests, *, model: dict[str, Any], space: LabelSpace, batch: int
 ) -> tuple[list[str], FloatArray]:
     """Send a slot's texts: the request ids (n,), and the answers (n,) as `LabelSpace.answers` would read them."""
     names: list[str] = []
@@ -68,7 +68,7 @@ def _answers(
         rows = slot.rows[start : start + batch]
         if model["kind"] == "classifier":
             outputs = client.classify([row.text for row in rows])["outputs"]
-            answers += [_read(output, row, space) for output, row in zip(outputs, rows, strict=True)]
+            answers += [read_answer(output, row, space) for output, row in zip(outputs, rows, strict=True)]
         else:
             outputs = client.complete([_prompt(row.text) for row in rows], model=model["name"])["choices"]
             answers += [
@@ -78,7 +78,8 @@ def _answers(
     return names, np.array(answers)
 
 
-def _read(output: dict[str, Any], row: Row, space: LabelSpace) -> float:
+def read_answer(output: dict[str, Any], row: Row, space: LabelSpace) -> float:
+    """Read a classifier's answer to a row as `LabelSpace.answers` would; NO_ANSWER for a label of another task."""
     task = space.task(row.task)
     if task.graded:
         return float(output.get("grades", {}).get(task.name, NO_ANSWER))
@@ -99,7 +100,7 @@ def summary(drives: Sequence[Drive], *, tail: int) -> dict[str, Any]:
         "reward": float(means.mean()),
         "tail": tail,
         "tail_reward": float(means[-tail:].mean()),
-        "requests_per_second": requests / seconds,
+        "texts_per_second": requests / seconds,
         "feedback_accepted": sum(drive.accepted for drive in drives),
         "merge_version": drives[-1].state["merge_version"],
         "slot": drives[-1].state["slot"],

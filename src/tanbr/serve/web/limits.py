@@ -1,4 +1,4 @@
-"""How often one client may ask, and how much of what was asked may lie in memory."""
+"""How often one client may ask, how much of what was asked may lie in memory, and who a client is."""
 
 import ipaddress
 from collections import OrderedDict
@@ -13,6 +13,9 @@ class RateLimit:
         self._rate, self._burst = rate, float(burst)
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client → tokens, when counted
 
+    def __len__(self) -> int:
+        return len(self._buckets)
+
     def wait(self, client: str, now: float) -> float:
         """Take a token of the client's, or say for how many seconds there is none."""
         if self._rate == 0:
@@ -26,7 +29,7 @@ class RateLimit:
         return short / self._rate
 
 
-class Held:
+class BodyMemory:
     """Bytes of bodies that are in memory, over all clients."""
 
     def __init__(self, most: int) -> None:
@@ -46,10 +49,14 @@ class Held:
 
 
 def client_of(address: str) -> str:
-    """Name the client at an address: for IPv6 its /64, since a client has as many addresses in it as it likes."""
-    if ":" not in address:
-        return address
+    """Name the client at an address: for IPv6 its /64, since a client has as many addresses in it as it likes.
+
+    A socket for both families sees IPv4 clients at ::ffff:a.b.c.d, all in one /64: they are told apart by a.b.c.d.
+    """
     try:
-        return str(ipaddress.ip_network((address.partition("%")[0], 64), strict=False))
+        ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    return str(ip.ipv4_mapped or ipaddress.ip_network((ip, 64), strict=False))

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import secrets
 import sys
 import time
 from typing import Any, TextIO
@@ -15,15 +16,16 @@ LONGEST = 200  # characters of anything that a client chose
 class JsonLines(logging.Formatter):
     """time, level, event, and whatever else was said about it."""
 
+    converter = time.gmtime  # type: ignore[assignment]
+    default_time_format, default_msec_format = "%Y-%m-%dT%H:%M:%S", "%s.%03dZ"
+
     def format(self, record: logging.LogRecord) -> str:
         """Write a record as one line."""
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line: dict[str, Any] = {"time": f"{stamp}.{int(record.msecs):03d}Z", "level": record.levelname.lower()}
-        line["event"] = record.getMessage()
+        line = {"time": self.formatTime(record), "level": record.levelname.lower(), "event": record.getMessage()}
         line |= to_jsonable(getattr(record, "facts", {}))
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=True)
+        return json.dumps(line)
 
 
 def to_stream(stream: TextIO | None = None, *, level: int = logging.INFO) -> None:
@@ -40,6 +42,13 @@ def to_stream(stream: TextIO | None = None, *, level: int = logging.INFO) -> Non
 def say(event: str, *, level: int = logging.INFO, **facts: Any) -> None:
     """Log an event."""
     logger.log(level, event, extra={"facts": facts})
+
+
+def say_fault(text: str, *, error: BaseException | None = None) -> str:
+    """Log what must not be told to a client, and give the id under which the log has it."""
+    fault = secrets.token_hex(4)
+    logger.error("fault", exc_info=error, extra={"facts": {"fault": fault, "text": text}})
+    return fault
 
 
 def say_request(*, route: str, method: str, path: str, status: int, seconds: float, client: str) -> None:

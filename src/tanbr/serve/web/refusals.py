@@ -21,6 +21,7 @@ CODES = {
     422: "invalid",
     429: "too_many_requests",
     431: "head_too_large",
+    499: "client_left",
     500: "internal",
     503: "unavailable",
     504: "timeout",

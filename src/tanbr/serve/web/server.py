@@ -2,8 +2,8 @@
 
 import ipaddress
 import socket
+import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -14,25 +14,35 @@ from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.protocol import bounded
+from tanbr.serve.web.service_api import ServiceApi
 from tanbr.types import SlotRecord
 
-if TYPE_CHECKING:  # torch comes with it, and an address that is taken should be found out without
-    from tanbr.serve.service import Service
-
-KEEP_ALIVE = 30  # seconds that a connection may rest between two requests
 BACKLOG = 1024
+ANSWERING_SHARE = 0.75  # of the time to stop, for requests that are under way; the rest is for saving
 
 
 def bind(config: HttpConfig) -> socket.socket:
-    """Take the address: before the model is loaded, so that one that is taken is found out at once."""
+    """Take the address: before the model is loaded, so that one that is taken is found out at once.
+
+    Only listening takes it for good: two sockets may be bound to one address, as long as neither listens.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
         taken = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _cannot_listen(config, error) from None
+    try:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(address)
+        taken.listen(BACKLOG)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from None
+        taken.close()
+        raise _cannot_listen(config, error) from None
     return taken
+
+
+def _cannot_listen(config: HttpConfig, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}")
 
 
 def address_of(taken: socket.socket) -> tuple[str, bool]:
@@ -42,11 +52,41 @@ def address_of(taken: socket.socket) -> tuple[str, bool]:
     return f"http://{shown}:{port}", ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
-def server(
-    service: "Service", *, config: HttpConfig, tokens: Tokens, metrics: Metrics, loopback: bool
-) -> uvicorn.Server:
+class Stop:
+    """The time there is to stop, from the moment the server is told to."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._ends: float | None = None
+
+    def begin(self) -> None:
+        """Let the time run."""
+        self._ends = time.monotonic() + self._seconds
+
+    def left(self) -> float:
+        """Seconds that are left; all of them before it began."""
+        return self._seconds if self._ends is None else max(0.0, self._ends - time.monotonic())
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which notes when its end begins."""
+
+    def __init__(self, settings: uvicorn.Config, stop: Stop) -> None:
+        super().__init__(settings)
+        self._stop = stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what was accepted, then end the application."""
+        self._stop.begin()
+        await super().shutdown(sockets)
+
+
+def server(service: ServiceApi, *, config: HttpConfig, tokens: Tokens, metrics: Metrics, loopback: bool) -> Server:
     """Make what answers requests: `run(sockets=[…])` returns when it was told to stop and all it accepted is done."""
-    app = create_app(service, config=config, tokens=tokens, metrics=metrics, loopback=loopback)
+    stop = Stop(config.stop_seconds)
+    app = create_app(
+        service, config=config, tokens=tokens, metrics=metrics, loopback=loopback, seconds_to_stop=stop.left
+    )
     settings = uvicorn.Config(
         app,
         http=bounded(config),
@@ -58,10 +98,10 @@ def server(
         backlog=BACKLOG,
         proxy_headers=bool(config.proxies),
         forwarded_allow_ips=list(config.proxies),
-        timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=config.stop_seconds,
+        timeout_keep_alive=config.idle_seconds,
+        timeout_graceful_shutdown=int(ANSWERING_SHARE * config.stop_seconds),
     )
-    return uvicorn.Server(settings)
+    return Server(settings, stop)
 
 
 class Observers:

@@ -1,19 +1,20 @@
-"""From the service's records to the plain values of the answers (`shapes.py` describes them)."""
+"""From the service's records to the plain values of the answers (described in `responses.py`, `state_responses.py`)."""
 
 from typing import Any
 
 import numpy as np
+from scipy.special import expit, softmax
 
 from tanbr.router import TreeView
 from tanbr.serve.records import Answered, ServiceInfo, ServiceState, SlotView, VersionView
-from tanbr.types import FloatArray, TaskMix
+from tanbr.types import TaskMix
 
 DIGITS = 6  # of probabilities and grades
 
 
 def classified(answered: Answered, info: ServiceInfo, allowed: list[int]) -> dict[str, Any]:
     """Show logits (n, columns) as probabilities of the labels in the columns `allowed`, and grades on their scales."""
-    chances = _softmax(answered.logits[:, allowed])
+    chances = softmax(answered.logits[:, allowed], axis=1)
     best = chances.argmax(axis=1).tolist()
     labels = [info.columns[column] for column in allowed]
     outputs: list[dict[str, Any]] = [
@@ -22,12 +23,19 @@ def classified(answered: Answered, info: ServiceInfo, allowed: list[int]) -> dic
             "label": labels[winner],
             "score": row[winner],
             "scores": dict(zip(labels, row, strict=True)),
+            "tokens_cut": cut,
         }
-        for name, winner, row in zip(answered.request_ids, best, chances.round(DIGITS).tolist(), strict=True)
+        for name, winner, row, cut in zip(
+            answered.request_ids,
+            best,
+            chances.round(DIGITS).tolist(),
+            answered.cut or [0] * len(best),
+            strict=True,
+        )
     ]
     for column, task in enumerate(info.columns[info.classes :], start=info.classes):
         low, high = info.scales[task]
-        grades = low + (high - low) / (1.0 + np.exp(-answered.logits[:, column]))
+        grades = low + (high - low) * expit(answered.logits[:, column])
         for output, grade in zip(outputs, grades.round(DIGITS).tolist(), strict=True):
             output.setdefault("grades", {})[task] = grade
     return {"outputs": outputs, "merge_version": answered.merge_version}
@@ -37,6 +45,7 @@ def state(now: ServiceState, info: ServiceInfo) -> dict[str, Any]:
     """Show what the service does now, and what it serves."""
     return vars(now) | {
         "alarms": [vars(alarm) for alarm in now.alarms],
+        "why": None if now.why is None else vars(now.why),
         "tasks": info.tasks,
         "slot_requests": info.slot_requests,
         "slot_seconds": info.slot_seconds,
@@ -45,6 +54,7 @@ def state(now: ServiceState, info: ServiceInfo) -> dict[str, Any]:
             "family": info.family,
             "kind": info.kind,
             "experts": info.experts,
+            "expert_names": info.expert_names,
             "sites": info.sites,
             "labels": info.columns[: info.classes],
             "loaded_bytes": info.loaded_bytes,
@@ -92,8 +102,3 @@ def tree(view: TreeView | None, task_mix: TaskMix, *, limit: int) -> dict[str, A
         for node in sorted(kept)
     ]
     return {"nodes": nodes, "total": len(view)}
-
-
-def _softmax(logits: FloatArray) -> FloatArray:
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)

@@ -57,6 +57,7 @@ function showState(state) {
   const sources = Object.entries(state.shares).map(([source, share]) => `${source} ${percent(share)}`);
   say("reward-more", sources.join(", ") || "no feedback yet");
   say("regret", number(state.estimated_regret));
+  showWhy(state);
   $("unpin").hidden = !state.pinned;
   $("end-slot").hidden = false;
   $("alarms").hidden = state.alarms.length === 0;
@@ -65,11 +66,31 @@ function showState(state) {
   );
 }
 
+const PHASES = {
+  "waiting for rewards": "The start blend is served: no reward has come yet that speaks for another one.",
+  learning: "The router chooses the blend of each slot.",
+  pinned: "An operator has pinned this blend; the router chooses nothing meanwhile.",
+  fixed: "The start blend is served whatever comes: exploring is off.",
+};
+
+function showWhy({ phase, why, blend, model }) {
+  say("phase", phase);
+  const believed = why && why.mean !== null ? ` Expected reward ${number(why.mean)} ± ${number(why.uncertainty)}, at most ${number(why.bound)}.` : "";
+  const sentence = why ? why.sentence.charAt(0).toUpperCase() + why.sentence.slice(1) : PHASES[phase] ?? "";
+  say("why-sentence", `${sentence.replace(/[^.!?]$/, "$&.")}${believed}`);
+  say("why-blend", shares(blend, model.expert_names, 0.005, (a, b) => b[0] - a[0]));
+}
+
+function shares(blend, names, least = 0.005, order) {
+  const shown = blend.map((share, k) => [share, k]).filter(([share]) => share >= least);
+  if (order) shown.sort(order);
+  return shown.map(([share, k]) => `${percent(share)} ${names[k]}`).join(", ");
+}
+
 function showVersions(versions, state) {
   const rows = versions.map((version) => {
     const served = version.merge_version === state.merge_version;
-    const blend = version.blend.map((share, k) => [share, k]).filter(([share]) => share >= 0.005);
-    const label = blend.map(([share, k]) => `expert ${k} ${percent(share)}`).join(", ");
+    const label = shares(version.blend, state.model.expert_names);
     const buttons = html("td");
     if (!served) buttons.append(action("Roll back", `Roll back to merge version ${version.merge_version}?`,
       "It is served until the slot ends, and the router is told that its blend was bad.", "rollback", { merge_version: version.merge_version }));
@@ -90,7 +111,7 @@ function draw() {
   const x = slots.map((slot) => `slot ${slot.slot}`);
   const over = (names, pick) => names.map((name, i) => ({ name, values: slots.map((slot) => pick(slot)[i]) }));
   areas($("mix"), { x, series: over(state.tasks, (slot) => slot.task_mix), label: "task mix over slots" });
-  areas($("blend"), { x, series: over(state.blend.map((_, k) => `expert ${k}`), (slot) => slot.blend), label: "blend over slots", steps: true });
+  areas($("blend"), { x, series: over(state.model.expert_names, (slot) => slot.blend), label: "blend over slots", steps: true });
   const rewards = slots.map((slot) => slot.mean_reward);
   const smooth = rewards.map((reward, at) => {
     const near = rewards.slice(Math.max(0, at - RECENT + 1), at + 1).filter((value) => value !== null);
@@ -101,7 +122,7 @@ function draw() {
   const regrets = slots.map((slot) => slot.estimated_regret);
   lines($("regrets"), { x, series: [{ name: "regret", values: regrets }], label: "estimated regret over slots" });
   drawLoad();
-  tree($("tree"), seen.nodes.nodes);
+  tree($("tree"), seen.nodes.nodes, (blend) => shares(blend, state.model.expert_names));
   const deepest = Math.max(0, ...seen.nodes.nodes.map((node) => node.depth));
   const part = seen.nodes.total > seen.nodes.nodes.length ? `, the ${seen.nodes.nodes.length} most served` : "";
   say("tree-more", `${seen.nodes.total} nodes, ${deepest} deep${part}`);
@@ -115,12 +136,12 @@ function drawLoad() {
   const whole = (value) => number(value, value >= 10 ? 0 : 1);
   lines($("latencies"), { x, label: "latency", format: whole, log: true,
     series: [{ name: "median", values: windows.map((window) => window.p50_ms) }, { name: "99th percentile", values: windows.map((window) => window.p99_ms) }] });
-  lines($("loads"), { x, label: "requests a second", format: whole, series: [{ name: "requests a second", values: windows.map((window) => window.requests / 10) }] });
+  lines($("loads"), { x, label: "texts a second", format: whole, series: [{ name: "texts a second", values: windows.map((window, at) => (at > 0 && at === windows.length - 1 ? null : window.texts / 10)) }] }); // the last is still open
   const last = windows.findLast((window) => window.requests > 0);
   say("latency", last ? `${whole(last.p50_ms)} ms` : "–");
   say("latency-more", last ? `99%: ${whole(last.p99_ms)} ms` : "");
   const past = windows.slice(-4, -1);
-  say("load", past.length ? `${whole(past.reduce((sum, window) => sum + window.requests, 0) / (10 * past.length))} /s` : "–");
+  say("load", past.length ? `${whole(past.reduce((sum, window) => sum + window.texts, 0) / (10 * past.length))} texts/s` : "–");
   say("load-more", `${state.queue} waiting, ${state.answered} answered`);
 }
 
@@ -138,8 +159,8 @@ function confirm(title, says, path, body) {
   field.value = wrong.textContent = "";
   field.required = !hasAdminToken();
   field.parentElement.hidden = hasAdminToken();
+  dialog.querySelector(".cancel").onclick = () => dialog.close();
   form.onsubmit = async (event) => {
-    if (event.submitter.value === "cancel") return;
     event.preventDefault();
     try {
       await act(path, body, field.value);

@@ -85,7 +85,7 @@ export function lines(figure, { x, series, label, format = number, high, log = f
 }
 
 // The search tree: depth downwards, leaves side by side. nodes: [{parent, depth, visits, value, blend}], parents first.
-export function tree(figure, nodes) {
+export function tree(figure, nodes, name) {
   if (nodes.length < 1) return nothing(figure, "this router has no tree");
   const width = figure.clientWidth;
   const children = nodes.map(() => []);
@@ -111,8 +111,7 @@ export function tree(figure, nodes) {
   nodes.forEach((node, i) => {
     const strength = node.value === null || high === low ? 0.4 : 0.12 + (0.88 * (node.value - low)) / (high - low);
     const dot = svg("circle", { cx: px(i), cy: py(i), r: 2.5 + 5 * Math.sqrt(node.visits / most), class: "f0", "fill-opacity": strength.toFixed(2) });
-    const blend = node.blend.map((share, k) => [share, k]).filter(([share]) => share >= 0.005).map(([share, k]) => `expert ${k} ${percent(share)}`);
-    dot.append(svg("title", {}, `${blend.join(", ")}\npredicted reward ${number(node.value)}, served ${Math.round(node.visits)} times`));
+    dot.append(svg("title", {}, `${name(node.blend)}\npredicted reward ${number(node.value)}, served ${Math.round(node.visits)} times`));
     drawn.append(dot);
   });
   figure.replaceChildren(drawn);

@@ -1,0 +1,118 @@
+"""What a merge costs by method: seconds, memory of its own, and bytes read beside the experts, at two sizes.
+
+All figures are of one run, round after round in turn, beside the plain average's. Weights are random: costs do not
+depend on them. `--quick` uses a small model, `--threads 1` suits a machine that is busy.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where other processes run, threads that spin stall each other
+
+import numpy as np
+import torch
+import transformers
+
+import tanbr
+from merge import FULL, QUICK, random_checkpoint
+from tanbr.merge.gram_matrices import FOLDER, FOLDER_MERGED, write_gram_matrices
+from tanbr.merge.methods import METHODS
+
+THREADS = 2
+MINILM = {"d_model": 384, "d_kv": 64, "d_ff": 1536, "num_layers": 3, "num_heads": 6, "num_experts": 8}  # 6 FFNs in all
+
+
+def add_matrices(folder: Path) -> dict[str, int]:
+    """Write random Gram matrices beside the experts, and give their bytes."""
+    moe = tanbr.open(folder)
+    layers = {p.target.removesuffix(".weight"): (p.shape[0], p.shape[1]) for p in moe.plan.blended if len(p.shape) == 2}
+    rng = torch.Generator().manual_seed(0)
+
+    def pairs() -> Any:
+        for _ in range(moe.num_experts):
+            for rows, columns in layers.values():
+                factor = torch.randn(columns, 64, generator=rng)
+                yield factor @ factor.T / 64 + torch.eye(columns), torch.randn(columns, rows, generator=rng)
+
+    out = write_gram_matrices(
+        folder / FOLDER, layers, pairs(), experts=moe.num_experts, fingerprint=moe.fingerprint, rows=64
+    )
+    (folder / FOLDER_MERGED).symlink_to(out)
+    size = sum(file.stat().st_size for file in out.iterdir())
+    return {"regression": size, "regmeanpp": size}
+
+
+def measure(folder: Path, *, repeats: int) -> dict[str, Any]:
+    """Merge one blend by every method, in turn."""
+    beside = add_matrices(folder)
+    opened = {name: tanbr.open(folder, method=name) for name in METHODS}
+    model = opened["average"].dense()
+    blend = np.random.default_rng(0).dirichlet(np.full(8, 5.0))
+    first: dict[str, float] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in opened}
+    for round_ in range(repeats + 1):
+        for name, moe in opened.items():
+            start = time.perf_counter()
+            moe.merge_into(model, blend)
+            spent = time.perf_counter() - start
+            if round_:
+                seconds[name].append(spent)
+            else:
+                first[name] = spent
+    average = statistics.median(seconds["average"])
+    experts = sum(int(np.prod(piece.shape)) * 4 * 8 for piece in opened["average"].plan.blended)
+    return {
+        "expert_bytes": experts,
+        "methods": {
+            name: {
+                "seconds": statistics.median(times),
+                "first_seconds": first[name],
+                "of_average": statistics.median(times) / average,
+                "bytes_beside": beside.get(name, 0),
+            }
+            for name, times in seconds.items()
+        },
+    }
+
+
+def main() -> None:
+    """Measure, print, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a small model")
+    parser.add_argument("--size", choices=["MiniLM", "T5-base"], default=None, help="one size only")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=THREADS)
+    parser.add_argument("--out", type=Path, default=None, help="JSON file")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    transformers.utils.logging.set_verbosity_error()
+    sizes = {"quick": QUICK} if arguments.quick else {"MiniLM": MINILM, "T5-base": FULL}
+    sizes = {title: size for title, size in sizes.items() if arguments.size in (None, title)}
+    figures: dict[str, Any] = {
+        "command": " ".join(["python", "benchmarks/merge_methods.py", *sys.argv[1:]]),
+        "threads": arguments.threads,
+    }
+    for title, size in sizes.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            figures[title] = measure(random_checkpoint(Path(scratch) / "moe", size), repeats=arguments.repeats)
+        print(f"{title}: {figures[title]['expert_bytes'] / 1e6:.0f} MB of experts")
+        for name, row in figures[title]["methods"].items():
+            print(
+                f"  {name:22s} {row['seconds']:8.3f} s  ×{row['of_average']:<8.1f} first {row['first_seconds']:8.3f} s"
+                f"  {row['bytes_beside'] / 1e6:6.0f} MB beside",
+                flush=True,
+            )
+        if arguments.out:
+            arguments.out.parent.mkdir(parents=True, exist_ok=True)
+            arguments.out.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What G merged models earn, cold: routers on a surrogate of surveyed blends, requests assigned by noisy posteriors.
+
+A slot has 64 requests, each right or wrong; a recogniser reads a request's task rightly in 92.7% of cases. Rewards
+are those of the survey that the package carries, smoothed by a Gaussian process between its blends. `--quick` is a
+first look; `--out` keeps the figures as JSON. The last part is the time of an ask against G and K.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from tanbr.baselines import Proportional
+from tanbr.baselines.search import Table
+from tanbr.moe.embedded import path as embedded
+from tanbr.router import Tanbr
+from tanbr.router.config import RouterConfig
+from tanbr.router.panel import Candidates, chosen
+from tanbr.tasks.traffic import mixes as task_mixes
+from tanbr.types import FloatArray, PanelDecision, Router
+
+REQUESTS, RECOGNISED = 64, 0.927
+Make = Callable[[int], Router]  # of a seed
+
+
+class World:
+    """Mean rewards of any blend, and the mixes of a run."""
+
+    def __init__(self, survey: Path, *, slots: int, alpha: float, seed: int) -> None:
+        values = json.loads(survey.read_text(encoding="utf-8"))
+        self.table = Table(np.array(values["blends"]), np.array(values["rewards"]))
+        self.experts, self.tasks = self.table.blends.shape[1], self.table.rewards.shape[1]
+        self.mixes = task_mixes("dirichlet", tasks=self.tasks, slots=slots, seed=seed, alpha=alpha)
+        self.seed = seed
+        wrong = (1 - RECOGNISED) / (self.tasks - 1)
+        self.posteriors = np.full((self.tasks, self.tasks), wrong) + (RECOGNISED - wrong) * np.eye(self.tasks)
+
+    def rewards(self, blends: FloatArray) -> FloatArray:
+        """Mean rewards (n, V) of blends (n, K)."""
+        return np.clip(self.table.expected(blends)[0], 0.0, 1.0)
+
+    def run(self, router: Router, models: int) -> FloatArray:
+        """Play every slot: the expected reward of its requests (T,)."""
+        rng = np.random.default_rng([self.seed, 7])
+        earned = np.zeros(len(self.mixes))
+        for t, mix in enumerate(self.mixes):
+            panel = router.ask(mix, models=models)
+            earned[t] = self.serve(panel, router, rng, mix)
+        return earned
+
+    def serve(self, panel: PanelDecision, router: Router | None, rng: np.random.Generator, mix: FloatArray) -> float:
+        """Assign a slot's requests, answer and tell them."""
+        truth = self.rewards(panel.blends)  # (G, V)
+        tasks = rng.choice(self.tasks, size=REQUESTS, p=mix)
+        slips = (tasks + rng.integers(1, self.tasks, REQUESTS)) % self.tasks
+        read = np.where(rng.random(REQUESTS) < RECOGNISED, tasks, slips)
+        models = panel.assign(self.posteriors[read])
+        right = rng.random(REQUESTS) < truth[models, tasks]
+        counts, total = np.zeros((2, *truth.shape))
+        np.add.at(counts, (models, tasks), 1.0)
+        np.add.at(total, (models, tasks), right)
+        if router is not None:
+            router.tell(panel, np.where(counts > 0, total / np.maximum(counts, 1), np.nan), counts)
+        return float(truth[models, tasks].mean())
+
+    def best(self, models: int) -> FloatArray:
+        """The best panel of surveyed blends for each slot's mix, with the true rewards known: (T,)."""
+        known = Candidates.of(self.table.blends, self.rewards(self.table.blends), np.zeros_like(self.table.rewards))
+        rng, earned = np.random.default_rng([self.seed, 7]), np.zeros(len(self.mixes))
+        for t, mix in enumerate(self.mixes):
+            rows = chosen(known, mix, models)
+            panel = PanelDecision(t, mix, known.blends[rows], known.mean[rows])
+            earned[t] = self.serve(panel, None, rng, mix)
+        return earned
+
+
+def routers(world: World) -> dict[str, Make]:
+    """The routers of the table."""
+    K, V = world.experts, world.tasks
+    own = tuple(range(V))  # the embedded model's experts are in its tasks' order
+    return {
+        "tanbr, experts' tasks known": lambda seed: Tanbr(K, V, seed=seed, config=RouterConfig().of_requests(own)),
+        "tanbr, nothing known": lambda seed: Tanbr(K, V, seed=seed, config=RouterConfig().of_requests()),
+        "proportional in groups, learns nothing": lambda _: Proportional(K, V, own=own),
+    }
+
+
+def ask_speed(*, repeats: int) -> list[dict[str, Any]]:
+    """Median time of an ask after 60 told slots, against G and K."""
+    rows = []
+    for experts in (8, 32, 192):
+        router, rng = Tanbr(experts, 8), np.random.default_rng(0)
+        for _ in range(60):
+            decision = router.ask(rng.dirichlet(np.ones(8)))
+            router.tell(decision, rng.random(8), rng.integers(1, 9, 8))
+        for models in (1, 2, 4, 8):
+            times = []
+            for _ in range(repeats):
+                start = time.perf_counter()
+                panel = router.ask(np.full(8, 1 / 8), models=models)
+                times.append(1e3 * (time.perf_counter() - start))
+                router.tell(panel, np.full((models, 8), np.nan))
+            rows.append({"experts": experts, "models": models, "median_ms": float(np.median(times))})
+    return rows
+
+
+def main() -> None:
+    """Run, print, and keep what `--out` names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="two seeds, 100 slots")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--slots", type=int, default=400)
+    parser.add_argument("--alpha", type=float, default=0.3, help="of the Dirichlet mixes")
+    parser.add_argument("--models", default="1,2,3,4")
+    parser.add_argument("--survey", type=Path, default=embedded() / "survey.json")
+    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    options = parser.parse_args()
+    seeds, slots = range(2 if options.quick else options.seeds), 100 if options.quick else options.slots
+    found: dict[str, Any] = {}
+    for models in (int(part) for part in options.models.split(",")):
+        for seed in seeds:
+            world = World(options.survey, slots=slots, alpha=options.alpha, seed=seed)
+            runs = {name: world.run(make(seed), models) for name, make in routers(world).items()}
+            runs["best surveyed panel for each slot"] = world.best(models)
+            for name, earned in runs.items():
+                row = found.setdefault(f"G = {models}: {name}", {"all": [], "second half": []})
+                row["all"].append(float(earned.mean()))
+                row["second half"].append(float(earned[slots // 2 :].mean()))
+    for name, row in found.items():
+        row |= {f"{part} mean": float(np.mean(row[part])) for part in ("all", "second half")}
+        row["deviation"] = float(np.std(row["second half"], ddof=1))
+        print(
+            f"{name:55} all {row['all mean']:.3f}  second half {row['second half mean']:.3f} ± {row['deviation']:.3f}"
+        )
+    speed = ask_speed(repeats=11 if options.quick else 51)
+    for entry in speed:
+        print(f"ask, K = {entry['experts']:3}, G = {entry['models']}: {entry['median_ms']:.2f} ms")
+    if options.out:
+        about = {
+            "command": "python " + " ".join(sys.argv),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        }
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps({**about, "slots": slots, "runs": found, "ask": speed}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

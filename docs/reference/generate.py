@@ -1,0 +1,63 @@
+"""Pages of the site that are made from the code: every command's help, every field of the configuration."""
+
+import os
+import re
+from typing import Any
+
+os.environ.setdefault("COLUMNS", "100")
+os.environ.setdefault("NO_COLOR", "1")
+os.environ.setdefault("TERM", "dumb")
+
+import typer
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+from tanbr.cli import app
+from tanbr.settings import Config
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put what the code says in the place of its mark."""
+    return markdown.replace("<!-- commands -->", commands()).replace("<!-- configuration -->", configuration())
+
+
+def commands() -> str:
+    """Show the help of every command, as a terminal of 100 columns does."""
+    group: Any = typer.main.get_command(app)
+    names = [name for name, command in group.commands.items() if not command.hidden]
+    pages = {name: CliRunner().invoke(app, [name, "--help"]).output for name in names}
+    return "\n".join(f"## tanbr {name}\n\n```text\n{page.strip()}\n```\n" for name, page in pages.items())
+
+
+def configuration() -> str:
+    """List every section's fields with their defaults."""
+    return "\n".join(_sections(Config, ""))
+
+
+def _sections(section: type[BaseModel], path: str) -> list[str]:
+    plain = {name: field for name, field in section.model_fields.items() if not _section(field.annotation)}
+    parts = []
+    if plain:
+        rows = [f"| `{name}` | `{_shown(field)}` | {_line(field.description)} |" for name, field in plain.items()]
+        title = f"## `[{path}]`" if path else "## At the top"
+        parts.append(
+            "\n".join([title, "", _line(section.__doc__), "", "| field | default | |", "|---|---|---|", *rows, ""])
+        )
+    for name, field in section.model_fields.items():
+        inner = _section(field.annotation)
+        if inner is not None:
+            parts += _sections(inner, f"{path}.{name}" if path else name)
+    return parts
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _shown(field: Any) -> str:
+    value = field.get_default(call_default_factory=True)
+    return "not set" if value is None else str(value).replace("|", "\\|")
+
+
+def _line(text: str | None) -> str:
+    return re.sub(r"\s+", " ", text or "").strip().replace("|", "\\|")

@@ -1,0 +1,5 @@
+"""`python -m tanbr` is `tanbr`."""
+
+from tanbr.cli import main
+
+main()

@@ -1,0 +1,56 @@
+"""Merging by regression: every linear layer answers most like each expert does on that expert's own inputs.
+
+    W(x)ᵀ = (Σ_k x_k G_k + ρI)⁻¹ (Σ_k x_k G_k W_kᵀ + ρW̄ᵀ)        W̄ = Σ_k x_k W_k
+
+minimises Σ_k x_k · mean ‖W u − W_k u‖² over the inputs u that expert k sees; G_k is the mean of u uᵀ, off its diagonal
+times 0.9, and ρ, a little of the mean of the diagonal, gives directions that no expert sees the average. The even blend
+is RegMean (Jin et al., ICLR 2023; `baselines/regmean.py` measures the matrices), a one-hot blend the expert itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from tanbr.errors import CheckpointError
+from tanbr.merge.gram_matrices import FOLDER, GramMatrices, solved
+from tanbr.merge.methods.method import Method
+from tanbr.moe.checkpoint import TensorFile
+from tanbr.moe.family import Piece
+
+
+@dataclass(eq=False)
+class Regression(Method):
+    """Regression on what each expert sees when it runs alone; biases, and what is no linear layer, are averaged."""
+
+    name = "regression"
+    needs = "Gram matrices of what the experts see: `tanbr grams CHECKPOINT`"
+    cost = "reads experts and matrices once, and solves one system a layer"
+    folder: ClassVar[str] = FOLDER
+
+    def __post_init__(self) -> None:
+        experts = self.experts
+        if not (experts.path / self.folder).is_dir():
+            raise CheckpointError(f"{experts.path} lacks what merging by {self.name} needs: {self.needs}")
+        self._matrices = GramMatrices(
+            experts.path / self.folder, experts.pieces, experts=experts.count, fingerprint=experts.fingerprint()
+        )
+
+    def fill(self, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
+        """Average, then solve the layer's regression for the same blend; one expert alone stays itself."""
+        self.experts.average(out, piece, blend)
+        sums = self._matrices.sums(piece, blend) if sum(weight != 0 for weight in blend) > 1 else None
+        if sums is not None:
+            left, right = (side.to(out.device) for side in sums)
+            out.copy_(solved(left, right, out))
+
+    @property
+    def files(self) -> list[TensorFile]:
+        """The matrices' files."""
+        return self._matrices.checkpoint.files
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """How many texts of its own an expert was shown."""
+        return {"grams": self._matrices.checkpoint.config["rows"]}

@@ -1,0 +1,48 @@
+"""TIES: differences are trimmed, a sign is elected for every weight, and those that agree with it are averaged.
+
+    τ_k = W_k − W₀, of which the `density` largest (by size, in each tensor) stay and the others are 0
+    s = sign Σ_k x_k τ_k        W(x) = W₀ + λ · Σ_{k: sign τ_k = s} x_k τ_k / Σ_{k: sign τ_k = s} x_k
+
+Yadav et al., TIES-Merging: Resolving Interference When Merging Models, NeurIPS 2023; weighted as mergekit does it.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tanbr.merge.methods.differences import Chunk, OfDifferences
+from tanbr.moe.family import Piece
+
+
+@dataclass(eq=False)
+class Ties(OfDifferences):
+    """Trim, elect a sign, average what agrees with it."""
+
+    name = "ties"
+    cost = "reads all experts once; the first merge twice, and ranks every difference"
+    density: Annotated[float, Field(gt=0, le=1)] = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._least: dict[tuple[str, int], Tensor] = {}  # (K, 1) the smallest difference that stays; any blend's
+
+    def combined(self, differences: Tensor, weights: Tensor, chunk: Chunk) -> Tensor:
+        """Combine what is large and agrees."""
+        kept = differences * (differences.abs() >= self._thresholds(chunk.piece)[list(chunk.experts)])
+        weighted = weights * kept
+        agrees = torch.where(weighted.sum(dim=0) >= 0, kept > 0, kept < 0)
+        share = (weights * agrees).sum(dim=0)
+        return (weighted * agrees).sum(dim=0) / torch.where(share > 0, share, 1.0)
+
+    def _thresholds(self, piece: Piece) -> Tensor:
+        key = piece.target, piece.start
+        if key not in self._least:
+            size = torch.Size(piece.shape).numel()
+            rank = size - max(1, int(self.density * size)) + 1  # counted from the smallest
+            every = range(self.experts.count)
+            sizes = self.differences(piece, every)[1].abs_()  # (K, n), for one tensor at a time
+            self._least[key] = torch.stack([sizes[expert].kthvalue(rank).values for expert in every])[:, None]
+        return self._least[key]

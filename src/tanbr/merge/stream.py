@@ -1,0 +1,58 @@
+"""The one merge loop: a plan's tensors, one after the other, each filled where its taker wants it.
+
+Whoever takes them is a *sink*: a running model's own tensors, a new checkpoint, memory that processes share, an engine.
+A sink that has a place for a tensor names it, and the merge writes there and nowhere else; without one a tensor is new.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from tanbr.errors import CheckpointError
+from tanbr.merge.blend import weighted_sum
+from tanbr.merge.methods import Method
+from tanbr.merge.plan import DensePlan
+from tanbr.moe.checkpoint import Checkpoint
+
+Places: TypeAlias = Callable[[str], Tensor]  # the name of a dense tensor → where it is to be written
+
+
+def stream(
+    plan: DensePlan,
+    checkpoint: Checkpoint,
+    method: Method,
+    blend: Sequence[float],
+    *,
+    into: Places | None = None,
+    changing: bool = False,
+) -> Iterator[tuple[str, Tensor]]:
+    """Give every tensor of the dense model (only those that change with the blend if `changing`) when it is written.
+
+    All places are asked for before anything is written, so that a taker that lacks one stays as it was.
+    """
+    targets = plan.targets(changing=changing)
+    places = None if into is None else {target: into(target) for target in targets}
+    dtypes = plan.dtypes(checkpoint)
+    for target, pieces in targets.items():
+        out = torch.empty(plan.shapes[target], dtype=dtypes[target]) if places is None else places[target]
+        with torch.no_grad():  # around the writing alone: what a taker does meanwhile is its own affair
+            if target in plan.padded and not changing:
+                out.zero_()
+            for piece in pieces:
+                region = out[piece.region]
+                if piece.weights is None:
+                    method.fill(region, piece, blend)
+                else:
+                    weights = [weight * piece.scale for weight in piece.weights]
+                    weighted_sum(region, checkpoint, piece.blocks, weights)
+        yield target, out
+
+
+def finite(name: str, tensor: Tensor) -> Tensor:
+    """Refuse a merged tensor that holds NaN or infinity."""
+    # The sum of finite weights is finite in float32, and a sum is the fastest way to see each of them.
+    if not torch.isfinite(tensor.detach().sum(dtype=torch.float32)):
+        raise CheckpointError(f"the merge of {name} holds NaN or infinity; restore the checkpoint")
+    return tensor

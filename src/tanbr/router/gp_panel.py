@@ -1,0 +1,85 @@
+"""How the default router chooses a panel: from what needs no reward, improved by what rewards have taught."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tanbr.router.config import DefaultModeConfig
+from tanbr.router.panel import (
+    Candidates,
+    Panel,
+    Rows,
+    chosen,
+    exchanged,
+    group_mixes,
+    panel_of,
+    proportional_blends,
+    task_groups,
+)
+from tanbr.router.simplex import keep_largest
+from tanbr.router.sizes import Sizes
+from tanbr.types import Blend, FloatArray, TaskMix
+
+ROUNDS = 2  # of climbing and exchange after a panel is chosen
+
+
+class Bounds(Protocol):
+    """What a posterior over blends has to offer; `GpTree` is one."""
+
+    sizes: Sizes
+    config: DefaultModeConfig
+    asked: int  # decisions and warm starts
+    opening: int  # first asks that try the even blend and single experts
+
+    def candidates(self, mix: TaskMix, open_blends: list[Blend]) -> Candidates:
+        """All blends whose posterior is kept; the single experts first, then the even blend."""
+        ...
+
+    def bounded(self, blends: FloatArray, mix: TaskMix) -> Candidates:
+        """Make candidates of any blends (n, K)."""
+        ...
+
+    def climbed(self, x: FloatArray, mix: TaskMix) -> list[FloatArray]:
+        """Every blend on the way up the bound from x (n, K)."""
+        ...
+
+
+def choose_panel(router: Bounds, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:
+    """Choose G blends jointly, then let each climb for the mix of its own tasks."""
+    config, found, start = router.config, router.candidates(mix, open_blends), None
+    if config.own_experts:
+        harm = np.array(config.interference) if config.interference else None
+        start = len(found.blends) + np.arange(models)
+        straight = _proportional(router, mix, task_groups(mix, models, interference=harm), models)
+        found = found.joined(router.bounded(straight, mix))
+    panel = chosen(found, mix, models, start=start)
+    if not config.own_experts and router.asked < router.opening:
+        return panel_of(found, _opening(router, panel), mix)
+    for _ in range(ROUNDS):
+        found, panel = _improved(router, found, panel, mix)
+    return panel_of(found, panel, mix)
+
+
+def _opening(router: Bounds, panel: Rows) -> Rows:
+    """Put the blends that every router opens with, as many as are still to come, into a panel."""
+    order = [router.sizes.experts, *range(router.sizes.experts)]
+    coming = order[router.asked : min(router.asked + len(panel), router.opening)]
+    return np.array([*coming, *panel[len(coming) :]], dtype=np.intp)
+
+
+def _improved(router: Bounds, found: Candidates, panel: Rows, mix: TaskMix) -> tuple[Candidates, Rows]:
+    """Offer each model its own tasks' proportional blend, and its own blend moved up its own mix's bound."""
+    bound, blends = found.bound[panel], found.blends[panel]
+    own = group_mixes(bound, mix)
+    offers = [router.climbed(blend[None], psi)[-1] for blend, psi in zip(blends, own, strict=True)]
+    if router.config.own_experts:
+        straight = _proportional(router, mix, bound.argmax(axis=0), len(panel))
+        offers += [straight, 0.5 * (straight + blends)]
+    found = found.joined(router.bounded(keep_largest(np.concatenate(offers), router.sizes.max_active), mix))
+    return found, exchanged(found.bound, mix, panel)
+
+
+def _proportional(router: Bounds, mix: TaskMix, labels: NDArray[np.intp], models: int) -> FloatArray:
+    own = list(router.config.own_experts)
+    return proportional_blends(mix, labels, models, own=own, sizes=router.sizes)

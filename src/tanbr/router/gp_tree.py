@@ -1,0 +1,278 @@
+"""The default router: upper confidence bounds of a pooled Gaussian process over fixed blends, a tree and climbers.
+
+`ask` only compares candidates whose posterior `tell` has kept up to date. The candidates are rows of one table:
+fixed blends, then the nodes of the vertex tree, then climbers, which are the best candidates of the last told mix
+moved up the bound by a few gradient steps.
+"""
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tanbr.router.argmax import first_best
+from tanbr.router.config import DefaultModeConfig
+from tanbr.router.gp_panel import choose_panel
+from tanbr.router.kernel import correlation
+from tanbr.router.panel import Candidates, Panel, group_mixes
+from tanbr.router.posterior import PooledPosterior, PosteriorState
+from tanbr.router.records import Terms, TreeView
+from tanbr.router.simplex import keep_largest
+from tanbr.router.sizes import Sizes
+from tanbr.router.vertex_tree import TreeState, VertexTree
+from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix
+
+MOST_OPEN = 16  # open decisions an ask looks at
+
+
+def fixed_blends(sizes: Sizes, count: int, rng: np.random.Generator) -> FloatArray:
+    """Vertices, the even blend, pair midpoints, random blends of two, three or all experts: (about count, K)."""
+    experts = sizes.experts
+    vertices = np.eye(experts)
+    pairs = rng.permutation(np.array(np.triu_indices(experts, 1)).T)[: count // 4]
+    parts = [vertices, np.full((1, experts), 1.0 / experts), 0.5 * (vertices[pairs[:, 0]] + vertices[pairs[:, 1]])]
+    random = np.zeros((max(count - sum(map(len, parts)), 0), experts))
+    for row, blend in enumerate(random):
+        active = experts if row % 4 == 3 else min(2 + row % 2, experts)
+        blend[rng.choice(experts, size=active, replace=False)] = rng.dirichlet(np.ones(active))
+    return keep_largest(np.concatenate([*parts, random]), sizes.max_active)
+
+
+@dataclass(frozen=True, eq=False)
+class GpTreeState:
+    """Everything that changes in a `GpTree`."""
+
+    slots: int  # rewards told
+    asked: int  # decisions and warm starts
+    told: float  # slots, as far as they are remembered
+    mixes: FloatArray  # (recent, V) the task mixes told last
+    posterior: PosteriorState
+    tree: TreeState
+
+
+class GpTree:
+    """Chooses by upper confidence bound, learns at a cost that does not grow, refines its tree where it pays."""
+
+    def __init__(self, sizes: Sizes, *, config: DefaultModeConfig, rng: np.random.Generator) -> None:
+        self.config, self.sizes = config, sizes
+        fixed = fixed_blends(sizes, config.pool, rng)
+        self.tree = VertexTree(sizes, room=config.room, most_children=config.children, least=config.snap)
+        self.nodes = slice(len(fixed), len(fixed) + config.room)  # the tree's rows among the candidates
+        self.climbers = self.nodes.stop + np.arange(config.climbers * config.climbs)
+        even = np.repeat(fixed[sizes.experts][None], config.room + len(self.climbers), axis=0)
+        self.posterior = PooledPosterior(np.concatenate([fixed, even]), tasks=sizes.tasks, config=config)
+        self.opening = min(sizes.experts + 1, config.opening)  # first asks: the even blend, then single experts
+        self.asked = 0  # decisions and warm starts
+        self.told = 0.0  # slots, as far as they are remembered
+        self.slots = 0
+        self.mixes: deque[TaskMix] = deque(maxlen=config.recent_mixes)
+
+    @property
+    def beta(self) -> float:
+        """Standard deviations in the bound: fewer as slots are told."""
+        config = self.config
+        return float(config.beta_floor + (config.beta - config.beta_floor) * 0.5 ** (self.told / config.beta_half))
+
+    def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:
+        """Take the candidate of highest bound; one near a known arm is played as that arm."""
+        pool, beta = self.posterior, self.beta
+        variance = pool.variance_of(mix, pool.gain)
+        for blend in open_blends[-MOST_OPEN:]:
+            variance *= self._left_by(blend, mix, variance)
+        mean, deviation = pool.mean @ mix, np.sqrt(variance)
+        bound = mean + beta * deviation
+        bound[self.nodes][~self.tree.used] = -np.inf
+        best = first_best(bound)
+        if self.asked < self.opening:
+            best = self.sizes.experts if self.asked == 0 else self.asked - 1
+        self.asked += 1
+        blend, node = pool.points[best], best - self.nodes.start
+        inside = 0 <= node < self.config.room
+        terms = Terms(
+            mean=float(mean[best]),
+            uncertainty=beta * float(deviation[best]),
+            node=node if inside else -1,
+            depth=int(self.tree.depth[node]) if inside else 0,
+            candidates=len(bound) - self.tree.free,
+        )
+        return self._snapped(blend), terms
+
+    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:
+        """Choose G blends jointly among all candidates and the groups' proportional blends."""
+        panel = choose_panel(self, mix, models, open_blends)
+        self.asked += models
+        return replace(panel, blends=np.array([self._snapped(blend) for blend in panel.blends]))
+
+    def bounded(self, blends: FloatArray, mix: TaskMix) -> Candidates:
+        """Make candidates of any blends (n, K)."""
+        mean, gain = self.posterior.at(blends)
+        return Candidates.of(blends, mean, self._widths(gain, mix))
+
+    def candidates(self, mix: TaskMix, open_blends: list[Blend]) -> Candidates:
+        """All blends whose posterior is kept, less sure of themselves where a reward is still to come."""
+        pool = self.posterior
+        usable = np.ones(len(pool.points), dtype=np.bool_)
+        usable[self.nodes] = self.tree.used
+        rows = np.flatnonzero(usable)
+        node = rows - self.nodes.start
+        inside = (node >= 0) & (node < self.config.room)
+        depth = np.zeros(len(rows), dtype=np.int64)
+        depth[inside] = self.tree.depth[node[inside]]
+        variance = pool.variance_of(mix, pool.gain)
+        left = np.ones(len(variance))
+        for blend in open_blends[-MOST_OPEN:]:
+            left *= self._left_by(blend, mix, variance * left)
+        width = self._widths(pool.gain[rows], mix) * np.sqrt(left[rows])[:, None]
+        return Candidates(
+            pool.points[rows], pool.mean[rows], width, np.zeros(len(rows)), np.where(inside, node, -1), depth
+        )
+
+    def _widths(self, gain: FloatArray, mix: TaskMix) -> FloatArray:
+        """Share β deviations of ψᵀr out to the tasks by their own deviations: (n, V)."""
+        deviation = np.sqrt(np.maximum(self.posterior.prior - gain, 1e-12)) * np.ones(self.sizes.tasks)
+        whole = np.sqrt(self.posterior.variance_of(mix, gain))
+        return np.asarray(self.beta * (whole / (deviation @ mix))[:, None] * deviation)
+
+    def _snapped(self, blend: Blend) -> Blend:
+        """Play a blend near a known arm as that arm."""
+        pool = self.posterior
+        arm, distance = pool.nearest(blend)
+        known = distance < self.config.snap and np.count_nonzero(pool.arms[arm]) <= self.sizes.max_active
+        return pool.arms[arm] if known else blend
+
+    def _left_by(self, blend: Blend, mix: TaskMix, variance: FloatArray) -> FloatArray:
+        """Share of each candidate's variance that a reward still to come will leave, judged by nearness alone."""
+        pool = self.posterior
+        near = correlation(pool.points, blend[None], self.config.open_reach * pool.width)[:, 0]
+        known = float(variance[int(near.argmax())])
+        return np.asarray(1.0 - near * near * known / (known + pool.noise * float(mix @ mix)))
+
+    def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:  # noqa: ARG002
+        """Pool the reward, then grow the tree and climb for this mix."""
+        if self.config.forgetting < 1.0:
+            self.posterior.forget(self.config.forgetting)
+            self.told *= self.config.forgetting
+        self._absorb(blend, reward, counts)
+        self._remember(mix)
+        if self.config.room:
+            self._grow(mix)
+        if len(self.climbers):
+            self._climb(mix)
+
+    def learn_panel(self, mix: TaskMix, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
+        """Pool the rewards of all models, one slot in all, and grow the tree for each model's own mix."""
+        if self.config.forgetting < 1.0:
+            self.posterior.forget(self.config.forgetting)
+            self.told *= self.config.forgetting
+        mixes = group_mixes(panel.estimates, mix)
+        for blend, own, reward, count in zip(panel.blends, mixes, rewards, counts, strict=True):
+            if count.any():
+                self.posterior.observe(blend, reward, count)
+                self._remember(own)
+        self._count()
+        for own in mixes if self.config.room else ():
+            self._grow(own)
+
+    def warm_start(self, blend: Blend, reward: Reward, counts: Counts) -> None:
+        """Pool a reward; each makes the opening one ask shorter."""
+        self.asked += 1
+        self._absorb(blend, reward, counts)
+
+    def _absorb(self, blend: Blend, reward: Reward, counts: Counts) -> None:
+        self.posterior.observe(blend, reward, counts)
+        self._count()
+
+    def _remember(self, mix: TaskMix) -> None:
+        if not any(np.array_equal(mix, known) for known in self.mixes):
+            self.mixes.append(mix)
+
+    def _count(self) -> None:
+        self.told += 1.0
+        self.slots += 1
+        if self.slots in self.config.refits:
+            self.posterior.refit()
+
+    def _grow(self, mix: TaskMix) -> None:
+        """Expand the leaf of highest bound, or else of highest mean, once its variance is low enough."""
+        pool, tree = self.posterior, self.tree
+        mean = np.where(tree.ripe, pool.mean[self.nodes] @ mix, -np.inf)
+        variance = pool.variance_of(mix, pool.gain[self.nodes])
+        settled = self.config.expand_below * pool.prior_of(mix)
+        for node in (first_best(mean + self.beta * np.sqrt(variance)), first_best(mean)):
+            if tree.ripe[node] and variance[node] < settled:
+                order = np.argsort(-(pool.mean[: self.sizes.experts] @ mix), kind="stable")  # best single expert first
+                children = tree.offspring(node, order)
+                self._recycle(len(children) - tree.free, keep=node)
+                if len(children) <= tree.free:
+                    pool.replace_points(self.nodes.start + tree.add(node, children), children)
+                return
+
+    def _recycle(self, count: int, *, keep: int) -> None:
+        """Take out the leaves farthest below the best leaf for every recent mix."""
+        if count <= 0:
+            return
+        pool, leaves = self.posterior, self.tree.leaves
+        leaves = leaves[(leaves != keep) & (leaves != 0)]
+        rows = self.nodes.start + leaves
+        mean, gain, merit = pool.mean[rows], pool.gain[rows], np.full(len(rows), -np.inf)
+        for mix in self.mixes:
+            bound = mean @ mix + self.beta * np.sqrt(pool.variance_of(mix, gain))
+            merit = np.maximum(merit, bound - bound.max(initial=-np.inf))
+        self.tree.remove(leaves[np.argsort(merit, kind="stable")[:count]])
+
+    def _climb(self, mix: TaskMix) -> None:
+        """Move the best candidates up the bound, each step half the last, and keep every blend on the way."""
+        pool, config = self.posterior, self.config
+        bound = pool.mean @ mix + self.beta * np.sqrt(pool.variance_of(mix, pool.gain))
+        bound[self.nodes][~self.tree.used] = -np.inf
+        best = pool.points[np.argpartition(bound, -config.climbers)[-config.climbers :]]
+        pool.replace_points(self.climbers, np.concatenate(self.climbed(best, mix)))
+
+    def climbed(self, x: FloatArray, mix: TaskMix) -> list[FloatArray]:
+        """Every blend (n, K) on the way up the bound from x (n, K), a few gradient steps."""
+        met, step = [x], self.config.climb_size
+        for _ in range(self.config.climbs):
+            slope = self.posterior.slope_of_bound(x, mix, self.beta)
+            slope -= slope.mean(axis=1, keepdims=True)
+            slope *= step / np.maximum(np.sqrt((slope * slope).sum(axis=1, keepdims=True)), 1e-12)
+            x = np.maximum(x + slope, 0.0)
+            x = keep_largest(x / x.sum(axis=1, keepdims=True), self.sizes.max_active)
+            met.append(x)
+            step *= 0.5
+        return met[1:] or met
+
+    def view(self) -> TreeView:
+        """Show the vertex tree, renumbered so that parents come first; all of it is feasible."""
+        tree, pool = self.tree, self.posterior
+        order: NDArray[np.intp] = np.flatnonzero(tree.used)
+        order = order[np.argsort(tree.depth[order], kind="stable")]
+        place = np.full(len(tree.used) + 1, -1, dtype=np.int64)
+        place[order] = np.arange(len(order))
+        visits = np.zeros(len(order))
+        for row, node in enumerate(order):
+            arm, distance = pool.nearest(tree.blend[node])
+            visits[row] = pool.visits[arm] if distance < self.config.snap else 0.0
+        return TreeView(
+            parent=place[tree.parent[order]],
+            depth=tree.depth[order],
+            blend=tree.blend[order],
+            visits=visits,
+            value=pool.mean[self.nodes][order],
+            leaf=tree.children[order] == 0,
+            active=np.ones(len(order), dtype=np.bool_),
+            node=order.astype(np.int64),
+        )
+
+    @property
+    def state(self) -> GpTreeState:
+        """Everything that changes, as one value."""
+        mixes = np.array(list(self.mixes)).reshape(len(self.mixes), self.sizes.tasks)
+        return GpTreeState(self.slots, self.asked, self.told, mixes, self.posterior.state, self.tree.state)
+
+    def restore(self, state: GpTreeState) -> None:
+        """Undo to what `state` was."""
+        self.slots, self.asked, self.told = state.slots, state.asked, state.told
+        self.mixes = deque(state.mixes, maxlen=self.config.recent_mixes)
+        self.posterior.restore(state.posterior)
+        self.tree.restore(state.tree)

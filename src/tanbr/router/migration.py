@@ -1,0 +1,30 @@
+"""States of earlier versions of the router, brought to the names of this one."""
+
+from tanbr.state import Arrays
+
+LAYOUT = 2  # written into the header; states without it are of layout 1
+FIT = ("width", "noise", "variance", "correlation")
+
+
+def migrated(policy: Arrays, like: Arrays, layout: int) -> Arrays:
+    """Rename the arrays of a policy; `like` are those of a fresh one, for what was not written then."""
+    if layout >= LAYOUT:
+        return policy
+    old = dict(policy)
+    if "numbers" not in old:
+        return old
+    numbers = old.pop("numbers")
+    if "posterior.fit" in old:  # the default router
+        fit = old.pop("posterior.fit")
+        old.pop("posterior.norms")
+        old |= {f"posterior.{name}": fit[place] for place, name in enumerate(FIT)}
+        slots, asked, told = numbers
+        old |= {"slots": slots.astype("int64"), "asked": asked.astype("int64"), "told": told}
+    else:  # Algorithm 1 and NUCB
+        prefix = "belief." if any(name.startswith("belief.") for name in like) else ""
+        if not prefix:  # NUCB kept a tree that it never used
+            old = {name: array for name, array in old.items() if not name.startswith("tree.")}
+        old = {name if name.startswith("tree.") else prefix + name: array for name, array in old.items()}
+        old |= {f"{prefix}t": numbers[0].astype("int64"), f"{prefix}rate": numbers[1]}
+        old = {name: array for name, array in like.items() if name.startswith(f"{prefix}Z.")} | old
+    return old

@@ -1,0 +1,81 @@
+"""Open and told slots as arrays: how a router's decisions are written into its state.
+
+A panel of G models takes G rows, a single blend one row of model −1.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tanbr.errors import StateError
+from tanbr.router.records import Open, Terms, Told
+from tanbr.state import Arrays
+from tanbr.types import Decision, FloatArray, PanelDecision
+
+COLUMNS = ("mix", "blend", "reward", "counts", "terms", "place", "estimate", "model")
+
+
+def pack(told: Iterable[Told], open_: Iterable[Open], *, tasks: int) -> Arrays:
+    """Name the arrays of told and then open slots; what is still to come is NaN."""
+    done = [row for slot in told for row in _rows(slot.decision, slot.why, slot.reward, slot.counts)]
+    unseen = np.full(tasks, np.nan)
+    rows = done + [row for slot in open_ for row in _rows(slot.decision, slot.why, unseen, unseen)]
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(COLUMNS)
+    whole = ("place", "model")
+    arrays = {
+        f"slot.{name}": np.array(column, dtype=np.int64 if name in whole else np.float64)
+        for name, column in zip(COLUMNS, columns, strict=True)
+    }
+    return {"told": np.array(len(done)), **arrays}
+
+
+def _rows(
+    decision: Decision | PanelDecision, why: tuple[Terms, ...], reward: FloatArray, counts: FloatArray
+) -> list[tuple[Any, ...]]:
+    panel = isinstance(decision, PanelDecision)
+    blends, tasks = Open(decision, why).blends, len(decision.task_mix)
+    estimates = decision.estimates if isinstance(decision, PanelDecision) else np.full((1, tasks), np.nan)
+    shape = (len(blends), tasks)
+    return [
+        (
+            decision.task_mix, blend, r, c, (terms.mean, terms.granularity, terms.uncertainty),
+            (decision.id, terms.node, terms.depth, terms.candidates), estimate, model if panel else -1,
+        )
+        for model, (blend, r, c, terms, estimate) in enumerate(
+            zip(blends, np.broadcast_to(reward, shape), np.broadcast_to(counts, shape), why, estimates, strict=True)
+        )
+    ]  # fmt: skip
+
+
+def unpack(arrays: Arrays, *, experts: int, tasks: int) -> tuple[list[Told], list[Open]]:
+    """Give the told and the open slots that `pack` was given."""
+    size = len(arrays["slot.mix"])
+    without_panels = {"slot.estimate": np.full((size, tasks), np.nan), "slot.model": np.full(size, -1)}  # layout 1
+    columns = [({**without_panels, **arrays})[f"slot.{name}"] for name in COLUMNS]
+    for column, name, width in zip(columns, COLUMNS, (tasks, experts, tasks, tasks, 3, 4, tasks, 0), strict=True):
+        if column.shape != ((size, width) if size and width else (size,)):
+            raise StateError(f"'slot.{name}' must have {width or 1} columns (got shape {column.shape})")
+        column.setflags(write=False)
+    models = columns[-1]
+    starts = np.flatnonzero(models <= 0)
+    ends = [*starts[1:], size]
+    slots = [_slot([c[a:b] for c in columns]) for a, b in zip(starts, ends, strict=True)]
+    rows = np.array(ends)
+    told = int(arrays["told"])
+    count = int((rows <= told).sum())
+    return slots[:count], [Open(slot.decision, slot.why) for slot in slots[count:]]
+
+
+def _slot(columns: list[NDArray[Any]]) -> Told:
+    mix, blend, reward, counts, terms, place, estimate, model = columns
+    why = tuple(
+        Terms(float(mean), float(granularity), float(uncertainty), *(int(value) for value in where[1:]))
+        for (mean, granularity, uncertainty), where in zip(terms, place, strict=True)
+    )
+    if model[0] < 0:
+        return Told(Decision(int(place[0, 0]), mix[0], blend[0]), reward[0], counts[0], why)
+    if model.tolist() != list(range(len(model))):
+        raise StateError(f"the models of a panel must be numbered from 0 (got {model.tolist()})")
+    return Told(PanelDecision(int(place[0, 0]), mix[0], blend, estimate), reward, counts, why)

@@ -1,0 +1,196 @@
+"""What was answered: at hand at once for feedback, read after the fact for the monitor, the rewards and the store."""
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tanbr.moe.text import TextEncoder
+from tanbr.monitor import Monitor
+from tanbr.serve.config import ServeConfig
+from tanbr.serve.messages import Answers
+from tanbr.serve.records import ServiceError
+from tanbr.serve.rewards import Tally, share_out
+from tanbr.serve.shadow import Shadow
+from tanbr.serve.store import RequestRow, Store
+from tanbr.types import FloatArray, TaskMix, Text
+
+RECENT = 20_000  # answered requests that are kept at hand, and that may wait to be read; the oldest go first
+Novel: TypeAlias = NDArray[np.bool_]  # (n,) whether a request is unlike any task
+See: TypeAlias = Callable[[int, FloatArray, float], None]  # slot, share of each task (V,), reward
+
+
+class AnswerLog:
+    """Takes batches from the thread that answers; `read` does the work in the learner's."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        config: ServeConfig,
+        encode: TextEncoder,
+        shadow: Shadow | None,
+        classes: int,
+        keep_logits: bool,
+        tasks: int,
+    ) -> None:
+        self.held: Counter[int] = Counter()  # slot → requests that it answered since the process started
+        self.answered = 0  # requests since the process started
+        self._counted: Counter[int] = Counter()  # of those held, how many the store has counted
+        self._store, self._config, self._encode = store, config, encode
+        self._shadow, self._classes, self._keep_logits, self._tasks = shadow, classes, keep_logits, tasks
+        self._rng = np.random.default_rng(config.seed)
+        self._lock = threading.Lock()
+        self._recent: deque[Answers] = deque()
+        self._place: dict[bytes, tuple[Answers, int]] = {}  # id → where it is among the recent ones
+        self._unread: deque[Answers] = deque()
+        self._waiting = 0  # requests that are unread
+        self._unsaved: list[RequestRow] = []
+        self._tallies: dict[int, Tally] = {}  # slot → rewards that the server gave itself
+        self._told = -1  # slots up to this one have been told
+
+    # --- called by other threads ------------------------------------------------------------------------------------
+
+    def put(self, served: Answers) -> int:
+        """Take a batch that was answered; how many requests its slot has held so far."""
+        with self._lock:
+            self._recent.append(served)
+            self._place.update((key, (served, row)) for row, key in enumerate(served.ids))
+            while len(self._place) > RECENT and len(self._recent) > 1:
+                for key in self._recent.popleft().ids:
+                    self._place.pop(key, None)
+            self._unread.append(served)
+            self._waiting += len(served.ids)
+            while self._waiting > RECENT and len(self._unread) > 1:
+                self._waiting -= len(self._unread.popleft().ids)
+            self.answered += len(served.ids)
+            self.held[served.slot] += len(served.ids)
+            return self.held[served.slot]
+
+    def logits_of(self, ids: Sequence[bytes]) -> dict[bytes, FloatArray]:
+        """Look up the logits (columns,) of answered requests: of the recent ones here, of others in the store."""
+        if not self._keep_logits:
+            return {}
+        with self._lock:
+            found = {key: self._place[key] for key in ids if key in self._place}
+        known = {key: batch.logits[row] for key, (batch, row) in found.items() if batch.logits is not None}
+        missing = [key for key in ids if key not in known]
+        return known | (self._store.logits_of(missing) if missing else {})
+
+    def texts_of(self, ids: Sequence[bytes]) -> dict[bytes, Text]:
+        """Look up the texts of requests, as far as they are at hand."""
+        with self._lock:
+            found = {key: self._place[key] for key in ids if key in self._place}
+        return {key: batch.texts[row] for key, (batch, row) in found.items()}
+
+    # --- called by the learner --------------------------------------------------------------------------------------
+
+    def read(self, monitor: Monitor, mix: TaskMix, see: See) -> None:
+        """Observe, measure and store what arrived; `see` hears of the shadowed requests.
+
+        A store that fails raises, and its rows are tried again with the next ones.
+        """
+        with self._lock:
+            served, self._unread, self._waiting = self._unread, deque(), 0
+        try:
+            if served:
+                seen = monitor.snapshot().recognise([text for batch in served for text in batch.texts])
+                monitor.count(seen)
+                cuts = np.cumsum([len(batch.ids) for batch in served])[:-1]
+                parts = list(zip(served, np.split(seen.posteriors, cuts), np.split(seen.novel, cuts), strict=True))
+                self._unsaved += [row for part in parts for row in self._rows(*part)]
+                for part in parts:
+                    self._measure(*part, mix, see)
+        finally:
+            self._save()
+
+    def _save(self) -> None:
+        if self._unsaved:
+            rows, self._unsaved = self._unsaved[-RECENT:], []
+            try:
+                self._store.add_requests(rows)
+            except ServiceError:
+                self._unsaved = rows
+                raise
+
+    def tally(self, slot: int) -> Tally:
+        """Rewards that the server gave itself in a slot: from memory, or from before a restart."""
+        if slot not in self._tallies:
+            self._tallies[slot] = tally = Tally(self._tasks, self._config.rewards)
+            for source, (sums, counts) in ({} if slot <= self._told else self._store.measured(slot)).items():
+                tally.add(source, sums, counts)
+        return self._tallies[slot]
+
+    def late(self) -> dict[int, Tally]:
+        """Rewards that the server gave itself for slots which the router was told already: read too late."""
+        return {slot: tally for slot, tally in self._tallies.items() if slot <= self._told}
+
+    def forget(self, slot: int) -> None:
+        """Drop the rewards of slots up to this one: the router was told them."""
+        self._told = max(self._told, slot)
+        self._tallies = {number: tally for number, tally in self._tallies.items() if number > slot}
+        with self._lock:
+            for number in [number for number in self.held if number < slot - 1]:  # what was on its way may yet come
+                del self.held[number], self._counted[number]
+
+    def uncounted(self) -> dict[int, int]:
+        """Slot → requests that it held and that the store has not counted."""
+        with self._lock:
+            return {slot: more for slot, count in self.held.items() if (more := count - self._counted[slot])}
+
+    def counted(self, requests: dict[int, int]) -> None:
+        """Remember that the store has counted them."""
+        with self._lock:
+            self._counted.update(requests)
+
+    def _rows(self, batch: Answers, posteriors: FloatArray, novel: Novel) -> list[RequestRow]:
+        logits = batch.logits if self._keep_logits else None
+        return [
+            RequestRow(
+                id=key,
+                version=batch.version,
+                time=batch.time,
+                posterior=posteriors[i],
+                logits=None if logits is None else logits[i],
+                text=batch.texts[i] if self._config.store_texts else None,
+                novel=bool(novel[i]),
+            )
+            for i, key in enumerate(batch.ids)
+        ]
+
+    def _measure(
+        self, batch: Answers, posteriors: FloatArray, novel: NDArray[np.bool_], mix: TaskMix, see: See
+    ) -> None:
+        """Reward a batch by its confidence, and a few of its requests by the un-merged MoE; not what is novel."""
+        weights, slot = self._config.rewards, batch.slot
+        if weights.confidence:
+            for i in np.flatnonzero(~novel):
+                share = share_out(None, posteriors[i], mix)
+                self.tally(slot).add("confidence", batch.confidence[i] * share, share)
+        if self._shadow is None:
+            return
+        chosen = np.flatnonzero((self._rng.random(len(batch.ids)) < weights.shadow_share) & ~novel)
+        for i, reward in zip(chosen, self._agreement(self._shadow, batch, posteriors, chosen), strict=True):
+            share = share_out(None, posteriors[i], mix)
+            self.tally(slot).add("shadow", reward * share, share)
+            see(slot, share, reward)
+
+    def _agreement(
+        self, shadow: Shadow, batch: Answers, posteriors: FloatArray, chosen: NDArray[np.intp]
+    ) -> Sequence[float]:
+        """Agreement of the chosen requests' answers with the un-merged MoE's (m,)."""
+        if not len(chosen):
+            return []
+        tasks = posteriors[chosen].argmax(axis=1)
+        if batch.logits is not None:
+            labels = shadow.labels(self._encode([batch.texts[i] for i in chosen]), tasks, self._classes)
+            answers = batch.logits[chosen, : self._classes].argmax(axis=1)
+            return [float(same) for same in answers == labels]
+        tokens = batch.tokens or ()
+        return [
+            shadow.agreement(self._encode([batch.texts[i]]), tokens[i], int(task))
+            for i, task in zip(chosen, tasks, strict=True)
+        ]

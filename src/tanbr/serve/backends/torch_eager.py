@@ -1,0 +1,134 @@
+"""transformers' own dense model, run by torch as it is."""
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from tanbr.errors import ConfigError
+from tanbr.merge import Moe
+from tanbr.merge.int8 import Int8Loss
+from tanbr.merge.skeleton import locate
+from tanbr.merge.stream import finite
+from tanbr.moe.text import Inputs
+from tanbr.serve.backends.backend import Size
+from tanbr.serve.decode import Decoded, OnStep, decode
+from tanbr.types import Blend, FloatArray
+
+
+class TorchEager:
+    """A model, and the tensors of it that a merge writes."""
+
+    loss: Int8Loss | None = None
+
+    def __init__(self, model: Any, outputs: Mapping[str, Tensor]) -> None:
+        self.model = model
+        self.readers = 0
+        self._outputs = outputs  # where merged tensors go, by name: the FFNs
+
+    @classmethod
+    def build(
+        cls,
+        moe: Moe,
+        *,
+        blend: Blend | None,
+        device: str,
+        probes: Callable[[], Sequence[Inputs]],  # noqa: ARG003 - float32 is what others are measured against
+        least_agreement: float,  # noqa: ARG003
+    ) -> Self:
+        """Merge into a new model's own FFNs."""
+        model = moe.dense(blend).to(device_of(device)).eval()
+        return cls(model, outputs_of(model, moe))
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model writes text; otherwise it classifies."""
+        return bool(self.model.can_generate())
+
+    @property
+    def causal(self) -> bool:
+        """Whether it goes on from its prompt."""
+        return self.writes and not self.model.config.is_encoder_decoder
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of a classifier's columns."""
+        names = self.model.config.id2label
+        return () if self.writes else tuple(names[column] for column in range(len(names)))
+
+    @property
+    def size(self) -> Size:
+        """What the model takes."""
+        tensors = {storage_of(tensor): tensor for tensor in tensors_of(self.model)}
+        own = {storage_of(out): out.untyped_storage().nbytes() for out in self._outputs.values()}
+        return Size(
+            sum(tensor.numel() for tensor in tensors.values()),
+            sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
+            sum(own.values()),
+        )
+
+    def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
+        """Write a blend (K,) into the FFNs, resting between tensors so that at most `share` of the time is work."""
+        started = time.perf_counter()
+        for name, tensor in moe.tensors(blend, into=self._outputs.__getitem__, changing=True):
+            finite(name, tensor)
+            moe.release()
+            started = rest(started, share)
+
+    def twin(self, moe: Moe) -> Self:
+        """Make a second one that shares every tensor but the FFNs'."""
+        own = {storage_of(out) for out in self._outputs.values()}
+        shared = {id(tensor): tensor for tensor in tensors_of(self.model) if storage_of(tensor) not in own}
+        model = copy.deepcopy(self.model, dict(shared))
+        return type(self)(model, outputs_of(model, moe))
+
+    @torch.inference_mode()
+    def classify(self, inputs: Inputs) -> FloatArray:
+        """Answer padded texts: logits (n, columns)."""
+        logits: FloatArray = self.model(**self._tensors(inputs)).logits.double().cpu().numpy()
+        return logits
+
+    def generate(self, inputs: Inputs, *, limits: Sequence[int], on_step: OnStep) -> Decoded:
+        """Answer padded prompts, greedily, with at most limits[i] tokens."""
+        return decode(self.model, self._tensors(inputs), limits=limits, on_step=on_step)
+
+    def _tensors(self, inputs: Inputs) -> Mapping[str, Tensor]:
+        return {name: torch.from_numpy(table).to(self.model.device) for name, table in inputs.items()}
+
+
+def device_of(name: str) -> torch.device:
+    """Find a torch device that works here."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"device must be one that torch can use here (got {name!r}: {reason}); set device to cpu"
+        ) from None
+    return device
+
+
+def outputs_of(model: nn.Module, moe: Moe) -> dict[str, Tensor]:
+    """Find where in a model merged tensors go, by name."""
+    return {name: locate(model, name) for name in moe.plan.targets(changing=True)}
+
+
+def tensors_of(model: nn.Module) -> list[Tensor]:
+    """List a model's parameters and buffers."""
+    return [*model.parameters(), *model.buffers()]
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Tell where a tensor's values lie."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def rest(started: float, share: float) -> float:
+    """Sleep as long as it takes for the time since `started` to be `share` of all; when the next work starts."""
+    if share < 1:
+        time.sleep((time.perf_counter() - started) * (1 / share - 1))
+    return time.perf_counter()

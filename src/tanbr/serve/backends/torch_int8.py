@@ -1,0 +1,122 @@
+"""The same model with its linear maps in int8: a byte a weight, and quicker where the CPU multiplies bytes."""
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tanbr.errors import ConfigError, InputError
+from tanbr.merge import Moe
+from tanbr.merge.int8 import Int8Linear, Int8Loss, offered
+from tanbr.moe.text import Inputs
+from tanbr.serve.backends.backend import Size
+from tanbr.serve.backends.torch_eager import TorchEager, outputs_of, rest, storage_of, tensors_of
+from tanbr.serve.decode import Step, decode, decoder_start
+from tanbr.types import Blend
+
+WRITTEN = 16  # tokens that a model which writes is compared over, for each probe
+
+
+class TorchInt8(TorchEager):
+    """An int8 model, and the float FFNs that it is packed from: of these there is one set, whatever the twins."""
+
+    def __init__(
+        self,
+        model: Any,
+        outputs: Mapping[str, Tensor],
+        packed: Sequence[tuple[Int8Linear, nn.Linear]] = (),
+        loss: Int8Loss | None = None,
+    ) -> None:
+        super().__init__(model, outputs)
+        self.loss = loss
+        self._packed = packed  # int8 maps of the FFNs, and the float ones they are packed from
+
+    @classmethod
+    def build(
+        cls,
+        moe: Moe,
+        *,
+        blend: Blend | None,
+        device: str,
+        probes: Callable[[], Sequence[Inputs]],
+        least_agreement: float,
+    ) -> Self:
+        """Put a model in int8: all of its linear maps if it answers alike then, or else those of the FFNs."""
+        if device != "cpu":
+            raise ConfigError(f"int8 runs on the CPU (got device {device!r}); set device to cpu, or precision to fp32")
+        exact = TorchEager.build(moe, blend=blend, device=device, probes=probes, least_agreement=0.0)
+        outputs = outputs_of(exact.model, moe)
+        ffns = _ffns(exact.model, outputs)
+        matrices = {storage_of(out) for out in outputs.values() if out.dim() > 1}
+        if {storage_of(ffn.weight) for ffn in ffns.values()} != matrices:
+            raise InputError(f"{moe.family.model_type} models keep their FFNs in no linear maps; serve them in fp32")
+        batches = [batch for inputs in probes() for batch in _comparable(exact, inputs)]
+        model, loss = offered(exact.model, batches, least_agreement=least_agreement, choices=(None, set(ffns)))
+        return cls(model, outputs, [(model.get_submodule(name), ffn) for name, ffn in ffns.items()], loss)
+
+    @property
+    def size(self) -> Size:
+        """What the model takes: a byte per weight of an int8 map."""
+        rest_of_it = super().size
+        weights = sum(module.weights for module in self.model.modules() if isinstance(module, Int8Linear))
+        return replace(
+            rest_of_it,
+            parameters=rest_of_it.parameters + weights,
+            nbytes=rest_of_it.nbytes + weights,
+            own_bytes=sum(ffn.weight.numel() for _, ffn in self._packed),
+        )
+
+    def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
+        """Merge in float, then pack."""
+        super().merge(moe, blend, share=share)
+        started = time.perf_counter()
+        for int8, ffn in self._packed:
+            int8.load(ffn)
+            started = rest(started, share)
+
+    def twin(self, moe: Moe) -> Self:  # noqa: ARG002
+        """Make a second one that shares everything but the FFNs' int8 maps."""
+        own = {id(int8): Int8Linear(ffn) for int8, ffn in self._packed}
+        memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors_of(self.model)}
+        memo |= {id(module): module for module in self.model.modules() if isinstance(module, Int8Linear)}
+        model = copy.deepcopy(self.model, memo | own)
+        return type(self)(model, self._outputs, [(own[id(int8)], ffn) for int8, ffn in self._packed], self.loss)
+
+
+def _ffns(model: nn.Module, outputs: Mapping[str, Tensor]) -> dict[str, nn.Linear]:
+    """Find the linear maps that a blend changes, by name."""
+    blended = {storage_of(out) for out in outputs.values()}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and storage_of(module.weight) in blended
+    }
+
+
+def _comparable(exact: TorchEager, inputs: Inputs) -> list[dict[str, Tensor]]:
+    """Make inputs on which logits can be compared: for a model that writes, row by row, after what it writes itself."""
+    tensors = {name: torch.from_numpy(table) for name, table in inputs.items()}
+    if not exact.writes:
+        return [tensors]
+    limits = [WRITTEN] * len(tensors["input_ids"])
+    written = decode(exact.model, tensors, limits=limits, on_step=_listen)
+    rows = []
+    for row, answer in enumerate(written):
+        tokens = torch.tensor([() if answer is None else answer.tokens], dtype=torch.int64)
+        real = np.flatnonzero(inputs["attention_mask"][row])
+        prompt = {name: table[row : row + 1, real] for name, table in tensors.items()}
+        if exact.causal:
+            rows.append({"input_ids": torch.cat([prompt["input_ids"], tokens], dim=1)})
+        else:
+            start = torch.full((1, 1), decoder_start(exact.model))
+            rows.append(prompt | {"decoder_input_ids": torch.cat([start, tokens], dim=1)})
+    return rows
+
+
+def _listen(step: Step) -> tuple[int, ...]:  # noqa: ARG001
+    return ()

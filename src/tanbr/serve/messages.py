@@ -1,0 +1,39 @@
+"""What a replica says to the learner: plain values that could cross a process or a network."""
+
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from tanbr.types import FloatArray, Text
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """Texts that were answered by one merge version; said before their clients hear of it."""
+
+    version: int
+    slot: int  # that they are credited to
+    time: float  # seconds since 1970
+    ids: tuple[bytes, ...]  # (n,) raw request ids
+    texts: tuple[Text, ...]
+    logits: FloatArray | None  # (n, columns) of a classifier
+    confidence: FloatArray  # (n,) probability of the best label, or mean probability of the tokens written
+    tokens: tuple[tuple[int, ...], ...] | None  # what a model that writes has written
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A merge version that answers with NaN; the replica has gone back to the one before, if it still had it."""
+
+    version: int
+    slot: int
+
+
+Message: TypeAlias = Answers | Broken
+
+
+class Outbox(Protocol):
+    """Where a replica leaves its messages; `queue.SimpleQueue` is one."""
+
+    def put(self, message: Message, /) -> None:
+        """Take a message; quick, never blocks."""
+        ...

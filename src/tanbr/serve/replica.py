@@ -1,0 +1,134 @@
+"""What answers: an engine and its batches. It does as the learner says, and says what it answered; no more."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from tanbr.errors import InputError
+from tanbr.moe.text import positions
+from tanbr.serve.batcher import Batcher, Job
+from tanbr.serve.config import ServeConfig
+from tanbr.serve.engine import Engine, Live, Staged
+from tanbr.serve.ids import RequestIds
+from tanbr.serve.messages import Outbox
+from tanbr.serve.prompts import Room
+from tanbr.serve.records import Answered, Generated, Observer, OnToken, Silent
+from tanbr.types import FloatArray, Text
+
+
+class Replica:
+    """Answers requests with the blend that was committed last. Thread-safe; two threads of its own.
+
+    Commands come in (`prepare`, `commit`, `discard`), messages go out (`serve.messages`, to the outbox): `Answers`
+    before any client of them hears, `Broken` if a version answers with NaN.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        ids: RequestIds,
+        *,
+        classes: int,
+        config: ServeConfig,
+        outbox: Outbox,
+        observer: Observer | None = None,
+    ) -> None:
+        """Make a replica that is not yet started; `classes` is how many of a classifier's columns are labels."""
+        self.engine = engine
+        self.room = room_of(engine, config)
+        self._batcher = Batcher(
+            engine,
+            ids,
+            batch=config.batch,
+            wait=config.batch_wait,
+            queue=config.queue,
+            threads=config.threads,
+            classes=classes,
+            room=self.room,
+            outbox=outbox,
+            observer=observer or Silent(),
+        )
+
+    # --- clients ----------------------------------------------------------------------------------------------------
+
+    def submit(self, texts: Sequence[Text]) -> "Future[Answered]":
+        """Classify texts; quick, never blocks.
+
+        Raises Overloaded or Stopping at once. The future holds Answered, or an InputError or ServiceError.
+        """
+        if self.engine.writes:
+            raise InputError("this model writes text; it has no labels to classify with")
+        return self._queue(Job(texts, Future()))
+
+    def generate(
+        self, prompts: Sequence[str], *, max_tokens: int | None = None, on_token: OnToken | None = None
+    ) -> "Future[Generated]":
+        """Write an answer to each prompt, greedily; quick, never blocks.
+
+        `on_token` hears each piece of text as it is made, from the model's thread. Once the future is cancelled, no
+        further token is written for it. Raises and fails as `submit` does.
+        """
+        if not self.engine.writes:
+            raise InputError("this model classifies; it cannot write text")
+        self.room.check(max_tokens)
+        return self._queue(Job(prompts, Future(), max_tokens=max_tokens, on_token=on_token))
+
+    @property
+    def depth(self) -> int:
+        """Texts that wait."""
+        return self._batcher.depth
+
+    # --- the learner ------------------------------------------------------------------------------------------------
+
+    @property
+    def live(self) -> Live:
+        """What answers at the moment."""
+        return self.engine.live
+
+    def prepare(self, blend: ArrayLike, *, version: int | None = None) -> Staged:
+        """Make a blend (K,) ready to answer, as `Engine.prepare`."""
+        return self.engine.prepare(blend, version=version)
+
+    def commit(self, staged: Staged, *, slot: int) -> Live:
+        """Let it answer from now on, credited to `slot`, as `Engine.commit`."""
+        return self.engine.commit(staged, slot=slot)
+
+    def discard(self, staged: Staged) -> None:
+        """Forget it."""
+        self.engine.discard(staged)
+
+    def logits(self, texts: Sequence[Text], *, live: Live | Staged | None = None) -> FloatArray:
+        """Classify texts (n, columns) with what answers or with what was prepared, past the queue."""
+        return self.engine.logits(texts, live=live)
+
+    def sane(self, text: Text, live: Live | Staged) -> bool:
+        """Whether a model answers a text with numbers."""
+        return self.engine.sane(text, live)
+
+    # --- operators --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take requests."""
+        self._batcher.start()
+
+    def stop(self, timeout: float) -> bool:
+        """Refuse new requests and answer those accepted; whether that was done in time."""
+        return self._batcher.stop(timeout)
+
+    def faults(self) -> tuple[str, ...]:
+        """Say what keeps this replica from answering: dead threads, a model that is not whole; nothing if it can."""
+        return self._batcher.faults() + self.engine.faults()
+
+    def _queue(self, job: Job) -> "Future[Any]":
+        self._batcher.submit(job)
+        return job.future
+
+
+def room_of(engine: Engine, config: ServeConfig) -> Room:
+    """Find what a model can read and write: its positions are the answer's, too, if it goes on from its prompt."""
+    found = positions(engine.moe.path)
+    causal = engine.live.backend.causal
+    answer = config.max_tokens if found is None else min(config.max_tokens, found - 1)
+    return Room(engine.encode.max_length, answer, found if causal else None, config.too_long)

@@ -1,0 +1,174 @@
+"""The entrance before every route: who may pass, how often, and with how large a body. Nothing is parsed before it."""
+
+import time
+from typing import Protocol
+
+from starlette.datastructures import Headers
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tanbr.serve.web import logs
+from tanbr.serve.web.auth import HEALTH, Tokens
+from tanbr.serve.web.config import HttpConfig
+from tanbr.serve.web.limits import BodyMemory, RateLimit, client_of
+from tanbr.serve.web.refusals import Refusal
+
+DRAINED = 8  # bodies' worth of what is too large that is read and dropped, so that the client sees why
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+SECURE = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        b"form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
+    ),
+]
+
+
+class OnRequest(Protocol):
+    """Hears of every request that was answered or refused."""
+
+    def __call__(self, *, route: str, method: str, path: str, status: int, seconds: float, client: str) -> None:
+        """Take note; `route` is one of a fixed set of names."""
+        ...
+
+
+class Entrance:
+    """An ASGI application around another."""
+
+    def __init__(
+        self, app: ASGIApp, *, config: HttpConfig, tokens: Tokens, loopback: bool, on_request: OnRequest
+    ) -> None:
+        self._app, self._config, self._tokens, self._on_request = app, config, tokens, on_request
+        self._rate = RateLimit(config.rate, config.burst)
+        self._held = BodyMemory(config.held_bytes)
+        hosts = [*LOOPBACK, config.host, *config.hosts] if loopback else ["*"]
+        self._judge_host = TrustedHostMiddleware(_trust, allowed_hosts=hosts, www_redirect=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status, held = 499, 0  # until something is sent: the client left
+
+        async def send_secure(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *SECURE]
+            await send(message)
+
+        try:
+            await self._check_head(scope)
+            if scope["method"] == "POST":
+                body = await self._body(Headers(scope=scope), receive)
+                if body is None:
+                    return
+                held = len(body)
+                receive = _once(body, receive)
+            await self._app(scope, receive, send_secure)
+        except Refusal as refusal:
+            await refusal.response()(scope, receive, send_secure)
+        except Exception as error:  # with a 500, the application has answered and logged it already
+            if status != 500:
+                logs.say_fault(type(error).__name__, error=error)
+        finally:
+            self._held.give_back(held)
+            self._on_request(
+                route=getattr(scope.get("route"), "path", "other"),
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                seconds=time.perf_counter() - started,
+                client=address_of(scope),
+            )
+
+    async def _check_head(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        if "host" in headers and not await self._is_ours(scope):
+            # A page elsewhere whose name is made to point here would otherwise be this server to a browser.
+            raise Refusal(421, "this server listens on loopback and is called localhost; see `hosts` in its settings")
+        if scope["path"] not in HEALTH:
+            wait = self._rate.wait(client_of(address_of(scope)), time.monotonic())
+            if wait:
+                raise Refusal.later(429, f"more than {self._config.rate:g} requests a second; slow down", seconds=wait)
+        self._tokens.check(scope["path"], headers.get("authorization"))
+
+    async def _is_ours(self, scope: Scope) -> bool:
+        """Have Starlette judge the Host header; what it would answer is not sent, because it is no sentence of ours."""
+        judged = dict(scope)
+        await self._judge_host(judged, _nothing, _ignore)
+        return TRUSTED in judged
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
+        """Read the body whole, at most as much as is allowed; None when the client left."""
+        limit = self._config.body_bytes
+        too_large = Refusal(413, f"the body has more than {limit} bytes", headers={"connection": "close"})
+        length = headers.get("content-length", "")
+        if "expect" in headers and length.isascii() and length.isdigit() and int(length) > limit:
+            raise too_large  # it waits to be told before it sends
+        chunks: list[bytes] = []
+        size = kept = 0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                if size <= limit:
+                    if not self._held.take(len(chunk)):
+                        raise Refusal.later(429, "too many large requests at once", seconds=1)
+                    kept += len(chunk)
+                    chunks.append(chunk)
+                elif size > DRAINED * limit:
+                    raise too_large
+                if not message.get("more_body", False):
+                    break
+            if size > limit:
+                raise too_large
+            kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+            if size and kind != "application/json":
+                raise Refusal(415, f"send the body as application/json (got {kind[:60] or 'no content type'})")
+            kept = 0  # the caller's to give back
+            return b"".join(chunks)
+        finally:
+            self._held.give_back(kept)
+
+
+def _once(body: bytes, receive: Receive) -> Receive:
+    given = False
+
+    async def receive_body() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_body
+
+
+def address_of(scope: Scope) -> str:
+    """Give the address of a request's client."""
+    client = scope.get("client")
+    return str(client[0]) if client else "local"
+
+
+TRUSTED = "tanbr.trusted_host"
+
+
+async def _trust(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - an ASGI application
+    scope[TRUSTED] = True
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def _ignore(message: Message) -> None:
+    """Send nothing."""

@@ -1,0 +1,55 @@
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from cli.running import TANBR
+from tanbr.cli.stopping import Commands, keeps
+
+app = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
+
+
+@app.command()
+@keeps("half of it is in {out}; go on")
+def long(out: str = "here") -> None:
+    raise KeyboardInterrupt
+
+
+@app.command()
+def short() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["long"], "stopped: half of it is in here; go on\n"),
+        (["long", "--out", "[x]"], "in [x]"),
+        (["short"], "stopped\n"),
+    ],
+)
+def test_ctrl_c_is_one_sentence_and_exit_code_130(arguments: list[str], says: str) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 130
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_stopped_simulation_says_what_it_keeps(tmp_path: Path, workers: str) -> None:
+    command = [TANBR, "simulate", "--slots", "100000", "--methods", "average,random", "--workers", workers]
+    running = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not (tmp_path / "out/simulate/runs").exists() and running.poll() is None:
+        time.sleep(0.1)  # until it works; Ctrl-C before that says no more than "stopped"
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to all processes of the command
+    out, err = running.communicate(timeout=120)
+    assert running.returncode == 130, err
+    assert err == "stopped: runs that had ended are in out/simulate/runs; the same command goes on with the others\n"
+    assert "Traceback" not in out

@@ -1,0 +1,30 @@
+"""The examples run, and come out as they say."""
+
+import json
+import runpy
+from pathlib import Path
+
+import matplotlib as mpl
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_the_router_alone_comes_near_the_best() -> None:
+    assert runpy.run_path(str(EXAMPLES / "router_alone.py"))["main"]() > 0.9
+
+
+def test_what_is_exported_answers_as_what_was_merged_in_memory() -> None:
+    # Both hold the very same weights; only the order of float32 sums may differ, some hundred of them per logit.
+    assert runpy.run_path(str(EXAMPLES / "merge_and_export.py"))["main"]() < 1e-4
+
+
+def test_the_notebook_finds_a_peak_above_the_even_blend() -> None:
+    mpl.use("agg")
+    notebook = json.loads((EXAMPLES / "triangle.ipynb").read_text())
+    names: dict = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    even = float(names["measure"]([1 / 3] * 3) @ names["mix"])
+    assert names["path"][-5:, 3].mean() > even
+    assert names["worth"].max() > even

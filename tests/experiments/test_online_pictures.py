@@ -1,0 +1,48 @@
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.test_standings import outcome
+from tanbr.experiments import online_pictures
+from tanbr.experiments.pictures import AREAS, LINES, MOST
+from tanbr.experiments.standings import Standings
+
+NAMES = [
+    "tanbr", "tanbr+survey", "average", "fisher", "regmean", "best-fixed", "nucb", "vector-gp", "random",
+    "proportional", "best-per-slot", "tags",
+]  # fmt: skip
+
+
+def many() -> Standings:
+    runs = [outcome(seed, name, np.full(30, 0.3 + 0.05 * i)) for seed in (0, 1) for i, name in enumerate(NAMES)]
+    return Standings.of(runs, tasks=("one", "two"), mixes={seed: np.tile([0.5, 0.5], (30, 1)) for seed in (0, 1)})
+
+
+def lines(canvas: Figure) -> int:
+    return max(sum(len(line.get_xdata()) > 2 for line in axis.get_lines()) for axis in canvas.axes)
+
+
+def test_the_subject_its_best_variant_the_best_rival_the_average_and_the_bounds_are_drawn() -> None:
+    assert online_pictures.shown(many()) == [
+        "tanbr", "tanbr+survey", "proportional", "average", "best-per-slot", "tags",
+    ]  # fmt: skip
+
+
+def test_no_picture_has_more_lines_than_can_be_told_apart() -> None:
+    for draw in (online_pictures.rewards, online_pictures.regret, online_pictures.lead_by_slot):
+        assert 2 <= lines(draw(many())) <= MOST == 6
+
+
+def test_tasks_and_methods_share_no_colour() -> None:
+    assert not set(LINES) & set(AREAS)
+    assert len({*LINES, *AREAS}) == len(LINES) + len(AREAS)
+
+
+def test_the_dial_has_a_line_for_each_method_that_holds_several_models() -> None:
+    rewards = {"best-fixed": 0.5, "best-fixed@2": 0.6, "best-fixed@3": 0.65, "average": 0.4}
+    runs = [outcome(0, name, np.full(30, reward)) for name, reward in rewards.items()]
+    few = Standings.of(runs, tasks=("one", "two"), mixes={0: np.tile([0.5, 0.5], (30, 1))})
+    [axis] = online_pictures.dial(few, lambda count: 10.0 * count).axes
+    drawn = {bars.get_label(): bars.lines[0] for bars in axis.containers}
+    assert drawn["best-fixed"].get_xdata().tolist() == [10.0, 20.0, 30.0]
+    np.testing.assert_allclose(drawn["best-fixed"].get_ydata(), [0.5, 0.6, 0.65])
+    assert drawn["average"].get_xdata().tolist() == [10.0]

@@ -1,0 +1,82 @@
+"""The suite under other conditions: instruction sets, threads, load, order, Python versions. `make test-matrix`.
+
+A CPU cannot be imitated in full, but part of the spread can: what is green here under all of these has little left
+that depends on the machine. Prints a line a variant, and exits with 1 if any of them failed.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+NO_AVX512 = {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+OLD_CPU = {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One run of the suite."""
+
+    name: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    busy: int = 0  # endless loops beside it
+    python: str = sys.executable
+
+
+VARIANTS = (
+    Variant("as it is"),
+    Variant("one thread", {"OMP_NUM_THREADS": "1"}, ("--shuffle", "1")),
+    Variant("two threads", {"OMP_NUM_THREADS": "2"}, ("--shuffle", "2")),
+    Variant("no AVX-512", NO_AVX512),
+    Variant("an old CPU", OLD_CPU),
+    Variant("beside two busy loops", options=("--shuffle", "3"), busy=2),
+)
+
+
+def other_pythons() -> list[Variant]:
+    """Find interpreters beside this one that have what the suite needs: environments named `.venv-3.12` and so on."""
+    found = sorted(ROOT.glob(".venv-3.*/bin/python"))
+    return [Variant(f"Python {path.parts[-3].removeprefix('.venv-')}", python=str(path)) for path in found]
+
+
+def run(variant: Variant, arguments: list[str]) -> bool:
+    """Run the suite once; whether it passed."""
+    started = time.monotonic()
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(variant.busy)]
+    try:
+        command = [variant.python, "-m", "pytest", "-q", "-n", "2", *variant.options, *arguments]
+        done = subprocess.run(
+            command, cwd=ROOT, env=os.environ | variant.environment, capture_output=True, text=True, check=False
+        )
+    finally:
+        for loop in loops:
+            loop.kill()
+    lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["no output"]
+    width = shutil.get_terminal_size().columns
+    for line in [line for line in lines if line.startswith(("FAILED", "ERROR"))]:
+        print("   ", line[: max(60, width - 4)])
+    verdict, seconds = "ok" if done.returncode == 0 else "FAILED", time.monotonic() - started
+    print(f"{variant.name:24} {verdict:6} {seconds:5.0f} s  {lines[-1]}")
+    sys.stdout.flush()
+    return done.returncode == 0
+
+
+def main() -> int:
+    """Run every variant; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help="a part of the variants' names")
+    chosen, arguments = parser.parse_known_args()
+    variants = [v for v in (*VARIANTS, *other_pythons()) if (chosen.only or "").lower() in v.name.lower()]
+    results = [run(variant, arguments) for variant in variants]
+    return 0 if results and all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

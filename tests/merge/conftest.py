@@ -1,0 +1,22 @@
+"""A tiny MoE whose experts share an ancestor, as merges want them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from moe.tiny import build
+
+
+@pytest.fixture(scope="session")
+def related(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT-MoE of four experts, each near the first."""
+    folder = tmp_path_factory.mktemp("related") / "moe"
+    model = build("bert_moe")
+    with torch.no_grad():
+        for layer in model.bert.encoder.layer:
+            for linear in (layer.intermediate.dense, layer.output.dense):
+                for values in linear.parameters():
+                    values[1:] = values[0] + 0.2 * values[1:]
+    model.save_pretrained(folder)
+    return folder

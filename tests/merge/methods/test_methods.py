@@ -1,0 +1,82 @@
+"""Methods by name: found in their folder, given settings, refused with a sentence; and what holds for every one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import pytest
+import torch
+from pydantic import Field
+from torch import Tensor
+
+import tanbr
+from tanbr.errors import ConfigError
+from tanbr.merge import Moe
+from tanbr.merge.methods import METHODS, Method, check_name
+from tanbr.moe.family import Piece
+
+
+@dataclass(eq=False)
+class Loudest(Method):
+    """A method from elsewhere: of each weight, the expert of the blend that is farthest from 0."""
+
+    name = "loudest"
+    cost = "reads the experts of the blend once"
+    gain: Annotated[float, Field(gt=0)] = 1.0
+
+    def fill(self, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
+        rows = self.experts.rows(piece, np.flatnonzero(blend).tolist())
+        out.copy_(rows.gather(0, rows.abs().argmax(dim=0, keepdim=True))[0].view(out.shape) * self.gain)
+
+
+PLACE = f"{__name__}:Loudest"
+
+
+@pytest.fixture
+def moe(related) -> Moe:
+    return tanbr.open(related)
+
+
+def test_a_method_from_elsewhere_with_a_setting(related) -> None:
+    blend = [0.5, 0.5, 0, 0]
+    chosen = tanbr.open(related, method=f"{PLACE}:gain=2")
+    assert str(chosen.method) == "loudest:gain=2.0"
+    got, plain = dict(chosen.tensors(blend)), tanbr.open(related)
+    for piece in plain.plan.blended:
+        first, second = (dict(plain.tensors(np.eye(4)[k]))[piece.target] for k in (0, 1))
+        assert torch.equal(got[piece.target], 2 * torch.where(first.abs() >= second.abs(), first, second))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("avrage", "unknown merge method 'avrage'; did you mean 'average'"),
+        ("", "unknown merge method ''; known: average"),
+        ("average:weight=1", "weight: Unexpected keyword argument"),
+        (f"{PLACE}:gain=0", r"gain: Input should be greater than 0 \(its settings: gain\)"),
+        (f"{PLACE}:gain=much", "gain: Input should be a valid number"),
+        ("average:experts=1", "must be a name"),
+        ("average:gain=1:gain=2", "must be a name"),
+        ("nowhere.at:All", "cannot be imported"),
+        ("numpy:array", "must be a class derived from"),
+    ],
+)
+def test_wrong_names_and_settings_are_explained(related, text, says) -> None:
+    with pytest.raises(ConfigError, match=says):
+        tanbr.open(related, method=text)
+
+
+def test_a_name_is_checked_without_a_checkpoint() -> None:
+    assert check_name(f"{PLACE}:gain=2") == f"{PLACE}:gain=2"
+    with pytest.raises(ConfigError, match="no setting 'weight'"):
+        check_name("average:weight=1")
+
+
+def test_every_method_says_what_it_needs_and_costs() -> None:
+    assert {"average", "regression"} <= set(METHODS)
+    for name, kind in METHODS.items():
+        assert kind.name == name
+        assert kind.needs
+        assert kind.cost
+        assert kind.__doc__

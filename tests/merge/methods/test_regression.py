@@ -1,0 +1,110 @@
+"""Merges by regression: by hand for one layer, then against RegMean and the experts on whole models."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe.tiny import K, build
+from tanbr.baselines.probes import Probe, Probes
+from tanbr.baselines.regmean import measure, regmean
+from tanbr.errors import CheckpointError
+from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
+from tanbr.merge.export import export
+from tanbr.merge.gram_matrices import shrunk, solved
+
+BLEND = np.array([0.5, 0.3, 0.2, 0.0])
+
+
+def some_probes(experts: int = K) -> Probes:
+    rng = torch.Generator().manual_seed(5)
+    ids = torch.randint(3, 64, (experts, 60, 12), generator=rng)
+    return [[Probe({"input_ids": own, "attention_mask": torch.ones_like(own)}, lambda x: x)] for own in ids]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("regression") / "moe"
+    build("bert_moe").save_pretrained(path)
+    measure(open_moe(path), some_probes(), rows=60)
+    return path
+
+
+@pytest.fixture
+def regressed(folder: Path) -> Moe:
+    return open_moe(folder, method="regression")
+
+
+def test_by_hand() -> None:
+    assert shrunk(torch.tensor([[3.0, 2.0], [2.0, 1.0]]), 0.5).tolist() == [[3.0, 1.0], [1.0, 1.0]]
+    left, right = torch.tensor([[4.0, 1.0], [1.0, 2.0]]).double(), torch.tensor([[6.0], [4.0]]).double()
+    torch.testing.assert_close(
+        solved(left, right, torch.zeros(1, 2), ridge=1e-9), torch.tensor([[8.0, 10.0]]).double() / 7
+    )
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=20, deadline=None)
+def test_no_other_weight_answers_more_like_the_experts(seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(3, 20, 5, generator=rng).double()
+    experts = torch.randn(3, 4, 5, generator=rng).double()
+    blend = torch.distributions.Dirichlet(torch.ones(3).double()).sample()
+    grams = inputs.mT @ inputs / 20
+    left, right = torch.einsum("k,kij->ij", blend, grams), torch.einsum("k,kij,koj->io", blend, grams, experts)
+    best = solved(left, right, experts.mean(dim=0), ridge=1e-12)
+
+    def error(weight: torch.Tensor) -> float:
+        return float((blend * ((inputs @ weight.T - inputs @ experts.mT) ** 2).sum(dim=2).mean(dim=1)).sum())
+
+    nudge = 1e-2 * torch.randn(4, 5, generator=rng).double()
+    assert error(best) < min(error(best + nudge), error(best - nudge))
+
+
+def test_an_even_blend_is_regmean_and_one_expert_is_itself(regressed: Moe, folder: Path) -> None:
+    inputs = some_probes()[0][0].inputs
+    answers = [model(**inputs).logits for model in (regressed.dense(), regmean(open_moe(folder), some_probes()))]
+    torch.testing.assert_close(*answers, rtol=0, atol=0.02)  # a ridge apart, where inputs are weak
+    assert not torch.allclose(answers[1], open_moe(folder).dense()(**inputs).logits, rtol=0, atol=0.02)
+    even, plain = regressed.dense().state_dict(), open_moe(folder).dense().state_dict()
+    assert sum(not torch.equal(even[name], plain[name]) for name in even) == len(regressed.sites) * 2  # weights alone
+    for name, value in regressed.dense(np.eye(K)[1]).state_dict().items():
+        assert torch.equal(value, open_moe(folder).dense(np.eye(K)[1]).state_dict()[name])
+
+
+def test_every_way_to_merge_gives_the_same(regressed: Moe, tmp_path: Path) -> None:
+    wanted = regressed.dense(BLEND).state_dict()
+    model = regressed.dense()
+    regressed.merge_into(model, [0.25, 0.25, 0.25, 0.25])
+    regressed.merge_into(model, BLEND)
+    regressed.export(BLEND, tmp_path / "dense")
+    certificate = json.loads((tmp_path / "dense" / "certificate.json").read_text())
+    assert certificate["mode"] == "regression"
+    export(regressed, tmp_path / "wide", mode="concat", experts=[0, 1])
+    assert json.loads((tmp_path / "wide" / "certificate.json").read_text())["mode"] == "concat"
+    exported = type(model).from_pretrained(tmp_path / "dense")
+    for name, value in wanted.items():
+        assert torch.equal(model.state_dict()[name], value)
+        assert torch.equal(exported.state_dict()[name], value)
+
+
+def test_grams_of_other_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    other = build("bert_moe")
+    with torch.no_grad():
+        next(other.parameters()).add_(1)
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(CheckpointError, match="tanbr grams"):
+        open_moe(tmp_path / "other", method="regression")
+    (tmp_path / "other" / "grams").symlink_to(folder / "grams")
+    with pytest.raises(CheckpointError, match="another model"):
+        open_moe(tmp_path / "other", method="regression")
+
+
+def test_grams_that_are_not_positive_definite_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="positive definite"):
+        solved(-torch.eye(3), torch.ones(3, 2), torch.zeros(2, 3))

@@ -1,0 +1,81 @@
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serve.text_model import write
+from tanbr.errors import CheckpointError
+from tanbr.moe import embedded
+from tanbr.moe.text import UNSAID, TextEncoder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(embedded.path(), tmp_path / "model"))
+
+
+def change(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def encoder(folder: Path, max_length: int | None = None) -> TextEncoder:
+    return TextEncoder.of(folder, vocab_size=10**6, max_length=max_length)
+
+
+def test_a_text_may_be_as_long_as_model_and_tokenizer_allow(folder: Path) -> None:
+    change(folder / "tokenizer_config.json", model_max_length=300)
+    change(folder / "config.json", max_position_embeddings=40)
+    assert encoder(folder).max_length == 40
+    assert encoder(folder, 4_000).max_length == 40  # nobody can ask for positions that there are not
+    assert encoder(folder, 16).max_length == 16
+    change(folder / "config.json", max_position_embeddings=4_000)
+    assert encoder(folder).max_length == 300
+    unlimited = write("t5_moe", folder / "t5")
+    assert encoder(unlimited).max_length == UNSAID
+    change(unlimited / "tokenizer_config.json", model_max_length=99)
+    assert encoder(unlimited).max_length == 99
+
+
+def test_what_is_left_out_is_counted_and_special_tokens_stay(folder: Path) -> None:
+    change(folder / "config.json", max_position_embeddings=8)
+    encode = encoder(folder)
+    words = ["the", "film", "is", "good", "and", "the", "plot", "is", "dull"]
+    whole = encode.tokenizer(" ".join(words))["input_ids"]
+    encoded = encode.encode([" ".join(words), "the film", (" ".join(words), "the film")])
+    rows = encoded.columns["input_ids"]
+    assert encoded.cut == (len(whole) - 8, 0, len(whole) + 3 - 8)
+    assert [len(row) for row in rows] == [8, 4, 8]
+    assert list(rows[0]) == [*whole[:7], whole[-1]]  # cut on the right
+    assert list(rows[2])[-3:] == [*encode.tokenizer("the film")["input_ids"][1:]]  # of a pair, the longer text is cut
+    left = encode.encode([" ".join(words)], side="left").columns["input_ids"][0]
+    assert list(left) == [whole[0], *whole[-7:]]
+    assert list(encode.encode([" ".join(words)]).columns["input_ids"][0]) == list(rows[0])  # and back again
+
+
+def test_rows_are_padded_to_the_longest_on_either_side(folder: Path) -> None:
+    encode = encoder(folder)
+    columns = {"input_ids": [[5, 6, 7], [8]], "attention_mask": [[1, 1, 1], [1]]}
+    pad = encode.tokenizer.pad_token_id
+    assert encode.pad(columns)["input_ids"].tolist() == [[5, 6, 7], [8, pad, pad]]
+    padded = encode.pad(columns, left=True)
+    assert padded["input_ids"].tolist() == [[5, 6, 7], [pad, pad, 8]]
+    assert padded["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert padded["input_ids"].dtype == np.int64
+
+
+def test_tensors_are_the_padded_rows(folder: Path) -> None:
+    encode = encoder(folder)
+    texts = ["the film is good", "the plot"]
+    expected = encode.pad(encode.encode(texts).columns)
+    assert {name: tensor.tolist() for name, tensor in encode(texts).items()} == {
+        name: table.tolist() for name, table in expected.items()
+    }
+
+
+def test_a_tokenizer_that_is_missing_or_too_large_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="but the model only 7"):
+        TextEncoder.of(folder, vocab_size=7)
+    with pytest.raises(CheckpointError, match="no tokenizer"):
+        TextEncoder.of(tmp_path, vocab_size=7)

@@ -1,0 +1,89 @@
+"""The forecast follows a switch within two slots, hurries after a drift, and does not jitter."""
+
+import numpy as np
+import pytest
+
+from tanbr.monitor.config import MonitorConfig
+from tanbr.monitor.forecast import Forecaster
+from tanbr.monitor.quantify import Prevalence
+
+OLD, NEW = np.array([0.7, 0.2, 0.1]), np.array([0.1, 0.2, 0.7])
+
+
+def seen(mix: np.ndarray, requests: int, rng: np.random.Generator) -> Prevalence:
+    drawn = rng.multinomial(requests, mix) / requests
+    return Prevalence(drawn, np.sqrt((mix * (1 - mix) + 0.01) / requests), float(requests))
+
+
+def run(mixes: list[np.ndarray], requests: int, seed: int = 0) -> tuple[np.ndarray, list[bool]]:
+    rng = np.random.default_rng(seed)
+    forecaster = Forecaster(3, MonitorConfig())
+    resets, forecasts = [], []
+    for mix in mixes:
+        resets.append(forecaster.update(seen(mix, requests, rng)))
+        forecasts.append(forecaster.mix)
+    return np.array(forecasts), resets
+
+
+@pytest.mark.parametrize("requests", [64, 256, 1024])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_switch_is_followed_at_once_and_nothing_else_is_taken_for_one(requests: int, seed: int) -> None:
+    forecasts, resets = run([OLD] * 20 + [NEW] * 20, requests, seed)
+    assert [slot for slot, reset in enumerate(resets) if reset] == [0, 20]
+    assert np.abs(forecasts[21] - NEW).sum() < 0.3
+
+
+def test_a_steady_mix_is_steadier_than_its_slots() -> None:
+    late = slice(20, None)
+    errors, moves = [], []
+    for seed in range(10):
+        forecasts, _ = run([OLD] * 60, 64, seed)
+        rng = np.random.default_rng(seed)
+        slots = np.array([seen(OLD, 64, rng).mix for _ in range(60)])
+        errors.append([np.abs(mixes[late] - OLD).sum(axis=1).mean() for mixes in (forecasts, slots)])
+        moves.append([np.abs(np.diff(mixes[late], axis=0)).sum(axis=1).mean() for mixes in (forecasts, slots)])
+    error, slot_error = np.mean(errors, axis=0)
+    move, slot_move = np.mean(moves, axis=0)
+    assert error < 0.5 * slot_error
+    assert move < 0.25 * slot_move
+
+
+def test_a_drift_is_followed_more_closely_than_with_a_fixed_gain() -> None:
+    mixes = [OLD + (NEW - OLD) * step / 100 for step in range(100)]
+    forecasts, _ = run(mixes, 1024)
+    rng = np.random.default_rng(0)
+    fixed = mixes[0]
+    fixed_errors, errors = [], []
+    for slot, mix in enumerate(mixes[:-1]):
+        fixed = 0.7 * fixed + 0.3 * seen(mix, 1024, rng).mix
+        fixed_errors.append(np.abs(fixed - mixes[slot + 1]).sum())
+        errors.append(np.abs(forecasts[slot] - mixes[slot + 1]).sum())
+    assert np.mean(errors[20:]) < np.mean(fixed_errors[20:])
+
+
+def test_silence_leaves_the_forecast_and_grows_the_uncertainty() -> None:
+    forecaster = Forecaster(3, MonitorConfig())
+    assert forecaster.mix == pytest.approx([1 / 3] * 3)
+    forecaster.update(seen(OLD, 256, np.random.default_rng(0)))
+    mix, before = forecaster.mix, forecaster.uncertainty
+    for _ in range(3):
+        assert forecaster.update(None) is False
+    assert np.array_equal(forecaster.mix, mix)
+    assert (forecaster.uncertainty > before).all()
+    for _ in range(10_000):
+        forecaster.update(None)
+    assert (forecaster.uncertainty <= 0.5).all()
+
+
+def test_merging_weighs_by_requests() -> None:
+    rng = np.random.default_rng(0)
+    one, two, blank = (Forecaster(3, MonitorConfig()) for _ in range(3))
+    one.update(Prevalence(OLD, np.full(3, 0.1), 300.0))
+    two.update(Prevalence(NEW, np.full(3, 0.1), 100.0))
+    one.merge(blank)
+    assert np.array_equal(one.mix, OLD)
+    one.merge(two)
+    assert one.mix == pytest.approx(0.75 * OLD + 0.25 * NEW)
+    blank.merge(two)
+    assert blank.mix == pytest.approx(NEW)
+    assert one.update(seen(one.mix, 1000, rng)) is False

@@ -1,0 +1,121 @@
+"""What every backend must do: the same answers as float32 up to its own rounding, before and after many swaps."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serve.text_model import write
+from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
+from tanbr.serve.backends import BACKENDS
+from tanbr.serve.decode import Step
+from tanbr.serve.engine import Engine
+from tanbr.tasks import tiny
+
+TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 6, seed=5, split="test")]
+SWAPS = 40
+# Relative error of the logits (in the Euclidean norm). float32: a thousand roundings of 2^-24 that all point one way.
+# int8: a weight is off by up to half of 1/127 of its row's largest, an activation by half of 2/127 of its token's; with
+# the largest four times the typical one that is 0.02 a map, 0.07 after twelve maps, and three times that for safety.
+TOLERANCE = {"torch": 1000 * 2.0**-24, "torch-int8": 0.2}
+SURE = 1.5  # a best label this far above the next, by exact arithmetic, is any backend's best label
+
+
+def blends(count: int, experts: int) -> np.ndarray:
+    return np.random.default_rng(0).dirichlet(np.full(experts, 0.5), size=count)
+
+
+def relative(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+
+
+def sure_labels(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Find the rows whose best label is far above the next, and that label."""
+    second, first = np.sort(logits[:, :14], axis=1)[:, -2:].T
+    rows = np.flatnonzero(first - second > SURE)
+    return rows, logits[rows, :14].argmax(axis=1)
+
+
+@pytest.fixture(scope="module")
+def exact(moe: Moe) -> list[np.ndarray]:
+    """What float64 answers under each blend."""
+    answers = []
+    engine = Engine(moe)
+    inputs = engine.encode(TEXTS)
+    for blend in blends(4, 8):
+        model = moe.dense(blend).double()
+        answers.append(model(**inputs).logits.detach().numpy())
+    return answers
+
+
+@pytest.mark.parametrize("spare", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_answers_are_those_of_exact_arithmetic_before_and_after_many_swaps(
+    moe: Moe, exact: list[np.ndarray], backend: str, spare: bool
+) -> None:
+    engine = Engine(moe, backend=backend, spare=spare, least_agreement=0.0)
+    first = []
+    for blend, expected in zip(blends(4, 8), exact, strict=True):
+        engine.swap(blend)
+        first.append(engine.logits(TEXTS))
+        assert relative(first[-1], expected) < TOLERANCE[backend]
+        rows, labels = sure_labels(expected)
+        assert len(rows) > len(TEXTS) / 4  # or nothing would be compared
+        np.testing.assert_array_equal(first[-1][rows, :14].argmax(axis=1), labels)
+    assert relative(first[0], first[1]) > 3 * TOLERANCE["torch"]  # blends differ, or nothing is shown
+    for blend in blends(SWAPS, 8):
+        engine.swap(blend)
+    for blend, before in zip(blends(4, 8), first, strict=True):
+        engine.swap(blend)
+        np.testing.assert_array_equal(engine.logits(TEXTS), before)  # nothing is left of what came between
+    assert engine.live.backend.size.own_bytes <= engine.live.backend.size.nbytes
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("family", ["t5_moe", "mixtral"])
+def test_a_model_that_writes_writes_the_same_before_and_after_swaps(tmp_path: Path, family: str, backend: str) -> None:
+    moe = open_moe(write(family, tmp_path / "model"))
+    engine = Engine(moe, backend=backend, spare=True, least_agreement=0.0)
+    prompts = ["w1 w2 w3", "w9", "w5 w5 w5 w5"]
+    first = []
+    for blend in np.eye(4):
+        engine.swap(blend)
+        first.append(engine.texts(prompts, max_tokens=6))
+    assert len({tuple(texts) for texts in first}) > 1
+    for blend in blends(10, 4):
+        engine.swap(blend)
+    for blend, before in zip(np.eye(4), first, strict=True):
+        engine.swap(blend)
+        assert engine.texts(prompts, max_tokens=6) == before
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_generation_can_be_given_up_and_tells_every_step(tmp_path: Path, backend: str) -> None:
+    engine = Engine(open_moe(write("t5_moe", tmp_path / "model")), backend=backend, least_agreement=0.0)
+    inputs = engine.encode.pad(engine.encode.encode(["w1 w2", "w3"]).columns)
+    steps: list[Step] = []
+
+    def hear(step: Step) -> tuple[int, ...]:
+        steps.append(step)
+        return (0, 1) if len(steps) == 2 else ()
+
+    written = engine.live.backend.generate(inputs, limits=[50, 50], on_step=hear)
+    assert len(steps) <= 2
+    for row, answer in enumerate(written):
+        ended = [step.ended[row] for step in steps if row in step.ended]
+        assert ([answer] if answer is not None else []) == ended
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_twins_share_what_no_blend_changes(moe: Moe, backend: str) -> None:
+    engine = Engine(moe, backend=backend, least_agreement=0.0)
+    one = engine.live.backend
+    other = one.twin(moe)
+    inputs = engine.encode.pad(engine.encode.encode(TEXTS[:4]).columns)
+    before = one.classify(inputs)
+    other.merge(moe, np.eye(8)[3])
+    np.testing.assert_array_equal(one.classify(inputs), before)
+    assert np.abs(other.classify(inputs) - before).max() > 0
+    assert one.columns == other.columns == engine.columns
+    assert not one.writes

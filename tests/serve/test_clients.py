@@ -1,0 +1,61 @@
+import json
+
+import numpy as np
+
+from tanbr.serve.clients import Clients
+from tanbr.serve.config import RewardConfig
+from tanbr.serve.rewards import Tally
+from tanbr.serve.store import Given
+
+TRUTH = np.array([0.85, 0.55, 0.25])  # reward of each task
+EVEN = np.full(3, 1 / 3)
+
+
+def slot(rng: np.random.Generator, *, honest: int, liars: int, each: int = 6) -> list[Given]:
+    """Rewards of a slot, right or wrong; liars turn theirs over."""
+    rows = []
+    for client in range(honest + liars):
+        for _ in range(each):
+            task = int(rng.integers(3))
+            reward = float(rng.random() < TRUTH[task])
+            rows.append(Given(0, 0, "feedback", task, 1 - reward if client >= honest else reward, None, f"c{client}"))
+    return rows
+
+
+def mean_error(config: RewardConfig, *, slots: int = 60) -> float:
+    """How far the rewards of the last half of the slots are off, on average, with a quarter of clients lying."""
+    rng, clients, errors = np.random.default_rng(0), Clients(config), []
+    for _ in range(slots):
+        tally = Tally(3, config)
+        tally.add_feedback(slot(rng, honest=12, liars=4), EVEN, clients, learn=True)
+        errors.append(tally.reward[0] - TRUTH)
+    return float(np.abs(np.mean(errors[slots // 2 :], axis=0)).mean())
+
+
+def test_a_quarter_of_liars_bends_the_rewards_no_more() -> None:
+    assert mean_error(RewardConfig(doubt=0.0, client_share=1.0)) > 0.08  # everybody is taken at his word
+    assert mean_error(RewardConfig()) < 0.03
+
+
+def test_honest_clients_keep_their_weight_and_liars_lose_it() -> None:
+    rng, clients = np.random.default_rng(1), Clients(RewardConfig())
+    for _ in range(40):
+        rows = slot(rng, honest=9, liars=3)
+        clients.learn(rows, np.eye(3)[[row.task or 0 for row in rows]])
+    assert [clients.trust(f"c{n}") for n in range(9)] == [1.0] * 9
+    assert max(clients.trust(f"c{n}") for n in range(9, 12)) < 0.01
+    again = Clients(RewardConfig(), json.loads(json.dumps(clients.evidence)))
+    assert again.trust("c11") == clients.trust("c11")
+
+
+def test_one_client_counts_for_its_share_at_most_and_nobody_in_particular_counts_in_full() -> None:
+    config = RewardConfig(client_share=0.2)
+    loud = [Given(0, 0, "feedback", 0, 0.0, None, "loud")] * 500
+    others = [Given(0, 0, "feedback", 0, 1.0, None, f"c{n}") for n in range(40) for _ in range(2)]
+    weights = Clients(config).weights(loud + others)
+    assert weights[500:].tolist() == [1.0] * 80
+    np.testing.assert_allclose(weights[:500].sum() / weights.sum(), 0.2, rtol=1e-6)
+    nameless = [Given(0, 0, "feedback", 0, 0.0, None, "")] * 500
+    assert Clients(config).weights(nameless).tolist() == [1.0] * 500
+    alone = [Given(0, 0, "feedback", 0, 0.0, None, "only")] * 500
+    assert Clients(config).weights(alone).tolist() == [1.0] * 500

@@ -1,0 +1,37 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tanbr.errors import StateError
+from tanbr.serve.folder import FolderLock, make_private
+
+
+def test_a_folder_is_of_one_server_at_a_time_and_the_other_is_named(tmp_path: Path) -> None:
+    lock = FolderLock(tmp_path)
+    with pytest.raises(StateError, match=f"in use by another server \\(process {os.getpid()}\\)"):
+        FolderLock(tmp_path)
+    lock.release()
+    lock.release()
+    FolderLock(tmp_path).release()
+
+
+def test_a_process_that_dies_lets_go(tmp_path: Path) -> None:
+    program = (
+        f"from pathlib import Path; from tanbr.serve.folder import FolderLock; FolderLock(Path({str(tmp_path)!r})); "
+    )
+    subprocess.run([sys.executable, "-c", program + "import os; os.kill(os.getpid(), 9)"], check=False)
+    FolderLock(tmp_path).release()
+
+
+def test_an_empty_folder_becomes_private_and_one_with_other_things_stays(tmp_path: Path) -> None:
+    empty, full = tmp_path / "empty", tmp_path / "full"
+    for folder in (empty, full):
+        folder.mkdir(mode=0o755)
+    (full / "something").touch()
+    for folder in (empty, full):
+        make_private(folder)
+    assert empty.stat().st_mode & 0o777 == 0o700
+    assert full.stat().st_mode & 0o777 == 0o755

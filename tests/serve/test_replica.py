@@ -1,0 +1,308 @@
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from serve.replicas import IDS, replica
+from serve.serving import TEXTS
+from serve.text_model import write
+from tanbr.errors import InputError
+from tanbr.merge import Moe
+from tanbr.serve.engine import Engine
+from tanbr.serve.messages import Answers, Broken, Message
+from tanbr.serve.records import Answered, Generated, ServiceError, Stopping
+from tanbr.serve.replica import Replica
+
+Made = Callable[..., tuple[Replica, "SimpleQueue[Message]"]]
+
+
+@pytest.fixture
+def make(moe: Moe, tmp_path: Path) -> Iterator[Made]:
+    """Start replicas of the embedded model, or of a tiny model of a `family`, and stop them in the end."""
+    started: list[Replica] = []
+
+    def made(family: str | None = None, **settings: Any) -> tuple[Replica, "SimpleQueue[Message]"]:
+        source = moe if family is None else write(family, tmp_path / family, **settings.pop("model", {}))
+        one, queue = replica(source, **settings)
+        one.start()
+        started.append(one)
+        return one, queue
+
+    yield made
+    for one in started:
+        one.stop(10)
+
+
+def model_of(one: Replica) -> Any:
+    return one.live.backend.model  # type: ignore[attr-defined]
+
+
+def endless(one: Replica) -> None:
+    """Let a model that writes end nothing by itself."""
+    model = model_of(one)
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
+
+
+def test_what_it_says_of_its_answers_is_what_its_clients_hear(moe: Moe, make: Made) -> None:
+    one, queue = make()
+    answered = one.submit(TEXTS[:5]).result(30)
+    said = queue.get_nowait()
+    assert isinstance(said, Answers)
+    assert (said.version, said.slot, said.texts, said.tokens) == (1, 7, tuple(TEXTS[:5]), None)
+    assert answered.request_ids == tuple(IDS.show(raw) for raw in said.ids)
+    np.testing.assert_array_equal(said.logits, answered.logits)
+    exact = np.exp(answered.logits[:, :14])
+    np.testing.assert_allclose(said.confidence, exact.max(axis=1) / exact.sum(axis=1), rtol=1e-12)  # float64
+    assert answered.cut == ()
+    one.commit(one.prepare(np.eye(8)[2]), slot=8)
+    again = one.submit(TEXTS[:5]).result(30)
+    said = queue.get_nowait()
+    assert isinstance(said, Answers)
+    assert (again.merge_version, said.version, said.slot) == (2, 2, 8)
+
+
+@pytest.mark.parametrize("family", [None, "t5_moe"])
+def test_it_is_said_before_a_client_can_hear_of_it(make: Made, family: str | None) -> None:
+    one, queue = make(family)
+    seen: list[bool] = []
+    for _ in range(20):
+        future: Any = one.submit(TEXTS[:2]) if family is None else one.generate(["w1", "w2"], max_tokens=2)
+        heard = threading.Event()
+        future.add_done_callback(lambda _, heard=heard: (seen.append(not queue.empty()), heard.set()))
+        assert heard.wait(30)
+        queue.get_nowait()
+    assert all(seen)
+
+
+def test_a_text_that_is_too_long_is_cut_and_its_neighbours_are_answered(make: Made) -> None:
+    one, _ = make(max_length=4_000)  # more than the model has positions
+    long = "the film is good " * 200
+    together = [one.submit([TEXTS[0]]), one.submit([long, TEXTS[1]]), one.submit([TEXTS[2]])]
+    answers = [future.result(30) for future in together]
+    assert [answer.cut for answer in answers] == [(), (800 + 2 - 64, 0), ()]
+
+
+def test_a_text_that_cannot_be_read_fails_alone(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = make(batch_wait=0.05)
+    futures = [one.submit([text]) for text in ("the film is good", "\ud800", "the plot is dull")]
+    assert [future.exception(30) is None for future in futures] == [True, False, True]
+    with pytest.raises(InputError, match="cannot be read"):
+        futures[1].result(30)
+
+
+def test_a_text_that_the_model_cannot_answer_fails_alone(make: Made) -> None:
+    one, _ = make(batch_wait=0.05)
+
+    def stumble(_: Any, inputs: Any, kwargs: Any) -> None:
+        if kwargs["input_ids"].shape[1] > 30:
+            raise RuntimeError("too many")
+
+    handle = model_of(one).register_forward_pre_hook(stumble, with_kwargs=True)
+    futures = [one.submit([text]) for text in (TEXTS[0], "the film is good " * 10, TEXTS[1])]
+    assert [future.exception(30) is None for future in futures] == [True, False, True]
+    with pytest.raises(ServiceError, match=r"the model failed .*too many"):
+        futures[1].result(30)
+    handle.remove()
+    assert one.faults() == ()
+
+
+@pytest.mark.parametrize(("family", "read"), [("t5_moe", 40), ("mixtral", 64)])
+def test_prompts_and_answers_have_the_room_that_the_model_has(make: Made, family: str, read: int) -> None:
+    one, _ = make(family, max_length=40 if family == "t5_moe" else None, max_tokens=1_000)
+    assert one.room.answer == (1_000 if family == "t5_moe" else 63)
+    with pytest.raises(InputError, match=rf"max_tokens must be 1..{one.room.answer} \(got 1001\)"):
+        one.generate(["w1"], max_tokens=1_001)
+    with pytest.raises(InputError, match="prompt 2 of 2 has"):
+        one.generate(["w1", "w2 " * 70], max_tokens=2).result(30)
+    words = 39 if family == "t5_moe" else 62  # T5's prompts end with a token of their own
+    done = one.generate(["w2 " * words], max_tokens=2).result(30)
+    assert (done.prompt_tokens, done.cut) == ((40,) if family == "t5_moe" else (62,), ())
+    if family == "mixtral":
+        endless(one)
+        done = one.generate(["w2 " * 60]).result(30)  # as much as there is room for
+        assert (done.completion_tokens, done.finish_reasons) == ((read - 60,), ("length",))
+
+
+@pytest.mark.parametrize("family", ["t5_moe", "mixtral"])
+def test_prompts_are_cut_on_the_left_if_that_is_wanted_and_it_is_said(make: Made, family: str) -> None:
+    one, _ = make(family, too_long="cut", max_length=8)
+    end = "w3 w4 w5 w6 w7 w8 w9"
+    cut, short = one.generate([f"w1 w2 {end}", end], max_tokens=5).result(30), one.generate([end], max_tokens=5)
+    kept = end if family == "t5_moe" else f"w2 {end}"
+    assert cut.cut == ((2, 0) if family == "t5_moe" else (1, 0))
+    assert cut.texts[0] == one.generate([kept], max_tokens=5).result(30).texts[0]
+    assert cut.texts[1] == short.result(30).texts[0]
+
+
+def test_a_cancelled_request_is_written_no_further_and_its_neighbours_are(make: Made) -> None:
+    one, queue = make("t5_moe", max_tokens=400, batch_wait=0.2)
+    endless(one)
+    heard: list[int] = []
+    goes_on, stop = threading.Event(), 5
+
+    def cancel_at(_: int, piece: str) -> None:
+        heard.append(len(piece))
+        if len(heard) == stop:
+            assert cancelled.cancel()
+
+    cancelled = one.generate(["w1 w2"], on_token=cancel_at)
+    other = one.generate(["w1 w2"], max_tokens=50, on_token=lambda *_: goes_on.set())
+    assert other.result(60).completion_tokens == (50,)
+    assert len(heard) == stop
+    assert cancelled.cancelled()
+    said = queue.get_nowait()
+    assert isinstance(said, Answers)
+    assert len(said.ids) == 1  # of what nobody waited for, nothing is said
+    assert queue.empty()
+
+
+def test_when_all_have_cancelled_decoding_ends(make: Made) -> None:
+    one, _ = make("t5_moe", max_tokens=100_000)
+    endless(one)
+    begun = threading.Event()
+    first = one.generate(["w1"], on_token=lambda *_: begun.set())
+    assert begun.wait(30)
+    assert first.cancel()
+    assert one.generate(["w2"], max_tokens=1).result(30).completion_tokens == (1,)  # and does not wait 100,000 steps
+
+
+def test_a_short_answer_does_not_wait_for_a_long_one(make: Made) -> None:
+    one, _ = make("t5_moe", max_tokens=100_000, batch_wait=0.2)
+    endless(one)
+    long, short = one.generate(["w1"]), one.generate(["w2"], max_tokens=1)
+    assert short.result(30).finish_reasons == ("length",)
+    assert not long.done()
+    long.cancel()
+
+
+def test_a_client_whose_stream_fails_fails_alone(make: Made) -> None:
+    one, _ = make("t5_moe", batch_wait=0.2)
+    endless(one)
+
+    def gone(_: int, piece: str) -> None:
+        raise ConnectionError(piece)
+
+    broken, other = one.generate(["w1"], max_tokens=3, on_token=gone), one.generate(["w2"], max_tokens=3)
+    with pytest.raises(ServiceError, match="could not be streamed"):
+        broken.result(30)
+    assert other.result(30).completion_tokens == (3,)
+
+
+def test_words_that_the_tokenizer_does_not_have_fail_their_own_request(
+    make: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, queue = make("t5_moe", batch_wait=0.2)
+    endless(one)
+    tokenizer = type(one.engine.encode.tokenizer)
+    decode = tokenizer.batch_decode
+
+    def refusing(self: Any, rows: Any, **settings: Any) -> Any:
+        if len(rows) == 2:
+            raise TypeError("no such word")
+        return decode(self, rows, **settings)
+
+    monkeypatch.setattr(tokenizer, "batch_decode", refusing)
+    bad, good = one.generate(["w1", "w2"], max_tokens=2), one.generate(["w3"], max_tokens=2)
+    with pytest.raises(ServiceError, match="has no text for"):
+        bad.result(30)
+    assert good.result(30).completion_tokens == (2,)
+    assert one.faults() == ()
+    assert queue.get_nowait().texts == ("w3",)  # type: ignore[union-attr]
+    assert queue.empty()
+
+
+def test_a_model_with_more_words_than_its_tokenizer_answers_or_fails_that_request_alone(make: Made) -> None:
+    one, _ = make("t5_moe", model={"vocab_size": 80})
+    endless(one)
+    with torch.no_grad():  # the model writes word 70 of a tokenizer of 64
+        head = model_of(one).get_output_embeddings()
+        head.register_forward_hook(
+            lambda *args: torch.nn.functional.one_hot(torch.full(args[2].shape[:2], 70), 80) * 9.0
+        )
+    for _ in range(2):
+        outcome = one.generate(["w1"], max_tokens=3, on_token=lambda *_: None)
+        assert outcome.exception(30) is None or isinstance(outcome.exception(30), ServiceError)
+    assert one.faults() == ()
+
+
+@pytest.mark.parametrize("thread", ["tanbr-front", "tanbr-model"])
+def test_a_thread_that_dies_is_named_and_leaves_nobody_waiting(
+    moe: Moe, thread: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = replica(moe)
+    where = type(one.engine.encode) if thread == "tanbr-front" else Engine
+
+    def die(*_: Any, **__: Any) -> None:
+        raise SystemExit("no more")
+
+    monkeypatch.setattr(where, "encode" if thread == "tanbr-front" else "using", die)
+    one.start()
+    assert one.faults() == ()
+    future = one.submit(TEXTS[:1])
+    with pytest.raises((ServiceError, Stopping)):
+        future.result(30)
+    assert [fault.split()[0] for fault in one.faults()] == [thread]
+    with pytest.raises(Stopping, match="must be restarted"):
+        one.submit(TEXTS[:1])
+    one.stop(10)
+
+
+def spoil(one: Replica) -> None:
+    """Break what answers, and only that."""
+    with torch.no_grad():
+        for piece in one.engine.moe.plan.blended:
+            model_of(one).get_parameter(piece.target).fill_(float("nan"))
+
+
+@pytest.mark.parametrize("family", [None, "t5_moe"])
+def test_a_version_that_answers_with_nan_is_left_at_once_and_reported(make: Made, family: str | None) -> None:
+    one, queue = make(family)
+    K = one.engine.moe.num_experts
+
+    def ask() -> Answered | Generated:
+        return (one.submit(TEXTS[:3]) if family is None else one.generate(["w1"], max_tokens=2)).result(30)
+
+    before = ask()
+    one.commit(one.prepare(np.eye(K)[0]), slot=8)
+    spoil(one)
+    queue.get_nowait()
+    after = ask()
+    assert (before.merge_version, after.merge_version) == (1, 1)
+    assert queue.get_nowait() == Broken(2, 8)
+    assert queue.get_nowait().version == 1
+    spoil(one)
+    with pytest.raises(ServiceError, match="no other is at hand"):
+        ask()
+
+
+def test_what_was_streamed_is_not_taken_back(make: Made) -> None:
+    one, _ = make("t5_moe", max_tokens=10_000)
+    endless(one)
+    one.commit(one.prepare(np.eye(4)[0]), slot=8)
+    endless(one)
+    pieces: list[str] = []
+
+    def hear(_: int, piece: str) -> None:
+        pieces.append(piece)
+        if len(pieces) == 3:
+            spoil(one)
+
+    with pytest.raises(ServiceError, match="broke off"):
+        one.generate(["w1"], on_token=hear).result(30)
+    assert one.live.version == 1
+
+
+def test_the_wrong_question_is_refused(make: Made) -> None:
+    one, _ = make()
+    with pytest.raises(InputError, match="cannot write"):
+        one.generate(["w1"])
+    with pytest.raises(InputError, match="at least one text"):
+        one.submit([])
+    text, _ = make("t5_moe")
+    with pytest.raises(InputError, match="writes text"):
+        text.submit(["w1"])

@@ -1,0 +1,86 @@
+import re
+import socket
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+
+from serve.web.fake import FakeService
+from serve.web.live import client, live, refusal, wait_for
+from tanbr.errors import OutputError
+from tanbr.serve.records import Overloaded, ServiceError, Stopping
+from tanbr.serve.web import logs
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "says", "retry"),
+    [
+        (Overloaded(2.3), 429, "too many requests are waiting; try again in 2.3 seconds", "3"),
+        (Stopping("the server is stopping"), 503, "the server is stopping", "1"),
+        (
+            ServiceError("the batch failed: RuntimeError('/somewhere/secret')"),
+            503,
+            "this could not be answered, and is safe to send again; the server's log says why (fault ",
+            "1",
+        ),
+        (
+            OutputError("cannot write /somewhere/secret: No space left on device"),
+            503,
+            "the server cannot do this now; its log says why (fault ",
+            "5",
+        ),
+        (RuntimeError("secret"), 500, "something is wrong with the server; its log says what (fault ", None),
+    ],
+)
+def test_trouble_of_the_service_is_told_without_its_secrets(
+    http: httpx2.Client,
+    service: FakeService,
+    error: Exception,
+    status: int,
+    says: str,
+    retry: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service.failing = error
+    logs.logger.propagate = True
+    try:
+        for path, body in (
+            ("/v1/classify", {"inputs": ["a"]}),
+            ("/v1/feedback", {"feedback": [{"request_id": "r", "reward": 1}]}),
+        ):
+            answer = http.post(path, json=body)
+            assert answer.status_code == status
+            assert refusal(answer).startswith(says)
+            assert answer.headers.get("retry-after") == retry
+            assert "secret" not in answer.text
+            if fault := re.search(r"\(fault (\w+)\)", answer.text):
+                (line,) = [one for one in caplog.records if getattr(one, "facts", {}).get("fault") == fault[1]]
+                assert "secret" in logs.JsonLines().format(line)
+    finally:
+        service.failing = None
+
+
+def test_an_answer_that_does_not_come_is_given_up(http: httpx2.Client, service: FakeService) -> None:
+    service.stuck = True
+    try:
+        answer = http.post("/v1/classify", json={"inputs": ["a"]})
+        assert answer.status_code == 504
+        assert refusal(answer) == "there was no answer within 0.3 seconds"
+    finally:
+        service.stuck = False
+
+
+def test_a_client_that_leaves_cancels_its_request() -> None:
+    service = FakeService()
+    service.stuck = True
+    with live(service, answer_seconds=60) as url:
+        address = urlsplit(url)
+        body = b'{"inputs": ["a"]}'
+        head = b"POST /v1/classify HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        with socket.create_connection((address.hostname, address.port)) as connection:
+            connection.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+            wait_for(lambda: service.futures)
+            assert not service.futures[0].cancelled()  # it waits, and so does the server
+        wait_for(service.futures[0].cancelled)
+        with client(url) as http:
+            assert '"/v1/classify",status="499"' in http.get("/metrics").text

@@ -1,0 +1,98 @@
+import subprocess
+import threading
+import time
+
+import httpx2
+import pytest
+
+from serve.web.fake import FakeService
+from serve.web.live import client, live, refusal
+
+ONE = {"inputs": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/xml", "multipart/form-data; boundary=x", "", "application/jsonp"]
+)
+def test_only_json_is_read(http: httpx2.Client, kind: str) -> None:
+    answer = http.post("/v1/classify", content=b'{"inputs": ["a"]}', headers={"content-type": kind})
+    assert answer.status_code == 415
+    assert "application/json" in refusal(answer)
+
+
+def test_a_client_that_asks_too_often_waits() -> None:
+    with live(FakeService(), rate=5, burst=3) as url, client(url) as http:
+        answers = [http.get("/v1/state") for _ in range(5)]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
+        assert refusal(answers[-1]) == "more than 5 requests a second; slow down"
+        assert answers[-1].headers["retry-after"] == "1"
+        assert http.get("/healthz").status_code == http.get("/readyz").status_code == 200  # always
+        time.sleep(0.5)
+        assert http.get("/v1/state").status_code == 200
+
+
+def test_too_many_large_bodies_at_once_are_refused() -> None:
+    with live(FakeService(), held_bytes=1 << 20, body_bytes=1 << 20, read_seconds=5) as url:
+        big = b'{"inputs": ["' + b"x" * 900_000 + b'"]}'
+        slow_started = threading.Event()
+
+        def slowly():  # type: ignore[no-untyped-def]
+            yield big
+            slow_started.set()
+            time.sleep(0.5)
+            yield b" "
+
+        with client(url) as one, client(url) as other:
+            first: list[httpx2.Response] = []
+            headers = {"content-type": "application/json"}
+            thread = threading.Thread(
+                target=lambda: first.append(one.post("/v1/classify", content=slowly(), headers=headers))
+            )
+            thread.start()
+            slow_started.wait()
+            time.sleep(0.2)
+            second = other.post("/v1/classify", content=big, headers=headers)
+            thread.join()
+            assert (second.status_code, refusal(second)) == (429, "too many large requests at once")
+            assert first[0].status_code == 422  # read whole; the text is too long
+            assert other.post("/v1/classify", content=big, headers=headers).status_code == 422  # room again
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_that_is_too_large_is_read_no_further(declared: bool) -> None:
+    with live(FakeService(), body_bytes=10_000) as url, client(url) as http:
+        for size in (10_001, 60_000, 5_000_000):
+            body = b"x" * size
+            parts = (body[at : at + 8192] for at in range(0, size, 8192))
+            try:
+                answer = http.post("/v1/classify", content=body if declared else parts)
+            except httpx2.TransportError:
+                assert size == 5_000_000  # hung up on
+                continue
+            assert (answer.status_code, refusal(answer)) == (413, "the body has more than 10000 bytes")
+        assert http.post("/v1/classify", json=ONE).status_code == 200
+
+
+def test_nothing_is_sent_that_is_not_wanted() -> None:
+    """curl sends no large body before it is told to go on."""
+    with live(FakeService(), body_bytes=10_000) as url:
+        done = subprocess.run(
+            ["curl", "-s", "-D", "-", "-H", "expect: 100-continue", "-d", "x" * 20_000, f"{url}/v1/classify"],
+            capture_output=True, text=True, timeout=20,
+        )  # fmt: skip
+        assert done.stdout.startswith("HTTP/1.1 413")
+
+
+def test_a_page_elsewhere_cannot_pretend_to_be_this_server() -> None:
+    with live(FakeService(), hosts=("moe.internal", "*.moe.lan")) as url, client(url) as http:
+        for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8000", ""):
+            answer = http.get("/v1/state", headers={"host": host})
+            assert answer.status_code == 421
+            assert "loopback" in refusal(answer)
+        for host in ("localhost", "LOCALHOST:1234", "[::1]:80", "127.0.0.1", "moe.internal:8000", "a.moe.lan"):
+            assert http.get("/v1/state", headers={"host": host}).status_code == 200
+        assert (
+            "access-control-allow-origin"
+            not in http.get("/v1/state", headers={"origin": "https://evil.example"}).headers
+        )
+        assert "frame-ancestors 'none'" in http.get("/").headers["content-security-policy"]
