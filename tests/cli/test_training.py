@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from serve.text_model import write
+from tanbr.baselines import registry
 from tanbr.cli import app
 from tanbr.errors import ConfigError, StateError, TanbrError
-from tanbr.experiments import finetune as experiment
 from tanbr.experiments import glue_moe
 from tanbr.router.config import RouterConfig
 from tanbr.tasks import glue
@@ -87,7 +87,7 @@ def test_finetune_heeds_the_router_section(tmp_path: Path, monkeypatch: pytest.M
         seen.append(config)
         raise Seen
 
-    monkeypatch.setitem(experiment.ROUTERS, "tanbr", router)
+    monkeypatch.setitem(registry.ROUTERS, "tanbr", registry.Kind("seen", router))
     (tmp_path / "t.toml").write_text("[router.default]\narms = 32\n[finetune]\ntrain_rows = 4\neval_rows = 2\n")
     done = RUN.invoke(app, ["finetune", "--config", f"{tmp_path}/t.toml", "--out", f"{tmp_path}/out"])
     assert isinstance(done.exception, Seen)
@@ -118,12 +118,10 @@ class Asked(Interruption):
         return self
 
 
-def test_a_run_that_is_interrupted_has_saved_its_step_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_interrupted_says_where_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "few.toml").write_text("[finetune]\ntrain_rows = 40\neval_rows = 8\nbatch = 8\nsteps = 3\n")
     monkeypatch.setattr("tanbr.train.run.Interruption", Asked)
     done = RUN.invoke(app, ["finetune", "--config", f"{tmp_path}/few.toml", "--out", f"{tmp_path}/out"])
     assert done.exit_code == 130
-    assert "the same command goes on" in done.output
+    assert "tuned.state holds step 1; the same command goes on from there" in " ".join(done.output.split())
     assert (tmp_path / "out/tanbr/tuned.state").exists()

@@ -33,9 +33,7 @@ def report(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1200], ids=["phone", "desktop"])
-def test_a_real_browser_shows_it(
-    report: Path, browser: Browser, width: int, scheme: Literal["light", "dark"]
-) -> None:
+def test_a_real_browser_shows_it(report: Path, browser: Browser, width: int, scheme: Literal["light", "dark"]) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))

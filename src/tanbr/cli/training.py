@@ -22,7 +22,10 @@ from tanbr.train.config import FLAN_T5, MINILM, PretrainConfig
 
 app = typer.Typer()
 
-ROUTERS = f"{', '.join(registry.ROUTERS)}, served (each also +regression, +ties, …), fisher, regmean, switch, rl, smear, smear-sequence"
+ROUTERS = (
+    f"{', '.join((*registry.ROUTERS, 'served'))} (each also +regression), "
+    "fisher, regmean, switch, rl, smear, smear-sequence"
+)
 
 PRESETS = {
     "tiny": PretrainConfig(),

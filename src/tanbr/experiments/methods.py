@@ -249,7 +249,7 @@ class Method:
             return self.kind.panel(bench)
         if "models" not in inspect.signature(router.ask).parameters:
             raise ConfigError(f"{self.name}: this router chooses one blend a slot, and cannot fill a panel")
-        return router  # type: ignore[return-value]
+        return router
 
 
 def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False, models: int = 1) -> Method:
