@@ -12,7 +12,7 @@ SOURCE = ROOT.parent / "src" / "tanbr"
 ELSEWHERE = {
     "experiments/embedded.py": "train/test_pretrain.py",
     "experiments/glue_moe.py": "cli/test_training.py",
-    "experiments/pictures.py": "experiments/test_online_pictures.py",
+    "experiments/pictures.py": "experiments/test_demo.py",
     "merge/certificate.py": "merge/test_export.py",
     "merge/gram_matrices.py": "merge/methods/test_regression.py",
     "merge/moe.py": "merge/test_stream.py",
