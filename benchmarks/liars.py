@@ -17,7 +17,7 @@ from tanbr.router.config import RouterConfig
 from tanbr.serve.clients import Clients
 from tanbr.serve.config import RewardConfig
 from tanbr.serve.rewards import Tally
-from tanbr.serve.store import Given
+from tanbr.serve.rows import Given
 from tanbr.tasks import traffic
 
 K = V = 8

@@ -43,13 +43,6 @@ def test_help_has_an_example(tmp_path: Path, command: str) -> None:
     assert f"tanbr {command}" in done.stdout
 
 
-def test_the_demo_runs_and_says_where_its_report_is(tmp_path: Path) -> None:
-    done = tanbr("demo", "--slots", "20", "--requests", "8", "--out", "here", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "tanbr above the best fixed blend" in done.stdout
-    assert {file.name for file in (tmp_path / "here").iterdir()} == {"report.html", "demo.json"}
-
-
 def test_the_version_as_a_script_and_as_a_module(tmp_path: Path) -> None:
     module = subprocess.run([sys.executable, "-m", "tanbr", "--version"], capture_output=True, text=True, cwd=tmp_path)
     assert tanbr("--version", cwd=tmp_path).stdout == module.stdout == f"tanbr {package.__version__}\n"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from cli.test_serving import tanbr
+from cli.running import mistake, tanbr
 from serve.web.fake import FakeService
 from serve.web.live import BOTH, TOKEN, live
 from tanbr.cli import driving
@@ -61,3 +61,15 @@ def test_its_panels_fit_a_terminal_of_80_columns(url: str, monkeypatch: pytest.M
     for word in ("likeness", "expert 4", "texts a second", "merge version"):
         assert word in shown
     assert "…" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("traffic", "--traffic", "wild"), "unknown kind of traffic 'wild'"),
+        (("traffic", "--data", "nowhere"), "no GLUE folder at nowhere"),
+        (("traffic", "--slots", "1"), "cannot reach http://127.0.0.1:9"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, arguments, says, monkeypatch, capsys) -> None:
+    assert says in mistake(monkeypatch, capsys, tmp_path, *arguments)

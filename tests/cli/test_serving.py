@@ -1,5 +1,3 @@
-import io
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,17 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from cli.running import mistake, tanbr
 from serve.web.fake import FakeService
-from serve.web.live import BOTH, TOKEN, live
-from tanbr.cli import main
-
-
-def tanbr(*arguments: str, cwd: Path, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    script = Path(sys.executable).with_name("tanbr")
-    return subprocess.run(
-        [script, *arguments], capture_output=True, text=True, cwd=cwd, timeout=120, input=stdin,
-        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "TANBR_SERVER": "http://127.0.0.1:9", **environment},
-    )  # fmt: skip
+from serve.web.live import BOTH, live
 
 
 @pytest.fixture(scope="module")
@@ -31,84 +21,21 @@ def url(service: FakeService) -> Iterator[str]:
         yield address
 
 
-def test_send_shows_answers_and_gives_feedback(tmp_path: Path, url: str, service: FakeService) -> None:
-    done = tanbr(
-        "send", "a fine film", "one\ttwo", "--feedback", "1", cwd=tmp_path, TANBR_SERVER=url, TANBR_TOKEN=TOKEN
-    )
-    assert done.returncode == 0, done.stderr
-    assert service.calls[-1] == ("submit", ["a fine film", ("one", "two")])
-    assert "feedback: 2 accepted, 0 repeated, 0 unknown" in done.stdout
-    assert "merge version 3" in done.stdout
-
-
-def test_send_reads_files_and_pipes_and_writes_json(tmp_path: Path, url: str, service: FakeService) -> None:
-    (tmp_path / "texts").write_text("first\n\nsecond\tpair\n")
-    setting = {"cwd": tmp_path, "TANBR_SERVER": url, "TANBR_TOKEN": TOKEN}
-    done = tanbr("send", "--file", "texts", "--labels", "good,bad", "--json", **setting)  # type: ignore[arg-type]
-    assert done.returncode == 0, done.stderr
-    outputs = json.loads(done.stdout)["outputs"]
-    assert [set(output["scores"]) for output in outputs] == [{"good", "bad"}] * 2
-    piped = tanbr("send", "--json", stdin="from a pipe\n", **setting)  # type: ignore[arg-type]
-    (output,) = json.loads(piped.stdout)["outputs"]
-    later = tanbr("send", "--id", output["request_id"], "--feedback", "0.5", "--task", "mood", **setting)  # type: ignore[arg-type]
-    assert "1 accepted" in later.stdout
-    given = service.given[output["request_id"]]
-    assert given is not None
-    assert (given.reward, given.task) == (0.5, "mood")
-
-
-def test_send_talks_to_a_model_that_writes(tmp_path: Path) -> None:
-    with live(FakeService("text")) as url:
-        done = tanbr("send", "say this", "--json", cwd=tmp_path, TANBR_SERVER=url)
-        assert json.loads(done.stdout)["choices"][0]["text"] == "SAY THIS"
-        pair = tanbr("send", "one\ttwo", cwd=tmp_path, TANBR_SERVER=url)
-        assert pair.returncode == 2
-        assert "the model there writes" in pair.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("send", "a text"), "cannot reach http://127.0.0.1:9"),
-        (("send", "a text", "--server", "not a url"), "not a url"),
-        (("send",), "there is no text to send"),
-        (("send", "a", "--file", "b"), "give texts, or --file, not both"),
-        (("send", "--file", "none"), "cannot read none: No such file"),
-        (("send", "--id", "x"), "--id needs --feedback"),
-        (("traffic", "--traffic", "wild"), "unknown kind of traffic 'wild'"),
-        (("traffic", "--data", "nowhere"), "no GLUE folder at nowhere"),
-        (("traffic", "--slots", "1"), "cannot reach http://127.0.0.1:9"),
-        (("replay", "nowhere"), "nowhere holds no log of a server"),
-        (("replay", "nowhere", "--routers", "oracle"), "unknown router 'oracle'; known: tanbr"),
         (("serve", "nowhere"), "nowhere"),
         (("serve", "--blend", "half"), "--blend must be even, proportional, or weights by comma (got 'half')"),
         (("serve", "--blend", "0.5,0.6", "--port", "0"), "serve.blend: blend must be 8 numbers"),
         (("serve", "--survey", "nowhere.json", "--port", "0"), "nowhere.json holds no survey"),
-        (("backup", "nowhere", "copy"), "nowhere holds no state of a server"),
         (("serve", "--config", "none.toml"), "cannot read the configuration none.toml"),
         (("serve", "--slot-requests", "0"), "options: serve.slot_requests: Input should be greater than or equal to 1"),
         (("serve", "--host", "no.such.host.invalid"), "cannot listen on no.such.host.invalid:8000"),
         (("serve", "--token-file", "none"), "cannot read the token in none: No such file"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_sentence_and_exit_code_2(
-    tmp_path: Path,
-    arguments: tuple[str, ...],
-    says: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["tanbr", *arguments])
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    monkeypatch.setenv("TANBR_SERVER", "http://127.0.0.1:9")
-    with pytest.raises(SystemExit) as left:
-        main()
-    error = capsys.readouterr().err
-    assert left.value.code == 2
-    assert says in error
-    assert error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, arguments, says, monkeypatch, capsys) -> None:
+    assert says in mistake(monkeypatch, capsys, tmp_path, *arguments)
 
 
 def test_a_port_that_is_taken_is_found_out_before_the_model_is_loaded(tmp_path: Path, url: str) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 from tanbr.serve.clients import Clients
 from tanbr.serve.config import RewardConfig
 from tanbr.serve.rewards import Tally
-from tanbr.serve.store import Given
+from tanbr.serve.rows import Given
 
 TRUTH = np.array([0.85, 0.55, 0.25])  # reward of each task
 EVEN = np.full(3, 1 / 3)

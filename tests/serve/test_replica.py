@@ -39,7 +39,7 @@ def make(moe: Moe, tmp_path: Path) -> Iterator[Made]:
 
 
 def model_of(one: Replica) -> Any:
-    return one.live.backend.model  # type: ignore[attr-defined]
+    return one.engine.live.backend.model  # type: ignore[attr-defined]
 
 
 def endless(one: Replica) -> None:
@@ -59,7 +59,7 @@ def test_what_it_says_of_its_answers_is_what_its_clients_hear(moe: Moe, make: Ma
     exact = np.exp(answered.logits[:, :14])
     np.testing.assert_allclose(said.confidence, exact.max(axis=1) / exact.sum(axis=1), rtol=1e-12)  # float64
     assert answered.cut == ()
-    one.commit(one.prepare(np.eye(8)[2]), slot=8)
+    one.engine.commit(one.engine.prepare(np.eye(8)[2]), slot=8)
     again = one.submit(TEXTS[:5]).result(30)
     said = queue.get_nowait()
     assert isinstance(said, Answers)
@@ -268,7 +268,7 @@ def test_a_version_that_answers_with_nan_is_left_at_once_and_reported(make: Made
         return (one.submit(TEXTS[:3]) if family is None else one.generate(["w1"], max_tokens=2)).result(30)
 
     before = ask()
-    one.commit(one.prepare(np.eye(K)[0]), slot=8)
+    one.engine.commit(one.engine.prepare(np.eye(K)[0]), slot=8)
     spoil(one)
     queue.get_nowait()
     after = ask()
@@ -283,7 +283,7 @@ def test_a_version_that_answers_with_nan_is_left_at_once_and_reported(make: Made
 def test_what_was_streamed_is_not_taken_back(make: Made) -> None:
     one, _ = make("t5_moe", max_tokens=10_000)
     endless(one)
-    one.commit(one.prepare(np.eye(4)[0]), slot=8)
+    one.engine.commit(one.engine.prepare(np.eye(4)[0]), slot=8)
     endless(one)
     pieces: list[str] = []
 
@@ -294,7 +294,7 @@ def test_what_was_streamed_is_not_taken_back(make: Made) -> None:
 
     with pytest.raises(ServiceError, match="broke off"):
         one.generate(["w1"], on_token=hear).result(30)
-    assert one.live.version == 1
+    assert one.engine.live.version == 1
 
 
 def test_the_wrong_question_is_refused(make: Made) -> None:

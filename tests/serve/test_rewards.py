@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tanbr.serve.clients import Clients
 from tanbr.serve.config import RewardConfig
 from tanbr.serve.rewards import VERDICT, Tally, share_out
-from tanbr.serve.store import Given
+from tanbr.serve.rows import Given
 
 TRUSTING = Clients(RewardConfig())
 

@@ -12,6 +12,7 @@ from tanbr.errors import InputError, StateError
 from tanbr.merge import Moe
 from tanbr.router import Tanbr
 from tanbr.serve.engine import Engine
+from tanbr.serve.labels import label_space
 from tanbr.serve.records import Answered, Feedback, Overloaded, ServiceError, Stopping
 from tanbr.serve.service import Service
 from tanbr.tasks import tiny
@@ -83,14 +84,14 @@ def test_feedback_is_taken_once_for_ids_of_this_server_and_checked_before_any_is
 
 def test_delayed_labels_are_scored_as_the_task_scores(live: Service) -> None:
     answered = live.submit(TEXTS).result(30)
-    until(lambda: len(live.store.logits_of([live._ids.read(i) or b"" for i in answered.request_ids])) == len(ROWS))
+    until(lambda: live.store.count_requests(live.state().slot) == len(ROWS))
     truth = [
         Feedback(i, task=row.task, label=row.target if spec.graded else spec.labels[int(row.target)])
         for i, row in zip(answered.request_ids, ROWS, strict=True)
         for spec in [tiny.BY_NAME[row.task]]
     ]
     assert live.feedback(truth).accepted == len(ROWS)
-    space = live._space
+    space = label_space(tiny.TASKS, live.info.columns)
     assert space is not None
     expected = space.rewards(ROWS, space.answers(ROWS, answered.logits))
     stored = [row.reward for row in live.store.feedback(after=0)]
@@ -228,9 +229,8 @@ def test_a_corrupt_expert_file_leaves_the_old_model_answering(tmp_path: Path, ta
 
 def test_a_disk_that_fills_refuses_feedback_keeps_answering_and_recovers(live: Service) -> None:
     accepted = answer(live)
-    write = live.store._write
-    limit = write.execute("PRAGMA page_count").fetchone()[0]
-    write.execute(f"PRAGMA max_page_count = {limit}")  # SQLite's own way to have a full disk
+    with live.store.transaction() as write:  # SQLite's own way to have a full disk
+        write.execute(f"PRAGMA max_page_count = {write.execute('PRAGMA page_count').fetchone()[0]}")
     given: list[Feedback] = []
 
     def fill_up() -> None:
@@ -249,7 +249,8 @@ def test_a_disk_that_fills_refuses_feedback_keeps_answering_and_recovers(live: S
         turn()
     version = live.state().merge_version
     assert live.submit(TEXTS[:4]).result(30).merge_version == version
-    write.execute("PRAGMA max_page_count = 1000000")
+    with live.store.transaction() as write:
+        write.execute("PRAGMA max_page_count = 1000000")
     accepted += live.feedback(given).accepted
     for _ in range(3):
         live.end_slot()
@@ -261,7 +262,7 @@ def test_a_disk_that_fills_refuses_feedback_keeps_answering_and_recovers(live: S
 def test_nan_answers_are_not_given_and_the_blend_is_rolled_back(live: Service) -> None:
     good = live.submit(TEXTS[:4]).result(30)
     live.end_slot()
-    bad = live._engine.live
+    bad = live.learner.engine.live
     for name, parameter in bad.backend.model.named_parameters():
         if name == "bert.encoder.layer.0.output.dense.weight":  # an FFN's: the other buffer has its own
             parameter.data.fill_(float("nan"))
@@ -381,4 +382,4 @@ def test_low_memory_and_other_tasks(tmp_path: Path, taught: Path) -> None:
     np.testing.assert_array_equal(live.submit(TEXTS[:4]).result(30).logits, before.logits)
     live.stop()
     with pytest.raises(StateError, match="was made for tasks"):
-        Service(live._engine.moe, tasks=tiny.TASKS[:3], config=live._config, state=tmp_path)
+        Service(live.learner.engine.moe, tasks=tiny.TASKS[:3], config=live.learner.config, state=tmp_path)

@@ -8,7 +8,8 @@ import pytest
 from tanbr.errors import StateError
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.records import ServiceError
-from tanbr.serve.store import FILE, FeedbackRow, RequestRow, Store, shown, vector
+from tanbr.serve.rows import FeedbackRow, RequestRow, shown, vector
+from tanbr.serve.store import FILE, Store
 
 IDS = RequestIds(b"k" * 32)
 

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,7 +19,6 @@ from tanbr.merge import Moe
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task
-from tanbr.types import Text
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,32 +67,6 @@ def head_probes(
     for task, expert in zip(space.tasks, own, strict=True):
         found[expert] += probes(task)
     return found
-
-
-def text_probes(
-    moe: Moe, pairs: Sequence[Sequence[tuple[Text, str]]], *, seed: int = 0, batch: int = 16
-) -> list[list[Probe]]:
-    """Encode (text, answer) pairs for a text-to-text model; `pairs[k]` are expert k's own.
-
-    Here the expectation is one draw: of a label for each token of the answer, after the tokens that really came before.
-    """
-    encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
-    rng = torch.Generator().manual_seed(seed)
-
-    def probe(chunk: Sequence[tuple[Text, str]]) -> Probe:
-        answers = encode([answer for _, answer in chunk])
-        real = answers["attention_mask"] > 0  # (n, answer length)
-
-        def surprise(logits: Tensor) -> Tensor:
-            drawn = torch.multinomial(logits[real].detach().softmax(dim=1), 1, generator=rng).squeeze(1)
-            losses = F.cross_entropy(logits[real], drawn, reduction="none")
-            per_token = logits.new_zeros(real.shape).masked_scatter(real, losses)
-            return per_token.sum(dim=1).unsqueeze(0)
-
-        inputs = encode([text for text, _ in chunk])
-        return Probe(inputs | {"labels": answers["input_ids"].masked_fill(~real, -100)}, surprise)
-
-    return [[probe(own[i : i + batch]) for i in range(0, len(own), batch)] for own in pairs]
 
 
 def experts_alone(moe: Moe, probes: Probes) -> Iterator[tuple[Any, Sequence[Probe]]]:

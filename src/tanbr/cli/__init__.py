@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import tanbr
-from tanbr.cli import checking, driving, merging, running, serving, simulating, training
+from tanbr.cli import checking, driving, merging, recorded, running, sending, serving, simulating, training
 from tanbr.cli.stopping import Commands
 from tanbr.errors import TanbrError
 
@@ -22,8 +22,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for commands in (running.app, training.app, serving.app, driving.app, simulating.app, merging.app, checking.app):
-    app.add_typer(commands)
+for room in (running, training, serving, sending, recorded, driving, simulating, merging, checking):
+    app.add_typer(room.app)
 
 
 def _say_version(asked: bool) -> None:

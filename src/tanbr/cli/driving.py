@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tanbr.cli.display import RECENT, bars, console, progress
 from tanbr.cli.running import command_line
-from tanbr.cli.serving import LOCAL, Server
+from tanbr.cli.sending import LOCAL, Server
 from tanbr.files import write_atomically
 from tanbr.tasks import traffic as streams
 

@@ -14,8 +14,9 @@ from tanbr.serve.config import ServeConfig
 from tanbr.serve.messages import Answers
 from tanbr.serve.records import ServiceError
 from tanbr.serve.rewards import Tally, share_out
+from tanbr.serve.rows import RequestRow
 from tanbr.serve.shadow import Shadow
-from tanbr.serve.store import RequestRow, Store
+from tanbr.serve.store import Store
 from tanbr.types import FloatArray, TaskMix, Text
 
 RECENT = 20_000  # answered requests that are kept at hand, and that may wait to be read; the oldest go first

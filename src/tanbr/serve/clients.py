@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tanbr.serve.config import RewardConfig
-from tanbr.serve.store import Given
+from tanbr.serve.rows import Given
 from tanbr.types import FloatArray
 
 REMEMBERED = 10_000  # clients

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,8 +27,6 @@ from tanbr.serve.watch import FileWatch
 from tanbr.tasks import tiny
 from tanbr.types import Blend, FloatArray, Text, as_blend
 
-Said: TypeAlias = FloatArray | list[str]  # (n,) answers: logits (n, columns) of a classifier, or what was written
-ANSWER_TOKENS = 32  # most that a model writes in a simulation
 SENTENCES, SENTENCE_SEED = 8, 4_000  # of each generated task, to measure a backend on
 
 
@@ -220,10 +217,6 @@ class Engine:
                     return None
                 self._live, self._spare = self._spare, replace(self._live, blend=None)
             return self._live
-
-    def answer(self, texts: Sequence[Text]) -> Said:
-        """Answer texts (n,) as a client would see it, with what answers now."""
-        return self.texts(texts, max_tokens=ANSWER_TOKENS) if self.writes else self.logits(texts)
 
     def logits(self, texts: Sequence[Text], *, live: Live | Staged | None = None) -> FloatArray:
         """Classify texts: (n, columns), by default with what answers now.

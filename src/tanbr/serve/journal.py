@@ -13,7 +13,8 @@ import numpy as np
 from tanbr.errors import InputError, StateError
 from tanbr.serve.records import Reason
 from tanbr.serve.rewards import Tally
-from tanbr.serve.store import Store, shown
+from tanbr.serve.rows import shown
+from tanbr.serve.store import Store
 from tanbr.types import Blend, Counts, Decision, Reward, SlotMix, SlotRecord, TaskMix, as_blend, as_task_mix
 
 STATES = ("router", "monitor")

@@ -11,15 +11,16 @@ import math
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tanbr.errors import StateError
 from tanbr.monitor import Monitor
-from tanbr.serve.admission import Admission, Choice, KnownVersion, best_known
+from tanbr.serve.admission import Choice
 from tanbr.serve.answer_log import AnswerLog
+from tanbr.serve.choosing import Choosing, Pin
 from tanbr.serve.clients import Clients
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine, Live, Staged
@@ -27,7 +28,6 @@ from tanbr.serve.guard import Guard, Refused, Scrutiny
 from tanbr.serve.journal import (
     OpenSlot,
     Saves,
-    SlotReward,
     Turn,
     count_requests,
     read_slot,
@@ -35,44 +35,23 @@ from tanbr.serve.journal import (
     tidy,
     write_turn,
 )
-from tanbr.serve.records import Alarm, Observer, Phase, Reason, Why
-from tanbr.serve.rewards import VERDICT, Tally, share_out
+from tanbr.serve.records import Alarm, Observer, Reason
+from tanbr.serve.rewards import share_out
 from tanbr.serve.start_blend import StartBlend
-from tanbr.serve.store import Given, Store
-from tanbr.types import Blend, FloatArray, Router, SlotRecord, TaskMix, TreeView
+from tanbr.serve.store import Store
+from tanbr.serve.telling import Telling
+from tanbr.serve.view import View, explained
+from tanbr.types import FloatArray, Router, SlotRecord, TaskMix
 
 log = logging.getLogger("tanbr.serve")
 
 ALARMS = 50  # kept for operators
 FORGET_EVERY = 20  # slots
-SCRUTINY: dict[
-    Reason, Scrutiny
-] = {  # how closely the guard looks at a blend: nobody may refuse what others fall back to
+# How closely the guard looks at a blend: nobody may refuse what others fall back to.
+SCRUTINY: dict[Reason, Scrutiny] = {
     reason: "refuse" if reason is Reason.CHOSEN else "measure" if reason in (Reason.START, Reason.BEST) else "sane"
     for reason in Reason
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Pin:
-    """What an operator wants served."""
-
-    blend: Blend  # (K,)
-    version: int
-
-
-@dataclass(frozen=True, eq=False)
-class View:
-    """The learner at one instant: replaced as a whole, so that whoever looks sees values that belong together."""
-
-    opened: OpenSlot
-    phase: Phase
-    pinned: bool = False
-    last: SlotRecord | None = None  # last slot that was told
-    shares: dict[str, float] = field(default_factory=dict)  # of the sources in it
-    regret: float = math.nan
-    why: Why | None = None
-    tree: TreeView | None = None
 
 
 class Learner:
@@ -96,14 +75,12 @@ class Learner:
         self.config, self.observer = config, observer
         self.pin: Pin | None = None
         self.forecast: TaskMix = np.full(len(monitor.tasks), 1.0 / len(monitor.tasks))  # nothing seen yet: all alike
-        self._start, self._admission = start, Admission(config)
-        self._clients = Clients(config.rewards)
+        self._choosing = Choosing(start, store, config)
+        self._telling = Telling(store, answers, config, experts=engine.moe.num_experts, tasks=len(monitor.tasks))
         self._view: View | None = None
         self._alarms: deque[Alarm] = deque(maxlen=ALARMS)
         self._alarm_lock = threading.Lock()
-        self._settling: dict[int, tuple[OpenSlot, TaskMix]] = {}  # ended and untold slots, and the mixes they held
-        self._mark = self._seen = 0  # feedback that the router's state may hold; that the guard has seen
-        self._rewarded: int | None = None  # slot that was opened when the router was last told a reward
+        self._seen = 0  # feedback that the guard has seen
         self._drifting = False
 
     @property
@@ -143,7 +120,7 @@ class Learner:
             self._seen = row.seq
             if row.task is not None or not row.novel:
                 share = share_out(row.task, row.posterior, self.forecast)
-                self._show(row.slot, self._clients.trust(row.client) * share, row.reward)
+                self._show(row.slot, self._telling.clients.trust(row.client) * share, row.reward)
 
     def read_safely(self) -> bool:
         """Read, and say so if that fails; whether it did not."""
@@ -167,7 +144,7 @@ class Learner:
         was worthless.
         """
         self.read_safely()
-        before = copy.deepcopy((self.router, self.monitor, self._clients)), self.forecast
+        before = copy.deepcopy((self.router, self.monitor, self._telling.clients)), self.forecast
         live, turn = self.engine.live, self._new_turn(self.current, bad=bad)
         try:
             turn.mark = self.store.last_seq()
@@ -178,7 +155,7 @@ class Learner:
             staged, opened = self._next(turn, forced, live, worthless=worthless)
             self._write(turn, opened, staged=staged)
         except Exception as error:  # the disk, most likely: the slot goes on, with all it held, until it can be written
-            (self.router, self.monitor, self._clients), self.forecast = before
+            (self.router, self.monitor, self._telling.clients), self.forecast = before
             self.alarm(f"slot {self.current.slot} goes on: {type(error).__name__}: {error}")
             return False
         self._opened(turn, opened)
@@ -186,97 +163,27 @@ class Learner:
 
     def _next(self, turn: Turn, forced: Choice | None, live: Live, *, worthless: bool) -> tuple[Staged, OpenSlot]:
         """Tell, choose and prepare; if that fails, go on with what answers and tell nothing."""
-        before = copy.deepcopy((self.router, self._clients))
+        before = copy.deepcopy((self.router, self._telling.clients))
         try:
-            self._tell(turn, worthless=worthless)
+            self._telling.tell(turn, self.router, worthless=worthless)
         except Exception as error:  # a router that fails must not keep a bad blend answering
             kept = self._untell(turn, before, live, error)
             forced = forced or kept
         try:
-            return self._prepare(turn, forced or self._choose(turn, live), live)
+            choice = forced or self._choosing.choose(turn, self.router, self.forecast, live, self.pin)
+            return self._prepare(turn, choice, live)
         except Exception as error:
             return self._prepare(turn, self._untell(turn, before, live, error), live)
 
     def _untell(self, turn: Turn, before: tuple[Router, Clients], live: Live, error: Exception) -> Choice:
         """Put the router back to what it was before it was told, to be told again with the next turn; what stays."""
-        self.router, self._clients = copy.deepcopy(before)
-        turn.told, turn.mark, turn.rewarded = [], self._mark, self._rewarded
+        self.router, self._telling.clients = copy.deepcopy(before)
+        turn.told, turn.mark, turn.rewarded = [], self._telling.mark, self._telling.rewarded
         said = f"{type(error).__name__}: {error}"
         self.alarm(f"slot {self.current.slot}: {said}; merge version {live.version} stays")
         if live.blend is None:
             raise error
         return Choice(live.blend, Reason.FAILED, f"failed: {said}", live.version)
-
-    def _tell(self, turn: Turn, *, worthless: bool) -> None:
-        """Tell the router the slots that are due, and what came late for those it was told."""
-        ended, mix = turn.ended, turn.mix
-        assert ended is not None and mix is not None  # noqa: S101, PT018
-        waiting = self._settling | {ended.slot: (ended, mix.estimate)}
-        for number, (opened, held) in sorted(waiting.items()):
-            due = ended.slot - number >= self.config.rewards.settle_slots
-            if due or (turn.bad is not None and number == ended.slot):
-                tally = self.answers.tally(number).copy()
-                rows = self.store.feedback(after=0, upto=turn.mark, slot=number)
-                tally.add_feedback(rows, held, self._clients, learn=True)
-                if worthless and number == ended.slot:
-                    tally.add(VERDICT, np.zeros_like(held), self.config.guard.least_count * held)
-                self._settle(turn, opened, tally)
-        late: dict[int, list[Given]] = {number: [] for number in self.answers.late()}
-        for row in self.store.feedback(after=self._mark, upto=turn.mark):
-            if row.slot not in waiting:
-                late.setdefault(row.slot, []).append(row)
-        for number, rows in late.items():
-            found = self.store.slots(before=number + 1, limit=1)
-            if found and found[0]["slot"] == number:
-                tally = self.answers.late().get(number, Tally(len(self.forecast), self.config.rewards)).copy()
-                held = found[0]["mix"] if found[0]["estimate"] is None else found[0]["estimate"]
-                tally.add_feedback(rows, held, self._clients)
-                self._settle(turn, self._slot(found[0], told=True), tally, late=True)
-
-    def _settle(self, turn: Turn, opened: OpenSlot, tally: Tally, *, late: bool = False) -> None:
-        """Tell the router the reward of a slot; a slot that it did not choose teaches it as a warm start."""
-        reward, counts = tally.reward
-        rewarded = bool((counts > 0).any())
-        if opened.decision is not None:
-            self.router.tell(opened.decision, reward, counts)
-        elif rewarded:
-            self.router.warm_start([opened.blend], [reward], [counts])
-        if rewarded:
-            turn.rewarded = turn.next
-        turn.told.append(SlotReward(opened, reward, counts, late, tally.shares))
-
-    def _choose(self, turn: Turn, live: Live) -> Choice:
-        """Choose for the next slot: the pinned blend, the start blend, or what the router says and admission allows."""
-        if self.pin is not None:
-            return Choice(self.pin.blend, Reason.PINNED, "pinned", self.pin.version)
-        phase, known = self._phase(turn), self._known()
-        if phase is Phase.WAITING and turn.rewarded is not None and (best := best_known(known, self.forecast)):
-            return Choice(best.blend, Reason.BEST, "no rewards any more: the best known blend", best.version)
-        if phase is not Phase.LEARNING:
-            blend = self._start(self.forecast, live.blend)
-            same = live.blend is not None and np.array_equal(blend, live.blend)
-            return Choice(blend, Reason.START, f"{phase}: the start blend", live.version if same else None)
-        decision = self.router.ask(self.forecast)
-        now = next((one for one in known if one.version == live.version), None)
-        if now is None:
-            return Choice(decision.blend, Reason.CHOSEN, decision=decision)
-        choice = self._admission.admit(decision, self.router.explain(decision), now, known)
-        if choice.decision is None:  # never served: it teaches nothing
-            self.router.tell(decision, np.full(len(self.forecast), np.nan))
-        return choice
-
-    def _phase(self, turn: Turn) -> Phase:
-        """Who chooses: without rewards nothing is learned, so nothing is explored."""
-        if self.pin is not None:
-            return Phase.PINNED
-        if self.config.explore != "careful":
-            return Phase.FIXED if self.config.explore == "never" else Phase.LEARNING
-        fresh = turn.rewarded is not None and turn.next - turn.rewarded <= self.config.patience
-        return Phase.LEARNING if fresh else Phase.WAITING
-
-    def _known(self) -> list[KnownVersion]:
-        rows = [row for row in self.store.versions() if row["good"]]
-        return [KnownVersion(row["version"], row["blend"], row["sums"], row["counts"]) for row in rows]
 
     def _prepare(self, turn: Turn, choice: Choice, live: Live) -> tuple[Staged, OpenSlot]:
         """Merge what was chosen, and look it over; what is refused is told to the router, which may choose again."""
@@ -308,7 +215,7 @@ class Learner:
         """Write the turn down, before anything of it shows."""
         turn.meta = {
             "guard": self.guard.remembered(),
-            "clients": json.dumps(self._clients.evidence),
+            "clients": json.dumps(self._telling.clients.evidence),
             "rewarded": turn.rewarded,
         }
         states: dict[str, Saves] = {"monitor": self.monitor, "router": self.router}
@@ -324,19 +231,17 @@ class Learner:
         """Remember what was written down."""
         same = self._view is not None and self.current.merge_version == opened.merge_version
         last, shares = (None, {}) if self._view is None else (self._view.last, self._view.shares)
-        if turn.ended is not None and turn.mix is not None:
-            self._settling[turn.ended.slot] = turn.ended, turn.mix.estimate
+        if turn.mix is not None:
             if turn.mix.alarm and not self._drifting:
                 self.alarm(f"drift: {turn.mix.unknown:.0%} of the requests are unlike any known task")
             self._drifting = turn.mix.alarm
         for told in turn.told:
             if not told.late:
-                self._settling.pop(told.opened.slot, None)
                 last, shares = told.record, told.shares
                 self.observer.slot(told.record)
         self.answers.counted(turn.requests)
-        self.answers.forget(min(self._settling, default=opened.slot) - 1)
-        self._mark, self._rewarded = turn.mark, turn.rewarded
+        self._telling.remember(turn)
+        self.answers.forget(min(self._telling.settling, default=opened.slot) - 1)
         self.guard.opened(same=same, bad=turn.bad, keep=self.config.keep_versions)
         self._show_view(opened, last, shares)
 
@@ -359,8 +264,8 @@ class Learner:
         """Let the monitor learn from texts whose labels, and so tasks, have come since the last turn."""
         if not self.monitor.learns:
             return
-        rows = [row for row in self.store.feedback(after=self._mark, upto=turn.mark) if row.source == "labels"]
-        rows = [row for row in rows if row.task is not None and self._clients.trust(row.client) > 0.5]
+        rows = [row for row in self.store.feedback(after=self._telling.mark, upto=turn.mark) if row.source == "labels"]
+        rows = [row for row in rows if row.task is not None and self._telling.clients.trust(row.client) > 0.5]
         texts = self.answers.texts_of([row.id for row in rows])
         taught = [row for row in rows if row.id in texts][: self.config.rewards.taught_labels]
         names = [self.monitor.tasks[row.task] for row in taught if row.task is not None]
@@ -368,29 +273,16 @@ class Learner:
 
     def _show_view(self, opened: OpenSlot, last: SlotRecord | None, shares: dict[str, float]) -> None:
         """Take a picture of the learner for those who ask."""
-        view = View(opened, self._phase(self._new_turn(opened)), self.pin is not None, last, shares)
+        view = View(opened, self._choosing.phase(self._new_turn(opened), self.pin), self.pin is not None, last, shares)
         try:
-            self._view = self._explained(replace(view, tree=self.router.tree))
+            self._view = explained(view, self.router)
         except Exception as error:  # a router that cannot explain itself may serve all the same
             self._view = view
             self.alarm(f"the router does not explain itself: {type(error).__name__}: {error}")
 
-    def _explained(self, view: View) -> View:
-        decision = view.opened.decision
-        if decision is None or view.tree is None:
-            return view
-        terms = self.router.explain(decision)
-        best = np.nanmax(view.tree.value @ decision.task_mix, initial=-np.inf)
-        sentence = (
-            f"of {terms.candidates} blends this one may earn most for the mix: {terms.mean:.3f} is expected, "
-            f"and it may be up to {terms.bound:.3f}"
-        )
-        why = Why(sentence, terms.mean, terms.uncertainty, terms.bound)
-        return replace(view, regret=max(0.0, float(best) - terms.mean), why=why)
-
     def _new_turn(self, ended: OpenSlot | None, *, bad: int | None = None) -> Turn:
         regret = math.nan if self._view is None else self._view.regret
-        return Turn(ended, self._mark, regret=regret, rewarded=self._rewarded, bad=bad)
+        return Turn(ended, self._telling.mark, regret=regret, rewarded=self._telling.rewarded, bad=bad)
 
     # --- what an operator wants, and what is on disk ------------------------------------------------------------------
 
@@ -400,13 +292,14 @@ class Learner:
         self.store.set_meta("pinned", kept)
         self.pin = pin
         view = self.view
-        self._view = replace(view, pinned=pin is not None, phase=self._phase(self._new_turn(view.opened)))
+        self._view = replace(view, pinned=pin is not None, phase=self._choosing.phase(self._new_turn(view.opened), pin))
 
     def first(self) -> None:
         """Open the first slot of a new state, or of one that was adopted."""
-        self._mark = self._seen = self.store.last_seq()
+        self._telling.mark = self._seen = self.store.last_seq()
         turn, live = replace(self._new_turn(None), first=self.store.next_slot), self.engine.live
-        staged, opened = self._prepare(turn, self._choose(turn, live), live)
+        choice = self._choosing.choose(turn, self.router, self.forecast, live, self.pin)
+        staged, opened = self._prepare(turn, choice, live)
         self._write(turn, opened, staged=staged)
         self._opened(turn, opened)
         self.engine.commit(staged, slot=opened.slot)
@@ -414,15 +307,13 @@ class Learner:
     def resume(self, rows: list[dict[str, Any]]) -> None:
         """Go on with the slots that the router was not told of; the newest of them is open."""
         *ended, newest = rows
-        self._settling = {row["slot"]: (self._slot(row), row["estimate"]) for row in ended}
-        opened = self._slot(newest)
+        opened = read_slot(newest, experts=self.engine.moe.num_experts, tasks=len(self.forecast))
         self.forecast = opened.task_mix
         try:
-            self._mark, self._seen = int(self.store.meta("mark") or 0), self.store.last_seq()
-            self._rewarded = self.store.meta("rewarded")
+            self._telling.resume(ended)
+            self._seen = self.store.last_seq()
             pinned = json.loads(self.store.meta("pinned") or "null")
             self.pin = None if pinned is None else Pin(np.array(pinned["blend"], dtype=float), int(pinned["version"]))
-            self._clients = Clients(self.config.rewards, json.loads(self.store.meta("clients") or "{}"))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StateError(f"{self.store.folder} is damaged ({error}); restore it from a copy") from None
         self.guard.remember(self.store.meta("guard"))
@@ -438,6 +329,3 @@ class Learner:
         with self.store.transaction(guard=self.guard.remembered()) as write:
             count_requests(write, more)
         self.answers.counted(more)
-
-    def _slot(self, row: dict[str, Any], *, told: bool = False) -> OpenSlot:
-        return read_slot(row, experts=self.engine.moe.num_experts, tasks=len(self.forecast), told=told)

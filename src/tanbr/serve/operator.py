@@ -4,7 +4,8 @@ import numpy as np
 
 from tanbr.errors import InputError
 from tanbr.serve.admission import Choice
-from tanbr.serve.learner import Learner, Pin
+from tanbr.serve.choosing import Pin
+from tanbr.serve.learner import Learner
 from tanbr.serve.records import Reason, ServiceError
 from tanbr.types import Blend
 

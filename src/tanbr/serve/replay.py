@@ -24,7 +24,8 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
 from tanbr.errors import DataError
-from tanbr.serve.store import FILE, vector
+from tanbr.serve.rows import vector
+from tanbr.serve.store import FILE
 from tanbr.types import Blend, FloatArray, Router
 
 NEAR = 0.15  # Euclidean distance of two blends that are taken for alike

@@ -4,25 +4,24 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from numpy.typing import ArrayLike
-
 from tanbr.errors import InputError
 from tanbr.moe.text import positions
-from tanbr.serve.batcher import Batcher, Job
+from tanbr.serve.batcher import Batcher
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.engine import Engine, Live, Staged
+from tanbr.serve.engine import Engine
 from tanbr.serve.ids import RequestIds
+from tanbr.serve.jobs import Job
 from tanbr.serve.messages import Outbox
 from tanbr.serve.prompts import Room
 from tanbr.serve.records import Answered, Generated, Observer, OnToken, Silent
-from tanbr.types import FloatArray, Text
+from tanbr.types import Text
 
 
 class Replica:
     """Answers requests with the blend that was committed last. Thread-safe; two threads of its own.
 
-    Commands come in (`prepare`, `commit`, `discard`), messages go out (`serve.messages`, to the outbox): `Answers`
-    before any client of them hears, `Broken` if a version answers with NaN.
+    Commands come to its `engine` (`prepare`, `commit`, `discard`), messages go out (`serve.messages`, to the outbox):
+    `Answers` before any client of them hears, `Broken` if a version answers with NaN.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Replica:
         """
         if self.engine.writes:
             raise InputError("this model writes text; it has no labels to classify with")
-        return self._queue(Job(texts, Future()))
+        return self._queue(Job(texts))
 
     def generate(
         self, prompts: Sequence[str], *, max_tokens: int | None = None, on_token: OnToken | None = None
@@ -73,39 +72,12 @@ class Replica:
         if not self.engine.writes:
             raise InputError("this model classifies; it cannot write text")
         self.room.check(max_tokens)
-        return self._queue(Job(prompts, Future(), max_tokens=max_tokens, on_token=on_token))
+        return self._queue(Job(prompts, max_tokens=max_tokens, on_token=on_token))
 
     @property
     def depth(self) -> int:
         """Texts that wait."""
         return self._batcher.depth
-
-    # --- the learner ------------------------------------------------------------------------------------------------
-
-    @property
-    def live(self) -> Live:
-        """What answers at the moment."""
-        return self.engine.live
-
-    def prepare(self, blend: ArrayLike, *, version: int | None = None) -> Staged:
-        """Make a blend (K,) ready to answer, as `Engine.prepare`."""
-        return self.engine.prepare(blend, version=version)
-
-    def commit(self, staged: Staged, *, slot: int) -> Live:
-        """Let it answer from now on, credited to `slot`, as `Engine.commit`."""
-        return self.engine.commit(staged, slot=slot)
-
-    def discard(self, staged: Staged) -> None:
-        """Forget it."""
-        self.engine.discard(staged)
-
-    def logits(self, texts: Sequence[Text], *, live: Live | Staged | None = None) -> FloatArray:
-        """Classify texts (n, columns) with what answers or with what was prepared, past the queue."""
-        return self.engine.logits(texts, live=live)
-
-    def sane(self, text: Text, live: Live | Staged) -> bool:
-        """Whether a model answers a text with numbers."""
-        return self.engine.sane(text, live)
 
     # --- operators --------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from tanbr.serve.clients import Clients
 from tanbr.serve.config import RewardConfig
-from tanbr.serve.store import Given
+from tanbr.serve.rows import Given
 from tanbr.types import Counts, FloatArray, Reward, TaskMix
 
 VERDICT = "verdict"  # source of what the guard or an operator says of a blend; it counts whatever the weights are

@@ -1,40 +1,37 @@
 """The service: everything below HTTP. Thread-safe; two threads answer, one runs the slots."""
 
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from tanbr.baselines.survey import Survey
-from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.monitor import Monitor
 from tanbr.router import Tanbr, TreeView
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
+from tanbr.serve.feedback import FeedbackReader
 from tanbr.serve.guard import Guard
-from tanbr.serve.ids import RequestIds, slot_of
+from tanbr.serve.ids import RequestIds
 from tanbr.serve.journal import read_slot, state_file
 from tanbr.serve.labels import label_space
 from tanbr.serve.learner import Learner
 from tanbr.serve.lineage import adopt_state, made_for, same_lineage
 from tanbr.serve.operator import Operator
+from tanbr.serve.overview import describe, slot_view, state_now, version_view
 from tanbr.serve.records import (
     Answered,
     Feedback,
     Generated,
     Observer,
     OnToken,
-    Outcome,
-    Reason,
     Receipt,
     ServiceInfo,
     ServiceState,
@@ -46,10 +43,10 @@ from tanbr.serve.replica import Replica
 from tanbr.serve.shadow import Shadow
 from tanbr.serve.slot_thread import SlotThread
 from tanbr.serve.start_blend import StartBlend
-from tanbr.serve.store import FeedbackRow, Store
+from tanbr.serve.store import Store
 from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
-from tanbr.types import Router, SlotRecord, Text, as_blend
+from tanbr.types import Router, Text, as_blend
 
 Result = TypeVar("Result")
 
@@ -138,10 +135,8 @@ class Service:
             max_length=config.max_length,
             merge_share=config.merge_share,
         )
-        self._text = self._engine.writes
-        self._space = None if self._text else label_space(self._tasks, self._engine.columns)
-        columns = self._engine.columns
-        classes = len(columns) if self._space is None else self._space.classes
+        space = None if self._engine.writes else label_space(self._tasks, self._engine.columns)
+        classes = len(self._engine.columns) if space is None else space.classes
         if router is None:
             router = Tanbr(moe.num_experts, len(names), max_active=config.max_active, seed=config.seed)
         if opened is not None:
@@ -152,13 +147,14 @@ class Service:
             monitor = Monitor.load(state_file(store, "monitor"))
         elif not isinstance(monitor, Monitor):
             monitor = Monitor(names, "clusters") if monitor is None else monitor()
+        scored = space if config.rewards.labels > 0 else None  # where labels count as rewards
         answers = AnswerLog(
             store,
             config=config,
             encode=self._engine.encode,
             shadow=Shadow(moe, experts_of=read_card(moe.path).experts_of(names)) if config.rewards.shadow else None,
             classes=classes,
-            keep_logits=config.rewards.labels > 0 and self._space is not None,
+            keep_logits=scored is not None,
             tasks=len(names),
         )
         self.learner = Learner(
@@ -166,7 +162,7 @@ class Service:
             router=router,
             monitor=monitor,
             start=self._start_blend,
-            guard=Guard(config.guard, self._engine, self._space, probes, tasks=names),
+            guard=Guard(config.guard, self._engine, space, probes, tasks=names),
             store=store,
             answers=answers,
             config=config,
@@ -176,12 +172,21 @@ class Service:
             self.learner.first()
         else:
             self.learner.resume(rows)
-        self._ids = RequestIds(store.key, store.begin_epoch(self.learner.current.slot))
+        ids = RequestIds(store.key, store.begin_epoch(self.learner.current.slot))
+        self._feedback = FeedbackReader(store, answers, ids, tasks=names, space=scored)
         self._slots = SlotThread(self.learner)
         self._replica = Replica(
-            self._engine, self._ids, classes=classes, config=config, outbox=self._slots, observer=self._observer
+            self._engine, ids, classes=classes, config=config, outbox=self._slots, observer=self._observer
         )
-        self._info = self._describe(moe, columns, classes)
+        self._info = describe(
+            moe,
+            self._replica,
+            config=config,
+            tasks=names,
+            expert_names=self._expert_names,
+            space=space,
+            classes=classes,
+        )
 
     def start(self) -> None:
         """Start the threads; `ready` is true when this returns."""
@@ -238,75 +243,19 @@ class Service:
         `client` is an opaque key of who gives them: what one says is weighed against the others (`clients.py`).
         Raises InputError, with nothing taken in, for a reward outside [0, 1], an unknown task or label.
         """
-        tasks = {name: number for number, name in enumerate(self._info.tasks)}
-        for item in items:
-            self._check(item, tasks)
-        raw = [self._known(item.request_id) for item in items]
-        labelled = [key for key, item in zip(raw, items, strict=True) if key is not None and item.label is not None]
-        logits = self.learner.answers.logits_of(labelled)
-        outcomes: list[Outcome] = ["unknown"] * len(items)
-        rows, places = [], []
-        for place, (key, item) in enumerate(zip(raw, items, strict=True)):
-            if key is None or (item.label is not None and key not in logits):
-                continue
-            task = None if item.task is None else tasks[item.task]
-            if item.label is None:
-                rows.append(FeedbackRow(key, "feedback", task, float(item.reward or 0.0), client))
-            else:
-                rows.append(FeedbackRow(key, "labels", task, self._scored(item, logits[key]), client))
-            places.append(place)
-        for place, outcome in zip(places, self.store.add_feedback(rows) if rows else [], strict=True):
-            outcomes[place] = outcome
-        return Receipt(tuple(outcomes))
+        return self._feedback.take(items, client=client)
 
     def state(self) -> ServiceState:
         """What the service is doing now: values that belong together."""
-        view, answers, unseen = self.learner.view, self.learner.answers, np.full(len(self._tasks), np.nan)
-        return ServiceState(
-            slot=view.opened.slot,
-            merge_version=view.opened.merge_version,
-            task_mix=view.opened.task_mix,
-            blend=view.opened.blend,
-            reward=unseen if view.last is None else view.last.reward,
-            counts=np.zeros(len(self._tasks)) if view.last is None else view.last.counts,
-            estimated_regret=view.regret,
-            requests=answers.held[view.opened.slot],
-            answered=answers.answered,
-            queue=self._replica.depth,
-            phase=view.phase,
-            why=view.why,
-            pinned=view.pinned,
-            shares=dict(view.shares),
-            alarms=self.learner.alarms,
-            last_merge_seconds=self._engine.merge_seconds,
-            last_pause_seconds=self._engine.pause_seconds,
-            uptime=time.monotonic() - self._started,
-        )
+        return state_now(self.learner, self._replica, uptime=time.monotonic() - self._started)
 
     def slots(self, limit: int = 100, before: int | None = None) -> list[SlotView]:
         """The newest slots first, those before slot `before` if it is given."""
-        return [self._slot_view(row) for row in self.store.slots(before=before, limit=limit)]
+        return [slot_view(row, self.learner) for row in self.store.slots(before=before, limit=limit)]
 
     def versions(self) -> list[VersionView]:
         """The merge versions that can be rolled back to, newest first."""
-        held = self._engine.held
-        at_hand = {self._engine.version} | ({held.version} if held is not None else set())
-        views = []
-        for row in self.store.versions():
-            count = float(row["counts"].sum())
-            reward = float(row["sums"].sum()) / count if count else math.nan
-            views.append(
-                VersionView(
-                    row["version"],
-                    row["blend"],
-                    row["created"],
-                    bool(row["good"]),
-                    row["version"] in at_hand,
-                    row["requests"],
-                    reward,
-                )
-            )
-        return views
+        return [version_view(row, self._engine) for row in self.store.versions()]
 
     def tree(self) -> TreeView | None:
         """The router's search tree, as it was when the slot opened; None for a router without one."""
@@ -338,81 +287,6 @@ class Service:
     def call(self, command: Callable[[Operator], Result]) -> Result:
         """Let a command of an operator run in the learner's thread; blocks until it is done."""
         return self._slots.call(lambda: command(self._slots.operator))
-
-    def _check(self, item: Feedback, tasks: dict[str, int]) -> None:
-        if item.task is not None and item.task not in tasks:
-            raise InputError(f"unknown task {item.task!r}; this server knows {', '.join(tasks)}")
-        if (item.reward is None) == (item.label is None):
-            raise InputError("feedback needs either a reward or a label")
-        if item.label is None:
-            if item.reward is None or not 0.0 <= item.reward <= 1.0:
-                raise InputError(f"a reward must lie in [0, 1] (got {item.reward})")
-            return
-        if self._space is None or not self._config.rewards.labels:
-            raise InputError("this server scores no labels; send a reward instead")
-        if item.task is None:
-            raise InputError("a label needs its task: labels of several tasks may have one name")
-        self._space.check_label(item.task, item.label)
-
-    def _known(self, request_id: str) -> bytes | None:
-        raw = self._ids.read(request_id)
-        return raw if raw is not None and slot_of(raw) >= self.store.oldest else None
-
-    def _scored(self, item: Feedback, logits: Any) -> float:
-        assert self._space is not None and item.task is not None and item.label is not None  # noqa: S101, PT018
-        return self._space.score(item.task, item.label, logits)
-
-    def _slot_view(self, row: dict[str, Any]) -> SlotView:
-        unseen = np.full(len(self._tasks), np.nan)
-        record = SlotRecord(
-            row["slot"],
-            row["version"],
-            row["mix"],
-            row["blend"],
-            unseen if row["reward"] is None else row["reward"],
-            np.zeros(len(self._tasks)) if row["counts"] is None else row["counts"],
-        )
-        open_now = row["ended"] is None
-        regret = self.learner.view.regret if open_now else row["regret"]
-        return SlotView(
-            record,
-            row["started"],
-            row["ended"],
-            row["requests"] + self.learner.answers.uncounted().get(row["slot"], 0),
-            bool(row["told"]),
-            row["unknown"],
-            row["estimate"],
-            math.nan if regret is None else regret,
-            Reason(row["reason"]),
-            row["note"],
-        )
-
-    def _describe(self, moe: Moe, columns: tuple[str, ...], classes: int) -> ServiceInfo:
-        config, specs = self._config, moe.checkpoint.specs.values()
-        size, loss = self._engine.live.backend.size, self._engine.live.backend.loss
-        return ServiceInfo(
-            model=Path(moe.path).name,
-            family=moe.family.model_type,
-            kind="text" if self._text else "classifier",
-            experts=moe.num_experts,
-            expert_names=self._expert_names or tuple(f"expert {k + 1}" for k in range(moe.num_experts)),
-            sites=len(moe.sites),
-            tasks=tuple(task.name for task in self._tasks),
-            columns=columns,
-            classes=classes,
-            scales={} if self._space is None else self._space.scales,
-            loaded_parameters=size.parameters,
-            loaded_bytes=size.nbytes,
-            spare_bytes=0 if config.low_memory else size.own_bytes,
-            full_parameters=sum(spec.numel for spec in specs),
-            full_bytes=sum(spec.nbytes for spec in specs),
-            precision=config.precision,
-            int8_agreement=None if loss is None else loss.agreement,
-            device=config.device,
-            max_tokens=self._replica.room.answer,
-            slot_requests=config.slot_requests,
-            slot_seconds=config.slot_seconds,
-        )
 
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the front thread tokenises; the cores are the model's

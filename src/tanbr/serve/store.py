@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,9 @@ from tanbr.errors import StateError
 from tanbr.serve.folder import FolderLock, make_private
 from tanbr.serve.ids import EPOCH_BYTES, KEY_BYTES, MOST_EPOCHS, Epoch, slot_of
 from tanbr.serve.records import Outcome, ServiceError
+from tanbr.serve.rows import FeedbackRow, Given, RequestRow, floats, vector
 from tanbr.serve.schema import bring_up_to_date
-from tanbr.types import FloatArray, to_jsonable
+from tanbr.types import FloatArray
 
 FILE = "store.sqlite3"
 _LOGITS = "SELECT logits FROM requests WHERE id = ?"
@@ -36,46 +36,8 @@ _OVER = (  # slot of the request, and of the feedback, that is one too many, cou
     ("SELECT id FROM requests ORDER BY id DESC LIMIT 1 OFFSET ?", slot_of),
     ("SELECT slot FROM feedback ORDER BY slot DESC LIMIT 1 OFFSET ?", int),
 )
+_VECTORS = {"mix", "blend", "estimate", "reward", "counts", "sums"}
 _FORGET = tuple(f"DELETE FROM {table} WHERE slot < ?" for table in ("feedback", "measured", "slots"))  # noqa: S608
-
-
-@dataclass(frozen=True, eq=False)
-class RequestRow:
-    """One answered request."""
-
-    id: bytes
-    version: int
-    time: float
-    posterior: FloatArray  # (V,)
-    logits: FloatArray | None  # (columns,)
-    text: Any  # JSON-able, None unless texts are kept
-    novel: bool = False  # unlike any known task
-
-
-@dataclass(frozen=True)
-class FeedbackRow:
-    """One piece of feedback, checked and scored."""
-
-    id: bytes
-    source: str
-    task: int | None
-    reward: float
-    client: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Given:
-    """Feedback as it is read back."""
-
-    seq: int
-    slot: int
-    source: str
-    task: int | None
-    reward: float
-    posterior: FloatArray | None  # (V,) of the request; None if that was not kept
-    client: str = ""  # who gave it
-    novel: bool = False  # whether the request is unlike any known task
-    id: bytes = b""
 
 
 class Store:
@@ -178,7 +140,7 @@ class Store:
         """Look up the logits (columns,) of answered requests, as far as they were kept."""
         with self._looking():
             found = {key: self._read.execute(_LOGITS, (key,)).fetchone() for key in ids}
-        return {key: _floats(row[0]) for key, row in found.items() if row is not None and row[0] is not None}
+        return {key: floats(row[0]) for key, row in found.items() if row is not None and row[0] is not None}
 
     def feedback(self, *, after: int, upto: int | None = None, slot: int | None = None) -> list[Given]:
         """List the feedback with after < seq ≤ upto, of one slot or of all, oldest first."""
@@ -188,7 +150,7 @@ class Store:
                 {"after": after, "upto": (1 << 62) if upto is None else upto, "slot": slot},
             ).fetchall()
         return [
-            Given(seq, of, source, task, reward, None if blob is None else _floats(blob), client, bool(novel), key)
+            Given(seq, of, source, task, reward, None if blob is None else floats(blob), client, bool(novel), key)
             for seq, of, source, task, reward, blob, client, novel, key in rows
         ]
 
@@ -294,28 +256,6 @@ class Store:
                 values_of[name] = None if values_of[name] is None else vector(values_of[name])
             decoded.append(values_of)
         return decoded
-
-
-_VECTORS = {"mix", "blend", "estimate", "reward", "counts", "sums"}
-
-
-def shown(values: FloatArray) -> str:
-    """Write a vector as the store does: JSON, NaN as null."""
-    return json.dumps(to_jsonable(values))
-
-
-def vector(text: str) -> FloatArray:
-    """Read a vector back."""
-    try:
-        values = np.array([np.nan if value is None else value for value in json.loads(text)], dtype=np.float64)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise StateError(f"the store holds {str(text)[:40]!r} where a vector belongs ({error})") from None
-    values.setflags(write=False)
-    return values
-
-
-def _floats(blob: bytes) -> FloatArray:
-    return np.frombuffer(blob, dtype=np.float32).astype(np.float64)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

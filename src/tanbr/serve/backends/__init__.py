@@ -1,9 +1,17 @@
-"""What runs a dense model: one file a backend, each named here and held to one contract."""
+"""What runs a dense model: one file a backend. Every module of this folder that defines one is found by itself."""
+
+import pkgutil
+from importlib import import_module
 
 from tanbr.serve.backends.backend import Backend, Builder, Size
-from tanbr.serve.backends.torch_eager import TorchEager
-from tanbr.serve.backends.torch_int8 import TorchInt8
-
-BACKENDS: dict[str, Builder] = {"torch": TorchEager.build, "torch-int8": TorchInt8.build}
 
 __all__ = ["BACKENDS", "Backend", "Builder", "Size"]
+
+
+def _found() -> dict[str, Builder]:
+    modules = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+    kinds = [kind for module in modules for kind in vars(module).values() if hasattr(kind, "build")]
+    return {kind.name: kind.build for kind in kinds}
+
+
+BACKENDS: dict[str, Builder] = dict(sorted(_found().items()))

@@ -3,7 +3,7 @@
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from tanbr.types import Blend, FloatArray
 class TorchEager:
     """A model, and the tensors of it that a merge writes."""
 
+    name: ClassVar[str] = "torch"
     loss: Int8Loss | None = None
 
     def __init__(self, model: Any, outputs: Mapping[str, Tensor]) -> None:

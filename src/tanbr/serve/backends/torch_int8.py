@@ -25,6 +25,8 @@ WRITTEN = 16  # tokens that a model which writes is compared over, for each prob
 class TorchInt8(TorchEager):
     """An int8 model, and the float FFNs that it is packed from: of these there is one set, whatever the twins."""
 
+    name = "torch-int8"
+
     def __init__(
         self,
         model: Any,

@@ -2,7 +2,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tanbr.serve.loop import SlotLoop
+from tanbr.experiments.contestant import OneModel, Scorer
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.rows import Row, Task
 from tanbr.types import Decision, FloatArray, SlotMix, Text, as_blend
 
 
@@ -24,13 +26,13 @@ class Recorder:
         self.calls.append("tell")
         self.told.append((decision.id, reward.tolist()))
 
-    def swap(self, blend: FloatArray, *, slot: int) -> int:
+    def swap(self, blend: FloatArray) -> int:
         self.calls.append("swap")
         return 7
 
-    def answer(self, texts: Sequence[Text]) -> FloatArray:
+    def answers(self, texts: Sequence[Text]) -> list[FloatArray]:
         self.calls.append("answer")
-        return np.zeros((len(texts), 1))
+        return [np.array([1.0, 0.0])] * len(texts)
 
     def observe(self, texts: Sequence[Text]) -> FloatArray:
         self.calls.append("observe")
@@ -43,15 +45,35 @@ class Recorder:
         return SlotMix(mix, mix, np.zeros(3), 0.0, 1)
 
 
+TASKS = tuple(Task(name, ("accuracy",), ("no", "yes")) for name in ("a", "b", "c"))
+
+
+def scorer(*targets: float) -> Scorer:
+    return Scorer(LabelSpace(TASKS), [Row("a", "text", target) for target in targets])
+
+
 def test_a_slot_runs_in_order_and_the_forecast_is_asked_with_next() -> None:
     all_in_one = Recorder()
-    loop = SlotLoop(engine=all_in_one, router=all_in_one, monitor=all_in_one, tasks=3)  # type: ignore[arg-type]
-    reward, counts = np.array([0.5, np.nan, np.nan]), np.array([2.0, 0.0, 0.0])
-    first = loop.run(["a", "b"], lambda said: (reward, counts))
-    assert all_in_one.calls == ["ask", "swap", "answer", "observe", "tell", "close"]
+    contestant = OneModel(server=all_in_one, router=all_in_one, monitor=all_in_one, tasks=3)  # type: ignore[arg-type]
+    first = contestant.play(["a", "b"], scorer(0, 1))  # "no" is answered: one is right
+    assert all_in_one.calls == ["ask", "swap", "observe", "answer", "tell", "close"]
     np.testing.assert_allclose(all_in_one.asked[0], 1 / 3)  # nothing seen yet
-    second = loop.run(["c"], lambda said: (reward, counts))
+    second = contestant.play(["c"], scorer(0))
     assert all_in_one.asked[1].tolist() == [0, 1, 0]
     assert [told[0] for told in all_in_one.told] == [1, 2]
     assert (first.slot, second.slot, first.merge_version) == (0, 1, 7)
-    assert first.total_reward == 0.5
+    assert first.reward[0] == 0.5
+    assert np.isnan(first.reward[1:]).all()
+    assert first.counts.tolist() == [2, 0, 0]
+
+
+def test_a_scorer_shows_what_was_answered_and_averages_a_part() -> None:
+    heard: list[FloatArray] = []
+    space, rows = LabelSpace(TASKS), [Row("a", "text", 0.0), Row("b", "text", 1.0)]
+    one = Scorer(space, rows, collect=lambda _, meant: heard.append(meant))
+    rewards = one.rewards([np.array([1.0, 0.0])] * 2)
+    assert rewards.tolist() == [1.0, 0.0]
+    assert len(heard[0]) == 2
+    reward, counts = one.by_task(rewards, among=np.array([False, True]))
+    assert counts.tolist() == [0, 1, 0]
+    assert reward[1] == 0.0

@@ -1,0 +1,103 @@
+"""`tanbr send`."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from tanbr.cli.display import console
+from tanbr.errors import InputError
+from tanbr.types import Text
+
+app = typer.Typer()
+
+Server = Annotated[str, typer.Option(envvar="TANBR_SERVER", help="Address of the server.")]
+LOCAL = "http://127.0.0.1:8000"
+
+
+@app.command(
+    epilog='Examples:\n\n    tanbr send "the plot is clever"\n\n    tanbr send --file texts.txt --json\n\n'
+    '    tanbr send "the plot is clever" --feedback 1\n\n    tanbr send --id 0f3a-1 --feedback 0.5'
+)
+def send(
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts; a tab in one separates a pair.")] = None,
+    file: Annotated[Path | None, typer.Option(help="File with a text, or a pair, on each line; - is stdin.")] = None,
+    labels: Annotated[str | None, typer.Option(help="The only labels to choose from: yes,no")] = None,
+    feedback: Annotated[float | None, typer.Option(help="Reward in [0, 1] to give the answers.")] = None,
+    task: Annotated[str | None, typer.Option(help="Task that the feedback is for, if you know it.")] = None,
+    ids: Annotated[list[str] | None, typer.Option("--id", help="Give the feedback to this earlier answer.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what the server answers.")] = False,
+    server: Server = LOCAL,
+) -> None:
+    """Send texts to a server, and feedback on its answers. A token is taken from TANBR_TOKEN."""
+    from tanbr.serve.web.client import Client
+
+    if ids and (texts or file):
+        raise InputError("--id gives feedback to earlier answers: leave the texts out")
+    if ids and feedback is None:
+        raise InputError("--id needs --feedback: a reward in [0, 1]")
+    with Client(server, token=os.environ.get("TANBR_TOKEN")) as client:
+        if ids:
+            answers: dict[str, Any] = {}
+        else:
+            answers = _ask(client, _texts(texts or [], file), labels.split(",") if labels else None)
+            ids = [item["request_id"] for item in answers.get("outputs", answers.get("choices", []))]
+        if feedback is not None:
+            about = {} if task is None else {"task": task}
+            answers["feedback"] = client.feedback([{"request_id": one, "reward": feedback, **about} for one in ids])
+    if as_json:
+        sys.stdout.write(json.dumps(answers, ensure_ascii=False) + "\n")
+    else:
+        _show(answers)
+
+
+def _texts(given: list[str], file: Path | None) -> list[Text]:
+    if file is not None and given:
+        raise InputError("give texts, or --file, not both")
+    if file is None and not given and sys.stdin.isatty():
+        raise InputError("give a text, or --file, or pipe texts in")
+    try:
+        if file is not None and str(file) != "-":
+            given = file.read_text(encoding="utf-8").splitlines()
+        elif not given:
+            given = sys.stdin.read().splitlines()
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file or 'stdin'} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    lines = [line for line in given if line.strip()]
+    if not lines:
+        raise InputError("there is no text to send")
+    return [_pair(line) if "\t" in line else line for line in lines]
+
+
+def _pair(line: str) -> tuple[str, str]:
+    first, _, second = line.partition("\t")
+    return first, second
+
+
+def _ask(client: Any, texts: list[Text], labels: list[str] | None) -> dict[str, Any]:
+    model = client.state()["model"]
+    if model["kind"] == "classifier":
+        return dict(client.classify(texts, labels=labels))
+    if labels is not None or not all(isinstance(text, str) for text in texts):
+        raise InputError("the model there writes: it takes neither pairs nor --labels")
+    return dict(client.complete(texts, model=model["name"]))
+
+
+def _show(answers: dict[str, Any]) -> None:
+    table = Table("answer", "score", "request id", box=None, padding=(0, 2, 0, 0))
+    for output in answers.get("outputs", []):
+        table.add_row(escape(output["label"]), f"{output['score']:.3f}", output["request_id"])
+    for choice in answers.get("choices", []):
+        table.add_row(escape(choice["text"]), "", choice["request_id"])
+    if table.rows:
+        console.print(table)
+        console.print(f"merge version {answers['merge_version']}")
+    if "feedback" in answers:
+        console.print("feedback: " + ", ".join(f"{count} {what}" for what, count in answers["feedback"].items()))

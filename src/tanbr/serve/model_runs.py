@@ -1,0 +1,122 @@
+"""A batch through the model; if its merge version is broken, back to the one before. The batcher's model thread."""
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+
+import numpy as np
+
+from tanbr.moe.text import TextEncoder
+from tanbr.serve.decode import NotFinite, Step
+from tanbr.serve.detokenise import TextStream
+from tanbr.serve.engine import Engine, Live
+from tanbr.serve.front import Front
+from tanbr.serve.jobs import Job
+from tanbr.serve.messages import Broken, Outbox
+from tanbr.serve.records import Observer, ServiceError
+
+
+class ModelRuns:
+    """Answers batches; what is left to do for a job is handed over to the front thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        encoder: TextEncoder,
+        front: Front,
+        *,
+        batch: int,
+        hand_over: Callable[[Callable[[], None]], None],
+        outbox: Outbox,
+        observer: Observer,
+    ) -> None:
+        self._engine, self._encoder, self._front = engine, encoder, front
+        self._batch, self._hand_over, self._outbox, self._observer = batch, hand_over, outbox, observer
+
+    def answer(self, jobs: Sequence[Job]) -> int:
+        """Answer jobs together, or if that fails one by one; how many texts were answered at once."""
+        try:
+            return self._answer(jobs)
+        except Exception as error:  # whatever the model raises must not end the thread
+            others = [job for job in jobs if not job.left]
+            if len(jobs) > 1:
+                return sum(self.answer([job]) for job in others)
+            said = f"{type(error).__name__}: {error}"
+            for job in others:
+                job.fail(error if isinstance(error, ServiceError) else ServiceError(f"the model failed ({said})"))
+            self._observer.alarm(f"a batch failed: {said}")
+            return 0
+
+    def _answer(self, jobs: Sequence[Job]) -> int:
+        run = self._write if self._engine.writes else self._classify
+        while jobs := [job for job in jobs if job.wanted]:
+            with self._engine.using() as live:
+                try:
+                    run(jobs, live)
+                    return sum(len(job.texts) for job in jobs)
+                except NotFinite:
+                    pass
+            self._outbox.put(Broken(live.version, live.slot))
+            now = self._engine.revert(live)
+            if now is None or now is live:
+                raise ServiceError(f"merge version {live.version} answers with NaN and no other is at hand")
+            for job in jobs:
+                if job.streamed and not job.left:
+                    job.left = True
+                    job.fail(ServiceError(f"merge version {live.version} broke off with NaN; send the prompt again"))
+        return 0
+
+    def _classify(self, jobs: Sequence[Job], live: Live) -> None:
+        """Answer all texts together, or if they are more than a batch those of like length."""
+        rows = {name: [row for job in jobs for row in job.columns[name]] for name in jobs[0].columns}
+        lengths = [len(row) for row in rows["input_ids"]]
+        if len(lengths) <= self._batch:
+            logits = live.backend.classify(self._encoder.pad(rows))
+        else:
+            order = sorted(range(len(lengths)), key=lengths.__getitem__)
+            logits = np.empty((len(lengths), len(self._engine.columns)))
+            for start in range(0, len(order), self._batch):
+                chunk = order[start : start + self._batch]
+                part = {name: [values[i] for i in chunk] for name, values in rows.items()}
+                logits[chunk] = live.backend.classify(self._encoder.pad(part))
+        if not np.isfinite(logits).all():
+            raise NotFinite
+        for job in jobs:
+            job.left = True
+        self._hand_over(partial(self._front.classified, jobs, logits, live))
+
+    def _write(self, jobs: Sequence[Job], live: Live) -> None:
+        """Decode all prompts together. A job leaves when its last prompt has, or when its client gives up."""
+        places = [(job, prompt) for job in jobs for prompt in range(len(job.texts))]
+        streams = {
+            row: TextStream(self._encoder.tokenizer) for row, (job, _) in enumerate(places) if job.on_token is not None
+        }
+        for job in jobs:
+            job.written = {}
+
+        def tell(row: int, piece: str) -> None:
+            job, prompt = places[row]
+            if piece and job.wanted and job.on_token is not None:
+                try:
+                    job.on_token(prompt, piece)
+                    job.streamed = True
+                except Exception as error:  # the client's own function
+                    job.left = True
+                    job.fail(ServiceError(f"the text could not be streamed ({type(error).__name__}: {error})"))
+
+        def on_step(step: Step) -> Collection[int]:
+            for row in step.added.keys() & streams.keys():
+                tell(row, streams[row].add(step.added[row]))
+            for row, written in step.ended.items():
+                if row in streams:
+                    tell(row, streams[row].end())
+                job, prompt = places[row]
+                job.written[prompt] = written
+                if len(job.written) == len(job.texts) and not job.left:
+                    job.left = True
+                    self._hand_over(partial(self._front.wrote, job, live))
+            return [row for row, (job, _) in enumerate(places) if not job.wanted]
+
+        rows = {name: [row for job in jobs for row in job.columns[name]] for name in jobs[0].columns}
+        limits = [limit for job in jobs for limit in job.limits]
+        inputs = self._encoder.pad(rows, left=live.backend.causal)
+        live.backend.generate(inputs, limits=limits, on_step=on_step)

@@ -1,0 +1,119 @@
+"""What a service shows of itself: what is served, what it is doing, its slots and its merge versions."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tanbr.merge import Moe
+from tanbr.serve.config import ServeConfig
+from tanbr.serve.engine import Engine
+from tanbr.serve.learner import Learner
+from tanbr.serve.records import Reason, ServiceInfo, ServiceState, SlotView, VersionView
+from tanbr.serve.replica import Replica
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.types import SlotRecord
+
+
+def describe(
+    moe: Moe,
+    replica: Replica,
+    *,
+    config: ServeConfig,
+    tasks: Sequence[str],
+    expert_names: Sequence[str],
+    space: LabelSpace | None,
+    classes: int,
+) -> ServiceInfo:
+    """Say what is served."""
+    backend, specs = replica.engine.live.backend, moe.checkpoint.specs.values()
+    return ServiceInfo(
+        model=Path(moe.path).name,
+        family=moe.family.model_type,
+        kind="text" if backend.writes else "classifier",
+        experts=moe.num_experts,
+        expert_names=tuple(expert_names) or tuple(f"expert {k + 1}" for k in range(moe.num_experts)),
+        sites=len(moe.sites),
+        tasks=tuple(tasks),
+        columns=backend.columns,
+        classes=classes,
+        scales={} if space is None else space.scales,
+        loaded_parameters=backend.size.parameters,
+        loaded_bytes=backend.size.nbytes,
+        spare_bytes=0 if config.low_memory else backend.size.own_bytes,
+        full_parameters=sum(spec.numel for spec in specs),
+        full_bytes=sum(spec.nbytes for spec in specs),
+        precision=config.precision,
+        int8_agreement=None if backend.loss is None else backend.loss.agreement,
+        device=config.device,
+        max_tokens=replica.room.answer,
+        slot_requests=config.slot_requests,
+        slot_seconds=config.slot_seconds,
+    )
+
+
+def state_now(learner: Learner, replica: Replica, *, uptime: float) -> ServiceState:
+    """Say what a service is doing: values that belong together."""
+    view, answers, V = learner.view, learner.answers, len(learner.forecast)
+    return ServiceState(
+        slot=view.opened.slot,
+        merge_version=view.opened.merge_version,
+        task_mix=view.opened.task_mix,
+        blend=view.opened.blend,
+        reward=np.full(V, np.nan) if view.last is None else view.last.reward,
+        counts=np.zeros(V) if view.last is None else view.last.counts,
+        estimated_regret=view.regret,
+        requests=answers.held[view.opened.slot],
+        answered=answers.answered,
+        queue=replica.depth,
+        phase=view.phase,
+        why=view.why,
+        pinned=view.pinned,
+        shares=dict(view.shares),
+        alarms=learner.alarms,
+        last_merge_seconds=replica.engine.merge_seconds,
+        last_pause_seconds=replica.engine.pause_seconds,
+        uptime=uptime,
+    )
+
+
+def slot_view(row: dict[str, Any], learner: Learner) -> SlotView:
+    """Show a slot of the store."""
+    V = len(learner.forecast)
+    record = SlotRecord(
+        row["slot"],
+        row["version"],
+        row["mix"],
+        row["blend"],
+        np.full(V, np.nan) if row["reward"] is None else row["reward"],
+        np.zeros(V) if row["counts"] is None else row["counts"],
+    )
+    regret = learner.view.regret if row["ended"] is None else row["regret"]
+    return SlotView(
+        record,
+        row["started"],
+        row["ended"],
+        row["requests"] + learner.answers.uncounted().get(row["slot"], 0),
+        bool(row["told"]),
+        row["unknown"],
+        row["estimate"],
+        math.nan if regret is None else regret,
+        Reason(row["reason"]),
+        row["note"],
+    )
+
+
+def version_view(row: dict[str, Any], engine: Engine) -> VersionView:
+    """Show a merge version of the store."""
+    count, version = float(row["counts"].sum()), row["version"]
+    return VersionView(
+        version,
+        row["blend"],
+        row["created"],
+        bool(row["good"]),
+        version == engine.version or (engine.held is not None and version == engine.held.version),
+        row["requests"],
+        float(row["sums"].sum()) / count if count else math.nan,
+    )

@@ -1,0 +1,39 @@
+"""The learner at one instant, for those who ask."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tanbr.serve.journal import OpenSlot
+from tanbr.serve.records import Phase, Why
+from tanbr.types import Router, SlotRecord, TreeView
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What the learner is at: replaced as a whole, so that whoever looks sees values that belong together."""
+
+    opened: OpenSlot
+    phase: Phase
+    pinned: bool = False
+    last: SlotRecord | None = None  # last slot that was told
+    shares: dict[str, float] = field(default_factory=dict)  # of the sources in it
+    regret: float = math.nan
+    why: Why | None = None
+    tree: TreeView | None = None
+
+
+def explained(view: View, router: Router) -> View:
+    """Add the router's tree, and why it chose what is served, if it did."""
+    tree, decision = router.tree, view.opened.decision
+    if decision is None or tree is None:
+        return replace(view, tree=tree)
+    terms = router.explain(decision)
+    best = np.nanmax(tree.value @ decision.task_mix, initial=-np.inf)
+    sentence = (
+        f"of {terms.candidates} blends this one may earn most for the mix: {terms.mean:.3f} is expected, "
+        f"and it may be up to {terms.bound:.3f}"
+    )
+    why = Why(sentence, terms.mean, terms.uncertainty, terms.bound)
+    return replace(view, tree=tree, regret=max(0.0, float(best) - terms.mean), why=why)

@@ -1,0 +1,74 @@
+"""Permuted experts are found and put back exactly."""
+
+import numpy as np
+import pytest
+import torch
+
+import tanbr.merge
+from merge.permuted_experts import order_of, rewritten, shuffled
+from moe.tiny import build, logits
+from tanbr.errors import InputError
+from tanbr.merge.align import align, by_unit, expert_tensor, orders, permuted, unit_count
+from tanbr.moe.layer import TaskRouting, route
+
+
+@pytest.fixture(params=["bert_moe", "t5_moe", "nllb-moe", "qwen2_moe", "granitemoe", "deepseek_v3", "gpt_oss"])
+def moe(request, tmp_path):
+    build(request.param).save_pretrained(tmp_path / "moe")
+    return tanbr.merge.open(tmp_path / "moe")
+
+
+def test_a_permuted_copy_is_recovered_exactly(moe, tmp_path) -> None:
+    mixed = rewritten(moe, tmp_path / "mixed", shuffled)
+    for site in mixed.sites:
+        for expert, order in enumerate(orders(mixed, site)):
+            assert np.array_equal(order, np.argsort(order_of(site, expert)) if expert else np.arange(unit_count(site)))
+    aligned = tanbr.merge.open(align(mixed, tmp_path / "aligned"))
+    for site in aligned.sites:
+        for part in site.parts:
+            for expert in range(1, 4):
+                assert torch.equal(expert_tensor(aligned, part, expert), expert_tensor(aligned, part, 0))
+
+
+@pytest.mark.parametrize("model_type", ["bert_moe", "t5_moe", "mixtral", "gpt_oss"])
+def test_alignment_preserves_the_function(model_type, tmp_path) -> None:
+    model = build(model_type)
+    model.save_pretrained(tmp_path / "moe")
+    moe = tanbr.merge.open(tmp_path / "moe")
+    align(moe, tmp_path / "aligned", reference=2)
+    again = type(model).from_pretrained(tmp_path / "aligned")
+    for live in (model, again):
+        if model_type in {"bert_moe", "t5_moe"}:
+            route(live, TaskRouting(torch.tensor([1, 3])))
+    torch.testing.assert_close(logits(again), logits(model), rtol=1e-4, atol=1e-4)
+    aligned = tanbr.merge.open(tmp_path / "aligned")
+    before, after = (expert_tensor(which, which.sites[0].part("down"), 0) for which in (moe, aligned))
+    assert not torch.equal(before, after)
+
+
+def test_alignment_by_activations(tmp_path) -> None:
+    build("bert_moe").save_pretrained(tmp_path / "moe")
+    mixed = rewritten(tanbr.merge.open(tmp_path / "moe"), tmp_path / "mixed", shuffled)
+    inputs = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+
+    def activations(site, expert):
+        weight, bias = (expert_tensor(mixed, site.part(role), expert) for role in ("up", "up_bias"))
+        return torch.nn.functional.gelu(inputs @ weight.T + bias).T
+
+    site = mixed.sites[1]
+    for expert, order in enumerate(orders(mixed, site, activations=activations)):
+        assert expert == 0 or np.array_equal(order, np.argsort(order_of(site, expert)))
+
+
+def test_units_of_interleaved_tensors_stay_whole() -> None:
+    tensor = torch.arange(12.0).view(1, 2, 6)  # (1, D, 2F), gate and up interleaved
+    rows = by_unit(tensor, 2, 3)
+    assert rows.tolist() == [[0, 6, 1, 7], [2, 8, 3, 9], [4, 10, 5, 11]]
+    swapped = permuted(tensor, 2, 3, np.array([2, 0, 1]))
+    assert swapped[0, 0].tolist() == [4, 5, 0, 1, 2, 3]
+
+
+def test_a_reference_that_is_no_expert(tmp_path) -> None:
+    build("bert_moe").save_pretrained(tmp_path / "moe")
+    with pytest.raises(InputError, match="reference must be an expert"):
+        align(tanbr.merge.open(tmp_path / "moe"), tmp_path / "out", reference=4)

@@ -1,0 +1,34 @@
+import numpy as np
+
+from tanbr.router.migration import LAYOUT, migrated
+
+
+def test_todays_states_are_left_alone() -> None:
+    policy = {"numbers": np.arange(3.0)}
+    assert migrated(policy, {}, LAYOUT) is policy
+
+
+def test_the_default_routers_numbers_get_names() -> None:
+    old = {
+        "numbers": np.array([4.0, 5.0, 2.5]),
+        "posterior.fit": np.array([0.1, 0.2, 0.3, 0.4]),
+        "posterior.norms": np.zeros(2),
+        "posterior.arms": np.eye(2),
+    }
+    new = migrated(old, {}, 1)
+    assert new.keys() == {
+        "posterior.arms", "posterior.width", "posterior.noise", "posterior.variance", "posterior.correlation",
+        "slots", "asked", "told",
+    }  # fmt: skip
+    assert (int(new["slots"]), int(new["asked"]), float(new["told"])) == (4, 5, 2.5)
+    assert new["slots"].dtype == np.int64
+    assert float(new["posterior.correlation"]) == 0.4
+    assert "posterior.fit" in old  # what was given stays as it was
+
+
+def test_algorithm_1_keeps_its_tree_and_nucb_loses_it() -> None:
+    old = {"numbers": np.array([4.0, 0.5]), "tree.depth": np.zeros(3), "weights": np.ones(2)}
+    paper = migrated(old, {"belief.weights": np.zeros(2), "belief.Z.sum": np.ones(1)}, 1)
+    assert paper.keys() == {"belief.weights", "tree.depth", "belief.t", "belief.rate", "belief.Z.sum"}
+    assert int(paper["belief.t"]) == 4
+    assert migrated(old, {"Z.sum": np.ones(1)}, 1).keys() == {"weights", "t", "rate", "Z.sum"}
