@@ -28,7 +28,7 @@ Source = Annotated[
 ]
 ExpertFolders = Annotated[
     list[str] | None,
-    typer.Option("--expert", help="A fine-tuned copy of the (then dense) checkpoint; once for each of two or more."),
+    typer.Option("--expert", help="A fine-tuned copy, or a LoRA adapter, of the (then dense) checkpoint; repeatable."),
 ]
 NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears whole or not at all.")]
 
@@ -57,6 +57,9 @@ def merge(
         Literal["all", "ffn"],
         typer.Option(help="With --expert: blend whatever differs, or FFNs alone and keep the rest of the base."),
     ] = "all",
+    as_adapter: Annotated[
+        bool, typer.Option("--as-adapter", help="With adapters: write one adapter that adds what all of them do.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
 ) -> None:
     """Merge an MoE checkpoint into a dense one that any stack loads, with a certificate of what was done."""
@@ -72,6 +75,14 @@ def merge(
         verdict, reason = glance(moe)
         if verdict != "merge":
             raise InputError(f"{verdict}: {reason} (`tanbr inspect` says more, --force merges all the same)")
+    if as_adapter:
+        from tanbr.merge.sources.one_adapter import export_adapter
+
+        if weights is None:
+            raise InputError("--as-adapter needs --blend")
+        export_adapter(moe, out, blend=weights)
+        console.print(f"{out}: one adapter that adds what {moe.num_experts} do, blended")
+        return
     with _bar("merging") as show:
         export(
             moe,

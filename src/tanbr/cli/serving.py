@@ -40,7 +40,7 @@ def serve(
         str | None, typer.Argument(help="Folder of the MoE checkpoint, or a hub id; the embedded model if not given.")
     ] = None,
     expert: Annotated[
-        list[str] | None, typer.Option("--expert", help="A fine-tuned copy of the (then dense) checkpoint; repeatable.")
+        list[str] | None, typer.Option("--expert", help="A fine-tuned copy, or LoRA adapter, of the checkpoint.")
     ] = None,
     config: ConfigFile = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; only this machine if not given.")] = None,

@@ -12,12 +12,13 @@ from huggingface_hub.errors import HfHubHTTPError
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from tanbr.errors import CheckpointError
+from tanbr.errors import CheckpointError, InputError
 from tanbr.merge.export import export
 from tanbr.merge.methods import Method, choose
 from tanbr.merge.plan import DensePlan
 from tanbr.merge.skeleton import locate, skeleton
-from tanbr.merge.sources import BlendOnly, ExpertSource, FineTuned, MoeCheckpoint
+from tanbr.merge.sources import Adapters, BlendOnly, ExpertSource, FineTuned, MoeCheckpoint
+from tanbr.merge.sources.peft_folder import is_adapter, read_adapter
 from tanbr.merge.stream import Places, stream
 from tanbr.moe.checkpoint import Checkpoint, TensorFile, understood
 from tanbr.moe.family import Settings, Site
@@ -114,14 +115,20 @@ def open(  # noqa: A001
 ) -> Moe:
     """Open an MoE checkpoint: a folder with a config.json and safetensors files, or a model id of the hub.
 
-    With `experts`, `path` is the dense base that these folders (or ids) were fine-tuned from; `blend_only="ffn"` keeps
-    everything of it but the FFNs. `method` says how blends are merged: a name of `tanbr.merge.methods`, with settings
-    as `ties:density=0.3`.
+    With `experts`, `path` is the dense base that these folders (or ids) were fine-tuned from: checkpoints, of which
+    `blend_only="ffn"` takes the FFNs and keeps the rest of the base, or LoRA adapters as PEFT saves them. `method` says
+    how blends are merged: a name of `tanbr.merge.methods`, with settings as `ties:density=0.3`.
     """
     base = Checkpoint(_local(path))
     if not experts:
         return Moe(base, method=method)
-    return Moe(FineTuned(base, [Checkpoint(_local(one)) for one in experts], blend_only=blend_only), method=method)
+    folders = [_local(one) for one in experts]
+    adapters = [folder for folder in folders if is_adapter(folder)]
+    if not adapters:
+        return Moe(FineTuned(base, [Checkpoint(one) for one in folders], blend_only=blend_only), method=method)
+    if len(adapters) < len(folders) or blend_only != "all":
+        raise InputError(f"{adapters[0]} is an adapter: all experts must be adapters then, blended whole")
+    return Moe(Adapters(base, [read_adapter(one) for one in folders]), method=method)
 
 
 def _local(path: str | Path) -> Path:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +29,6 @@ FFN = re.compile(  # as transformers' architectures name them
     r"(^|\.)(mlp|ffn|feed_forward|DenseReluDense|fc1|fc2|intermediate|(?<!attention\.)output\.dense)\."
 )
 GLANCE = 1 << 16  # elements that are compared first: what was trained differs in them
-ROWS = 256  # of a matrix, that tell whether it descends from another
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,20 +94,6 @@ class FineTuned(ExpertSource):
     def names(self) -> list[str]:
         """The experts' folders."""
         return self._names
-
-    def kinship(self) -> list[float]:
-        """Compare each expert's matrices with the base's, by a sample of rows."""
-        cosines: list[list[float]] = [[] for _ in range(self.count)]
-        for piece in self.pieces:
-            ancestor = self._ancestors.get(piece.target)
-            if piece.weights is not None or ancestor is None or len(piece.shape) < 2 or piece.shape[0] < 2:
-                continue
-            chosen = torch.linspace(0, piece.shape[0] - 1, min(piece.shape[0], ROWS)).long()
-            origin = self.checkpoint.tensor(ancestor[0])[chosen].float().view(len(chosen), -1)
-            for expert, (name, _) in enumerate(piece.blocks):
-                rows = self.checkpoint.tensor(name)[chosen].float().view(len(chosen), -1)
-                cosines[expert].append(float(torch.cosine_similarity(origin, rows, dim=1).mean()))
-        return [float(np.mean(values)) if values else 1.0 for values in cosines]
 
     def identical(self) -> "FineTuned":
         """Let every expert be the first."""

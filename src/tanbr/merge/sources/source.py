@@ -4,15 +4,21 @@ A source says which tensors the dense model has, which of them change with a ble
 them lies. It reads headers, not weights: what an expert holds is looked at when a merge asks for it, piece by piece.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from tanbr.errors import InputError
 from tanbr.merge.methods import Experts
 from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.family import Family, Piece, Settings, Site
+
+ROWS = 256  # of a matrix, that tell whether it descends from another
 
 
 class ExpertSource(ABC):
@@ -36,8 +42,19 @@ class ExpertSource(ABC):
         return [str(k) for k in range(self.count)]
 
     def kinship(self) -> list[float] | None:
-        """Cosine (K,) of each expert's matrices with the ancestor's; None if the ancestor is not known."""
-        return None
+        """Cosine (K,) of each expert's matrices with the ancestor's, by their first rows; None if it is not known."""
+        blended = [piece for piece in self.pieces if piece.weights is None and len(piece.shape) > 1]
+        experts = self.experts(blended, str)
+        cosines: list[Tensor] = []
+        for piece in blended:
+            ancestor = experts.ancestor(piece)
+            if ancestor is not None:
+                width = math.prod(piece.shape[1:])
+                part = slice(0, min(ROWS, piece.shape[0]) * width)
+                rows = experts.rows(piece, range(self.count), part).view(self.count, -1, width)
+                origin = ancestor[part].to(rows.dtype).view(-1, width)
+                cosines.append(torch.cosine_similarity(rows, origin, dim=2).mean(dim=1))  # (K,)
+        return torch.stack(cosines).mean(dim=0).tolist() if cosines else None
 
     @abstractmethod
     def identical(self) -> "ExpertSource | None":
