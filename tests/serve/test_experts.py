@@ -1,0 +1,36 @@
+"""A server whose experts are checkpoints of their own."""
+
+from pathlib import Path
+
+import pytest
+
+import tanbr
+from tanbr.errors import StateError
+from tanbr.serve.build import build
+from tanbr.settings import parse
+from tanbr.tasks import tiny
+
+CONFIG = parse({"serve": {"slot_seconds": 3600, "threads": 1}}).serve
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    folder = tmp_path_factory.mktemp("experts")
+    moe = tanbr.open(tanbr.embedded())
+    moe.export([1 / 8] * 8, folder / "base")
+    experts = [moe.export([float(k == other) for other in range(8)], folder / str(k)) for k in range(3)]
+    return folder / "base", experts
+
+
+def test_it_answers_learns_and_knows_its_state_again(folders: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    base, experts = folders
+    live = build(base, experts=experts, config=CONFIG, state=tmp_path / "state")
+    live.start()
+    answered = live.submit([row.text for row in tiny.generate("sentiment", 4, seed=1)]).result(30)
+    assert answered.logits.shape[0] == 4
+    live.end_slot()
+    assert len(live.state().blend) == 3
+    live.stop()
+    build(base, experts=experts, config=CONFIG, state=tmp_path / "state").stop()
+    with pytest.raises(StateError, match="made for"):
+        build(base, experts=experts[:2], config=CONFIG, state=tmp_path / "state")
