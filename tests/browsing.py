@@ -27,7 +27,7 @@ def find_chromium(environment: Mapping[str, str] = os.environ) -> str:
     pytest.skip("there is no browser here: install chromium")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # no longer: while it is open, no test of this process can run an event loop
 def browser() -> Iterator[Browser]:
     chromium = find_chromium()
     with sync_playwright() as playwright:

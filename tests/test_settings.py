@@ -62,7 +62,7 @@ def test_a_file_is_laid_over_another_configuration_field_by_field(tmp_path: Path
 
 
 def test_the_defaults_as_toml_read_back_equal_and_say_what_each_field_is(tmp_path: Path) -> None:
-    changed = settings.parse({"http": {"host": 'a "b"'}, "serve": {"slot_seconds": 0.1, "regression": True}})
+    changed = settings.parse({"http": {"host": 'a "b"'}, "serve": {"slot_seconds": 0.1, "low_memory": True}})
     for config in (Config(), changed):
         (tmp_path / "t.toml").write_text(settings.to_toml(config))
         assert settings.load(tmp_path / "t.toml") == config

@@ -81,17 +81,17 @@ class Attacker:
         """A whole request in which bytes are flipped, put in, left out or repeated: head and body alike."""
         rng, data = self._rng, bytearray(self._request())
         for _ in range(rng.choice([1, 1, 2, 4, 16])):
-            at = rng.randrange(len(data))
+            at = rng.randrange(len(data) + 1)
             match rng.randrange(4):
                 case 0:
-                    data[at] = rng.randrange(256)
+                    data[at : at + 1] = rng.randbytes(1)
                 case 1:
                     data[at:at] = rng.choice([b"\x00", b"\r\n", b"\n", b"\xff", b",", b'"', b"[", b"\r\n\r\n"])
                 case 2:
                     del data[at : at + rng.randint(1, 8)]
                 case 3:
                     data[at:at] = data[at : at + rng.randint(1, 64)] * rng.randint(1, 4)
-        return Attack("mutated_bytes", bytes(data))
+        return Attack("mutated_bytes", bytes(data) or b"\x00")
 
     def spliced(self) -> Attack:
         """Two requests as one: behind each other, or the end of one behind the beginning of another."""

@@ -10,7 +10,7 @@ Three stages that can be used alone:
 from typing import TYPE_CHECKING, Any
 
 from tanbr.errors import TanbrError
-from tanbr.types import Decision, SlotMix, SlotRecord
+from tanbr.types import Decision, PanelDecision, SlotMix, SlotRecord
 
 if TYPE_CHECKING:
     from tanbr.merge import Moe, open  # noqa: A004
@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     from tanbr.router import Tanbr
 
 __version__ = "0.1.0"
-__all__ = ["Decision", "Moe", "Monitor", "SlotMix", "SlotRecord", "Tanbr", "TanbrError", "embedded", "open"]
+__all__ = [
+    "Decision",
+    "Moe",
+    "Monitor",
+    "PanelDecision",
+    "SlotMix",
+    "SlotRecord",
+    "Tanbr",
+    "TanbrError",
+    "embedded",
+    "open",
+]
 
 _WHERE = {"Moe": "tanbr.merge", "open": "tanbr.merge", "Monitor": "tanbr.monitor", "Tanbr": "tanbr.router"}
 

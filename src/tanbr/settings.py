@@ -42,7 +42,7 @@ def load(path: str | Path | None, *, over: Config | None = None) -> Config:
     except RecursionError:
         raise ConfigError(f"{path} is nested too deeply; a setting is a value in a section") from None
     parse(values, source=str(path))  # what is wrong is named as the file has it
-    return parse(_laid_over(base.model_dump(), values), source=str(path))
+    return parse(_laid_over(base.model_dump(exclude_unset=True), values), source=str(path))
 
 
 def parse(values: dict[str, Any], *, source: str = "configuration") -> Config:
@@ -99,7 +99,7 @@ def _value(value: Any) -> str:
 
 
 def _laid_over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    both = {name: _laid_over(base[name], value) for name, value in values.items() if isinstance(value, dict)}
+    both = {name: _laid_over(base.get(name, {}), value) for name, value in values.items() if isinstance(value, dict)}
     return base | values | both
 
 

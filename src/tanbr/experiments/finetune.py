@@ -25,9 +25,10 @@ from tanbr.baselines.switch import Switch
 from tanbr.errors import CheckpointError, ConfigError, StateError
 from tanbr.experiments.corpus import Progress, Rows
 from tanbr.experiments.dense import with_start
-from tanbr.experiments.task_figures import Figures, as_trained, figures
+from tanbr.experiments.task_figures import Figures, as_trained, figures, own_experts
 from tanbr.files import write_atomically
 from tanbr.merge import open as open_moe
+from tanbr.merge.methods import check_name
 from tanbr.moe.gates import Gated
 from tanbr.moe.text import TextEncoder
 from tanbr.settings import Config
@@ -50,7 +51,7 @@ from tanbr.train.objectives import Objective, objective_of
 from tanbr.types import Blend, to_jsonable
 
 SERVED = "served"  # draws around the blends that will be served, whoever chooses them
-REGRESSION = "regression"  # name+regression: blends are merged by regression
+AVERAGE = "average"  # how blends are merged, unless a name says otherwise, as served+regression does
 GATES: dict[str, Callable[..., Gated]] = {
     "switch": Switch,
     "rl": Reinforce,
@@ -65,12 +66,13 @@ PROBE_ROWS = 64  # a task, for a merge that needs data
 
 def check(router: str) -> str:
     """Refuse a router that is not known."""
-    name, _, extra = router.partition("+")
+    name, _, method = router.partition("+")
     if name not in (*ROUTERS, SERVED, *GATES, *MERGES):
         known = ", ".join((*ROUTERS, SERVED, *GATES, *MERGES))
         raise ConfigError(f"unknown router {router!r}; choose one of {known}")
-    if router != name and (extra != REGRESSION or name not in (*ROUTERS, SERVED)):
-        raise ConfigError(f"router {router!r}: +{REGRESSION} may follow {', '.join((*ROUTERS, SERVED))}, nothing else")
+    if router != name and name not in (*ROUTERS, SERVED):
+        raise ConfigError(f"router {router!r}: a merge method may follow {', '.join((*ROUTERS, SERVED))}, none else")
+    check_name(method or AVERAGE)
     return router
 
 
@@ -88,9 +90,9 @@ def run(
     tagged: bool = False,
 ) -> dict[str, Any]:
     """Tune norms on `rows` while a router or gates learn, and measure on `unseen` rows; all goes to `out`/router."""
-    tuning, space, folder = config.finetune, LabelSpace(tasks), out / check(router)
-    own = read_card(checkpoint).experts_of([task.name for task in tasks])
-    learner = _learner(checkpoint, router, space=space, own=own, rows=rows, config=config)
+    space, folder = LabelSpace(tasks), out / check(router)
+    choosing, tuning = config.router, config.finetune
+    learner = _learner(checkpoint, router, space=space, rows=rows, config=config)
     with_start(learner.model)
     encoder = TextEncoder.of(checkpoint, vocab_size=learner.model.config.vocab_size, max_length=tuning.max_length)
     objective = objective_of(learner.model.config, space, encoder, tagged=tagged)
@@ -129,7 +131,7 @@ def run(
         "command": command,
         "router": router,
         "config": tuning.model_dump(),
-        "router_config": config.router.model_dump(mode="json", exclude_defaults=True),
+        "router_config": choosing.model_dump(mode="json", exclude_defaults=True),
         "seconds_per_step": float(np.median(np.diff(ticks))) if len(ticks) > 1 else None,
         "peak_memory_mb": peak,
         "rows_a_task": tuning.eval_rows,
@@ -140,26 +142,25 @@ def run(
     return result
 
 
-def _learner(
-    checkpoint: Path, router: str, *, space: LabelSpace, own: tuple[int, ...], rows: Rows, config: Config
-) -> Learner:
-    """Build what is tuned; `own` names each task's expert (V,), if that is known."""
-    name, _, extra = router.partition("+")
-    seed = config.finetune.seed
+def _learner(checkpoint: Path, router: str, *, space: LabelSpace, rows: Rows, config: Config) -> Learner:
+    """Build what is tuned."""
+    name, _, method = router.partition("+")
+    seed, tasks = config.finetune.seed, [task.name for task in space.tasks]
     if name in GATES:
         return GatedLearner(GATES[name](load(checkpoint), seed=seed))
-    moe = open_moe(checkpoint, method=extra or "average")
+    moe = open_moe(checkpoint, method=method or AVERAGE)
+    own = own_experts(moe, tasks)
     if name in ROUTERS:
         settings = config.router.of_requests(own)
-        return MergedLearner(moe, build(name, moe.num_experts, len(space.tasks), seed=seed, config=settings))
+        return MergedLearner(moe, build(name, moe.num_experts, len(tasks), seed=seed, config=settings))
     if not own:
         raise CheckpointError(
             f"{checkpoint} does not say in its tanbr.json which of its {moe.num_experts} experts was trained for each "
-            f"of {', '.join(task.name for task in space.tasks)}, and {name} needs to know; choose another router"
+            f"of {', '.join(tasks)}, and {name} needs to know; choose another router"
         )
     if name == SERVED:
         return ServedLearner(moe, own=own, nearness=config.finetune.blend_nearness)
-    few = {task.name: rows[task.name][:PROBE_ROWS] for task in space.tasks}
+    few = {task: rows[task][:PROBE_ROWS] for task in tasks}
     return FixedLearner(MERGES[name](moe, head_probes(moe, few, space=space, own=own)))
 
 

@@ -60,7 +60,7 @@ def unpack(arrays: Arrays, *, experts: int, tasks: int) -> tuple[list[Told], lis
         column.setflags(write=False)
     models = columns[-1]
     starts = np.flatnonzero(models <= 0)
-    ends = [*starts[1:], size]
+    ends = [*starts[1:], size] if size else []
     slots = [_slot([c[a:b] for c in columns]) for a, b in zip(starts, ends, strict=True)]
     rows = np.array(ends)
     told = int(arrays["told"])

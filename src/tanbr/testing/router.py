@@ -51,6 +51,9 @@ def decisions_cannot_be_changed(make: Make) -> None:
 def resumes_bit_for_bit(make: Make) -> None:
     """A loaded router goes on exactly as the saved one does."""
     router = make(K, V, seed=1)
+    with tempfile.TemporaryDirectory() as folder:
+        router.save(Path(folder) / "state.npz")
+        _hold(type(router).load(Path(folder) / "state.npz").open == (), "a router that was never asked is loaded anew")
     play(router, 45, unseen=0.2)
     held = router.ask(EVEN)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,3 +1,4 @@
+import io
 import re
 import socket
 from urllib.parse import urlsplit
@@ -7,7 +8,7 @@ import pytest
 
 from serve.web.fake import FakeService
 from serve.web.live import client, live, refusal, wait_for
-from tanbr.errors import OutputError
+from tanbr.errors import InputError, OutputError
 from tanbr.serve.records import Overloaded, ServiceError, Stopping
 from tanbr.serve.web import logs
 
@@ -39,10 +40,9 @@ def test_trouble_of_the_service_is_told_without_its_secrets(
     status: int,
     says: str,
     retry: str | None,
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    service.failing = error
-    logs.logger.propagate = True
+    service.failing, stream = error, io.StringIO()
+    logs.to_stream(stream)
     try:
         for path, body in (
             ("/v1/classify", {"inputs": ["a"]}),
@@ -54,8 +54,8 @@ def test_trouble_of_the_service_is_told_without_its_secrets(
             assert answer.headers.get("retry-after") == retry
             assert "secret" not in answer.text
             if fault := re.search(r"\(fault (\w+)\)", answer.text):
-                (line,) = [one for one in caplog.records if getattr(one, "facts", {}).get("fault") == fault[1]]
-                assert "secret" in logs.JsonLines().format(line)
+                (line,) = [line for line in stream.getvalue().splitlines() if fault[1] in line]
+                assert "secret" in line
     finally:
         service.failing = None
 
@@ -70,7 +70,8 @@ def test_an_answer_that_does_not_come_is_given_up(http: httpx2.Client, service: 
         service.stuck = False
 
 
-def test_a_client_that_leaves_cancels_its_request() -> None:
+@pytest.mark.parametrize("requests", [1, 2])
+def test_a_client_that_leaves_cancels_its_request(requests: int) -> None:
     service = FakeService()
     service.stuck = True
     with live(service, answer_seconds=60) as url:
@@ -78,9 +79,22 @@ def test_a_client_that_leaves_cancels_its_request() -> None:
         body = b'{"inputs": ["a"]}'
         head = b"POST /v1/classify HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         with socket.create_connection((address.hostname, address.port)) as connection:
-            connection.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+            connection.sendall(
+                (head + b"content-length: %d\r\n\r\n" % len(body) + body) * requests
+            )  # one behind another
             wait_for(lambda: service.futures)
             assert not service.futures[0].cancelled()  # it waits, and so does the server
         wait_for(service.futures[0].cancelled)
         with client(url) as http:
             assert '"/v1/classify",status="499"' in http.get("/metrics").text
+
+
+def test_a_sentence_that_repeats_what_was_sent_stays_short(http: httpx2.Client, service: FakeService) -> None:
+    service.failing = InputError(f"the label must be good or bad (got {'x' * 20_000!r}); send one of them")
+    try:
+        says = refusal(http.post("/v1/classify", json={"inputs": ["a"]}))
+    finally:
+        service.failing = None
+    assert len(says) < 320
+    assert says.startswith("the label must be good or bad")
+    assert says.endswith("send one of them")

@@ -1,3 +1,4 @@
+import io
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -49,16 +50,16 @@ def test_a_service_that_is_not_ready_says_so() -> None:
         assert http.get("/healthz").status_code == 200
 
 
-def test_a_dead_thread_is_told_to_supervisors_and_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    service = FakeService()
-    logs.logger.propagate = True
+def test_a_dead_thread_is_told_to_supervisors_and_named_in_the_log() -> None:
+    service, stream = FakeService(), io.StringIO()
+    logs.to_stream(stream)
     with live(service) as url, client(url) as http:
         service.broken = ("the front thread died: RuntimeError('/somewhere/secret')",)
         for path in ("/healthz", "/readyz", "/healthz"):
             answer = http.get(path)
             assert answer.status_code == 503
             assert refusal(answer) == "a part of the server has failed: restart it; its log says which"
-        told = [one.facts["text"] for one in caplog.records if one.getMessage() == "fault"]  # type: ignore[attr-defined]
+        told = [line["text"] for line in map(json.loads, stream.getvalue().splitlines()) if line["event"] == "fault"]
         assert told == list(service.broken)  # once, however often it is asked
         service.broken = ()
         assert http.get("/readyz").status_code == 200

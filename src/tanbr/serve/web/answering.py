@@ -17,6 +17,7 @@ from tanbr.serve.web.refusals import Refusal, invalid
 from tanbr.types import to_jsonable
 
 T = TypeVar("T")
+LONGEST = 300  # characters of a sentence
 
 
 def answer(value: Any) -> Response:
@@ -56,6 +57,11 @@ async def _left(receive: Receive) -> None:
         pass
 
 
+def shortened(sentence: str) -> str:
+    """Cut what a client sent out of the middle of a sentence that repeats it."""
+    return sentence if len(sentence) <= LONGEST else f"{sentence[: LONGEST // 2]} … {sentence[-LONGEST // 2 :]}"
+
+
 def refusal_of(error: Exception) -> Refusal:
     """Say what an error of the service means to a client: what only the operator should read goes to the log."""
     match error:
@@ -72,7 +78,7 @@ def refusal_of(error: Exception) -> Refusal:
             says = f"this could not be answered, and is safe to send again; the server's log says why (fault {fault})"
             return Refusal.later(503, says, seconds=1)
         case InputError():
-            return Refusal(422, str(error))
+            return Refusal(422, shortened(str(error)))
         case TanbrError():  # a full disk, say: the operator's to put right
             fault = logs.say_fault(str(error), error=error.__cause__)
             return Refusal.later(503, f"the server cannot do this now; its log says why (fault {fault})", seconds=5)

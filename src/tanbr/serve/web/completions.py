@@ -14,7 +14,7 @@ from starlette.types import Receive
 
 from tanbr.errors import InputError
 from tanbr.serve.records import Generated
-from tanbr.serve.web.answering import answer, awaited, refusal_of, settled
+from tanbr.serve.web.answering import answer, awaited, refusal_of, settled, shortened
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.latency import LatencyHistory
 from tanbr.serve.web.refusals import Refusal
@@ -56,7 +56,7 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
             writing = service.generate(prompts, max_tokens=body.max_tokens)
             done = await settled(writing, receive=request.receive, seconds=config.answer_seconds)
         except InputError as error:  # a prompt with more tokens than the model reads
-            raise Refusal(400, str(error), param="prompt", code="context_length_exceeded") from None
+            raise Refusal(400, shortened(str(error)), param="prompt", code="context_length_exceeded") from None
         latencies.add_texts(len(prompts))
         choices = [
             {"index": i, "text": text, "finish_reason": reason, "logprobs": None, "request_id": request_id}

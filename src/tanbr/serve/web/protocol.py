@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from tanbr.serve.web.auth import HEALTH
 from tanbr.serve.web.config import HttpConfig
@@ -31,6 +31,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
         self._leaving: asyncio.TimerHandle | None = None
+        self._answering: RequestResponseCycle | None = None  # `cycle` is the one that was read last, perhaps ahead
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection; where there is no place for it, it may still ask for the server's health."""
@@ -47,6 +48,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self.places.leave(self)
+        self._tell_answer()
         if self._leaving is not None:
             self._leaving.cancel()
         self._stop_reading()
@@ -130,10 +132,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _hang_up(self, end: Callable[[], None]) -> None:
         """Close or abort amid an answer, which must learn of it at once: a closed transport cannot be written to."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self._tell_answer()
         end()
+
+    def _tell_answer(self) -> None:
+        for cycle in (self._answering, self.cycle):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _refuse(self, refusal: Refusal) -> None:
         if self.transport.is_closing():
