@@ -270,7 +270,17 @@ def of_another_width(bert, tmp_path):
     return write(tmp_path / "wrong", tmp_path / "wide", [f"bert.encoder.layer.0{UP}"], r=2, seed=0)
 
 
+def in_whole_numbers(bert, tmp_path):
+    folder = changed(bert, tmp_path)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    save_file({name: tensor.to(torch.int8) for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
+    return folder
+
+
 WRONG = {
+    "int8": (in_whole_numbers, "float"),
+    "saved": (lambda bert, tmp: changed(bert, tmp, modules_to_save=7), "modules_to_save"),
+    "alpha": (lambda bert, tmp: changed(bert, tmp, lora_alpha="many"), "alpha many"),
     "kind": (lambda bert, tmp: changed(bert, tmp, peft_type="IA3"), "type IA3"),
     "dora": (lambda bert, tmp: changed(bert, tmp, use_dora=True), "use_dora"),
     "pissa": (lambda bert, tmp: changed(bert, tmp, init_lora_weights="pissa"), "started by pissa"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from tanbr.errors import CheckpointError
 from tanbr.moe.checkpoint import TensorFile, TensorSpec, check_regular
+from tanbr.moe.family import UNMERGEABLE
 
 SETTINGS, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 VARIANTS = (  # kinds of LoRA that do more than add products
@@ -111,6 +112,9 @@ def _check_kind(folder: Path, settings: dict[str, Any]) -> None:
     for key in VARIANTS:
         if settings.get(key):
             raise CheckpointError(f"{folder} is a LoRA adapter with {key}, which no sum of low-rank products holds")
+    saved = settings.get("modules_to_save") or []
+    if not (isinstance(saved, list) and all(isinstance(name, str) for name in saved)):
+        raise CheckpointError(f"{folder / SETTINGS}: modules_to_save must be a list of names (got {saved!r})")
     start = settings.get("init_lora_weights", True)
     if isinstance(start, str) and start not in STARTS:
         raise CheckpointError(
@@ -126,6 +130,8 @@ def _layer(
     if down is None or up is None or len(down.shape) != 2 or len(up.shape) != 2 or down.shape[0] != up.shape[1]:
         shapes = [None if spec is None else spec.shape for spec in (down, up)]
         raise CheckpointError(f"{folder}: {module} must have two factors A (r, n) and B (m, r) (got {shapes})")
+    if not (down.dtype.is_floating_point and up.dtype.is_floating_point) or {down.dtype, up.dtype} & UNMERGEABLE:
+        raise CheckpointError(f"{folder}: the factors of {module} must be 16- or 32-bit floats (got {down.dtype})")
     rank = _own(folder, settings, "rank_pattern", module, settings.get("r"))
     alpha = _own(folder, settings, "alpha_pattern", module, settings.get("lora_alpha"))
     fits = type(rank) is int and 0 < rank == down.shape[0]
