@@ -7,17 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from cli.running import environment, tanbr
 from serve.web.fake import FakeService
 from serve.web.live import BOTH, TOKEN, live
 from tanbr.cli import main
-
-
-def tanbr(*arguments: str, cwd: Path, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    script = Path(sys.executable).with_name("tanbr")
-    return subprocess.run(
-        [script, *arguments], capture_output=True, text=True, cwd=cwd, timeout=120, input=stdin,
-        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "TANBR_SERVER": "http://127.0.0.1:9", **environment},
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +109,7 @@ def test_a_port_that_is_taken_is_found_out_before_the_model_is_loaded(tmp_path: 
     assert done.returncode == 2
     assert "Address already in use" in done.stderr
     check = "import sys, tanbr.serve.web.server; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check], cwd=tmp_path, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", check], cwd=tmp_path, env=environment(), timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize("command", ["serve", "send", "traffic", "replay"])
@@ -130,4 +123,4 @@ def test_help_has_an_example(tmp_path: Path, command: str) -> None:
 def test_help_loads_neither_torch_nor_the_web(tmp_path: Path) -> None:
     heavy = ("torch", "fastapi", "httpx2", "uvicorn")
     check = f"import sys, tanbr.cli; sys.exit(any(name in sys.modules for name in {heavy}))"
-    assert subprocess.run([sys.executable, "-c", check], cwd=tmp_path, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", check], cwd=tmp_path, env=environment(), timeout=60).returncode == 0
