@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from tanbr.errors import InputError
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.ids import RequestIds, slot_of
+from tanbr.serve.labels import HeadLabels
 from tanbr.serve.records import Feedback, Outcome, Receipt
 from tanbr.serve.rows import FeedbackRow
 from tanbr.serve.store import Store
-from tanbr.tasks.metrics import LabelSpace
 from tanbr.types import FloatArray
 
 
@@ -16,7 +16,7 @@ class FeedbackReader:
     """Takes in rewards, and labels that it scores by what was answered; thread-safe."""
 
     def __init__(
-        self, store: Store, answers: AnswerLog, ids: RequestIds, *, tasks: Sequence[str], space: LabelSpace | None
+        self, store: Store, answers: AnswerLog, ids: RequestIds, *, tasks: Sequence[str], space: HeadLabels | None
     ) -> None:
         """Take feedback on the tasks named; without a `space` no labels, only rewards."""
         self._store, self._answers, self._ids, self._space = store, answers, ids, space

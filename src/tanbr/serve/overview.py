@@ -10,10 +10,10 @@ import numpy as np
 from tanbr.merge import Moe
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
+from tanbr.serve.labels import HeadLabels
 from tanbr.serve.learner import Learner
 from tanbr.serve.records import Reason, ServiceInfo, ServiceState, SlotView, VersionView
 from tanbr.serve.replica import Replica
-from tanbr.tasks.metrics import LabelSpace
 from tanbr.types import SlotRecord
 
 
@@ -24,7 +24,7 @@ def describe(
     config: ServeConfig,
     tasks: Sequence[str],
     expert_names: Sequence[str],
-    space: LabelSpace | None,
+    space: HeadLabels | None,
     classes: int,
 ) -> ServiceInfo:
     """Say what is served."""
