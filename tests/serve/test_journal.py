@@ -1,0 +1,93 @@
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tanbr.errors import StateError
+from tanbr.serve.journal import OpenSlot, SlotReward, Turn, read_slot, state_file, tidy, write_turn
+from tanbr.serve.records import Reason, ServiceError
+from tanbr.serve.store import Store
+from tanbr.types import Decision, SlotMix
+
+MIX, BLEND = np.array([0.75, 0.25]), np.array([0.5, 0.5, 0.0])
+FIRST = OpenSlot(0, 1, MIX, BLEND, Decision(4, MIX, BLEND), Reason.CHOSEN, "note")
+
+
+class Saved:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.text)
+
+
+class Broken:
+    def save(self, path: str | Path) -> None:
+        raise OSError("no space")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(tmp_path)
+    yield opened
+    opened.close()
+
+
+def write(store: Store, turn: Turn, opened: OpenSlot, **states: Any) -> None:
+    states = states or {"router": Saved(f"router {opened.slot}"), "monitor": Saved("monitor")}
+    write_turn(store, turn, opened, states=states, measured=None, keep_versions=4)
+
+
+def second(store: Store) -> None:
+    told = SlotReward(FIRST, np.array([0.5, np.nan]), np.array([4.0, 0.0]), False, {"feedback": 1.0})
+    mix = SlotMix(MIX, MIX, np.array([3.0, 1.0]), 0.0, 4)
+    turn = Turn(FIRST, 9, mix=mix, requests={0: 4}, told=[told], bad=1)
+    write(store, turn, OpenSlot(turn.next, 2, MIX, BLEND[::-1].copy(), None, Reason.START))
+
+
+def test_a_slot_is_read_back_as_it_was_opened(store: Store) -> None:
+    write(store, Turn(None, 0), FIRST)
+    (row,) = store.untold()
+    again = read_slot(row, experts=3, tasks=2)
+    assert (again.slot, again.merge_version, again.reason, again.note) == (0, 1, Reason.CHOSEN, "note")
+    assert again.decision is not None
+    assert again.decision.id == 4
+    np.testing.assert_array_equal(again.blend, BLEND)
+    assert read_slot(row, experts=3, tasks=2, told=True).decision is None
+    with pytest.raises(StateError, match="the store's slot 0 is damaged"):
+        read_slot(row, experts=4, tasks=2)
+
+
+def test_a_turn_is_one_transaction_with_the_states_it_names(store: Store) -> None:
+    write(store, Turn(None, 0), FIRST)
+    second(store)
+    assert store.meta("mark") == 9
+    assert state_file(store, "router").read_text() == "router 1"
+    assert not (store.folder / "router-0.state").exists()
+    opened, ended = store.slots()
+    assert (ended["told"], ended["requests"], ended["reward"].tolist()[0]) == (1, 4, 0.5)
+    assert opened["slot"] == 1
+    bad = next(row for row in store.versions() if row["version"] == 1)
+    assert (bad["good"], bad["sums"].tolist(), bad["counts"].tolist()) == (0, [2.0, 0.0], [4.0, 0.0])
+
+
+def test_a_state_that_cannot_be_saved_leaves_everything_as_it_was(store: Store) -> None:
+    write(store, Turn(None, 0), FIRST)
+    with pytest.raises((OSError, ServiceError)):
+        write(store, Turn(FIRST, 9), OpenSlot(1, 2, MIX, BLEND, None, Reason.START), router=Broken())
+    assert [row["slot"] for row in store.slots()] == [0]
+    assert state_file(store, "router").read_text() == "router 0"
+
+
+def test_states_that_no_turn_names_are_tidied_away(store: Store) -> None:
+    write(store, Turn(None, 0), FIRST)
+    left = store.folder / "router-7.state"
+    left.write_text("of a process that was killed")
+    tidy(store)
+    assert not left.exists()
+    assert state_file(store, "router").exists()
+    store.set_meta("router", "../elsewhere")
+    with pytest.raises(StateError, match="names no router to go on with"):
+        state_file(store, "router")
