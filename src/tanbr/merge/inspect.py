@@ -85,18 +85,20 @@ def inspect(moe: Moe, *, batches: Sequence[Mapping[str, Tensor]] = (), progress:
         reports.append(_site_kinship(moe, site))
     progress(len(moe.sites), len(moe.sites))
     lines = tuple(loss_line(moe, 0, k, batches) for k in range(1, min(moe.num_experts, 4))) if batches else ()
-    verdict, reason = _judge(moe, reports, lines)
+    kin = moe.source.kinship()
+    verdict, reason = _judge(reports, lines) if kin is None else _judge_descent(kin, moe.source.names, lines)
     return Inspection(moe.family.model_type, moe.num_experts, tuple(reports), lines, verdict, reason, moe.family.note)
 
 
 def glance(moe: Moe, *, sites: int = 3) -> tuple[Verdict, str]:
     """Judge by the hidden units of a few sites: what `inspect` would say, without reading all the weights."""
-    if moe.source.kinship() is not None:
-        return _judge(moe, (), ())
+    kin = moe.source.kinship()
+    if kin is not None:
+        return _judge_descent(kin, moe.source.names, ())
     chosen = sorted({round(place) for place in np.linspace(0, len(moe.sites) - 1, sites)})
     none = np.zeros((0, 0))
     seen = [SiteKinship(moe.sites[at].name, none, none, none, *_units(moe, moe.sites[at])) for at in chosen]
-    return _judge(moe, seen, ())
+    return _judge(seen, ())
 
 
 def _site_kinship(moe: Moe, site: Site) -> SiteKinship:
@@ -172,10 +174,7 @@ def loss_line(
     return LossLine(first, second, tuple(at.tolist()), tuple(losses))
 
 
-def _judge(moe: Moe, sites: Sequence[SiteKinship], lines: Sequence[LossLine]) -> tuple[Verdict, str]:
-    kin = moe.source.kinship()
-    if kin is not None:
-        return _judge_descent(kin, moe.source.names, lines)
+def _judge(sites: Sequence[SiteKinship], lines: Sequence[LossLine]) -> tuple[Verdict, str]:
     same, best = (float(np.mean([getattr(site, key) for site in sites])) for key in ("unit_cosine", "best_unit_cosine"))
     barrier = max((line.barrier for line in lines), default=0.0)
     if same >= ALIKE:

@@ -278,7 +278,7 @@ def in_whole_numbers(bert, tmp_path):
 
 
 WRONG = {
-    "int8": (in_whole_numbers, "float"),
+    "int8": (in_whole_numbers, "must be 16- or 32-bit floats"),
     "saved": (lambda bert, tmp: changed(bert, tmp, modules_to_save=7), "modules_to_save"),
     "alpha": (lambda bert, tmp: changed(bert, tmp, lora_alpha="many"), "alpha many"),
     "kind": (lambda bert, tmp: changed(bert, tmp, peft_type="IA3"), "type IA3"),
