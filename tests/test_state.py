@@ -4,6 +4,7 @@ import os
 import tracemalloc
 import zipfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -192,3 +193,16 @@ def test_the_header_is_plain_json(tmp_path):
     write_state(tmp_path / "s", {"a": [1, None]}, {"x": np.ones(2)})
     with np.load(tmp_path / "s") as archive:
         assert json.loads(archive[HEADER].tobytes())["header"] == {"a": [1, None]}
+
+
+def test_a_state_is_its_owners_from_the_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes, replace = [], Path.replace
+
+    def seen(self: Path, target: Path) -> Path:
+        modes.append(self.stat().st_mode & 0o777)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", seen)
+    write_state(tmp_path / "a.state", {}, {})
+    assert modes == [0o600]
+    assert (tmp_path / "a.state").stat().st_mode & 0o777 == 0o600

@@ -12,8 +12,11 @@ def check_writable(folder: Path) -> None:
     write_atomically(folder / ".writable", "").unlink()
 
 
-def write_atomically(path: str | Path, data: bytes | str) -> Path:
-    """Write `data` beside `path` and move it there in one step; on any failure what was there before stays."""
+def write_atomically(path: str | Path, data: bytes | str, *, mode: int = 0o644) -> Path:
+    """Write `data` beside `path` and move it there in one step; on any failure what was there before stays.
+
+    The file is its owner's alone until it is whole, and has `mode` from then on.
+    """
     path = Path(path)
     content = data.encode() if isinstance(data, str) else data
     partial: str | None = None
@@ -24,7 +27,7 @@ def write_atomically(path: str | Path, data: bytes | str) -> Path:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(partial).chmod(0o644)
+        Path(partial).chmod(mode)
         Path(partial).replace(path)
     except OSError as error:
         if partial is not None:

@@ -34,7 +34,7 @@ def write_state(
     buffer = io.BytesIO()
     save = np.savez_compressed if compress else np.savez
     save(buffer, **{HEADER: np.frombuffer(text.encode(), dtype=np.uint8)}, **arrays)  # type: ignore[arg-type]
-    write_atomically(path, buffer.getvalue())
+    write_atomically(path, buffer.getvalue(), mode=0o600)  # what was learned of users' texts
 
 
 def read_state(path: str | Path) -> tuple[dict[str, Any], Arrays]:

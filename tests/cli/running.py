@@ -1,4 +1,4 @@
-"""The command line as a user runs it."""
+"""The command line as a user runs it, of this tree: what is installed may be another one."""
 
 import io
 import os
@@ -8,17 +8,24 @@ from pathlib import Path
 
 import pytest
 
+import tanbr as package
 from tanbr.cli import main
 
-TANBR = str(Path(sys.executable).with_name("tanbr"))
+TANBR = (sys.executable, "-m", "tanbr")
 
 
-def tanbr(*arguments: str, cwd: Path, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment without settings of tanbr, and with this tree."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TANBR_")}
+    tree = {"PYTHONPATH": str(Path(package.__file__).parents[1])}
+    return kept | tree | {"OMP_NUM_THREADS": "1", "TANBR_SERVER": "http://127.0.0.1:9"} | more
+
+
+def tanbr(*arguments: str, cwd: Path, stdin: str = "", **settings: str) -> subprocess.CompletedProcess[str]:
     """Run a command; no server answers unless one is named."""
-    usual = {"OMP_NUM_THREADS": "1", "TANBR_SERVER": "http://127.0.0.1:9"}
     return subprocess.run(
-        [TANBR, *arguments], capture_output=True, text=True, cwd=cwd, timeout=240, input=stdin,
-        env={**os.environ, **usual, **environment},
+        [*TANBR, *arguments], capture_output=True, text=True, cwd=cwd, timeout=240, input=stdin,
+        env=environment(**settings),
     )  # fmt: skip
 
 

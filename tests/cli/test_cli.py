@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import tanbr as package
-from cli.running import tanbr
+from cli.running import environment, tanbr
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,9 @@ def test_help_has_an_example(tmp_path: Path, command: str) -> None:
 
 
 def test_the_version_as_a_script_and_as_a_module(tmp_path: Path) -> None:
-    module = subprocess.run([sys.executable, "-m", "tanbr", "--version"], capture_output=True, text=True, cwd=tmp_path)
-    assert tanbr("--version", cwd=tmp_path).stdout == module.stdout == f"tanbr {package.__version__}\n"
+    installed = Path(sys.executable).with_name("tanbr")
+    script = subprocess.run([installed, "--version"], capture_output=True, text=True, cwd=tmp_path, env=environment())
+    assert tanbr("--version", cwd=tmp_path).stdout == script.stdout == f"tanbr {package.__version__}\n"
 
 
 def test_help_says_what_exit_codes_mean_and_completion_is_there(tmp_path: Path) -> None:
@@ -67,7 +68,12 @@ def test_a_corrupt_embedded_model_is_named(tmp_path: Path) -> None:
             (tmp_path / "broken" / "config.json").write_text('{"model_type": "bert_moe"}')
             (tmp_path / "broken" / "model.safetensors").write_bytes(content)
         done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=120
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=environment(),
+            timeout=120,
         )
         assert done.returncode == 2, done.stderr
         assert says in done.stderr

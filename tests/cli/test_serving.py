@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.running import mistake, tanbr
+from cli.running import environment, mistake, tanbr
 from serve.web.fake import FakeService
 from serve.web.live import BOTH, live
 
@@ -43,7 +43,7 @@ def test_a_port_that_is_taken_is_found_out_before_the_model_is_loaded(tmp_path: 
     assert done.returncode == 2
     assert "Address already in use" in done.stderr
     check = "import sys, tanbr.serve.web.server; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check], cwd=tmp_path, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", check], cwd=tmp_path, env=environment(), timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize("command", ["serve", "send", "traffic", "replay"])
@@ -57,4 +57,4 @@ def test_help_has_an_example(tmp_path: Path, command: str) -> None:
 def test_help_loads_neither_torch_nor_the_web(tmp_path: Path) -> None:
     heavy = ("torch", "fastapi", "httpx2", "uvicorn")
     check = f"import sys, tanbr.cli; sys.exit(any(name in sys.modules for name in {heavy}))"
-    assert subprocess.run([sys.executable, "-c", check], cwd=tmp_path, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", check], cwd=tmp_path, env=environment(), timeout=60).returncode == 0

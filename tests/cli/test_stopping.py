@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cli.running import TANBR
+from cli.running import TANBR, environment
 from tanbr.cli.stopping import Commands, keeps
 
 app = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
@@ -42,10 +42,11 @@ def test_ctrl_c_is_one_sentence_and_exit_code_130(arguments: list[str], says: st
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_stopped_simulation_says_what_it_keeps(tmp_path: Path, workers: str) -> None:
-    command = [TANBR, "simulate", "--slots", "100000", "--methods", "average,random", "--workers", workers]
+    command = [*TANBR, "simulate", "--slots", "100000", "--methods", "average,random", "--workers", workers]
     running = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
     while not (tmp_path / "out/simulate/runs").exists() and running.poll() is None:
         time.sleep(0.1)  # until it works; Ctrl-C before that says no more than "stopped"
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to all processes of the command

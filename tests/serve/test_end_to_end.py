@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ import httpx2
 import numpy as np
 import openai
 
+from cli.running import TANBR, environment
 from serve.text_model import write
 from tanbr.serve.web.client import Client
 from tanbr.serve.web.drive import Drive, drive
@@ -43,12 +43,11 @@ class Server:
 @contextmanager
 def serving(folder: Path, *arguments: str | Path) -> Iterator[Server]:
     """Run `tanbr serve` and wait until it is ready."""
-    script = Path(sys.executable).with_name("tanbr")
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(
-            [script, "serve", *arguments, "--port", "0", "--state", folder / "state", "--slot-requests", str(SLOT)],
+            [*TANBR, "serve", *arguments, "--port", "0", "--state", folder / "state", "--slot-requests", str(SLOT)],
             stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder,
-            env=os.environ | {"TANBR_TOKEN": TOKEN, "TANBR_ADMIN_TOKEN": ADMIN_TOKEN},
+            env=environment(TANBR_TOKEN=TOKEN, TANBR_ADMIN_TOKEN=ADMIN_TOKEN),
         )  # fmt: skip
         try:
             assert process.stdout

@@ -7,6 +7,7 @@ import pytest
 
 from tanbr.errors import StateError
 from tanbr.serve.folder import FolderLock, make_private
+from tanbr.serve.store import FILE
 
 
 def test_a_folder_is_of_one_server_at_a_time_and_the_other_is_named(tmp_path: Path) -> None:
@@ -35,3 +36,20 @@ def test_an_empty_folder_becomes_private_and_one_with_other_things_stays(tmp_pat
         make_private(folder)
     assert empty.stat().st_mode & 0o777 == 0o700
     assert full.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_what_an_earlier_version_left_readable_to_everybody_becomes_private(tmp_path: Path, others: bool) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o755)
+    ours = [
+        folder / name for name in (FILE, f"{FILE}-wal", f"{FILE}-shm", "router-3.state", ".router-4.state.x1", "lock")
+    ]
+    notes = folder / "notes.txt"
+    for file in [*ours, notes] if others else ours:
+        file.touch()
+        file.chmod(0o644)
+    make_private(folder)
+    assert {file.stat().st_mode & 0o777 for file in ours} == {0o600}
+    assert folder.stat().st_mode & 0o777 == (0o755 if others else 0o700)
+    assert not others or notes.stat().st_mode & 0o777 == 0o644

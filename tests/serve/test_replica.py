@@ -38,6 +38,11 @@ def make(moe: Moe, tmp_path: Path) -> Iterator[Made]:
         one.stop(10)
 
 
+def together(texts: int) -> dict[str, Any]:
+    """Settings under which so many texts make up a batch, however late one of them comes."""
+    return {"batch": texts, "batch_wait": 600.0}
+
+
 def model_of(one: Replica) -> Any:
     return one.engine.live.backend.model  # type: ignore[attr-defined]
 
@@ -82,13 +87,13 @@ def test_it_is_said_before_a_client_can_hear_of_it(make: Made, family: str | Non
 def test_a_text_that_is_too_long_is_cut_and_its_neighbours_are_answered(make: Made) -> None:
     one, _ = make(max_length=4_000)  # more than the model has positions
     long = "the film is good " * 200
-    together = [one.submit([TEXTS[0]]), one.submit([long, TEXTS[1]]), one.submit([TEXTS[2]])]
-    answers = [future.result(30) for future in together]
+    asked = [one.submit([TEXTS[0]]), one.submit([long, TEXTS[1]]), one.submit([TEXTS[2]])]
+    answers = [future.result(30) for future in asked]
     assert [answer.cut for answer in answers] == [(), (800 + 2 - 64, 0), ()]
 
 
 def test_a_text_that_cannot_be_read_fails_alone(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _ = make(batch_wait=0.05)
+    one, _ = make(**together(2))
     futures = [one.submit([text]) for text in ("the film is good", "\ud800", "the plot is dull")]
     assert [future.exception(30) is None for future in futures] == [True, False, True]
     with pytest.raises(InputError, match="cannot be read"):
@@ -96,7 +101,7 @@ def test_a_text_that_cannot_be_read_fails_alone(make: Made, monkeypatch: pytest.
 
 
 def test_a_text_that_the_model_cannot_answer_fails_alone(make: Made) -> None:
-    one, _ = make(batch_wait=0.05)
+    one, _ = make(**together(3))
 
     def stumble(_: Any, inputs: Any, kwargs: Any) -> None:
         if kwargs["input_ids"].shape[1] > 30:
@@ -140,7 +145,7 @@ def test_prompts_are_cut_on_the_left_if_that_is_wanted_and_it_is_said(make: Made
 
 
 def test_a_cancelled_request_is_written_no_further_and_its_neighbours_are(make: Made) -> None:
-    one, queue = make("t5_moe", max_tokens=400, batch_wait=0.2)
+    one, queue = make("t5_moe", max_tokens=400, **together(2))
     endless(one)
     heard: list[int] = []
     goes_on, stop = threading.Event(), 5
@@ -172,7 +177,7 @@ def test_when_all_have_cancelled_decoding_ends(make: Made) -> None:
 
 
 def test_a_short_answer_does_not_wait_for_a_long_one(make: Made) -> None:
-    one, _ = make("t5_moe", max_tokens=100_000, batch_wait=0.2)
+    one, _ = make("t5_moe", max_tokens=100_000, **together(2))
     endless(one)
     long, short = one.generate(["w1"]), one.generate(["w2"], max_tokens=1)
     assert short.result(30).finish_reasons == ("length",)
@@ -181,7 +186,7 @@ def test_a_short_answer_does_not_wait_for_a_long_one(make: Made) -> None:
 
 
 def test_a_client_whose_stream_fails_fails_alone(make: Made) -> None:
-    one, _ = make("t5_moe", batch_wait=0.2)
+    one, _ = make("t5_moe", **together(2))
     endless(one)
 
     def gone(_: int, piece: str) -> None:
@@ -196,7 +201,7 @@ def test_a_client_whose_stream_fails_fails_alone(make: Made) -> None:
 def test_words_that_the_tokenizer_does_not_have_fail_their_own_request(
     make: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, queue = make("t5_moe", batch_wait=0.2)
+    one, queue = make("t5_moe", **together(3))
     endless(one)
     tokenizer = type(one.engine.encode.tokenizer)
     decode = tokenizer.batch_decode

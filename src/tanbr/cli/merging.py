@@ -22,13 +22,21 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-Source = Annotated[str, typer.Argument(help="Folder of the MoE checkpoint (config.json and safetensors), or a hub id.")]
+Source = Annotated[
+    str,
+    typer.Argument(help="Folder of the MoE checkpoint (config.json and safetensors), or a hub id; or --expert's base."),
+]
+ExpertFolders = Annotated[
+    list[str] | None,
+    typer.Option("--expert", help="A fine-tuned copy, or a LoRA adapter, of the (then dense) checkpoint; repeatable."),
+]
 NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears whole or not at all.")]
 
 
 @app.command(
     epilog="Examples:\n\n    tanbr merge mixtral/ dense/ --blend uniform\n\n"
-    "    tanbr merge moe/ dense/ --blend 0.5,0.3,0.2,0\n\n    tanbr merge moe/ wide/ --mode concat --experts 0,3"
+    "    tanbr merge moe/ dense/ --blend 0.5,0.3,0.2,0\n\n    tanbr merge moe/ wide/ --mode concat --experts 0,3\n\n"
+    "    tanbr merge bert/ dense/ --expert sst2/ --expert mnli/ --blend 0.4,0.6"
 )
 def merge(
     checkpoint: Source,
@@ -44,6 +52,14 @@ def merge(
         str, typer.Option(help="How a blend is merged: average, regression, ties, …; settings as ties:density=0.3.")
     ] = "average",
     experts: Annotated[str | None, typer.Option(help="Which experts to put side by side: 0,3,…")] = None,
+    expert: ExpertFolders = None,
+    blend_only: Annotated[
+        Literal["all", "ffn"],
+        typer.Option(help="With --expert: blend whatever differs, or FFNs alone and keep the rest of the base."),
+    ] = "all",
+    as_adapter: Annotated[
+        bool, typer.Option("--as-adapter", help="With adapters: write one adapter that adds what all of them do.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
 ) -> None:
     """Merge an MoE checkpoint into a dense one that any stack loads, with a certificate of what was done."""
@@ -53,12 +69,20 @@ def merge(
 
     if (mode == "concat") != (experts is not None) or (mode != "concat") != (blend is not None):
         raise InputError("--mode concat needs --experts, a merge needs --blend, and neither takes the other's")
-    moe = open_moe(checkpoint, method=method)
+    moe = open_moe(checkpoint, experts=expert or (), blend_only=blend_only, method=method)
     weights = None if blend is None else parse_blend(blend, experts=moe.num_experts)
     if not force and weights is not None and sum(weight != 0 for weight in weights) > 1:
         verdict, reason = glance(moe)
         if verdict != "merge":
             raise InputError(f"{verdict}: {reason} (`tanbr inspect` says more, --force merges all the same)")
+    if as_adapter:
+        from tanbr.merge.sources.one_adapter import export_adapter
+
+        if weights is None:
+            raise InputError("--as-adapter needs --blend")
+        export_adapter(moe, out, blend=weights)
+        console.print(f"{out}: one adapter that adds what {moe.num_experts} do, blended")
+        return
     with _bar("merging") as show:
         export(
             moe,
@@ -79,6 +103,7 @@ def merge(
 @app.command(epilog="Examples:\n\n    tanbr inspect moe/\n\n    tanbr inspect moe/ --data labelled.jsonl --out report/")
 def inspect(
     checkpoint: Source,
+    expert: ExpertFolders = None,
     data: Annotated[
         Path | None,
         typer.Option(help='JSON lines of model inputs with labels, {"input_ids": […], "labels": …}: adds losses.'),
@@ -89,7 +114,7 @@ def inspect(
     from tanbr.merge import inspect as inspecting
     from tanbr.merge import open as open_moe
 
-    moe = open_moe(checkpoint)
+    moe = open_moe(checkpoint, experts=expert or ())
     batches = [] if data is None else read_batches(data)
     with _bar("inspecting", unit="sites") as show:
         report = inspecting.inspect(moe, batches=batches, progress=show)

@@ -31,6 +31,9 @@ def serve(
     checkpoint: Annotated[
         str | None, typer.Argument(help="Folder of the MoE checkpoint, or a hub id; the embedded model if not given.")
     ] = None,
+    expert: Annotated[
+        list[str] | None, typer.Option("--expert", help="A fine-tuned copy, or LoRA adapter, of the checkpoint.")
+    ] = None,
     config: ConfigFile = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; only this machine if not given.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
@@ -104,6 +107,7 @@ def serve(
         observer = Observers([metrics, logs.Journal()])
         service = build(
             checkpoint,
+            experts=expert or (),
             config=settings.serve,
             router=settings.router,
             monitor=settings.monitor,

@@ -35,14 +35,9 @@ TOLERANCE = 1e-5  # of the largest logit
 def certificate(moe: "Moe", export: Callable[["Moe", Path], None]) -> dict[str, Any]:
     """State the inputs, the folds and the result of the identical-experts test, run through `export`."""
     return {
-        "source": {
-            "family": moe.family.model_type,
-            "class": moe.config["architectures"][0],
-            "experts": moe.num_experts,
-            "sha256": moe.checkpoint.digests(),
-        },
+        "source": moe.source.describe(),
         "folds": [{"site": site.name, "scale": site.fold.scale, "reason": site.fold.reason} for site in moe.sites],
-        "identical_experts": identical_experts(moe, export),
+        "identical_experts": identical_weights(moe) or identical_experts(moe, export),
         "note": moe.family.note,
         "versions": {name: importlib.metadata.version(name) for name in ("tanbr", "torch", "transformers")},
     }
@@ -67,6 +62,26 @@ def identical_experts(moe: "Moe", export: Callable[["Moe", Path], None]) -> dict
             f"are off by {difference:.2g}; please report this with the versions of tanbr and transformers"
         )
     return {"max_difference": difference, "max_logit": largest, "tolerance": TOLERANCE, "layers": len(twin.sites)}
+
+
+def identical_weights(moe: "Moe") -> dict[str, Any] | None:
+    """Merge K copies of the first expert, tensor by tensor, and compare with it; None for a source that has a twin."""
+    source = moe.source.identical()
+    if source is None:
+        return None
+    same, K = type(moe)(source), moe.num_experts
+    worst = 0.0  # in units of what rounding allows
+    one_hot = [1.0] + [0.0] * (K - 1)
+    for (name, even), (_, first) in zip(same.tensors(changing=True), same.tensors(one_hot, changing=True), strict=True):
+        bound = 2 * (K + 1) * torch.finfo(even.dtype).eps * first.abs().max().double()
+        difference = (even.double() - first.double()).abs().max()
+        if not difference <= bound:
+            raise CheckpointError(
+                f"the merge failed its own test: of {K} identical experts {name} is off by {float(difference):.2g}; "
+                "please report this with the versions of tanbr and torch"
+            )
+        worst = max(worst, float(difference / bound) if bound else 0.0)
+    return {"max_difference": worst, "tolerance": 1.0, "unit": "rounding of K + 1 sums", "layers": len(moe.sites)}
 
 
 def _twin_config(moe: "Moe") -> Any:

@@ -59,7 +59,8 @@ def export(
         config.save_pretrained(folder)
         write_tensors(folder, tensors, chunks(), shard_bytes=shard_bytes)
         progress(len(tensors), len(tensors))
-        copy_companions(moe.path, folder)
+        for companions in moe.source.companions:
+            copy_companions(companions, folder)
         if certify:
             write_json(folder / "certificate.json", _certified(moe, plan, mode, weights, experts))
     return Path(out)
@@ -73,6 +74,8 @@ def _blend(moe: "Moe", blend: ArrayLike | None) -> tuple[list[float], DensePlan]
 
 def _concat(moe: "Moe", experts: Sequence[int] | None) -> tuple[list[float], DensePlan]:
     K = moe.num_experts
+    if not any(part.unit_axis is not None for site in moe.sites for part in site.parts):
+        raise InputError("these experts are no FFNs of an MoE, and cannot be put side by side; merge a blend of them")
     chosen = list(experts or ())
     if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= k < K for k in chosen):
         raise InputError(f"concat needs different experts, numbered 0..{K - 1} (got {chosen})")

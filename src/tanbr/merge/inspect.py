@@ -12,7 +12,7 @@ from torch import Tensor
 from tanbr.errors import InputError
 from tanbr.merge.align import unit_count, unit_weights
 from tanbr.merge.moe import Moe
-from tanbr.moe.family import Site
+from tanbr.moe.family import Piece, Site
 from tanbr.moe.writing import Progress, silent
 from tanbr.types import FloatArray
 
@@ -85,15 +85,20 @@ def inspect(moe: Moe, *, batches: Sequence[Mapping[str, Tensor]] = (), progress:
         reports.append(_site_kinship(moe, site))
     progress(len(moe.sites), len(moe.sites))
     lines = tuple(loss_line(moe, 0, k, batches) for k in range(1, min(moe.num_experts, 4))) if batches else ()
-    verdict, reason = _judge(reports, lines)
+    kin = moe.source.kinship()
+    verdict, reason = _judge(reports, lines) if kin is None else _judge_descent(kin, moe.source.names, lines)
     return Inspection(moe.family.model_type, moe.num_experts, tuple(reports), lines, verdict, reason, moe.family.note)
 
 
 def glance(moe: Moe, *, sites: int = 3) -> tuple[Verdict, str]:
     """Judge by the hidden units of a few sites: what `inspect` would say, without reading all the weights."""
+    kin = moe.source.kinship()
+    if kin is not None:
+        return _judge_descent(kin, moe.source.names, ())
     chosen = sorted({round(place) for place in np.linspace(0, len(moe.sites) - 1, sites)})
     none = np.zeros((0, 0))
-    return _judge([SiteKinship(moe.sites[at].name, none, none, none, *_units(moe, moe.sites[at])) for at in chosen], ())
+    seen = [SiteKinship(moe.sites[at].name, none, none, none, *_units(moe, moe.sites[at])) for at in chosen]
+    return _judge(seen, ())
 
 
 def _site_kinship(moe: Moe, site: Site) -> SiteKinship:
@@ -105,11 +110,12 @@ def _site_kinship(moe: Moe, site: Site) -> SiteKinship:
     centre = np.eye(K) - 1 / K
     task = centre @ gram @ centre
     task_norms = np.sqrt(np.diag(task).clip(1e-30))
-    same, best, mismatch = _units(moe, site)
+    cosine = gram / np.outer(norms, norms)
+    same, best, mismatch = _units(moe, site) if site.part("down") else (*[float(cosine[0, 1:].mean())] * 2, 0.0)
     return SiteKinship(
         site.name,
         distance=np.sqrt(squared.clip(0)) / scale,
-        cosine=gram / np.outer(norms, norms),
+        cosine=cosine,
         task_cosine=task / np.outer(task_norms, task_norms) if task_norms.max() > 1e-6 * norms.max() else np.eye(K),
         unit_cosine=same,
         best_unit_cosine=best,
@@ -126,8 +132,8 @@ def _gram(moe: Moe, site: Site) -> FloatArray:
         size = torch.Size(part.shape).numel()
         for start in range(0, size, CHUNK):
             count = min(CHUNK, size - start)
-            rows = [moe.checkpoint.blocks([(name, first + start)], count)[0] for name, first in part.blocks]
-            chunk = torch.stack(rows).float()
+            piece = Piece(part.target, part.shape, part.blocks)
+            chunk = moe.experts.rows(piece, range(site.experts), slice(start, start + count)).float()
             total += (chunk @ chunk.T).double()
     gram: FloatArray = total.numpy()
     return gram
@@ -185,6 +191,18 @@ def _judge(sites: Sequence[SiteKinship], lines: Sequence[LossLine]) -> tuple[Ver
         f"the experts share no ancestor that can be seen (cosine {same:.2f} in place, {best:.2f} at best): "
         "an average of them is none of them; serve one expert, or some side by side (--mode concat)"
     )
+
+
+def _judge_descent(kin: Sequence[float], names: Sequence[str], lines: Sequence[LossLine]) -> tuple[Verdict, str]:
+    """Judge experts whose base is known, by their cosines (K,) with it."""
+    odd = [f"{name} (cosine {cosine:.2f})" for name, cosine in zip(names, kin, strict=True) if not cosine >= ALIKE]
+    if odd:
+        return "do not merge", f"{', '.join(odd)} did not come from the base that the experts should share"
+    origin = f"all experts came from the base (their matrices have cosine {min(kin):.2f} or more with its)"
+    barrier = max((line.barrier for line in lines), default=0.0)
+    if barrier > BARRIER:
+        return "do not merge", f"{origin}, but the loss rises by {barrier:.0%} between them"
+    return "merge", origin
 
 
 def draw(report: Inspection, path: Path) -> None:

@@ -1,8 +1,8 @@
-"""`tanbr.open`: an MoE checkpoint as one object, and the dense models that come out of it."""
+"""`tanbr.open`: experts, wherever they come from, as one object, and the dense models that come out of it."""
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,15 @@ from huggingface_hub.errors import HfHubHTTPError
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from tanbr.errors import CheckpointError
-from tanbr.merge.blend import check_finite
+from tanbr.errors import CheckpointError, InputError
 from tanbr.merge.export import export
-from tanbr.merge.methods import Experts, Method, choose
+from tanbr.merge.methods import Method, choose
 from tanbr.merge.plan import DensePlan
 from tanbr.merge.skeleton import locate, skeleton
+from tanbr.merge.sources import Adapters, BlendOnly, ExpertSource, FineTuned, MoeCheckpoint
+from tanbr.merge.sources.peft_folder import is_adapter, read_adapter
 from tanbr.merge.stream import Places, stream
 from tanbr.moe.checkpoint import Checkpoint, TensorFile, understood
-from tanbr.moe.families import family_of, read_settings
 from tanbr.moe.family import Settings, Site
 from tanbr.types import Blend, as_blend
 
@@ -28,24 +28,23 @@ FETCHED = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "LICENSE*"]
 
 
 class Moe:
-    """An MoE checkpoint that can be merged by a method of `merge/methods`; no expert is in memory."""
+    """Experts of a source (an MoE checkpoint is one) that a method of `merge/methods` merges; none is in memory."""
 
-    def __init__(self, checkpoint: Checkpoint, *, method: str = "average") -> None:
-        self.checkpoint = checkpoint
-        self.family = family_of(checkpoint.config)
-        _check_depth(checkpoint)
-        self.config: Settings = read_settings(checkpoint.config)
-        with understood(checkpoint):
-            self.sites: list[Site] = self.family.sites(checkpoint, self.config)
-            pieces = self.family.plan(checkpoint, self.config, self.sites)
-            self.plan = DensePlan(self.family, self.config, self.sites, pieces)
-        self.experts = Experts(checkpoint, self.plan.blended, self.num_experts, lambda: self.fingerprint)
+    def __init__(self, source: Checkpoint | ExpertSource, *, method: str = "average") -> None:
+        self.source = MoeCheckpoint(source) if isinstance(source, Checkpoint) else source
+        self.checkpoint = self.source.checkpoint
+        self.family = self.source.family
+        self.config: Settings = self.source.config
+        self.sites: list[Site] = self.source.sites
+        with understood(self.checkpoint):
+            self.plan = DensePlan(self.family, self.config, self.sites, self.source.pieces)
+        self.experts = self.source.experts(self.plan.blended, lambda: self.fingerprint)
         self.method: Method = choose(method, self.experts)
         self._trusted: set[int] = set()
 
     @property
     def path(self) -> Path:
-        """The checkpoint's folder."""
+        """The checkpoint's folder; the base's where experts are checkpoints of their own."""
         return self.checkpoint.path
 
     @property
@@ -62,7 +61,7 @@ class Moe:
     @property
     def num_experts(self) -> int:
         """K."""
-        return self.sites[0].experts
+        return self.source.count
 
     def dense(self, blend: ArrayLike | None = None) -> Any:
         """Build the dense transformers model, in eval mode, with `blend` merged into it (all experts alike if None)."""
@@ -73,7 +72,7 @@ class Moe:
         return model.eval()
 
     def merge_into(self, model: nn.Module, blend: ArrayLike) -> None:
-        """Merge a blend (K,) into a dense model in place; only the FFNs' tensors change."""
+        """Merge a blend (K,) into a dense model in place; only the tensors that depend on it change."""
         for _ in self.tensors(blend, into=partial(locate, model), changing=True):
             pass
 
@@ -83,7 +82,7 @@ class Moe:
         """Merge a blend (K,), tensor by tensor: each dense tensor's name and the tensor, when it is written.
 
         `into` says where a tensor of a name is to be written (a new one each if None); with `changing`, only what
-        depends on the blend is merged, the FFNs.
+        depends on the blend is merged (of an MoE, the FFNs).
         """
         weights = self.check(blend).tolist()
         return stream(self.plan, self.checkpoint, self.method, weights, into=into, changing=changing)
@@ -102,26 +101,39 @@ class Moe:
         K = self.num_experts
         weights = as_blend([1 / K] * K if blend is None else blend, experts=K)
         for expert in (k for k in range(K) if weights[k] and k not in self._trusted):
-            check_finite(self.checkpoint, self.plan.blended, expert)
+            self.experts.check(expert)
             self._trusted.add(expert)
         return weights
 
 
-def open(path: str | Path, *, method: str = "average") -> Moe:  # noqa: A001
+def open(  # noqa: A001
+    path: str | Path,
+    *,
+    experts: Sequence[str | Path] = (),
+    blend_only: BlendOnly = "all",
+    method: str = "average",
+) -> Moe:
     """Open an MoE checkpoint: a folder with a config.json and safetensors files, or a model id of the hub.
 
-    `method` says how blends are merged: a name of `tanbr.merge.methods`, with settings as `ties:density=0.3`.
+    With `experts`, `path` is the dense base that these folders (or ids) were fine-tuned from: checkpoints, of which
+    `blend_only="ffn"` takes the FFNs and keeps the rest of the base, or LoRA adapters as PEFT saves them. `method` says
+    how blends are merged: a name of `tanbr.merge.methods`, with settings as `ties:density=0.3`.
     """
-    if not Path(path).exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
-        path = _fetched(str(path))
-    return Moe(Checkpoint(path), method=method)
+    base = Checkpoint(_local(path))
+    if not experts:
+        return Moe(base, method=method)
+    folders = [_local(one) for one in experts]
+    adapters = [folder for folder in folders if is_adapter(folder)]
+    if not adapters:
+        return Moe(FineTuned(base, [Checkpoint(one) for one in folders], blend_only=blend_only), method=method)
+    if len(adapters) < len(folders) or blend_only != "all":
+        raise InputError(f"{adapters[0]} is an adapter: all experts must be adapters then, blended whole")
+    return Moe(Adapters(base, [read_adapter(one) for one in folders]), method=method)
 
 
-def _check_depth(checkpoint: Checkpoint) -> None:
-    """Refuse a configuration of more layers than there are tensors: a list of them may be all the memory there is."""
-    for key, value in checkpoint.config.items():
-        if "layers" in key and isinstance(value, int | float) and not value <= len(checkpoint.specs):
-            raise CheckpointError(f"config.json of {checkpoint.path} says {key} {value}, more than it has tensors")
+def _local(path: str | Path) -> Path:
+    known = Path(path).exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(path))
+    return Path(path) if known else _fetched(str(path))
 
 
 def _fetched(model_id: str) -> Path:

@@ -30,6 +30,7 @@ PROBES = 64  # texts that a new blend answers before it is served
 def build(
     checkpoint: str | Path | None,
     *,
+    experts: Sequence[str | Path] = (),
     config: ServeConfig,
     router: RouterConfig | None = None,
     monitor: MonitorConfig | None = None,
@@ -41,7 +42,7 @@ def build(
     force: bool = False,
     observer: Observer | None = None,
 ) -> Service:
-    """Make a service, not yet started, of a checkpoint (the embedded model if None).
+    """Make a service, not yet started, of a checkpoint (the embedded model if None), or of `experts` and their base.
 
     The checkpoint's card says its tasks. `history` is a JSONL file of {"text": …, "task": …, "label": …?} lines, text
     a string or a pair: it names the tasks that are served, teaches the monitor, and its labelled lines are the guard's
@@ -50,7 +51,7 @@ def build(
     the router is told a `warm_start` like it before its first slot. Experts that do not merge are refused unless
     `force` is given.
     """
-    moe = open_moe(embedded.path() if checkpoint is None else checkpoint, method=config.method)
+    moe = open_moe(embedded.path() if checkpoint is None else checkpoint, experts=experts, method=config.method)
     if not force:
         verdict, why = glance(moe)
         if verdict == "do not merge":

@@ -2,19 +2,30 @@
 
 import fcntl
 import os
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tanbr.errors import StateError
 
 LOCK = "lock"
+OURS = (LOCK, "store.sqlite3*", "*.state", ".*.state.*")  # what servers write into a folder
 
 
 def make_private(folder: Path) -> None:
-    """Make the folder if it is missing; only its owner may look into it, unless it holds other things as well."""
+    """Make the folder if it is missing; only its owner may look into it, unless it holds other things as well.
+
+    What a server left there is its owner's alone, too, also if an earlier version let everybody read it.
+    """
     if not folder.is_dir():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    elif not any(folder.iterdir()) and folder.stat().st_uid == os.getuid():
+        return
+    files = list(folder.iterdir())
+    ours = [file for file in files if any(fnmatchcase(file.name, pattern) for pattern in OURS)]
+    if folder.stat().st_uid == os.getuid() and len(ours) == len(files):
         folder.chmod(0o700)
+    for file in ours:
+        if file.is_file() and not file.is_symlink() and file.stat().st_uid == os.getuid():
+            file.chmod(0o600)
 
 
 class FolderLock:

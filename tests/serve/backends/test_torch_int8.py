@@ -70,5 +70,5 @@ def test_t5_is_measured_on_what_it_writes(tmp_path: Path) -> None:
 
 
 def test_a_family_whose_ffns_are_no_linear_maps_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no linear maps; serve them in fp32"):
+    with pytest.raises(InputError, match="is no linear map; serve this model in fp32"):
         Engine(open_moe(write("olmoe", tmp_path / "model")), backend="torch-int8")

@@ -2,8 +2,9 @@
 
     W(x) = W₀ + scale · combined(W_k − W₀, x_k)
 
-W₀ is the ancestor's weight where a folder with the dense ancestor is named (`base=FOLDER`). An MoE checkpoint does not
-carry its ancestor; without one the mean of all K experts stands for it, from which they differ in what each learned.
+W₀ is the ancestor's weight where a folder with the dense ancestor is named (`base=FOLDER`), or where the source of the
+experts knows it: that of fine-tuned checkpoints does, an MoE checkpoint does not. Without one the mean of all K experts
+stands for it, from which they differ in what each learned.
 """
 
 from abc import abstractmethod
@@ -50,6 +51,10 @@ class WithBase(Method):
                     f"(got {'none' if spec is None else spec.shape}); name the dense model that the experts came from"
                 )
 
+    def origin(self, piece: Piece) -> Tensor | None:
+        """View the ancestor's weights of a piece (n,); None if the experts' mean stands for them."""
+        return self.experts.ancestor(piece) if self.ancestor is None else self.ancestor.tensor(piece.target).view(-1)
+
     @property
     def files(self) -> list[TensorFile]:
         """The ancestor's files."""
@@ -79,11 +84,12 @@ class OfDifferences(WithBase):
 
     def differences(self, piece: Piece, chosen: Sequence[int], part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Read a part of the base (n,), and how the chosen experts differ from it (r, n)."""
-        if self.ancestor is None:
+        origin = self.origin(piece)
+        if origin is None:
             rows = self.experts.rows(piece, range(self.experts.count), part).mul_(piece.scale)
             base = rows.mean(dim=0)
             rows = rows if len(chosen) == len(rows) else rows[list(chosen)]
         else:
             rows = self.experts.rows(piece, chosen, part).mul_(piece.scale)
-            base = self.ancestor.tensor(piece.target).view(-1)[part].to(rows.dtype)
+            base = origin[part].to(rows.dtype)
         return base, rows.sub_(base)

@@ -23,7 +23,7 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor
 
-from tanbr.merge.blend import weighted_sum
+from tanbr.merge.blend import check_finite, weighted_sum
 from tanbr.moe.checkpoint import Checkpoint, TensorFile
 from tanbr.moe.family import Piece
 
@@ -41,6 +41,14 @@ class Experts:
     def path(self) -> Path:
         """The checkpoint's folder."""
         return self.checkpoint.path
+
+    def check(self, expert: int) -> None:
+        """Refuse an expert that holds NaN or infinity."""
+        check_finite(self.checkpoint, self.pieces, expert)
+
+    def ancestor(self, piece: Piece) -> Tensor | None:  # noqa: ARG002
+        """View what a piece's experts came from (n,); None if that is not known."""
+        return None
 
     def average(self, out: Tensor, piece: Piece, weights: Sequence[float]) -> None:
         """Set `out` to the weighted sum (K,) of a piece's experts, at the speed of reading those above 0."""

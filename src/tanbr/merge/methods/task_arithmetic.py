@@ -27,9 +27,10 @@ class TaskArithmetic(WithBase):
 
     def fill(self, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
         """Write the sum: it is linear in the experts, whose mean, if it is the base, takes 1 − λ of the weight."""
-        if self.ancestor is None:
+        origin = self.origin(piece)
+        if origin is None:
             rest = (1 - self.scale) / len(blend)
             self.experts.average(out, piece, [self.scale * weight + rest for weight in blend])
         else:
             self.experts.average(out, piece, [self.scale * weight for weight in blend])
-            out.add_(self.ancestor.tensor(piece.target).to(out), alpha=1 - self.scale)
+            out.add_(origin.view(out.shape).to(out), alpha=1 - self.scale)

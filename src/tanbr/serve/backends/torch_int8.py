@@ -54,9 +54,10 @@ class TorchInt8(TorchEager):
         exact = TorchEager.build(moe, blend=blend, device=device, probes=probes, least_agreement=0.0)
         outputs = outputs_of(exact.model, moe)
         ffns = _ffns(exact.model, outputs)
-        matrices = {storage_of(out) for out in outputs.values() if out.dim() > 1}
-        if {storage_of(ffn.weight) for ffn in ffns.values()} != matrices:
-            raise InputError(f"{moe.family.model_type} models keep their FFNs in no linear maps; serve them in fp32")
+        packed = {storage_of(tensor) for ffn in ffns.values() for tensor in ffn.parameters()}
+        shared = next((name for name, out in outputs.items() if storage_of(out) not in packed), None)
+        if shared is not None:  # by the model that answers and the one that is merged into
+            raise InputError(f"a blend changes {shared}, which is no linear map; serve this model in fp32")
         batches = [batch for inputs in probes() for batch in _comparable(exact, inputs)]
         model, loss = offered(exact.model, batches, least_agreement=least_agreement, choices=(None, set(ffns)))
         return cls(model, outputs, [(model.get_submodule(name), ffn) for name, ffn in ffns.items()], loss)

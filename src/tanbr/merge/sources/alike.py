@@ -1,0 +1,127 @@
+"""Whether checkpoints can be experts of one model: architecture, vocabulary, labels and tensors are the same."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tanbr.errors import CheckpointError
+from tanbr.merge.sources.moe_checkpoint import check_depth
+from tanbr.moe.checkpoint import Checkpoint, check_regular
+from tanbr.moe.families import read_settings
+
+# Settings that say what weights mean; those of training (dropout, …) may differ.
+MEANING = [
+    "hidden_act",
+    "hidden_activation",
+    "activation_function",
+    "activation",
+    "feed_forward_proj",
+    "dense_act_fn",
+    "num_attention_heads",
+    "num_heads",
+    "n_head",
+    "num_key_value_heads",
+    "head_dim",
+    "is_decoder",
+    "is_encoder_decoder",
+    "position_embedding_type",
+    "rope_parameters",
+    "rope_scaling",
+    "relative_attention_num_buckets",
+    "relative_attention_max_distance",
+    "sliding_window",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "rms_norm_eps",
+    "norm_eps",
+    "tie_word_embeddings",
+    "scale_embedding",
+]
+WORDS = ("vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
+
+
+def check_alike(base: Checkpoint, experts: Sequence[Checkpoint]) -> None:
+    """Refuse experts that are not copies of one model, and a base that cannot be their ancestor."""
+    first = experts[0]
+    for checkpoint in (base, *experts):
+        if "quantization_config" in checkpoint.config:
+            raise CheckpointError(f"{checkpoint.path} is quantised; load it with transformers, dequantise and save it")
+        check_depth(checkpoint)
+    for other in (base, *experts[1:]):
+        _check_model(first, other, classes=other is not base)
+    for other in experts[1:]:
+        _check_labels(first, other)
+        _check_tensors(first, other)
+
+
+def _check_model(first: Checkpoint, other: Checkpoint, *, classes: bool) -> None:
+    keys = ["model_type", "architectures"] if classes else ["model_type"]
+    _same({key: first.config.get(key) for key in keys}, {key: other.config.get(key) for key in keys}, first, other)
+    one, two = read_settings(first.config), read_settings(other.config)
+    check_vocabulary(first.path, other.path, one.get("vocab_size"), two.get("vocab_size"))
+    _same({key: one.get(key) for key in MEANING}, {key: two.get(key) for key in MEANING}, first, other)
+
+
+def _same(one: dict[str, Any], two: dict[str, Any], first: Checkpoint, other: Checkpoint) -> None:
+    odd = next((key for key in one if one[key] != two[key]), None)
+    if odd is not None:
+        raise CheckpointError(
+            f"experts must be of one architecture, but {odd} of {first.path} is {one[odd]} and of {other.path} "
+            f"{two[odd]}; name checkpoints that were fine-tuned from one base"
+        )
+
+
+def check_vocabulary(first: Path, other: Path, one: int | None, two: int | None) -> None:
+    """Refuse models whose token ids mean different words."""
+    words, others = _words(first), _words(other)
+    kind = next((kind for kind in words if kind in others), None)
+    if one != two or (kind is not None and words[kind] != others[kind]):
+        raise CheckpointError(
+            f"experts must share one vocabulary, but {first} ({one} words) and {other} ({two}) differ in theirs; "
+            "name checkpoints that were fine-tuned with the tokenizer of their base"
+        )
+
+
+def _words(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    try:
+        if (folder / "tokenizer.json").exists():
+            check_regular(folder / "tokenizer.json")
+            found["tokenizer.json"] = json.loads((folder / "tokenizer.json").read_bytes())["model"]["vocab"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass  # whoever needs the tokenizer says what is wrong with it
+    for name in WORDS:
+        if (folder / name).exists():
+            check_regular(folder / name)
+            found[name] = (folder / name).read_bytes()
+    return found
+
+
+def _check_labels(first: Checkpoint, other: Checkpoint) -> None:
+    one, two = (read_settings(checkpoint.config).get("id2label") for checkpoint in (first, other))
+    if one != two:
+        raise CheckpointError(
+            f"experts must have heads for the same labels in the same order, but {first.path} has {_named(one)} and "
+            f"{other.path} {_named(two)}; train them with one head over all labels"
+        )
+
+
+def _named(labels: Any) -> str:
+    return ", ".join(map(str, labels.values())) if isinstance(labels, dict) else "none"
+
+
+def _check_tensors(first: Checkpoint, other: Checkpoint) -> None:
+    lacking = sorted(set(first.specs) ^ set(other.specs))
+    if lacking:
+        has, lacks = (first, other) if lacking[0] in first.specs else (other, first)
+        raise CheckpointError(
+            f"experts must hold the same tensors, but {has.path} has {lacking[0]} and {lacks.path} not"
+        )
+    for name, spec in first.specs.items():
+        found = other.specs[name]
+        if (spec.shape, spec.dtype) != (found.shape, found.dtype):
+            raise CheckpointError(
+                f"experts must hold equal tensors, but {name} is {spec.shape} {spec.dtype} in {first.path} and "
+                f"{found.shape} {found.dtype} in {other.path}; save both with the same dtype and shapes"
+            )

@@ -1,0 +1,91 @@
+"""A blend of adapters as one adapter: the factors side by side, which adds just what the blend adds.
+
+    Σ_k x_k s_k B_k A_k = [x_1 s_1 B_1 | x_2 s_2 B_2 | …] [A_1; A_2; …]
+
+For engines that take adapters and for bases that must not be touched. Its rank is the sum of the ranks; a layer that
+fewer adapters change is filled up with zeros, so that all layers have one rank (not every engine takes several).
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from tanbr.errors import InputError
+from tanbr.merge.sources.adapters import Adapters, LowRank
+from tanbr.merge.sources.peft_folder import PREFIX, SETTINGS, WEIGHTS
+from tanbr.moe.checkpoint import SINGLE
+from tanbr.moe.writing import NewTensor, new_folder, write_json, write_tensors
+
+if TYPE_CHECKING:
+    from tanbr.merge.moe import Moe
+
+
+def export_adapter(moe: "Moe", out: str | Path, *, blend: ArrayLike) -> Path:
+    """Write the blend (K,) of adapters to the new folder `out`, as PEFT saves adapters."""
+    source = moe.source
+    if not isinstance(source, Adapters):
+        raise InputError("only a blend of adapters can be written as an adapter; give two or more with --expert")
+    if moe.method.name != "average":
+        raise InputError(f"a merge by {moe.method.name} is no sum of adapters; write it as a model, or use average")
+    if any(adapter.settings.get("bias", "none") != "none" for adapter in source.adapters):
+        raise InputError("adapters with biases of their own cannot be joined into one; write the merge as a model")
+    weights = moe.check(blend).tolist()
+    ranks = {
+        target: sum(moe.checkpoint.specs[one.down].shape[0] for k, one in adds.items() if weights[k])
+        for target, adds in source.factors.items()
+    }
+    rank = max(ranks.values())
+    if rank == 0:
+        raise InputError("the blend's adapters change nothing")
+    tensors: dict[str, Tensor] = {}
+    for target, adds in source.factors.items():
+        if ranks[target]:
+            tensors |= _joined(moe, target, {k: one for k, one in adds.items() if weights[k]}, weights, rank)
+    whole = {piece.target: piece for piece in moe.plan.blended if piece.target not in source.factors}
+    for name, tensor in moe.tensors(weights, changing=True):
+        if name in whole:
+            tensors[PREFIX + name] = tensor
+    with new_folder(out) as folder:
+        write_json(folder / SETTINGS, _settings(source, [name for name in ranks if ranks[name]], rank))
+        specs = [NewTensor(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
+        size = sum(spec.nbytes for spec in specs)
+        write_tensors(folder, specs, tensors.values(), shard_bytes=size)
+        (folder / SINGLE).rename(folder / WEIGHTS)
+    return Path(out)
+
+
+def _joined(moe: "Moe", target: str, adds: dict[int, LowRank], weights: list[float], rank: int) -> dict[str, Tensor]:
+    """Put the factors of one module side by side, with the weights in B, and zeros up to `rank`."""
+    read = moe.checkpoint.tensor
+    downs = [read(one.down).float() for one in adds.values()]
+    ups = [read(one.up).float() * (weights[k] * one.scale) for k, one in adds.items()]
+    spare = rank - sum(len(down) for down in downs)
+    down = torch.cat([*downs, torch.zeros(spare, downs[0].shape[1])])  # (R, n)
+    up = torch.cat([*ups, torch.zeros(ups[0].shape[0], spare)], dim=1)  # (m, R)
+    module = PREFIX + target.removesuffix(".weight")
+    if any(one.embedding for one in adds.values()):
+        return {f"{module}.lora_embedding_A": down, f"{module}.lora_embedding_B": up}
+    return {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
+
+
+def _settings(source: Adapters, targets: list[str], rank: int) -> dict[str, object]:
+    every = [adapter.settings for adapter in source.adapters]
+    kinds = {settings.get("task_type") for settings in every}
+    saved = sorted({name for settings in every for name in settings.get("modules_to_save") or ()})
+    return {
+        "peft_type": "LORA",
+        "task_type": kinds.pop() if len(kinds) == 1 else None,
+        "base_model_name_or_path": source.adapters[0].base or str(source.checkpoint.path),
+        "r": rank,
+        "lora_alpha": rank,  # the factors carry the scales already
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "use_rslora": False,
+        "fan_in_fan_out": source.adapters[0].fan_in_fan_out,
+        "target_modules": [target.removesuffix(".weight") for target in targets],
+        "modules_to_save": saved or None,
+        "inference_mode": True,
+    }

@@ -1,0 +1,79 @@
+"""What an expert source is: a dense model in pieces, of which some have K experts, all of them in mapped files.
+
+A source says which tensors the dense model has, which of them change with a blend, and where each expert's share of
+them lies. It reads headers, not weights: what an expert holds is looked at when a merge asks for it, piece by piece.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tanbr.errors import InputError
+from tanbr.merge.methods import Experts
+from tanbr.moe.checkpoint import Checkpoint
+from tanbr.moe.family import Family, Piece, Settings, Site
+
+ROWS = 256  # of a matrix, that tell whether it descends from another
+
+
+class ExpertSource(ABC):
+    """The K experts of a model; a new source sets these and says how it is tested."""
+
+    checkpoint: Checkpoint  # all files that a merge reads, as one
+    family: Family  # what becomes of the tensors' names and of the configuration
+    config: Settings  # of the model that the experts are
+    sites: list[Site]  # what `inspect` reports on
+    pieces: list[Piece]  # of the whole dense model
+    count: int  # K
+    companions: Sequence[Path]  # folders with a tokenizer and the like; a later one wins
+
+    def experts(self, blended: Sequence[Piece], fingerprint: Callable[[], str]) -> Experts:
+        """Give what merge methods may read of the experts."""
+        return Experts(self.checkpoint, blended, self.count, fingerprint)
+
+    @property
+    def names(self) -> list[str]:
+        """What to call the experts (K,)."""
+        return [str(k) for k in range(self.count)]
+
+    def kinship(self) -> list[float] | None:
+        """Cosine (K,) of each expert's matrices with the ancestor's, by their first rows; None if it is not known."""
+        blended = [piece for piece in self.pieces if piece.weights is None and len(piece.shape) > 1]
+        experts = self.experts(blended, str)
+        cosines: list[Tensor] = []
+        for piece in blended:
+            ancestor = experts.ancestor(piece)
+            if ancestor is not None:
+                width = math.prod(piece.shape[1:])
+                part = slice(0, min(ROWS, piece.shape[0]) * width)
+                rows = experts.rows(piece, range(self.count), part).view(self.count, -1, width)
+                origin = ancestor[part].to(rows.dtype).view(-1, width)
+                cosines.append(torch.cosine_similarity(rows, origin, dim=2).mean(dim=1))  # (K,)
+        return torch.stack(cosines).mean(dim=0).tolist() if cosines else None
+
+    @abstractmethod
+    def identical(self) -> "ExpertSource | None":
+        """The same source with every expert like the first, for the certificate; None if a twin model shows more."""
+
+    def describe(self) -> dict[str, Any]:
+        """Say in a certificate what the experts are."""
+        return {
+            "family": self.family.model_type,
+            "class": self.config["architectures"][0],
+            "experts": self.count,
+            "sha256": self.checkpoint.digests(),
+        }
+
+
+def at_least_two(folders: Sequence[Path]) -> None:
+    """Refuse a single expert, and an expert that is named twice."""
+    if len(folders) < 2:
+        raise InputError(f"a blend needs two experts or more (got {len(folders)}); name each with --expert FOLDER")
+    twice = next((folder for at, folder in enumerate(folders) if folder in folders[:at]), None)
+    if twice is not None:
+        raise InputError(f"expert {twice} is named twice; name every expert once and give it the weight you want")

@@ -1,0 +1,334 @@
+"""LoRA adapters as experts: what a merge adds is what PEFT adds, and one adapter can hold the blend of many."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+import tanbr
+from merge.sources.tiny_dense import build
+from moe.tiny import load_plain, logits
+from tanbr.cli import app
+from tanbr.errors import CheckpointError, InputError
+from tanbr.merge.inspect import glance, inspect
+from tanbr.merge.sources.one_adapter import export_adapter
+
+BLEND = [0.5, 0.3, 0.2]
+EPS = torch.finfo(torch.float32).eps
+BERT, LLAMA, GPT2 = "BertForSequenceClassification", "LlamaForCausalLM", "GPT2LMHeadModel"
+Q, V, UP = ".attention.self.query", ".attention.self.value", ".intermediate.dense"
+SETTINGS = {"peft_type": "LORA", "bias": "none", "use_rslora": False, "fan_in_fan_out": False}
+
+
+def write(folder, base, modules, *, r, seed, whole=(), **settings):
+    """Save an adapter as PEFT does, with factors that are not zero."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = load_file(base / "model.safetensors")
+    tensors = {}
+    for module in modules:
+        m, n = weights[f"{module}.weight"].shape
+        m, n = (n, m) if settings.get("fan_in_fan_out") else (m, n)
+        rank = settings.get("rank_pattern", {}).get(module, r)
+        tensors[f"base_model.model.{module}.lora_A.weight"] = 0.1 * torch.randn(rank, n, generator=generator)
+        tensors[f"base_model.model.{module}.lora_B.weight"] = 0.1 * torch.randn(m, rank, generator=generator)
+    for name in whole:
+        noise = 0.1 * torch.randn(weights[name].shape, generator=generator)
+        tensors[f"base_model.model.{name}"] = weights[name] + noise
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = SETTINGS | {"r": r, "lora_alpha": 2 * r, "target_modules": list(modules)} | settings
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """A base, and adapters of unequal ranks, targets and scales, two of which hold the head in full."""
+    folder = tmp_path_factory.mktemp("adapters")
+    build(BERT).save_pretrained(folder / "base")
+    base, head = folder / "base", ["classifier.weight", "classifier.bias"]
+    layers = [f"bert.encoder.layer.{number}" for number in range(2)]
+    saved = {"modules_to_save": ["classifier"], "whole": head}
+    first = write(folder / "a", base, [f"{layer}{Q}" for layer in layers], r=4, seed=1, **saved)
+    second = write(folder / "b", base, [f"{layers[0]}{Q}", f"{layers[0]}{UP}"], r=2, seed=2, use_rslora=True, **saved)
+    patterns = {"rank_pattern": {f"{layers[1]}{V}": 3}, "alpha_pattern": {f"{layers[1]}{V}": 5}}
+    third = write(folder / "c", base, [f"{layers[1]}{V}", f"{layers[0]}{V}"], r=6, seed=3, **patterns)
+    return base, [first, second, third]
+
+
+def reference(base, adapters, blend):
+    """The slow reference in float64, and the sum of the absolute terms: what rounding is measured by."""
+    sums = {name: tensor.double() for name, tensor in load_file(base / "model.safetensors").items()}
+    total = {name: tensor.clone() for name, tensor in sums.items()}
+    sizes = {name: tensor.abs() for name, tensor in sums.items()}
+    for weight, folder in zip(blend, adapters, strict=True):
+        config = json.loads((folder / "adapter_config.json").read_text())
+        tensors = load_file(folder / "adapter_model.safetensors")
+        for name, tensor in tensors.items():
+            target = name.removeprefix("base_model.model.")
+            if target.endswith(("lora_A.weight", "lora_embedding_A")):
+                module = target.rpartition(".lora_")[0]
+                r = config.get("rank_pattern", {}).get(module, config["r"])
+                alpha = config.get("alpha_pattern", {}).get(module, config["lora_alpha"])
+                scale = weight * alpha / (r**0.5 if config["use_rslora"] else r)
+                up = tensors[name.replace("lora_A", "lora_B").replace("embedding_A", "embedding_B")].double()
+                delta, size = up @ tensor.double(), up.abs() @ tensor.double().abs()
+                flip = config["fan_in_fan_out"] or "embedding_A" in name
+                total[f"{module}.weight"] += scale * (delta.T if flip else delta)
+                sizes[f"{module}.weight"] += scale * (size.T if flip else size)
+            elif "lora_" not in target:
+                total[target] += weight * (tensor.double() - sums[target])
+                sizes[target] += weight * (tensor.double().abs() + sums[target].abs())
+    return total, sizes
+
+
+def assert_merged(merged, base, adapters, blend) -> None:
+    total, sizes = reference(base, adapters, blend)
+    assert merged.keys() == total.keys()
+    for name, tensor in merged.items():
+        assert ((tensor.double() - total[name]).abs() <= 32 * EPS * sizes[name]).all(), name  # ≤ 12 products and sums
+
+
+def test_a_blend_adds_the_weighted_products(bert) -> None:
+    base, adapters = bert
+    moe = tanbr.open(base, experts=adapters)
+    assert moe.num_experts == 3
+    assert_merged(dict(moe.tensors(BLEND)), base, adapters, BLEND)
+    assert_merged(dict(moe.tensors([0, 0, 1])), base, adapters, [0, 0, 1])
+    model = moe.dense()
+    moe.merge_into(model, BLEND)
+    torch.testing.assert_close(logits(model), logits(moe.dense(BLEND)), rtol=0, atol=0)
+
+
+def test_only_what_an_adapter_changes_is_merged_again(bert) -> None:
+    base, adapters = bert
+    changing = {name for name, _ in tanbr.open(base, experts=adapters[:2]).tensors(changing=True)}
+    layers = [f"bert.encoder.layer.{number}{Q}.weight" for number in range(2)]
+    assert changing == {*layers, f"bert.encoder.layer.0{UP}.weight", "classifier.weight", "classifier.bias"}
+
+
+def test_half_bases_are_summed_in_float32_and_rounded_once(bert, tmp_path) -> None:
+    _, adapters = bert
+    build(BERT).to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    plain = []
+    for number, adapter in enumerate(adapters):  # heads would have to be of the base's type
+        shutil.copytree(adapter, tmp_path / str(number))
+        file = tmp_path / str(number) / "adapter_model.safetensors"
+        save_file({name: tensor for name, tensor in load_file(file).items() if "lora" in name}, file)
+        plain.append(tmp_path / str(number))
+    merged = dict(tanbr.open(tmp_path / "half", experts=plain).tensors(BLEND))
+    total, sizes = reference(tmp_path / "half", plain, BLEND)
+    for name, tensor in merged.items():
+        bound = 32 * EPS * sizes[name] + torch.finfo(torch.bfloat16).eps * total[name].abs()
+        assert ((tensor.double() - total[name]).abs() <= bound).all(), name
+
+
+def test_matrices_that_are_stored_the_other_way_round(tmp_path) -> None:
+    build(GPT2).save_pretrained(tmp_path / "base")
+    modules = ["transformer.h.0.attn.c_attn", "transformer.h.1.mlp.c_proj"]
+    adapters = [
+        write(tmp_path / str(k), tmp_path / "base", modules[k:], r=3, seed=k, fan_in_fan_out=True) for k in range(2)
+    ]
+    moe = tanbr.open(tmp_path / "base", experts=adapters)
+    assert_merged(dict(moe.tensors([0.25, 0.75])), tmp_path / "base", adapters, [0.25, 0.75])
+
+
+@pytest.mark.parametrize("method", ["task-arithmetic", "ties", "dare:density=0.9", "slerp", "estimated-regression"])
+def test_every_method_that_needs_no_data_merges_them(bert, method) -> None:
+    base, adapters = bert
+    assert torch.isfinite(logits(tanbr.open(base, experts=adapters, method=method).dense(BLEND))).all()
+
+
+def test_task_arithmetic_without_scale_is_the_average(bert) -> None:
+    base, adapters = bert
+    moe = tanbr.open(base, experts=adapters, method="task-arithmetic:scale=1")
+    assert_merged(dict(moe.tensors(BLEND)), base, adapters, BLEND)
+
+
+def test_ties_of_everything_that_agrees_reads_the_experts_part_by_part(bert) -> None:
+    base, adapters = bert
+    moe = tanbr.open(base, experts=adapters, method="dare:density=1")
+    assert_merged(dict(moe.tensors(BLEND)), base, adapters, BLEND)
+
+
+def test_export_and_inspect(bert, tmp_path) -> None:
+    base, adapters = bert
+    moe = tanbr.open(base, experts=adapters)
+    assert glance(moe)[0] == inspect(moe).verdict == "merge"
+    moe.export(BLEND, tmp_path / "out")
+    assert_merged(load_file(tmp_path / "out" / "model.safetensors"), base, adapters, BLEND)
+    certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
+    assert any("adapter_config.json" in name for name in certificate["source"]["sha256"])
+    torch.testing.assert_close(logits(load_plain(tmp_path / "out")), logits(moe.dense(BLEND)), rtol=0, atol=0)
+
+
+def test_one_adapter_adds_what_the_blend_adds(bert, tmp_path) -> None:
+    base, adapters = bert
+    moe = tanbr.open(base, experts=adapters)
+    joined = export_adapter(moe, tmp_path / "one", blend=BLEND)
+    config = json.loads((joined / "adapter_config.json").read_text())
+    assert config["lora_alpha"] == config["r"] == 4 + 2  # layer 0's query: two adapters; nothing has more
+    assert_merged(merged_by(base, joined), base, adapters, BLEND)
+
+
+def merged_by(base, adapter):
+    """Add one adapter to its base as its settings say."""
+    total, _ = reference(base, [adapter], [1.0])
+    return {name: tensor.float() for name, tensor in total.items()}
+
+
+# --- PEFT as reference ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def peft():
+    return pytest.importorskip("peft")
+
+
+def test_peft_merges_and_unloads_each_adapter_alike(peft, bert) -> None:
+    base, adapters = bert
+    moe = tanbr.open(base, experts=adapters)
+    for number, adapter in enumerate(adapters):
+        theirs = peft.PeftModel.from_pretrained(load_plain(base), adapter).merge_and_unload().state_dict()
+        _, sizes = reference(base, adapters, [float(k == number) for k in range(3)])
+        for name, tensor in moe.tensors([float(k == number) for k in range(3)]):
+            assert ((tensor - theirs[name]).abs() <= 64 * EPS * sizes[name]).all(), name
+
+
+def test_peft_adds_weighted_adapters_alike(peft, bert) -> None:
+    base, adapters = bert
+    pair = [adapters[0], adapters[2]]  # PEFT refuses two that both hold a head
+    model = peft.PeftModel.from_pretrained(load_plain(base), pair[0], adapter_name="0")
+    model.load_adapter(pair[1], adapter_name="1")
+    model.add_weighted_adapter(["0", "1"], [0.25, 0.75], "both", combination_type="cat")
+    model.set_adapter("both")
+    theirs = model.merge_and_unload().state_dict()
+    _, sizes = reference(base, pair, [0.25, 0.75])
+    for name, tensor in tanbr.open(base, experts=pair).tensors([0.25, 0.75], changing=True):
+        if not name.startswith("classifier"):  # nor does it blend heads
+            assert ((tensor - theirs[name]).abs() <= 64 * EPS * sizes[name]).all(), name
+
+
+def test_plain_peft_loads_the_one_adapter(peft, bert, tmp_path) -> None:
+    base, adapters = bert
+    moe = tanbr.open(base, experts=adapters)
+    export_adapter(moe, tmp_path / "one", blend=BLEND)
+    theirs = peft.PeftModel.from_pretrained(load_plain(base), tmp_path / "one").merge_and_unload().state_dict()
+    _, sizes = reference(base, adapters, BLEND)
+    for name, tensor in moe.tensors(BLEND):
+        assert ((tensor - theirs[name]).abs() <= 64 * EPS * sizes[name]).all(), name
+
+
+@pytest.mark.parametrize("name", [BERT, LLAMA, GPT2, "T5ForConditionalGeneration"])
+def test_adapters_that_peft_itself_wrote(peft, name, tmp_path) -> None:
+    base = build(name)
+    base.save_pretrained(tmp_path / "base")
+    targets = {BERT: ["query", "dense", "word_embeddings"], GPT2: ["c_attn"], LLAMA: ["q_proj", "down_proj"]}
+    for k in range(2):
+        config = peft.LoraConfig(
+            r=k + 2,
+            target_modules=targets.get(name, ["q", "wo"]),
+            init_lora_weights=False,
+            use_rslora=bool(k),
+            fan_in_fan_out=name == GPT2,
+        )
+        torch.manual_seed(k)
+        peft.get_peft_model(load_plain(tmp_path / "base"), config).save_pretrained(tmp_path / str(k))
+    folders = [tmp_path / "0", tmp_path / "1"]
+    theirs = peft.PeftModel.from_pretrained(load_plain(tmp_path / "base"), folders[1]).merge_and_unload().state_dict()
+    _, sizes = reference(tmp_path / "base", folders, [0, 1])
+    for key, tensor in tanbr.open(tmp_path / "base", experts=folders).tensors([0, 1]):
+        assert ((tensor - theirs[key]).abs() <= 64 * EPS * sizes[key]).all(), key
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def changed(bert, tmp_path, **settings):
+    folder = shutil.copytree(bert[1][0], tmp_path / "wrong")
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    return folder
+
+
+def pickled(bert, tmp_path):
+    folder = changed(bert, tmp_path)
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    return folder
+
+
+def for_another_base(bert, tmp_path):
+    build(LLAMA).save_pretrained(tmp_path / "llama")
+    return write(tmp_path / "wrong", tmp_path / "llama", ["model.layers.0.self_attn.q_proj"], r=2, seed=0)
+
+
+def of_another_width(bert, tmp_path):
+    build(BERT, intermediate_size=40).save_pretrained(tmp_path / "wide")
+    return write(tmp_path / "wrong", tmp_path / "wide", [f"bert.encoder.layer.0{UP}"], r=2, seed=0)
+
+
+def in_whole_numbers(bert, tmp_path):
+    folder = changed(bert, tmp_path)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    save_file({name: tensor.to(torch.int8) for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
+    return folder
+
+
+WRONG = {
+    "int8": (in_whole_numbers, "must be 16- or 32-bit floats"),
+    "saved": (lambda bert, tmp: changed(bert, tmp, modules_to_save=7), "modules_to_save"),
+    "alpha": (lambda bert, tmp: changed(bert, tmp, lora_alpha="many"), "alpha many"),
+    "kind": (lambda bert, tmp: changed(bert, tmp, peft_type="IA3"), "type IA3"),
+    "dora": (lambda bert, tmp: changed(bert, tmp, use_dora=True), "use_dora"),
+    "pissa": (lambda bert, tmp: changed(bert, tmp, init_lora_weights="pissa"), "started by pissa"),
+    "pickle": (pickled, "convert it where you trust"),
+    "base": (for_another_base, "made for another base"),
+    "width": (of_another_width, "made for another base"),
+    "rank": (lambda bert, tmp: changed(bert, tmp, r=5), "factors have rank 4"),
+    "zero": (lambda bert, tmp: changed(bert, tmp, r=0), "factors have rank 4"),
+    "pattern": (lambda bert, tmp: changed(bert, tmp, rank_pattern={"(a+)+$": 4}), "must name modules"),
+    "json": (lambda bert, tmp: changed(bert, tmp, rank_pattern=[3]), "must"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_an_adapter_that_cannot_be_blended_is_refused_in_one_sentence(what, bert, tmp_path) -> None:
+    make, message = WRONG[what]
+    wrong = make(bert, tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        tanbr.open(bert[0], experts=[bert[1][1], wrong])
+
+
+def test_a_mixture_with_checkpoints_is_refused(bert) -> None:
+    with pytest.raises(InputError, match="all experts must be adapters"):
+        tanbr.open(bert[0], experts=[bert[1][0], bert[0]])
+
+
+def test_a_damaged_adapter_never_reaches_a_model(bert, tmp_path) -> None:
+    folder = changed(bert, tmp_path)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    next(tensor for name, tensor in tensors.items() if "lora_B" in name)[0, 0] = torch.inf
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match="holds NaN or infinity"):
+        tanbr.open(bert[0], experts=[bert[1][1], folder]).dense()
+
+
+def test_only_averages_of_adapters_are_adapters(bert, tmp_path) -> None:
+    with pytest.raises(InputError, match="no sum of adapters"):
+        export_adapter(tanbr.open(bert[0], experts=bert[1], method="ties"), tmp_path / "one", blend=BLEND)
+    with pytest.raises(InputError, match="only a blend of adapters"):
+        export_adapter(tanbr.open(tanbr.embedded()), tmp_path / "one", blend=[1 / 8] * 8)
+    assert not (tmp_path / "one").exists()
+
+
+def test_the_command_writes_a_model_or_an_adapter(bert, tmp_path) -> None:
+    base, adapters = bert
+    named = [word for adapter in adapters for word in ("--expert", str(adapter))]
+    command = ["merge", str(base), *named, "--blend", "0.5,0.3,0.2"]
+    for extra, out, made in (([], "dense", "certificate.json"), (["--as-adapter"], "one", "adapter_config.json")):
+        result = CliRunner().invoke(app, [*command, *extra, str(tmp_path / out)])
+        assert result.exit_code == 0, result.output
+        assert (tmp_path / out / made).exists()

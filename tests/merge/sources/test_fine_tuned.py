@@ -1,0 +1,225 @@
+"""K fine-tuned checkpoints are merged like the experts of an MoE: every tensor that differs, in every architecture."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+import tanbr
+from merge.sources.tiny_dense import MODELS, build, family, tuned
+from moe.tiny import load_plain, logits
+from tanbr.cli import app
+from tanbr.errors import CheckpointError, InputError, TanbrError
+from tanbr.merge.inspect import glance, inspect
+
+BLEND = [0.5, 0.3, 0.2]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return family(tmp_path_factory.mktemp("bert"), "BertForSequenceClassification")
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def assert_blend(merged, experts, blend, names=None) -> None:
+    """Each tensor is the float64 sum, summed in float32 and rounded once to its type."""
+    files = [weights(folder) for folder in experts]
+    for name in names or files[0]:
+        terms = [weight * file[name].double() for weight, file in zip(blend, files, strict=True)]
+        sums = 2 * len(terms) * torch.finfo(torch.float32).eps * sum(term.abs() for term in terms)
+        bound = sums + torch.finfo(merged[name].dtype).eps * sum(terms).abs()
+        assert ((merged[name].double() - sum(terms)).abs() <= bound).all(), name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_architecture_is_blended_whole_and_exported(name, tmp_path) -> None:
+    base, experts = family(tmp_path, name)
+    moe = tanbr.open(base, experts=experts)
+    dense = moe.dense(BLEND)
+    moe.export(BLEND, tmp_path / "out")
+    assert_blend(weights(tmp_path / "out"), experts, BLEND)
+    torch.testing.assert_close(logits(load_plain(tmp_path / "out")), logits(dense), rtol=0, atol=0)
+    certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
+    assert certificate["source"]["experts"] == moe.num_experts == 3
+    assert certificate["identical_experts"]["max_difference"] <= certificate["identical_experts"]["tolerance"]
+
+
+def test_one_expert_alone_is_that_expert_bit_for_bit(bert) -> None:
+    base, experts = bert
+    moe = tanbr.open(base, experts=experts)
+    model = moe.dense()
+    moe.merge_into(model, [0, 1, 0])
+    torch.testing.assert_close(logits(model), logits(load_plain(experts[1])), rtol=0, atol=0)
+
+
+def test_half_types_are_summed_in_float32(tmp_path) -> None:
+    base, experts = family(tmp_path, "LlamaForCausalLM", dtype=torch.bfloat16)
+    moe = tanbr.open(base, experts=experts)
+    merged = dict(moe.tensors(BLEND))
+    assert all(tensor.dtype == torch.bfloat16 for tensor in merged.values())
+    assert_blend(merged, experts, BLEND)
+
+
+def test_what_is_equal_in_all_is_copied_and_never_merged_again(tmp_path) -> None:
+    model = build("BertForSequenceClassification")
+    model.save_pretrained(tmp_path / "base")
+    experts = [tuned(model, tmp_path / str(k), seed=k, where=lambda name: "layer.1" in name) for k in range(2)]
+    changing = dict(tanbr.open(tmp_path / "base", experts=experts).tensors(changing=True))
+    assert changing
+    assert all("layer.1" in name for name in changing)
+
+
+def test_ffns_alone_leave_the_rest_of_the_base(bert) -> None:
+    base, experts = bert
+    merged = dict(tanbr.open(base, experts=experts, blend_only="ffn").tensors(BLEND))
+    ffn = [name for name in merged if ".intermediate." in name or (".output.dense" in name and "attention" not in name)]
+    assert len(ffn) == 8
+    assert_blend(merged, experts, BLEND, ffn)
+    before = weights(base)
+    assert all(torch.equal(merged[name], before[name]) for name in set(merged) - set(ffn))
+
+
+def test_a_bare_base_is_the_ancestor_of_models_with_a_head(bert, tmp_path) -> None:
+    _, experts = bert
+    load_plain(bert[0]).bert.save_pretrained(tmp_path / "bare")  # encoder.layer.0… instead of bert.encoder.layer.0…
+    moe = tanbr.open(tmp_path / "bare", experts=experts, blend_only="ffn")
+    merged = dict(moe.tensors(BLEND))
+    assert_blend(merged, experts, BLEND, ["classifier.weight", "classifier.bias"])  # the base has no head to keep
+    assert torch.equal(merged["bert.pooler.dense.weight"], weights(bert[0])["bert.pooler.dense.weight"])
+
+
+def test_methods_on_differences_take_the_base_as_ancestor(bert) -> None:
+    base, experts = bert
+    files, origin = [weights(folder) for folder in experts], weights(base)
+    known = dict(tanbr.open(base, experts=experts, method="task-arithmetic:scale=2").tensors(BLEND))
+    for name, merged in known.items():
+        terms = [2 * weight * file[name].double() for weight, file in zip(BLEND, files, strict=True)]
+        bound = 8 * torch.finfo(torch.float32).eps * (sum(term.abs() for term in terms) + origin[name].abs())
+        assert ((merged.double() - (sum(terms) - origin[name].double())).abs() <= bound).all(), name
+
+
+@pytest.mark.parametrize("method", ["ties", "dare:density=0.9", "slerp", "estimated-regression"])
+def test_every_method_that_needs_no_data_merges_them(bert, method) -> None:
+    base, experts = bert
+    assert torch.isfinite(logits(tanbr.open(base, experts=experts, method=method).dense(BLEND))).all()
+
+
+def test_inspect_names_the_expert_that_came_from_elsewhere(bert, tmp_path) -> None:
+    base, experts = bert
+    moe = tanbr.open(base, experts=experts)
+    assert glance(moe)[0] == inspect(moe).verdict == "merge"
+    build("BertForSequenceClassification", seed=9).save_pretrained(tmp_path / "stranger")
+    moe = tanbr.open(base, experts=[*experts, tmp_path / "stranger"])
+    verdict, reason = glance(moe)
+    assert verdict == inspect(moe).verdict == "do not merge"
+    assert "stranger" in reason
+    assert not any(str(expert) in reason for expert in experts)
+
+
+def test_a_damaged_expert_never_reaches_a_model(bert, tmp_path) -> None:
+    base, experts = bert
+    shutil.copytree(experts[0], tmp_path / "bad")
+    tensors = weights(tmp_path / "bad")
+    tensors["bert.pooler.dense.bias"][3] = torch.nan
+    save_file(tensors, tmp_path / "bad" / "model.safetensors", metadata={"format": "pt"})
+    moe = tanbr.open(base, experts=[*experts, tmp_path / "bad"])
+    moe.dense([0.5, 0.5, 0, 0])
+    with pytest.raises(CheckpointError, match=r"pooler.*holds NaN"):
+        moe.dense([0.5, 0, 0, 0.5])
+
+
+def test_files_and_fingerprint_are_of_all(bert) -> None:
+    base, experts = bert
+    moe, fewer = tanbr.open(base, experts=experts), tanbr.open(base, experts=experts[:2])
+    assert {file.path.parent for file in moe.files} == {base, *experts}
+    assert moe.path == base
+    assert moe.fingerprint != fewer.fingerprint
+    moe.release()
+    assert torch.isfinite(logits(moe.dense())).all()
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def other(tmp_path, name="BertForSequenceClassification", **changes):
+    build(name, **changes).save_pretrained(tmp_path / "other")
+    return tmp_path / "other"
+
+
+def relabelled(tmp_path):
+    return other(tmp_path, id2label={0: "bad", 1: "fair", 2: "good"}, label2id={"bad": 0, "fair": 1, "good": 2})
+
+
+def half(tmp_path):
+    build("BertForSequenceClassification").to(torch.bfloat16).save_pretrained(tmp_path / "other")
+    return tmp_path / "other"
+
+
+WRONG = {
+    "architecture": (lambda tmp: other(tmp, "LlamaForCausalLM"), "one architecture, but model_type"),
+    "heads": (lambda tmp: other(tmp, num_attention_heads=4), "num_attention_heads"),
+    "vocabulary": (lambda tmp: other(tmp, vocab_size=60), "one vocabulary"),
+    "labels": (relabelled, "same labels"),
+    "width": (lambda tmp: other(tmp, intermediate_size=40), "equal tensors"),
+    "depth": (lambda tmp: other(tmp, num_hidden_layers=1), "the same tensors"),
+    "type": (half, "bfloat16"),
+    "nothing": (lambda tmp: tmp / "nothing", "is not a folder"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_an_expert_that_does_not_fit_is_refused_in_one_sentence(what, bert, tmp_path) -> None:
+    make, message = WRONG[what]
+    base, experts = bert
+    wrong = make(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        tanbr.open(base, experts=[*experts, wrong])
+    command = ["merge", str(base), str(tmp_path / "out"), "--blend", "uniform", "--expert", str(experts[0])]
+    result = CliRunner().invoke(app, [*command, "--expert", str(wrong)])
+    assert isinstance(result.exception, TanbrError) or result.exit_code == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_words_in_another_order_are_another_vocabulary(bert, tmp_path) -> None:
+    base, experts = bert
+    for number, words in enumerate(["a\nb\n", "b\na\n"]):
+        shutil.copytree(experts[number], tmp_path / str(number))
+        (tmp_path / str(number) / "vocab.txt").write_text(words)
+    with pytest.raises(CheckpointError, match="one vocabulary"):
+        tanbr.open(base, experts=[tmp_path / "0", tmp_path / "1"])
+
+
+def test_one_expert_or_the_same_twice_is_no_blend(bert) -> None:
+    base, experts = bert
+    with pytest.raises(InputError, match="two experts or more"):
+        tanbr.open(base, experts=experts[:1])
+    with pytest.raises(InputError, match="named twice"):
+        tanbr.open(base, experts=[experts[0], experts[0]])
+
+
+def test_whole_models_cannot_stand_side_by_side(bert, tmp_path) -> None:
+    from tanbr.merge.export import export
+
+    with pytest.raises(InputError, match="side by side"):
+        export(tanbr.open(bert[0], experts=bert[1]), tmp_path / "out", mode="concat", experts=[0, 1])
+    assert not (tmp_path / "out").exists()
+
+
+# --- command line -----------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_take_experts(bert, tmp_path) -> None:
+    base, experts = bert
+    named = [word for expert in experts for word in ("--expert", str(expert))]
+    result = CliRunner().invoke(app, ["inspect", str(base), *named])
+    assert result.exit_code == 0
+    assert "came from the base" in result.output.replace("\n", " ")
+    result = CliRunner().invoke(app, ["merge", str(base), str(tmp_path / "out"), *named, "--blend", "0.5,0.3,0.2"])
+    assert result.exit_code == 0, result.output
+    assert_blend(weights(tmp_path / "out"), experts, BLEND)

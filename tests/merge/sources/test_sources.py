@@ -1,0 +1,120 @@
+"""One contract for every source: the same experts merge to the same model, wherever they come from."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import tanbr
+from merge.sources.tiny_dense import build, family
+from tanbr.errors import InputError
+
+K = 3
+BLEND = [0.5, 0.3, 0.2]
+EPS = torch.finfo(torch.float32).eps
+
+
+def moe_checkpoint(folder):
+    from moe.tiny import build as build_moe
+
+    build_moe("bert_moe").save_pretrained(folder / "moe")
+    return tanbr.open(folder / "moe"), [0.4, 0.3, 0.2, 0.1]
+
+
+def fine_tuned(folder):
+    base, experts = family(folder, "BertForSequenceClassification", experts=K)
+    return tanbr.open(base, experts=experts), BLEND
+
+
+def adapters(folder):
+    build("LlamaForCausalLM").save_pretrained(folder / "base")
+    names = [name for name in load_file(folder / "base" / "model.safetensors") if "_proj" in name]
+    weights = load_file(folder / "base" / "model.safetensors")
+    for k in range(K):
+        (folder / str(k)).mkdir()
+        generator = torch.Generator().manual_seed(k)
+        tensors = {}
+        for name in names[k:]:
+            module = f"base_model.model.{name.removesuffix('.weight')}"
+            m, n = weights[name].shape
+            tensors[f"{module}.lora_A.weight"] = 0.1 * torch.randn(k + 1, n, generator=generator)
+            tensors[f"{module}.lora_B.weight"] = 0.1 * torch.randn(m, k + 1, generator=generator)
+        save_file(tensors, folder / str(k) / "adapter_model.safetensors")
+        settings = {"peft_type": "LORA", "r": k + 1, "lora_alpha": 4}
+        (folder / str(k) / "adapter_config.json").write_text(json.dumps(settings))
+    return tanbr.open(folder / "base", experts=[folder / str(k) for k in range(K)]), BLEND
+
+
+@pytest.fixture(params=[moe_checkpoint, fine_tuned, adapters], ids=lambda make: make.__name__)
+def opened(request, tmp_path):
+    return request.param(tmp_path)
+
+
+def test_a_blend_is_the_sum_of_its_experts(opened) -> None:
+    moe, blend = opened
+    alone = [dict(moe.tensors(row.tolist(), changing=True)) for row in torch.eye(moe.num_experts)]
+    for name, merged in moe.tensors(blend, changing=True):
+        terms = [weight * one[name].double() for weight, one in zip(blend, alone, strict=True)]
+        bound = 32 * EPS * sum(term.abs() for term in terms) + 32 * EPS * merged.abs().max()
+        assert ((merged.double() - sum(terms)).abs() <= bound).all(), name
+
+
+def test_what_does_not_change_is_the_same_in_every_blend(opened) -> None:
+    moe, blend = opened
+    changing = {name for name, _ in moe.tensors(blend, changing=True)}
+    one, other = dict(moe.tensors(blend)), dict(moe.tensors(None))
+    assert 0 < len(changing) <= len(one)
+    for name in one:
+        assert torch.equal(one[name], other[name]) == (name not in changing), name
+
+
+def test_merging_in_place_is_merging_anew(opened) -> None:
+    moe, blend = opened
+    model = moe.dense()
+    moe.merge_into(model, blend)
+    for (name, mine), other in zip(model.named_parameters(), moe.dense(blend).parameters(), strict=True):
+        assert torch.equal(mine, other), name
+
+
+def test_methods_read_an_expert_in_parts_as_in_whole(opened) -> None:
+    moe, _ = opened
+    for piece in moe.plan.blended:
+        whole = moe.experts.rows(piece, range(moe.num_experts))
+        part = moe.experts.rows(piece, range(moe.num_experts), slice(5, 23))
+        torch.testing.assert_close(part, whole[:, 5:23], rtol=8 * EPS, atol=8 * EPS * float(whole.abs().max()))
+        alone = torch.stack([moe.experts.one(piece, k).float() for k in range(moe.num_experts)])
+        torch.testing.assert_close(whole, alone, rtol=8 * EPS, atol=8 * EPS * float(whole.abs().max()))
+
+
+def test_export_certifies_and_stock_transformers_loads_it(opened, tmp_path) -> None:
+    from moe.tiny import load_plain
+
+    moe, blend = opened
+    moe.export(blend, tmp_path / "out")
+    for name, tensor in load_plain(tmp_path / "out").named_parameters():
+        torch.testing.assert_close(tensor, dict(moe.dense(blend).named_parameters())[name], rtol=0, atol=0)
+    certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
+    assert certificate["blend"] == pytest.approx(blend)
+    assert len(certificate["source"]["sha256"]) == 2 * len({file.path.parent for file in moe.files})
+
+
+def test_a_blend_of_the_wrong_length_is_refused(opened) -> None:
+    with pytest.raises(InputError):
+        opened[0].dense([0.5, 0.5])
+
+
+def test_experts_of_an_moe_taken_apart_merge_to_what_it_merges_to(tmp_path) -> None:
+    moe = tanbr.open(tanbr.embedded())
+    chosen = [0, 3, 5]
+    for k in chosen:
+        moe.export([float(k == other) for other in range(8)], tmp_path / str(k))
+    moe.export([1 / 8] * 8, tmp_path / "base")
+    apart = tanbr.open(tmp_path / "base", experts=[tmp_path / str(k) for k in chosen])
+    blend = [0.0] * 8
+    for k, weight in zip(chosen, BLEND, strict=True):
+        blend[k] = weight
+    assert {piece.target for piece in apart.plan.blended} == {piece.target for piece in moe.plan.blended}
+    whole = dict(moe.tensors(blend))
+    for name, tensor in apart.tensors(BLEND):
+        assert ((tensor - whole[name]).abs() <= 16 * EPS * float(whole[name].abs().max())).all(), name

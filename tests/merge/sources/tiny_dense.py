@@ -1,0 +1,54 @@
+"""Tiny real dense models, a base and copies of it that were trained a little: noise on what training changes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig
+
+SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "BertForSequenceClassification": ("bert", SMALL | {"max_position_embeddings": 64, "num_labels": 3}),
+    "MistralForCausalLM": ("mistral", SMALL | {"num_key_value_heads": 1, "max_position_embeddings": 64}),
+    "LlamaForCausalLM": ("llama", SMALL | {"num_key_value_heads": 2, "max_position_embeddings": 64}),
+    "T5ForConditionalGeneration": (
+        "t5",
+        {"vocab_size": 64, "d_model": 32, "d_ff": 48, "d_kv": 16, "num_layers": 2, "num_heads": 2},
+    ),
+    "GPT2LMHeadModel": ("gpt2", {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}),
+}
+
+
+def build(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    model_type, settings = MODELS[name]
+    torch.manual_seed(seed)
+    model = getattr(transformers, name)(AutoConfig.for_model(model_type, **settings | changes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))  # so that biases and norms matter
+    return model.to(dtype)
+
+
+def tuned(
+    model: Any, folder: Path, *, seed: int, where: Callable[[str], bool] = lambda _: True, size: float = 0.02
+) -> Path:
+    """Save a copy of a model with noise on the parameters that `where` names."""
+    generator = torch.Generator().manual_seed(seed)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if where(name):
+                parameter.add_(size * torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
+        model.save_pretrained(folder)
+        for name, parameter in model.named_parameters():
+            parameter.copy_(before[name])
+    return folder
+
+
+def family(folder: Path, name: str, *, experts: int = 3, **changes: Any) -> tuple[Path, list[Path]]:
+    """Save a base and its fine-tuned copies."""
+    model = build(name, **changes)
+    model.save_pretrained(folder / "base")
+    return folder / "base", [tuned(model, folder / f"expert-{k}", seed=k + 1) for k in range(experts)]

@@ -1,0 +1,52 @@
+"""A server whose experts are checkpoints of their own."""
+
+from pathlib import Path
+
+import pytest
+
+import tanbr
+from merge.sources.tiny_dense import build as build_dense
+from merge.sources.tiny_dense import tuned
+from tanbr.errors import InputError, StateError
+from tanbr.serve.backends.torch_int8 import TorchInt8
+from tanbr.serve.build import build
+from tanbr.settings import parse
+from tanbr.tasks import tiny
+
+CONFIG = parse({"serve": {"slot_seconds": 3600, "threads": 1}}).serve
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    folder = tmp_path_factory.mktemp("experts")
+    moe = tanbr.open(tanbr.embedded())
+    moe.export([1 / 8] * 8, folder / "base")
+    experts = [moe.export([float(k == other) for other in range(8)], folder / str(k)) for k in range(3)]
+    return folder / "base", experts
+
+
+def test_it_answers_learns_and_knows_its_state_again(folders: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    base, experts = folders
+    live = build(base, experts=experts, config=CONFIG, state=tmp_path / "state")
+    live.start()
+    answered = live.submit([row.text for row in tiny.generate("sentiment", 4, seed=1)]).result(30)
+    assert answered.logits.shape[0] == 4
+    live.end_slot()
+    assert len(live.state().blend) == 3
+    live.stop()
+    build(base, experts=experts, config=CONFIG, state=tmp_path / "state").stop()
+    with pytest.raises(StateError, match="made for"):
+        build(base, experts=experts[:2], config=CONFIG, state=tmp_path / "state")
+
+
+def test_int8_refuses_a_blend_of_what_its_two_models_share(tmp_path: Path) -> None:
+    model = build_dense("BertForSequenceClassification")
+    model.save_pretrained(tmp_path / "base")
+
+    def trained(name: str) -> bool:
+        return ".intermediate." in name or ".output.LayerNorm" in name
+
+    experts = [tuned(model, tmp_path / str(k), seed=k, where=trained) for k in range(2)]
+    moe = tanbr.open(tmp_path / "base", experts=experts)
+    with pytest.raises(InputError, match=r"LayerNorm.* is no linear map"):
+        TorchInt8.build(moe, blend=None, device="cpu", probes=list, least_agreement=0.0)
