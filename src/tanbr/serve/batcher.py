@@ -72,7 +72,7 @@ class Batcher:
         self._front_wakes, self._model_wakes = threading.Condition(self._lock), threading.Condition(self._lock)
         self._incoming: list[Job] = []
         self._encoded: deque[Job] = deque()
-        self._done: list[Callable[[], None]] = []
+        self._done: list[tuple[list[Job], Callable[[], None]]] = []  # answered jobs, and what tells their answers
         self._waiting = 0  # texts accepted and not yet in a batch
         self._running = False
         self._model_ended = False
@@ -159,10 +159,20 @@ class Batcher:
                     self._model_wakes.notify()
                     self._front_wakes.wait(0.01)
                     continue
-            for finish in done:
-                finish()
+            for answered, tell in done:
+                self._tell(answered, tell)
             if jobs:
                 self._encode(jobs)
+
+    def _tell(self, jobs: list[Job], tell: Callable[[], None]) -> None:
+        """Tell answers; what fails then fails these jobs alone."""
+        try:
+            tell()
+        except Exception as error:  # ids, a learner's log: nothing of it may end the thread
+            said = f"an answer could not be told ({type(error).__name__}: {error})"
+            for job in jobs:
+                _fail(job.future, ServiceError(said))
+            self._observer.alarm(said)
 
     def _encode(self, jobs: list[Job]) -> None:
         """Turn texts into tokens, all together, or if that fails job by job: what cannot be read fails its own job."""
@@ -198,9 +208,9 @@ class Batcher:
             job.cut = encoded.cut[start:end] if any(encoded.cut[start:end]) else ()
             start = end
 
-    def _hand_over(self, finish: Callable[[], None]) -> None:
+    def _hand_over(self, jobs: list[Job], tell: Callable[[], None]) -> None:
         with self._lock:
-            self._done.append(finish)
+            self._done.append((jobs, tell))
             self._front_wakes.notify()
 
     def _classified(self, jobs: list[Job], logits: FloatArray, confidence: FloatArray, live: Live) -> None:
@@ -331,7 +341,7 @@ class Batcher:
             raise NotFinite
         for job in jobs:
             job.left = True
-        self._hand_over(partial(self._classified, jobs, logits, _confidence(logits[:, : self._classes]), live))
+        self._hand_over(jobs, partial(self._classified, jobs, logits, _confidence(logits[:, : self._classes]), live))
 
     def _write(self, jobs: list[Job], live: Live) -> None:
         """Decode all prompts together. A job leaves when its last prompt has, or when its client gives up."""
@@ -362,7 +372,7 @@ class Batcher:
                 job.written[prompt] = written
                 if len(job.written) == len(job.texts) and not job.left:
                     job.left = True
-                    self._hand_over(partial(self._wrote, job, live))
+                    self._hand_over([job], partial(self._wrote, job, live))
             return [row for row, (job, _) in enumerate(places) if job.left or _gave_up(job)]
 
         rows = {name: [row for job in jobs for row in job.columns[name]] for name in jobs[0].columns}

@@ -18,6 +18,7 @@ from tanbr.merge import Moe
 from tanbr.monitor import Monitor
 from tanbr.router import Tanbr, TreeView
 from tanbr.serve.answer_log import AnswerLog
+from tanbr.serve.backends.torch_eager import device_of
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.guard import Guard
@@ -88,6 +89,7 @@ class Service:
         """
         if config.slot_requests is None and config.slot_seconds is None:
             config = config.model_copy(update={"slot_seconds": DEFAULT_SECONDS})
+        device_of(config.device)  # before anything is written
         self._config, self._tasks = config, tuple(tasks)
         self._expert_names, self._own_experts = tuple(expert_names), tuple(own_experts)
         self._observer = observer or Silent()

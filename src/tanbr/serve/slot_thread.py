@@ -179,8 +179,8 @@ class SlotThread:
         grown, self._grown = self._grown, held > wanted + self._config.batch
         if self._grown and not grown:
             self.learner.alarm(
-                f"slots grow: slot {slot} held {held} requests instead of {wanted}, as {came} came in the "
-                f"{self._started - started:.1f} s that turning it took; what comes meanwhile belongs to a slot"
+                f"slots grow: slot {slot} held {held} requests instead of {wanted}, as they come faster than a slot is "
+                f"turned ({self._started - started:.1f} s); what comes meanwhile belongs to it"
             )
 
 
