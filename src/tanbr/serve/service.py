@@ -198,14 +198,19 @@ class Service:
         self._ready = False
         ends = time.monotonic() + timeout
         answered = self._replica.stop(ANSWERING_SHARE * timeout)
-        saved = self._slots.stop(max(0.0, ends - time.monotonic()))
-        if answered and saved:
+        ended = self._slots.stop(max(0.0, ends - time.monotonic()))
+        if answered and ended:
             self.store.close()
-        return answered and saved
+        return answered and ended and self.saved
 
     def faults(self) -> tuple[str, ...]:
         """What is broken, a sentence each; none if all is well."""
         return self._replica.faults() + self._slots.faults()
+
+    @property
+    def saved(self) -> bool:
+        """Whether all that was learned is in the state's folder: not while it runs."""
+        return self._slots.saved
 
     @property
     def ready(self) -> bool:
