@@ -38,6 +38,15 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, arguments, says, mo
     assert says in mistake(monkeypatch, capsys, tmp_path, *arguments)
 
 
+def test_a_device_that_is_not_there_is_one_sentence_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "there.toml").write_text('[serve]\ndevice = "cuda:97"\n')
+    done = tanbr("serve", "--config", "there.toml", "--port", "0", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "device must be one that torch can use here (got 'cuda:97'" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["there.toml"]
+
+
 def test_a_port_that_is_taken_is_found_out_before_the_model_is_loaded(tmp_path: Path, url: str) -> None:
     done = tanbr("serve", "--port", url.rpartition(":")[2], cwd=tmp_path)
     assert done.returncode == 2

@@ -190,6 +190,17 @@ def test_feedback_is_refused_when_the_state_is_deleted_under_the_server(tmp_path
     live.stop()
 
 
+def test_a_state_that_was_deleted_under_the_server_is_not_made_anew_in_parts(tmp_path: Path, taught: Path) -> None:
+    live = service(tmp_path / "state", taught, router=Ledger())
+    live.start()
+    answer(live, 4)
+    shutil.rmtree(tmp_path / "state")
+    with pytest.raises(ServiceError):
+        live.end_slot()
+    assert not live.stop()  # what was learned is not saved, and that is said
+    assert not (tmp_path / "state").exists()
+
+
 def test_rewards_of_texts_unlike_any_task_are_left_out(tmp_path: Path, taught: Path) -> None:
     live = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 0})
     live.start()

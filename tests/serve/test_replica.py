@@ -235,6 +235,23 @@ def test_a_model_with_more_words_than_its_tokenizer_answers_or_fails_that_reques
     assert one.faults() == ()
 
 
+@pytest.mark.parametrize("family", [None, "t5_moe"])
+def test_an_answer_that_cannot_be_told_fails_alone(
+    make: Made, monkeypatch: pytest.MonkeyPatch, family: str | None
+) -> None:
+    one, _ = make(family)
+
+    def ask() -> Any:
+        return one.submit(TEXTS[:2]) if family is None else one.generate(["w1", "w2"], max_tokens=2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(IDS, "issue", lambda *_: 1 / 0)
+        with pytest.raises(ServiceError, match=r"could not be told \(ZeroDivisionError"):
+            ask().result(30)
+    assert ask().result(30).merge_version == 1
+    assert one.faults() == ()
+
+
 @pytest.mark.parametrize("thread", ["tanbr-front", "tanbr-model"])
 def test_a_thread_that_dies_is_named_and_leaves_nobody_waiting(
     moe: Moe, thread: str, monkeypatch: pytest.MonkeyPatch

@@ -66,11 +66,11 @@ def old_state(folder: Path, taught: Path, version: int) -> list[bytes]:
         for slot, decision in enumerate(decisions):
             done = slot < 2
             connection.execute(
-                "INSERT INTO slots (slot, decision, version, mix, blend, note, started, ended, estimate, told) "
-                "VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
+                "INSERT INTO slots (slot, decision, version, mix, blend, note, started, ended, estimate, told, counts) "
+                "VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?)",
                 (slot, decision.id, slot + 1, json.dumps(mix), json.dumps(decision.blend.tolist()),
                  "skipped: at most 0.001 to gain" if slot == 0 else "", 1.0 if done else None,
-                 json.dumps(mix) if done else None, slot == 0),
+                 json.dumps(mix) if done else None, slot == 0, json.dumps([1.0] * V) if slot == 0 else None),
             )  # fmt: skip
             zeros = json.dumps([0.0] * V)
             connection.execute(
@@ -93,6 +93,7 @@ def test_a_state_of_an_earlier_version_goes_on_and_loses_nothing(tmp_path: Path,
     live = service(tmp_path / "state", taught, router=Ledger())
     assert live.store.meta("version") == VERSION
     assert (live.state().slot, live.state().merge_version) == (2, 3)
+    assert live.store.meta("rewarded") == 1  # its router knows slot 0: it does not wait for a first reward
     assert [slot.reason for slot in live.slots()] == [Reason.CHOSEN, Reason.CHOSEN, Reason.KEPT]
     live.start()
     router: Any = live.learner.router

@@ -14,7 +14,7 @@ from rich.table import Table
 from tanbr import settings as configuration
 from tanbr.cli.display import console
 from tanbr.cli.running import ConfigFile
-from tanbr.errors import InputError
+from tanbr.errors import InputError, OutputError
 
 if TYPE_CHECKING:
     from tanbr.serve.records import ServiceInfo, ServiceState
@@ -127,6 +127,8 @@ def serve(
         running.handle_exit = _announced(running.handle_exit, seconds=settings.http.stop_seconds)  # type: ignore[method-assign, assignment]
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again when all is done
             running.run(sockets=[socket])
+        if not service.saved:
+            raise OutputError(f"what was learned last could not be saved in {state}; the log above says why")
         console.print(f"stopped; what was learned is in {escape(str(state))}")
 
 

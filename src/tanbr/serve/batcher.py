@@ -60,7 +60,7 @@ class Batcher:
         self._front_wakes, self._model_wakes = threading.Condition(self._lock), threading.Condition(self._lock)
         self._incoming: list[Job] = []
         self._encoded: deque[Job] = deque()
-        self._done: list[Callable[[], None]] = []
+        self._done: list[tuple[list[Job], Callable[[], None]]] = []  # answered jobs, and what tells their answers
         self._waiting = 0  # texts accepted and not yet in a batch
         self._running = False
         self._model_ended = False
@@ -147,8 +147,8 @@ class Batcher:
                     self._model_wakes.notify()
                     self._front_wakes.wait(0.01)
                     continue
-            for finish in done:
-                finish()
+            for answered, tell in done:
+                self._tell(answered, tell)
             if jobs:
                 unreadable = self._requests.read(jobs)
                 with self._lock:
@@ -158,9 +158,19 @@ class Batcher:
                 for job, error in unreadable.items():
                     job.fail(error)
 
-    def _hand_over(self, finish: Callable[[], None]) -> None:
+    def _tell(self, jobs: list[Job], tell: Callable[[], None]) -> None:
+        """Tell answers; what fails then fails these jobs alone."""
+        try:
+            tell()
+        except Exception as error:  # ids, a learner's log: nothing of it may end the thread
+            said = f"an answer could not be told ({type(error).__name__}: {error})"
+            for job in jobs:
+                job.fail(ServiceError(said))
+            self._observer.alarm(said)
+
+    def _hand_over(self, jobs: list[Job], tell: Callable[[], None]) -> None:
         with self._lock:
-            self._done.append(finish)
+            self._done.append((jobs, tell))
             self._front_wakes.notify()
 
     # --- model thread ---------------------------------------------------------------------------------------------

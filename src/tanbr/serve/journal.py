@@ -87,6 +87,7 @@ def write_turn(
 
     A state that is not in `states` stays the one that was saved before.
     """
+    store.check_files()  # a folder that was deleted is not made anew in parts
     old = {name: store.meta(name) for name in STATES}
     names = {name: f"{name}-{opened.slot}.state" if name in states else old[name] for name in STATES}
     for name, thing in states.items():

@@ -323,6 +323,7 @@ class Learner:
 
     def save(self) -> None:
         """Save the monitor with the requests of the open slot in it, and what the guard has seen."""
+        self.store.check_files()
         self.monitor.save(state_file(self.store, "monitor"))
         state_file(self.store, "monitor").chmod(0o600)
         more = {slot: count for slot, count in self.answers.uncounted().items() if slot != self.current.slot}

@@ -25,7 +25,7 @@ class ModelRuns:
         front: Front,
         *,
         batch: int,
-        hand_over: Callable[[Callable[[], None]], None],
+        hand_over: Callable[[list[Job], Callable[[], None]], None],
         outbox: Outbox,
         observer: Observer,
     ) -> None:
@@ -82,7 +82,7 @@ class ModelRuns:
             raise NotFinite
         for job in jobs:
             job.left = True
-        self._hand_over(partial(self._front.classified, jobs, logits, live))
+        self._hand_over(jobs, partial(self._front.classified, jobs, logits, live))
 
     def _write(self, jobs: Sequence[Job], live: Live) -> None:
         """Decode all prompts together. A job leaves when its last prompt has, or when its client gives up."""
@@ -113,7 +113,7 @@ class ModelRuns:
                 job.written[prompt] = written
                 if len(job.written) == len(job.texts) and not job.left:
                     job.left = True
-                    self._hand_over(partial(self._front.wrote, job, live))
+                    self._hand_over([job], partial(self._front.wrote, job, live))
             return [row for row, (job, _) in enumerate(places) if not job.wanted]
 
         rows = {name: [row for job in jobs for row in job.columns[name]] for name in jobs[0].columns}

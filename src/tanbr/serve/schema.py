@@ -46,6 +46,8 @@ _STEPS = {  # version → what turns its tables into those of the next
         "UPDATE slots SET reason = CASE WHEN note = 'pinned' THEN 'pinned' WHEN note LIKE 'rolled back%' THEN "
         "'rolled back' WHEN note LIKE 'failed%' THEN 'failed' WHEN note LIKE 'exploration%' THEN 'best' "
         "WHEN note LIKE 'skipped%' OR note LIKE 'refused%' THEN 'kept' ELSE 'chosen' END",
+        "INSERT OR REPLACE INTO meta SELECT 'rewarded', MAX(slot) + 1 FROM slots "
+        "WHERE told AND EXISTS (SELECT 1 FROM json_each(counts) WHERE value > 0)",
     ),
 }
 

@@ -15,6 +15,7 @@ from tanbr.merge import Moe
 from tanbr.monitor import Monitor
 from tanbr.router import Tanbr, TreeView
 from tanbr.serve.answer_log import AnswerLog
+from tanbr.serve.backends.torch_eager import device_of
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.feedback import FeedbackReader
@@ -85,6 +86,7 @@ class Service:
         """
         if config.slot_requests is None and config.slot_seconds is None:
             config = config.model_copy(update={"slot_seconds": DEFAULT_SECONDS})
+        device_of(config.device)  # before anything is written
         self._config, self._tasks = config, tuple(tasks)
         self._expert_names, self._own_experts = tuple(expert_names), tuple(own_experts)
         self._observer = observer or Silent()
@@ -201,14 +203,19 @@ class Service:
         self._ready = False
         ends = time.monotonic() + timeout
         answered = self._replica.stop(ANSWERING_SHARE * timeout)
-        saved = self._slots.stop(max(0.0, ends - time.monotonic()))
-        if answered and saved:
+        ended = self._slots.stop(max(0.0, ends - time.monotonic()))
+        if answered and ended:
             self.store.close()
-        return answered and saved
+        return answered and ended and self.saved
 
     def faults(self) -> tuple[str, ...]:
         """What is broken, a sentence each; none if all is well."""
         return self._replica.faults() + self._slots.faults()
+
+    @property
+    def saved(self) -> bool:
+        """Whether all that was learned is in the state's folder: not while it runs."""
+        return self._slots.saved
 
     @property
     def ready(self) -> bool:

@@ -35,17 +35,19 @@ class SlotThread:
         self._wake = threading.Event()
         self._stopping = False
         self._fault = ""
+        self.saved = True  # whether all that was learned is on disk: not while it runs
         self._thread = threading.Thread(target=self._watched, name="tanbr-slots", daemon=True)
 
     # --- called by other threads ------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Run the slots."""
+        self.saved = False
         self._started = self._clock()
         self._thread.start()
 
     def stop(self, timeout: float) -> bool:
-        """Read and save what was answered, and end; whether that was done in time."""
+        """Read and save what was answered, and end; whether it ended in time."""
         self._stopping = True
         self._wake.set()
         if self._thread.ident is not None:
@@ -103,8 +105,7 @@ class SlotThread:
             self.step()
         self._obey()
         self._pauses.clear()
-        self._attempt(self._read)
-        self._attempt(self.learner.save)
+        self.saved = self._attempt(self._read) & self._attempt(self.learner.save)
 
     def step(self) -> None:
         """Look once: what others ask for, what was answered, and whether the slot is to end."""
@@ -126,11 +127,11 @@ class SlotThread:
             if self.learner.current.slot != slot:
                 self._started = self._clock()
 
-    def _attempt(self, step: Callable[[], None]) -> None:
+    def _attempt(self, step: Callable[[], None]) -> bool:
         """Take a step that must not end the thread, whatever fails; what failed is not tried again too soon."""
         pause = self._pauses.get(step)
         if pause is not None and self._clock() < pause.until:
-            return
+            return False
         try:
             step()
         except Exception as error:
@@ -140,9 +141,10 @@ class SlotThread:
             if pause is not None:
                 pause.seconds = min(MOST_PAUSE, max(TICK, 2 * pause.seconds))
                 pause.until = self._clock() + pause.seconds
-        else:
-            if pause is not None:
-                pause.seconds = 0.0
+            return False
+        if pause is not None:
+            pause.seconds = 0.0
+        return True
 
     def _read(self) -> None:
         if not self.learner.read_safely():
@@ -179,8 +181,8 @@ class SlotThread:
         grown, self._grown = self._grown, held > wanted + self._config.batch
         if self._grown and not grown:
             self.learner.alarm(
-                f"slots grow: slot {slot} held {held} requests instead of {wanted}, as {came} came in the "
-                f"{self._started - started:.1f} s that turning it took; what comes meanwhile belongs to a slot"
+                f"slots grow: slot {slot} held {held} requests instead of {wanted}, as they come faster than a slot is "
+                f"turned ({self._started - started:.1f} s); what comes meanwhile belongs to it"
             )
 
 

@@ -208,11 +208,11 @@ class Store:
                     self._write.execute("BEGIN IMMEDIATE")
                     yield self._write
                     self._write.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
-                self._check_files()
+                self.check_files()
             except (sqlite3.Error, OSError) as error:
                 raise ServiceError(f"the state cannot be written ({error}); nothing was taken in") from None
 
-    def _check_files(self) -> None:
+    def check_files(self) -> None:
         """Make sure that what was written is still in the folder: a deleted file takes writes as if all were well."""
         for path, number in self._files:
             if not path.exists() or path.stat().st_ino != number:
