@@ -82,7 +82,7 @@ class ModelRuns:
             raise NotFinite
         for job in jobs:
             job.left = True
-        self._hand_over(jobs, partial(self._front.classified, jobs, logits, live))
+        self._hand_over(list(jobs), partial(self._front.classified, jobs, logits, live))
 
     def _write(self, jobs: Sequence[Job], live: Live) -> None:
         """Decode all prompts together. A job leaves when its last prompt has, or when its client gives up."""
