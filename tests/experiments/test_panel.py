@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tanbr.baselines.survey import Survey
 from tanbr.errors import ConfigError, InputError
 from tanbr.experiments.answers import Answers
 from tanbr.experiments.classifier import Classifier
@@ -22,7 +23,6 @@ from tanbr.experiments.panel import (
     best_rows,
     memory,
 )
-from tanbr.experiments.survey import Survey
 from tanbr.merge import Moe
 from tanbr.settings import Config
 from tanbr.tasks import tiny
@@ -153,7 +153,7 @@ def test_names_say_how_many_models() -> None:
 
 
 def test_fixed_panels_of_more_models_earn_more(moe: Moe) -> None:
-    bench = Bench(moe, generated(), Config(), Survey.load(moe.path / "survey.json"))
+    bench = Bench(moe, generated(), Config(), moe.path / "survey.json")
     mixes = np.full((2, 8), 1 / 8)
     rewards = [
         method(name).contestant(bench, mixes=mixes, seed=0).play(TEXTS, Scorer(SPACE, ROWS)).total_reward

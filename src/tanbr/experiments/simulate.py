@@ -253,12 +253,23 @@ def _work(jobs: Sequence[Job]) -> list[Result]:
 
 
 @contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put Ctrl-C off until the block ends; processes that start in it never hear of it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def _in_processes(study: Study, out: Path, workers: int) -> Iterator[Runner]:
     spawning = multiprocessing.get_context("spawn")  # a forked torch may hang
     progress = spawning.Queue()
 
     def run(jobs: Sequence[Job], watch: Watch | None) -> Iterator[Result]:
-        waiting: set[Future[list[Result]]] = {pool.submit(_work, bundle) for bundle in _bundles(jobs)}
+        with _uninterrupted():  # the processes start here, and Ctrl-C must not find them half awake
+            waiting: set[Future[list[Result]]] = {pool.submit(_work, bundle) for bundle in _bundles(jobs)}
         while waiting:
             done, waiting = wait(waiting, timeout=0.2, return_when="FIRST_COMPLETED")
             for _ in range(progress.qsize()):
