@@ -61,7 +61,8 @@ class PanelDecision:
         tasks = len(self.task_mix)
         expected = (1.0 - UNFORESEEN) * self.task_mix + UNFORESEEN / tasks
         weight = p * expected if prior is None else p * expected / np.maximum(as_task_mix(prior, tasks=tasks), 1e-12)
-        models = np.asarray((weight @ self.estimates.T).argmax(axis=1))
+        # Summed row by row, not by BLAS, whose rounding of one request depends on how many there are.
+        models = np.einsum("nv,gv->ng", weight, self.estimates).argmax(axis=1)
         models[~(p.sum(axis=1) > 0)] = int((self.blends**2).sum(axis=1).argmin())
         return models
 
