@@ -69,6 +69,7 @@ def test_an_operator_rolls_back_with_the_token(browser: Browser) -> None:
         expect(dialog).to_be_hidden()
         expect(page.locator("#version")).to_have_text("2")
         assert service.calls[-1] == ("rollback", 2)
+        expect(page.locator("#versions tr.served td").first).to_have_text("2 · served")
         page.locator("#versions tbody tr").first.get_by_text("Pin").click()
         expect(dialog.locator("input")).to_be_hidden()  # the token is known by now
         dialog.get_by_text("Do it").click()

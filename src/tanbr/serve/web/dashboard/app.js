@@ -17,11 +17,10 @@ async function refresh() {
     const state = (seen.state = await get("/v1/state"));
     $("sign-in").hidden = true;
     const turned = !before || before.slot !== state.slot || before.merge_version !== state.merge_version || before.pinned !== state.pinned;
-    await fetchSlots(!before);
-    showState(state);
     const [latency, versions, nodes] = await Promise.all([
-      get("/v1/latency"), turned ? get("/v1/versions") : null, turned ? get("/v1/tree?limit=200") : null,
+      get("/v1/latency"), turned ? get("/v1/versions") : null, turned ? get("/v1/tree?limit=200") : null, fetchSlots(!before),
     ]);
+    showState(state); // with the table of versions, never before it: a button acts on the version that it stands beside
     seen.windows = latency.windows;
     if (nodes) seen.nodes = nodes;
     if (versions) showVersions(versions.versions, state);
