@@ -31,16 +31,17 @@ class Ledger:
 
     def __init__(self) -> None:
         self.asked, self.told = 0, 0.0
-        self.open: list[int] = []
+        self.open: list[Decision] = []
 
     def ask(self, task_mix: FloatArray) -> Decision:
         blend = np.random.default_rng(self.asked).dirichlet(np.ones(K))
-        self.open.append(self.asked)
+        self.open.append(Decision(self.asked, np.asarray(task_mix), blend))
         self.asked += 1
-        return Decision(self.open[-1], np.asarray(task_mix), blend)
+        return self.open[-1]
 
     def tell(self, decision: Decision, reward: FloatArray, counts: FloatArray | None = None) -> None:
-        self.open.remove(decision.id)
+        (found,) = [one for one in self.open if one.id == decision.id]
+        self.open.remove(found)
         self.told += 0.0 if counts is None else float(np.sum(counts))
 
     def warm_start(self, blends: Any, rewards: Any, counts: Any) -> None:
@@ -54,12 +55,14 @@ class Ledger:
         return lone_root(K, V)
 
     def save(self, path: str | Path) -> None:
-        write_atomically(path, json.dumps([self.asked, self.told, self.open]))
+        waiting = [[one.id, one.task_mix.tolist(), one.blend.tolist()] for one in self.open]
+        write_atomically(path, json.dumps([self.asked, self.told, waiting]))
 
     @classmethod
     def load(cls, path: str | Path) -> "Ledger":
         router = cls()
-        router.asked, router.told, router.open = json.loads(Path(path).read_text())
+        router.asked, router.told, waiting = json.loads(Path(path).read_text())
+        router.open = [Decision(number, np.array(mix), np.array(blend)) for number, mix, blend in waiting]
         return router
 
 

@@ -1,34 +1,60 @@
 import numpy as np
 
-from tanbr.router import Terms
-from tanbr.serve.admission import Admission, KnownVersion, best_known
+from tanbr.serve.admission import Admission, Choice, KnownVersion, best_known, best_panel, panel_worth
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Reason
-from tanbr.types import Decision
+from tanbr.types import Decision, PanelDecision
 
 MIX = np.array([0.5, 0.5])
 NEW = np.array([0.2, 0.8])
-TERMS = Terms(mean=0.5, uncertainty=0.1)  # of a router that believes every decision may earn 0.6
+BOUND = 0.6  # of a router that believes every decision may earn as much
 
 
 def known(version: int, reward: float, count: float = 50.0) -> KnownVersion:
     return KnownVersion(version, np.array([1.0, 0.0]), np.full(2, reward * count), np.full(2, count))
 
 
+def admit(admission: Admission, decision: Decision, now: KnownVersion, versions: list[KnownVersion]) -> Choice:
+    kept = Choice.one(now.blend, Reason.KEPT, version=now.version)
+    return admission.admit(decision, BOUND, [now], versions, kept)
+
+
+def test_a_panel_is_worth_what_each_task_earns_at_its_best_model() -> None:
+    first = KnownVersion(1, np.array([1.0, 0.0]), np.array([45.0, 5.0]), np.full(2, 50.0))
+    second = KnownVersion(2, np.array([0.0, 1.0]), np.array([0.0, 40.0]), np.array([0.0, 50.0]))
+    assert panel_worth([first, second], MIX) == 0.5 * 0.9 + 0.5 * 0.8
+    assert np.isnan(panel_worth([second], MIX))  # a task was never rewarded
+    best = best_panel([first, second, known(3, 0.7)], MIX, 2)
+    assert best is not None
+    assert (best.versions, best.blends.tolist()) == ((1, 2), [[1.0, 0.0], [0.0, 1.0]])
+    assert best_panel([second], MIX, 2) is None
+
+
+def test_equal_blends_of_a_panel_are_one_model() -> None:
+    blends, estimates = np.array([NEW, [1.0, 0.0], NEW]), np.array([[0.1, 0.5], [0.9, 0.2], [0.3, 0.4]])
+    choice = Choice.of(PanelDecision(0, MIX, blends, estimates))
+    assert choice.blends.tolist() == blends[:2].tolist()
+    assert choice.estimates is not None
+    assert choice.estimates.tolist() == [[0.3, 0.5], [0.9, 0.2]]
+    assert choice.mixes(MIX).tolist() == [[0.0, 1.0], [1.0, 0.0]]
+    alike = Choice.of(PanelDecision(0, MIX, blends[[0, 2]], estimates[[0, 2]]))
+    assert (alike.blends.tolist(), alike.estimates) == ([NEW.tolist()], None)
+
+
 def test_a_merge_that_cannot_gain_enough_is_skipped() -> None:
     admission = Admission(ServeConfig(min_gain=0.05))
     decision = Decision(0, MIX, NEW)
-    kept = admission.admit(decision, TERMS, known(3, 0.58), [])
+    kept = admit(admission, decision, known(3, 0.58), [])
     assert (kept.decision, kept.version, kept.reason) == (None, 3, Reason.KEPT)
     assert "0.020" in kept.note
-    assert admission.admit(decision, TERMS, known(3, 0.5), []).decision is decision
-    assert admission.admit(decision, TERMS, known(3, 0.0, count=0.0), []).decision is decision  # unjudged
+    assert admit(admission, decision, known(3, 0.5), []).decision is decision
+    assert admit(admission, decision, known(3, 0.0, count=0.0), []).decision is decision  # unjudged
 
 
 def test_the_exploration_budget_is_a_share_of_the_slots_and_the_best_known_blend_is_served_beyond_it() -> None:
     admission = Admission(ServeConfig.model_validate({"guard": {"exploration": 0.25}}))
     versions = [known(1, 0.4), known(2, 0.7), known(3, 0.9, count=0.0)]
-    served = [admission.admit(Decision(i, MIX, NEW), TERMS, versions[0], versions) for i in range(40)]
+    served = [admit(admission, Decision(i, MIX, NEW), versions[0], versions) for i in range(40)]
     assert sum(choice.decision is not None for choice in served) == 10
     assert {choice.version for choice in served if choice.reason is Reason.BEST} == {2}
 

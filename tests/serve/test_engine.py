@@ -81,7 +81,7 @@ def test_what_is_prepared_can_be_looked_over_and_answers_only_once_committed(moe
     assert engine.sane("a", staged)
     np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
     assert (engine.version, engine.live.slot) == (5, 3)
-    live = engine.commit(staged, slot=4)
+    (live,) = engine.commit(staged, slot=4).models
     assert live is engine.live
     assert (live.version, live.slot) == (6, 4)
     np.testing.assert_array_equal(engine.logits(TEXTS[:4]), after)
@@ -97,7 +97,7 @@ def test_what_is_discarded_never_happened(moe: Moe, spare: bool) -> None:
     engine.logits(TEXTS[:1], live=staged)
     engine.discard(staged)
     np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
-    assert engine.held is None  # nobody goes back to a blend that was refused
+    assert not engine.held  # nobody goes back to a blend that was refused
     assert (engine.version, engine.swap(np.eye(8)[2])) == (5, 6)
     with pytest.raises(RuntimeError, match="prepared last"):
         engine.commit(staged)
@@ -107,7 +107,7 @@ def test_a_blend_that_answers_already_is_prepared_as_it_is(moe: Moe) -> None:
     engine = Engine(moe, blend=np.eye(8)[0], version=5, slot=1, spare=True)
     staged = engine.prepare(np.eye(8)[0], version=9)
     assert (staged.version, staged.changed) == (5, False)
-    live = engine.commit(staged, slot=2)
+    (live,) = engine.commit(staged, slot=2).models
     assert (live.version, live.slot) == (5, 2)
 
 
@@ -202,17 +202,93 @@ def test_going_back_merges_nothing_while_the_spare_still_holds_it(moe: Moe) -> N
     before = engine.logits(TEXTS[:4])
     bad = engine.live
     engine.swap(np.eye(8)[1])
-    assert engine.held is bad
+    assert engine.held == (bad,)
     merged = engine.merge_seconds
     assert engine.swap(np.eye(8)[0], version=1) == 1
     assert engine.merge_seconds == merged
     np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
     engine.swap(np.eye(8)[1], version=2)
     broken = engine.live
-    now = engine.revert(broken)
-    assert now is not None
-    assert (now.version, engine.version, engine.held) == (1, 1, None)  # what was broken is not offered again
-    assert engine.revert(broken) is engine.live
+    assert engine.revert(broken)
+    assert (engine.version, engine.held) == (1, ())  # what was broken is not offered again
+    assert engine.revert(broken)  # it answers no more already
+    assert not engine.revert(engine.live)  # there is no other
+
+
+def served(engine: Engine) -> dict[int, int]:
+    """Version → the expert that it is, by its answers."""
+    alone = [Engine(engine.moe, blend=np.eye(8)[k]).logits(TEXTS[:2]) for k in range(4)]
+    found = {}
+    for place, live in enumerate(engine.lineup.models):
+        with engine.using(engine.lineup, place) as held:
+            logits = engine.logits(TEXTS[:2], live=held)
+        (found[live.version],) = [k for k in range(4) if np.array_equal(alone[k], logits)]
+    return found
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_a_panel_answers_side_by_side_and_only_what_changed_is_merged(moe: Moe, spare: bool) -> None:
+    engine = Engine(moe, models=3, blend=np.eye(8)[0], version=1, slot=1, spare=spare)
+    lineup = engine.commit(*(engine.prepare(np.eye(8)[k]) for k in (0, 1, 2)), slot=2)
+    assert [(live.version, live.slot, live.place) for live in lineup.models] == [(1, 2, 0), (2, 2, 1), (3, 2, 2)]
+    assert served(engine) == {1: 0, 2: 1, 3: 2}
+    merges = count_merges(engine)
+    engine.commit(*(engine.prepare(np.eye(8)[k]) for k in (2, 3, 1)), slot=3)
+    assert served(engine) == {3: 2, 4: 3, 2: 1}
+    assert len(merges) == 1  # one is new, and it is merged once
+    engine.commit(*(engine.prepare(np.eye(8)[k], version=v) for k, v in ((0, 1), (3, 4))), slot=4)
+    assert served(engine) == {1: 0, 4: 3}  # fewer than there are buffers
+    assert len(merges) == (1 if spare else 2)  # the one that left had not lost its buffer, if there was a spare
+    engine.swap(np.eye(8)[2])
+    assert engine.lineup.assignment is None
+    assert list(served(engine).values()) == [2]
+
+
+def count_merges(engine: Engine) -> list[int]:
+    """Note every merge into any buffer of an engine from now on."""
+    merges: list[int] = []
+    merge = type(engine.live.backend).merge
+    for backend in {id(one): one for one in engine.backends}.values():
+
+        def counted(*arguments: Any, of: Any = backend, **named: Any) -> None:
+            merges.append(id(of))
+            merge(of, *arguments, **named)
+
+        backend.merge = counted  # type: ignore[method-assign]
+    return merges
+
+
+def test_a_whole_panel_changes_through_one_spare_and_what_fails_leaves_whole_models(moe: Moe) -> None:
+    engine = Engine(moe, models=2, blend=np.eye(8)[0], version=1, spare=True)
+    engine.commit(engine.prepare(np.eye(8)[0]), engine.prepare(np.eye(8)[1]), slot=1)
+    staged = [engine.prepare(np.eye(8)[k]) for k in (2, 3)]
+    assert [one.version for one in staged] == [3, 4]
+    last = engine.live.backend
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise CheckpointError("no more")
+
+    last.merge = fails  # type: ignore[method-assign]  # the buffer that the second one needs
+    with pytest.raises(CheckpointError, match="no more"):
+        engine.commit(*staged, slot=2)
+    assert served(engine) == {4: 3, 2: 1}  # one has taken over, the other's old model still answers
+    assert [live.slot for live in engine.lineup.models] == [2, 1]
+
+
+def test_a_model_of_a_panel_that_breaks_leaves_its_requests_to_the_others(moe: Moe) -> None:
+    engine = Engine(moe, models=2, blend=np.eye(8)[0], version=1, spare=True)
+    engine.commit(engine.prepare(np.eye(8)[0]), engine.prepare(np.eye(8)[1]), slot=1)
+    old = engine.lineup
+    assert engine.revert(old.models[0])
+    assert served(engine) == {2: 1}
+    with engine.using(old, 0) as live:  # whoever had chosen it gets the one that is left
+        assert live.version == 2
+
+
+@pytest.mark.parametrize("models", [0, 9])
+def test_a_panel_has_one_to_as_many_models_as_experts(moe: Moe, models: int) -> None:
+    with pytest.raises(ConfigError, match=f"a panel holds 1 to 8 models, as many as experts .got {models}"):
+        Engine(moe, models=models)
 
 
 def test_experts_whose_file_changed_are_not_read(moe: Moe, tmp_path: Path) -> None:

@@ -56,12 +56,15 @@ def test_live_rewards_that_fall_beyond_chance_are_noticed_and_a_change_of_mix_is
     def after(rewards: list[tuple[np.ndarray, float]]) -> str | None:
         guard = guarded(engine)
         for _ in range(60):
-            guard.see(easy, 0.9)
-            guard.see(hard, 0.3)
-        guard.opened(same=False, bad=None, keep=5)
+            guard.see(1, easy, 0.9)
+            guard.see(1, hard, 0.3)
+        guard.opened((2, 3), keep=5)
         for share, reward in rewards:
-            guard.see(share, reward)
-        return guard.judge()
+            guard.see(2, share, reward)
+            guard.see(3, easy, 0.9)  # beside it a model that is as good as ever
+        judged = guard.judge()
+        assert judged is None or judged[0] == 2
+        return None if judged is None else judged[1]
 
     assert after([(easy, 0.4)] * 10) is None  # too few to judge
     assert after([(hard, 0.3)] * 40) is None  # worse on average, but no worse at the task that came

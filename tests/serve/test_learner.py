@@ -137,7 +137,7 @@ def test_late_feedback_is_told_whatever_operators_and_the_guard_do(live: Service
         live.rollback()
     else:
         version = live.state().merge_version
-        live.learner.guard.opened(same=False, bad=None, keep=20)
+        live.learner.guard.opened((), keep=20)
         live.call(lambda operator: operator.dismiss(version, "a test says so"))
     counted = live.learner.config.guard.least_count if how == "rollback" else 0  # the zeros of a worthless blend
     assert told(live) == 32 + counted
@@ -268,7 +268,9 @@ def test_a_bad_state_is_one_sentence(tmp_path: Path, taught: Path) -> None:
     service(tmp_path / "state", taught, router=Ledger()).stop()
     for number, (statement, values) in enumerate(
         [
-            ("UPDATE slots SET blend = '[1]'", ()),
+            ("UPDATE models SET blend = '[1]'", ()),
+            ("DELETE FROM models", ()),
+            ("DROP TABLE models", ()),
             ("UPDATE slots SET mix = '{'", ()),
             ("UPDATE slots SET reason = 'boredom'", ()),
             ("UPDATE meta SET value = ? WHERE key = 'router'", (None,)),

@@ -245,7 +245,7 @@ def test_an_answer_that_cannot_be_told_fails_alone(
         return one.submit(TEXTS[:2]) if family is None else one.generate(["w1", "w2"], max_tokens=2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(IDS, "issue", lambda *_: 1 / 0)
+        patch.setattr(IDS, "issue", lambda *_, **__: 1 / 0)
         with pytest.raises(ServiceError, match=r"could not be told \(ZeroDivisionError"):
             ask().result(30)
     assert ask().result(30).merge_version == 1

@@ -84,7 +84,7 @@ def test_feedback_is_taken_once_for_ids_of_this_server_and_checked_before_any_is
 
 def test_delayed_labels_are_scored_as_the_task_scores(live: Service) -> None:
     answered = live.submit(TEXTS).result(30)
-    until(lambda: live.store.count_requests(live.state().slot) == len(ROWS))
+    until(lambda: live.store.count_requests(live.state().slot).total() == len(ROWS))
     truth = [
         Feedback(i, task=row.task, label=row.target if spec.graded else spec.labels[int(row.target)])
         for i, row in zip(answered.request_ids, ROWS, strict=True)

@@ -16,7 +16,7 @@ TERMS = Terms(mean=0.5, uncertainty=0.25, candidates=9)
 
 
 def view(decision: Decision | None) -> View:
-    return View(OpenSlot(4, 2, MIX, BLEND, decision, Reason.CHOSEN), Phase.LEARNING)
+    return View(OpenSlot(4, (2,), MIX, BLEND[None], decision, Reason.CHOSEN), Phase.LEARNING)
 
 
 def router(tree: Any) -> Any:

@@ -25,6 +25,7 @@ app = typer.Typer()
 
 @app.command(
     epilog="Examples:\n\n    tanbr serve\n\n    tanbr serve moe/ --slot-requests 256 --state moe-state/\n\n"
+    "    tanbr serve moe/ --models 2\n\n"
     "    TANBR_ADMIN_TOKEN=$(openssl rand -hex 24) tanbr serve moe/ --precision int8 --port 9000"
 )
 def serve(
@@ -42,6 +43,16 @@ def serve(
     ] = Path("out/serve"),
     history: Annotated[
         Path | None, typer.Option(help='JSON lines {"text", "task", "label"?}: names the tasks, teaches the monitor.')
+    ] = None,
+    models: Annotated[
+        int | None, typer.Option(help="Merged models to serve side by side, each request by the best for its task.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Serve as many models side by side as fit into this memory, as 300MB.")
+    ] = None,
+    answers: Annotated[
+        Literal["labels", "posterior"] | None,
+        typer.Option(help="posterior weighs a label by the chance that the text is of a task that has it."),
     ] = None,
     slot_requests: Annotated[int | None, typer.Option(help="End a slot after so many requests …")] = None,
     slot_seconds: Annotated[float | None, typer.Option(help="… or after so many seconds.")] = None,
@@ -81,6 +92,9 @@ def serve(
     settings = configuration.with_options(
         configuration.load(config),
         serve={
+            "models": models,
+            "memory": memory,
+            "answers": answers,
             "slot_requests": slot_requests,
             "slot_seconds": slot_seconds,
             "precision": precision,
@@ -153,6 +167,7 @@ def _banner(url: str, info: "ServiceInfo", now: "ServiceState", *, state: Path, 
     slot = [f"{info.slot_requests} requests"] if info.slot_requests else []
     slot += [f"{info.slot_seconds:g} seconds"] if info.slot_seconds else []
     spare = f" + {_size(info.spare_bytes)} spare" if info.spare_bytes else ""
+    several = f"{info.models} models side by side, " if info.models > 1 else ""
     table = Table.grid(padding=(0, 2))
     for name, value in (
         ("[bold]tanbr[/]", f"[bold]{url}[/]"),
@@ -160,7 +175,7 @@ def _banner(url: str, info: "ServiceInfo", now: "ServiceState", *, state: Path, 
         ("tasks", escape(", ".join(info.tasks))),
         (
             "loaded",
-            f"{_size(info.loaded_bytes)}{spare}, {info.loaded_parameters / 1e6:.3g} M parameters, "
+            f"{several}{_size(info.loaded_bytes)}{spare}, {info.loaded_parameters / 1e6:.3g} M parameters, "
             f"{info.precision} on {info.device}",
         ),
         ("full", f"{_size(info.full_bytes)}, {info.full_parameters / 1e6:.3g} M parameters, left on disk"),

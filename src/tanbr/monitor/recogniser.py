@@ -30,6 +30,11 @@ class Recognition:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def rows(self, rows: Sequence[int] | slice) -> "Recognition":
+        """Give what is known of some of the requests."""
+        parts = self.keys[rows], self.posteriors[rows], self.familiarity[rows], self.vectors[rows]
+        return Recognition(*parts, self.informed)
+
     @staticmethod
     def concatenate(parts: Sequence["Recognition"]) -> "Recognition":
         """Put the requests of all parts, one at least, below one another."""

@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 
 from tanbr.moe.text import TextEncoder
 from tanbr.monitor import Monitor
+from tanbr.monitor.recogniser import Recognition
+from tanbr.serve.assignment import within
 from tanbr.serve.config import ServeConfig
+from tanbr.serve.journal import Place
 from tanbr.serve.messages import Answers
 from tanbr.serve.records import ServiceError
 from tanbr.serve.rewards import Tally, share_out
@@ -21,7 +24,7 @@ from tanbr.types import FloatArray, TaskMix, Text
 
 RECENT = 20_000  # answered requests that are kept at hand, and that may wait to be read; the oldest go first
 Novel: TypeAlias = NDArray[np.bool_]  # (n,) whether a request is unlike any task
-See: TypeAlias = Callable[[int, FloatArray, float], None]  # slot, share of each task (V,), reward
+See: TypeAlias = Callable[[Place, FloatArray, float], None]  # model of a slot, share of each task (V,), reward
 
 
 class AnswerLog:
@@ -40,7 +43,8 @@ class AnswerLog:
     ) -> None:
         self.held: Counter[int] = Counter()  # slot → requests that it answered since the process started
         self.answered = 0  # requests since the process started
-        self._counted: Counter[int] = Counter()  # of those held, how many the store has counted
+        self._held: Counter[Place] = Counter()  # the same by model
+        self._counted: Counter[Place] = Counter()  # of those held, how many the store has counted
         self._store, self._config, self._encode = store, config, encode
         self._shadow, self._classes, self._keep_logits, self._tasks = shadow, classes, keep_logits, tasks
         self._rng = np.random.default_rng(config.seed)
@@ -50,7 +54,7 @@ class AnswerLog:
         self._unread: deque[Answers] = deque()
         self._waiting = 0  # requests that are unread
         self._unsaved: list[RequestRow] = []
-        self._tallies: dict[int, Tally] = {}  # slot → rewards that the server gave itself
+        self._tallies: dict[Place, Tally] = {}  # rewards that the server gave itself
         self._told = -1  # slots up to this one have been told
 
     # --- called by other threads ------------------------------------------------------------------------------------
@@ -69,6 +73,7 @@ class AnswerLog:
                 self._waiting -= len(self._unread.popleft().ids)
             self.answered += len(served.ids)
             self.held[served.slot] += len(served.ids)
+            self._held[served.slot, served.place] += len(served.ids)
             return self.held[served.slot]
 
     def logits_of(self, ids: Sequence[bytes]) -> dict[bytes, FloatArray]:
@@ -98,13 +103,19 @@ class AnswerLog:
             served, self._unread, self._waiting = self._unread, deque(), 0
         try:
             if served:
-                seen = monitor.snapshot().recognise([text for batch in served for text in batch.texts])
+                snapshot = monitor.snapshot()
+                seen = Recognition.concatenate(
+                    [snapshot.recognise(batch.texts) if batch.seen is None else batch.seen for batch in served]
+                )
                 monitor.count(seen)
                 cuts = np.cumsum([len(batch.ids) for batch in served])[:-1]
-                parts = list(zip(served, np.split(seen.posteriors, cuts), np.split(seen.novel, cuts), strict=True))
-                self._unsaved += [row for part in parts for row in self._rows(*part)]
-                for part in parts:
-                    self._measure(*part, mix, see)
+                for batch, posteriors, novel in zip(
+                    served, np.split(seen.posteriors, cuts), np.split(seen.novel, cuts), strict=True
+                ):
+                    if batch.named is not None:  # who names a task is believed
+                        posteriors, novel = within(posteriors, batch.named), novel & batch.named.all(axis=1)
+                    self._unsaved += self._rows(batch, posteriors, novel)
+                    self._measure(batch, posteriors, novel, mix, see)
         finally:
             self._save()
 
@@ -117,32 +128,44 @@ class AnswerLog:
                 self._unsaved = rows
                 raise
 
-    def tally(self, slot: int) -> Tally:
-        """Rewards that the server gave itself in a slot: from memory, or from before a restart."""
-        if slot not in self._tallies:
-            self._tallies[slot] = tally = Tally(self._tasks, self._config.rewards)
-            for source, (sums, counts) in ({} if slot <= self._told else self._store.measured(slot)).items():
+    def tally(self, slot: int, place: int = 0) -> Tally:
+        """Rewards that the server gave itself for a model of a slot: from memory, or from before a restart."""
+        if (slot, place) not in self._tallies:
+            self._tallies[slot, place] = tally = Tally(self._tasks, self._config.rewards)
+            for source, (sums, counts) in ({} if slot <= self._told else self._store.measured(slot, place)).items():
                 tally.add(source, sums, counts)
-        return self._tallies[slot]
+        return self._tallies[slot, place]
 
-    def late(self) -> dict[int, Tally]:
+    def late(self) -> dict[Place, Tally]:
         """Rewards that the server gave itself for slots which the router was told already: read too late."""
-        return {slot: tally for slot, tally in self._tallies.items() if slot <= self._told}
+        return {place: tally for place, tally in self._tallies.items() if place[0] <= self._told}
 
     def forget(self, slot: int) -> None:
         """Drop the rewards of slots up to this one: the router was told them."""
         self._told = max(self._told, slot)
-        self._tallies = {number: tally for number, tally in self._tallies.items() if number > slot}
+        self._tallies = {place: tally for place, tally in self._tallies.items() if place[0] > slot}
         with self._lock:
             for number in [number for number in self.held if number < slot - 1]:  # what was on its way may yet come
-                del self.held[number], self._counted[number]
+                del self.held[number]
+            for place in [place for place in self._held if place[0] < slot - 1]:
+                del self._held[place], self._counted[place]
 
-    def uncounted(self) -> dict[int, int]:
-        """Slot → requests that it held and that the store has not counted."""
+    def resume(self, slot: int, requests: Counter[int]) -> None:
+        """Go on with an open slot whose models (by place) have held so many requests."""
         with self._lock:
-            return {slot: more for slot, count in self.held.items() if (more := count - self._counted[slot])}
+            self.held[slot] = requests.total()
+            self._held.update({(slot, place): count for place, count in requests.items()})
 
-    def counted(self, requests: dict[int, int]) -> None:
+    def held_by(self, slot: int, place: int) -> int:
+        """How many requests a model of a slot has answered since the process started."""
+        return self._held[slot, place]
+
+    def uncounted(self) -> dict[Place, int]:
+        """Requests that models held and that the store has not counted."""
+        with self._lock:
+            return {place: more for place, count in self._held.items() if (more := count - self._counted[place])}
+
+    def counted(self, requests: dict[Place, int]) -> None:
         """Remember that the store has counted them."""
         with self._lock:
             self._counted.update(requests)
@@ -166,18 +189,18 @@ class AnswerLog:
         self, batch: Answers, posteriors: FloatArray, novel: NDArray[np.bool_], mix: TaskMix, see: See
     ) -> None:
         """Reward a batch by its confidence, and a few of its requests by the un-merged MoE; not what is novel."""
-        weights, slot = self._config.rewards, batch.slot
+        weights, tally = self._config.rewards, self.tally(batch.slot, batch.place)
         if weights.confidence:
             for i in np.flatnonzero(~novel):
                 share = share_out(None, posteriors[i], mix)
-                self.tally(slot).add("confidence", batch.confidence[i] * share, share)
+                tally.add("confidence", batch.confidence[i] * share, share)
         if self._shadow is None:
             return
         chosen = np.flatnonzero((self._rng.random(len(batch.ids)) < weights.shadow_share) & ~novel)
         for i, reward in zip(chosen, self._agreement(self._shadow, batch, posteriors, chosen), strict=True):
             share = share_out(None, posteriors[i], mix)
-            self.tally(slot).add("shadow", reward * share, share)
-            see(slot, share, reward)
+            tally.add("shadow", reward * share, share)
+            see((batch.slot, batch.place), share, reward)
 
     def _agreement(
         self, shadow: Shadow, batch: Answers, posteriors: FloatArray, chosen: NDArray[np.intp]

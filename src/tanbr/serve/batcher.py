@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from tanbr.errors import InputError
-from tanbr.serve.engine import Engine
-from tanbr.serve.front import Front
+from tanbr.serve.engine import Engine, Lineup
+from tanbr.serve.front import Front, Repair
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.jobs import Job, fail
 from tanbr.serve.messages import Outbox
 from tanbr.serve.model_runs import ModelRuns
+from tanbr.serve.parts import placed
 from tanbr.serve.prompts import Room
 from tanbr.serve.records import Observer, Overloaded, ServiceError, Stopping
 
@@ -42,17 +43,22 @@ class Batcher:
         room: Room,
         outbox: Outbox,
         observer: Observer,
+        repair: Repair | None = None,
     ) -> None:
         self._batch, self._wait, self._queue, self._threads = batch, wait, queue, threads
         self._observer = observer
         encoder = copy.deepcopy(engine.encode)  # a tokenizer remembers how to cut: one for each thread
-        self._requests = Front(encoder, ids, room=room, outbox=outbox, writes=engine.writes, classes=classes)
+        self._engine, self._lineup = engine, engine.lineup
+        self._requests = Front(
+            encoder, ids, room=room, outbox=outbox, writes=engine.writes, classes=classes, repair=repair
+        )
         self._runs = ModelRuns(
             engine,
             encoder,
             self._requests,
             batch=batch,
             hand_over=self._hand_over,
+            put_back=self._put_back,
             outbox=outbox,
             observer=observer,
         )
@@ -150,10 +156,14 @@ class Batcher:
             for answered, tell in done:
                 self._tell(answered, tell)
             if jobs:
-                unreadable = self._requests.read(jobs)
+                lineup = self._engine.lineup
+                unreadable = self._requests.read(jobs, lineup)
+                parts = [part for job in jobs if job not in unreadable for part in placed(job, lineup)]
                 with self._lock:
                     self._waiting -= sum(len(job.texts) for job in unreadable)
-                    self._encoded.extend(job for job in jobs if job not in unreadable)
+                    self._encoded.extend(parts)
+                    if lineup is not self._lineup:
+                        self._place_again()
                     self._model_wakes.notify()
                 for job, error in unreadable.items():
                     job.fail(error)
@@ -173,14 +183,25 @@ class Batcher:
             self._done.append((jobs, tell))
             self._front_wakes.notify()
 
+    def _put_back(self, jobs: list[Job]) -> None:
+        """Take back jobs that could not be answered, to be answered next."""
+        with self._lock:
+            self._waiting += sum(len(job.texts) for job in jobs)
+            self._encoded.extendleft(reversed(jobs))
+
+    def _place_again(self) -> None:
+        """Assign what waits to the models that answer now."""
+        self._lineup = self._engine.lineup
+        self._encoded = deque(part for job in self._encoded for part in placed(job, self._lineup))
+
     # --- model thread ---------------------------------------------------------------------------------------------
 
     def _model(self) -> None:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
-        while jobs := self._take():
+        while taken := self._take():
             started = time.perf_counter()
-            size = self._runs.answer(jobs)
+            size = self._runs.answer(*taken)
             if size:
                 took = time.perf_counter() - started
                 self._rate = 0.8 * self._rate + 0.2 * size / took if self._rate else size / took
@@ -189,24 +210,36 @@ class Batcher:
             self._model_ended = True
             self._front_wakes.notify()
 
-    def _take(self) -> list[Job]:
-        """Wait for jobs that make up a batch; none when all is done and the service stops."""
+    def _take(self) -> tuple[list[Job], Lineup] | None:
+        """Wait for jobs that make up a batch of one model; None when all is done and the service stops."""
         with self._lock:
             while not self._encoded:
                 if self._faults or (not self._running and not self._waiting):
-                    return []
+                    return None
                 self._model_wakes.wait(None if self._running else 0.01)
             if self._wait and self._running:
                 ends = time.monotonic() + self._wait
                 while sum(len(job.texts) for job in self._encoded) < self._batch and self._running:
                     if not self._model_wakes.wait(ends - time.monotonic()):
                         break
-            jobs = [self._encoded.popleft()]
-            size = len(jobs[0].texts)
-            while self._encoded and size + len(self._encoded[0].texts) <= self._batch:
-                jobs.append(self._encoded.popleft())
-                size += len(jobs[-1].texts)
-            self._waiting -= size
+            if self._engine.lineup is not self._lineup:
+                self._place_again()
+            jobs, lineup = self._next_batch(), self._lineup
+            self._waiting -= sum(len(job.texts) for job in jobs)
             depth = self._waiting
         self._observer.queue(depth)
+        return jobs, lineup
+
+    def _next_batch(self) -> list[Job]:
+        """Take the job that has waited longest, and of those for the same model as many as fit."""
+        jobs: list[Job] = []
+        room = self._batch
+        for job in self._encoded:
+            if job.place == self._encoded[0].place:
+                if jobs and len(job.texts) > room:
+                    break
+                jobs.append(job)
+                room -= len(job.texts)
+        taken = set(jobs)
+        self._encoded = deque(job for job in self._encoded if job not in taken)
         return jobs

@@ -1,17 +1,17 @@
 """What the next slot serves: what an operator pinned, the start blend, or what the router says and admission allows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tanbr.serve.admission import Admission, Choice, KnownVersion, best_known
+from tanbr.router.panel import worth
+from tanbr.serve.admission import Admission, Choice, KnownVersion, best_known, best_panel
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.engine import Live
 from tanbr.serve.journal import Turn
 from tanbr.serve.records import Phase, Reason
 from tanbr.serve.start_blend import StartBlend
 from tanbr.serve.store import Store
-from tanbr.types import Blend, Router, TaskMix
+from tanbr.types import Blend, Decision, PanelDecision, Router, TaskMix
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,8 +25,9 @@ class Pin:
 class Choosing:
     """Chooses before anything is merged."""
 
-    def __init__(self, start: StartBlend, store: Store, config: ServeConfig) -> None:
-        self._start, self._store, self._config = start, store, config
+    def __init__(self, start: StartBlend, store: Store, config: ServeConfig, *, models: int = 1) -> None:
+        """Choose up to G blends to serve side by side."""
+        self._start, self._store, self._config, self._models = start, store, config, models
         self._admission = Admission(config)
 
     def phase(self, turn: Turn, pin: Pin | None) -> Phase:
@@ -38,25 +39,51 @@ class Choosing:
         fresh = turn.rewarded is not None and turn.next - turn.rewarded <= self._config.patience
         return Phase.LEARNING if fresh else Phase.WAITING
 
-    def choose(self, turn: Turn, router: Router, mix: TaskMix, live: Live, pin: Pin | None) -> Choice:
-        """Choose a blend for the forecast mix (V,); a decision of the router's that is not served is told NaN."""
+    def choose(self, turn: Turn, router: Router, mix: TaskMix, kept: Choice | None, pin: Pin | None) -> Choice:
+        """Choose for the forecast mix (V,), where `kept` would serve on what answers.
+
+        A decision of the router's that is not served is told NaN.
+        """
         if pin is not None:
-            return Choice(pin.blend, Reason.PINNED, "pinned", pin.version)
+            return Choice.one(pin.blend, Reason.PINNED, "pinned", pin.version)
         phase, known = self.phase(turn, pin), self._known()
-        if phase is Phase.WAITING and turn.rewarded is not None and (best := best_known(known, mix)):
-            return Choice(best.blend, Reason.BEST, "no rewards any more: the best known blend", best.version)
+        if phase is Phase.WAITING and turn.rewarded is not None and (best := self._best(known, mix)):
+            return best
         if phase is not Phase.LEARNING:
-            blend = self._start(mix, live.blend)
-            same = live.blend is not None and np.array_equal(blend, live.blend)
-            return Choice(blend, Reason.START, f"{phase}: the start blend", live.version if same else None)
-        decision = router.ask(mix)
-        now = next((one for one in known if one.version == live.version), None)
-        if now is None:
-            return Choice(decision.blend, Reason.CHOSEN, decision=decision)
-        choice = self._admission.admit(decision, router.explain(decision), now, known)
+            return self._start_choice(phase, mix, kept)
+        decision = self.ask(router, mix)
+        now = [one for one in known if kept is not None and one.version in kept.versions]
+        if kept is None or len(now) < len(kept.blends):
+            return Choice.of(decision)
+        bound = router.explain(decision).bound if isinstance(decision, Decision) else worth(decision.estimates, mix)
+        choice = self._admission.admit(decision, bound, now, known, kept)
         if choice.decision is None:  # never served: it teaches nothing
-            router.tell(decision, np.full(len(mix), np.nan))
+            unseen = (len(mix),) if isinstance(decision, Decision) else decision.estimates.shape
+            router.tell(decision, np.full(unseen, np.nan))
         return choice
+
+    def ask(self, router: Router, mix: TaskMix) -> Decision | PanelDecision:
+        """Ask for a blend, or for as many as are served side by side."""
+        return router.ask(mix) if self._models == 1 else router.ask(mix, models=self._models)
+
+    def _best(self, known: list[KnownVersion], mix: TaskMix) -> Choice | None:
+        if self._models > 1:
+            return best_panel(known, mix, self._models)
+        best = best_known(known, mix)
+        if best is None:
+            return None
+        return Choice.one(best.blend, Reason.BEST, "no rewards any more: the best known blend", best.version)
+
+    def _start_choice(self, phase: Phase, mix: TaskMix, kept: Choice | None) -> Choice:
+        """Serve what needs no reward; the blends that answer already keep their numbers."""
+        note = f"{phase}: the start blend"
+        if self._models == 1:
+            choice = Choice.one(self._start(mix, None if kept is None else kept.blend), Reason.START, note)
+        else:
+            served = np.empty((0, 0)) if kept is None else kept.blends
+            choice = Choice.panel(*self._start.panel(mix, served, models=self._models), Reason.START, note)
+        old = {} if kept is None else dict(zip((x.tobytes() for x in kept.blends), kept.versions, strict=True))
+        return replace(choice, versions=tuple(old.get(blend.tobytes()) for blend in choice.blends))
 
     def _known(self) -> list[KnownVersion]:
         rows = [row for row in self._store.versions() if row["good"]]

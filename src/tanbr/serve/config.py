@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ByteSize, Field
 
 from tanbr.config import Section
 
@@ -58,6 +58,12 @@ class ServeConfig(Section):
     """never serves the start blend; careful lets the router choose as long as rewards come; always at once."""
     blend: Literal["even", "proportional"] | tuple[float, ...] | None = None
     """The start blend, or its weights; proportional to the mix if the checkpoint names its experts' tasks, or even."""
+    models: int = Field(default=1, ge=1, le=255)
+    """G, merged models that are served side by side, each request by the one that is best for its task."""
+    memory: ByteSize | None = None
+    """Memory for the models, as 300MB; with it, as many are served side by side as fit, the spare included."""
+    answers: Literal["labels", "posterior"] = "labels"
+    """labels gives the most probable label; posterior weighs each by the chance that the text is of a task with it."""
     patience: int = Field(default=20, ge=1)
     """Slots without rewards after which a careful server leaves off exploring and serves the best known blend."""
     slot_requests: int | None = Field(default=None, ge=1)

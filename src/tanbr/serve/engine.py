@@ -1,17 +1,20 @@
-"""The dense model that answers, and the one way its weights change: `prepare`, look it over, write it down, `commit`.
+"""The dense models that answer, and the one way they change: `prepare`, look it over, write it down, `commit`.
 
-With a spare buffer the next blend is merged beside the one that answers, and takes over by one pointer: a commit
-cannot fail for want of a file. Without a spare there is only one place to merge into: `prepare` checks what can be
-checked, whoever looks the blend over borrows the place (merge, answer, merge the old blend back), and `commit` merges
-in place. Requests wait meanwhile, but for nothing else: nothing is written while they do. Such a commit may fail after
-the learner has written: the old blend is back then and goes on answering, and the learner has to write that down.
+There are as many buffers as models in a panel, and a spare. The next blend is merged into a free buffer, beside those
+that answer, and takes over by one pointer: the commit of one new model cannot fail for want of a file. If more are new
+than buffers are free, they take over one after another, each in the buffer that the one before has left; what was
+prepared in that buffer for a look is merged again then. Without a spare a buffer may have to be taken from a model that
+answers: `prepare` checks what can be checked, whoever looks the blend over borrows the place (merge, answer, merge the
+old blend back), and `commit` merges in place. Requests wait meanwhile, but for nothing else: nothing is written while
+they do. A commit that merges may fail after the learner has written: what answers then is whole, old or new, and the
+learner has to write that down.
 
 Who answers holds the pointer for the whole batch: one batch, one merge version.
 """
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +24,7 @@ from numpy.typing import ArrayLike
 from tanbr.errors import CheckpointError, ConfigError
 from tanbr.merge import Moe
 from tanbr.moe.text import Inputs, TextEncoder
+from tanbr.serve.assignment import Assignment
 from tanbr.serve.backends import BACKENDS, Backend
 from tanbr.serve.decode import NotFinite
 from tanbr.serve.watch import FileWatch
@@ -32,31 +36,47 @@ SENTENCES, SENTENCE_SEED = 8, 4_000  # of each generated task, to measure a back
 
 @dataclass(frozen=True, eq=False)
 class Live:
-    """What answers: a backend, the version of the blend in it, and the slot that its answers are credited to."""
+    """A model that answers: a backend, the version of the blend in it, and what its answers are credited to."""
 
     backend: Backend = field(repr=False)
     version: int
     blend: Blend | None  # (K,); None before the first swap
     slot: int = 0
+    place: int = 0  # among the models of the slot
+    answered: bool = True  # False: it was merged for a look, and has answered nobody
 
 
 @dataclass(frozen=True, eq=False)
 class Staged:
     """A blend that is ready to answer and does not yet."""
 
-    backend: Backend | None = field(repr=False)  # that holds it; None where it will be merged in place
+    backend: Backend | None = field(repr=False)  # that it was merged into; None where it will be merged in place
     version: int
     blend: Blend  # (K,)
     changed: bool  # False: this blend answers already
 
 
+@dataclass(frozen=True, eq=False)
+class Lineup:
+    """The models that answer, and which request goes to which: one value, replaced as a whole."""
+
+    models: tuple[Live, ...]  # G, one at least
+    assignment: Assignment | None = field(default=None, repr=False)  # of G models; None: the first answers everything
+
+    def without(self, place: int) -> "Lineup":
+        """Leave one model out: its requests go to the others."""
+        left = None if self.assignment is None else self.assignment.without(place)
+        return Lineup(self.models[:place] + self.models[place + 1 :], left)
+
+
 class Engine:
-    """Serves one blend of an MoE at a time. The experts stay on disk."""
+    """Serves up to G blends of an MoE side by side. The experts stay on disk."""
 
     def __init__(
         self,
         moe: Moe,
         *,
+        models: int = 1,
         batch: int = 32,
         backend: str = "torch",
         device: str = "cpu",
@@ -72,9 +92,13 @@ class Engine:
     ) -> None:
         """Merge the first blend (K,) (all experts alike if None) into a backend of `serve.backends`.
 
-        A backend that does not compute in float32 is measured on the `probes`, or without any on sentences of ours.
+        Up to `models` blends may answer at once. A backend that does not compute in float32 is measured on the
+        `probes`, or without any on sentences of ours.
         """
+        if not 1 <= models <= moe.num_experts:
+            raise ConfigError(f"a panel holds 1 to {moe.num_experts} models, as many as experts (got {models})")
         self.moe = moe
+        self.models = models
         self.merge_seconds = 0.0  # of the last merge
         self.pause_seconds = 0.0  # for which the last swap kept batches waiting
         self._batch, self._merge_share = batch, merge_share
@@ -90,58 +114,72 @@ class Engine:
             probes=lambda: self._padded(list(probes) or sentences()),
             least_agreement=least_agreement,
         )
-        self._live = Live(first, version, known, slot)
-        self._spare: Live | None = replace(self._live, backend=first.twin(moe), blend=None) if spare else None
+        self._lineup = Lineup((Live(first, version, known, slot),))
+        more = models - 1 + spare  # buffers; the one that answered longest ago comes first
+        self._free = [Live(first.twin(moe), version, None, slot) for _ in range(more)]
         self._issued = max(version, issued)  # highest version number in use
         self._idle = threading.Condition()  # guards the pointer and the readers
         self._paused = False
         self._fault = ""  # why nothing can answer: a merge in place failed, and so did merging the old blend back
-        self._staged: Staged | None = None
+        self._staged: list[Staged] = []
         self.files = FileWatch(moe.files)
         moe.release()
 
     @property
-    def live(self) -> Live:
+    def lineup(self) -> Lineup:
         """What answers at the moment."""
-        return self._live
+        return self._lineup
+
+    @property
+    def live(self) -> Live:
+        """The first of the models that answer; the only one unless a panel is served."""
+        return self._lineup.models[0]
 
     @property
     def version(self) -> int:
-        """Merge version that answers: how many blends had been merged when this one was."""
-        return self._live.version
+        """Merge version of the first model: how many blends had been merged when its was."""
+        return self.live.version
 
     @property
     def blend(self) -> Blend | None:
-        """Blend (K,) that answers; None before the first swap."""
-        return self._live.blend
+        """Blend (K,) of the first model; None before the first swap."""
+        return self.live.blend
 
     @property
-    def held(self) -> Live | None:
-        """The version that can be had back without a merge."""
-        return self._spare if self._spare is not None and self._spare.blend is not None else None
+    def held(self) -> tuple[Live, ...]:
+        """The versions that can be had back without a merge, the one that answered last at the end."""
+        return tuple(one for one in self._free if one.blend is not None and one.answered)
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        """All buffers, those that answer first."""
+        return tuple(one.backend for one in (*self._lineup.models, *self._free))
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the head's columns."""
-        return self._live.backend.columns
+        return self.live.backend.columns
 
     @property
     def writes(self) -> bool:
         """Whether the model writes text; otherwise it classifies."""
-        return self._live.backend.writes
+        return self.live.backend.writes
 
     def faults(self) -> tuple[str, ...]:
         """Say why nothing can answer; nothing if something can."""
         return (self._fault,) if self._fault else ()
 
     @contextmanager
-    def using(self) -> Iterator[Live]:
-        """Hold what answers: no merge touches it until the block ends, though another may take over meanwhile."""
+    def using(self, lineup: Lineup | None = None, place: int = 0) -> Iterator[Live]:
+        """Hold a model that answers: no merge touches it until the block ends, though another may take over meanwhile.
+
+        It is the one at `place` of the `lineup`, or where that answers no more, the first one that does.
+        """
         with self._idle:
             self._idle.wait_for(lambda: not self._paused)
             if self._fault:
                 raise CheckpointError(f"{self._fault}; put the checkpoint right and restart")
-            live = self._live
+            live = self._lineup.models[place if lineup is self._lineup else 0]
             live.backend.readers += 1
         try:
             yield live
@@ -153,70 +191,129 @@ class Engine:
     def prepare(self, blend: ArrayLike, *, version: int | None = None) -> Staged:
         """Make the merge of `blend` (K,) ready to answer; nothing else changes until `commit`.
 
-        `version` numbers a blend that had a number before. One thread at a time may prepare, and what is prepared is
-        committed or discarded before the next is. If it fails, the old blend goes on answering.
+        `version` numbers a blend that had a number before. One thread at a time may prepare; what is prepared is
+        committed, all at once, or discarded. If it fails, what answers goes on answering.
         """
         wanted = as_blend(blend, experts=self.moe.num_experts)
-        live = self._live
-        if live.blend is not None and not self._fault and np.array_equal(wanted, live.blend):
-            return self._stage(Staged(live.backend, live.version, live.blend, changed=False))
-        number = self._issued + 1 if version is None else version
-        if self._spare is None:
+        for live in self._lineup.models:
+            if live.blend is not None and not self._fault and np.array_equal(wanted, live.blend):
+                return self._stage(Staged(live.backend, live.version, live.blend, changed=False))
+        numbers = [one.version for one in self._staged if one.changed]
+        number = max(self._issued, *numbers, 0) + 1 if version is None else version
+        if not self._free:
             self.files.check()
             self.moe.check(wanted)
             return self._stage(Staged(None, number, wanted, changed=True))
-        with self._idle:
-            spare = self._spare
-            held = spare.blend is not None and np.array_equal(wanted, spare.blend)
-            if not held:
-                self._idle.wait_for(lambda: spare.backend.readers == 0)
-                self._spare = replace(spare, blend=None)  # nobody can go back to it from here on
-        if not held:
-            self._merge(spare.backend, wanted, share=self._merge_share)
-        return self._stage(Staged(spare.backend, number, wanted, changed=True))
+        return self._stage(Staged(self._merged(wanted, number).backend, number, wanted, changed=True))
 
-    def commit(self, staged: Staged, *, slot: int | None = None) -> Live:
-        """Let what was prepared answer every batch from now on, credited to `slot`; what answers now.
+    def commit(self, *staged: Staged, slot: int | None = None, assignment: Assignment | None = None) -> Lineup:
+        """Let what was prepared, and nothing else, answer from now on, credited to `slot`; what answers now.
 
-        Without a spare this merges, and may fail: then the old blend answers as before.
+        Where models have to be merged for it, it may fail: what answers then is whole, be it old or new.
         """
-        if staged is not self._staged:
+        if not staged or any(one not in self._staged for one in staged):
             raise RuntimeError("only what was prepared last can be committed, and only once")
-        self._staged = None
-        slot = self._live.slot if slot is None else slot
-        if staged.backend is None:
-            with self._paused_for(staged) as backend:
-                self._live, self._fault = Live(backend, staged.version, staged.blend, slot), ""
-        else:
-            started = time.perf_counter()
-            with self._idle:
-                old = self._live
-                if not staged.changed and (old.backend, old.version) != (staged.backend, staged.version):
-                    raise CheckpointError(f"merge version {staged.version} was found broken before it was committed")
-                self._live = Live(staged.backend, staged.version, staged.blend, slot)
-                if old.backend is not staged.backend:
-                    self._spare = old
+        if assignment is not None and len(assignment.panel.blends) != len(staged):
+            raise RuntimeError(f"an assignment to {len(assignment.panel.blends)} models is none to {len(staged)}")
+        self._staged = []
+        if len(staged) > self.models:
+            raise RuntimeError(f"{len(staged)} models do not fit into {self.models} buffers")
+        slot = self.live.slot if slot is None else slot
+        joined: dict[Staged, Live] = {}
+        for one in sorted(
+            staged, key=lambda one: (one.changed, self._holding(one.blend) is None)
+        ):  # what needs no merge first
+            joined[one] = self._join(one, Live(self.live.backend, one.version, one.blend, slot), staged, joined)
+        started = time.perf_counter()
+        with self._idle:
+            answered = self._lineup.models
+            now = tuple(replace(joined[one], place=place) for place, one in enumerate(staged))
+            self._lineup, self._fault = Lineup(now, assignment), ""
+            self._free += [one for one in answered if all(one.backend is not other.backend for other in now)]
+        if all(one.backend is not None for one in staged):
             self.pause_seconds = time.perf_counter() - started
-        self._issued = max(self._issued, staged.version)
-        return self._live
+        self._issued = max(self._issued, *(one.version for one in staged))
+        return self._lineup
 
-    def discard(self, staged: Staged) -> None:
-        """Forget what was prepared: nothing happened."""
-        if staged is self._staged:
-            self._staged = None
+    def discard(self, *staged: Staged) -> None:
+        """Forget what was prepared (all of it if nothing is named): nothing happened."""
+        self._staged = [one for one in self._staged if staged and one not in staged]
 
     def swap(self, blend: ArrayLike, *, version: int | None = None, slot: int | None = None) -> int:
-        """Prepare a blend (K,) and commit it unseen; the merge version that now answers."""
-        return self.commit(self.prepare(blend, version=version), slot=slot).version
+        """Prepare a blend (K,) and commit it unseen; the merge version that now answers everything."""
+        return self.commit(self.prepare(blend, version=version), slot=slot).models[0].version
 
-    def revert(self, broken: Live) -> Live | None:
-        """Go back at once to what answered before `broken`, if that is still in a buffer; what answers now."""
+    def revert(self, broken: Live) -> bool:
+        """Let `broken` answer no more, at once: for the others of its panel, or for what answered before it.
+
+        Whether something else answers now.
+        """
         with self._idle:
-            if self._live.backend is broken.backend and self._live.version == broken.version:
-                if self.held is None or self._spare is None:
-                    return None
-                self._live, self._spare = self._spare, replace(self._live, blend=None)
-            return self._live
+            place = self._place(broken)
+            if place is None:
+                return True
+            if len(self._lineup.models) > 1:
+                self._lineup = self._lineup.without(place)
+            elif self.held:
+                self._lineup = Lineup((self.held[-1],))
+                self._free.remove(self.live)
+            else:
+                return False
+            self._free.insert(0, replace(broken, blend=None))
+            return True
+
+    def _join(self, one: Staged, live: Live, staged: Sequence[Staged], joined: Mapping[Staged, Live]) -> Live:
+        """Let one model take the place of one that goes, if it can; its buffer is free then."""
+        if not one.changed:
+            place = self._place(one)
+            if place is None:
+                raise CheckpointError(f"merge version {one.version} was found broken before it was committed")
+            return replace(live, backend=self._lineup.models[place].backend)
+        stays = [other.backend for other in staged if not other.changed] + [other.backend for other in joined.values()]
+        going = [i for i, old in enumerate(self._lineup.models) if old.backend not in stays]
+        if not self._free:
+            with self._paused_for(one, self._lineup.models[going[0]]) as backend:
+                return self._replaced(going[0], replace(live, backend=backend))
+        ready = self._merged(one.blend, one.version)
+        with self._idle:
+            self._free = [other for other in self._free if other.backend is not ready.backend]
+        return self._replaced(going[0] if going else None, replace(live, backend=ready.backend))
+
+    def _replaced(self, place: int | None, live: Live) -> Live:
+        """Put a model in another's place; the other's buffer is free then, unless it is the same."""
+        if place is not None:
+            with self._idle:
+                models = list(self._lineup.models)
+                old, models[place] = models[place], replace(live, place=place)
+                self._lineup = Lineup(tuple(models), self._lineup.assignment)
+                if old.backend is not live.backend:
+                    self._free.append(old)
+        return live
+
+    def _place(self, model: Live | Staged) -> int | None:
+        """Where among those that answer a model is."""
+        same = [one.backend is model.backend and one.version == model.version for one in self._lineup.models]
+        return same.index(True) if any(same) else None
+
+    def _holding(self, blend: Blend) -> Live | None:
+        """The free buffer that a blend (K,) is in."""
+        held = [one for one in self._free if one.blend is not None and np.array_equal(blend, one.blend)]
+        return held[0] if held else None
+
+    def _merged(self, blend: Blend, version: int) -> Live:
+        """Find the free buffer that holds a blend, or merge it into one."""
+        with self._idle:
+            ready = self._holding(blend)
+            if ready is not None:
+                return ready
+            prepared = [one.backend for one in self._staged if one.changed]
+            free = next((one for one in self._free if one.backend not in prepared), self._free[0])
+            self._idle.wait_for(lambda: free.backend.readers == 0)
+            i = next(i for i, one in enumerate(self._free) if one.backend is free.backend)
+            self._free[i] = replace(free, blend=None)  # nobody can go back to it from here on
+        self._merge(free.backend, blend, share=self._merge_share)
+        self._free[i] = Live(free.backend, version, blend, answered=False)
+        return self._free[i]
 
     def logits(self, texts: Sequence[Text], *, live: Live | Staged | None = None) -> FloatArray:
         """Classify texts: (n, columns), by default with what answers now.
@@ -277,23 +374,23 @@ class Engine:
     @contextmanager
     def _borrowed(self, staged: Staged) -> Iterator[Backend]:
         """Merge in place to look it over, and merge the old blend back at the end."""
-        with self._paused_for(staged) as backend:
+        with self._paused_for(staged, self.live) as backend:
             yield backend
-            self._restore()
+            self._restore(self.live)
 
     @contextmanager
-    def _paused_for(self, staged: Staged) -> Iterator[Backend]:
-        """Merge in place; requests wait until the block ends, and if it raises the old blend is back."""
+    def _paused_for(self, staged: Staged, old: Live) -> Iterator[Backend]:
+        """Merge in the place of `old`; requests wait until the block ends, and if it raises the old blend is back."""
         started = time.perf_counter()
         self.files.check()  # before anything is overwritten: the old blend must come from the same files
         with self._idle:
             self._paused = True
-            self._idle.wait_for(lambda: self._live.backend.readers == 0)
+            self._idle.wait_for(lambda: old.backend.readers == 0)
         try:
-            self._merge(self._live.backend, staged.blend, share=1.0)
-            yield self._live.backend
+            self._merge(old.backend, staged.blend, share=1.0)
+            yield old.backend
         except BaseException:
-            self._restore()
+            self._restore(old)
             raise
         finally:
             with self._idle:
@@ -301,11 +398,11 @@ class Engine:
                 self._idle.notify_all()
             self.pause_seconds = time.perf_counter() - started
 
-    def _restore(self) -> None:
-        """Merge what answers into its buffer again."""
-        self._fault = f"merge version {self._live.version} could not be restored after a merge in place that failed"
+    def _restore(self, old: Live) -> None:
+        """Merge what answered into its buffer again."""
+        self._fault = f"merge version {old.version} could not be restored after a merge in place that failed"
         self.files.check()
-        self._live.backend.merge(self.moe, self.moe.check(self._live.blend))
+        old.backend.merge(self.moe, self.moe.check(old.blend))
         self._fault = ""
 
     def _merge(self, backend: Backend, blend: Blend, *, share: float) -> None:
@@ -316,7 +413,7 @@ class Engine:
         self.merge_seconds = time.perf_counter() - started
 
     def _stage(self, staged: Staged) -> Staged:
-        self._staged = staged
+        self._staged.append(staged)
         return staged
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -46,24 +46,28 @@ class Guard:
         self._good: OrderedDict[int, FloatArray] = OrderedDict()  # version → rewards of the probes (n,)
         self._digest = hashlib.sha256(repr([(row.task, row.text) for row in self._probes]).encode()).hexdigest()[:16]
         self._known = np.zeros((2, len(tasks)))  # live rewards of good versions: sums and counts per task, fading
-        self._now = np.zeros((3, len(tasks)))  # live rewards of what answers: sums, sums of squares, counts
+        self._now: dict[int, FloatArray] = {}  # live rewards of each version that answers: (3, V), as `see` has them
 
     def remembered(self) -> str:
         """Give what it has seen of blends, as JSON: a restart must not make it forget what it refuses."""
         good = {str(version): rewards.tolist() for version, rewards in self._good.items()}
-        return json.dumps(
-            {"probes": self._digest, "good": good, "known": self._known.tolist(), "now": self._now.tolist()}
-        )
+        now = {str(version): rewards.tolist() for version, rewards in self._now.items()}
+        return json.dumps({"probes": self._digest, "good": good, "known": self._known.tolist(), "now": now})
 
-    def remember(self, text: str | None) -> None:
-        """Take in what `remembered` gave; of other probes or tasks only what fits, and nothing that makes no sense."""
+    def remember(self, text: str | None, *, version: int) -> None:
+        """Take in what `remembered` gave; of other probes or tasks only what fits, and nothing that makes no sense.
+
+        `version` is the first of those that answer: what was seen before there were several is of it.
+        """
         try:
             saved = json.loads(text or "{}")
-            known, now = (np.array(saved[name], dtype=np.float64) for name in ("known", "now"))
+            known, of = np.array(saved["known"], dtype=np.float64), saved["now"]
+            of = {version: of} if isinstance(of, list) else of
+            now = {int(number): np.array(rewards, dtype=np.float64) for number, rewards in of.items()}
             good = {int(version): np.array(rewards, dtype=np.float64) for version, rewards in saved["good"].items()}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return
-        if known.shape == self._known.shape and now.shape == self._now.shape:
+        if known.shape == self._known.shape and all(rewards.shape == (3, len(self._tasks)) for rewards in now.values()):
             self._known, self._now = known, now
         if saved.get("probes") == self._digest:
             self._good.update((v, rewards) for v, rewards in good.items() if rewards.shape == self._of.shape)
@@ -103,24 +107,38 @@ class Guard:
 
     # --- while it is ------------------------------------------------------------------------------------------------
 
-    def opened(self, *, same: bool, bad: int | None, keep: int) -> None:
-        """A slot starts: with the same blend, or with another, whose predecessor was good unless it is `bad`."""
-        if bad is not None:
-            self._good.pop(bad, None)
-            self._now = np.zeros_like(self._now)
-        elif not same:
-            self._known = 0.9 * self._known + self._now[[0, 2]]
-            self._now = np.zeros_like(self._now)
+    def opened(self, versions: Collection[int], *, bad: Collection[int] = (), keep: int) -> None:
+        """A slot starts with these versions; those that answered before and do no more were good, unless `bad`."""
+        for version in bad:
+            self._good.pop(version, None)
+        gone = [rewards for version, rewards in self._now.items() if version not in (*versions, *bad)]
+        if gone:
+            self._known = 0.9 * self._known + np.sum(gone, axis=0)[[0, 2]]
+        self._now = {version: rewards for version, rewards in self._now.items() if version in {*versions} - {*bad}}
         while len(self._good) > keep:
             self._good.popitem(last=False)
 
-    def see(self, share: FloatArray, reward: float) -> None:
-        """Take in a live reward of what answers, shared out over the tasks (V,)."""
-        self._now += share * np.array([[reward], [reward * reward], [1.0]])
+    def see(self, version: int, share: FloatArray, reward: float) -> None:
+        """Take in a live reward of a version that answers, shared out over the tasks (V,).
 
-    def judge(self) -> str | None:
-        """Say why what answers should go, None if it should not: its rewards fell, task by task, beyond chance."""
-        sums, squares, counts = self._now
+        Kept are sums, sums of squares, and counts.
+        """
+        seen = self._now.get(version, np.zeros((3, len(self._tasks))))
+        self._now[version] = seen + share * np.array([[reward], [reward * reward], [1.0]])
+
+    def reward(self, version: int) -> float:
+        """Mean live reward of a version that answers; NaN if there was none."""
+        sums, _, counts = self._now.get(version, np.zeros((3, len(self._tasks))))
+        return float(sums.sum() / counts.sum()) if counts.sum() > 0 else float("nan")
+
+    def judge(self) -> tuple[int, str] | None:
+        """Name a version that should answer no more, and say why; None if all may."""
+        judged = ((version, self._judged(rewards)) for version, rewards in self._now.items())
+        return next(((version, why) for version, why in judged if why is not None), None)
+
+    def _judged(self, rewards: FloatArray) -> str | None:
+        """Say why a version with these live rewards (3, V) should go: they fell, task by task, beyond chance."""
+        sums, squares, counts = rewards
         known, behind = self._known
         both = (counts > 0.5) & (behind >= self._config.least_count / 2)
         if counts[both].sum() < self._config.least_count:

@@ -1,9 +1,10 @@
 """Request ids that only this server can have issued, and that say which slot answered.
 
-An id is the slot (4 bytes), 8 random bytes and a keyed hash of both: it needs no look-up to be trusted, so feedback is
-taken even for a request whose row was lost when the process was killed. The hash also holds the *epoch*, a random name
-that every start of a server takes anew. An epoch's ids count for the slots from its start to the next one's: what a
-server gave out after the backup that another was restored from, for slots that never came to be here, is unknown.
+An id is the slot (4 bytes), the model's place in it (1), 7 random bytes and a keyed hash of all: it needs no look-up to
+be trusted, so feedback is taken even for a request whose row was lost when the process was killed. The hash also holds
+the *epoch*, a random name that every start of a server takes anew. An epoch's ids count for the slots from its start to
+the next one's: what a server gave out after the backup that another was restored from, for slots that never came to be
+here, is unknown.
 """
 
 import hmac
@@ -16,7 +17,8 @@ from hashlib import blake2b
 
 KEY_BYTES, EPOCH_BYTES = 32, 8
 MOST_EPOCHS = 256  # of which ids are still known
-_RANDOM, _MAC = 8, 8
+_RANDOM, _MAC = 7, 8
+_HEAD = 5  # bytes before the random ones
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,9 @@ class RequestIds:
         ends = [epoch.first for epoch in epochs[1:]] + [1 << 62]
         self._epochs = [(epoch.name, epoch.first, end) for epoch, end in zip(epochs, ends, strict=True)][::-1]
 
-    def issue(self, slot: int, count: int) -> list[bytes]:
-        """Make ids for requests answered in a slot; raw, as the store keeps them (12 bytes)."""
-        head, random = slot.to_bytes(4, "big"), os.urandom(_RANDOM * count)
+    def issue(self, slot: int, count: int, *, place: int = 0) -> list[bytes]:
+        """Make ids for requests answered in a slot by one of its models; raw, as the store keeps them (12 bytes)."""
+        head, random = slot.to_bytes(4, "big") + bytes([place]), os.urandom(_RANDOM * count)
         return [head + random[start : start + _RANDOM] for start in range(0, len(random), _RANDOM)]
 
     def show(self, raw: bytes) -> str:
@@ -51,7 +53,7 @@ class RequestIds:
         except (Error, ValueError):
             return None
         raw, mac = value[:-_MAC], value[-_MAC:]
-        if len(raw) != 4 + _RANDOM:
+        if len(raw) != _HEAD + _RANDOM:
             return None
         slot = slot_of(raw)
         names = [name for name, first, last in self._epochs if first <= slot <= last]
@@ -64,3 +66,8 @@ class RequestIds:
 def slot_of(raw: bytes) -> int:
     """The slot whose blend answered a request."""
     return int.from_bytes(raw[:4], "big")
+
+
+def place_of(raw: bytes, models: int) -> int:
+    """The model, of those of its slot, that answered a request; ids from before there were several name none."""
+    return raw[4] if models > 1 and raw[4] < models else 0

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tanbr.moe.text import Columns
+from tanbr.monitor.recogniser import Recognition
 from tanbr.serve.decode import Written
 from tanbr.serve.records import Answered, Generated, OnToken
-from tanbr.types import Text
+from tanbr.types import FloatArray, Text
 
 
 @dataclass(eq=False)
@@ -25,11 +26,16 @@ class Job:
     written: dict[int, Written] = field(default_factory=dict)  # prompt → what was written for it
     streamed: bool = False  # whether its client has seen a part of an answer
     left: bool = False  # whether the model thread has no more to do with it
+    named: FloatArray | None = None  # (V,) 1 for the tasks that its client has named, if it has
+    seen: Recognition | None = None  # what its texts say about their tasks, where that was asked for
+    posteriors: FloatArray | None = None  # (n, V) the same, weighed by the slot's mix and by what the client has named
+    place: int = 0  # of the model that answers it, in the lineup
+    whole: "Job | None" = None  # that it is a part of
 
     @property
     def wanted(self) -> bool:
         """Whether the model has work to do for it, and somebody waits."""
-        return not self.left and not self.future.cancelled()
+        return not self.left and not self.future.cancelled() and (self.whole is None or self.whole.wanted)
 
     def resolve(self, answer: Answered | Generated) -> None:
         """Give the client its answer, if it still waits."""

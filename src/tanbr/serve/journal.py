@@ -3,22 +3,38 @@
 import json
 import math
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tanbr.errors import InputError, StateError
 from tanbr.serve.records import Reason
 from tanbr.serve.rewards import Tally
 from tanbr.serve.rows import shown
 from tanbr.serve.store import Store
-from tanbr.types import Blend, Counts, Decision, Reward, SlotMix, SlotRecord, TaskMix, as_blend, as_task_mix
+from tanbr.types import (
+    Blend,
+    Decision,
+    FloatArray,
+    PanelDecision,
+    SlotMix,
+    SlotRecord,
+    TaskMix,
+    as_blend,
+    as_task_mix,
+)
 
 STATES = ("router", "monitor")
-_COUNT = "UPDATE versions SET requests = requests + ? WHERE version = (SELECT version FROM slots WHERE slot = ?)"
+Place: TypeAlias = tuple[int, int]  # a slot, and the place of one of its models
+_COUNT = (
+    "UPDATE versions SET requests = requests + :count "
+    "WHERE version = (SELECT version FROM models WHERE slot = :slot AND place = :place)"
+)
 
 
 class Saves(Protocol):
@@ -34,12 +50,34 @@ class OpenSlot:
     """A slot that is being served, or whose reward is still to come."""
 
     slot: int
-    merge_version: int
+    versions: tuple[int, ...]  # (G,) of its models
     task_mix: TaskMix  # (V,) forecast that it was opened with
-    blend: Blend  # (K,) as served
-    decision: Decision | None  # the router's, if the blend is its choice
+    blends: FloatArray  # (G, K) as served
+    decision: Decision | PanelDecision | None  # the router's, if it is its choice
     reason: Reason
     note: str = ""
+    estimates: FloatArray | None = None  # (G, V) what each task is taken to earn at each model; None if there is one
+
+    @property
+    def merge_version(self) -> int:
+        """Version of the first model."""
+        return self.versions[0]
+
+    @property
+    def blend(self) -> Blend:
+        """Blend (K,) of the first model."""
+        return np.asarray(self.blends[0])
+
+    @property
+    def panel(self) -> PanelDecision:
+        """Its models, and which request goes to which."""
+        estimates = np.ones((1, len(self.task_mix))) if self.estimates is None else self.estimates
+        return PanelDecision(-1, self.task_mix, self.blends, estimates)
+
+    @property
+    def task_models(self) -> NDArray[np.intp]:
+        """The place of the model that each task goes to (V,)."""
+        return self.panel.task_models
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,16 +85,20 @@ class SlotReward:
     """What the router is told of a slot."""
 
     opened: OpenSlot
-    reward: Reward
-    counts: Counts
+    rewards: FloatArray  # (G, V) of each model, NaN where unseen
+    counts: FloatArray  # (G, V)
     late: bool  # whether it is what came after the slot was told
     shares: dict[str, float]  # source → its share
 
     @property
     def record(self) -> SlotRecord:
-        """The slot, start to end."""
-        slot = self.opened
-        return SlotRecord(slot.slot, slot.merge_version, slot.task_mix, slot.blend, self.reward, self.counts)
+        """The slot, start to end, over all its models."""
+        slot, counts = self.opened, self.counts.sum(axis=0)
+        sums = np.where(self.counts > 0, self.rewards * self.counts, 0.0).sum(axis=0)
+        reward = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+        if len(slot.versions) == 1:
+            reward = self.rewards[0]
+        return SlotRecord(slot.slot, slot.merge_version, slot.task_mix, slot.blend, reward, counts)
 
 
 @dataclass(eq=False)
@@ -66,11 +108,11 @@ class Turn:
     ended: OpenSlot | None  # None before the first
     mark: int  # feedback up to this number is in the router's state, as far as its slot was told
     mix: SlotMix | None = None  # of the ended slot
-    requests: dict[int, int] = field(default_factory=dict)  # slot → requests that it held and were not yet counted
+    requests: dict[Place, int] = field(default_factory=dict)  # requests that models held and were not yet counted
     regret: float = math.nan  # of the ended slot, as the router believed when it opened
     told: list[SlotReward] = field(default_factory=list)
     rewarded: int | None = None  # slot that was opened when the router was last told a reward
-    bad: int | None = None  # a merge version that proved bad
+    bad: tuple[int, ...] = ()  # merge versions that proved bad
     meta: dict[str, Any] = field(default_factory=dict)  # what else is to be kept
     first: int = 0  # slot to start with
 
@@ -81,11 +123,18 @@ class Turn:
 
 
 def write_turn(
-    store: Store, turn: Turn, opened: OpenSlot, *, states: dict[str, Saves], measured: Tally | None, keep_versions: int
+    store: Store,
+    turn: Turn,
+    opened: OpenSlot,
+    *,
+    states: dict[str, Saves],
+    measured: Sequence[Tally],
+    keep_versions: int,
 ) -> None:
     """Save the states under new names, then the turn and these names in one transaction; the old states go last.
 
-    A state that is not in `states` stays the one that was saved before.
+    A state that is not in `states` stays the one that was saved before; `measured` are what the server rewarded the
+    models of the ended slot with.
     """
     store.check_files()  # a folder that was deleted is not made anew in parts
     old = {name: store.meta(name) for name in STATES}
@@ -100,29 +149,42 @@ def write_turn(
             _write_ended(write, turn, turn.ended, turn.mix, measured, now)
         for told in turn.told:
             _write_told(write, told)
-        if turn.bad is not None:
-            write.execute("UPDATE versions SET good = 0 WHERE version = ?", (turn.bad,))
+        write.executemany("UPDATE versions SET good = 0 WHERE version = ?", [(version,) for version in turn.bad])
         _write_opened(write, opened, now, keep_versions)
     for name in STATES:
         if old[name] is not None and old[name] != names[name]:
             (store.folder / old[name]).unlink(missing_ok=True)
 
 
-def count_requests(write: Connection, requests: dict[int, int]) -> None:
-    """Count more requests for slots, and for their versions."""
-    for slot, count in requests.items():
-        write.execute("UPDATE slots SET requests = requests + ? WHERE slot = ?", (count, slot))
-        write.execute(_COUNT, (count, slot))
+def count_requests(write: Connection, requests: dict[Place, int]) -> None:
+    """Count more requests for models of slots, for the slots and for the versions."""
+    for (slot, place), count in requests.items():
+        named = {"slot": slot, "place": place, "count": count}
+        write.execute("UPDATE slots SET requests = requests + :count WHERE slot = :slot", named)
+        write.execute("UPDATE models SET requests = requests + :count WHERE slot = :slot AND place = :place", named)
+        write.execute(_COUNT, named)
 
 
-def read_slot(row: dict[str, Any], *, experts: int, tasks: int, told: bool = False) -> OpenSlot:
-    """Make a slot of its row in the store; one that was told has no decision any more."""
+def read_slot(
+    row: dict[str, Any], *, experts: int, tasks: int, decisions: Iterable[Decision | PanelDecision] = ()
+) -> OpenSlot:
+    """Make a slot of its row in the store; its decision is one of the `decisions` that the router still waits for."""
     try:
-        mix, blend = as_task_mix(row["mix"], tasks=tasks), as_blend(row["blend"], experts=experts)
-        asked = row["decision"] is not None and not told
-        decision = Decision(int(row["decision"]), mix, blend) if asked else None
+        models = row["models"]
+        if not models:
+            raise ValueError("it has no model")
+        estimates = None
+        if len(models) > 1:
+            estimates = np.array([model["estimates"] for model in models]).reshape(len(models), tasks)
         return OpenSlot(
-            int(row["slot"]), int(row["version"]), mix, blend, decision, Reason(row["reason"]), str(row["note"])
+            int(row["slot"]),
+            tuple(int(model["version"]) for model in models),
+            as_task_mix(row["mix"], tasks=tasks),
+            np.array([as_blend(model["blend"], experts=experts) for model in models]),
+            next((one for one in decisions if one.id == row["decision"]), None),
+            Reason(row["reason"]),
+            str(row["note"]),
+            estimates,
         )
     except (InputError, ValueError, TypeError) as error:
         raise StateError(f"the store's slot {row['slot']!r} is damaged ({error}); restore it from a copy") from None
@@ -146,49 +208,60 @@ def tidy(store: Store) -> None:
 
 
 def _write_ended(
-    write: Connection, turn: Turn, ended: OpenSlot, mix: SlotMix, measured: Tally | None, now: float
+    write: Connection, turn: Turn, ended: OpenSlot, mix: SlotMix, measured: Sequence[Tally], now: float
 ) -> None:
     write.execute(
         "UPDATE slots SET ended = ?, estimate = ?, unknown = ?, regret = ? WHERE slot = ?",
         (now, shown(mix.estimate), mix.unknown, turn.regret, ended.slot),
     )
-    for source, sums, counts in [] if measured is None else measured.parts:
-        write.execute(
-            "INSERT OR REPLACE INTO measured VALUES (?, ?, ?, ?)", (ended.slot, source, shown(sums), shown(counts))
-        )
+    for place, tally in enumerate(measured):
+        rows = [(ended.slot, place, source, shown(sums), shown(counts)) for source, sums, counts in tally.parts]
+        write.executemany("INSERT OR REPLACE INTO measured VALUES (?, ?, ?, ?, ?)", rows)
 
 
 def _write_told(write: Connection, told: SlotReward) -> None:
-    slot = told.opened
+    slot, record = told.opened, told.record
     if not told.late:
         write.execute(
             "UPDATE slots SET told = 1, reward = ?, counts = ? WHERE slot = ?",
-            (shown(told.reward), shown(told.counts), slot.slot),
+            (shown(record.reward), shown(record.counts), slot.slot),
         )
-    found = write.execute("SELECT sums, counts FROM versions WHERE version = ?", (slot.merge_version,)).fetchone()
-    if found is not None:
-        sums, counts = (np.array(json.loads(text)) for text in found)
-        sums += np.where(told.counts > 0, told.reward, 0.0) * told.counts
-        write.execute(
-            "UPDATE versions SET sums = ?, counts = ? WHERE version = ?",
-            (shown(sums), shown(counts + told.counts), slot.merge_version),
-        )
+    for place, (version, reward, count) in enumerate(zip(slot.versions, told.rewards, told.counts, strict=True)):
+        if not told.late:
+            write.execute(
+                "UPDATE models SET reward = ?, counts = ? WHERE slot = ? AND place = ?",
+                (shown(reward), shown(count), slot.slot, place),
+            )
+        found = write.execute("SELECT sums, counts FROM versions WHERE version = ?", (version,)).fetchone()
+        if found is not None:
+            sums, counts = (np.array(json.loads(text)) for text in found)
+            sums += np.where(count > 0, reward, 0.0) * count
+            write.execute(
+                "UPDATE versions SET sums = ?, counts = ? WHERE version = ?",
+                (shown(sums), shown(counts + count), version),
+            )
 
 
 def _write_opened(write: Connection, opened: OpenSlot, now: float, keep_versions: int) -> None:
     decision = None if opened.decision is None else opened.decision.id
-    mix, blend, zeros = shown(opened.task_mix), shown(opened.blend), shown(np.zeros_like(opened.task_mix))
+    mix, zeros = shown(opened.task_mix), shown(np.zeros_like(opened.task_mix))
     write.execute(
         "INSERT INTO slots (slot, decision, version, mix, blend, reason, note, started) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (opened.slot, decision, opened.merge_version, mix, blend, opened.reason, opened.note, now),
+        (opened.slot, decision, opened.merge_version, mix, shown(opened.blend), opened.reason, opened.note, now),
     )
+    for place, (version, blend) in enumerate(zip(opened.versions, opened.blends, strict=True)):
+        estimates = None if opened.estimates is None else shown(opened.estimates[place])
+        write.execute(
+            "INSERT INTO models (slot, place, version, blend, estimates) VALUES (?, ?, ?, ?, ?)",
+            (opened.slot, place, version, shown(blend), estimates),
+        )
+        write.execute(
+            "INSERT OR IGNORE INTO versions (version, blend, created, sums, counts) VALUES (?, ?, ?, ?, ?)",
+            (version, shown(blend), now, zeros, zeros),
+        )
     write.execute(
-        "INSERT OR IGNORE INTO versions (version, blend, created, sums, counts) VALUES (?, ?, ?, ?, ?)",
-        (opened.merge_version, blend, now, zeros, zeros),
-    )
-    write.execute(
-        "DELETE FROM versions WHERE version NOT IN "
-        "(SELECT version FROM versions ORDER BY version = ? DESC, version DESC LIMIT ?)",
-        (opened.merge_version, keep_versions),
+        "DELETE FROM versions WHERE version NOT IN (SELECT version FROM versions ORDER BY "
+        "version IN (SELECT version FROM models WHERE slot = ?) DESC, version DESC LIMIT ?)",
+        (opened.slot, max(keep_versions, len(opened.versions))),
     )

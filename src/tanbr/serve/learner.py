@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -20,13 +21,16 @@ from tanbr.errors import StateError
 from tanbr.monitor import Monitor
 from tanbr.serve.admission import Choice
 from tanbr.serve.answer_log import AnswerLog
+from tanbr.serve.assignment import Assignment
 from tanbr.serve.choosing import Choosing, Pin
 from tanbr.serve.clients import Clients
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.engine import Engine, Live, Staged
+from tanbr.serve.engine import Engine, Staged
 from tanbr.serve.guard import Guard, Refused, Scrutiny
+from tanbr.serve.ids import place_of
 from tanbr.serve.journal import (
     OpenSlot,
+    Place,
     Saves,
     Turn,
     count_requests,
@@ -39,9 +43,9 @@ from tanbr.serve.records import Alarm, Observer, Reason
 from tanbr.serve.rewards import share_out
 from tanbr.serve.start_blend import StartBlend
 from tanbr.serve.store import Store
-from tanbr.serve.telling import Telling
+from tanbr.serve.telling import Telling, rewards_for
 from tanbr.serve.view import View, explained
-from tanbr.types import FloatArray, Router, SlotRecord, TaskMix
+from tanbr.types import Decision, FloatArray, PanelDecision, Router, SlotRecord, TaskMix
 
 log = logging.getLogger("tanbr.serve")
 
@@ -75,7 +79,7 @@ class Learner:
         self.config, self.observer = config, observer
         self.pin: Pin | None = None
         self.forecast: TaskMix = np.full(len(monitor.tasks), 1.0 / len(monitor.tasks))  # nothing seen yet: all alike
-        self._choosing = Choosing(start, store, config)
+        self._choosing = Choosing(start, store, config, models=engine.models)
         self._telling = Telling(store, answers, config, experts=engine.moe.num_experts, tasks=len(monitor.tasks))
         self._view: View | None = None
         self._alarms: deque[Alarm] = deque(maxlen=ALARMS)
@@ -120,7 +124,8 @@ class Learner:
             self._seen = row.seq
             if row.task is not None or not row.novel:
                 share = share_out(row.task, row.posterior, self.forecast)
-                self._show(row.slot, self._telling.clients.trust(row.client) * share, row.reward)
+                model = row.slot, place_of(row.id, len(self.current.versions))
+                self._show(model, self._telling.clients.trust(row.client) * share, row.reward)
 
     def read_safely(self) -> bool:
         """Read, and say so if that fails; whether it did not."""
@@ -131,87 +136,120 @@ class Learner:
             return False
         return True
 
-    def _show(self, slot: int, share: FloatArray, reward: float) -> None:
+    def _show(self, model: Place, share: FloatArray, reward: float) -> None:
+        slot, place = model
         if slot == self.current.slot:
-            self.guard.see(share, reward)
+            self.guard.see(self.current.versions[place], share, reward)
 
     # --- the turn of a slot -----------------------------------------------------------------------------------------
 
-    def turn(self, forced: Choice | None = None, *, bad: int | None = None, worthless: bool = False) -> bool:
+    def turn(self, forced: Choice | None = None, *, bad: tuple[int, ...] = (), worthless: bool = False) -> bool:
         """End the slot and open the next; whether a next one was opened.
 
-        `forced` is served instead of asking the router. A `bad` version is told to the router at once, with zeros if it
-        was worthless.
+        `forced` is served instead of asking the router. What is told of a slot with `bad` versions is told at once,
+        with zeros for these if they were worthless.
         """
         self.read_safely()
         before = copy.deepcopy((self.router, self.monitor, self._telling.clients)), self.forecast
-        live, turn = self.engine.live, self._new_turn(self.current, bad=bad)
+        kept, turn = self.kept(), self._new_turn(self.current, bad=bad)
         try:
             turn.mark = self.store.last_seq()
             turn.requests = self.answers.uncounted()
             self._teach_monitor(turn)
             turn.mix = self.monitor.close_slot()
             self.forecast = turn.mix.forecast
-            staged, opened = self._next(turn, forced, live, worthless=worthless)
-            self._write(turn, opened, staged=staged)
+            staged, opened = self._next(turn, forced, kept, worthless=worthless)
+            self._write(turn, opened)
         except Exception as error:  # the disk, most likely: the slot goes on, with all it held, until it can be written
             (self.router, self.monitor, self._telling.clients), self.forecast = before
             self.alarm(f"slot {self.current.slot} goes on: {type(error).__name__}: {error}")
             return False
         self._opened(turn, opened)
-        return self._commit(staged, live)
+        return self._commit(staged, kept)
 
-    def _next(self, turn: Turn, forced: Choice | None, live: Live, *, worthless: bool) -> tuple[Staged, OpenSlot]:
+    def kept(self) -> Choice | None:
+        """What would serve on what answers now; None before the first slot."""
+        models = [one for one in self.engine.lineup.models if one.blend is not None]
+        if not models or self._view is None:
+            return None
+        rows, opened = [one.place for one in models], self.current
+        estimates = opened.estimates
+        if len(models) == 1 or estimates is None or max(rows) >= len(estimates):
+            return Choice.one(np.asarray(models[0].blend), Reason.KEPT, version=models[0].version)
+        versions, blends = tuple(one.version for one in models), np.array([one.blend for one in models])
+        return Choice(blends, Reason.KEPT, versions=versions, estimates=estimates[rows])
+
+    def _next(
+        self, turn: Turn, forced: Choice | None, kept: Choice | None, *, worthless: bool
+    ) -> tuple[list[Staged], OpenSlot]:
         """Tell, choose and prepare; if that fails, go on with what answers and tell nothing."""
         before = copy.deepcopy((self.router, self._telling.clients))
         try:
             self._telling.tell(turn, self.router, worthless=worthless)
         except Exception as error:  # a router that fails must not keep a bad blend answering
-            kept = self._untell(turn, before, live, error)
-            forced = forced or kept
+            stays = self._untell(turn, before, kept, error)
+            forced = forced or stays
         try:
-            choice = forced or self._choosing.choose(turn, self.router, self.forecast, live, self.pin)
-            return self._prepare(turn, choice, live)
+            choice = forced or self._choosing.choose(turn, self.router, self.forecast, kept, self.pin)
+            return self._prepare(turn, choice, kept)
         except Exception as error:
-            return self._prepare(turn, self._untell(turn, before, live, error), live)
+            return self._prepare(turn, self._untell(turn, before, kept, error), kept)
 
-    def _untell(self, turn: Turn, before: tuple[Router, Clients], live: Live, error: Exception) -> Choice:
+    def _untell(self, turn: Turn, before: tuple[Router, Clients], kept: Choice | None, error: Exception) -> Choice:
         """Put the router back to what it was before it was told, to be told again with the next turn; what stays."""
         self.router, self._telling.clients = copy.deepcopy(before)
         turn.told, turn.mark, turn.rewarded = [], self._telling.mark, self._telling.rewarded
         said = f"{type(error).__name__}: {error}"
-        self.alarm(f"slot {self.current.slot}: {said}; merge version {live.version} stays")
-        if live.blend is None:
+        version = self.engine.version if kept is None else _listed(kept.versions)
+        self.alarm(f"slot {self.current.slot}: {said}; merge version {version} stays")
+        if kept is None:
             raise error
-        return Choice(live.blend, Reason.FAILED, f"failed: {said}", live.version)
+        return replace(kept, reason=Reason.FAILED, note=f"failed: {said}")
 
-    def _prepare(self, turn: Turn, choice: Choice, live: Live) -> tuple[Staged, OpenSlot]:
+    def _prepare(self, turn: Turn, choice: Choice, kept: Choice | None) -> tuple[list[Staged], OpenSlot]:
         """Merge what was chosen, and look it over; what is refused is told to the router, which may choose again."""
         for chance in range(self.config.guard.tries, -1, -1):
-            staged = self.engine.prepare(choice.blend, version=choice.version)
+            staged: list[Staged] = []
             try:
-                if staged.changed:
-                    self.guard.inspect(staged, self.forecast, scrutiny=SCRUTINY[choice.reason])
+                versions = choice.versions or (None,) * len(choice.blends)
+                for blend, version, mix in zip(choice.blends, versions, choice.mixes(self.forecast), strict=True):
+                    staged.append(self.engine.prepare(blend, version=version))
+                    if staged[-1].changed:
+                        self.guard.inspect(staged[-1], mix, scrutiny=SCRUTINY[choice.reason])
                 return staged, OpenSlot(
-                    turn.next, staged.version, self.forecast, choice.blend, choice.decision, choice.reason, choice.note
+                    turn.next,
+                    tuple(one.version for one in staged),
+                    self.forecast,
+                    choice.blends,
+                    choice.decision,
+                    choice.reason,
+                    choice.note,
+                    choice.estimates,
                 )
             except Refused as refused:
-                self.engine.discard(staged)
-                if choice.decision is None or live.blend is None:
+                self.engine.discard()
+                if choice.decision is None or kept is None:
                     raise
                 log.info("a blend is not served: %s", refused)
-                self.router.tell(choice.decision, refused.reward, refused.counts)
+                self._tell_refused(choice.decision, staged[-1], refused)
                 if chance > 1:
-                    decision = self.router.ask(self.forecast)
-                    choice = Choice(decision.blend, Reason.CHOSEN, decision=decision)
+                    choice = Choice.of(self._choosing.ask(self.router, self.forecast))
                 else:
-                    choice = Choice(live.blend, Reason.KEPT, f"refused: {refused}", live.version)
+                    choice = replace(kept, note=f"refused: {refused}")
             except BaseException:
-                self.engine.discard(staged)
+                self.engine.discard()
                 raise
         raise AssertionError("the last chance keeps what answers")
 
-    def _write(self, turn: Turn, opened: OpenSlot, *, staged: Staged) -> None:
+    def _tell_refused(self, decision: Decision | PanelDecision, staged: Staged, refused: Refused) -> None:
+        """Tell the router what the probes of the blend that was refused have earned; nothing of its other blends."""
+        reward, counts = refused.reward, refused.counts
+        if isinstance(decision, PanelDecision):
+            reward = rewards_for(decision, staged.blend[None], reward[None], unseen=np.nan)
+            counts = rewards_for(decision, staged.blend[None], counts[None], unseen=0.0)
+        self.router.tell(decision, reward, counts)
+
+    def _write(self, turn: Turn, opened: OpenSlot) -> None:
         """Write the turn down, before anything of it shows."""
         turn.meta = {
             "guard": self.guard.remembered(),
@@ -219,17 +257,18 @@ class Learner:
             "rewarded": turn.rewarded,
         }
         states: dict[str, Saves] = {"monitor": self.monitor, "router": self.router}
-        measured = None if turn.ended is None else self.answers.tally(turn.ended.slot)
-        keep = self.config.keep_versions
+        ended = turn.ended
+        places = () if ended is None else range(len(ended.versions))
+        measured = [] if ended is None else [self.answers.tally(ended.slot, place) for place in places]
+        keep = self.config.keep_versions * self.engine.models
         try:
             write_turn(self.store, turn, opened, states=states, measured=measured, keep_versions=keep)
         except BaseException:
-            self.engine.discard(staged)
+            self.engine.discard()
             raise
 
     def _opened(self, turn: Turn, opened: OpenSlot) -> None:
         """Remember what was written down."""
-        same = self._view is not None and self.current.merge_version == opened.merge_version
         last, shares = (None, {}) if self._view is None else (self._view.last, self._view.shares)
         if turn.mix is not None:
             if turn.mix.alarm and not self._drifting:
@@ -242,23 +281,34 @@ class Learner:
         self.answers.counted(turn.requests)
         self._telling.remember(turn)
         self.answers.forget(min(self._telling.settling, default=opened.slot) - 1)
-        self.guard.opened(same=same, bad=turn.bad, keep=self.config.keep_versions)
+        keep = self.config.keep_versions * self.engine.models
+        self.guard.opened(opened.versions, bad=turn.bad, keep=keep)
         self._show_view(opened, last, shares)
 
-    def _commit(self, staged: Staged, live: Live) -> bool:
-        """Let it answer; a merge in place may fail even now, and then the old blend gets a slot of its own."""
+    def _commit(self, staged: list[Staged], kept: Choice | None) -> bool:
+        """Let it answer; a merge may fail even now, and then what is whole gets a slot of its own."""
         try:
-            self.engine.commit(staged, slot=self.current.slot)
+            self.engine.commit(*staged, slot=self.current.slot, assignment=self.assignment())
         except Exception as error:
-            self.alarm(f"merge version {staged.version} cannot be served: {type(error).__name__}: {error}")
-            if live.blend is None or not staged.changed:
+            versions = _listed([one.version for one in staged if one.changed])
+            self.alarm(f"merge version {versions} cannot be served: {type(error).__name__}: {error}")
+            if kept is None or not any(one.changed for one in staged):
                 return False
-            return self.turn(Choice(live.blend, Reason.FAILED, f"failed: {error}", live.version))
-        if staged.changed:
-            self.observer.merged(self.engine.merge_seconds, staged.version)
+            whole = self.engine.lineup.models[0]  # old or new
+            blend = kept.blend if whole.blend is None else whole.blend
+            return self.turn(Choice.one(blend, Reason.FAILED, f"failed: {error}", whole.version))
+        for one in staged:
+            if one.changed:
+                self.observer.merged(self.engine.merge_seconds, one.version)
         if self.current.slot % FORGET_EVERY == 0:
             self.store.forget(slots=self.config.keep_slots, requests=self.config.keep_requests)
         return True
+
+    def assignment(self) -> Assignment | None:
+        """Which requests of the open slot go to which of its models, by what the monitor knows now."""
+        if len(self.current.versions) == 1 and self.config.answers != "posterior":
+            return None
+        return Assignment(self.current.panel, self.monitor.snapshot())
 
     def _teach_monitor(self, turn: Turn) -> None:
         """Let the monitor learn from texts whose labels, and so tasks, have come since the last turn."""
@@ -280,7 +330,7 @@ class Learner:
             self._view = view
             self.alarm(f"the router does not explain itself: {type(error).__name__}: {error}")
 
-    def _new_turn(self, ended: OpenSlot | None, *, bad: int | None = None) -> Turn:
+    def _new_turn(self, ended: OpenSlot | None, *, bad: tuple[int, ...] = ()) -> Turn:
         regret = math.nan if self._view is None else self._view.regret
         return Turn(ended, self._telling.mark, regret=regret, rewarded=self._telling.rewarded, bad=bad)
 
@@ -297,36 +347,49 @@ class Learner:
     def first(self) -> None:
         """Open the first slot of a new state, or of one that was adopted."""
         self._telling.mark = self._seen = self.store.last_seq()
-        turn, live = replace(self._new_turn(None), first=self.store.next_slot), self.engine.live
-        choice = self._choosing.choose(turn, self.router, self.forecast, live, self.pin)
-        staged, opened = self._prepare(turn, choice, live)
-        self._write(turn, opened, staged=staged)
+        turn = replace(self._new_turn(None), first=self.store.next_slot)
+        staged, opened = self._prepare(
+            turn, self._choosing.choose(turn, self.router, self.forecast, None, self.pin), None
+        )
+        self._write(turn, opened)
         self._opened(turn, opened)
-        self.engine.commit(staged, slot=opened.slot)
+        self.engine.commit(*staged, slot=opened.slot, assignment=self.assignment())
 
     def resume(self, rows: list[dict[str, Any]]) -> None:
         """Go on with the slots that the router was not told of; the newest of them is open."""
         *ended, newest = rows
-        opened = read_slot(newest, experts=self.engine.moe.num_experts, tasks=len(self.forecast))
+        opened = read_slot(
+            newest, experts=self.engine.moe.num_experts, tasks=len(self.forecast), decisions=self.router.open
+        )
         self.forecast = opened.task_mix
         try:
-            self._telling.resume(ended)
+            self._telling.resume(ended, self.router)
             self._seen = self.store.last_seq()
             pinned = json.loads(self.store.meta("pinned") or "null")
             self.pin = None if pinned is None else Pin(np.array(pinned["blend"], dtype=float), int(pinned["version"]))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StateError(f"{self.store.folder} is damaged ({error}); restore it from a copy") from None
-        self.guard.remember(self.store.meta("guard"))
-        self.answers.held[opened.slot] = self.store.count_requests(opened.slot)
+        self.guard.remember(self.store.meta("guard"), version=opened.merge_version)
+        self.answers.resume(opened.slot, self.store.count_requests(opened.slot, len(opened.versions)))
         tidy(self.store)
         self._show_view(opened, None, {})
+        fits = len(opened.versions) <= self.engine.models
+        blends = list(zip(opened.blends, opened.versions, strict=True)) if fits else []
+        staged = [self.engine.prepare(blend, version=version) for blend, version in blends]
+        if staged:
+            self.engine.commit(*staged, slot=opened.slot, assignment=self.assignment())
 
     def save(self) -> None:
         """Save the monitor with the requests of the open slot in it, and what the guard has seen."""
         self.store.check_files()
         self.monitor.save(state_file(self.store, "monitor"))
         state_file(self.store, "monitor").chmod(0o600)
-        more = {slot: count for slot, count in self.answers.uncounted().items() if slot != self.current.slot}
+        more = {place: count for place, count in self.answers.uncounted().items() if place[0] != self.current.slot}
         with self.store.transaction(guard=self.guard.remembered()) as write:
             count_requests(write, more)
         self.answers.counted(more)
+
+
+def _listed(versions: Iterable[int | None]) -> str:
+    """Name versions."""
+    return ", ".join(str(version) for version in versions if version is not None)

@@ -11,6 +11,7 @@ from tanbr.errors import StateError
 from tanbr.merge import Moe
 from tanbr.serve.clients import Clients
 from tanbr.serve.config import RewardConfig
+from tanbr.serve.ids import place_of
 from tanbr.serve.rewards import Tally
 from tanbr.serve.store import Store
 from tanbr.types import FloatArray
@@ -86,10 +87,13 @@ def adopt_state(store: Store, wanted: MadeFor, *, config: RewardConfig) -> Prior
         for version in store.versions():
             rows.append((version["blend"], version["sums"], version["counts"]))
         for slot in store.untold():
-            tally = Tally(len(wanted.tasks), config)
             mix = slot["mix"] if slot["estimate"] is None else slot["estimate"]
-            tally.add_feedback(store.feedback(after=0, slot=slot["slot"]), mix, Clients(config))
-            rows.append((slot["blend"], *tally.weighted))
+            given, models = store.feedback(after=0, slot=slot["slot"]), slot["models"]
+            for model in models:
+                tally = Tally(len(wanted.tasks), config)
+                mine = [row for row in given if place_of(row.id, len(models)) == model["place"]]
+                tally.add_feedback(mine, mix, Clients(config))
+                rows.append((model["blend"], *tally.weighted))
     rows = [row for row in rows if (row[2] > 0).any()]
     K, V = wanted.experts, len(wanted.tasks)
     counts = np.array([row[2] for row in rows]).reshape(-1, V)
@@ -106,8 +110,8 @@ def adopt_state(store: Store, wanted: MadeFor, *, config: RewardConfig) -> Prior
         write.execute("UPDATE slots SET told = 1")
         write.execute("DELETE FROM versions")
         if not alike:
-            for table in ("requests", "feedback", "measured"):
-                write.execute(f"DELETE FROM {table}")  # noqa: S608 - three words
+            for table in ("requests", "feedback", "measured", "models"):
+                write.execute(f"DELETE FROM {table}")  # noqa: S608 - four words
             write.execute("DELETE FROM slots WHERE slot < ?", (free - 1,))  # the last one keeps the numbers
             write.execute("INSERT OR REPLACE INTO meta VALUES ('oldest', ?)", (free,))
     if not alike:

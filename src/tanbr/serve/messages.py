@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from tanbr.monitor.recogniser import Recognition
 from tanbr.types import FloatArray, Text
 
 
@@ -18,6 +19,9 @@ class Answers:
     logits: FloatArray | None  # (n, columns) of a classifier
     confidence: FloatArray  # (n,) probability of the best label, or mean probability of the tokens written
     tokens: tuple[tuple[int, ...], ...] | None  # what a model that writes has written
+    place: int = 0  # of the model among those of its slot
+    seen: Recognition | None = None  # what was read from the texts already, if it was
+    named: FloatArray | None = None  # (n, V) 1 for the tasks that each client has named; None if nobody has
 
 
 @dataclass(frozen=True)

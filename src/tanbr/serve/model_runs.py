@@ -8,7 +8,7 @@ import numpy as np
 from tanbr.moe.text import TextEncoder
 from tanbr.serve.decode import NotFinite, Step
 from tanbr.serve.detokenise import TextStream
-from tanbr.serve.engine import Engine, Live
+from tanbr.serve.engine import Engine, Lineup, Live
 from tanbr.serve.front import Front
 from tanbr.serve.jobs import Job
 from tanbr.serve.messages import Broken, Outbox
@@ -26,43 +26,46 @@ class ModelRuns:
         *,
         batch: int,
         hand_over: Callable[[list[Job], Callable[[], None]], None],
+        put_back: Callable[[list[Job]], None],
         outbox: Outbox,
         observer: Observer,
     ) -> None:
         self._engine, self._encoder, self._front = engine, encoder, front
-        self._batch, self._hand_over, self._outbox, self._observer = batch, hand_over, outbox, observer
+        self._batch, self._outbox, self._observer = batch, outbox, observer
+        self._hand_over, self._put_back = hand_over, put_back
 
-    def answer(self, jobs: Sequence[Job]) -> int:
-        """Answer jobs together, or if that fails one by one; how many texts were answered at once."""
+    def answer(self, jobs: Sequence[Job], lineup: Lineup) -> int:
+        """Answer jobs of one model together, or if that fails one by one; how many texts were answered at once."""
         try:
-            return self._answer(jobs)
+            return self._answer(jobs, lineup)
         except Exception as error:  # whatever the model raises must not end the thread
             others = [job for job in jobs if not job.left]
             if len(jobs) > 1:
-                return sum(self.answer([job]) for job in others)
+                return sum(self.answer([job], lineup) for job in others)
             said = f"{type(error).__name__}: {error}"
             for job in others:
                 job.fail(error if isinstance(error, ServiceError) else ServiceError(f"the model failed ({said})"))
             self._observer.alarm(f"a batch failed: {said}")
             return 0
 
-    def _answer(self, jobs: Sequence[Job]) -> int:
-        run = self._write if self._engine.writes else self._classify
-        while jobs := [job for job in jobs if job.wanted]:
-            with self._engine.using() as live:
-                try:
-                    run(jobs, live)
-                    return sum(len(job.texts) for job in jobs)
-                except NotFinite:
-                    pass
-            self._outbox.put(Broken(live.version, live.slot))
-            now = self._engine.revert(live)
-            if now is None or now is live:
-                raise ServiceError(f"merge version {live.version} answers with NaN and no other is at hand")
-            for job in jobs:
-                if job.streamed and not job.left:
-                    job.left = True
-                    job.fail(ServiceError(f"merge version {live.version} broke off with NaN; send the prompt again"))
+    def _answer(self, jobs: Sequence[Job], lineup: Lineup) -> int:
+        jobs = [job for job in jobs if job.wanted]
+        if not jobs:
+            return 0
+        with self._engine.using(lineup, jobs[0].place) as live:
+            try:
+                (self._write if self._engine.writes else self._classify)(jobs, live)
+                return sum(len(job.texts) for job in jobs)
+            except NotFinite:
+                pass
+        self._outbox.put(Broken(live.version, live.slot))
+        if not self._engine.revert(live):
+            raise ServiceError(f"merge version {live.version} answers with NaN and no other is at hand")
+        for job in jobs:
+            if job.streamed and not job.left:
+                job.left = True
+                job.fail(ServiceError(f"merge version {live.version} broke off with NaN; send the prompt again"))
+        self._put_back([job for job in jobs if job.wanted])  # for those that answer now
         return 0
 
     def _classify(self, jobs: Sequence[Job], live: Live) -> None:

@@ -1,6 +1,6 @@
 """What operators, and the guard in their place, may ask of the learner; each runs in the learner's thread."""
 
-import numpy as np
+from dataclasses import replace
 
 from tanbr.errors import InputError
 from tanbr.serve.admission import Choice
@@ -25,7 +25,7 @@ class Operator:
     def pin(self, target: Blend | int) -> int:
         """Serve a blend (K,), or a version by its number, until `unpin`; its merge version."""
         blend, version = (self._blend_of(target), target) if isinstance(target, int) else (target, None)
-        number = self._serve(Choice(blend, Reason.PINNED, "pinned", version))
+        number = self._serve(Choice.one(blend, Reason.PINNED, "pinned", version))
         self._learner.set_pin(Pin(blend, number))
         return number
 
@@ -34,39 +34,45 @@ class Operator:
         self._learner.set_pin(None)
 
     def roll_back(self, version: int | None) -> int:
-        """Serve an earlier version until the slot ends; the router hears that its choice was worthless."""
-        now = self._learner.engine.version
+        """Serve an earlier version, or one of a panel, alone until the slot ends.
+
+        The router hears that the other choices were worthless.
+        """
+        now = tuple(one.version for one in self._learner.engine.lineup.models)
         wanted = self._last_good() if version is None else version
         if wanted is None:
             raise InputError("there is no earlier good version to roll back to")
         blend = self._blend_of(wanted)
-        if wanted == now:
+        if (wanted,) == now:
             raise InputError(f"merge version {wanted} is the one that answers; choose another")
         if self._learner.pin is not None:
             self.unpin()
-        note = f"rolled back by hand from {now}"
-        return self._serve(Choice(blend, Reason.ROLLED_BACK, note, wanted), bad=now, worthless=True)
+        note = f"rolled back by hand from {', '.join(map(str, now))}"
+        bad = tuple(version for version in now if version != wanted)
+        return self._serve(Choice.one(blend, Reason.ROLLED_BACK, note, wanted), bad=bad, worthless=True)
 
     def dismiss(self, version: int, why: str, *, worthless: bool = False) -> None:
-        """Go back from a bad version to the last good one at once, and tell the router what it did."""
-        learner = self._learner
-        now = learner.engine.version
+        """Go back from a bad version at once, to the others of its panel or to the last good one; the router hears."""
+        learner, note = self._learner, f"rolled back: {why}"
         learner.alarm(f"merge version {version} is rolled back: {why}")
-        wanted = self._last_good() if now == version else now
-        rows = {row["version"]: row["blend"] for row in learner.store.versions()}
-        if wanted is None or wanted not in rows:
-            learner.alarm("there is no earlier good version to roll back to: the bad one goes on answering")
-            learner.guard.opened(same=False, bad=version, keep=learner.config.keep_versions)
-            return
-        choice = Choice(rows[wanted], Reason.ROLLED_BACK, f"rolled back: {why}", wanted)
-        self._serve(choice, bad=version, worthless=worthless)
+        choice = None if (kept := learner.kept()) is None else _without(kept, version)
+        if choice is None:
+            wanted = self._last_good()
+            rows = {row["version"]: row["blend"] for row in learner.store.versions()}
+            if wanted is None or wanted not in rows:
+                learner.alarm("there is no earlier good version to roll back to: the bad one goes on answering")
+                learner.guard.opened((version,), bad=(version,), keep=learner.config.keep_versions)
+                return
+            choice = Choice.one(rows[wanted], Reason.ROLLED_BACK, note, wanted)
+        self._serve(replace(choice, reason=Reason.ROLLED_BACK, note=note), bad=(version,), worthless=worthless)
 
-    def _serve(self, choice: Choice, *, bad: int | None = None, worthless: bool = False) -> int:
+    def _serve(self, choice: Choice, *, bad: tuple[int, ...] = (), worthless: bool = False) -> int:
         done = self._learner.turn(choice, bad=bad, worthless=worthless)
-        live = self._learner.engine.live
-        if not done or live.blend is None or not np.array_equal(live.blend, choice.blend):
-            raise ServiceError(f"merge version {live.version} goes on: {self._learner.alarms[0].text}")
-        return live.version
+        models = self._learner.engine.lineup.models
+        served = [one.blend.tobytes() for one in models if one.blend is not None]
+        if not done or served != [blend.tobytes() for blend in choice.blends]:
+            raise ServiceError(f"merge version {models[0].version} goes on: {self._learner.alarms[0].text}")
+        return models[0].version
 
     def _blend_of(self, version: int) -> Blend:
         rows = {row["version"]: row["blend"] for row in self._learner.store.versions()}
@@ -76,9 +82,18 @@ class Operator:
         return blend
 
     def _last_good(self) -> int | None:
-        """The version to go back to: the one still in the spare buffer if it is good, or else the newest good one."""
+        """The version to go back to: one that is still in a buffer if it is good, or else the newest good one."""
         engine = self._learner.engine
-        good = [row["version"] for row in self._learner.store.versions() if row["good"]]
-        good = [version for version in good if version != engine.version]
-        held = None if engine.held is None else engine.held.version
-        return held if held in good else max(good, default=None)
+        now = [one.version for one in engine.lineup.models]
+        good = [row["version"] for row in self._learner.store.versions() if row["good"] and row["version"] not in now]
+        held = [one.version for one in engine.held if one.version in good]
+        return held[-1] if held else max(good, default=None)
+
+
+def _without(kept: Choice, version: int) -> Choice | None:
+    """Leave a version out of what answers; None if nothing is left."""
+    rows = [row for row, number in enumerate(kept.versions) if number != version]
+    if not rows:
+        return None
+    estimates = None if kept.estimates is None or len(rows) == 1 else kept.estimates[rows]
+    return replace(kept, blends=kept.blends[rows], versions=tuple(kept.versions[r] for r in rows), estimates=estimates)

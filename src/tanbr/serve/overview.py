@@ -10,9 +10,10 @@ import numpy as np
 from tanbr.merge import Moe
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
+from tanbr.serve.journal import OpenSlot
 from tanbr.serve.labels import HeadLabels
 from tanbr.serve.learner import Learner
-from tanbr.serve.records import Reason, ServiceInfo, ServiceState, SlotView, VersionView
+from tanbr.serve.records import ModelView, Reason, ServiceInfo, ServiceState, SlotView, VersionView
 from tanbr.serve.replica import Replica
 from tanbr.types import SlotRecord
 
@@ -41,7 +42,7 @@ def describe(
         classes=classes,
         scales={} if space is None else space.scales,
         loaded_parameters=backend.size.parameters,
-        loaded_bytes=backend.size.nbytes,
+        loaded_bytes=backend.size.nbytes + (replica.engine.models - 1) * backend.size.own_bytes,
         spare_bytes=0 if config.low_memory else backend.size.own_bytes,
         full_parameters=sum(spec.numel for spec in specs),
         full_bytes=sum(spec.nbytes for spec in specs),
@@ -51,6 +52,7 @@ def describe(
         max_tokens=replica.room.answer,
         slot_requests=config.slot_requests,
         slot_seconds=config.slot_seconds,
+        models=replica.engine.models,
     )
 
 
@@ -76,17 +78,35 @@ def state_now(learner: Learner, replica: Replica, *, uptime: float) -> ServiceSt
         last_merge_seconds=replica.engine.merge_seconds,
         last_pause_seconds=replica.engine.pause_seconds,
         uptime=uptime,
+        models=_models(learner, view.opened),
+    )
+
+
+def _models(learner: Learner, opened: OpenSlot) -> tuple[ModelView, ...]:
+    """Show the models of the open slot, as far as they answer."""
+    names, to = learner.monitor.tasks, opened.task_models
+    return tuple(
+        ModelView(
+            version,
+            opened.blends[place],
+            tuple(name for name, model in zip(names, to, strict=True) if model == place),
+            float(opened.task_mix[to == place].sum()),
+            learner.answers.held_by(opened.slot, place),
+            learner.guard.reward(version),
+        )
+        for place, version in enumerate(opened.versions)
     )
 
 
 def slot_view(row: dict[str, Any], learner: Learner) -> SlotView:
-    """Show a slot of the store."""
-    V = len(learner.forecast)
+    """Show a slot of the store; the blend of a panel is the mean over its requests."""
+    V, models = len(learner.forecast), row["models"]
+    held = np.array([model["requests"] for model in models])
     record = SlotRecord(
         row["slot"],
         row["version"],
         row["mix"],
-        row["blend"],
+        np.average([model["blend"] for model in models], axis=0, weights=held if held.any() else None),
         np.full(V, np.nan) if row["reward"] is None else row["reward"],
         np.zeros(V) if row["counts"] is None else row["counts"],
     )
@@ -95,7 +115,7 @@ def slot_view(row: dict[str, Any], learner: Learner) -> SlotView:
         record,
         row["started"],
         row["ended"],
-        row["requests"] + learner.answers.uncounted().get(row["slot"], 0),
+        row["requests"] + sum(more for (slot, _), more in learner.answers.uncounted().items() if slot == row["slot"]),
         bool(row["told"]),
         row["unknown"],
         row["estimate"],
@@ -113,7 +133,7 @@ def version_view(row: dict[str, Any], engine: Engine) -> VersionView:
         row["blend"],
         row["created"],
         bool(row["good"]),
-        version == engine.version or (engine.held is not None and version == engine.held.version),
+        version in [one.version for one in (*engine.lineup.models, *engine.held)],
         row["requests"],
         float(row["sums"].sum()) / count if count else math.nan,
     )

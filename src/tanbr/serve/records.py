@@ -84,29 +84,32 @@ class ServiceInfo:
     max_tokens: int  # most that `generate` writes for one prompt
     slot_requests: int | None
     slot_seconds: float | None
+    models: int = 1  # G, most that answer side by side
 
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """Answers to the texts of one `submit`, all by one merge version."""
+    """Answers to the texts of one `submit`."""
 
     request_ids: tuple[str, ...]  # (n,)
     logits: FloatArray  # (n, columns)
-    merge_version: int
+    merge_version: int  # of the first text
     cut: tuple[int, ...] = ()  # (n,) tokens left out of each text because it was too long; empty if of none
+    merge_versions: tuple[int, ...] = ()  # (n,) of a panel, whose models answer side by side; empty if all by one
 
 
 @dataclass(frozen=True)
 class Generated:
-    """Texts for the prompts of one `generate`, all by one merge version."""
+    """Texts for the prompts of one `generate`."""
 
     request_ids: tuple[str, ...]  # (n,)
     texts: tuple[str, ...]
     prompt_tokens: tuple[int, ...]
     completion_tokens: tuple[int, ...]
     finish_reasons: tuple[Literal["stop", "length"], ...]
-    merge_version: int
+    merge_version: int  # of the first prompt
     cut: tuple[int, ...] = ()  # (n,) tokens left out of each prompt because it was too long; empty if of none
+    merge_versions: tuple[int, ...] = ()  # (n,) of a panel, whose models answer side by side; empty if all by one
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,18 @@ class Alarm:
 
 
 @dataclass(frozen=True, eq=False)
+class ModelView:
+    """One of the models that answer side by side."""
+
+    merge_version: int
+    blend: Blend  # (K,)
+    tasks: tuple[str, ...]  # that are sent to it
+    expected: float  # share of the requests that these should be
+    requests: int  # that it has answered in this slot
+    reward: float  # mean of the rewards that came for it; NaN if none did
+
+
+@dataclass(frozen=True, eq=False)
 class ServiceState:
     """What the service is doing now."""
 
@@ -172,6 +187,7 @@ class ServiceState:
     last_merge_seconds: float
     last_pause_seconds: float  # how long low_memory's merge kept requests waiting; the swap itself otherwise
     uptime: float
+    models: tuple[ModelView, ...] = ()  # that answer; merge_version and blend are those of the first
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,6 +267,7 @@ __all__ = [
     "Answered",
     "Feedback",
     "Generated",
+    "ModelView",
     "Observer",
     "OnToken",
     "Outcome",

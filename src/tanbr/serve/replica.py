@@ -9,16 +9,17 @@ from tanbr.moe.text import positions
 from tanbr.serve.batcher import Batcher
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
+from tanbr.serve.front import Repair
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.jobs import Job
 from tanbr.serve.messages import Outbox
 from tanbr.serve.prompts import Room
 from tanbr.serve.records import Answered, Generated, Observer, OnToken, Silent
-from tanbr.types import Text
+from tanbr.types import FloatArray, Text
 
 
 class Replica:
-    """Answers requests with the blend that was committed last. Thread-safe; two threads of its own.
+    """Answers requests with what was committed last. Thread-safe; two threads of its own.
 
     Commands come to its `engine` (`prepare`, `commit`, `discard`), messages go out (`serve.messages`, to the outbox):
     `Answers` before any client of them hears, `Broken` if a version answers with NaN.
@@ -33,6 +34,7 @@ class Replica:
         config: ServeConfig,
         outbox: Outbox,
         observer: Observer | None = None,
+        repair: Repair | None = None,
     ) -> None:
         """Make a replica that is not yet started; `classes` is how many of a classifier's columns are labels."""
         self.engine = engine
@@ -48,21 +50,27 @@ class Replica:
             room=self.room,
             outbox=outbox,
             observer=observer or Silent(),
+            repair=repair,
         )
 
     # --- clients ----------------------------------------------------------------------------------------------------
 
-    def submit(self, texts: Sequence[Text]) -> "Future[Answered]":
-        """Classify texts; quick, never blocks.
+    def submit(self, texts: Sequence[Text], *, named: FloatArray | None = None) -> "Future[Answered]":
+        """Classify texts, of the tasks `named` (V,), 1 or 0 each, if these are known; quick, never blocks.
 
         Raises Overloaded or Stopping at once. The future holds Answered, or an InputError or ServiceError.
         """
         if self.engine.writes:
             raise InputError("this model writes text; it has no labels to classify with")
-        return self._queue(Job(texts))
+        return self._queue(Job(texts, named=named))
 
     def generate(
-        self, prompts: Sequence[str], *, max_tokens: int | None = None, on_token: OnToken | None = None
+        self,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int | None = None,
+        on_token: OnToken | None = None,
+        named: FloatArray | None = None,
     ) -> "Future[Generated]":
         """Write an answer to each prompt, greedily; quick, never blocks.
 
@@ -72,7 +80,7 @@ class Replica:
         if not self.engine.writes:
             raise InputError("this model classifies; it cannot write text")
         self.room.check(max_tokens)
-        return self._queue(Job(prompts, max_tokens=max_tokens, on_token=on_token))
+        return self._queue(Job(prompts, max_tokens=max_tokens, on_token=on_token, named=named))
 
     @property
     def depth(self) -> int:

@@ -92,3 +92,12 @@ class Tally:
         weights = {source: self.weight(source) * float(count.sum()) for source, count in self.counts.items()}
         total = sum(weights.values())
         return {source: weight / total for source, weight in weights.items()} if total else {}
+
+
+def shares_of(tallies: Sequence[Tally]) -> dict[str, float]:
+    """Source → its share of the weighted counts, over all models of a slot."""
+    whole = Tally(tallies[0].tasks, tallies[0].config)
+    for tally in tallies:
+        for source, sums, counts in tally.parts:
+            whole.add(source, sums, counts)
+    return whole.shares

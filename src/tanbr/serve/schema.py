@@ -5,7 +5,7 @@ import sqlite3
 from tanbr.errors import StateError
 from tanbr.serve.ids import KEY_BYTES
 
-VERSION = 3
+VERSION = 4
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE requests (
@@ -23,7 +23,13 @@ CREATE TABLE feedback (
 );
 CREATE INDEX feedback_of_slot ON feedback (slot, seq);
 CREATE TABLE measured (        -- rewards the server gave itself: sums and counts per task, JSON
-    slot INTEGER NOT NULL, source TEXT NOT NULL, sums TEXT NOT NULL, counts TEXT NOT NULL, PRIMARY KEY (slot, source)
+    slot INTEGER NOT NULL, place INTEGER NOT NULL, source TEXT NOT NULL, sums TEXT NOT NULL, counts TEXT NOT NULL,
+    PRIMARY KEY (slot, place, source)
+) WITHOUT ROWID;
+CREATE TABLE models (          -- of each slot; the first one's version and blend are its slot's, too
+    slot INTEGER NOT NULL, place INTEGER NOT NULL, version INTEGER NOT NULL, blend TEXT NOT NULL,
+    estimates TEXT,            -- (V,) what each task is taken to earn at it: who gets which request
+    requests INTEGER NOT NULL DEFAULT 0, reward TEXT, counts TEXT, PRIMARY KEY (slot, place)
 ) WITHOUT ROWID;
 CREATE TABLE slots (
     slot INTEGER PRIMARY KEY, decision INTEGER, version INTEGER NOT NULL, mix TEXT NOT NULL, blend TEXT NOT NULL,
@@ -48,6 +54,17 @@ _STEPS = {  # version → what turns its tables into those of the next
         "WHEN note LIKE 'skipped%' OR note LIKE 'refused%' THEN 'kept' ELSE 'chosen' END",
         "INSERT OR REPLACE INTO meta SELECT 'rewarded', MAX(slot) + 1 FROM slots "
         "WHERE told AND EXISTS (SELECT 1 FROM json_each(counts) WHERE value > 0)",
+    ),
+    3: (
+        "CREATE TABLE models (slot INTEGER NOT NULL, place INTEGER NOT NULL, version INTEGER NOT NULL, "
+        "blend TEXT NOT NULL, estimates TEXT, requests INTEGER NOT NULL DEFAULT 0, reward TEXT, counts TEXT, "
+        "PRIMARY KEY (slot, place)) WITHOUT ROWID",
+        "INSERT INTO models SELECT slot, 0, version, blend, NULL, requests, reward, counts FROM slots",
+        "ALTER TABLE measured RENAME TO measured_of_slot",
+        "CREATE TABLE measured (slot INTEGER NOT NULL, place INTEGER NOT NULL, source TEXT NOT NULL, "
+        "sums TEXT NOT NULL, counts TEXT NOT NULL, PRIMARY KEY (slot, place, source)) WITHOUT ROWID",
+        "INSERT INTO measured SELECT slot, 0, source, sums, counts FROM measured_of_slot",
+        "DROP TABLE measured_of_slot",
     ),
 }
 

@@ -1,16 +1,20 @@
 """The service: everything below HTTP. Thread-safe; two threads answer, one runs the slots."""
 
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from tanbr.baselines.survey import Survey
+from tanbr.errors import ConfigError, InputError
 from tanbr.merge import Moe
 from tanbr.monitor import Monitor
 from tanbr.router import Tanbr, TreeView
@@ -45,9 +49,10 @@ from tanbr.serve.shadow import Shadow
 from tanbr.serve.slot_thread import SlotThread
 from tanbr.serve.start_blend import StartBlend
 from tanbr.serve.store import Store
+from tanbr.tasks.answering import with_posterior
 from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
-from tanbr.types import Router, Text, as_blend
+from tanbr.types import FloatArray, Router, Text, as_blend
 
 Result = TypeVar("Result")
 
@@ -59,7 +64,7 @@ ANSWERING_SHARE = 0.8  # of the time for a stop; the rest is for saving
 
 
 class Service:
-    """Answers requests with one merged model, follows the traffic, and learns from rewards."""
+    """Answers requests with one merged model or a panel of them, follows the traffic, and learns from rewards."""
 
     def __init__(
         self,
@@ -124,6 +129,7 @@ class Service:
         opened = read_slot(rows[-1], experts=moe.num_experts, tasks=len(names)) if rows else None
         self._engine = Engine(
             moe,
+            models=_models(moe, config),
             batch=config.batch,
             device=config.device,
             blend=None if opened is None else opened.blend,
@@ -177,8 +183,15 @@ class Service:
         ids = RequestIds(store.key, store.begin_epoch(self.learner.current.slot))
         self._feedback = FeedbackReader(store, answers, ids, tasks=names, space=scored)
         self._slots = SlotThread(self.learner)
+        repair = partial(with_posterior, space) if config.answers == "posterior" and space is not None else None
         self._replica = Replica(
-            self._engine, ids, classes=classes, config=config, outbox=self._slots, observer=self._observer
+            self._engine,
+            ids,
+            classes=classes,
+            config=config,
+            outbox=self._slots,
+            observer=self._observer,
+            repair=repair,
         )
         self._info = describe(
             moe,
@@ -227,22 +240,39 @@ class Service:
         """What is served."""
         return self._info
 
-    def submit(self, texts: Sequence[Text]) -> "Future[Answered]":
+    def submit(
+        self, texts: Sequence[Text], *, task: str | None = None, labels: Sequence[str] = ()
+    ) -> "Future[Answered]":
         """Answer texts with a classifier; quick, never blocks.
 
-        Raises Overloaded or Stopping at once. The future holds Answered, or a ServiceError.
+        A client that names their task, or labels to choose from, is believed. Raises InputError for a task that nobody
+        knows, Overloaded or Stopping at once. The future holds Answered, or a ServiceError.
         """
-        return self._replica.submit(texts)
+        return self._replica.submit(texts, named=self._named(task, labels))
 
     def generate(
-        self, prompts: Sequence[str], *, max_tokens: int | None = None, on_token: OnToken | None = None
+        self,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int | None = None,
+        on_token: OnToken | None = None,
+        task: str | None = None,
     ) -> "Future[Generated]":
         """Write an answer to each prompt with a text-to-text or causal model, greedily; quick, never blocks.
 
         `on_token` hears each piece of text as it is made, from the batching thread. A cancelled future ends early.
         Raises and fails as `submit` does.
         """
-        return self._replica.generate(prompts, max_tokens=max_tokens, on_token=on_token)
+        return self._replica.generate(prompts, max_tokens=max_tokens, on_token=on_token, named=self._named(task))
+
+    def _named(self, task: str | None, labels: Sequence[str] = ()) -> FloatArray | None:
+        """Tasks (V,), 1 or 0 each, that a client speaks of; None if it names neither a task nor labels of one."""
+        if task is not None:
+            if task not in self._info.tasks:
+                raise InputError(f"unknown task {task!r}; this server knows {', '.join(self._info.tasks)}")
+            return np.array([float(name == task) for name in self._info.tasks])
+        found = np.array([float(bool(set(labels) & set(one.labels))) for one in self._tasks])
+        return found if found.any() else None
 
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
         """Take in rewards; they are on disk when this returns. Blocks for a few milliseconds.
@@ -294,6 +324,18 @@ class Service:
     def call(self, command: Callable[[Operator], Result]) -> Result:
         """Let a command of an operator run in the learner's thread; blocks until it is done."""
         return self._slots.call(lambda: command(self._slots.operator))
+
+
+def _models(moe: Moe, config: ServeConfig) -> int:
+    """G: as many models as were asked for, or as fit into the memory that was given."""
+    if config.memory is None:
+        return config.models
+    one, more = (4 * sum(math.prod(piece.shape) for piece in some) for some in (moe.plan.pieces, moe.plan.blended))
+    fit = (config.memory - one) // more + (1 if config.low_memory else 0)  # the spare is one more
+    if fit < 1:
+        least = one + (0 if config.low_memory else more)
+        raise ConfigError(f"memory must be at least {least} bytes, for one model (got {config.memory})")
+    return int(min(fit, moe.num_experts))
 
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the front thread tokenises; the cores are the model's

@@ -152,9 +152,9 @@ class SlotThread:
 
     def _judge(self) -> None:
         """Roll back if the guard says so."""
-        why = None if self.learner.pin is not None else self.learner.guard.judge()
-        if why is not None:
-            self.operator.dismiss(self.learner.engine.version, why)
+        judged = None if self.learner.pin is not None else self.learner.guard.judge()
+        if judged is not None:
+            self.operator.dismiss(*judged)
 
     def _due(self) -> bool:
         if self._target is not None and self.requests >= self._target:

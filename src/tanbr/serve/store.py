@@ -9,6 +9,7 @@ import os
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 
 from tanbr.errors import StateError
 from tanbr.serve.folder import FolderLock, make_private
-from tanbr.serve.ids import EPOCH_BYTES, KEY_BYTES, MOST_EPOCHS, Epoch, slot_of
+from tanbr.serve.ids import EPOCH_BYTES, KEY_BYTES, MOST_EPOCHS, Epoch, place_of, slot_of
 from tanbr.serve.records import Outcome, ServiceError
 from tanbr.serve.rows import FeedbackRow, Given, RequestRow, floats, vector
 from tanbr.serve.schema import bring_up_to_date
@@ -36,8 +37,8 @@ _OVER = (  # slot of the request, and of the feedback, that is one too many, cou
     ("SELECT id FROM requests ORDER BY id DESC LIMIT 1 OFFSET ?", slot_of),
     ("SELECT slot FROM feedback ORDER BY slot DESC LIMIT 1 OFFSET ?", int),
 )
-_VECTORS = {"mix", "blend", "estimate", "reward", "counts", "sums"}
-_FORGET = tuple(f"DELETE FROM {table} WHERE slot < ?" for table in ("feedback", "measured", "slots"))  # noqa: S608
+_VECTORS = {"mix", "blend", "estimate", "estimates", "reward", "counts", "sums"}
+_FORGET = tuple(f"DELETE FROM {table} WHERE slot < ?" for table in ("feedback", "measured", "models", "slots"))  # noqa: S608
 
 
 class Store:
@@ -159,13 +160,15 @@ class Store:
         with self._looking():
             return int(self._read.execute("SELECT COALESCE(MAX(seq), 0) FROM feedback").fetchone()[0])
 
-    def count_requests(self, slot: int) -> int:
-        """How many requests of a slot are remembered."""
+    def count_requests(self, slot: int, models: int = 1) -> Counter[int]:
+        """How many requests of a slot are remembered, by the place of the model that answered."""
         bounds = slot.to_bytes(4, "big"), (slot + 1).to_bytes(4, "big")
+        query = "SELECT substr(id, 1, 5), COUNT(*) FROM requests WHERE id >= ? AND id < ? GROUP BY substr(id, 1, 5)"
+        counts: Counter[int] = Counter()
         with self._looking():
-            return int(
-                self._read.execute("SELECT COUNT(*) FROM requests WHERE id >= ? AND id < ?", bounds).fetchone()[0]
-            )
+            for head, count in self._read.execute(query, bounds):
+                counts[place_of(head, models)] += count
+        return counts
 
     @property
     def next_slot(self) -> int:
@@ -184,19 +187,28 @@ class Store:
         """Read slots, newest first, their vectors decoded."""
         bound = (1 << 62) if before is None else before
         query = "SELECT * FROM slots WHERE slot < ? AND slot >= ? ORDER BY slot DESC LIMIT ?"
-        return self._rows(query, (bound, self.oldest, limit))
+        return self._with_models(self._rows(query, (bound, self.oldest, limit)))
 
     def untold(self) -> list[dict[str, Any]]:
         """Read the slots whose reward the router does not know, oldest first."""
-        return self._rows("SELECT * FROM slots WHERE NOT told ORDER BY slot", ())
+        return self._with_models(self._rows("SELECT * FROM slots WHERE NOT told ORDER BY slot", ()))
 
     def versions(self, limit: int = -1) -> list[dict[str, Any]]:
         """Read versions, newest first."""
         return self._rows("SELECT * FROM versions ORDER BY version DESC LIMIT ?", (limit,))
 
-    def measured(self, slot: int) -> dict[str, tuple[FloatArray, FloatArray]]:
-        """Sums and counts (V,) of the rewards that the server gave itself in a slot, by source."""
-        rows = self._rows("SELECT source, sums, counts FROM measured WHERE slot = ?", (slot,))
+    def _with_models(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Add to each slot the list of its models."""
+        numbers = [row["slot"] for row in rows]
+        span = (min(numbers, default=0), max(numbers, default=-1))
+        models: dict[int, list[dict[str, Any]]] = {number: [] for number in numbers}
+        for model in self._rows("SELECT * FROM models WHERE slot >= ? AND slot <= ? ORDER BY slot, place", span):
+            models.setdefault(model["slot"], []).append(model)
+        return [row | {"models": models[row["slot"]]} for row in rows]
+
+    def measured(self, slot: int, place: int) -> dict[str, tuple[FloatArray, FloatArray]]:
+        """Sums and counts (V,) of the rewards that the server gave itself for a model of a slot, by source."""
+        rows = self._rows("SELECT source, sums, counts FROM measured WHERE slot = ? AND place = ?", (slot, place))
         return {row["source"]: (row["sums"], row["counts"]) for row in rows}
 
     @contextmanager

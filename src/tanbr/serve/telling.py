@@ -1,18 +1,21 @@
 """What the router is told: the rewards of slots when they are due, and what came late for those it was told."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from tanbr.router.panel import group_mixes
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.clients import Clients
 from tanbr.serve.config import ServeConfig
+from tanbr.serve.ids import place_of
 from tanbr.serve.journal import OpenSlot, SlotReward, Turn, read_slot
-from tanbr.serve.rewards import VERDICT, Tally
+from tanbr.serve.rewards import VERDICT, Tally, shares_of
 from tanbr.serve.rows import Given
 from tanbr.serve.store import Store
-from tanbr.types import Router, TaskMix
+from tanbr.types import Decision, FloatArray, PanelDecision, Router, TaskMix
 
 
 class Telling:
@@ -33,24 +36,33 @@ class Telling:
         waiting = self.settling | {ended.slot: (ended, mix.estimate)}
         for number, (opened, held) in sorted(waiting.items()):
             due = ended.slot - number >= self._config.rewards.settle_slots
-            if due or (turn.bad is not None and number == ended.slot):
-                tally = self._answers.tally(number).copy()
+            if due or (turn.bad and number == ended.slot):
                 rows = self._store.feedback(after=0, upto=turn.mark, slot=number)
-                tally.add_feedback(rows, held, self.clients, learn=True)
+                tallies = [self._answers.tally(number, place).copy() for place in range(len(opened.versions))]
+                self._add(tallies, rows, held, learn=True)
                 if worthless and number == ended.slot:
-                    tally.add(VERDICT, np.zeros_like(held), self._config.guard.least_count * held)
-                _settle(turn, router, opened, tally)
-        late: dict[int, list[Given]] = {number: [] for number in self._answers.late()}
+                    for version, mix_of, tally in zip(opened.versions, _mixes(opened, held), tallies, strict=True):
+                        if version in turn.bad:
+                            tally.add(VERDICT, np.zeros_like(held), self._config.guard.least_count * mix_of)
+                _settle(turn, router, opened, tallies)
+        late: dict[int, list[Given]] = {number: [] for number, _ in self._answers.late()}
         for row in self._store.feedback(after=self.mark, upto=turn.mark):
             if row.slot not in waiting:
                 late.setdefault(row.slot, []).append(row)
         for number, rows in late.items():
             found = self._store.slots(before=number + 1, limit=1)
             if found and found[0]["slot"] == number:
-                tally = self._answers.late().get(number, Tally(self._tasks, self._config.rewards)).copy()
-                held = found[0]["mix"] if found[0]["estimate"] is None else found[0]["estimate"]
-                tally.add_feedback(rows, held, self.clients)
-                _settle(turn, router, self._slot(found[0], told=True), tally, late=True)
+                opened, measured = self._slot(found[0]), self._answers.late()
+                none = Tally(self._tasks, self._config.rewards)
+                tallies = [measured.get((number, place), none).copy() for place in range(len(opened.versions))]
+                self._add(tallies, rows, found[0]["mix"] if found[0]["estimate"] is None else found[0]["estimate"])
+                _settle(turn, router, opened, tallies, late=True)
+
+    def _add(self, tallies: list[Tally], rows: list[Given], mix: TaskMix, *, learn: bool = False) -> None:
+        """Add the feedback of one slot to the models that it is about; clients are compared model by model."""
+        for place, tally in enumerate(tallies):
+            mine = [row for row in rows if place_of(row.id, len(tallies)) == place]
+            tally.add_feedback(mine, mix, self.clients, learn=learn)
 
     def remember(self, turn: Turn) -> None:
         """Remember a turn that was written down."""
@@ -61,24 +73,43 @@ class Telling:
                 self.settling.pop(told.opened.slot, None)
         self.mark, self.rewarded = turn.mark, turn.rewarded
 
-    def resume(self, ended: list[dict[str, Any]]) -> None:
+    def resume(self, ended: list[dict[str, Any]], router: Router) -> None:
         """Go on with what is on disk, and with ended slots that the router was not told of."""
-        self.settling = {row["slot"]: (self._slot(row), row["estimate"]) for row in ended}
+        self.settling = {row["slot"]: (self._slot(row, router.open), row["estimate"]) for row in ended}
         self.mark, self.rewarded = int(self._store.meta("mark") or 0), self._store.meta("rewarded")
         self.clients = Clients(self._config.rewards, json.loads(self._store.meta("clients") or "{}"))
 
-    def _slot(self, row: dict[str, Any], *, told: bool = False) -> OpenSlot:
-        return read_slot(row, experts=self._experts, tasks=self._tasks, told=told)
+    def _slot(self, row: dict[str, Any], decisions: Sequence[Decision | PanelDecision] = ()) -> OpenSlot:
+        return read_slot(row, experts=self._experts, tasks=self._tasks, decisions=decisions)
 
 
-def _settle(turn: Turn, router: Router, opened: OpenSlot, tally: Tally, *, late: bool = False) -> None:
-    """Tell the router the reward of a slot; a slot that it did not choose teaches it as a warm start."""
-    reward, counts = tally.reward
-    rewarded = bool((counts > 0).any())
-    if opened.decision is not None:
-        router.tell(opened.decision, reward, counts)
-    elif rewarded:
-        router.warm_start([opened.blend], [reward], [counts])
-    if rewarded:
+def rewards_for(decision: PanelDecision, blends: FloatArray, values: FloatArray, *, unseen: float) -> FloatArray:
+    """Put values (n, V) of the models that were served, blends (n, K), into the rows of a decision's own (G, V)."""
+    table = np.full(decision.estimates.shape, unseen)
+    for blend, value in zip(blends, values, strict=True):
+        table[next(row for row, own in enumerate(decision.blends) if np.array_equal(own, blend))] = value
+    return table
+
+
+def _settle(turn: Turn, router: Router, opened: OpenSlot, tallies: Sequence[Tally], *, late: bool = False) -> None:
+    """Tell the router the rewards of a slot's models; what it did not choose teaches it as a warm start."""
+    rewards, counts = (np.array(table) for table in zip(*(tally.reward for tally in tallies), strict=True))  # (G, V)
+    taught = (counts > 0).any(axis=1)
+    if isinstance(opened.decision, PanelDecision):
+        shown, behind = (
+            rewards_for(opened.decision, opened.blends, table, unseen=unseen)
+            for table, unseen in ((rewards, np.nan), (counts, 0.0))
+        )
+        router.tell(opened.decision, shown, behind)
+    elif opened.decision is not None:
+        router.tell(opened.decision, rewards[0], counts[0])
+    elif taught.any():
+        router.warm_start(opened.blends[taught], rewards[taught], counts[taught])
+    if taught.any():
         turn.rewarded = turn.next
-    turn.told.append(SlotReward(opened, reward, counts, late, tally.shares))
+    turn.told.append(SlotReward(opened, rewards, counts, late, shares_of(tallies)))
+
+
+def _mixes(opened: OpenSlot, mix: TaskMix) -> FloatArray:
+    """The mix of each model's own tasks (G, V)."""
+    return mix[None] if opened.estimates is None else group_mixes(opened.estimates, mix)

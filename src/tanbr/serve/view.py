@@ -7,7 +7,7 @@ import numpy as np
 
 from tanbr.serve.journal import OpenSlot
 from tanbr.serve.records import Phase, Why
-from tanbr.types import Router, SlotRecord, TreeView
+from tanbr.types import PanelDecision, Router, SlotRecord, Terms, TreeView
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +29,24 @@ def explained(view: View, router: Router) -> View:
     tree, decision = router.tree, view.opened.decision
     if decision is None or tree is None:
         return replace(view, tree=tree)
-    terms = router.explain(decision)
-    best = np.nanmax(tree.value @ decision.task_mix, initial=-np.inf)
+    if isinstance(decision, PanelDecision):
+        terms, this = _together(router.explain(decision), decision), "together these"
+        best = float(np.nanmax(tree.value, axis=0, initial=-np.inf) @ decision.task_mix)  # every task at its best blend
+    else:
+        terms, this = router.explain(decision), "this one"
+        best = float(np.nanmax(tree.value @ decision.task_mix, initial=-np.inf))
     sentence = (
-        f"of {terms.candidates} blends this one may earn most for the mix: {terms.mean:.3f} is expected, "
+        f"of {terms.candidates} blends {this} may earn most for the mix: {terms.mean:.3f} is expected, "
         f"and it may be up to {terms.bound:.3f}"
     )
     why = Why(sentence, terms.mean, terms.uncertainty, terms.bound)
-    return replace(view, tree=tree, regret=max(0.0, float(best) - terms.mean), why=why)
+    return replace(view, tree=tree, regret=max(0.0, best - terms.mean), why=why)
+
+
+def _together(terms: tuple[Terms, ...], decision: PanelDecision) -> Terms:
+    """Weigh the terms of a panel's models by the shares of the mix that go to them."""
+    shares = np.bincount(decision.task_models, weights=decision.task_mix, minlength=len(terms))
+    mean, uncertainty, granularity = (
+        float(shares @ [getattr(one, name) for one in terms]) for name in ("mean", "uncertainty", "granularity")
+    )
+    return Terms(mean=mean, uncertainty=uncertainty, granularity=granularity, candidates=terms[0].candidates)

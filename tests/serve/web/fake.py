@@ -16,6 +16,7 @@ from tanbr.serve.records import (
     Answered,
     Feedback,
     Generated,
+    ModelView,
     OnToken,
     Outcome,
     Overloaded,
@@ -58,6 +59,7 @@ class FakeService:
         self.clients: list[str] = []  # of every feedback
         self.stopped_within: float | None = None
         self.pinned = False
+        self.models = 1  # that answer side by side
         self.version = 3
         self.given: dict[str, Feedback | None] = {}
         self.calls: list[tuple[Any, ...]] = []
@@ -103,8 +105,11 @@ class FakeService:
             self.given.update(dict.fromkeys(names))
         return names
 
-    def submit(self, texts: Sequence[Text]) -> "Future[Answered]":
+    def submit(
+        self, texts: Sequence[Text], *, task: str | None = None, labels: Sequence[str] = ()
+    ) -> "Future[Answered]":
         self._check()
+        self._known_task(task)
         if len(texts) > 200:
             raise Overloaded(2.5)
         self.calls.append(("submit", list(texts)))
@@ -113,13 +118,24 @@ class FakeService:
         if not self.stuck:
             logits = np.array([[len("".join(text)) % 7, 1.0, 0.5, 0.0] for text in texts])
             cut = tuple(max(0, len("".join(text).split()) - LONGEST) for text in texts)
-            future.set_result(Answered(self._ids(len(texts)), logits, self.version, cut))
+            versions = tuple(self.version - i % self.models for i in range(len(texts))) if self.models > 1 else ()
+            future.set_result(Answered(self._ids(len(texts)), logits, self.version, cut, versions))
         return future
 
+    def _known_task(self, task: str | None) -> None:
+        if task is not None and task not in TASKS:
+            raise InputError(f"unknown task {task!r}; the model knows {', '.join(TASKS)}")
+
     def generate(
-        self, prompts: Sequence[str], *, max_tokens: int | None = None, on_token: OnToken | None = None
+        self,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int | None = None,
+        on_token: OnToken | None = None,
+        task: str | None = None,
     ) -> "Future[Generated]":
         self._check()
+        self._known_task(task)
         self.calls.append(("generate", list(prompts), max_tokens))
         future: Future[Generated] = Future()
         self.futures.append(future)
@@ -154,8 +170,7 @@ class FakeService:
         self.clients.append(client)
         self.disk.wait()
         for item in items:
-            if item.task is not None and item.task not in TASKS:
-                raise InputError(f"unknown task {item.task!r}; the model knows {', '.join(TASKS)}")
+            self._known_task(item.task)
         outcomes: list[Outcome] = []
         with self._lock:
             for item in items:
@@ -178,6 +193,10 @@ class FakeService:
             shares={"feedback": 1.0},
             alarms=(Alarm(time.time() - 90, 7, "the mix <drifts>: 12% of requests are unlike any task"),),
             last_merge_seconds=0.02, last_pause_seconds=float("nan"), uptime=3.0,
+            models=tuple(
+                ModelView(self.version - g, np.roll(last.blend, g), TASKS[g :: self.models], 1 / self.models, 5, 0.7)
+                for g in range(self.models)
+            ),
         )  # fmt: skip
 
     def slots(self, limit: int = 100, before: int | None = None) -> list[SlotView]:

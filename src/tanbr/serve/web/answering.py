@@ -1,6 +1,7 @@
 """Waiting for the service's answer, and what its errors mean to a client."""
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -55,6 +56,12 @@ async def _left(receive: Receive) -> None:
     """Wait until the client hangs up."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def check_task(task: str | None, known: Sequence[str]) -> None:
+    """Refuse a task that nobody knows; most clients name none."""
+    if task is not None and task not in known:
+        raise Refusal(422, f"task must be one of {', '.join(known)} (got {task[:60]!r})", param="task")
 
 
 def shortened(sentence: str) -> str:

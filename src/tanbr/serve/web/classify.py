@@ -3,7 +3,7 @@
 from fastapi import FastAPI, Request, Response
 
 from tanbr.serve.web import requests, responses, views
-from tanbr.serve.web.answering import answer, settled
+from tanbr.serve.web.answering import answer, check_task, settled
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.latency import LatencyHistory
 from tanbr.serve.web.refusals import Refusal
@@ -23,7 +23,9 @@ def add_classify(app: FastAPI, service: ServiceApi, config: HttpConfig, latencie
         _check_inputs(body.inputs, config)
         allowed = _allowed(body.labels, columns)
         texts = [item if isinstance(item, str) else (item[0], item[1]) for item in body.inputs]
-        answered = await settled(service.submit(texts), receive=request.receive, seconds=config.answer_seconds)
+        check_task(body.task, info.tasks)
+        asked = service.submit(texts, task=body.task, labels=body.labels or ())
+        answered = await settled(asked, receive=request.receive, seconds=config.answer_seconds)
         latencies.add_texts(len(texts))
         return answer(views.classified(answered, info, allowed))
 

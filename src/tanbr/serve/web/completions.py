@@ -14,7 +14,7 @@ from starlette.types import Receive
 
 from tanbr.errors import InputError
 from tanbr.serve.records import Generated
-from tanbr.serve.web.answering import answer, awaited, refusal_of, settled, shortened
+from tanbr.serve.web.answering import answer, awaited, check_task, refusal_of, settled, shortened
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.latency import LatencyHistory
 from tanbr.serve.web.refusals import Refusal
@@ -46,14 +46,15 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
             raise Refusal(422, f"a prompt must have at most {config.text_chars} characters", param="prompt")
         if body.max_tokens is not None and body.max_tokens > most:
             raise Refusal(400, f"max_tokens must be at most {most} (got {body.max_tokens})", param="max_tokens")
+        check_task(body.task, service.info.tasks)
         try:
             if body.stream:
                 usage = body.stream_options is not None and body.stream_options.include_usage
-                stream = _Stream(service, prompts, body.max_tokens, usage=usage, seconds=config.answer_seconds)
+                stream = _Stream(service, prompts, body, usage=usage, seconds=config.answer_seconds)
                 await stream.begin(request.receive)
                 latencies.add_texts(len(prompts))
                 return StreamingResponse(stream.events(), media_type="text/event-stream")
-            writing = service.generate(prompts, max_tokens=body.max_tokens)
+            writing = service.generate(prompts, max_tokens=body.max_tokens, task=body.task)
             done = await settled(writing, receive=request.receive, seconds=config.answer_seconds)
         except InputError as error:  # a prompt with more tokens than the model reads
             raise Refusal(400, shortened(str(error)), param="prompt", code="context_length_exceeded") from None
@@ -72,7 +73,13 @@ class _Stream:
     """One answer in pieces. The model has begun when this exists, so that a full queue is a 429 and not a stream."""
 
     def __init__(
-        self, service: ServiceApi, prompts: list[str], max_tokens: int | None, *, usage: bool, seconds: float
+        self,
+        service: ServiceApi,
+        prompts: list[str],
+        body: CompletionRequest,
+        *,
+        usage: bool,
+        seconds: float,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
@@ -83,7 +90,9 @@ class _Stream:
         def on_token(prompt: int, text: str) -> None:
             loop.call_soon_threadsafe(self._pieces.put_nowait, (prompt, text))
 
-        self._future: Future[Generated] = service.generate(prompts, max_tokens=max_tokens, on_token=on_token)
+        self._future: Future[Generated] = service.generate(
+            prompts, max_tokens=body.max_tokens, on_token=on_token, task=body.task
+        )
         self._future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._pieces.put_nowait, None))
 
     async def begin(self, receive: Receive) -> None:
@@ -106,9 +115,10 @@ class _Stream:
                 yield self._event([{"index": piece[0], "text": piece[1], "finish_reason": None, "logprobs": None}])
                 piece = await asyncio.wait_for(self._pieces.get(), self._seconds)
             done = self._future.result()
+            versions = done.merge_versions or (done.merge_version,) * len(done.request_ids)
             for i, (reason, request_id) in enumerate(zip(done.finish_reasons, done.request_ids, strict=True)):
                 choice = {"index": i, "text": "", "finish_reason": reason, "logprobs": None, "request_id": request_id}
-                yield self._event([choice], merge_version=done.merge_version)
+                yield self._event([choice], merge_version=versions[i])
             if self._usage:
                 yield self._event([], usage=_usage(done))
         except TimeoutError:

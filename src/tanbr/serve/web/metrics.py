@@ -109,3 +109,13 @@ class _State:
             for key, value in zip(names, values.tolist(), strict=True):
                 family.add_metric([key], value)
             yield family
+        for name, says in (
+            ("requests", "Requests of this slot that a model of the panel has answered"),
+            ("expected", "Share of the requests that a model of the panel should get"),
+            ("reward", "Mean reward of a model of the panel"),
+            ("merge_version", "Merge version of a model of the panel"),
+        ):
+            family = GaugeMetricFamily(f"tanbr_model_{name}", says, labels=["model"])
+            for place, model in enumerate(now.models):
+                family.add_metric([str(place)], float(getattr(model, name)))
+            yield family

@@ -98,6 +98,7 @@ def _write_limits(schemas: dict[str, Any], info: ServiceInfo, config: HttpConfig
         one |= text
         pair["items"] |= text
         fields["labels"]["anyOf"][0]["items"] = {"type": "string", "enum": labels}
+        fields["task"]["anyOf"][0]["enum"] = tasks
         schemas["ClassifyRequest"]["examples"][0]["labels"] = labels[:2]
     if "CompletionRequest" in schemas:
         fields = schemas["CompletionRequest"]["properties"]
@@ -107,6 +108,7 @@ def _write_limits(schemas: dict[str, Any], info: ServiceInfo, config: HttpConfig
         several["maxItems"] = config.inputs
         fields["max_tokens"]["anyOf"][0]["maximum"] = info.max_tokens
         fields["model"]["enum"] = [info.model]
+        fields["task"]["anyOf"][0]["enum"] = tasks
         schemas["CompletionRequest"]["examples"][0]["model"] = info.model
     schemas["FeedbackRequest"]["properties"]["feedback"]["maxItems"] = config.feedback
     schemas["RewardFeedback"]["properties"]["task"]["anyOf"][0]["enum"] = tasks

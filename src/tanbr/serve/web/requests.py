@@ -46,6 +46,8 @@ class ClassifyRequest(Sent):
     """Each a text, or a pair of texts."""
     labels: Annotated[list[str], Field(min_length=1, fail_fast=True)] | None = None
     """The only labels to choose from; all if not given."""
+    task: str | None = None
+    """The task that the inputs belong to, if the client knows; nobody has to say."""
 
 
 def _reward_or_label(value: Any) -> str | None:
@@ -128,6 +130,8 @@ class CompletionRequest(Sent):
     seed: int | None = None
     """Makes no difference to greedy writing."""
     user: str | None = None
+    task: str | None = None
+    """The task that the prompts belong to, if the client knows; an extension of ours."""
     """Not kept."""
 
 

@@ -26,13 +26,16 @@ class Classified(Given):
     """How many tokens of the input were left out because it is longer than the model reads."""
     grades: dict[str, float] | None = None
     """For every graded task of the model, the grade that this input would get, on the task's scale."""
+    merge_version: int | None = None
+    """What answered it, where several models answer side by side."""
 
 
 class ClassifyResponse(Given):
-    """Answers in the order of the inputs, all by one merge version."""
+    """Answers in the order of the inputs."""
 
     outputs: list[Classified]
     merge_version: int
+    """What answered the first."""
 
 
 class FeedbackResponse(Given):

@@ -47,12 +47,19 @@ class ServiceApi(Protocol):
         """What is broken, a sentence each; none if all is well. Quick, never blocks."""
         ...
 
-    def submit(self, texts: Sequence[Text]) -> "Future[Answered]":
-        """Answer texts with a classifier; quick, never blocks. A cancelled future is not answered."""
+    def submit(
+        self, texts: Sequence[Text], *, task: str | None = None, labels: Sequence[str] = ()
+    ) -> "Future[Answered]":
+        """Answer texts, of a task or with labels that the client names; quick. A cancelled future is not answered."""
         ...
 
     def generate(
-        self, prompts: Sequence[str], *, max_tokens: int | None = None, on_token: OnToken | None = None
+        self,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int | None = None,
+        on_token: OnToken | None = None,
+        task: str | None = None,
     ) -> "Future[Generated]":
         """Write an answer to each prompt; quick, never blocks. A cancelled future ends early."""
         ...

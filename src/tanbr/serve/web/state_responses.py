@@ -23,6 +23,8 @@ class ServedModel(Given):
     expert_names: list[str]
     """What each expert was trained for, in the order of every blend."""
     sites: int
+    models: int
+    """Most that answer side by side."""
     labels: list[str]
     loaded_bytes: int
     full_bytes: int
@@ -40,6 +42,21 @@ class WhyServed(Given):
     """How far off that may be."""
     bound: float | None
     """The most that the blend seemed able to earn."""
+
+
+class PanelModel(Given):
+    """One of the models that answer side by side."""
+
+    merge_version: int
+    blend: list[float]
+    tasks: list[str]
+    """That are sent to it."""
+    expected: float
+    """Share of the requests that these should be."""
+    requests: int
+    """That it has answered in this slot."""
+    reward: float | None
+    """Mean of the rewards that came for it."""
 
 
 class StateResponse(Given):
@@ -77,6 +94,8 @@ class StateResponse(Given):
     slot_requests: int | None
     slot_seconds: float | None
     model: ServedModel
+    models: list[PanelModel]
+    """Those that answer; `merge_version` and `blend` are the first one's."""
 
 
 class Slot(Given):

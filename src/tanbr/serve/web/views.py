@@ -38,6 +38,9 @@ def classified(answered: Answered, info: ServiceInfo, allowed: list[int]) -> dic
         grades = low + (high - low) * expit(answered.logits[:, column])
         for output, grade in zip(outputs, grades.round(DIGITS).tolist(), strict=True):
             output.setdefault("grades", {})[task] = grade
+    if answered.merge_versions:
+        for output, version in zip(outputs, answered.merge_versions, strict=True):
+            output["merge_version"] = version
     return {"outputs": outputs, "merge_version": answered.merge_version}
 
 
@@ -46,6 +49,7 @@ def state(now: ServiceState, info: ServiceInfo) -> dict[str, Any]:
     return vars(now) | {
         "alarms": [vars(alarm) for alarm in now.alarms],
         "why": None if now.why is None else vars(now.why),
+        "models": [vars(model) for model in now.models],
         "tasks": info.tasks,
         "slot_requests": info.slot_requests,
         "slot_seconds": info.slot_seconds,
@@ -56,6 +60,7 @@ def state(now: ServiceState, info: ServiceInfo) -> dict[str, Any]:
             "experts": info.experts,
             "expert_names": info.expert_names,
             "sites": info.sites,
+            "models": info.models,
             "labels": info.columns[: info.classes],
             "loaded_bytes": info.loaded_bytes,
             "full_bytes": info.full_bytes,

@@ -16,7 +16,7 @@ async function refresh() {
     const before = seen.state;
     const state = (seen.state = await get("/v1/state"));
     $("sign-in").hidden = true;
-    const turned = !before || before.slot !== state.slot || before.merge_version !== state.merge_version || before.pinned !== state.pinned;
+    const turned = !before || before.slot !== state.slot || versionsOf(before) !== versionsOf(state) || before.pinned !== state.pinned;
     const [latency, versions, nodes] = await Promise.all([
       get("/v1/latency"), turned ? get("/v1/versions") : null, turned ? get("/v1/tree?limit=200") : null, fetchSlots(!before),
     ]);
@@ -32,6 +32,8 @@ async function refresh() {
     else if (!(error instanceof TypeError) && error.name !== "TimeoutError") console.warn(error);
   }
 }
+
+const versionsOf = (state) => state.models.map((one) => one.merge_version).join();
 
 async function fetchSlots(all) {
   const { slots } = await get(`/v1/slots?limit=${all ? SHOWN : 20}`);
@@ -49,7 +51,7 @@ function showState(state) {
   say("model", `${model.name} · ${model.experts} experts at ${model.sites} sites · ${model.precision}`);
   say("slot", state.slot);
   say("slot-more", state.slot_requests ? `${state.requests} of ${state.slot_requests} requests` : `${state.requests} requests`);
-  say("version", state.merge_version);
+  say("version", state.models.map((one) => one.merge_version).join(", "));
   say("version-more", state.last_merge_seconds ? `merged in ${number(1000 * state.last_merge_seconds, 0)} ms` : "");
   const rewards = [...seen.slots.values()].map((slot) => slot.mean_reward).filter((reward) => reward !== null).slice(-RECENT);
   say("reward", rewards.length ? number(mean(rewards)) : "–");
@@ -72,12 +74,23 @@ const PHASES = {
   fixed: "The start blend is served whatever comes: exploring is off.",
 };
 
-function showWhy({ phase, why, blend, model }) {
+function showWhy({ phase, why, blend, model, models }) {
   say("phase", phase);
+  showPanel(models, model.expert_names);
   const believed = why && why.mean !== null ? ` Expected reward ${number(why.mean)} ± ${number(why.uncertainty)}, at most ${number(why.bound)}.` : "";
   const sentence = why ? why.sentence.charAt(0).toUpperCase() + why.sentence.slice(1) : PHASES[phase] ?? "";
   say("why-sentence", `${sentence.replace(/[^.!?]$/, "$&.")}${believed}`);
-  say("why-blend", shares(blend, model.expert_names, 0.005, (a, b) => b[0] - a[0]));
+  say("why-blend", models.length > 1 ? "" : shares(blend, model.expert_names, 0.005, (a, b) => b[0] - a[0]));
+}
+
+function showPanel(models, names) {
+  const answered = models.reduce((sum, one) => sum + one.requests, 0);
+  $("panel").hidden = models.length < 2;
+  $("panel").tBodies[0].replaceChildren(...models.map((one) => html("tr", {},
+    html("td", {}, String(one.merge_version)), html("td", { class: "words" }, one.tasks.join(", ") || "what is like no task"),
+    html("td", {}, bar(one.blend, shares(one.blend, names))),
+    html("td", {}, answered ? `${percent(one.requests / answered)} (${percent(one.expected)} expected)` : percent(one.expected)),
+    html("td", {}, number(one.reward)))));
 }
 
 function shares(blend, names, least = 0.005, order) {
@@ -88,7 +101,7 @@ function shares(blend, names, least = 0.005, order) {
 
 function showVersions(versions, state) {
   const rows = versions.map((version) => {
-    const served = version.merge_version === state.merge_version;
+    const served = state.models.some((one) => one.merge_version === version.merge_version);
     const label = shares(version.blend, state.model.expert_names);
     const buttons = html("td");
     if (!served) buttons.append(action("Roll back", `Roll back to merge version ${version.merge_version}?`,
