@@ -88,12 +88,13 @@ class Front:
             job.resolve(Answered(shown, logits[rows], live.version, job.cut))
 
     def _repaired(self, jobs: Sequence[Job], logits: FloatArray) -> FloatArray:
-        """Weigh the labels (n, columns) of texts that are like known tasks by what these say."""
+        """Weigh the labels (n, columns) of texts whose tasks are known, or named, by these."""
         repaired, start = logits.copy(), 0
         for job in jobs:
             if self._repair is not None and job.posteriors is not None and job.seen is not None:
-                rows = start + np.flatnonzero(~job.seen.novel)
-                repaired[rows] = self._repair(logits[rows], job.posteriors[~job.seen.novel])
+                known = ~job.seen.novel if job.named is None else np.ones(len(job.texts), dtype=np.bool_)
+                rows = start + np.flatnonzero(known)
+                repaired[rows] = self._repair(logits[rows], job.posteriors[known])
             start += len(job.texts)
         return repaired
 

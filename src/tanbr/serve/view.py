@@ -30,7 +30,7 @@ def explained(view: View, router: Router) -> View:
     if decision is None or tree is None:
         return replace(view, tree=tree)
     if isinstance(decision, PanelDecision):
-        terms, this = _together(router.explain(decision), decision), "together these"
+        terms, this = _together(router.explain(decision), decision), "these together"
         best = float(np.nanmax(tree.value, axis=0, initial=-np.inf) @ decision.task_mix)  # every task at its best blend
     else:
         terms, this = router.explain(decision), "this one"

@@ -49,6 +49,23 @@ def test_the_page_shows_the_server(browser: Browser, width: int, scheme: str) ->
     assert not problems
 
 
+@pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desktop"])
+def test_the_page_shows_which_model_serves_what(browser: Browser, width: int) -> None:
+    service, problems = FakeService(), list[str]()
+    service.models = 2
+    with live(service) as url:
+        page = opened(browser, url, width=width, scheme="light", problems=problems)
+        expect(page.locator("#version")).to_have_text("3, 2")
+        rows = page.locator("#panel tbody tr")
+        expect(rows).to_have_count(2)
+        expect(rows.first).to_contain_text("mood, likeness")
+        expect(rows.last).to_contain_text("50% (50% expected)")
+        expect(page.locator("#versions tr.served")).to_have_count(2)
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        page.close()
+    assert not problems
+
+
 def test_an_operator_rolls_back_with_the_token(browser: Browser) -> None:
     service, problems = FakeService(), list[str]()
     with live(service, tokens=BOTH) as url:

@@ -88,9 +88,8 @@ function showPanel(models, names) {
   $("panel").hidden = models.length < 2;
   $("panel").tBodies[0].replaceChildren(...models.map((one) => html("tr", {},
     html("td", {}, String(one.merge_version)), html("td", { class: "words" }, one.tasks.join(", ") || "what is like no task"),
-    html("td", {}, bar(one.blend, shares(one.blend, names))),
-    html("td", {}, answered ? `${percent(one.requests / answered)} (${percent(one.expected)} expected)` : percent(one.expected)),
-    html("td", {}, number(one.reward)))));
+    html("td", { class: "words" }, answered ? `${percent(one.requests / answered)} (${percent(one.expected)} expected)` : percent(one.expected)),
+    html("td", {}, number(one.reward)), html("td", {}, bar(one.blend, shares(one.blend, names))))));
 }
 
 function shares(blend, names, least = 0.005, order) {

@@ -1,0 +1,272 @@
+"""Several merged models side by side in one service, each request by the one that is best for its task."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from serve.serving import K, Ledger, V, service, until
+from serve.text_model import write
+from tanbr.errors import ConfigError, InputError
+from tanbr.files import write_atomically
+from tanbr.merge import open as open_moe
+from tanbr.router import Tanbr
+from tanbr.router.config import RouterConfig
+from tanbr.serve.config import ServeConfig
+from tanbr.serve.records import Feedback, Phase, Reason
+from tanbr.serve.service import Service
+from tanbr.tasks import tiny
+from tanbr.tasks.rows import Task
+from tanbr.types import Decision, PanelDecision
+
+NAMES = [task.name for task in tiny.TASKS]
+OWN = tuple(range(V))
+TEXTS = {name: [row.text for row in tiny.generate(name, 4, seed=9, split="test")] for name in NAMES}
+ALL = [text for name in NAMES for text in TEXTS[name]]
+
+
+class PanelLedger(Ledger):
+    """A ledger that chooses two blends when it is asked for several, and remembers what it was told of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: list[np.ndarray] = []
+        self.alike = False
+
+    def ask(self, task_mix: Any, *, models: int | None = None) -> Any:
+        if models is None:
+            return super().ask(task_mix)
+        rng = np.random.default_rng(self.asked)
+        blends = rng.dirichlet(np.ones(K), models)
+        if self.alike:
+            blends[1:] = blends[0]
+        estimates = np.eye(models)[np.arange(V) % models].T
+        decision = PanelDecision(self.asked, np.asarray(task_mix), blends, estimates)
+        self.asked += 1
+        self.open.append(decision)  # type: ignore[arg-type]
+        return decision
+
+    def tell(self, decision: Any, reward: Any, counts: Any = None) -> None:
+        super().tell(decision, reward, counts)
+        if isinstance(decision, PanelDecision):
+            self.tables.append(np.array(np.nan_to_num(reward)))
+
+    def save(self, path: str | Path) -> None:
+        waiting = [[one.id, *(table.tolist() for table in list(vars(one).values())[1:])] for one in self.open]
+        write_atomically(path, json.dumps([self.asked, self.told, waiting]))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "PanelLedger":
+        router = cls()
+        router.asked, router.told, waiting = json.loads(Path(path).read_text())
+        for number, *tables in waiting:
+            kind: Any = Decision if len(tables) == 2 else PanelDecision
+            router.open.append(kind(number, *map(np.array, tables)))
+        return router
+
+    def explain(self, decision: Any) -> Any:
+        one = super().explain(decision)
+        return one if isinstance(decision, Decision) else (one,) * len(decision.blends)
+
+
+@pytest.fixture
+def live(tmp_path: Path, taught: Path) -> Iterator[Service]:
+    one = service(tmp_path, taught, router=PanelLedger(), own_experts=OWN, models=2, rewards={"settle_slots": 0})
+    one.start()
+    yield one
+    one.stop()
+
+
+def test_every_request_goes_to_the_model_of_its_task_and_its_reward_with_it(live: Service) -> None:
+    answered = live.submit(
+        ALL,
+    ).result(30)
+    first, second = (model.merge_version for model in live.state().models)
+    tasks = [name for name in NAMES for _ in TEXTS[name]]
+    to = {first: 0, second: 1}
+    places = [to[version] for version in answered.merge_versions]
+    right = sum(place == NAMES.index(task) % 2 for place, task in zip(places, tasks, strict=True))
+    assert right > 0.7 * len(ALL)  # by recognition alone; two of a random half would be right
+    receipt = live.feedback(
+        [
+            Feedback(name, reward=float(place), task=task)
+            for name, place, task in zip(answered.request_ids, places, tasks, strict=True)
+        ]
+    )
+    assert receipt.accepted == len(ALL)
+    live.end_slot()
+    router: Any = live.learner.router
+    (table,) = router.tables
+    assert not table[0].any()  # the first model earned nothing, the second all
+    assert (table[1] > 0).any()
+    assert router.told == len(ALL)
+    last = live.state()
+    assert last.counts.sum() == len(ALL)
+    requests = {view.merge_version: view.requests for view in live.versions()}
+    assert (requests[first], requests[second]) == (places.count(0), places.count(1))
+
+
+def test_a_client_that_names_a_task_or_its_labels_is_believed(live: Service) -> None:
+    versions = [model.merge_version for model in live.state().models]
+    for place in (0, 1):
+        named = live.submit(ALL, task=NAMES[place]).result(30)
+        assert set(named.merge_versions or (named.merge_version,)) == {versions[place]}
+    with pytest.raises(InputError, match="unknown task 'cooking'; this server knows"):
+        live.submit(ALL, task="cooking")
+
+
+def test_the_state_says_who_serves_what(live: Service) -> None:
+    live.submit(ALL).result(30)
+    now = live.state()
+    assert [model.tasks for model in now.models] == [tuple(NAMES[0::2]), tuple(NAMES[1::2])]
+    until(lambda: sum(model.requests for model in live.state().models) == len(ALL))
+    assert sum(model.expected for model in now.models) == pytest.approx(1.0, rel=1e-12)
+    assert live.info.models == 2
+    assert now.why is not None
+    assert "these together" in now.why.sentence
+
+
+def test_before_any_reward_groups_of_tasks_share_a_model_each(tmp_path: Path, taught: Path) -> None:
+    one = service(tmp_path, taught, own_experts=OWN, models=3, explore="careful")
+    one.start()
+    now = one.state()
+    assert now.phase is Phase.WAITING
+    assert sorted(name for model in now.models for name in model.tasks) == sorted(NAMES)
+    for model in now.models:  # the experts of its own tasks, and no others
+        assert [k for k in range(K) if model.blend[k] > 0] == sorted(NAMES.index(name) for name in model.tasks)
+    one.stop()
+
+
+def test_a_model_that_answers_with_nan_leaves_its_requests_to_the_other(live: Service) -> None:
+    broken = live.learner.engine.lineup.models[0]
+    with torch.no_grad():
+        for parameter in broken.backend.model.parameters():  # type: ignore[attr-defined]
+            own = all(
+                parameter is not other for other in live.learner.engine.lineup.models[1].backend.model.parameters()
+            )  # type: ignore[attr-defined]
+            if own:
+                parameter.fill_(float("nan"))
+                break
+    answered = live.submit(ALL).result(30)
+    assert np.isfinite(answered.logits).all()
+    until(lambda: live.slots(1)[0].reason is Reason.ROLLED_BACK)
+    assert broken.version not in [model.merge_version for model in live.state().models]
+    assert {view.merge_version: view.good for view in live.versions()}[broken.version] is False
+    live.end_slot()
+    assert len(live.state().models) == 2  # and the next slot has a panel again
+
+
+def test_a_pin_and_a_rollback_serve_one_model_alone(live: Service) -> None:
+    first = [model.merge_version for model in live.state().models]
+    live.end_slot()
+    second = [model.merge_version for model in live.state().models]
+    assert live.rollback(first[1]) == first[1]
+    assert [model.merge_version for model in live.state().models] == [first[1]]
+    good = {view.merge_version: view.good for view in live.versions()}
+    assert [good[version] for version in (*first, *second)] == [True, True, False, False]
+    assert live.submit(ALL).result(30).merge_versions == ()
+    live.pin(np.eye(K)[0])
+    assert [model.blend.tolist() for model in live.state().models] == [np.eye(K)[0].tolist()]
+    live.unpin()
+    live.end_slot()
+    assert len(live.state().models) == 2
+
+
+def test_blends_that_are_alike_are_one_model(live: Service) -> None:
+    router: Any = live.learner.router
+    router.alike = True
+    live.end_slot()
+    assert len(live.state().models) == 1
+    ids = live.submit(ALL[:4]).result(30).request_ids
+    live.feedback([Feedback(name, reward=1.0, task=NAMES[0]) for name in ids])
+    router.alike = False
+    live.end_slot()
+    assert router.tables[-1].shape == (2, V)
+    assert len(live.state().models) == 2
+
+
+@pytest.mark.parametrize("models", [1, 2, 3])
+def test_a_restart_goes_on_with_its_panel_also_with_more_models_or_fewer(
+    tmp_path: Path, taught: Path, models: int
+) -> None:
+    one = service(tmp_path, taught, router=PanelLedger(), own_experts=OWN, models=2)
+    one.start()
+    ids = one.submit(ALL).result(30).request_ids
+    before = one.state()
+    one.stop()
+    again = service(tmp_path, taught, router=PanelLedger(), own_experts=OWN, models=models)
+    again.start()
+    served = [model.merge_version for model in again.state().models]
+    assert served == [model.merge_version for model in before.models]
+    assert again.feedback([Feedback(name, reward=1.0, task=NAMES[0]) for name in ids]).accepted == len(ALL)
+    again.submit(ALL).result(30)
+    again.end_slot()
+    again.end_slot()
+    router: Any = again.learner.router
+    assert router.told == len(ALL)
+    assert len(again.state().models) == models
+    again.stop()
+
+
+def test_the_default_router_learns_from_a_panel(tmp_path: Path, taught: Path) -> None:
+    router = Tanbr(K, V, seed=0, config=RouterConfig().of_requests(OWN))
+    one = service(tmp_path, taught, router=router, own_experts=OWN, models=2, rewards={"settle_slots": 0})
+    one.start()
+    for _ in range(3):
+        answered = one.submit(ALL).result(30)
+        one.feedback([Feedback(name, reward=1.0) for name in answered.request_ids])
+        one.end_slot()
+    assert isinstance(one.learner.router, Tanbr)
+    assert len(one.learner.router.history) == 3
+    assert one.state().alarms == ()
+    one.stop()
+
+
+def test_as_many_models_as_fit_into_the_memory(tmp_path: Path, taught: Path) -> None:
+    moe = open_moe(service(tmp_path / "a", taught).learner.engine.moe.path)
+    one, more = (4 * sum(int(np.prod(piece.shape)) for piece in some) for some in (moe.plan.pieces, moe.plan.blended))
+    for memory, low, models in ((one + more, False, 1), (one + 3 * more, False, 3), (one + 3 * more, True, 4)):
+        made = service(tmp_path / f"{memory}{low}", taught, memory=memory, low_memory=low)
+        assert made.info.models == models
+        made.stop()
+    with pytest.raises(ConfigError, match=f"memory must be at least {one + more} bytes"):
+        service(tmp_path / "b", taught, memory=one)
+    with pytest.raises(ConfigError, match="a panel holds 1 to 8 models"):
+        service(tmp_path / "c", taught, models=9)
+
+
+def test_a_model_that_writes_takes_part(tmp_path: Path) -> None:
+    moe = open_moe(write("t5_moe", tmp_path / "t5"))
+    made = Service(
+        moe,
+        tasks=[Task(f"task {v}", ()) for v in range(moe.num_experts)],
+        config=ServeConfig.model_validate({"models": 2, "threads": 1, "slot_seconds": 3600.0}),
+        state=tmp_path / "state",
+        own_experts=tuple(range(moe.num_experts)),
+    )
+    made.start()
+    versions = [model.merge_version for model in made.state().models]
+    assert len(versions) == 2
+    for model in made.state().models:
+        answer = made.generate(["w1 w2"], max_tokens=2, task=model.tasks[0]).result(30)
+        assert answer.merge_version == model.merge_version
+    assert len(made.generate(["w1", "w2", "w3"], max_tokens=2).result(30).texts) == 3
+    made.stop()
+
+
+def test_answers_by_the_posterior_are_more_often_in_the_words_of_the_text_s_own_task(
+    tmp_path: Path, taught: Path
+) -> None:
+    own: dict[str, int] = {}
+    for answers in ("labels", "posterior"):
+        one = service(tmp_path / answers, taught, answers=answers, blend="even", explore="never")
+        one.start()
+        for task in tiny.TASKS:
+            best = one.submit(TEXTS[task.name], task=task.name).result(30).logits[:, : one.info.classes].argmax(axis=1)
+            own[answers] = own.get(answers, 0) + sum(one.info.columns[i] in task.labels for i in best)
+        one.stop()
+    assert own["posterior"] > own["labels"]
