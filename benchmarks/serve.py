@@ -43,6 +43,9 @@ def sections(args: argparse.Namespace, work: Path) -> dict[str, Section]:
         found[f"latency {size}"] = lambda size=size: speed.latency(  # type: ignore[misc]
             size, work, threads=threads, rounds=rounds, requests=50 if size != "base" else 20
         )
+    found[f"panel {small}"] = lambda: speed.panel(
+        small, work, threads=threads, rounds=rounds, batches=4 if quick else 16
+    )
     for size in dict.fromkeys(("quick", small)):
         found[f"swaps {size}"] = lambda size=size: speed.swaps(  # type: ignore[misc]
             size, work, threads=threads, rounds=rounds, count=20 if quick else args.swaps

@@ -51,7 +51,7 @@ def request(method: str, path: str, body: Any = None, *, token: str = "") -> byt
     return "\r\n".join([*lines, "", ""]).encode() + data
 
 
-def classify(texts: list[str]) -> bytes:
+def classify(texts: Sequence[Text]) -> bytes:
     """Build a request to classify texts."""
     return request("POST", "/v1/classify", {"inputs": texts})
 

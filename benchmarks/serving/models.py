@@ -10,6 +10,8 @@ from transformers.utils.logging import disable_progress_bar
 from tanbr.moe import embedded
 from tanbr.moe.families.bert import BertMoeConfig, BertMoeForSequenceClassification
 from tanbr.tasks import tiny
+from tanbr.tasks.card import FILE
+from tanbr.types import Text
 
 K = 8
 SIZES = {
@@ -32,6 +34,25 @@ def checkpoint(size: str, work: Path) -> Path:
         for file in embedded.path().glob("*token*"):
             shutil.copy(file, folder)
     return folder
+
+
+def with_tasks(size: str, work: Path) -> Path:
+    """Write the same with the embedded model's labels and card, so that its tasks are recognised."""
+    folder = work / f"bert-{size}-tasks"
+    if not folder.exists():
+        shutil.copytree(checkpoint(size, work), folder)
+        settings = BertMoeConfig.from_pretrained(folder)
+        settings.id2label = BertMoeConfig.from_pretrained(embedded.path()).id2label
+        settings.label2id = {name: column for column, name in settings.id2label.items()}
+        settings.save_pretrained(folder)
+        shutil.copy(embedded.path() / FILE, folder)
+    return folder
+
+
+def task_texts(count: int, *, seed: int = 0) -> list[Text]:
+    """Make texts of all generated tasks in turn."""
+    rows = zip(*(tiny.generate(task.name, 1 + count // len(tiny.TASKS), seed=seed) for task in tiny.TASKS), strict=True)
+    return [row.text for some in rows for row in some][:count]
 
 
 def texts(count: int, *, seed: int = 0) -> list[str]:

@@ -78,7 +78,7 @@ def tanbr(folder: Path | None, work: Path, *, threads: int, **serve: Any) -> Ite
     config = work / f"{name}.toml"
     config.write_text("\n".join(["[serve]", *lines, ""]))
     command = [str(Path(sys.executable).with_name("tanbr")), "serve", *([str(folder)] if folder else [])]
-    command += ["--config", str(config), "--port", str(port), "--state", str(work / name)]
+    command += ["--force", "--config", str(config), "--port", str(port), "--state", str(work / name)]
     with process(command, log=work / f"{name}.log") as running:
         wait_ready(port, running, work / f"{name}.log")
         yield port, running.pid

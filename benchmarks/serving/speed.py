@@ -5,14 +5,15 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from serving import processes
-from serving.client import Connection, Load, after, at, classify, drive, request
-from serving.models import K, checkpoint, texts
+from serving.client import Connection, Load, after, ask, at, classify, drive, request
+from serving.models import K, checkpoint, task_texts, texts, with_tasks
 
 BATCH = 32
 
@@ -42,6 +43,35 @@ def throughput(size: str, work: Path, *, threads: int, rounds: int, batches: int
     return result
 
 
+def panel(size: str, work: Path, *, threads: int, rounds: int, batches: int, most: int = 3) -> dict[str, Any]:
+    """Texts per second of G models side by side, over those of one model in the same round; how the texts split."""
+    folder = with_tasks(size, work)
+    result: dict[str, Any] = {"size": size, "batch": BATCH, "batches": batches, "rounds": rounds, "threads": threads}
+    whole = [classify(task_texts(BATCH, seed=seed)) for seed in range(8)]
+    single = [classify([text]) for text in task_texts(64)]
+    with ExitStack() as stack:
+        ports = {
+            G: stack.enter_context(processes.tanbr(folder, work, threads=threads, models=G))[0]
+            for G in range(1, most + 1)
+        }
+        rates: dict[int, list[tuple[float, float]]] = {G: [] for G in ports}
+        for round_ in range(rounds + 1):  # the first is a warm-up
+            for G, port in ports.items():
+                rate = _saturate(port, batches, whole), _singles(port, batches, single)
+                rates[G] += [rate] if round_ else []
+        for G, port in ports.items():
+            result[f"G = {G}"] = {
+                "of_one_model": spread([now[0] / one[0] for now, one in zip(rates[G], rates[1], strict=True)]),
+                "of_one_model_single_texts": spread(
+                    [now[1] / one[1] for now, one in zip(rates[G], rates[1], strict=True)]
+                ),
+                "requests_by_model": [model["requests"] for model in ask(port, "GET", "/v1/state")[1]["models"]],
+            }
+        result["texts_per_second"] = spread([rate[0] for rate in rates[1]])
+        result["texts_per_second_single_texts"] = spread([rate[1] for rate in rates[1]])
+    return result
+
+
 def servers(folder: Path, work: Path, *, threads: int) -> dict[str, Any]:
     """Every way of serving the same dense model; each is a context manager of (port, pid)."""
     found: dict[str, Any] = {"tanbr": processes.tanbr(folder, work, threads=threads)}
@@ -50,18 +80,18 @@ def servers(folder: Path, work: Path, *, threads: int) -> dict[str, Any]:
     return found
 
 
-def _saturate(port: int, batches: int) -> float:
+def _saturate(port: int, batches: int, bodies: list[bytes] | None = None) -> float:
     """Requests of a whole batch each, on four connections; texts per second."""
-    bodies = itertools.cycle([classify(texts(BATCH, seed=seed)) for seed in range(8)])
-    load = asyncio.run(drive(port, bodies, connections=4, until=after(batches)))
+    sent = itertools.cycle(bodies or [classify(texts(BATCH, seed=seed)) for seed in range(8)])
+    load = asyncio.run(drive(port, sent, connections=4, until=after(batches)))
     _check(load)
     return BATCH * len(load.seconds) / load.took
 
 
-def _singles(port: int, batches: int) -> float:
+def _singles(port: int, batches: int, bodies: list[bytes] | None = None) -> float:
     """Requests of one text each, on as many connections as two batches have texts; texts per second."""
-    bodies = itertools.cycle([classify([text]) for text in texts(64)])
-    load = asyncio.run(drive(port, bodies, connections=2 * BATCH, until=after(BATCH * batches)))
+    sent = itertools.cycle(bodies or [classify([text]) for text in texts(64)])
+    load = asyncio.run(drive(port, sent, connections=2 * BATCH, until=after(BATCH * batches)))
     _check(load)
     return len(load.seconds) / load.took
 

@@ -153,8 +153,8 @@ def test_a_model_that_answers_with_nan_leaves_its_requests_to_the_other(live: Se
                 break
     answered = live.submit(ALL).result(30)
     assert np.isfinite(answered.logits).all()
-    until(lambda: live.slots(1)[0].reason is Reason.ROLLED_BACK)
-    assert broken.version not in [model.merge_version for model in live.state().models]
+    until(lambda: broken.version not in [model.merge_version for model in live.state().models])
+    assert live.slots(1)[0].reason is Reason.ROLLED_BACK
     assert {view.merge_version: view.good for view in live.versions()}[broken.version] is False
     live.end_slot()
     assert len(live.state().models) == 2  # and the next slot has a panel again

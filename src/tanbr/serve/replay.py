@@ -14,6 +14,7 @@ asks a surrogate: a Gaussian process over blends, fitted on the log, one per tas
 import sqlite3
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,11 @@ from tanbr.serve.store import FILE
 from tanbr.types import Blend, FloatArray, Router
 
 NEAR = 0.15  # Euclidean distance of two blends that are taken for alike
+_MODELS = (
+    "SELECT slots.mix, models.blend, models.reward, models.counts FROM models JOIN slots USING (slot) "
+    "WHERE models.reward IS NOT NULL ORDER BY slot, place"
+)
+_SLOTS = "SELECT mix, blend, reward, counts FROM slots WHERE reward IS NOT NULL ORDER BY slot"  # before panels
 MOST = 300  # distinct blends that the surrogate is fitted on: the ones with the most requests
 LEAST = 10  # slots with rewards that a log must hold
 NOISE = 0.25  # variance of one request's reward, the most that a value in [0, 1] can have
@@ -81,14 +87,17 @@ class Replay:
 
 
 def read_log(path: str | Path) -> Log:
-    """Read the rewarded slots of a server's state folder, or of the file in it; a running server is not disturbed."""
+    """Read the rewarded slots of a server's state folder, or of the file in it; a running server is not disturbed.
+
+    Each model of a panel counts as a slot of its own.
+    """
     path = Path(path)
     file = path / FILE if path.is_dir() else path
-    query = "SELECT mix, blend, reward, counts FROM slots WHERE reward IS NOT NULL ORDER BY slot"
     try:
-        with sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True) as connection:
+        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            panels = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'models'").fetchone()
+            query = _SLOTS if panels is None else _MODELS
             rows = [tuple(vector(text) for text in row) for row in connection.execute(query)]
-        connection.close()
     except sqlite3.Error as error:
         raise DataError(f"{path} holds no log of a server ({error}); give the folder of its state") from None
     rows = [row for row in rows if row[3].sum() > 0]

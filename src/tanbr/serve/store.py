@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +52,17 @@ class Store:
         try:
             make_private(folder)
             self._lock = FolderLock(folder)
+            opened = ExitStack()
             try:
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # before SQLite makes it, and a log like it
                 path.chmod(0o600)  # the key that request ids are recognised by is in it
-                self._write = _connect(path)
+                self._write = opened.enter_context(closing(_connect(path)))
                 bring_up_to_date(self._write, path)
-                self._read = _connect(path)
+                self._read = opened.enter_context(closing(_connect(path)))
                 self._files = [(file, file.stat().st_ino) for file in (path, path.with_name(f"{FILE}-wal"))]
                 self.oldest = int(self.meta("oldest") or 0)  # slot; feedback for earlier ones is not taken
             except BaseException:
+                opened.close()
                 self._lock.release()
                 raise
         except (sqlite3.Error, OSError, ValueError, TypeError) as error:
@@ -272,7 +274,11 @@ class Store:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk, not only out of the process
-    connection.execute(f"PRAGMA journal_size_limit = {16 << 20}")
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk, not only out of the process
+        connection.execute(f"PRAGMA journal_size_limit = {16 << 20}")
+    except sqlite3.Error:
+        connection.close()
+        raise
     return connection
