@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from tanbr.serve.engine import Lineup
 from tanbr.serve.jobs import Job
+from tanbr.serve.lineup import Lineup
 from tanbr.serve.parts import parted, placed
 from tanbr.serve.records import Answered, Generated, ServiceError
 

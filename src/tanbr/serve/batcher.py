@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from tanbr.errors import InputError
-from tanbr.serve.engine import Engine, Lineup
+from tanbr.serve.engine import Engine
 from tanbr.serve.front import Front, Repair
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.jobs import Job, fail
+from tanbr.serve.lineup import Lineup
 from tanbr.serve.messages import Outbox
 from tanbr.serve.model_runs import ModelRuns
 from tanbr.serve.parts import placed

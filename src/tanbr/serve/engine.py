@@ -16,60 +16,26 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from tanbr.errors import CheckpointError, ConfigError
 from tanbr.merge import Moe
-from tanbr.moe.text import Inputs, TextEncoder
+from tanbr.moe.text import TextEncoder
+from tanbr.serve.asking import Asking
 from tanbr.serve.assignment import Assignment
 from tanbr.serve.backends import BACKENDS, Backend
-from tanbr.serve.decode import NotFinite
+from tanbr.serve.lineup import Lineup, Live, Staged
 from tanbr.serve.watch import FileWatch
 from tanbr.tasks import tiny
-from tanbr.types import Blend, FloatArray, Text, as_blend
+from tanbr.types import Blend, Text, as_blend
 
 SENTENCES, SENTENCE_SEED = 8, 4_000  # of each generated task, to measure a backend on
 
 
-@dataclass(frozen=True, eq=False)
-class Live:
-    """A model that answers: a backend, the version of the blend in it, and what its answers are credited to."""
-
-    backend: Backend = field(repr=False)
-    version: int
-    blend: Blend | None  # (K,); None before the first swap
-    slot: int = 0
-    place: int = 0  # among the models of the slot
-    answered: bool = True  # False: it was merged for a look, and has answered nobody
-
-
-@dataclass(frozen=True, eq=False)
-class Staged:
-    """A blend that is ready to answer and does not yet."""
-
-    backend: Backend | None = field(repr=False)  # that it was merged into; None where it will be merged in place
-    version: int
-    blend: Blend  # (K,)
-    changed: bool  # False: this blend answers already
-
-
-@dataclass(frozen=True, eq=False)
-class Lineup:
-    """The models that answer, and which request goes to which: one value, replaced as a whole."""
-
-    models: tuple[Live, ...]  # G, one at least
-    assignment: Assignment | None = field(default=None, repr=False)  # of G models; None: the first answers everything
-
-    def without(self, place: int) -> "Lineup":
-        """Leave one model out: its requests go to the others."""
-        left = None if self.assignment is None else self.assignment.without(place)
-        return Lineup(self.models[:place] + self.models[place + 1 :], left)
-
-
-class Engine:
+class Engine(Asking):
     """Serves up to G blends of an MoE side by side. The experts stay on disk."""
 
     def __init__(
@@ -101,17 +67,17 @@ class Engine:
         self.models = models
         self.merge_seconds = 0.0  # of the last merge
         self.pause_seconds = 0.0  # for which the last swap kept batches waiting
-        self._batch, self._merge_share = batch, merge_share
+        self._merge_share = merge_share
         if backend not in BACKENDS:
             raise ConfigError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
-        self.encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"], max_length=max_length)
-        self._left = moe.plan.config().architectures[0].endswith("ForCausalLM")
+        encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"], max_length=max_length)
+        super().__init__(encode, batch=batch, left=moe.plan.config().architectures[0].endswith("ForCausalLM"))
         known = None if blend is None else as_blend(blend, experts=moe.num_experts)
         first = BACKENDS[backend](
             moe,
             blend=known,
             device=device,
-            probes=lambda: self._padded(list(probes) or sentences()),
+            probes=lambda: self.padded(list(probes) or sentences()),
             least_agreement=least_agreement,
         )
         self._lineup = Lineup((Live(first, version, known, slot),))
@@ -315,52 +281,8 @@ class Engine:
         self._free[i] = Live(free.backend, version, blend, answered=False)
         return self._free[i]
 
-    def logits(self, texts: Sequence[Text], *, live: Live | Staged | None = None) -> FloatArray:
-        """Classify texts: (n, columns), by default with what answers now.
-
-        Texts of like length share a batch, so that little is padding.
-        """
-        logits = np.empty((len(texts), len(self.columns)))
-        with self._held(live) as backend:
-            for chunk in self._chunks(texts):
-                logits[chunk] = backend.classify(self._padded([texts[i] for i in chunk])[0])
-        return logits
-
-    def texts(self, prompts: Sequence[Text], *, max_tokens: int, live: Live | Staged | None = None) -> list[str]:
-        """Write an answer of at most `max_tokens` tokens to each prompt, by default with what answers now."""
-        written = [""] * len(prompts)
-        with self._held(live) as backend:
-            for chunk in self._chunks(prompts):
-                inputs = self._padded([prompts[i] for i in chunk])[0]
-                done = backend.generate(inputs, limits=[max_tokens] * len(chunk), on_step=lambda _: ())
-                for i, answer in zip(chunk, done, strict=True):
-                    tokens = () if answer is None else answer.tokens
-                    written[i] = str(self.encode.tokenizer.decode(list(tokens), skip_special_tokens=True))
-        return written
-
-    def sane(self, text: Text, live: Live | Staged) -> bool:
-        """Whether a model answers a text with numbers, be it a label or the first token of an answer."""
-        with self._held(live) as backend:
-            inputs = self._padded([text])[0]
-            if not backend.writes:
-                return bool(np.isfinite(backend.classify(inputs)).all())
-            try:
-                backend.generate(inputs, limits=[1], on_step=lambda _: ())
-            except NotFinite:
-                return False
-            return True
-
-    def _chunks(self, texts: Sequence[Text]) -> list[list[int]]:
-        order = sorted(range(len(texts)), key=lambda i: len("".join(texts[i])))
-        return [order[start : start + self._batch] for start in range(0, len(order), self._batch)]
-
-    def _padded(self, texts: Sequence[Text]) -> list[Inputs]:
-        """Encode texts in the order given, a batch at a time."""
-        parts = [texts[start : start + self._batch] for start in range(0, len(texts), self._batch)]
-        return [self.encode.pad(self.encode.encode(part).columns, left=self._left) for part in parts]
-
     @contextmanager
-    def _held(self, live: Live | Staged | None) -> Iterator[Backend]:
+    def holding(self, live: Live | Staged | None) -> Iterator[Backend]:
         """Hold what answers, or what was prepared; merged in place for the while if need be."""
         if live is None:
             with self.using() as current:

@@ -9,9 +9,9 @@ import numpy as np
 from tanbr.errors import InputError
 from tanbr.moe.text import TextEncoder
 from tanbr.monitor.recogniser import Recognition
-from tanbr.serve.engine import Lineup, Live
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.jobs import Job
+from tanbr.serve.lineup import Lineup, Live
 from tanbr.serve.messages import Answers, Outbox
 from tanbr.serve.prompts import Room
 from tanbr.serve.records import Answered, Generated, ServiceError

@@ -10,7 +10,8 @@ import numpy as np
 
 from tanbr.errors import TanbrError
 from tanbr.serve.config import GuardConfig
-from tanbr.serve.engine import Engine, Live, Staged
+from tanbr.serve.engine import Engine
+from tanbr.serve.lineup import Live, Staged
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.types import Counts, FloatArray, Reward, TaskMix, Text

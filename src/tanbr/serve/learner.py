@@ -25,8 +25,8 @@ from tanbr.serve.assignment import Assignment
 from tanbr.serve.choosing import Choosing, Pin
 from tanbr.serve.clients import Clients
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.engine import Engine, Staged
-from tanbr.serve.guard import Guard, Refused, Scrutiny
+from tanbr.serve.engine import Engine
+from tanbr.serve.guard import Guard
 from tanbr.serve.ids import place_of
 from tanbr.serve.journal import (
     OpenSlot,
@@ -39,23 +39,20 @@ from tanbr.serve.journal import (
     tidy,
     write_turn,
 )
+from tanbr.serve.lineup import Staged
+from tanbr.serve.preparing import Preparing
 from tanbr.serve.records import Alarm, Observer, Reason
 from tanbr.serve.rewards import share_out
 from tanbr.serve.start_blend import StartBlend
 from tanbr.serve.store import Store
-from tanbr.serve.telling import Telling, rewards_for
+from tanbr.serve.telling import Telling
 from tanbr.serve.view import View, explained
-from tanbr.types import Decision, FloatArray, PanelDecision, Router, SlotRecord, TaskMix
+from tanbr.types import FloatArray, Router, SlotRecord, TaskMix
 
 log = logging.getLogger("tanbr.serve")
 
 ALARMS = 50  # kept for operators
 FORGET_EVERY = 20  # slots
-# How closely the guard looks at a blend: nobody may refuse what others fall back to.
-SCRUTINY: dict[Reason, Scrutiny] = {
-    reason: "refuse" if reason is Reason.CHOSEN else "measure" if reason in (Reason.START, Reason.BEST) else "sane"
-    for reason in Reason
-}
 
 
 class Learner:
@@ -80,6 +77,7 @@ class Learner:
         self.pin: Pin | None = None
         self.forecast: TaskMix = np.full(len(monitor.tasks), 1.0 / len(monitor.tasks))  # nothing seen yet: all alike
         self._choosing = Choosing(start, store, config, models=engine.models)
+        self._preparing = Preparing(engine, guard, self._choosing, tries=config.guard.tries)
         self._telling = Telling(store, answers, config, experts=engine.moe.num_experts, tasks=len(monitor.tasks))
         self._view: View | None = None
         self._alarms: deque[Alarm] = deque(maxlen=ALARMS)
@@ -191,9 +189,10 @@ class Learner:
             forced = forced or stays
         try:
             choice = forced or self._choosing.choose(turn, self.router, self.forecast, kept, self.pin)
-            return self._prepare(turn, choice, kept)
+            return self._preparing.prepare(turn, choice, kept, self.router, self.forecast)
         except Exception as error:
-            return self._prepare(turn, self._untell(turn, before, kept, error), kept)
+            stays = self._untell(turn, before, kept, error)
+            return self._preparing.prepare(turn, stays, kept, self.router, self.forecast)
 
     def _untell(self, turn: Turn, before: tuple[Router, Clients], kept: Choice | None, error: Exception) -> Choice:
         """Put the router back to what it was before it was told, to be told again with the next turn; what stays."""
@@ -205,49 +204,6 @@ class Learner:
         if kept is None:
             raise error
         return replace(kept, reason=Reason.FAILED, note=f"failed: {said}")
-
-    def _prepare(self, turn: Turn, choice: Choice, kept: Choice | None) -> tuple[list[Staged], OpenSlot]:
-        """Merge what was chosen, and look it over; what is refused is told to the router, which may choose again."""
-        for chance in range(self.config.guard.tries, -1, -1):
-            staged: list[Staged] = []
-            try:
-                versions = choice.versions or (None,) * len(choice.blends)
-                for blend, version, mix in zip(choice.blends, versions, choice.mixes(self.forecast), strict=True):
-                    staged.append(self.engine.prepare(blend, version=version))
-                    if staged[-1].changed:
-                        self.guard.inspect(staged[-1], mix, scrutiny=SCRUTINY[choice.reason])
-                return staged, OpenSlot(
-                    turn.next,
-                    tuple(one.version for one in staged),
-                    self.forecast,
-                    choice.blends,
-                    choice.decision,
-                    choice.reason,
-                    choice.note,
-                    choice.estimates,
-                )
-            except Refused as refused:
-                self.engine.discard()
-                if choice.decision is None or kept is None:
-                    raise
-                log.info("a blend is not served: %s", refused)
-                self._tell_refused(choice.decision, staged[-1], refused)
-                if chance > 1:
-                    choice = Choice.of(self._choosing.ask(self.router, self.forecast))
-                else:
-                    choice = replace(kept, note=f"refused: {refused}")
-            except BaseException:
-                self.engine.discard()
-                raise
-        raise AssertionError("the last chance keeps what answers")
-
-    def _tell_refused(self, decision: Decision | PanelDecision, staged: Staged, refused: Refused) -> None:
-        """Tell the router what the probes of the blend that was refused have earned; nothing of its other blends."""
-        reward, counts = refused.reward, refused.counts
-        if isinstance(decision, PanelDecision):
-            reward = rewards_for(decision, staged.blend[None], reward[None], unseen=np.nan)
-            counts = rewards_for(decision, staged.blend[None], counts[None], unseen=0.0)
-        self.router.tell(decision, reward, counts)
 
     def _write(self, turn: Turn, opened: OpenSlot) -> None:
         """Write the turn down, before anything of it shows."""
@@ -348,9 +304,8 @@ class Learner:
         """Open the first slot of a new state, or of one that was adopted."""
         self._telling.mark = self._seen = self.store.last_seq()
         turn = replace(self._new_turn(None), first=self.store.next_slot)
-        staged, opened = self._prepare(
-            turn, self._choosing.choose(turn, self.router, self.forecast, None, self.pin), None
-        )
+        choice = self._choosing.choose(turn, self.router, self.forecast, None, self.pin)
+        staged, opened = self._preparing.prepare(turn, choice, None, self.router, self.forecast)
         self._write(turn, opened)
         self._opened(turn, opened)
         self.engine.commit(*staged, slot=opened.slot, assignment=self.assignment())

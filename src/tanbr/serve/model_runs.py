@@ -8,9 +8,10 @@ import numpy as np
 from tanbr.moe.text import TextEncoder
 from tanbr.serve.decode import NotFinite, Step
 from tanbr.serve.detokenise import TextStream
-from tanbr.serve.engine import Engine, Lineup, Live
+from tanbr.serve.engine import Engine
 from tanbr.serve.front import Front
 from tanbr.serve.jobs import Job
+from tanbr.serve.lineup import Lineup, Live
 from tanbr.serve.messages import Broken, Outbox
 from tanbr.serve.records import Observer, ServiceError
 

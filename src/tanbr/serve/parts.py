@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.serve.engine import Lineup
 from tanbr.serve.jobs import Job
+from tanbr.serve.lineup import Lineup
 from tanbr.serve.records import Answered, Generated
 
 Whole = TypeVar("Whole", Answered, Generated)
