@@ -34,7 +34,7 @@ def process(arguments: list[str], *, log: Path, **options: Any) -> Iterator[subp
         running = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=HERE,
-            env=os.environ | ENVIRONMENT,
+            env=os.environ | ENVIRONMENT | options.pop("environment", {}),
             stderr=errors,
             stdout=options.pop("stdout", errors),
             text=True,
@@ -82,6 +82,15 @@ def tanbr(folder: Path | None, work: Path, *, threads: int, **serve: Any) -> Ite
     with process(command, log=work / f"{name}.log") as running:
         wait_ready(port, running, work / f"{name}.log")
         yield port, running.pid
+
+
+@contextmanager
+def started(command: list[str], log: Path, *, environment: dict[str, str]) -> Iterator[int]:
+    """Run a server's command with a port of its own; the port."""
+    port = free_port()
+    with process([*command, "--port", str(port)], log=log, environment=environment) as running:
+        wait_ready(port, running, log)
+        yield port
 
 
 @contextmanager

@@ -31,14 +31,14 @@ def throughput(size: str, work: Path, *, threads: int, rounds: int, batches: int
         model(BATCH, 2)
         for name, server in servers(folder, work, threads=threads).items():
             with server as (port, _):
-                _saturate(port, 4)
-                shares, singles, bare = [], [], []
+                saturated(port, 4)
+                shares, single, bare = [], [], []
                 for _ in range(rounds):
                     alone = BATCH * batches / sum(model(BATCH, batches))
                     bare.append(alone)
-                    shares.append(_saturate(port, batches) / alone)
-                    singles.append(_singles(port, batches) / alone)
-            result[name] = {"of_bare": spread(shares), "of_bare_single_texts": spread(singles)}
+                    shares.append(saturated(port, batches) / alone)
+                    single.append(singles(port, batches) / alone)
+            result[name] = {"of_bare": spread(shares), "of_bare_single_texts": spread(single)}
             result["bare_texts_per_second"] = spread(bare)
     return result
 
@@ -57,7 +57,7 @@ def panel(size: str, work: Path, *, threads: int, rounds: int, batches: int, mos
         rates: dict[int, list[tuple[float, float]]] = {G: [] for G in ports}
         for round_ in range(rounds + 1):  # the first is a warm-up
             for G, port in ports.items():
-                rate = _saturate(port, batches, whole), _singles(port, batches, single)
+                rate = saturated(port, batches, whole), singles(port, batches, single)
                 rates[G] += [rate] if round_ else []
         for G, port in ports.items():
             result[f"G = {G}"] = {
@@ -80,7 +80,7 @@ def servers(folder: Path, work: Path, *, threads: int) -> dict[str, Any]:
     return found
 
 
-def _saturate(port: int, batches: int, bodies: list[bytes] | None = None) -> float:
+def saturated(port: int, batches: int, bodies: list[bytes] | None = None) -> float:
     """Requests of a whole batch each, on four connections; texts per second."""
     sent = itertools.cycle(bodies or [classify(texts(BATCH, seed=seed)) for seed in range(8)])
     load = asyncio.run(drive(port, sent, connections=4, until=after(batches)))
@@ -88,7 +88,7 @@ def _saturate(port: int, batches: int, bodies: list[bytes] | None = None) -> flo
     return BATCH * len(load.seconds) / load.took
 
 
-def _singles(port: int, batches: int, bodies: list[bytes] | None = None) -> float:
+def singles(port: int, batches: int, bodies: list[bytes] | None = None) -> float:
     """Requests of one text each, on as many connections as two batches have texts; texts per second."""
     sent = itertools.cycle(bodies or [classify([text]) for text in texts(64)])
     load = asyncio.run(drive(port, sent, connections=2 * BATCH, until=after(BATCH * batches)))
