@@ -19,7 +19,7 @@ Figures: TypeAlias = dict[str, float]  # task name → its metric
 
 def own_experts(moe: Moe, tasks: Sequence[str]) -> tuple[int, ...]:
     """Find the expert that was trained for each task, as the checkpoint's card says; none if it does not."""
-    own = read_card(moe.path).experts_of(tasks)
+    own = read_card(moe.path).of_experts(moe.source.expert_tasks, moe.source.expert_labels).experts_of(tasks)
     if own and max(own) >= moe.num_experts:
         raise CheckpointError(
             f"{moe.path}: tanbr.json names a task for expert {max(own)} of {moe.num_experts}; mend it"

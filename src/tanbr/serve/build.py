@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tanbr.baselines.survey import Survey
 from tanbr.errors import CheckpointError, DataError
@@ -31,6 +31,7 @@ def build(
     checkpoint: str | Path | None,
     *,
     experts: Sequence[str | Path] = (),
+    blend_only: Literal["all", "ffn"] | None = None,
     config: ServeConfig,
     router: RouterConfig | None = None,
     monitor: MonitorConfig | None = None,
@@ -51,12 +52,16 @@ def build(
     the router is told a `warm_start` like it before its first slot. Experts that do not merge are refused unless
     `force` is given.
     """
-    moe = open_moe(embedded.path() if checkpoint is None else checkpoint, experts=experts, method=config.method)
+    method = config.method if "method" in config.model_fields_set else None  # a list of experts may name one
+    place = embedded.path() if checkpoint is None else checkpoint
+    moe = open_moe(place, experts=experts, blend_only=blend_only, method=method)
+    if config.blend is None and moe.source.weights:
+        config = config.model_copy(update={"blend": moe.source.weights})
     if not force:
         verdict, why = glance(moe)
         if verdict == "do not merge":
             raise CheckpointError(f"{moe.path} should not be merged: {why}; pass --force to serve it all the same")
-    card = read_card(moe.path)
+    card = read_card(moe.path).of_experts(moe.source.expert_tasks, moe.source.expert_labels)
     past = None if history is None else read_history(history)
     tasks = card.tasks or _latent(moe.num_experts)
     if past is not None:
