@@ -1,4 +1,4 @@
-"""`tanbr merge`, `tanbr inspect`, `tanbr align` and `tanbr upcycle`."""
+"""`tanbr merge`, `tanbr inspect`, `tanbr assemble`, `tanbr align` and `tanbr upcycle`."""
 
 import json
 from collections.abc import Iterator
@@ -163,6 +163,34 @@ def upcycle(
     with _bar("upcycling") as show:
         make(dense, out, experts=experts, jitter=jitter, seed=seed, progress=show)
     console.print(f"{out}: {experts} experts in every FFN")
+
+
+@app.command(
+    epilog="Examples:\n\n    tanbr assemble experts.toml moe/ --blend-only ffn\n\n"
+    "    tanbr assemble bert/ moe/ --expert sst2/ --expert mnli/ --rest average && tanbr serve moe/"
+)
+def assemble(
+    checkpoint: Annotated[
+        str, typer.Argument(help="TOML or YAML file that lists experts over a base; or the base, with --expert.")
+    ],
+    out: NewFolder,
+    expert: ExpertFolders = None,
+    blend_only: BlendWhat = None,
+    rest: Annotated[
+        Literal["refuse", "average"],
+        typer.Option(help="What becomes of differences outside FFNs, which an MoE cannot hold: refused, or averaged."),
+    ] = "refuse",
+) -> None:
+    """Write experts over a base as one MoE checkpoint, with a card that names their tasks and labels."""
+    from tanbr.merge import open as open_moe
+    from tanbr.train.assemble import assemble as make
+
+    moe = open_moe(checkpoint, experts=expert or (), blend_only=blend_only)
+    with _bar("assembling") as show:
+        averaged = make(moe, out, rest=rest, progress=show)
+    console.print(f"{out}: {moe.num_experts} experts in every FFN; gates, if it has any, are random")
+    if averaged:
+        console.print(f"averaged over the experts, not routed: {len(averaged)} tensors ({averaged[0]} for one)")
 
 
 @app.command(epilog="Example:\n\n    tanbr align moe/ aligned/ && tanbr merge aligned/ dense/ --blend uniform")

@@ -37,7 +37,9 @@ class Card:
             return self
         known = {task.name: task for task in self.tasks}
         of = zip(expert_tasks, expert_labels or [()] * len(expert_tasks), strict=True)
-        tasks = tuple(known.get(name) or Task(name, ("accuracy",), tuple(labels)) for name, labels in of)
+        tasks = tuple(
+            known.get(name) or Task(name, ("accuracy",) if labels else (), tuple(labels)) for name, labels in of
+        )
         return Card(tasks, tuple(expert_tasks))
 
 

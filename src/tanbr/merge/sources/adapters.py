@@ -112,7 +112,7 @@ class ExpertsOverBase(Experts):
         for k in holders:
             found.setdefault(piece.blocks[k], []).append((weights[k] + spread) * piece.scale)
         shares = {block: math.fsum(own) for block, own in found.items()}
-        if len(shares) == 1 and math.isclose(*shares.values(), 1.0, rel_tol=1e-9):
+        if len(shares) == 1 and math.isclose(sum(shares.values()), 1.0, rel_tol=1e-9):
             return dict.fromkeys(shares, 1.0)  # a blend sums to 1 up to rounding
         return shares
 

@@ -123,7 +123,7 @@ class OverBase(ExpertSource):
                     "heads with a column for each that could be joined; train them with one head over all labels"
                 )
             self.config |= head.settings()
-        self.expert_labels = head.of
+        self.expert_labels = head.of if any(HEAD.search(name) for name in specs) else ()
         pieces: list[Piece] = []
         for name, spec in specs.items():
             self._check(name, alike=name not in heads)
