@@ -19,7 +19,7 @@ import tanbr
 from tanbr.baselines.probes import head_probes
 from tanbr.baselines.regmean import measure
 from tanbr.experiments.answers import model_for
-from tanbr.experiments.corpus import of_glue
+from tanbr.experiments.corpus import of_data
 from tanbr.experiments.survey import survey
 from tanbr.experiments.task_figures import own_experts
 from tanbr.merge.methods import METHODS
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="JSON file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    corpus = of_glue(arguments.data, pool=arguments.rows)
+    corpus = of_data(arguments.data, pool=arguments.rows)
     rows = {task: of_task[: arguments.rows] for task, of_task in corpus.stream.items()}
     V = len(corpus.tasks)
     mixes = np.random.default_rng(0).dirichlet(np.full(V, 0.3), arguments.mixes)  # (n, V)

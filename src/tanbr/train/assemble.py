@@ -66,7 +66,9 @@ def assemble(moe: Moe, out: str | Path, *, rest: Rest = "refuse", progress: Prog
 
 
 def card_of(moe: Moe) -> Card:
-    """Make the card of experts over a base."""
+    """Make the card of experts over a base; an MoE checkpoint has its own."""
+    if not isinstance(moe.source, OverBase):
+        return read_card(moe.path)
     folders = [Path(name).resolve().name for name in moe.source.names]
     tasks = moe.source.expert_tasks or (tuple(folders) if len(set(folders)) == len(folders) else ())
     return read_card(moe.path).of_experts(tasks, moe.source.expert_labels)

@@ -10,6 +10,7 @@ one product of all factors, side by side.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -40,6 +41,10 @@ class ExpertsOverBase(Experts):
     ancestors: Mapping[str, Block]  # target → where the base has it
     factors: Mapping[str, Mapping[int, LowRank]]  # target → expert → what it adds
     absent: Mapping[tuple[Block, ...], frozenset[int]]  # blocks of a head's piece → who lacks its labels
+
+    def beside(self, folder: str) -> Path:
+        """Name a folder beside the base, which other experts may have come from too."""
+        return self.path / f"{folder}-{self.fingerprint()[:12]}"
 
     def check(self, expert: int) -> None:
         """Refuse an adapter, or a base, that holds NaN or infinity."""
