@@ -143,7 +143,7 @@ def _merged(merge: Callable[[Moe, Probes], Any]) -> Builder:
     def build(bench: Bench, _: int) -> Parts:
         key = merge.__name__
         if key not in bench.answers.kept:
-            rows = bench.corpus.first_held(STATISTICS)
+            rows = bench.corpus.first_held(min(STATISTICS, *map(len, bench.corpus.held.values())))
             bench.answers.kept[key] = merge(
                 bench.moe, head_probes(bench.moe, rows, space=bench.corpus.space, own=bench.own_experts)
             )
