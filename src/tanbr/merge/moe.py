@@ -132,10 +132,11 @@ def open(  # noqa: A001
             labels=[expert.labels for expert in listed.experts],
         )
         source.expert_tasks, source.weights = listed.tasks, listed.weights
-        return Moe(source, method=method or listed.method)
+        return Moe(source, method=listed.method if method is None else method)
+    method = "average" if method is None else method
     if not experts:
-        return Moe(Checkpoint(_local(path)), method=method or "average")
-    return Moe(_over_base(path, experts, blend_only or "all"), method=method or "average")
+        return Moe(Checkpoint(_local(path)), method=method)
+    return Moe(_over_base(path, experts, blend_only or "all"), method=method)
 
 
 def _over_base(

@@ -10,6 +10,7 @@ one product of all factors, side by side.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -127,9 +128,19 @@ class ExpertsOverBase(Experts):
         if not adds:
             return None
         wide = torch.promote_types(self.checkpoint.specs[piece.blocks[0][0]].dtype, torch.float32)
-        lefts, rights = [], []
-        for expert, one in adds:
-            up, down = (self.checkpoint.tensor(name).to(wide) for name in (one.up, one.down))
-            lefts.append((down.T if one.transposed else up) * (weights[expert] * one.scale))
-            rights.append(up.T if one.transposed else down)
-        return torch.cat(lefts, dim=1), torch.cat(rights)
+        sides = [self._sides[piece.target][k] for k, _ in adds]
+        left = torch.cat([one.to(wide) for one, _ in sides], dim=1)
+        scales = [weights[k] * one.scale for k, one in adds]
+        ranks = torch.tensor([one.shape[1] for one, _ in sides])
+        left *= torch.tensor(scales, dtype=wide).repeat_interleave(ranks)
+        return left, torch.cat([one.to(wide) for _, one in sides])
+
+    @cached_property
+    def _sides(self) -> dict[str, dict[int, tuple[Tensor, Tensor]]]:
+        """Views of all factors: target → expert → (m, r) and (r, n). Finding them takes longer than reading them."""
+        found: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
+        for target, adds in self.factors.items():
+            for k, one in adds.items():
+                up, down = self.checkpoint.tensor(one.up), self.checkpoint.tensor(one.down)
+                found.setdefault(target, {})[k] = (down.T, up.T) if one.transposed else (up, down)
+        return found
