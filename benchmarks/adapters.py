@@ -11,6 +11,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def measure(moe: Moe, *, repeats: int) -> dict[str, Any]:
             scratch[name].addmm_(left, right)
 
     scratch = {name: torch.zeros(stored[name].shape) for name in sides}
-    work = {
+    work: dict[str, Callable[[], None]] = {
         "products": products,
         "copy of what changes": lambda: copy(changing),
         "merge of what changes": lambda: merge(True),

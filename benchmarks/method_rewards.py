@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--grams", type=int, default=64, help="held rows of every task behind the Gram matrices")
     parser.add_argument("--mixes", type=int, default=3, help="Dirichlet(0.3) mixes beside the even one")
     parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--ancestor", type=Path, default=None, help="the experts' dense ancestor, as the methods' base")
     parser.add_argument("--out", type=Path, default=None, help="JSON file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -65,9 +66,11 @@ def main() -> None:
         proportional = np.zeros((len(mixes), moe.num_experts))
         proportional[:, list(own)] = mixes
         blends = np.array([np.full(moe.num_experts, 1 / moe.num_experts), *proportional])
-        probes = head_probes(moe, corpus.first_held(arguments.grams), space=corpus.space, own=own)
-        for merged in (False, True):
-            measure(moe, probes, rows=arguments.grams, merged=merged)
+        names = arguments.methods.split(",")
+        if {"regression", "regmeanpp"} & set(names):
+            probes = head_probes(moe, corpus.first_held(arguments.grams), space=corpus.space, own=own)
+            for merged in (False, True):
+                measure(moe, probes, rows=arguments.grams, merged=merged)
         words = [word.rsplit("/", 1)[-1] if word.startswith("/") else word for word in sys.argv[1:]]
         result: dict[str, Any] = {
             "command": " ".join(["python", "benchmarks/method_rewards.py", *words]),
@@ -80,8 +83,9 @@ def main() -> None:
         best = [float(alone["rewards"][k, v]) for v, k in enumerate(own)]
         result["own_expert"] = {"even": float(np.mean(best)), "mixes": (mixes @ np.array(best)).round(4).tolist()}
         print(f"{'own expert, told the task':26s} {result['own_expert']}", flush=True)
-        for name in arguments.methods.split(","):
-            found = rewards_of(name, folder, corpus, rows, blends)
+        for name in names:
+            base = f":base={arguments.ancestor}" if arguments.ancestor else ""
+            found = rewards_of(name + base, folder, corpus, rows, blends)
             even, *others = found["rewards"]
             row = {
                 "even": float(even.mean()),

@@ -49,7 +49,10 @@ def serve(
         Path, typer.Option(help="Folder for what is learned; a server that starts there again goes on.")
     ] = Path("out/serve"),
     history: Annotated[
-        Path | None, typer.Option(help='JSON lines {"text", "task", "label"?}: names the tasks, teaches the monitor.')
+        Path | None,
+        typer.Option(
+            help='JSON lines {"text", "task", "label"?}, or your labelled files: teaches the monitor the tasks.'
+        ),
     ] = None,
     slot_requests: Annotated[int | None, typer.Option(help="End a slot after so many requests …")] = None,
     slot_seconds: Annotated[float | None, typer.Option(help="… or after so many seconds.")] = None,

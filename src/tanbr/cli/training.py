@@ -62,29 +62,34 @@ def pretrain(
     """Train a task-routed MoE and write it; interrupted, the same command goes on where it stopped."""
     if preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
-    settings = configuration.load(config, over=configuration.Config(pretrain=PRESETS[preset])).pretrain
+    from tanbr.tasks import glue
+    from tanbr.tasks.dataset import Dataset
+
+    source = None if data is None else Dataset(str(data))
+    start = PRESETS[preset]
+    if source is not None and source.tasks != glue.TASKS:  # presets speak of GLUE's tasks
+        start = start.model_copy(update={"task_rows": {}, "ancestor_rows": {}})
+    settings = configuration.load(config, over=configuration.Config(pretrain=start)).pretrain
     if mergeable is not None:
         settings = settings.model_copy(update={"mergeable": mergeable})
-    if preset != "tiny" and not (dense and data):
+    if preset != "tiny" and not (dense and source):
         raise ConfigError(f"preset {preset} needs a dense checkpoint (--from) and labelled rows (--data)")
 
     import torch
 
     torch.set_num_threads(1)  # a worker has one core; and sums are the same on every machine
-    if dense is None or data is None:
+    if dense is None or source is None:
         _pretrain_tiny(settings, out)
         return
 
     from tanbr.baselines.switch import Switch
     from tanbr.experiments import glue_moe
     from tanbr.experiments.curves import draw_training
-    from tanbr.tasks.dataset import Dataset
     from tanbr.train.curve import Curve
 
     begun = time.monotonic()
     with _progress() as report:
         report("rows", 0, 1, "reading")
-        source = Dataset(str(data))
         rows, held = source.divided()
         unseen = source.dev(limit=settings.final_rows)
         model, figures = glue_moe.train(

@@ -20,6 +20,7 @@ from tanbr.serve.records import Observer
 from tanbr.serve.service import Service
 from tanbr.tasks import tiny
 from tanbr.tasks.card import read_card
+from tanbr.tasks.own import is_own, read_own
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import Text
 
@@ -45,12 +46,12 @@ def build(
 ) -> Service:
     """Make a service, not yet started, of a checkpoint (the embedded model if None), or of `experts` and their base.
 
-    The checkpoint's card says its tasks. `history` is a JSONL file of {"text": …, "task": …, "label": …?} lines, text
-    a string or a pair: it names the tasks that are served, teaches the monitor, and its labelled lines are the guard's
-    probes. Without one the monitor groups the traffic by itself, into as many latent tasks as there are experts if the
-    checkpoint has no card either. `survey` is what `tanbr survey` wrote: its best blend for the mix is the start blend;
-    the router is told a `warm_start` like it before its first slot. Experts that do not merge are refused unless
-    `force` is given.
+    The checkpoint's card, or a list of experts, says its tasks. `history` is a JSONL file of
+    {"text": …, "task": …, "label": …?} lines, text a string or a pair, or labelled rows in other files: it names the
+    tasks that are served, teaches the monitor, and its labelled lines are the guard's probes. Without one the monitor
+    groups the traffic by itself, into as many latent tasks as there are experts if the checkpoint has no card either.
+    `survey` is what `tanbr survey` wrote: its best blend for the mix is the start blend; the router is told a
+    `warm_start` like it before its first slot. Experts that do not merge are refused unless `force` is given.
     """
     method = config.method if "method" in config.model_fields_set else None  # a list of experts may name one
     place = embedded.path() if checkpoint is None else checkpoint
@@ -146,7 +147,16 @@ class PastRequests:
 
 
 def read_history(path: Path) -> PastRequests:
-    """Read a history: the texts, the task of each, and the labels where it has them."""
+    """Read a history: the texts, the task of each, and the labels where it has them.
+
+    Labelled rows in other files than JSON lines (`tasks/own.py`) are one, too.
+    """
+    if path.suffix != ".jsonl" and is_own(path):
+        own = read_own(path)
+        labels_of = {task.name: task.labels for task in own.tasks}
+        rows = [row for part in (own.rows, own.dev) for of_task in part.values() for row in of_task]
+        named = [labels_of[row.task][int(row.target)] if labels_of[row.task] else None for row in rows]
+        return PastRequests([row.text for row in rows], [row.task for row in rows], named)
     texts: list[Text] = []
     names: list[str] = []
     labels: list[str | None] = []
