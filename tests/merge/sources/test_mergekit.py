@@ -29,6 +29,8 @@ def test_weights_that_do_not_sum_to_one_become_a_scale() -> None:
         "task_arithmetic", model("a"), model("b"), base_model="o", parameters={"normalize": True, "lambda": 0.5}
     )
     assert told["method"] == "task-arithmetic:scale=0.5"
+    once = read("task_arithmetic", model("a"), model("b", weight=0.75), base_model="o", parameters={"weight": 0.25})
+    assert [one["weight"] for one in once["experts"]] == [0.25, 0.75]
 
 
 def test_the_base_in_the_list_is_no_expert_of_methods_on_differences() -> None:

@@ -40,6 +40,8 @@ def from_mergekit(values: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     if not isinstance(models, Sequence) or not all(isinstance(one, Mapping) and "model" in one for one in models):
         raise ConfigError(f"{source}: models must be a list of entries with `model: FOLDER`")
     base = values.get("base_model")
+    every = _mapping(values.get("parameters"), source)
+    _check(every, SETTINGS[method] | {"weight"}, source)
     experts: list[dict[str, Any]] = []
     densities: list[float] = []
     for entry in models:
@@ -49,11 +51,10 @@ def from_mergekit(values: Mapping[str, Any], *, source: str) -> dict[str, Any]:
         if "+" in path:  # base+adapter
             base, path = _one_base(base, *path.split("+", maxsplit=1), source=source)
         _check(own, {"weight"} | (SETTINGS[method] & {"density"}), f"{source}: {path}")
-        experts.append({"path": path, "weight": _number(own.get("weight", 1.0), f"{source}: weight of {path}")})
+        weight = own.get("weight", every.get("weight", 1.0))
+        experts.append({"path": path, "weight": _number(weight, f"{source}: weight of {path}")})
         if "density" in own:
             densities.append(_number(own["density"], f"{source}: density of {path}"))
-    every = _mapping(values.get("parameters"), source)
-    _check(every, SETTINGS[method], source)
     if not experts:
         raise ConfigError(f"{source} lists no models beside its base")
     if method == "slerp":
