@@ -64,7 +64,7 @@ def main() -> None:
         options.rows, options.blends = 40, 2
     torch.set_num_threads(1)
     moe = open_moe(options.model)
-    data = corpus.of_glue(options.data) if options.data else corpus.generated()
+    data = corpus.of_data(options.data) if options.data else corpus.generated()
     space, K = data.space, moe.num_experts
     encode = TextEncoder.of(options.model, vocab_size=moe.dense().config.vocab_size)
     rows = [row for task in data.tasks for row in data.stream[task.name][: options.rows]]

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from tanbr.cli import app
 
@@ -25,6 +26,19 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     namespace: dict[str, object] = {}
     for block in blocks(page, "python"):
         exec(compile(block, page.name, "exec"), namespace)
+
+
+def test_the_commands_of_the_tutorial_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = ROOT / "docs" / "tutorial.md"
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {}
+    for block in blocks(page, "python")[:4]:  # experts, rows, training, list
+        exec(compile(block, page.name, "exec"), namespace)
+    lines = [line for line in "\n".join(blocks(page, "sh")).splitlines() if line and not line.startswith("tanbr serve")]
+    assert len(lines) >= 4
+    for line in lines:
+        done = CliRunner().invoke(app, shlex.split(line)[1:], catch_exceptions=False)
+        assert done.exit_code == 0, f"{line}: {done.output}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

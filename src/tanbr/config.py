@@ -3,7 +3,7 @@
 import difflib
 import reprlib
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -34,8 +34,9 @@ def _first_problem(section: type[BaseModel], error: ValidationError) -> str:
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] != "extra_forbidden":
         return f"{where}: {problem['msg']} (got {reprlib.repr(problem['input'])})"
-    for part in problem["loc"][:-1]:
-        section = section.model_fields[str(part)].annotation  # type: ignore[assignment]
+    for part in problem["loc"][:-1]:  # a number is the place in a list of sections
+        kind: Any = get_args(section)[0] if isinstance(part, int) else section.model_fields[part].annotation
+        section = kind
     known = list(section.model_fields)
     near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"

@@ -13,8 +13,10 @@ from tanbr.errors import ConfigError, StateError, TanbrError
 from tanbr.experiments import glue_moe
 from tanbr.router.config import RouterConfig
 from tanbr.tasks import glue
+from tanbr.tasks.card import read_card
 from tanbr.train.config import MINILM, PretrainConfig
 from tanbr.train.interruption import Interruption
+from train.small import bert
 
 RUN = CliRunner()
 
@@ -125,3 +127,25 @@ def test_a_run_that_is_interrupted_says_where_it_goes_on(tmp_path: Path, monkeyp
     assert done.exit_code == 130
     assert "tuned.state holds step 1; the same command goes on from there" in " ".join(done.output.split())
     assert (tmp_path / "out/tanbr/tuned.state").exists()
+
+
+def test_pretrain_and_finetune_take_rows_of_ones_own(tmp_path: Path) -> None:
+    bert(tmp_path / "dense")
+    for task, labels in (("mood", ("glad", "sad")), ("size", ("big", "mid", "small"))):
+        rows = [f"w{n % 20} w{n % 7},{labels[n % len(labels)]}" for n in range(60)]
+        (tmp_path / f"{task}.csv").write_text("\n".join(["text,label", *rows]))
+    (tmp_path / "few.toml").write_text(
+        "[pretrain]\nsteps = 2\nancestor_steps = 1\nwarmup = 1\nmax_length = 16\nlook_every = 0\n"
+        "[finetune]\nsteps = 2\nwarmup = 1\n"
+    )
+    rows = ["--data", f"{tmp_path}", "--config", f"{tmp_path}/few.toml"]
+    command = ["pretrain", "--preset", "minilm", "--from", f"{tmp_path}/dense", *rows, "--out", f"{tmp_path}/out"]
+    done = RUN.invoke(app, [*command, "--workers", "1"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    card = read_card(tmp_path / "out/model")
+    assert card.expert_tasks == ("mood", "size")
+    assert [task.labels for task in card.tasks] == [("glad", "sad"), ("big", "mid", "small")]
+    assert set(json.loads((tmp_path / "out/training.json").read_text())["dev"]["tags"]) == {"mood", "size"}
+    command = ["finetune", f"{tmp_path}/out/model", *rows, "--router", "average", "--out", f"{tmp_path}/tuned"]
+    done = RUN.invoke(app, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output

@@ -21,7 +21,7 @@ def test_the_card_says_which_expert_is_whose(moe: Moe) -> None:
 def test_a_card_that_names_more_experts_than_there_are_is_refused(moe: Moe, tmp_path: Path) -> None:
     card = json.loads((Path(moe.path) / "tanbr.json").read_text())
     (tmp_path / "tanbr.json").write_text(json.dumps(card))
-    few: Any = SimpleNamespace(path=tmp_path, num_experts=2)
+    few: Any = SimpleNamespace(path=tmp_path, num_experts=2, source=moe.source)
     with pytest.raises(CheckpointError, match="names a task for expert 7 of 2; mend it"):
         own_experts(few, NAMES)
 

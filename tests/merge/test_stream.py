@@ -62,3 +62,13 @@ def test_nan_and_infinity_are_seen(bad) -> None:
     assert finite("w", good) is good  # the sum is taken in float32
     with pytest.raises(CheckpointError, match="the merge of w holds NaN"):
         finite("w", torch.tensor([1.0, bad]))
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_new_tensors_are_whole_also_where_no_blend_changes_them(model_type, tmp_path) -> None:
+    """A shared expert sits beside the blend in the same tensors."""
+    build(model_type).save_pretrained(tmp_path)
+    moe = tanbr.merge.open(tmp_path)
+    every = dict(moe.tensors(BLEND))
+    for name, tensor in moe.tensors(BLEND, changing=True):
+        assert torch.equal(tensor, every[name]), name

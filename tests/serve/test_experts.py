@@ -50,3 +50,22 @@ def test_int8_refuses_a_blend_of_what_its_two_models_share(tmp_path: Path) -> No
     moe = tanbr.open(tmp_path / "base", experts=experts)
     with pytest.raises(InputError, match=r"LayerNorm.* is no linear map"):
         TorchInt8.build(moe, blend=None, device="cpu", probes=list, least_agreement=0.0)
+
+
+def test_a_list_names_tasks_method_and_the_start_blend(folders: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    base, experts = folders
+    names = [task.name for task in tiny.TASKS[:3]]
+    lines = [f'base = "{base}"', 'method = "task-arithmetic:scale=1.0"']
+    for expert, name, weight in zip(experts, names, (2, 1, 1), strict=True):
+        lines.append(f'[[experts]]\npath = "{expert}"\ntask = "{name}"\nweight = {weight}')
+    (tmp_path / "experts.toml").write_text("\n".join(lines))
+    with (tmp_path / "past.csv").open("w") as file:
+        file.write("text,label,task\n")
+        for number, name in enumerate(names):
+            file.writelines(f"words {name} {n},{n % 2 + number},{name}\n" for n in range(8))
+    live = build(tmp_path / "experts.toml", config=CONFIG, state=tmp_path / "state", history=tmp_path / "past.csv")
+    live.start()
+    assert list(live.info.tasks) == names
+    assert list(live.info.expert_names) == names
+    assert live.state().blend == pytest.approx([0.5, 0.25, 0.25])
+    live.stop()

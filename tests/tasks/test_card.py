@@ -38,3 +38,12 @@ def test_a_spoilt_card_is_refused_with_a_sentence(tmp_path, text):
     (tmp_path / FILE).write_text(text)
     with pytest.raises(CheckpointError, match=r"tanbr\.json"):
         read_card(tmp_path)
+
+
+def test_experts_that_were_named_beside_a_card_bring_tasks_and_labels() -> None:
+    known = Task("mood", ("f1",), ("sad", "glad"))
+    card = Card((known,), ("mood",)).of_experts(("post", "mood"), (("spam", "ham"), ("no", "yes")))
+    assert card.expert_tasks == ("post", "mood")
+    assert card.tasks == (Task("post", ("accuracy",), ("spam", "ham")), known)  # what a card says goes before a head
+    assert Card((known,)).of_experts((), ()) == Card((known,))
+    assert Card().of_experts(("a", "b"), ()).tasks == (Task("a", ()), Task("b", ()))

@@ -65,6 +65,8 @@ def diagonal(model: Any, layers: Mapping[str, nn.Linear], probes: Sequence[Probe
         for number, surprise in enumerate(surprises, 1):
             slopes = torch.autograd.grad(surprise.sum(), outputs, retain_graph=number < len(surprises))
             for (name, (x, _)), slope in zip(passes.items(), slopes, strict=True):
+                if x.dim() == 2:  # what follows a pooler sees one token of a row
+                    x, slope = x[:, None], slope[:, None]
                 # a row's gradient in the weight is Σ_t slope_t x_tᵀ over its tokens t, and Σ_t slope_t in the bias
                 for one, seen in zip(slope.float(), x.detach().float(), strict=True):  # (length, out), (length, in)
                     information[f"{name}.weight"] += (one.T @ seen).square()

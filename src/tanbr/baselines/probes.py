@@ -45,10 +45,15 @@ def head_probes(
     """
     encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
 
+    head = [str(name) for _, name in sorted(moe.config.get("id2label", {}).items(), key=lambda item: int(item[0]))]
+    same = sorted(head) == sorted(space.columns)  # perhaps in another order
+    order = [head.index(name) for name in space.columns] if same else list(range(len(space.columns)))
+
     def probes(task: Task) -> list[Probe]:
         columns = [space.columns.index(name) for name in task.labels or (task.name,)]
 
         def surprise(logits: Tensor) -> Tensor:
+            logits = logits[:, order]
             if task.graded:
                 chances = F.pad(logits[:, columns], (1, 0)).log_softmax(dim=1)
             else:
@@ -62,7 +67,7 @@ def head_probes(
     if len(own) != len(space.tasks) or not set(own) <= set(range(moe.num_experts)):
         raise DataError(
             f"each of the {len(space.tasks)} tasks needs its own expert's number, below {moe.num_experts} (got "
-            f"{list(own)}); a checkpoint says it in tanbr.json as expert_tasks"
+            f"{list(own)}); a checkpoint says it in tanbr.json as expert_tasks, a list of experts as task"
         )
     for task, expert in zip(space.tasks, own, strict=True):
         found[expert] += probes(task)
@@ -85,7 +90,8 @@ def experts_alone(moe: Moe, probes: Probes) -> Iterator[tuple[Any, Sequence[Prob
 
 def linears(moe: Moe, model: nn.Module) -> dict[str, nn.Linear]:
     """Find the linear layers of a dense model that experts are merged into, by name."""
-    names = dict.fromkeys(piece.target.rpartition(".")[0] for piece in moe.plan.blended)
+    whole = [piece for piece in moe.plan.blended if piece.shape == moe.plan.shapes[piece.target]]  # no part of a head
+    names = dict.fromkeys(piece.target.rpartition(".")[0] for piece in whole)
     modules = dict(model.named_modules())
     found = {name: modules[name] for name in names if isinstance(modules.get(name), nn.Linear)}
     if not found:

@@ -67,7 +67,7 @@ def measure(
 
     With `merged` they are those of RegMean++, of what an expert sees behind layers that are merged already.
     """
-    folder = moe.path / (FOLDER_MERGED if merged else FOLDER)
+    folder = moe.experts.beside(FOLDER_MERGED if merged else FOLDER)
     if folder.exists():
         raise OutputError(f"{folder} is there already; remove it to measure anew")
     model = moe.dense()
@@ -147,7 +147,9 @@ def grams(model: Any, layers: Mapping[str, nn.Linear], probes: Sequence[Probe]) 
         with watched(layers) as passes:
             model(**probe.inputs)
         for name, (seen, _) in passes.items():
-            x = seen[real_tokens(name, probe)].float()  # (m, in)
+            x = (
+                seen if seen.dim() == 2 else seen[real_tokens(name, probe)]
+            ).float()  # (m, in); a pooler sees no padding
             sums[name] = sums.get(name, 0) + (x.T @ x).double()
             tokens[name] = tokens.get(name, 0) + len(x)
     return {name: total / tokens[name] for name, total in sums.items()}

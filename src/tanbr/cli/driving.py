@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,7 @@ from tanbr.tasks import traffic as streams
 
 if TYPE_CHECKING:
     from tanbr.serve.web.drive import Drive
+    from tanbr.tasks.rows import Row
 
 app = typer.Typer()
 TRAFFIC_SEED = 4_000  # of generated rows that neither training nor the demo uses
@@ -40,7 +42,9 @@ def traffic(
     alpha: Annotated[float, typer.Option(help="How even the mixes are; small is one task at a time.")] = 0.1,
     period: Annotated[int, typer.Option(min=1, help="Slots from one drawn mix to the next.")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the mixes and of the requests.")] = 0,
-    data: Annotated[Path | None, typer.Option(help="GLUE's TSV folders; the generated tasks if not given.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="GLUE's folder, or files of your own; generated tasks if not given.")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Texts in one HTTP request.")] = 16,
     share: Annotated[float, typer.Option(min=0, max=1, help="Share of the answers that get feedback.")] = 1.0,
     tagged: Annotated[
@@ -52,15 +56,19 @@ def traffic(
     """Drive a server with a drifting, untagged stream, and send feedback scored by the truth, which stays here."""
     from tanbr.serve.web.client import Client
     from tanbr.serve.web.drive import drive, summary
-    from tanbr.tasks import glue, tiny
+    from tanbr.tasks import tiny
+    from tanbr.tasks.dataset import Dataset
     from tanbr.tasks.metrics import LabelSpace
 
-    tasks = tiny.TASKS if data is None else glue.TASKS
+    source = None if data is None else Dataset(str(data))
+    tasks = tiny.TASKS if source is None else source.tasks
     mixes = streams.mixes(kind, tasks=len(tasks), slots=slots, seed=seed, alpha=alpha, period=period)
-    if data is None:
-        pools = {task.name: tiny.generate(task.name, POOL, seed=TRAFFIC_SEED + seed, split="test") for task in tasks}
+    if source is None:
+        pools: Mapping[str, Sequence[Row]] = {
+            task.name: tiny.generate(task.name, POOL, seed=TRAFFIC_SEED + seed, split="test") for task in tasks
+        }
     else:
-        pools = glue.load(data, split="dev", seed=seed)
+        pools = source.dev(seed=seed)
     stream = streams.Traffic(pools=pools, mixes=mixes, requests=requests, seed=seed)
     if out is not None:
         write_atomically(out, "{}\n")  # a place that cannot be written to is better found out now

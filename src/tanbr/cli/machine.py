@@ -24,9 +24,11 @@ PACKAGES = {  # package → the commands that need it
     "httpx2": "send, traffic",
     "matplotlib": "demo, simulate, pretrain, finetune",
     "jinja2": "demo",
+    "pyyaml": "lists of experts in YAML",
+    "pyarrow": "--data with Parquet files",
     "datasets": "--data hub",
 }
-OPTIONAL = {"datasets": "tanbr[hub]"}  # package → the extra that brings it
+OPTIONAL = {"datasets": "tanbr[hub]", "pyarrow": "pyarrow"}  # package → the extra that brings it
 
 
 @dataclass(frozen=True)

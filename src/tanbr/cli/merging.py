@@ -1,4 +1,4 @@
-"""`tanbr merge`, `tanbr inspect`, `tanbr align` and `tanbr upcycle`."""
+"""`tanbr merge`, `tanbr inspect`, `tanbr assemble`, `tanbr align` and `tanbr upcycle`."""
 
 import json
 from collections.abc import Iterator
@@ -24,11 +24,20 @@ app = typer.Typer()
 
 Source = Annotated[
     str,
-    typer.Argument(help="Folder of the MoE checkpoint (config.json and safetensors), or a hub id; or --expert's base."),
+    typer.Argument(
+        help="Folder of the MoE checkpoint (config.json and safetensors), or a hub id; or --expert's base; or a TOML "
+        "or YAML file that lists experts."
+    ),
 ]
 ExpertFolders = Annotated[
     list[str] | None,
     typer.Option("--expert", help="A fine-tuned copy, or a LoRA adapter, of the (then dense) checkpoint; repeatable."),
+]
+BlendWhat = Annotated[
+    Literal["all", "ffn"] | None,
+    typer.Option(
+        "--blend-only", help="With experts over a base: blend whatever differs, or FFNs alone and keep the base's rest."
+    ),
 ]
 NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears whole or not at all.")]
 
@@ -36,27 +45,26 @@ NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears
 @app.command(
     epilog="Examples:\n\n    tanbr merge mixtral/ dense/ --blend uniform\n\n"
     "    tanbr merge moe/ dense/ --blend 0.5,0.3,0.2,0\n\n    tanbr merge moe/ wide/ --mode concat --experts 0,3\n\n"
-    "    tanbr merge bert/ dense/ --expert sst2/ --expert mnli/ --blend 0.4,0.6"
+    "    tanbr merge bert/ dense/ --expert sst2/ --expert mnli/ --blend 0.4,0.6\n\n    tanbr merge experts.toml dense/"
 )
 def merge(
     checkpoint: Source,
     out: NewFolder,
     blend: Annotated[
-        str | None, typer.Option(help="One weight per expert, as 0.5,0.5,…; or `uniform`; or `one-hot:3`.")
+        str | None,
+        typer.Option(help="One weight per expert, as 0.5,0.5,…; or `uniform`; or `one-hot:3`; a list's if left out."),
     ] = None,
     mode: Annotated[
         Literal["blend", "concat"],
         typer.Option(help="Merge a blend of the experts, or put some side by side: a wider FFN, each with 1/k."),
     ] = "blend",
     method: Annotated[
-        str, typer.Option(help="How a blend is merged: average, regression, ties, …; settings as ties:density=0.3.")
-    ] = "average",
+        str | None,
+        typer.Option(help="How a blend is merged: average (unless a list says other), regression, ties:density=0.3, …"),
+    ] = None,
     experts: Annotated[str | None, typer.Option(help="Which experts to put side by side: 0,3,…")] = None,
     expert: ExpertFolders = None,
-    blend_only: Annotated[
-        Literal["all", "ffn"],
-        typer.Option(help="With --expert: blend whatever differs, or FFNs alone and keep the rest of the base."),
-    ] = "all",
+    blend_only: BlendWhat = None,
     as_adapter: Annotated[
         bool, typer.Option("--as-adapter", help="With adapters: write one adapter that adds what all of them do.")
     ] = False,
@@ -67,10 +75,14 @@ def merge(
     from tanbr.merge.export import export
     from tanbr.merge.inspect import glance
 
-    if (mode == "concat") != (experts is not None) or (mode != "concat") != (blend is not None):
+    if (mode == "concat") != (experts is not None) or (mode == "concat" and blend is not None):
         raise InputError("--mode concat needs --experts, a merge needs --blend, and neither takes the other's")
     moe = open_moe(checkpoint, experts=expert or (), blend_only=blend_only, method=method)
-    weights = None if blend is None else parse_blend(blend, experts=moe.num_experts)
+    weights = None if mode == "concat" else list(moe.source.weights)
+    if blend is not None:
+        weights = parse_blend(blend, experts=moe.num_experts)
+    elif weights is not None and not weights:
+        raise InputError("a merge needs --blend, or a list of experts with their weights")
     if not force and weights is not None and sum(weight != 0 for weight in weights) > 1:
         verdict, reason = glance(moe)
         if verdict != "merge":
@@ -100,10 +112,14 @@ def merge(
         console.print(f"note: {moe.family.note}")
 
 
-@app.command(epilog="Examples:\n\n    tanbr inspect moe/\n\n    tanbr inspect moe/ --data labelled.jsonl --out report/")
+@app.command(
+    epilog="Examples:\n\n    tanbr inspect moe/\n\n    tanbr inspect moe/ --data labelled.jsonl --out report/\n\n"
+    "    tanbr inspect experts.toml --blend-only ffn"
+)
 def inspect(
     checkpoint: Source,
     expert: ExpertFolders = None,
+    blend_only: BlendWhat = None,
     data: Annotated[
         Path | None,
         typer.Option(help='JSON lines of model inputs with labels, {"input_ids": […], "labels": …}: adds losses.'),
@@ -114,7 +130,7 @@ def inspect(
     from tanbr.merge import inspect as inspecting
     from tanbr.merge import open as open_moe
 
-    moe = open_moe(checkpoint, experts=expert or ())
+    moe = open_moe(checkpoint, experts=expert or (), blend_only=blend_only)
     batches = [] if data is None else read_batches(data)
     with _bar("inspecting", unit="sites") as show:
         report = inspecting.inspect(moe, batches=batches, progress=show)
@@ -147,6 +163,34 @@ def upcycle(
     with _bar("upcycling") as show:
         make(dense, out, experts=experts, jitter=jitter, seed=seed, progress=show)
     console.print(f"{out}: {experts} experts in every FFN")
+
+
+@app.command(
+    epilog="Examples:\n\n    tanbr assemble experts.toml moe/ --blend-only ffn\n\n"
+    "    tanbr assemble bert/ moe/ --expert sst2/ --expert mnli/ --rest average && tanbr serve moe/"
+)
+def assemble(
+    checkpoint: Annotated[
+        str, typer.Argument(help="TOML or YAML file that lists experts over a base; or the base, with --expert.")
+    ],
+    out: NewFolder,
+    expert: ExpertFolders = None,
+    blend_only: BlendWhat = None,
+    rest: Annotated[
+        Literal["refuse", "average"],
+        typer.Option(help="What becomes of differences outside FFNs, which an MoE cannot hold: refused, or averaged."),
+    ] = "refuse",
+) -> None:
+    """Write experts over a base as one MoE checkpoint, with a card that names their tasks and labels."""
+    from tanbr.merge import open as open_moe
+    from tanbr.train.assemble import assemble as make
+
+    moe = open_moe(checkpoint, experts=expert or (), blend_only=blend_only)
+    with _bar("assembling") as show:
+        averaged = make(moe, out, rest=rest, progress=show)
+    console.print(f"{out}: {moe.num_experts} experts in every FFN; gates, if it has any, are random")
+    if averaged:
+        console.print(f"averaged over the experts, not routed: {len(averaged)} tensors ({averaged[0]} for one)")
 
 
 @app.command(epilog="Example:\n\n    tanbr align moe/ aligned/ && tanbr merge aligned/ dense/ --blend uniform")

@@ -26,14 +26,22 @@ app = typer.Typer()
 @app.command(
     epilog="Examples:\n\n    tanbr serve\n\n    tanbr serve moe/ --slot-requests 256 --state moe-state/\n\n"
     "    tanbr serve moe/ --models 2\n\n"
+    "    tanbr serve experts.toml --history past.jsonl\n\n"
     "    TANBR_ADMIN_TOKEN=$(openssl rand -hex 24) tanbr serve moe/ --precision int8 --port 9000"
 )
 def serve(
     checkpoint: Annotated[
-        str | None, typer.Argument(help="Folder of the MoE checkpoint, or a hub id; the embedded model if not given.")
+        str | None,
+        typer.Argument(
+            help="Folder of an MoE checkpoint, a hub id, or a list of experts; the embedded model if not given."
+        ),
     ] = None,
     expert: Annotated[
         list[str] | None, typer.Option("--expert", help="A fine-tuned copy, or LoRA adapter, of the checkpoint.")
+    ] = None,
+    blend_only: Annotated[
+        Literal["all", "ffn"] | None,
+        typer.Option(help="With experts over a base: blend whatever differs, or FFNs alone and keep the base's rest."),
     ] = None,
     config: ConfigFile = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; only this machine if not given.")] = None,
@@ -42,7 +50,10 @@ def serve(
         Path, typer.Option(help="Folder for what is learned; a server that starts there again goes on.")
     ] = Path("out/serve"),
     history: Annotated[
-        Path | None, typer.Option(help='JSON lines {"text", "task", "label"?}: names the tasks, teaches the monitor.')
+        Path | None,
+        typer.Option(
+            help='JSON lines {"text", "task", "label"?}, or your labelled files: teaches the monitor the tasks.'
+        ),
     ] = None,
     models: Annotated[
         int | None, typer.Option(help="Merged models to serve side by side, each request by the best for its task.")
@@ -122,6 +133,7 @@ def serve(
         service = build(
             checkpoint,
             experts=expert or (),
+            blend_only=blend_only,
             config=settings.serve,
             router=settings.router,
             monitor=settings.monitor,

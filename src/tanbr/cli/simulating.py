@@ -7,6 +7,7 @@ import typer
 from rich.progress import TaskID
 
 from tanbr.cli.display import console, fitted, progress
+from tanbr.cli.merging import BlendWhat, ExpertFolders
 from tanbr.cli.running import ConfigFile, command_line
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
@@ -18,19 +19,26 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 Checkpoint = Annotated[
-    Path | None, typer.Argument(help="Folder of the MoE checkpoint; the embedded model if left out.")
+    Path | None,
+    typer.Argument(help="Folder of the MoE checkpoint, or a list of experts; the embedded model if left out."),
 ]
-Data = Annotated[Path | None, typer.Option(help="GLUE's folder; the embedded model's generated tasks if left out.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="GLUE's folder, or files of your own (CSV, JSONL, Parquet, tasks.toml); generated if left out."),
+]
 DEFAULT_METHODS = "tanbr,average,best-fixed,random,best-per-slot"
 
 
 @app.command(
     epilog="Examples:\n\n    tanbr simulate\n\n"
-    "    tanbr simulate glue-moe/ --data glue/ --methods tanbr,tanbr+survey,average,nucb --seeds 0,1,2 --workers 2"
+    "    tanbr simulate glue-moe/ --data glue/ --methods tanbr,tanbr+survey,average,nucb --seeds 0,1,2 --workers 2\n\n"
+    "    tanbr simulate experts.toml --data mytasks/ --methods tanbr,average"
 )
 @keeps("runs that had ended are in {out}/runs; the same command goes on with the others")
 def simulate(
     checkpoint: Checkpoint = None,
+    expert: ExpertFolders = None,
+    blend_only: BlendWhat = None,
     data: Data = None,
     methods: Annotated[
         str,
@@ -86,8 +94,9 @@ def simulate(
     folder = checkpoint or embedded.path()
     beside = folder / "survey.json"
     study = Study(
-        checkpoint=folder, data=data, traffic=traffic, alpha=alpha, period=period, slots=slots, requests=requests,
-        pool=pool, rehearse=rehearse, survey=survey or (beside if beside.is_file() else None), config=config,
+        checkpoint=folder, experts=tuple(expert or ()), blend_only=blend_only, data=data, traffic=traffic, alpha=alpha,
+        period=period, slots=slots, requests=requests, pool=pool, rehearse=rehearse,
+        survey=survey or (beside if beside.is_file() and not expert else None), config=config,
     )  # fmt: skip
     numbers = _numbers(seeds, option="--seeds", least=0)
     corpus = study.corpus()
@@ -100,7 +109,7 @@ def simulate(
     standings = Standings.of(outcomes, tasks=[task.name for task in corpus.tasks], mixes=mixes)
     for title, header, cells in lay_out(standings):
         console.print(*fitted(title, header, cells, subject=standings.subject), sep="\n")
-    moe = open_moe(folder)
+    moe = open_moe(folder, experts=expert or (), blend_only=blend_only)
     written = write(
         out, standings, command=command_line(), facts=outcomes[0].facts, memory=lambda count: memory(moe, count) / 1e6
     )
@@ -109,11 +118,14 @@ def simulate(
 
 @app.command(
     epilog="Examples:\n\n    tanbr survey\n\n"
-    "    tanbr survey glue-moe/ --data glue/ --blends 120 --rows 60 --out survey.json"
+    "    tanbr survey glue-moe/ --data glue/ --blends 120 --rows 60 --out survey.json\n\n"
+    "    tanbr survey bert/ --expert sst2/ --expert mnli/ --data mytasks/"
 )
 @keeps("what was measured is in {out}.partial; the same command goes on")
 def survey(
     checkpoint: Checkpoint = None,
+    expert: ExpertFolders = None,
+    blend_only: BlendWhat = None,
     data: Data = None,
     blends: Annotated[int, typer.Option(min=1, max=180, help="How many blends to try.")] = 120,
     rows: Annotated[int, typer.Option(min=2, help="Held-back rows of every task.")] = 60,
@@ -133,7 +145,10 @@ def survey(
     from tanbr.moe import embedded
 
     torch.set_num_threads(1)
-    bench = Study(checkpoint=checkpoint or embedded.path(), data=data, rehearse=rehearse).bench()
+    bench = Study(
+        checkpoint=checkpoint or embedded.path(), experts=tuple(expert or ()), blend_only=blend_only, data=data,
+        rehearse=rehearse,
+    ).bench()  # fmt: skip
     bench = bench.merging("regression" if regression else method)
     with progress("blends") as bar:
         line = bar.add_task("surveying", total=blends, note="")
@@ -157,11 +172,17 @@ def survey(
 
 
 @app.command(
-    epilog="Examples:\n\n    tanbr grams glue-moe/ --data glue/\n\n    tanbr serve glue-moe/ --method regression"
+    epilog="Examples:\n\n    tanbr grams glue-moe/ --data glue/\n\n    tanbr serve glue-moe/ --method regression\n\n"
+    "    tanbr grams experts.toml --data mytasks/ && tanbr serve experts.toml --method regression"
 )
 @keeps("nothing was written; run it again")
 def grams(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder of the MoE checkpoint, one expert a task.")],
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(help="Folder of the MoE checkpoint, one expert a task; or a list of experts that names them."),
+    ],
+    expert: ExpertFolders = None,
+    blend_only: BlendWhat = None,
     data: Data = None,
     rows: Annotated[int, typer.Option(min=2, help="Held-back rows of every task.")] = 64,
     merged: Annotated[
@@ -177,7 +198,7 @@ def grams(
     from tanbr.experiments.simulate import Study
 
     torch.set_num_threads(1)
-    bench = Study(checkpoint=checkpoint, data=data).bench()
+    bench = Study(checkpoint=checkpoint, experts=tuple(expert or ()), blend_only=blend_only, data=data).bench()
     model_for(bench.moe, bench.corpus.space)  # its head must fit
     held = bench.corpus.first_held(rows)
     probes = head_probes(bench.moe, held, space=bench.corpus.space, own=bench.own_experts)

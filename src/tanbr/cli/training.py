@@ -37,6 +37,7 @@ PRESETS = {
 @app.command(
     epilog="Examples:\n\n    tanbr pretrain --preset tiny --out out/tiny    # again after an interruption: it resumes"
     "\n\n    tanbr pretrain --preset minilm --from minilm/ --data glue/ --out out/minilm"
+    "\n\n    tanbr pretrain --preset minilm --from minilm/ --data mytasks/ --out out/mine"
 )
 @keeps("the newest states are in {out}; the same command goes on from them")
 def pretrain(
@@ -44,7 +45,9 @@ def pretrain(
     dense: Annotated[
         Path | None, typer.Option("--from", help="Dense BERT or T5 checkpoint that all experts start from.")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="GLUE's folder, or 'hub' for the datasets library.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="GLUE's folder, 'hub', or files of your own (CSV, JSONL, Parquet, tasks.toml).")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the model and the resumable states.")] = Path("out/pretrain"),
     routing: Annotated[
         Literal["task", "token"], typer.Option(help="One expert per task, or learned gates that route every token.")
@@ -59,33 +62,39 @@ def pretrain(
     """Train a task-routed MoE and write it; interrupted, the same command goes on where it stopped."""
     if preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
-    settings = configuration.load(config, over=configuration.Config(pretrain=PRESETS[preset])).pretrain
+    from tanbr.tasks import glue
+    from tanbr.tasks.dataset import Dataset
+
+    source = None if data is None else Dataset(str(data))
+    start = PRESETS[preset]
+    if source is not None and source.tasks != glue.TASKS:  # presets speak of GLUE's tasks
+        start = start.model_copy(update={"task_rows": {}, "ancestor_rows": {}})
+    settings = configuration.load(config, over=configuration.Config(pretrain=start)).pretrain
     if mergeable is not None:
         settings = settings.model_copy(update={"mergeable": mergeable})
-    if preset != "tiny" and not (dense and data):
-        raise ConfigError(f"preset {preset} needs a dense checkpoint (--from) and GLUE's folder (--data)")
+    if preset != "tiny" and not (dense and source):
+        raise ConfigError(f"preset {preset} needs a dense checkpoint (--from) and labelled rows (--data)")
 
     import torch
 
     torch.set_num_threads(1)  # a worker has one core; and sums are the same on every machine
-    if dense is None or data is None:
+    if dense is None or source is None:
         _pretrain_tiny(settings, out)
         return
 
     from tanbr.baselines.switch import Switch
     from tanbr.experiments import glue_moe
     from tanbr.experiments.curves import draw_training
-    from tanbr.tasks import glue
     from tanbr.train.curve import Curve
 
     begun = time.monotonic()
     with _progress() as report:
         report("rows", 0, 1, "reading")
-        rows, held = glue.divided(data)
-        unseen = glue.load(data, split="dev", limit=settings.final_rows)
+        rows, held = source.divided()
+        unseen = source.dev(limit=settings.final_rows)
         model, figures = glue_moe.train(
             settings, dense=dense, rows=rows, held=held, unseen=unseen, out=out, report=report, tagged=tagged,
-            gates=Switch if routing == "token" else None, workers=workers,
+            tasks=source.tasks, gates=Switch if routing == "token" else None, workers=workers,
         )  # fmt: skip
     picture = draw_training(Curve(out / "model.jsonl"), list(rows), out / "training.png")
     minutes = (time.monotonic() - begun) / 60
@@ -106,7 +115,7 @@ def finetune(
         Path | None, typer.Argument(help="Folder of a BERT-MoE or T5-MoE; the embedded model if left out.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="GLUE's folder, or 'hub'; the embedded model's generated tasks if left out.")
+        Path | None, typer.Option(help="GLUE's folder, 'hub', or files of your own; the generated tasks if left out.")
     ] = None,
     router: Annotated[str, typer.Option(help=f"Who decides, by comma: {ROUTERS}.")] = "tanbr",
     steps: Annotated[int | None, typer.Option(min=1, help="Steps: one blend and one gradient step each.")] = None,
@@ -123,7 +132,8 @@ def finetune(
     from tanbr.experiments import finetune as experiment
     from tanbr.experiments.curves import draw_losses
     from tanbr.moe import embedded
-    from tanbr.tasks import glue, tiny
+    from tanbr.tasks import tiny
+    from tanbr.tasks.dataset import Dataset
     from tanbr.tasks.rows import Task
     from tanbr.train.curve import Curve
 
@@ -131,9 +141,10 @@ def finetune(
     names = [experiment.check(name.strip()) for name in router.split(",")]
     with _progress() as report:
         report("rows", 0, 1, "reading")
-        tasks: tuple[Task, ...] = glue.TASKS if data else tiny.TASKS
+        tasks: tuple[Task, ...] = tiny.TASKS
         if data:
-            rows, unseen = glue.divided(data)[0], glue.load(data, split="dev")
+            source = Dataset(str(data))
+            tasks, rows, unseen = source.tasks, source.divided()[0], source.dev()
         else:
             rows = {task.name: tiny.generate(task.name, settings.finetune.train_rows, seed=0) for task in tasks}
             unseen = {

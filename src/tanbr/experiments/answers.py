@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from tanbr.errors import CheckpointError
-from tanbr.experiments.classifier import Classifier
+from tanbr.experiments.classifier import Classifier, PlainClassifier
 from tanbr.experiments.dense import DenseModel
 from tanbr.experiments.writer import Writer
 from tanbr.merge import Moe
@@ -109,9 +109,13 @@ class Tagged(Unmoved):
 
 def model_for(moe: Moe, space: LabelSpace) -> DenseModel:
     """Build the model that answers in a label space; refuse a head that does not."""
-    if moe.family.model_type != "bert_moe":
+    model: Classifier | PlainClassifier
+    if moe.family.model_type == "bert_moe":
+        model = Classifier(moe)
+    elif str(moe.config["architectures"][0]).endswith("ForSequenceClassification"):
+        model = PlainClassifier(moe, space)
+    else:
         return Writer(moe, space)
-    model = Classifier(moe)
     if model.columns != space.columns:
         raise CheckpointError(
             f"{moe.path} answers {', '.join(model.columns[:8])}, but the data's labels are "

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from tanbr.experiments.dense import DenseModel
 from tanbr.merge import Moe
-from tanbr.tasks.metrics import Answer
+from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.types import FloatArray, Text
 
 
@@ -70,6 +70,27 @@ class Classifier(DenseModel):
         for layer in above:
             hidden = layer.feed_forward_chunk(_attend(layer, hidden, real, first_only=layer is above[-1]))
         return self.model.classifier(self.model.bert.pooler(hidden))
+
+
+class PlainClassifier(DenseModel):
+    """Any model with a classification head, run as it is; its columns are put in the order of a label space."""
+
+    def __init__(self, moe: Moe, space: LabelSpace, *, batch: int = 8) -> None:
+        super().__init__(moe, batch=batch)
+        names = self.model.config.id2label
+        head = tuple(names[column] for column in range(len(names)))
+        fits = sorted(head) == sorted(space.columns)
+        self.columns = space.columns if fits else head
+        self._order = [head.index(name) for name in self.columns]
+
+    @torch.inference_mode()
+    def answers(self, texts: Sequence[Text]) -> list[Answer]:
+        """Answer each text by its logits (columns,)."""
+        logits = np.empty((len(texts), len(self.columns)))
+        for chunk in self.by_length([len("".join(text)) for text in texts]):
+            found = self.model(**self.encode([texts[i] for i in chunk])).logits
+            logits[chunk] = found[:, self._order].double().numpy()
+        return list(logits)
 
 
 def _attend(layer: Any, hidden: Tensor, real: Tensor, *, first_only: bool = False) -> Tensor:

@@ -10,7 +10,8 @@ import numpy as np
 from tanbr.errors import DataError
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
-from tanbr.tasks import glue, tiny
+from tanbr.tasks import tiny
+from tanbr.tasks.dataset import Dataset
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task
 
@@ -63,15 +64,16 @@ def generated() -> Corpus:
     return Corpus("generated", tiny.TASKS, held=rows(HELD_SEED, "train"), stream=rows(STREAM_SEED, "test"))
 
 
-def of_glue(folder: Path, *, pool: int = 1_500, rehearse: bool = False) -> Corpus:
-    """Read GLUE: held are 20% of train, which training left alone; requests are at most `pool` rows a task of dev.
+def of_data(place: str | Path, *, pool: int = 1_500, rehearse: bool = False) -> Corpus:
+    """Read a data set: held are 20% of train, which training left alone; requests are at most `pool` dev rows a task.
 
     To `rehearse` leaves dev alone: the second half of the held rows are the requests.
     """
-    _, held = glue.divided(folder)
+    data = Dataset(str(place))
+    _, held = data.divided()
     if rehearse:
         halves = {name: len(rows) // 2 for name, rows in held.items()}
         stream = {name: rows[halves[name] :][:pool] for name, rows in held.items()}
         held = {name: rows[: halves[name]] for name, rows in held.items()}
-        return Corpus("GLUE held", glue.TASKS, held=held, stream=stream)
-    return Corpus("GLUE dev", glue.TASKS, held=held, stream=glue.load(folder, split="dev", limit=pool))
+        return Corpus(f"{data.name} held", data.tasks, held=held, stream=stream)
+    return Corpus(f"{data.name} dev", data.tasks, held=held, stream=data.dev(limit=pool))

@@ -1,6 +1,6 @@
-"""How a task-routed MoE is made from a real dense checkpoint and GLUE."""
+"""How a task-routed MoE is made from a real dense checkpoint and labelled rows: GLUE's, or your own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from tanbr.moe.gates import Gated
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks import glue
 from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.rows import Task
 from tanbr.train.batches import Batches
 from tanbr.train.checkpoints import digest, load, prepare
 from tanbr.train.config import PretrainConfig
@@ -29,16 +30,17 @@ def train(
     report: Progress,
     unseen: Rows | None = None,
     tagged: bool = False,
+    tasks: Sequence[Task] = glue.TASKS,
     gates: Callable[[Any], Gated] | None = None,
     workers: int = 1,
 ) -> tuple[Path, dict[str, Figures]]:
-    """Train one expert per GLUE task from a dense BERT or T5, early stop by `held` rows; write it to `out`/model.
+    """Train one expert per task from a dense BERT or T5, early stop by `held` rows; write it to `out`/model.
 
     With `ancestor_steps` the dense model learns all tasks first, and is written to `out`/ancestor. With `gates`,
     experts belong to no task: learned gates route every token. In the end an MoE of experts by task is scored on
     `unseen` rows, if there are any: with tags, and merged evenly.
     """
-    space = LabelSpace(tuple(task for task in glue.TASKS if task.name in rows))
+    space = LabelSpace(tuple(task for task in tasks if task.name in rows))
     rows = {task.name: rows[task.name][: config.train_rows] for task in space.tasks}
     ancestor = prepare(dense, space, out / f"start-{digest(dense)}", max_length=config.max_length, seed=config.seed)
     settings = load(ancestor).config

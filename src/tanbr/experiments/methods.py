@@ -34,7 +34,6 @@ from tanbr.experiments.panel import BestPanel, PanelRouter, PanelServer, Several
 from tanbr.experiments.survey import survey_path
 from tanbr.experiments.task_figures import own_experts
 from tanbr.merge import Moe
-from tanbr.merge import open as open_moe
 from tanbr.merge.methods import METHODS, check_name
 from tanbr.settings import Config
 from tanbr.types import FloatArray, Router
@@ -58,7 +57,7 @@ class Bench:
         if method == str(self.moe.method):
             return self
         if method not in self._others:
-            self._others[method] = replace(self, moe=open_moe(self.moe.path, method=method), _others={})
+            self._others[method] = replace(self, moe=Moe(self.moe.source, method=method), _others={})
         return self._others[method]
 
     @cached_property
@@ -144,7 +143,7 @@ def _merged(merge: Callable[[Moe, Probes], Any]) -> Builder:
     def build(bench: Bench, _: int) -> Parts:
         key = merge.__name__
         if key not in bench.answers.kept:
-            rows = bench.corpus.first_held(STATISTICS)
+            rows = bench.corpus.first_held(min(STATISTICS, *map(len, bench.corpus.held.values())))
             bench.answers.kept[key] = merge(
                 bench.moe, head_probes(bench.moe, rows, space=bench.corpus.space, own=bench.own_experts)
             )

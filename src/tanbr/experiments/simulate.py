@@ -13,7 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ import torch
 from tanbr import settings as configuration
 from tanbr.errors import StateError, TanbrError
 from tanbr.experiments.compare import Comparison, compare
-from tanbr.experiments.corpus import Corpus, generated, of_glue
+from tanbr.experiments.corpus import Corpus, generated, of_data
 from tanbr.experiments.methods import Bench, methods
 from tanbr.files import check_writable, write_atomically
 from tanbr.merge import open as open_moe
@@ -39,8 +39,10 @@ RECENT = 20
 class Study:
     """Everything that decides the results, but for seeds and methods."""
 
-    checkpoint: Path
-    data: Path | None = None  # GLUE's folder; the generated tasks if None
+    checkpoint: Path  # or a list of experts
+    experts: tuple[str, ...] = ()  # folders of experts, of which `checkpoint` is the base
+    blend_only: Literal["all", "ffn"] | None = None
+    data: Path | None = None  # a data set; the generated tasks if None
     traffic: str = "dirichlet"  # or trace:FILE
     alpha: float = 0.3
     period: int = 40
@@ -53,7 +55,7 @@ class Study:
 
     def corpus(self) -> Corpus:
         """Read or generate the rows."""
-        return generated() if self.data is None else of_glue(self.data, pool=self.pool, rehearse=self.rehearse)
+        return generated() if self.data is None else of_data(self.data, pool=self.pool, rehearse=self.rehearse)
 
     def stream(self, corpus: Corpus, seed: int) -> Stream:
         """Give the requests of a seed: the same for every method."""
@@ -66,7 +68,8 @@ class Study:
 
     def bench(self) -> Bench:
         """Open the checkpoint and what belongs to it; whatever does not fit together is refused here."""
-        moe, corpus = open_moe(self.checkpoint), self.corpus()
+        moe = open_moe(self.checkpoint, experts=self.experts, blend_only=self.blend_only)
+        corpus = self.corpus()
         settings = configuration.load(self.config)
         bench = Bench(moe, corpus, settings, surveys=self.survey)
         if self.survey is not None:

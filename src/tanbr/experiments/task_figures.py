@@ -11,7 +11,7 @@ from tanbr.experiments.corpus import Rows
 from tanbr.experiments.dense import with_start
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.tasks.card import read_card
+from tanbr.train.assemble import card_of
 from tanbr.train.objectives import Objective
 
 Figures: TypeAlias = dict[str, float]  # task name → its metric
@@ -19,7 +19,7 @@ Figures: TypeAlias = dict[str, float]  # task name → its metric
 
 def own_experts(moe: Moe, tasks: Sequence[str]) -> tuple[int, ...]:
     """Find the expert that was trained for each task, as the checkpoint's card says; none if it does not."""
-    own = read_card(moe.path).experts_of(tasks)
+    own = card_of(moe).experts_of(tasks)
     if own and max(own) >= moe.num_experts:
         raise CheckpointError(
             f"{moe.path}: tanbr.json names a task for expert {max(own)} of {moe.num_experts}; mend it"

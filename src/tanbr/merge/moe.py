@@ -17,7 +17,8 @@ from tanbr.merge.export import export
 from tanbr.merge.methods import Method, choose
 from tanbr.merge.plan import DensePlan
 from tanbr.merge.skeleton import locate, skeleton
-from tanbr.merge.sources import Adapters, BlendOnly, ExpertSource, FineTuned, MoeCheckpoint
+from tanbr.merge.sources import BlendOnly, ExpertSource, MoeCheckpoint, OverBase
+from tanbr.merge.sources.expert_list import is_list, read_list
 from tanbr.merge.sources.peft_folder import is_adapter, read_adapter
 from tanbr.merge.stream import Places, stream
 from tanbr.moe.checkpoint import Checkpoint, TensorFile, understood
@@ -110,25 +111,40 @@ def open(  # noqa: A001
     path: str | Path,
     *,
     experts: Sequence[str | Path] = (),
-    blend_only: BlendOnly = "all",
-    method: str = "average",
+    blend_only: BlendOnly | None = None,
+    method: str | None = None,
 ) -> Moe:
     """Open an MoE checkpoint: a folder with a config.json and safetensors files, or a model id of the hub.
 
-    With `experts`, `path` is the dense base that these folders (or ids) were fine-tuned from: checkpoints, of which
-    `blend_only="ffn"` takes the FFNs and keeps the rest of the base, or LoRA adapters as PEFT saves them. `method` says
-    how blends are merged: a name of `tanbr.merge.methods`, with settings as `ties:density=0.3`.
+    With `experts`, `path` is the dense base that these folders (or ids) were fine-tuned from: checkpoints, LoRA
+    adapters as PEFT saves them, or both; `blend_only="ffn"` takes their FFNs and keeps the rest of the base. A TOML or
+    YAML file lists base and experts, and may say the rest (`merge/sources/expert_list.py`); arguments go before it.
+    `method` says how blends are merged: a name of `tanbr.merge.methods`, with settings as `ties:density=0.3`.
     """
-    base = Checkpoint(_local(path))
+    if is_list(path):
+        if experts:
+            raise InputError(f"{path} lists its experts; add {experts[0]} to it instead of naming it beside")
+        listed = read_list(path)
+        source = _over_base(
+            listed.base,
+            [expert.path for expert in listed.experts],
+            blend_only or listed.blend_only,
+            labels=[expert.labels for expert in listed.experts],
+        )
+        source.expert_tasks, source.weights = listed.tasks, listed.weights
+        return Moe(source, method=listed.method if method is None else method)
+    method = "average" if method is None else method
     if not experts:
-        return Moe(base, method=method)
+        return Moe(Checkpoint(_local(path)), method=method)
+    return Moe(_over_base(path, experts, blend_only or "all"), method=method)
+
+
+def _over_base(
+    base: str | Path, experts: Sequence[str | Path], blend_only: BlendOnly, *, labels: Sequence[Sequence[str]] = ()
+) -> OverBase:
     folders = [_local(one) for one in experts]
-    adapters = [folder for folder in folders if is_adapter(folder)]
-    if not adapters:
-        return Moe(FineTuned(base, [Checkpoint(one) for one in folders], blend_only=blend_only), method=method)
-    if len(adapters) < len(folders) or blend_only != "all":
-        raise InputError(f"{adapters[0]} is an adapter: all experts must be adapters then, blended whole")
-    return Moe(Adapters(base, [read_adapter(one) for one in folders]), method=method)
+    read = [read_adapter(one) if is_adapter(one) else Checkpoint(one) for one in folders]
+    return OverBase(Checkpoint(_local(base)), read, blend_only=blend_only, labels=labels)
 
 
 def _local(path: str | Path) -> Path:

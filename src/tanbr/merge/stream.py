@@ -34,11 +34,14 @@ def stream(
     """
     targets = plan.targets(changing=changing)
     places = None if into is None else {target: into(target) for target in targets}
+    if places is None:  # a new tensor is filled whole, also where no blend changes it
+        whole = plan.targets()
+        targets = {target: whole[target] for target in targets}
     dtypes = plan.dtypes(checkpoint)
     for target, pieces in targets.items():
         out = torch.empty(plan.shapes[target], dtype=dtypes[target]) if places is None else places[target]
         with torch.no_grad():  # around the writing alone: what a taker does meanwhile is its own affair
-            if target in plan.padded and not changing:
+            if target in plan.padded and (places is None or not changing):
                 out.zero_()
             for piece in pieces:
                 region = out[piece.region]

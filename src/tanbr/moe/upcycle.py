@@ -90,46 +90,44 @@ def upcycle(
     if not jitter >= 0:
         raise InputError(f"jitter must not be negative (got {jitter})")
     checkpoint = Checkpoint(dense)
-    recipe = _recipe(checkpoint)
-    config = _moe_config(recipe, checkpoint, experts)
-    tensors = _tensors(recipe, checkpoint, experts)
-    if all(tensor.name == source and tensor.shape == checkpoint.specs[tensor.name].shape for tensor, source in tensors):
-        raise CheckpointError(f"{dense} holds no FFN tensors of the {checkpoint.config['model_type']} layout")
+    recipe = recipe_of(checkpoint.config["model_type"])
+    config = moe_config(recipe, read_settings(checkpoint.config), experts)
+    tensors = layout(recipe, {name: (spec.dtype, spec.shape) for name, spec in checkpoint.specs.items()}, experts)
     generator = torch.Generator().manual_seed(seed)
 
     def chunks() -> Iterator[Tensor]:
-        for done, (tensor, source) in enumerate(tensors):
+        for done, laid in enumerate(tensors):
             progress(done, len(tensors))
-            if source is None:
-                yield (torch.randn(tensor.shape, generator=generator) * ROUTER_STD).to(tensor.dtype)
-                continue
-            values = checkpoint.tensor(source)
-            copied = tensor.name == source and tensor.shape == values.shape
-            for _ in range(tensor.shape[0] if tensor.shape[1:] == values.shape else 1):  # K experts, or one
-                yield values if copied else _jittered(values, jitter, generator)
+            if laid.source is None:
+                yield random_router(laid.tensor, generator)
+            elif not laid.experts:
+                yield checkpoint.tensor(laid.source)
+            for _ in laid.experts:
+                yield _jittered(checkpoint.tensor(str(laid.source)), jitter, generator)
 
     with new_folder(out) as folder:
         write_json(folder / "config.json", config)
-        write_tensors(folder, [tensor for tensor, _ in tensors], chunks())
+        write_tensors(folder, [laid.tensor for laid in tensors], chunks())
         progress(len(tensors), len(tensors))
         copy_companions(checkpoint.path, folder)
     return Path(out)
 
 
-def _recipe(checkpoint: Checkpoint) -> Recipe:
-    model_type = checkpoint.config["model_type"]
+def recipe_of(model_type: str) -> Recipe:
+    """Find how dense models of a type become an MoE."""
     if model_type not in RECIPES:
         raise CheckpointError(
-            f"cannot upcycle a {model_type!r} model; the dense types that can be are {', '.join(RECIPES)}"
+            f"cannot make an MoE of a {model_type!r} model; the dense types that can be are {', '.join(RECIPES)}"
         )
     return RECIPES[model_type]
 
 
-def _moe_config(recipe: Recipe, checkpoint: Checkpoint, experts: int) -> dict[str, Any]:
-    source, family = read_settings(checkpoint.config), recipe.family
+def moe_config(recipe: Recipe, source: Settings, experts: int) -> dict[str, Any]:
+    """Turn a dense model's configuration into the MoE's."""
+    family = recipe.family
     on = [key for key in recipe.must_be_off if source.get(key)]
     if on:
-        raise CheckpointError(f"a {family.model_type} model has no {on[0]}, which {checkpoint.path} uses")
+        raise CheckpointError(f"a {family.model_type} model has no {on[0]}, which the dense model uses")
     named = source.get("architectures") or []
     if len(named) != 1 or named[0] not in recipe.classes:
         wanted = " or ".join(recipe.classes)
@@ -149,29 +147,47 @@ def ffn_names(dense: PreTrainedModel) -> list[str]:
     return [name for name, _ in dense.named_parameters() if any(re.fullmatch(as_regex(t), name) for t in targets)]
 
 
-def _tensors(recipe: Recipe, checkpoint: Checkpoint, experts: int) -> list[tuple[NewTensor, str | None]]:
-    """List the MoE's tensors, each with the dense tensor it is made of; None for a router."""
+@dataclass(frozen=True)
+class Laid:
+    """One tensor of the MoE: a router (no source), a copy (no experts), or some experts of a dense FFN's tensor."""
+
+    tensor: NewTensor
+    source: str | None
+    experts: range
+
+
+def layout(recipe: Recipe, dense: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], experts: int) -> list[Laid]:
+    """List the MoE's tensors and what of the dense model's (name → type and shape) each is made of."""
     patterns: dict[str, ExpertPattern] = {}
     for candidate in recipe.family.experts:
         if len(candidate.targets) == 1:
             patterns.setdefault(next(iter(candidate.targets.values())), candidate)
-    result: list[tuple[NewTensor, str | None]] = []
+    result: list[Laid] = []
     routed: set[str] = set()
-    for name, spec in checkpoint.specs.items():
+    for name, (dtype, shape) in dense.items():
         match = _ffn_pattern(name, patterns)
         if match is None:
-            result.append((NewTensor(name, spec.dtype, spec.shape), name))
+            result.append(Laid(NewTensor(name, dtype, shape), name, range(0)))
             continue
         site, pattern = match
         if "{k}" in pattern.name:
             names = [pattern.name.format(site=site, k=k) for k in range(experts)]
-            result += [(NewTensor(expert, spec.dtype, spec.shape), name) for expert in names]
+            result += [Laid(NewTensor(one, dtype, shape), name, range(k, k + 1)) for k, one in enumerate(names)]
         else:
-            result.append((NewTensor(pattern.name.format(site=site), spec.dtype, (experts, *spec.shape)), name))
+            stacked = NewTensor(pattern.name.format(site=site), dtype, (experts, *shape))
+            result.append(Laid(stacked, name, range(experts)))
         if recipe.router and site not in routed and "down" not in pattern.targets:
             routed.add(site)
-            result.append((NewTensor(recipe.router.format(site=site), spec.dtype, (experts, spec.shape[1])), None))
+            router = NewTensor(recipe.router.format(site=site), dtype, (experts, shape[1]))
+            result.append(Laid(router, None, range(0)))
+    if not any(laid.experts for laid in result):
+        raise CheckpointError(f"the dense model holds no FFN tensors of the {recipe.family.dense} layout")
     return result
+
+
+def random_router(tensor: NewTensor, generator: torch.Generator) -> Tensor:
+    """Draw a router's weight (K, D)."""
+    return (torch.randn(tensor.shape, generator=generator) * ROUTER_STD).to(tensor.dtype)
 
 
 def _ffn_pattern(name: str, patterns: dict[str, ExpertPattern]) -> tuple[str, ExpertPattern] | None:

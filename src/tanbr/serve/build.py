@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tanbr.baselines.survey import Survey
 from tanbr.errors import CheckpointError, DataError
@@ -20,6 +20,7 @@ from tanbr.serve.records import Observer
 from tanbr.serve.service import Service
 from tanbr.tasks import tiny
 from tanbr.tasks.card import read_card
+from tanbr.tasks.own import is_own, read_own
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import Text
 
@@ -31,6 +32,7 @@ def build(
     checkpoint: str | Path | None,
     *,
     experts: Sequence[str | Path] = (),
+    blend_only: Literal["all", "ffn"] | None = None,
     config: ServeConfig,
     router: RouterConfig | None = None,
     monitor: MonitorConfig | None = None,
@@ -44,19 +46,23 @@ def build(
 ) -> Service:
     """Make a service, not yet started, of a checkpoint (the embedded model if None), or of `experts` and their base.
 
-    The checkpoint's card says its tasks. `history` is a JSONL file of {"text": …, "task": …, "label": …?} lines, text
-    a string or a pair: it names the tasks that are served, teaches the monitor, and its labelled lines are the guard's
-    probes. Without one the monitor groups the traffic by itself, into as many latent tasks as there are experts if the
-    checkpoint has no card either. `survey` is what `tanbr survey` wrote: its best blend for the mix is the start blend;
-    the router is told a `warm_start` like it before its first slot. Experts that do not merge are refused unless
-    `force` is given.
+    The checkpoint's card, or a list of experts, says its tasks. `history` is a JSONL file of
+    {"text": …, "task": …, "label": …?} lines, text a string or a pair, or labelled rows in other files: it names the
+    tasks that are served, teaches the monitor, and its labelled lines are the guard's probes. Without one the monitor
+    groups the traffic by itself, into as many latent tasks as there are experts if the checkpoint has no card either.
+    `survey` is what `tanbr survey` wrote: its best blend for the mix is the start blend; the router is told a
+    `warm_start` like it before its first slot. Experts that do not merge are refused unless `force` is given.
     """
-    moe = open_moe(embedded.path() if checkpoint is None else checkpoint, experts=experts, method=config.method)
+    method = config.method if "method" in config.model_fields_set else None  # a list of experts may name one
+    place = embedded.path() if checkpoint is None else checkpoint
+    moe = open_moe(place, experts=experts, blend_only=blend_only, method=method)
+    if config.blend is None and moe.source.weights:
+        config = config.model_copy(update={"blend": moe.source.weights})
     if not force:
         verdict, why = glance(moe)
         if verdict == "do not merge":
             raise CheckpointError(f"{moe.path} should not be merged: {why}; pass --force to serve it all the same")
-    card = read_card(moe.path)
+    card = read_card(moe.path).of_experts(moe.source.expert_tasks, moe.source.expert_labels)
     past = None if history is None else read_history(history)
     tasks = card.tasks or _latent(moe.num_experts)
     if past is not None:
@@ -141,7 +147,16 @@ class PastRequests:
 
 
 def read_history(path: Path) -> PastRequests:
-    """Read a history: the texts, the task of each, and the labels where it has them."""
+    """Read a history: the texts, the task of each, and the labels where it has them.
+
+    Labelled rows in other files than JSON lines (`tasks/own.py`) are one, too.
+    """
+    if path.suffix != ".jsonl" and is_own(path):
+        own = read_own(path)
+        labels_of = {task.name: task.labels for task in own.tasks}
+        rows = [row for part in (own.rows, own.dev) for of_task in part.values() for row in of_task]
+        named = [labels_of[row.task][int(row.target)] if labels_of[row.task] else None for row in rows]
+        return PastRequests([row.text for row in rows], [row.task for row in rows], named)
     texts: list[Text] = []
     names: list[str] = []
     labels: list[str | None] = []

@@ -31,6 +31,17 @@ class Card:
             return ()
         return tuple(self.expert_tasks.index(task) for task in tasks)
 
+    def of_experts(self, expert_tasks: Sequence[str], expert_labels: Sequence[Sequence[str]]) -> "Card":
+        """Give the card of experts (K,) that were named beside it: their tasks, with the labels of each one's head."""
+        if not expert_tasks:
+            return self
+        known = {task.name: task for task in self.tasks}
+        of = zip(expert_tasks, expert_labels or [()] * len(expert_tasks), strict=True)
+        tasks = tuple(
+            known.get(name) or Task(name, ("accuracy",) if labels else (), tuple(labels)) for name, labels in of
+        )
+        return Card(tasks, tuple(expert_tasks))
+
 
 def read_card(checkpoint: Path) -> Card:
     """Read a checkpoint's card; an empty one if it has none, the experts' tasks alone if it is older than cards."""

@@ -302,11 +302,6 @@ def test_an_adapter_that_cannot_be_blended_is_refused_in_one_sentence(what, bert
         tanbr.open(bert[0], experts=[bert[1][1], wrong])
 
 
-def test_a_mixture_with_checkpoints_is_refused(bert) -> None:
-    with pytest.raises(InputError, match="all experts must be adapters"):
-        tanbr.open(bert[0], experts=[bert[1][0], bert[0]])
-
-
 def test_a_damaged_adapter_never_reaches_a_model(bert, tmp_path) -> None:
     folder = changed(bert, tmp_path)
     tensors = load_file(folder / "adapter_model.safetensors")

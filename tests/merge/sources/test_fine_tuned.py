@@ -165,7 +165,7 @@ WRONG = {
     "architecture": (lambda tmp: other(tmp, "LlamaForCausalLM"), "one architecture, but model_type"),
     "heads": (lambda tmp: other(tmp, num_attention_heads=4), "num_attention_heads"),
     "vocabulary": (lambda tmp: other(tmp, vocab_size=60), "one vocabulary"),
-    "labels": (relabelled, "same labels"),
+    "labels": (relabelled, "does not name its own"),
     "width": (lambda tmp: other(tmp, intermediate_size=40), "equal tensors"),
     "depth": (lambda tmp: other(tmp, num_hidden_layers=1), "the same tensors"),
     "type": (half, "bfloat16"),

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tanbr
-from merge.sources.tiny_dense import build, family
+from merge.sources.tiny_dense import build, family, heads, tuned
 from tanbr.errors import InputError
 
 K = 3
@@ -46,7 +46,18 @@ def adapters(folder):
     return tanbr.open(folder / "base", experts=[folder / str(k) for k in range(K)]), BLEND
 
 
-@pytest.fixture(params=[moe_checkpoint, fine_tuned, adapters], ids=lambda make: make.__name__)
+def mixture(folder):
+    moe, _ = adapters(folder)
+    whole = tuned(build("LlamaForCausalLM"), folder / "whole", seed=9)
+    return tanbr.open(moe.path, experts=[folder / "0", whole, folder / "2"]), BLEND
+
+
+def joined_heads(folder):
+    base, experts = heads(folder, [("bad", "good"), ("good", "fair", "bad"), ("fair", "awful")])
+    return tanbr.open(base, experts=experts), BLEND
+
+
+@pytest.fixture(params=[moe_checkpoint, fine_tuned, adapters, mixture, joined_heads], ids=lambda make: make.__name__)
 def opened(request, tmp_path):
     return request.param(tmp_path)
 

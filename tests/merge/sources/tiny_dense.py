@@ -1,6 +1,6 @@
 """Tiny real dense models, a base and copies of it that were trained a little: noise on what training changes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +52,16 @@ def family(folder: Path, name: str, *, experts: int = 3, **changes: Any) -> tupl
     model = build(name, **changes)
     model.save_pretrained(folder / "base")
     return folder / "base", [tuned(model, folder / f"expert-{k}", seed=k + 1) for k in range(experts)]
+
+
+def heads(folder: Path, labels: Sequence[Sequence[str]]) -> tuple[Path, list[Path]]:
+    """Save a BERT without a head, and copies with heads of their own over these labels."""
+    base = build("BertForSequenceClassification")
+    base.bert.save_pretrained(folder / "bare")
+    experts = []
+    for k, names in enumerate(labels):
+        columns = {"id2label": dict(enumerate(names)), "label2id": {name: at for at, name in enumerate(names)}}
+        model = build("BertForSequenceClassification", num_labels=len(names), seed=k + 7, **columns)
+        model.bert.load_state_dict(base.bert.state_dict())
+        experts.append(tuned(model, folder / f"head-{k}", seed=k + 1))
+    return folder / "bare", experts

@@ -42,6 +42,10 @@ class Experts:
         """The checkpoint's folder."""
         return self.checkpoint.path
 
+    def beside(self, folder: str) -> Path:
+        """Name a folder for what was measured of these experts, beside them."""
+        return self.path / folder
+
     def check(self, expert: int) -> None:
         """Refuse an expert that holds NaN or infinity."""
         check_finite(self.checkpoint, self.pieces, expert)

@@ -31,11 +31,10 @@ class Regression(Method):
 
     def __post_init__(self) -> None:
         experts = self.experts
-        if not (experts.path / self.folder).is_dir():
+        place = experts.beside(self.folder)
+        if not place.is_dir():
             raise CheckpointError(f"{experts.path} lacks what merging by {self.name} needs: {self.needs}")
-        self._matrices = GramMatrices(
-            experts.path / self.folder, experts.pieces, experts=experts.count, fingerprint=experts.fingerprint()
-        )
+        self._matrices = GramMatrices(place, experts.pieces, experts=experts.count, fingerprint=experts.fingerprint())
 
     def fill(self, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
         """Average, then solve the layer's regression for the same blend; one expert alone stays itself."""

@@ -1,4 +1,4 @@
-"""Whether checkpoints can be experts of one model: architecture, vocabulary, labels and tensors are the same."""
+"""Whether checkpoints can be experts of one model: architecture, vocabulary and tensors are the same."""
 
 import json
 from collections.abc import Sequence
@@ -44,15 +44,19 @@ WORDS = ("vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentence
 def check_alike(base: Checkpoint, experts: Sequence[Checkpoint]) -> None:
     """Refuse experts that are not copies of one model, and a base that cannot be their ancestor."""
     first = experts[0]
-    for checkpoint in (base, *experts):
-        if "quantization_config" in checkpoint.config:
-            raise CheckpointError(f"{checkpoint.path} is quantised; load it with transformers, dequantise and save it")
-        check_depth(checkpoint)
+    for checkpoint in experts:
+        check_base(checkpoint)
     for other in (base, *experts[1:]):
         _check_model(first, other, classes=other is not base)
     for other in experts[1:]:
-        _check_labels(first, other)
         _check_tensors(first, other)
+
+
+def check_base(checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint that nothing can be added to, or that asks for more layers than it has."""
+    if "quantization_config" in checkpoint.config:
+        raise CheckpointError(f"{checkpoint.path} is quantised; load it with transformers, dequantise and save it")
+    check_depth(checkpoint)
 
 
 def _check_model(first: Checkpoint, other: Checkpoint, *, classes: bool) -> None:
@@ -98,19 +102,6 @@ def _words(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _check_labels(first: Checkpoint, other: Checkpoint) -> None:
-    one, two = (read_settings(checkpoint.config).get("id2label") for checkpoint in (first, other))
-    if one != two:
-        raise CheckpointError(
-            f"experts must have heads for the same labels in the same order, but {first.path} has {_named(one)} and "
-            f"{other.path} {_named(two)}; train them with one head over all labels"
-        )
-
-
-def _named(labels: Any) -> str:
-    return ", ".join(map(str, labels.values())) if isinstance(labels, dict) else "none"
-
-
 def _check_tensors(first: Checkpoint, other: Checkpoint) -> None:
     lacking = sorted(set(first.specs) ^ set(other.specs))
     if lacking:
@@ -118,10 +109,3 @@ def _check_tensors(first: Checkpoint, other: Checkpoint) -> None:
         raise CheckpointError(
             f"experts must hold the same tensors, but {has.path} has {lacking[0]} and {lacks.path} not"
         )
-    for name, spec in first.specs.items():
-        found = other.specs[name]
-        if (spec.shape, spec.dtype) != (found.shape, found.dtype):
-            raise CheckpointError(
-                f"experts must hold equal tensors, but {name} is {spec.shape} {spec.dtype} in {first.path} and "
-                f"{found.shape} {found.dtype} in {other.path}; save both with the same dtype and shapes"
-            )

@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from tanbr.errors import InputError
-from tanbr.merge.sources.adapters import Adapters, LowRank
+from tanbr.merge.sources.adapters import LowRank
+from tanbr.merge.sources.over_base import OverBase
 from tanbr.merge.sources.peft_folder import PREFIX, SETTINGS, WEIGHTS
 from tanbr.moe.checkpoint import SINGLE
 from tanbr.moe.writing import NewTensor, new_folder, write_json, write_tensors
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 def export_adapter(moe: "Moe", out: str | Path, *, blend: ArrayLike) -> Path:
     """Write the blend (K,) of adapters to the new folder `out`, as PEFT saves adapters."""
     source = moe.source
-    if not isinstance(source, Adapters):
+    if not isinstance(source, OverBase) or len(source.adapters) < source.count:
         raise InputError("only a blend of adapters can be written as an adapter; give two or more with --expert")
     if moe.method.name != "average":
         raise InputError(f"a merge by {moe.method.name} is no sum of adapters; write it as a model, or use average")
     if any(adapter.settings.get("bias", "none") != "none" for adapter in source.adapters):
         raise InputError("adapters with biases of their own cannot be joined into one; write the merge as a model")
+    if len(set(source.expert_labels)) > 1:
+        raise InputError("adapters with heads over different labels fit no one base; write the merge as a model")
     weights = moe.check(blend).tolist()
     ranks = {
         target: sum(moe.checkpoint.specs[one.down].shape[0] for k, one in adds.items() if weights[k])
@@ -71,7 +74,7 @@ def _joined(moe: "Moe", target: str, adds: dict[int, LowRank], weights: list[flo
     return {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
 
 
-def _settings(source: Adapters, targets: list[str], rank: int) -> dict[str, object]:
+def _settings(source: OverBase, targets: list[str], rank: int) -> dict[str, object]:
     every = [adapter.settings for adapter in source.adapters]
     kinds = {settings.get("task_type") for settings in every}
     saved = sorted({name for settings in every for name in settings.get("modules_to_save") or ()})

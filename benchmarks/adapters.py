@@ -1,0 +1,143 @@
+"""What a merge of LoRA adapters costs beside copying the base: a BERT of base size, K adapters of rank r, one thread.
+
+Both write the same tensors in place, round after round in turn; what counts is the ratio of a round's two times, in the
+processor's seconds, so that a busy machine matters less. `floor` is the ratio that arithmetic allows: a copy, and the
+products alone at the speed that torch reaches here. Weights are random: costs do not depend on them.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import BertConfig, BertForSequenceClassification
+from transformers.utils import logging
+
+import tanbr
+from tanbr.merge import Moe
+from tanbr.merge.skeleton import locate
+
+BASE = {"vocab_size": 30522, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12}
+QUICK = {"vocab_size": 1000, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2}
+TARGETS = {"query, value": ("query", "value"), "all linear layers": ("query", "key", "value", "dense")}
+
+
+def write(folder: Path, size: dict[str, int], *, experts: int, rank: int, targets: tuple[str, ...]) -> Moe:
+    """Save a base and its adapters with random weights, and open them."""
+    torch.manual_seed(0)
+    heads = size["hidden_size"] // 64
+    model = BertForSequenceClassification(BertConfig(**size, num_attention_heads=heads))
+    model.save_pretrained(folder / "base")
+    layers = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and ".layer." in name and name.rpartition(".")[2] in targets
+    ]
+    for k in range(experts):
+        tensors = {}
+        for name, module in layers:
+            tensors[f"base_model.model.{name}.lora_A.weight"] = 0.01 * torch.randn(rank, module.in_features)
+            tensors[f"base_model.model.{name}.lora_B.weight"] = 0.01 * torch.randn(module.out_features, rank)
+        (folder / str(k)).mkdir()
+        save_file(tensors, folder / str(k) / "adapter_model.safetensors")
+        settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(targets)}
+        (folder / str(k) / "adapter_config.json").write_text(json.dumps(settings))
+    return tanbr.open(folder / "base", experts=[folder / str(k) for k in range(experts)])
+
+
+def measure(moe: Moe, *, repeats: int) -> dict[str, Any]:
+    """Time merges beside copies: of the tensors that change, and of the whole model."""
+    model = moe.dense()
+    factors = moe.source.factors  # type: ignore[attr-defined]
+    changing = [piece.target for piece in moe.plan.blended]
+    every = list(moe.plan.shapes)
+    stored = {name: moe.checkpoint.tensor(f"base:{name}") for name in every}
+    blend = np.random.default_rng(0).dirichlet(np.full(moe.num_experts, 5.0))
+
+    def copy(names: list[str]) -> None:
+        with torch.no_grad():
+            for name in names:
+                locate(model, name).copy_(stored[name])
+
+    def merge(changing_only: bool) -> None:
+        for _ in moe.tensors(blend, into=lambda name: locate(model, name), changing=changing_only):
+            pass
+
+    ranks = {
+        name: sum(moe.checkpoint.specs[one.down].shape[0] for one in adds.values()) for name, adds in factors.items()
+    }
+    sides = {
+        name: (torch.randn(stored[name].shape[0], r), torch.randn(r, stored[name].shape[1]))
+        for name, r in ranks.items()
+    }
+
+    def products() -> None:
+        for name, (left, right) in sides.items():
+            scratch[name].addmm_(left, right)
+
+    scratch = {name: torch.zeros(stored[name].shape) for name in sides}
+    work: dict[str, Callable[[], None]] = {
+        "products": products,
+        "copy of what changes": lambda: copy(changing),
+        "merge of what changes": lambda: merge(True),
+        "copy of all": lambda: copy(every),
+        "merge of all": lambda: merge(False),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for number in range(repeats + 2):
+        for name, run in work.items():
+            start = time.process_time()
+            run()
+            if number >= 2:
+                seconds[name].append(time.process_time() - start)
+    ratios = {
+        what: [m / c for m, c in zip(seconds[f"merge of {what}"], seconds[f"copy of {what}"], strict=True)]
+        for what in ("what changes", "all")
+    }
+    ratios["all, floor"] = [1 + p / c for p, c in zip(seconds["products"], seconds["copy of all"], strict=True)]
+    spread = {
+        what: {"median": statistics.median(of), "low": min(of), "high": max(of), "rounds": len(of)}
+        for what, of in ratios.items()
+    }
+    size = sum(stored[name].nbytes for name in changing)
+    return {"ratio": spread, "seconds": {name: statistics.median(of) for name, of in seconds.items()}, "bytes": size}
+
+
+def main() -> None:
+    """Measure, print, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a small model")
+    parser.add_argument("--experts", type=int, default=8)
+    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=None, help="JSON file")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    logging.disable_progress_bar()
+    figures: dict[str, Any] = {"command": " ".join(["python", "benchmarks/adapters.py", *sys.argv[1:]])}
+    for title, targets in TARGETS.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            size = QUICK if arguments.quick else BASE
+            moe = write(Path(scratch), size, experts=arguments.experts, rank=arguments.rank, targets=targets)
+            figures[title] = measure(moe, repeats=arguments.repeats)
+        for what, of in figures[title]["ratio"].items():
+            print(
+                f"{title}: merge / copy of {what}: {of['median']:.2f} ({of['low']:.2f} to {of['high']:.2f})", flush=True
+            )
+        print(f"    {figures[title]['seconds']}")
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""A file that lists experts, as TOML or YAML: ours, or the `models:` list of a mergekit configuration.
+
+    base = "bert/"
+    method = "average"            # how blends are merged
+    blend_only = "all"            # or "ffn"
+
+    [[experts]]
+    path = "sst2/"                # a fine-tuned checkpoint or a LoRA adapter; beside this file, or a hub id
+    task = "sentiment"            # what it was trained for
+    labels = ["bad", "good"]      # of its head, where it does not name them itself
+    weight = 0.5                  # in the blend that the file asks for
+
+`experts = ["sst2/", "mnli/"]` is enough where nothing is to be said of them.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped,unused-ignore]
+from pydantic import Field
+
+from tanbr.config import Section, read
+from tanbr.errors import ConfigError
+from tanbr.merge.sources.mergekit import from_mergekit
+from tanbr.merge.sources.over_base import BlendOnly
+
+ENDINGS = (".toml", ".yaml", ".yml")
+
+
+class ListedExpert(Section):
+    """One expert."""
+
+    path: str
+    """Folder of a fine-tuned checkpoint or of a LoRA adapter, or a model id of the hub."""
+    task: str = ""
+    """The task that it was trained for."""
+    labels: tuple[str, ...] = ()
+    """What the columns of its head are called, in their order."""
+    weight: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Its weight in the blend that the file asks for."""
+
+
+class ExpertList(Section):
+    """Experts over one base."""
+
+    base: str
+    """Folder of the dense model that the experts came from, or a model id of the hub."""
+    experts: tuple[ListedExpert, ...] = Field(min_length=2)
+    """The experts, in the order of a blend's weights."""
+    blend_only: BlendOnly = "all"
+    """Blend whatever differs, or FFNs alone."""
+    method: str = "average"
+    """How blends are merged."""
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The experts' tasks (K,); none if the file names none."""
+        return tuple(expert.task for expert in self.experts) if self.experts[0].task else ()
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The blend that the file asks for (K,), which sums to 1; none if it names no weights."""
+        total = sum(expert.weight or 0.0 for expert in self.experts)
+        return tuple((expert.weight or 0.0) / total for expert in self.experts) if total > 0 else ()
+
+
+def is_list(path: str | Path) -> bool:
+    """Whether a path names a file that lists experts, rather than a folder or an id of the hub."""
+    return str(path).endswith(ENDINGS) and not Path(path).is_dir()
+
+
+def read_list(path: str | Path) -> ExpertList:
+    """Read a list of experts; anything wrong in it is one `ConfigError`."""
+    values = _values(Path(path))
+    if "models" in values or "merge_method" in values or "slices" in values:
+        values = from_mergekit(values, source=str(path))
+    listed = values.get("experts")
+    if isinstance(listed, list):
+        values = values | {"experts": [{"path": one} if isinstance(one, str) else one for one in listed]}
+    found = read(ExpertList, values, source=str(path))
+    tasks = [expert.task for expert in found.experts]
+    if any(tasks) and (not all(tasks) or len(set(tasks)) < len(tasks)):
+        raise ConfigError(f"{path}: name the task of every expert or of none, and each but once (got {tasks})")
+    return found.model_copy(
+        update={
+            "base": _beside(path, found.base),
+            "experts": tuple(
+                expert.model_copy(update={"path": _beside(path, expert.path)}) for expert in found.experts
+            ),
+        }
+    )
+
+
+def _values(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"cannot read the list of experts {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        kind = "TOML" if path.suffix == ".toml" else "YAML"
+        raise ConfigError(f"{path} is not {kind}: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply; list the experts one below the other") from None
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path} must name a base and list experts (docs/experts.md shows how)")
+    return {str(key): value for key, value in values.items()}
+
+
+def _beside(file: str | Path, place: str) -> str:
+    """Find a folder that is named relative to the file; what is not there is taken as it is."""
+    beside = Path(file).parent / Path(place).expanduser()
+    return str(beside) if beside.exists() else place

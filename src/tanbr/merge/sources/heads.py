@@ -1,0 +1,94 @@
+"""Heads with different labels as one head over all of them.
+
+A column of the joined head belongs to a label, a row of the head's weight and an element of its bias. Experts that have
+the label bring their own; for an expert that lacks it the mean of those that have it stands, so that every expert is a
+whole model, and a blend is the sum of its experts here as everywhere. A label that one expert alone has is a copy of
+its column in every blend.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tanbr.errors import CheckpointError
+from tanbr.moe.family import Block, Piece, Settings
+
+HEAD = re.compile(r"(^|\.)(classifier|classification_head|score|logits_proj)\.")  # as transformers' classes name them
+UNNAMED = re.compile(r"LABEL_\d+")
+
+
+def labels_of(settings: Settings) -> tuple[str, ...]:
+    """Give the labels of a model's head in the order of its columns."""
+    names = settings.get("id2label")
+    if not isinstance(names, Mapping):
+        return ()
+    return tuple(str(names[key]) for key in sorted(names, key=int))
+
+
+@dataclass(frozen=True)
+class JoinedHead:
+    """The labels of the K experts' heads, and of the head over all of them."""
+
+    of: tuple[tuple[str, ...], ...]  # (K,) in the order of each expert's columns
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The union, in the order in which the experts name them."""
+        return tuple(dict.fromkeys(label for labels in self.of for label in labels))
+
+    def settings(self) -> dict[str, Any]:
+        """Give what a configuration says of the joined head."""
+        named = dict(enumerate(self.labels))
+        return {"id2label": named, "label2id": {label: column for column, label in named.items()}}
+
+    def check(self, names: Sequence[str]) -> None:
+        """Refuse labels that nobody named, and a label that one head has twice: which is which cannot be told."""
+        for name, labels in zip(names, self.of, strict=True):
+            if len(set(labels)) < len(labels):
+                raise CheckpointError(f"{name} names a label twice ({', '.join(labels)}); give every column its own")
+            if any(UNNAMED.fullmatch(label) for label in labels):
+                raise CheckpointError(
+                    f"the experts' labels differ, and {name} does not name its own ({', '.join(labels)}): give them as "
+                    "labels = […] in a file that lists the experts"
+                )
+
+    def pieces(
+        self, target: str, tensors: Sequence[str], tail: tuple[int, ...]
+    ) -> tuple[list[Piece], dict[tuple[Block, ...], frozenset[int]]]:
+        """Cut a tensor (labels, *tail) of the joined head into pieces, from the experts' own `tensors` (K,).
+
+        Beside the pieces: the blocks of those that some experts lack, and which experts.
+        """
+        width, K = math.prod(tail), len(self.of)
+        found, absent = [], {}
+        for start, length, rows in self._runs():
+            shape = (length, *tail)
+            blocks = {k: (tensors[k], row * width) for k, row in rows.items()}
+            first = next(iter(blocks.values()))
+            if len(blocks) == 1:
+                found.append(Piece(target, shape, (first,), (1.0,), start=start))
+                continue
+            every = tuple(blocks.get(k, first) for k in range(K))
+            found.append(Piece(target, shape, every, start=start))
+            if len(blocks) < K:
+                absent[every] = frozenset(set(range(K)) - set(blocks))
+        return found, absent
+
+    def _holders(self, column: int) -> dict[int, int]:
+        """Find who has a label: expert → its own column."""
+        label = self.labels[column]
+        return {k: labels.index(label) for k, labels in enumerate(self.of) if label in labels}
+
+    def _runs(self) -> list[tuple[int, int, dict[int, int]]]:
+        """Cut the columns into runs that the same experts hold in the same order: first column, how many, holders."""
+        runs: list[tuple[int, int, dict[int, int]]] = []
+        for column in range(len(self.labels)):
+            holders = self._holders(column)
+            start, length, before = runs[-1] if runs else (0, 0, {})
+            if length and holders == {k: row + length for k, row in before.items()}:
+                runs[-1] = (start, length + 1, before)
+            else:
+                runs.append((column, 1, holders))
+        return runs

@@ -1,0 +1,249 @@
+"""Experts over one dense base: fine-tuned checkpoints, LoRA adapters (PEFT folders), or both together.
+
+Every tensor that differs between the experts is blended, whatever it is: FFNs, attention, norms, embeddings, heads.
+What is equal in all is copied. With `blend_only="ffn"` all but FFNs comes from the base, except what it lacks: heads.
+An adapter that leaves a layer alone counts as the base there. Heads with different labels become one (`heads.py`).
+The base is the ancestor that merge methods on differences take, and that `inspect` compares each expert with.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, TypeAlias, get_args
+
+import torch
+
+from tanbr.errors import CheckpointError, InputError
+from tanbr.merge.sources.adapters import ExpertsOverBase, LowRank
+from tanbr.merge.sources.alike import check_alike, check_base
+from tanbr.merge.sources.heads import HEAD, JoinedHead, labels_of
+from tanbr.merge.sources.joined import Joined, Member, member_of
+from tanbr.merge.sources.peft_folder import SETTINGS, Adapter
+from tanbr.merge.sources.source import ExpertSource, at_least_two
+from tanbr.moe.checkpoint import Checkpoint, TensorSpec
+from tanbr.moe.families import read_settings
+from tanbr.moe.family import UNMERGEABLE, Block, Family, Fold, Part, Piece, Site
+
+BlendOnly: TypeAlias = Literal["all", "ffn"]
+
+BASE = "base"  # the member of the joined checkpoint that is no expert
+FFN = re.compile(  # as transformers' architectures name them
+    r"(^|\.)(mlp|ffn|feed_forward|DenseReluDense|fc1|fc2|intermediate|(?<!attention\.)output\.dense)\."
+)
+GLANCE = 1 << 16  # elements that are compared first: what was trained differs in them
+
+
+class OverBase(ExpertSource):
+    """K checkpoints or adapters of one architecture, and the base that they came from."""
+
+    def __init__(
+        self,
+        base: Checkpoint,
+        experts: Sequence[Checkpoint | Adapter],
+        *,
+        blend_only: BlendOnly = "all",
+        labels: Sequence[Sequence[str]] = (),
+    ) -> None:
+        """Join experts; `labels` (K,) name the columns of their heads where they do not do so themselves."""
+        at_least_two([expert.path for expert in experts])
+        if blend_only not in get_args(BlendOnly):
+            raise InputError(f"blend_only must be one of {', '.join(get_args(BlendOnly))} (got {blend_only!r})")
+        whole = [expert for expert in experts if isinstance(expert, Checkpoint)]
+        self.adapters = [expert for expert in experts if isinstance(expert, Adapter)]
+        self._experts, self._base, self._model = experts, base, whole[0] if whole else base
+        check_base(base)
+        if whole:
+            check_alike(base, whole)
+        lacking = [name for name in self._model.specs if name not in base.specs] if self.adapters else []
+        if lacking:
+            raise CheckpointError(
+                f"{base.path} lacks {lacking[0]}, which {self._model.path} has: an adapter is no model without it; "
+                "save the base with the head that the experts have"
+            )
+        self.count = len(experts)
+        self._names = [str(expert.path) for expert in experts]
+        self.family = dense_family(base.config["model_type"])
+        self.config = read_settings(self._model.config)
+        members = {BASE: member_of(base)} | {str(expert.path): _member(expert) for expert in experts}
+        self.checkpoint = Joined(base.path, self._model.config, members)
+        self.companions = (self._model.path, base.path) if whole else (base.path,)
+        self._ancestors = _ancestors(base, self._model)
+        if not self._ancestors:
+            raise CheckpointError(
+                f"{base.path} has no tensor in common with {self._model.path}: it is not what that came from"
+            )
+        self.factors: Mapping[str, Mapping[int, LowRank]] = self._factors()
+        self._absent: dict[tuple[Block, ...], frozenset[int]] = {}
+        self.pieces = self._joined(blend_only, [tuple(of) for of in labels or [()] * self.count])
+        blended = [piece for piece in self.pieces if piece.weights is None]
+        if not blended:
+            what = "no FFN of these experts can be told by its name" if blend_only == "ffn" else "all experts are equal"
+            raise CheckpointError(f"there is nothing to blend in {self._names[0]} and the others: {what}")
+        targets = {piece.target for piece in blended}
+        self.factors = {target: adds for target, adds in self.factors.items() if target in targets}
+        self.sites = sites_of(blended)
+
+    def experts(self, blended: Sequence[Piece], fingerprint: Callable[[], str]) -> ExpertsOverBase:
+        """Give the experts and their ancestor."""
+        return ExpertsOverBase(
+            self.checkpoint, blended, self.count, fingerprint, self._ancestors, self.factors, self._absent
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """The experts' folders."""
+        return self._names
+
+    def identical(self) -> "OverBase":
+        """Let every expert be the first."""
+        same = object.__new__(OverBase)
+        same.__dict__ |= self.__dict__
+        same.factors = {
+            target: dict.fromkeys(range(self.count), adds[0]) for target, adds in self.factors.items() if 0 in adds
+        }
+        same.pieces = [
+            piece if piece.weights is not None else replace(piece, blocks=piece.blocks[:1] * self.count)
+            for piece in self.pieces
+        ]
+        return same
+
+    def _joined(self, blend_only: BlendOnly, named: list[tuple[str, ...]]) -> list[Piece]:
+        """Make the pieces of the whole model; heads whose labels differ become one head."""
+        own = labels_of(self.config)
+        known = [labels_of(read_settings(one.config)) if isinstance(one, Checkpoint) else own for one in self._experts]
+        head = JoinedHead(tuple(given or labels for given, labels in zip(named, known, strict=True)))
+        specs = {name: spec for name, spec in self._model.specs.items() if not name.endswith("rotary_emb.inv_freq")}
+        heads: set[str] = set()
+        if any(labels != own for labels in head.of):
+            head.check(self._names)
+            heads = {name for name in specs if HEAD.search(name) and self._is_of(name, head)}
+            if not heads:
+                raise CheckpointError(
+                    f"the experts' labels differ ({'; '.join(', '.join(of) for of in head.of)}), but they have no "
+                    "heads with a column for each that could be joined; train them with one head over all labels"
+                )
+            self.config |= head.settings()
+        self.expert_labels = head.of if any(HEAD.search(name) for name in specs) else ()
+        pieces: list[Piece] = []
+        for name, spec in specs.items():
+            self._check(name, alike=name not in heads)
+            if name in heads:
+                self._ancestors.pop(name, None)
+                rows, absent = head.pieces(name, [self._stored(k, name)[0] for k in range(self.count)], spec.shape[1:])
+                pieces += rows
+                self._absent |= absent
+            else:
+                pieces.append(self._piece(spec, blend_only))
+        return pieces
+
+    def _is_of(self, name: str, head: JoinedHead) -> bool:
+        """Whether a tensor has a row for each of an expert's labels, in every expert."""
+        shapes = [self.checkpoint.specs[self._stored(k, name)[0]].shape for k in range(self.count)]
+        return all(shape[:1] == (len(of),) for shape, of in zip(shapes, head.of, strict=True))
+
+    def _check(self, name: str, *, alike: bool) -> None:
+        """Refuse experts whose tensors of one name are not of one kind: shape (but for a head's rows) and type."""
+        mine = self._model.specs[name]
+        for k in range(self.count):
+            spec = self.checkpoint.specs[self._stored(k, name)[0]]
+            start = 0 if alike else 1
+            if (spec.shape[start:], spec.dtype) != (mine.shape[start:], mine.dtype):
+                raise CheckpointError(
+                    f"experts must hold equal tensors, but {name} is {spec.shape} {spec.dtype} in {self._names[k]} and "
+                    f"{mine.shape} {mine.dtype} in {self._model.path}; save both with the same dtype and shapes (an "
+                    "adapter's own head needs a base with the same, or its labels in a file that lists the experts)"
+                )
+        if not alike and name in self.factors:
+            raise CheckpointError(f"{name}, a head that is to be joined with others, is held in factors by an adapter")
+
+    def _stored(self, k: int, name: str) -> Block:
+        """Find what expert k has of a tensor: its own, or the base's."""
+        one = self._experts[k]
+        if isinstance(one, Checkpoint):
+            return f"{one.path}:{name}", 0
+        return (f"{one.path}:{one.whole[name].name}" if name in one.whole else f"{BASE}:{name}"), 0
+
+    def _piece(self, spec: TensorSpec, blend_only: BlendOnly) -> Piece:
+        ancestor = self._ancestors.get(spec.name)
+        if blend_only == "ffn" and ancestor is not None and not FFN.search(spec.name):
+            return Piece(spec.name, spec.shape, (ancestor,), (1.0,))
+        blocks = tuple(self._stored(k, spec.name) for k in range(self.count))
+        if spec.name not in self.factors and not self._differ(blocks):
+            return Piece(spec.name, spec.shape, blocks[:1], (1.0,))
+        if not spec.dtype.is_floating_point or spec.dtype in UNMERGEABLE:
+            raise CheckpointError(f"{spec.name} differs between the experts but is {spec.dtype}: it cannot be blended")
+        return Piece(spec.name, spec.shape, blocks)
+
+    def _differ(self, blocks: Sequence[Block]) -> bool:
+        one, *others = (self.checkpoint.tensor(name).view(-1) for name, _ in dict.fromkeys(blocks))
+        return any(not torch.equal(one[:GLANCE], other[:GLANCE]) or not torch.equal(one, other) for other in others)
+
+    def _factors(self) -> dict[str, dict[int, LowRank]]:
+        found: dict[str, dict[int, LowRank]] = {}
+        for number, adapter in enumerate(self._experts):
+            if isinstance(adapter, Adapter):
+                for target, added in _adds(adapter, self._base).items():
+                    found.setdefault(target, {})[number] = added
+        return found
+
+
+def _adds(adapter: Adapter, base: Checkpoint) -> dict[str, LowRank]:
+    """Find what an adapter adds to which tensor; refuse one that was made for another base."""
+    found: dict[str, LowRank] = {}
+    for module, layer in adapter.layers.items():
+        target, key = f"{module}.weight", str(adapter.path)
+        spec = base.specs.get(target)
+        shape = (layer.up.shape[0], layer.down.shape[1])
+        transposed = adapter.fan_in_fan_out or layer.embedding
+        if spec is None or spec.shape != (shape[::-1] if transposed else shape):
+            has = "has none" if spec is None else f"has {spec.shape}"
+            raise CheckpointError(
+                f"adapter {adapter.path} was made for another base: it changes {target} {shape}, of which "
+                f"{base.path} {has}; name the base that it was trained on ({adapter.base or 'not said'})"
+            )
+        if not spec.dtype.is_floating_point or spec.dtype in UNMERGEABLE:
+            raise CheckpointError(f"{target} of {base.path} is {spec.dtype}, to which no adapter can be added")
+        names = f"{key}:{layer.down.name}", f"{key}:{layer.up.name}"
+        found[target] = LowRank(*names, layer.scale, transposed, layer.embedding)
+    odd = next((name for name in adapter.whole if name not in base.specs), None)
+    if odd is not None:
+        raise CheckpointError(
+            f"adapter {adapter.path} was made for another base: it holds {odd} {adapter.whole[odd].shape}, "
+            f"for which {base.path} has no place; save the base with the head that the adapter was trained with"
+        )
+    both = sorted(found.keys() & adapter.whole.keys())
+    if both:
+        raise CheckpointError(f"{adapter.path} holds {both[0]} in full and in factors; fetch the adapter again")
+    return found
+
+
+def _member(expert: Checkpoint | Adapter) -> Member:
+    return member_of(expert) if isinstance(expert, Checkpoint) else Member(expert.path, SETTINGS, expert.files)
+
+
+def dense_family(model_type: str) -> Family:
+    """Make the family of a model that is dense already: no tensor changes its name, and no setting its value."""
+    return Family(model_type=model_type, dense=model_type, prefix=("", ""), count="", experts=(), width=())
+
+
+def sites_of(blended: Sequence[Piece]) -> list[Site]:
+    """Group what is blended by layers; what lies outside any, by modules."""
+    groups: dict[str, list[Part]] = {}
+    for piece in blended:
+        layer = re.match(r".+?\.\d+(?=\.)", piece.target)
+        name = layer[0] if layer else piece.target.rpartition(".")[0] or piece.target
+        role: Literal["up", "up_bias"] = "up" if len(piece.shape) > 1 else "up_bias"
+        groups.setdefault(name, []).append(Part(role, piece.shape, piece.blocks, piece.target, None))
+    return [Site(name, tuple(parts), Fold(1.0, "none")) for name, parts in groups.items()]
+
+
+def _ancestors(base: Checkpoint, first: Checkpoint) -> dict[str, Block]:
+    """Find the base's tensors of the same shape: a bare model says `encoder…`, one with a head `bert.encoder…`."""
+    tails = {name.partition(".")[2]: name for name in base.specs}
+    found: dict[str, Block] = {}
+    for name, spec in first.specs.items():
+        for place in (name, name.partition(".")[2], tails.get(name, "")):
+            if place in base.specs and base.specs[place].shape == spec.shape and base.specs[place].dtype == spec.dtype:
+                found[name] = (f"{BASE}:{place}", 0)
+                break
+    return found

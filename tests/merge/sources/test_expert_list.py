@@ -1,0 +1,142 @@
+"""Experts that a file lists, in TOML or YAML."""
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import tanbr
+from merge.sources.tiny_dense import family
+from tanbr.cli import app
+from tanbr.errors import ConfigError, InputError
+from tanbr.merge.sources.expert_list import is_list, read_list
+
+EPS = torch.finfo(torch.float32).eps
+SHORT = 'base = "base"\nexperts = ["expert-0", "expert-1"]\n'
+LONG = """
+base = "base"
+method = "ties:density=0.3"
+blend_only = "ffn"
+[[experts]]
+path = "expert-0"
+task = "one"
+weight = 3
+[[experts]]
+path = "expert-1"
+task = "two"
+weight = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("listed")
+    family(place, "BertForSequenceClassification")
+    return place
+
+
+def written(folder, text, name="experts.toml"):
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def test_a_short_list_is_experts_beside_the_file(folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)  # paths are the file's, not the caller's
+    listed = tanbr.open(written(folder, SHORT))
+    named = tanbr.open(folder / "base", experts=[folder / "expert-0", folder / "expert-1"])
+    assert listed.fingerprint == named.fingerprint
+    for (name, one), (_, other) in zip(listed.tensors(), named.tensors(), strict=True):
+        assert torch.equal(one, other), name
+    assert listed.source.expert_tasks == listed.source.weights == ()
+
+
+def test_a_long_list_says_method_tasks_and_blend(folder) -> None:
+    moe = tanbr.open(written(folder, LONG))
+    assert str(moe.method) == "ties:density=0.3"
+    assert moe.source.expert_tasks == ("one", "two")
+    assert moe.source.weights == (0.75, 0.25)
+    assert all("query" not in piece.target for piece in moe.plan.blended)
+    other = tanbr.open(written(folder, LONG), method="average", blend_only="all")  # arguments go before the file
+    assert str(other.method) == "average"
+    assert any("query" in piece.target for piece in other.plan.blended)
+
+
+def test_yaml_says_the_same(folder) -> None:
+    text = "base: base\nexperts:\n  - expert-0\n  - {path: expert-1, weight: 2}\n"
+    moe = tanbr.open(written(folder, text, "experts.yaml"))
+    assert moe.source.weights == (0.0, 1.0)
+
+
+def test_mergekits_models_are_understood(folder) -> None:
+    text = """
+models:
+  - model: expert-0
+    parameters: {weight: 0.6, density: 0.5}
+  - model: expert-1
+    parameters: {weight: 0.2, density: 0.5}
+merge_method: ties
+base_model: base
+dtype: float32
+"""
+    moe = tanbr.open(written(folder, text, "mergekit.yml"))
+    assert str(moe.method) == "ties"  # density 0.5 is the default
+    assert moe.source.weights == pytest.approx((0.75, 0.25))
+
+
+def test_a_folder_with_such_a_name_is_a_folder(tmp_path) -> None:
+    (tmp_path / "model.toml").mkdir()
+    assert not is_list(tmp_path / "model.toml")
+    assert not is_list("someone/model")
+    assert is_list(tmp_path / "experts.toml")
+
+
+WRONG = {
+    "nothing": ("", "base"),
+    "one expert": ('base = "base"\nexperts = ["a"]\n', "experts"),
+    "unknown key": (SHORT + "bases = 1\n", "unknown key 'bases'; did you mean 'base'"),
+    "unknown key of an expert": (
+        'base = "b"\n[[experts]]\npath = "a"\nwieght = 1\n[[experts]]\npath = "c"\n',
+        "did you mean 'weight'",
+    ),
+    "negative": ('base = "b"\n[[experts]]\npath = "a"\nweight = -1\n[[experts]]\npath = "c"\n', "weight"),
+    "one task": ('base = "b"\n[[experts]]\npath = "a"\ntask = "t"\n[[experts]]\npath = "c"\n', "of every expert or"),
+    "no TOML": ("base =", "is not TOML"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_list_is_refused_in_one_sentence(what, tmp_path) -> None:
+    text, message = WRONG[what]
+    with pytest.raises(ConfigError, match=message) as refused:
+        read_list(written(tmp_path, text))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["a: [", "- a\n- b\n", "a: !!python/object:os.system {}\n"])
+def test_wrong_yaml_is_refused(text, tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"experts\.yaml"):
+        read_list(written(tmp_path, text, "experts.yaml"))
+
+
+def test_a_list_that_is_not_there_and_experts_beside_a_list_are_refused(folder) -> None:
+    with pytest.raises(ConfigError, match="cannot read the list"):
+        tanbr.open(folder / "nowhere.toml")
+    with pytest.raises(InputError, match="lists its experts"):
+        tanbr.open(written(folder, SHORT), experts=["a"])
+
+
+def test_the_commands_take_lists(folder, tmp_path) -> None:
+    result = CliRunner().invoke(app, ["inspect", str(written(folder, SHORT))])
+    assert result.exit_code == 0, result.output
+    assert "came from the base" in result.output.replace("\n", " ")
+    result = CliRunner().invoke(app, ["merge", str(written(folder, SHORT)), str(tmp_path / "out")])
+    assert "a list of experts with their weights" in str(result.exception)
+    assert not (tmp_path / "out").exists()
+    listed = written(folder, LONG.replace("ties:density=0.3", "average"))
+    result = CliRunner().invoke(app, ["merge", str(listed), str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    again = tanbr.open(listed)
+    from moe.tiny import load_plain
+
+    merged = dict(load_plain(tmp_path / "out").named_parameters())
+    for name, tensor in again.tensors([0.75, 0.25]):
+        assert torch.equal(merged[name], tensor), name
