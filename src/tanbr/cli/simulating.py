@@ -11,6 +11,7 @@ from tanbr.cli.running import ConfigFile, command_line
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.tasks import traffic as traffics
+from tanbr.tasks.answering import AnswersBy
 
 if TYPE_CHECKING:
     from tanbr.experiments.simulate import Outcome
@@ -62,6 +63,10 @@ def simulate(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Leave GLUE's dev alone: requests from held-back train rows.")
     ] = False,
+    answers: Annotated[
+        AnswersBy,
+        typer.Option(help="A head's best label, or weighed by the monitor's posterior: for every method alike."),
+    ] = "labels",
     record: Annotated[Path | None, typer.Option(help="Also write the first seed's stream to this file.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")] = 1,
     config: ConfigFile = None,
@@ -88,6 +93,7 @@ def simulate(
     study = Study(
         checkpoint=folder, data=data, traffic=traffic, alpha=alpha, period=period, slots=slots, requests=requests,
         pool=pool, rehearse=rehearse, survey=survey or (beside if beside.is_file() else None), config=config,
+        answers=answers,
     )  # fmt: skip
     numbers = _numbers(seeds, option="--seeds", least=0)
     corpus = study.corpus()
@@ -115,13 +121,20 @@ def simulate(
 def survey(
     checkpoint: Checkpoint = None,
     data: Data = None,
-    blends: Annotated[int, typer.Option(min=1, max=180, help="How many blends to try.")] = 120,
+    blends: Annotated[
+        int, typer.Option(min=1, help="How many blends to try, 180 at the most; any number of groups.")
+    ] = 120,
     rows: Annotated[int, typer.Option(min=2, help="Held-back rows of every task.")] = 60,
     searched: Annotated[int, typer.Option(min=0, help="How many of the blends are found by search.")] = 0,
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Use the half of the held-back rows that `simulate --rehearse` leaves.")
     ] = False,
     method: Annotated[str, typer.Option(help="How blends are merged: average, regression, ties, …")] = "average",
+    groups: Annotated[
+        bool,
+        typer.Option("--groups", help="Try even blends of groups of experts, for fixed panels; small groups first."),
+    ] = False,
+    answers: Annotated[AnswersBy, typer.Option(help="A head's best label, or weighed by the posterior.")] = "labels",
     regression: Annotated[bool, typer.Option("--regression", hidden=True)] = False,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("out/survey.json"),
 ) -> None:
@@ -139,6 +152,7 @@ def survey(
         line = bar.add_task("surveying", total=blends, note="")
         found = survey_to(
             out, bench.moe, bench.corpus, blends=blends, rows=rows, searched=searched, command=command_line(),
+            groups=groups, answers_by=answers,
             report=lambda done, total: bar.update(line, completed=done, total=total),
         )  # fmt: skip
     K = bench.moe.num_experts

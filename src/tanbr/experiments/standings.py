@@ -60,7 +60,7 @@ class Standings:
 
     def held(self, method: str) -> int:
         """How many models a method holds: G of a panel, all K experts with tags, or one."""
-        if method == "tags":
+        if method.split("+")[0] in ("tags", "untagged"):
             return len(next(iter(self.comparisons.values())).records[method][0].blend)
         found = re.search(r"@(\d+)", method)
         return int(found[1]) if found else 1
