@@ -40,7 +40,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Seed of traffic and router.")] = 0,
     config: ConfigFile = None,
 ) -> None:
-    """Watch the whole idea work: drifting untagged traffic on the embedded model, beside three rivals."""
+    """Watch the whole idea work: drifting untagged traffic on the embedded model, one merged model and two."""
     import torch
 
     from tanbr.experiments import demo as experiment
@@ -58,8 +58,7 @@ def demo(
         )  # fmt: skip
     tail = min(100, slots)
     console.print(*standings_tables(done.result, tail=tail), sep="\n")
-    above, error = done.result.paired(experiment.TANBR, "best fixed", tail=tail)
-    console.print(
-        f"tanbr above the best fixed blend: {100 * above:+.1f} ± {100 * error:.1f} points over the last {tail} slots"
-    )
+    for fact, words in done.facts.items():
+        if " above " in fact:
+            console.print(f"{fact}: {words}")
     console.print(f"report: {done.report}\nfigures: {done.figures}")
