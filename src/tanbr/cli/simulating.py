@@ -58,7 +58,10 @@ def simulate(
         typer.Option(help="What routers know before the first slot: K+1 probes, or all surveyed blends."),
     ] = "none",
     survey: Annotated[
-        Path | None, typer.Option(help="What `tanbr survey` wrote; survey.json beside the weights if left out.")
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="What `tanbr survey` wrote; survey.json beside the weights if left out."
+        ),
     ] = None,
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Leave GLUE's dev alone: requests from held-back train rows.")
@@ -89,10 +92,9 @@ def simulate(
     asked = registry.methods(methods.split(","), warm_start=warm_start, oracle=oracle_mix, models=counts)
     names = [one.name for one in asked]
     folder = checkpoint or embedded.path()
-    beside = folder / "survey.json"
     study = Study(
         checkpoint=folder, data=data, traffic=traffic, alpha=alpha, period=period, slots=slots, requests=requests,
-        pool=pool, rehearse=rehearse, survey=survey or (beside if beside.is_file() else None), config=config,
+        pool=pool, rehearse=rehearse, survey=survey or folder / "survey.json", config=config,
         answers=answers,
     )  # fmt: skip
     numbers = _numbers(seeds, option="--seeds", least=0)

@@ -68,7 +68,7 @@ class Bench:
         """The survey of blends that are merged as here, if there is one."""
         method = str(self.moe.method)
         path = self.surveys and survey_path(self.surveys, method, answers_by=self.answers_by)
-        if path is None or (path != self.surveys and not path.exists()):
+        if path is None or not path.exists():
             return None
         return Survey.load(path).check(self.moe, self.corpus.tasks, path, answers_by=self.answers_by)
 
