@@ -56,9 +56,12 @@ def test_the_dial_has_a_line_for_each_method_that_holds_several_models_and_a_lev
 
 
 def test_levels_that_are_close_have_their_names_above_one_another() -> None:
-    rewards = {"best-fixed": 0.5, "best-fixed@2": 0.6, "average": 0.4, "fisher": 0.401, "regmean": 0.402}
+    rewards = {"best-fixed@2": 0.6, "average": 0.4, "fisher": 0.401, "regmean": 0.402}
     runs = [outcome(0, name, np.full(30, reward)) for name, reward in rewards.items()]
     few = Standings.of(runs, tasks=("one", "two"), mixes={0: np.tile([0.5, 0.5], (30, 1))})
     [axis] = online_pictures.dial(few, lambda count: 10.0 * count).axes
     heights = [word.get_position()[1] for word in axis.texts]
     assert np.diff(heights).min() > 0.005
+    assert [bars.get_label() for bars in axis.containers] == ["best-fixed"]  # a panel, though of one number alone
+    low, high = axis.get_ylim()
+    assert 0.3 < low < 0.4 < 0.6 < high < 0.7  # nothing but what was earned

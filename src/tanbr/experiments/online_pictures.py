@@ -78,13 +78,13 @@ def lead_by_slot(standings: Standings, *, window: int = 20) -> Figure:
 def dial(standings: Standings, memory: Callable[[int], float]) -> Figure:
     """Draw reward against memory (MB of so many models), from one dense model to the un-merged MoE.
 
-    A line for each method that was run with several numbers of models, a level for each that was not.
+    A line for each method that fills panels, a level for each that does not.
     """
     canvas, (axis,) = figure(height=4.2)
     rows: dict[str, list[str]] = {}
     for method in standings.methods:
         rows.setdefault(re.sub(r"@\d+", "", method), []).append(method)
-    several = [name for name, methods in rows.items() if len(methods) > 1]
+    several = [name for name, methods in rows.items() if methods != [name]]
     for name, line in lines(several, bounds=[name for name in several if name.startswith(BOUND)]):
         points = sorted(rows[name], key=standings.held)
         rewards = [standings.reward(method) for method in points]
@@ -94,8 +94,10 @@ def dial(standings: Standings, memory: Callable[[int], float]) -> Figure:
         axis.errorbar(places, middle, yerr=error, marker="o", ms=4, capsize=2, **line)
     counts = sorted({standings.held(method) for method in standings.methods})
     alone = {methods[0]: standings.reward(methods[0]).mean for name, methods in rows.items() if name not in several}
-    low, high = axis.get_ylim()
-    low, high = min([low, *alone.values()]), max([high, *alone.values()])
+    ends = [
+        end for method in standings.methods for end in (standings.reward(method).low, standings.reward(method).high)
+    ]
+    low, high = min(ends), max(ends)
     axis.set_ylim(low - 0.04 * (high - low), high + 0.06 * (high - low))
     end, level = memory(counts[-1]), -np.inf
     for method, reward in sorted(alone.items(), key=lambda item: item[1]):
