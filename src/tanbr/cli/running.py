@@ -42,6 +42,7 @@ def demo(
 ) -> None:
     """Watch the whole idea work: drifting untagged traffic on the embedded model, one merged model and two."""
     import torch
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
 
     from tanbr.experiments import demo as experiment
     from tanbr.merge import open as open_moe
@@ -51,7 +52,10 @@ def demo(
     torch.set_num_threads(1)  # a model this small is no faster on more, and far slower when they are busy
     settings = configuration.load(config)
     moe = open_moe(embedded.path())
-    with SlotDisplay(slots=slots, tasks=[task.name for task in tiny.TASKS], subject=experiment.TANBR) as display:
+    with (
+        threadpool_limits(1),  # so are the router's matrices
+        SlotDisplay(slots=slots, tasks=[task.name for task in tiny.TASKS], subject=experiment.TANBR) as display,
+    ):
         done = experiment.run(
             moe, out=out, config=settings, slots=slots, requests=requests, kind=kind, alpha=alpha, seed=seed,
             watch=display, command=command_line(),
