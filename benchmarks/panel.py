@@ -1,8 +1,10 @@
 """What G merged models earn, cold: routers on a surrogate of surveyed blends, requests assigned by noisy posteriors.
 
-A slot has 64 requests, each right or wrong; a recogniser reads a request's task rightly in 92.7% of cases. Rewards
-are those of the survey that the package carries, smoothed by a Gaussian process between its blends. `--quick` is a
-first look; `--out` keeps the figures as JSON. The last part is the time of an ask against G and K.
+A slot has 64 requests, each right or wrong; a recogniser reads a request's task rightly in 92.7% of cases, or as a
+table of `--confusion` says. Rewards are those of the survey that the package carries, or of `--survey`, smoothed by a
+Gaussian process between its blends; the mix is known. Fixed panels and those for each slot are chosen among the
+surveyed blends, with the true rewards known. `--quick` is a first look; `--out` keeps the figures as JSON. The last
+part is the time of an ask against G and K.
 """
 
 import argparse
@@ -35,14 +37,17 @@ Make = Callable[[int], Router]  # of a seed
 class World:
     """Mean rewards of any blend, and the mixes of a run."""
 
-    def __init__(self, survey: Path, *, slots: int, alpha: float, seed: int) -> None:
+    def __init__(self, survey: Path, *, slots: int, alpha: float, seed: int, confusion: FloatArray | None) -> None:
         values = json.loads(survey.read_text(encoding="utf-8"))
         self.table = Table(np.array(values["blends"]), np.array(values["rewards"]))
         self.experts, self.tasks = self.table.blends.shape[1], self.table.rewards.shape[1]
         self.mixes = task_mixes("dirichlet", tasks=self.tasks, slots=slots, seed=seed, alpha=alpha)
         self.seed = seed
         wrong = (1 - RECOGNISED) / (self.tasks - 1)
-        self.posteriors = np.full((self.tasks, self.tasks), wrong) + (RECOGNISED - wrong) * np.eye(self.tasks)
+        even = np.full((self.tasks, self.tasks), wrong) + (RECOGNISED - wrong) * np.eye(self.tasks)
+        self.confusion = None if confusion is None else confusion / confusion.sum(axis=1, keepdims=True)
+        likely = even if self.confusion is None else np.maximum(self.confusion, 1e-3)
+        self.posteriors = (likely / likely.sum(axis=0)).T  # (V, V) of a request that is read as v
 
     def rewards(self, blends: FloatArray) -> FloatArray:
         """Mean rewards (n, V) of blends (n, K)."""
@@ -62,7 +67,10 @@ class World:
         truth = self.rewards(panel.blends)  # (G, V)
         tasks = rng.choice(self.tasks, size=REQUESTS, p=mix)
         slips = (tasks + rng.integers(1, self.tasks, REQUESTS)) % self.tasks
-        read = np.where(rng.random(REQUESTS) < RECOGNISED, tasks, slips)
+        chance = rng.random(REQUESTS)
+        read = np.where(chance < RECOGNISED, tasks, slips)
+        if self.confusion is not None:
+            read = np.minimum((chance[:, None] > self.confusion[tasks].cumsum(axis=1)).sum(axis=1), self.tasks - 1)
         models = panel.assign(self.posteriors[read])
         right = rng.random(REQUESTS) < truth[models, tasks]
         counts, total = np.zeros((2, *truth.shape))
@@ -72,15 +80,26 @@ class World:
             router.tell(panel, np.where(counts > 0, total / np.maximum(counts, 1), np.nan), counts)
         return float(truth[models, tasks].mean())
 
-    def best(self, models: int) -> FloatArray:
-        """The best panel of surveyed blends for each slot's mix, with the true rewards known: (T,)."""
+    def best(self, models: int, *, fixed: bool = False) -> FloatArray:
+        """The best panel of surveyed blends for each slot's mix, or for an even one, the true rewards known: (T,)."""
         known = Candidates.of(self.table.blends, self.rewards(self.table.blends), np.zeros_like(self.table.rewards))
         rng, earned = np.random.default_rng([self.seed, 7]), np.zeros(len(self.mixes))
+        even = np.full(self.tasks, 1 / self.tasks)
         for t, mix in enumerate(self.mixes):
-            rows = chosen(known, mix, models)
+            rows = chosen(known, even if fixed else mix, models)
             panel = PanelDecision(t, mix, known.blends[rows], known.mean[rows])
             earned[t] = self.serve(panel, None, rng, mix)
         return earned
+
+    def unmerged(self) -> dict[str, FloatArray]:
+        """Each request to its task's own expert, the task recognised or told; and the even blend for all: (T,) each."""
+        own = np.diag(self.rewards(np.eye(self.experts)))  # the experts are in the tasks' order
+        rng, recognised = np.random.default_rng([self.seed, 7]), np.zeros(len(self.mixes))
+        for t, mix in enumerate(self.mixes):
+            panel = PanelDecision(t, mix, np.eye(self.experts), np.diag(own))
+            recognised[t] = self.serve(panel, None, rng, mix)
+        even = self.rewards(np.full((1, self.experts), 1 / self.experts))[0]
+        return {"un-merged, recognised": recognised, "un-merged, tagged": self.mixes @ own, "even": self.mixes @ even}
 
 
 def routers(world: World) -> dict[str, Make]:
@@ -121,18 +140,27 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=400)
     parser.add_argument("--alpha", type=float, default=0.3, help="of the Dirichlet mixes")
     parser.add_argument("--models", default="1,2,3,4")
+    parser.add_argument("--confusion", type=Path, help="JSON with `confusion` (V, V), how each task's texts are read")
+    parser.add_argument("--recognised", action="store_true", help="no request is misread")
     parser.add_argument("--survey", type=Path, default=embedded() / "survey.json")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     options = parser.parse_args()
     seeds, slots = range(2 if options.quick else options.seeds), 100 if options.quick else options.slots
     found: dict[str, Any] = {}
+    confusion = np.array(json.loads(options.confusion.read_text())["confusion"]) if options.confusion else None
+    if options.recognised:
+        confusion = np.eye(len(json.loads(options.survey.read_text())["rewards"][0]))
     for models in (int(part) for part in options.models.split(",")):
         for seed in seeds:
-            world = World(options.survey, slots=slots, alpha=options.alpha, seed=seed)
+            world = World(options.survey, slots=slots, alpha=options.alpha, seed=seed, confusion=confusion)
             runs = {name: world.run(make(seed), models) for name, make in routers(world).items()}
             runs["best surveyed panel for each slot"] = world.best(models)
-            for name, earned in runs.items():
-                row = found.setdefault(f"G = {models}: {name}", {"all": [], "second half": []})
+            runs["best fixed panel"] = world.best(models, fixed=True)
+            named = {f"G = {models}: {name}": earned for name, earned in runs.items()} | world.unmerged()
+            for name, earned in named.items():
+                row = found.setdefault(name, {"all": [], "second half": []})
+                if len(row["all"]) == len(seeds):
+                    continue  # it is the same for every G
                 row["all"].append(float(earned.mean()))
                 row["second half"].append(float(earned[slots // 2 :].mean()))
     for name, row in found.items():

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tanbr.experiments.contestant import OneModel, Scorer
-from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import Decision, FloatArray, SlotMix, Text, as_blend
 
@@ -77,3 +77,20 @@ def test_a_scorer_shows_what_was_answered_and_averages_a_part() -> None:
     reward, counts = one.by_task(rewards, among=np.array([False, True]))
     assert counts.tolist() == [0, 1, 0]
     assert reward[1] == 0.0
+
+
+def test_answers_may_use_the_posterior_under_the_slot_s_mix() -> None:
+    """What is made of the answers hears the posteriors, re-weighted by the mix that is forecast."""
+    all_in_one, heard = Recorder(), []
+
+    def opposite(answers: Sequence[Answer], posteriors: FloatArray) -> list[Answer]:
+        heard.append(posteriors)
+        return [np.array([0.0, 1.0])] * len(answers)
+
+    even = np.full((2, 3), 1 / 3)
+    all_in_one.observe = lambda texts: even[: len(texts)]  # type: ignore[method-assign]
+    contestant = OneModel(all_in_one, all_in_one, all_in_one, 3, answering=opposite)  # type: ignore[arg-type]
+    assert contestant.play(["a", "b"], scorer(1, 1)).reward[0] == 1.0  # "yes" is answered now
+    contestant.play(["c"], scorer(1))
+    np.testing.assert_allclose(heard[0], even)
+    assert heard[1].argmax(axis=1).tolist() == [1]  # the forecast mix is all of task b

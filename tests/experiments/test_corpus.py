@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from tanbr.errors import DataError
@@ -26,3 +27,18 @@ def test_a_taught_monitor_knows_the_tasks() -> None:
     recogniser = made.taught_monitor(MonitorConfig(), seed=0).snapshot()
     row = made.stream["sentiment"][0]
     assert made.tasks[recogniser.recognise([row.text]).posteriors[0].argmax()].name == "sentiment"
+
+
+def test_a_monitor_may_leave_the_first_rows_alone() -> None:
+    """What a survey measures on them with its posteriors would flatter it otherwise."""
+    made = corpus.generated()
+    few = corpus.Corpus(made.name, made.tasks, held=made.first_held(40), stream=made.stream)
+    apart = corpus.Corpus(
+        made.name, made.tasks, held={name: rows[10:40] for name, rows in made.held.items()}, stream=made.stream
+    )
+    texts = [made.stream[task.name][0].text for task in made.tasks]
+    left, right = (
+        one.taught_monitor(MonitorConfig(), seed=0, after=after).snapshot().recognise(texts).posteriors
+        for one, after in ((few, 10), (apart, 0))
+    )
+    np.testing.assert_array_equal(left, right)

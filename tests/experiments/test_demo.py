@@ -23,6 +23,14 @@ def test_the_bound_is_above_and_random_is_below(done: Demo) -> None:
     assert summary["tanbr"]["tail_reward"] > summary["random"]["tail_reward"]
     assert summary["average"]["merges"] == 1
     assert summary["tanbr"]["merges"] > 5
+    assert summary["best fixed, 2 models"]["merges"] == 2
+
+
+def test_two_models_are_above_one(done: Demo) -> None:
+    summary = done.result.summary(tail=60)
+    for method in ("tanbr", "best fixed"):
+        assert summary[f"{method}, 2 models"]["reward"] > summary[method]["reward"] + 0.03
+    assert re.fullmatch(r"\+[\d.]+ ± [\d.]+ points, in 1.6 MB instead of 1.1", done.facts["2 models above one"])
 
 
 ROOT = Path(__file__).parent.parent.parent
@@ -50,7 +58,8 @@ def test_the_monitor_follows_the_mix_without_tags(done: Demo) -> None:
 def test_the_figures_are_the_comparison(done: Demo) -> None:
     figures = json.loads(done.figures.read_text())
     assert figures["command"] == "tanbr demo"
-    assert set(figures["methods"]) == {"tanbr", "best fixed", "average", "random", "best per slot"}
+    one = {"tanbr", "best fixed", "average", "random", "best per slot"}
+    assert set(figures["methods"]) == one | {"tanbr, 2 models", "best fixed, 2 models"}
     assert len(figures["slots"]["tanbr"]) == 60
     assert figures["methods"]["tanbr"]["reward"] == pytest.approx(done.result.rewards("tanbr").mean())
     assert figures["methods"]["best per slot"]["regret_per_slot"] == 0.0

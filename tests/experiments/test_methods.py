@@ -1,8 +1,13 @@
 import numpy as np
 import pytest
 
-from tanbr.errors import ConfigError
-from tanbr.experiments.methods import KINDS, method, methods
+from tanbr.errors import ConfigError, DataError
+from tanbr.experiments.contestant import Scorer
+from tanbr.experiments.corpus import generated
+from tanbr.experiments.methods import KINDS, Bench, method, methods
+from tanbr.merge import Moe
+from tanbr.settings import Config
+from tanbr.tasks.answering import AnswersBy
 
 
 def test_names_say_how_a_router_starts_and_what_mix_it_gets() -> None:
@@ -48,3 +53,49 @@ def test_nothing_to_compare() -> None:
 def test_every_kind_says_what_it_is() -> None:
     assert all(kind.about for kind in KINDS.values())
     assert np.count_nonzero([kind.learns for kind in KINDS.values()]) >= 4
+
+
+def test_what_limits_a_panel_can_be_switched_off() -> None:
+    assert method("tanbr@2+recognised").name == "tanbr@2+recognised"
+    assert method("proportional@3").models == 3
+    for wrong in ("average+recognised", "tags+recognised", "untagged@2"):
+        with pytest.raises(ConfigError):
+            method(wrong)
+
+
+@pytest.mark.parametrize("answers_by", ["labels", "posterior"])
+def test_the_un_merged_moe_without_tags_is_the_tagged_one_where_requests_are_recognised(
+    moe: Moe, answers_by: AnswersBy
+) -> None:
+    bench = Bench(moe, generated(), Config(), answers_by=answers_by)
+    rows = [row for task in bench.corpus.tasks for row in bench.corpus.stream[task.name][:6]]
+    texts, mixes = [row.text for row in rows], np.full((1, 8), 1 / 8)
+    rewards = {
+        name: method(name)
+        .contestant(bench, mixes=mixes, seed=0)
+        .play(texts, Scorer(bench.corpus.space, rows))
+        .total_reward
+        for name in ("tags", "untagged+recognised", "untagged", "average")
+    }
+    assert rewards["tags"] == rewards["untagged+recognised"] >= rewards["untagged"] > rewards["average"]
+
+
+def test_answers_by_the_posterior_are_for_every_method_alike(moe: Moe) -> None:
+    """One merged model confuses the tasks' words, whoever chose its blend; nobody is left without the repair."""
+    corpus = generated()
+    rows = [row for task in corpus.tasks for row in corpus.stream[task.name][:12]]
+    texts, mixes = [row.text for row in rows], np.full((1, 8), 1 / 8)
+
+    def earned(name: str, answers_by: AnswersBy) -> float:
+        bench = Bench(moe, corpus, Config(), answers_by=answers_by)
+        player = method(name).contestant(bench, mixes=mixes, seed=0)
+        return player.play(texts, Scorer(corpus.space, rows)).total_reward
+
+    for name in ("average", "regmean", "tanbr+oracle", "proportional@2"):
+        assert earned(name, "posterior") > earned(name, "labels")
+
+
+def test_a_survey_of_the_other_answers_is_asked_for(moe: Moe) -> None:
+    bench = Bench(moe, generated(), Config(), moe.path / "survey.json", answers_by="posterior")
+    with pytest.raises(DataError, match=r"tanbr survey --answers posterior"):
+        method("best-fixed").contestant(bench, mixes=np.full((1, 8), 1 / 8), seed=0)

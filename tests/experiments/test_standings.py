@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from tanbr.experiments.online_report import lay_out
 from tanbr.experiments.simulate import Outcome
 from tanbr.experiments.standings import Standings
 from tanbr.types import FloatArray, SlotRecord
@@ -53,3 +54,20 @@ def test_regret_is_counted_against_the_best_method_where_no_bound_ran() -> None:
     s = Standings.of(runs, tasks=("one", "two"), mixes={0: np.tile([0.5, 0.5], (30, 1))})
     assert s.best == "b"
     assert np.isnan(s.reward("a").over_seeds)
+
+
+def test_a_panel_of_the_subject_is_a_variant_of_it_and_a_bound_is_not() -> None:
+    names = ["tanbr", "tanbr@2", "tanbr@2+survey", "tanbr@2+recognised", "tanbr+oracle", "tags"]
+    runs = [outcome(0, name, np.full(30, 0.5 + 0.05 * i)) for i, name in enumerate(names)]
+    s = Standings.of(runs, tasks=("one", "two"), mixes={0: np.tile([0.5, 0.5], (30, 1))})
+    assert s.variants == ["tanbr", "tanbr@2", "tanbr@2+survey"]
+    assert s.to_json()["methods"]["tanbr@2"]["share_of_tags"] == pytest.approx([0.55 / 0.75])
+    [(_, header, rows), *_] = lay_out(s)
+    assert [row[header.index("share of tags")] for row in rows] == [
+        "66.7%",
+        "73.3%",
+        "80.0%",
+        "86.7%",
+        "93.3%",
+        "100.0%",
+    ]

@@ -6,8 +6,10 @@ import pytest
 from tanbr.baselines.survey import Survey
 from tanbr.errors import DataError
 from tanbr.experiments.classifier import Classifier
-from tanbr.experiments.survey import candidates, survey
+from tanbr.experiments.corpus import generated
+from tanbr.experiments.survey import candidates, even_groups, survey, survey_path
 from tanbr.merge import Moe
+from tanbr.monitor.config import MonitorConfig
 from tanbr.tasks import tiny
 from tanbr.tasks.metrics import LabelSpace
 
@@ -52,3 +54,30 @@ def test_each_expert_is_best_at_its_own_task(moe: Moe) -> None:
     own, uniform = np.diag(measured.rewards[:8]), measured.rewards[8]
     assert (measured.rewards[:8].argmax(axis=0) == np.arange(8)).sum() >= 7
     assert (own - uniform > 0.1).sum() >= 4
+
+
+def test_groups_are_even_and_start_as_candidates_do() -> None:
+    blends = even_groups(4)
+    assert len(blends) == len({blend.tobytes() for blend in blends}) == 15
+    np.testing.assert_array_equal(blends[:4], np.eye(4))
+    np.testing.assert_allclose(blends[4], 1 / 4)
+    np.testing.assert_array_equal((blends[5:] > 0).sum(axis=1), [2] * 6 + [3] * 4)
+    assert all(len(set(blend[blend > 0])) == 1 for blend in blends)
+
+
+def test_a_survey_of_answers_by_the_posterior_is_another_one(moe: Moe, tmp_path: Path) -> None:
+    made = generated()
+    recogniser = made.taught_monitor(MonitorConfig(), seed=0, after=24).snapshot()
+    labels, posterior = (
+        survey(Classifier(moe), made.first_held(24), space=made.space, blends=candidates(8)[8:9], recogniser=one)
+        for one in (None, recogniser)
+    )
+    assert posterior.rewards.mean() > labels.rewards.mean() + 0.02  # the even blend confuses the tasks' words
+    assert (labels.answers_by, posterior.answers_by) == ("labels", "posterior")
+    path = survey_path(tmp_path / "survey.json", "ties:0.3", answers_by="posterior")
+    assert path.name == "survey-ties-0.3-posterior.json"
+    posterior.save(path)
+    found = Survey.load(path)
+    assert found.check(moe, made.tasks, path, answers_by="posterior") is found
+    with pytest.raises(DataError, match="answers by posterior; pass a survey of answers by labels"):
+        found.check(moe, made.tasks, path)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tanbr.tasks.answering import LEAST, with_posterior
+from tanbr.tasks.answering import LEAST, by_posterior, with_posterior
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Task
 
@@ -49,3 +49,11 @@ def test_columns_keep_their_order_within_a_task() -> None:
     adjusted = with_posterior(SPACE, logits, posteriors)
     for one, two in ((0, 1), (2, 4)):  # of the same tasks
         assert np.array_equal(logits[:, one] > logits[:, two], adjusted[:, one] > adjusted[:, two])
+
+
+def test_what_was_written_stays_and_logits_are_weighed() -> None:
+    sure = np.eye(4)[:1]
+    assert by_posterior(SPACE, ["yes"], sure) == ["yes"]
+    assert by_posterior(SPACE, [], np.zeros((0, 4))) == []
+    [weighed] = by_posterior(SPACE, [np.array([0.0, 1.0, 2.0, 0, 0, 9])], sure)
+    np.testing.assert_array_equal(weighed, with_posterior(SPACE, np.array([[0.0, 1.0, 2.0, 0, 0, 9]]), sure)[0])

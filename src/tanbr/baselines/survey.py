@@ -30,6 +30,7 @@ class Survey:
     tasks: tuple[str, ...] = ()
     model_sha256: str = ""  # of the checkpoint; "" where it is not known
     method: str = "average"  # how its blends were merged
+    answers_by: str = "labels"  # or "posterior"
 
     @property
     def counts(self) -> FloatArray:
@@ -77,17 +78,20 @@ class Survey:
                 blends, rewards, figures, rows=int(values.get("rows", 1)),
                 tasks=tuple(values.get("tasks", ())), model_sha256=str(values.get("model_sha256", "")),
                 method=str(values.get("method", "regression" if values.get("regression") else "average")),
+                answers_by=str(values.get("answers_by", "labels")),
             )  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{path} holds no survey ({error}); measure it again with `tanbr survey`") from None
 
-    def check(self, moe: Moe, tasks: Sequence[Task], path: Path) -> "Survey":
-        """Refuse a survey of another checkpoint, of other tasks than these, or of blends merged in another way."""
+    def check(self, moe: Moe, tasks: Sequence[Task], path: Path, *, answers_by: str = "labels") -> "Survey":
+        """Refuse a survey of another checkpoint, other tasks, or blends that were merged or answered in another way."""
         names = tuple(task.name for task in tasks)
         if self.model_sha256 not in ("", moe.fingerprint):
             raise DataError(f"{path} was made with other weights than {moe.path}; measure it again with `tanbr survey`")
         if self.method != str(moe.method):
             raise DataError(f"{path} is about blends merged by {self.method}; pass a survey of those by {moe.method}")
+        if self.answers_by != answers_by:
+            raise DataError(f"{path} is about answers by {self.answers_by}; pass a survey of answers by {answers_by}")
         if self.tasks not in ((), names) or self.blends.shape[1] != moe.num_experts:
             raise DataError(
                 f"{path} is about {', '.join(self.tasks)}, not {', '.join(names)}; pass the data's own survey"

@@ -40,8 +40,9 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Seed of traffic and router.")] = 0,
     config: ConfigFile = None,
 ) -> None:
-    """Watch the whole idea work: drifting untagged traffic on the embedded model, beside three rivals."""
+    """Watch the whole idea work: drifting untagged traffic on the embedded model, one merged model and two."""
     import torch
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
 
     from tanbr.experiments import demo as experiment
     from tanbr.merge import open as open_moe
@@ -51,15 +52,17 @@ def demo(
     torch.set_num_threads(1)  # a model this small is no faster on more, and far slower when they are busy
     settings = configuration.load(config)
     moe = open_moe(embedded.path())
-    with SlotDisplay(slots=slots, tasks=[task.name for task in tiny.TASKS], subject=experiment.TANBR) as display:
+    with (
+        threadpool_limits(1),  # so are the router's matrices
+        SlotDisplay(slots=slots, tasks=[task.name for task in tiny.TASKS], subject=experiment.TANBR) as display,
+    ):
         done = experiment.run(
             moe, out=out, config=settings, slots=slots, requests=requests, kind=kind, alpha=alpha, seed=seed,
             watch=display, command=command_line(),
         )  # fmt: skip
     tail = min(100, slots)
     console.print(*standings_tables(done.result, tail=tail), sep="\n")
-    above, error = done.result.paired(experiment.TANBR, "best fixed", tail=tail)
-    console.print(
-        f"tanbr above the best fixed blend: {100 * above:+.1f} ± {100 * error:.1f} points over the last {tail} slots"
-    )
+    for fact, words in done.facts.items():
+        if " above " in fact:
+            console.print(f"{fact}: {words}")
     console.print(f"report: {done.report}\nfigures: {done.figures}")

@@ -12,6 +12,7 @@ from tanbr.cli.running import ConfigFile, command_line
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.tasks import traffic as traffics
+from tanbr.tasks.answering import AnswersBy
 
 if TYPE_CHECKING:
     from tanbr.experiments.simulate import Outcome
@@ -65,11 +66,18 @@ def simulate(
         typer.Option(help="What routers know before the first slot: K+1 probes, or all surveyed blends."),
     ] = "none",
     survey: Annotated[
-        Path | None, typer.Option(help="What `tanbr survey` wrote; survey.json beside the weights if left out.")
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="What `tanbr survey` wrote; survey.json beside the weights if left out."
+        ),
     ] = None,
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Leave GLUE's dev alone: requests from held-back train rows.")
     ] = False,
+    answers: Annotated[
+        AnswersBy,
+        typer.Option(help="A head's best label, or weighed by the monitor's posterior: for every method alike."),
+    ] = "labels",
     record: Annotated[Path | None, typer.Option(help="Also write the first seed's stream to this file.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")] = 1,
     config: ConfigFile = None,
@@ -92,11 +100,10 @@ def simulate(
     asked = registry.methods(methods.split(","), warm_start=warm_start, oracle=oracle_mix, models=counts)
     names = [one.name for one in asked]
     folder = checkpoint or embedded.path()
-    beside = folder / "survey.json"
     study = Study(
         checkpoint=folder, experts=tuple(expert or ()), blend_only=blend_only, data=data, traffic=traffic, alpha=alpha,
         period=period, slots=slots, requests=requests, pool=pool, rehearse=rehearse,
-        survey=survey or (beside if beside.is_file() and not expert else None), config=config,
+        survey=survey or (None if expert else folder / "survey.json"), config=config, answers=answers,
     )  # fmt: skip
     numbers = _numbers(seeds, option="--seeds", least=0)
     corpus = study.corpus()
@@ -127,13 +134,20 @@ def survey(
     expert: ExpertFolders = None,
     blend_only: BlendWhat = None,
     data: Data = None,
-    blends: Annotated[int, typer.Option(min=1, max=180, help="How many blends to try.")] = 120,
+    blends: Annotated[
+        int, typer.Option(min=1, help="How many blends to try, 180 at the most; any number of groups.")
+    ] = 120,
     rows: Annotated[int, typer.Option(min=2, help="Held-back rows of every task.")] = 60,
     searched: Annotated[int, typer.Option(min=0, help="How many of the blends are found by search.")] = 0,
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Use the half of the held-back rows that `simulate --rehearse` leaves.")
     ] = False,
     method: Annotated[str, typer.Option(help="How blends are merged: average, regression, ties, …")] = "average",
+    groups: Annotated[
+        bool,
+        typer.Option("--groups", help="Try even blends of groups of experts, for fixed panels; small groups first."),
+    ] = False,
+    answers: Annotated[AnswersBy, typer.Option(help="A head's best label, or weighed by the posterior.")] = "labels",
     regression: Annotated[bool, typer.Option("--regression", hidden=True)] = False,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("out/survey.json"),
 ) -> None:
@@ -154,6 +168,7 @@ def survey(
         line = bar.add_task("surveying", total=blends, note="")
         found = survey_to(
             out, bench.moe, bench.corpus, blends=blends, rows=rows, searched=searched, command=command_line(),
+            groups=groups, answers_by=answers,
             report=lambda done, total: bar.update(line, completed=done, total=total),
         )  # fmt: skip
     K = bench.moe.num_experts

@@ -5,14 +5,24 @@ A slot takes the steps of the server's: ask ► merge and swap ► serve and obs
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from tanbr.monitor.belief import by_mix
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.types import Counts, FloatArray, Reward, Router, SlotMix, SlotRecord, TaskMix, Text
+
+Answering: TypeAlias = Callable[
+    [Sequence[Answer], FloatArray], list[Answer]
+]  # with posteriors (n, V) by the slot's mix
+
+
+def as_given(answers: Sequence[Answer], posteriors: FloatArray) -> list[Answer]:  # noqa: ARG001
+    """Take answers as the model gave them."""
+    return list(answers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +91,7 @@ class OneModel:
     router: Router
     monitor: MixSource
     tasks: int
+    answering: Answering = as_given
     slot: int = 0
     forecast: TaskMix = field(init=False)
 
@@ -91,8 +102,8 @@ class OneModel:
         """Serve one slot's requests with the blend chosen for the forecast mix, and learn from their reward."""
         decision = self.router.ask(self.forecast)
         version = self.server.swap(decision.blend)
-        self.monitor.observe(texts)
-        reward, counts = scorer.by_task(scorer.rewards(self.server.answers(texts)))
+        posteriors = by_mix(self.monitor.observe(texts), self.forecast)
+        reward, counts = scorer.by_task(scorer.rewards(self.answering(self.server.answers(texts), posteriors)))
         self.router.tell(decision, reward, counts)
         record = SlotRecord(self.slot, version, self.forecast, decision.blend, reward, counts)
         self.forecast = self.monitor.close_slot().forecast

@@ -44,11 +44,12 @@ class Corpus:
             raise DataError(f"{few[0]} has only {len(self.held[few[0]])} held rows; ask for at most as many (--rows)")
         return {name: rows[:count] for name, rows in self.held.items()}
 
-    def taught_monitor(self, config: MonitorConfig, *, seed: int) -> Monitor:
-        """Make a monitor that has read a few hundred past texts of every task."""
+    def taught_monitor(self, config: MonitorConfig, *, seed: int, after: int = 0) -> Monitor:
+        """Make a monitor that has read a few hundred past texts of every task, the first `after` of them left alone."""
         monitor = Monitor([task.name for task in self.tasks], config=config)
         rng = np.random.default_rng(seed)
-        for name, rows in self.held.items():
+        for name, held in self.held.items():
+            rows = held[after:]
             chosen = rng.permutation(len(rows))[:HISTORY]
             monitor.learn([rows[i].text for i in chosen], [name] * len(chosen))
         return monitor

@@ -1,4 +1,7 @@
-"""The whole idea in two minutes: drifting untagged traffic on the embedded model, next to three rivals and a bound."""
+"""The whole idea in two minutes: drifting untagged traffic on the embedded model, next to its rivals and a bound.
+
+Both the router and the best fixed blend are there twice: with one merged model, and with a panel of two.
+"""
 
 import json
 from collections.abc import Callable
@@ -10,6 +13,7 @@ from tanbr.baselines.survey import Survey
 from tanbr.experiments.answers import Answers, Blended, model_for
 from tanbr.experiments.compare import Comparison, KnownMix, compare
 from tanbr.experiments.contestant import Contestant, MixSource, OneModel
+from tanbr.experiments.panel import BestPanel, PanelRouter, PanelServer, SeveralModels, memory
 from tanbr.experiments.report import write_report
 from tanbr.files import check_writable, write_atomically
 from tanbr.merge import Moe
@@ -22,12 +26,18 @@ from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.traffic import SlotRequests, Traffic
 from tanbr.types import Router
 
-TANBR, BOUND = "tanbr", "best per slot"
+TANBR, FIXED, BOUND = "tanbr", "best fixed", "best per slot"
+MODELS = 2  # of the panels
 SURVEY = "survey.json"  # lies beside the embedded weights
 
 # Streams of generated rows that never meet: training uses seed 0 of the train split, the monitor's history seed 1000.
 TRAFFIC_SEED = 2_000
 POOL = 600  # rows a task that requests are drawn from
+
+
+def of_panel(method: str) -> str:
+    """Name a method that holds a panel."""
+    return f"{method}, {MODELS} models"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +48,7 @@ class Demo:
     router: Tanbr
     report: Path
     figures: Path
+    facts: dict[str, str]
 
 
 def run(
@@ -63,29 +74,44 @@ def run(
     stream = Traffic(pools=pools, mixes=mixes, requests=requests, seed=seed)
     check_writable(out)
 
-    monitor = taught_monitor(config.monitor, seed=seed)
-    router = Tanbr(K, V, seed=seed, config=config.router.of_requests(read_card(moe.path).experts_of(names)))
+    monitor, *monitors = (taught_monitor(config.monitor, seed=seed) for _ in range(3))  # each counts for itself
+    settings = config.router.of_requests(read_card(moe.path).experts_of(names))
+    router, for_panel = (Tanbr(K, V, seed=seed, config=settings) for _ in range(2))
     methods: dict[str, tuple[Router, MixSource]] = {  # all but the first either ignore the mix or are told it
         TANBR: (router, monitor),
-        "best fixed": (FixedBlend(K, V, blend=known.best_fixed), KnownMix(mixes)),
+        FIXED: (FixedBlend(K, V, blend=known.best_fixed), KnownMix(mixes)),
         "average": (FixedBlend(K, V), KnownMix(mixes)),
-        "random": (RandomBlend(K, V, seed=seed), KnownMix(mixes)),
         BOUND: (BestKnown(K, V, blends=known.blends, rewards=known.rewards), KnownMix(mixes)),
+        "random": (RandomBlend(K, V, seed=seed), KnownMix(mixes)),
+    }
+    fixed = BestPanel(known.blends, known.rewards, mix=[1 / V] * V)
+    panels: dict[str, tuple[PanelRouter, MixSource]] = {
+        TANBR: (for_panel, monitors[0]),
+        FIXED: (fixed, KnownMix(mixes, monitors[1])),
     }
     answers = Answers(model_for(moe, space))
-    contestants: dict[str, Contestant] = {
-        name: OneModel(Blended(answers), chooser, source, V) for name, (chooser, source) in methods.items()
-    }
+    contestants: dict[str, Contestant] = {}
+    for name, (chooser, source) in methods.items():
+        contestants[name] = OneModel(Blended(answers), chooser, source, V)
+        if name in panels:
+            filler, recognising = panels[name]
+            contestants[of_panel(name)] = SeveralModels(PanelServer(answers), filler, recognising, V, MODELS)
     result = compare(contestants, stream, space=space, best=BOUND, watch=watch)
 
     tail = min(100, slots)
-    above, error = result.paired(TANBR, "best fixed", tail=tail)
+    above, error = result.paired(TANBR, FIXED, tail=tail)
+    second, second_error = result.paired(of_panel(TANBR), TANBR, tail=tail)
+    one, several = (memory(moe, count) / 1e6 for count in (1, MODELS))
     facts = (
         ("model", f"BERT-MoE, {K} experts in each of {len(moe.sites)} FFN layers, {V} generated text tasks"),
         ("traffic", f"{slots} slots of {requests} requests, {kind} mixes (α = {alpha}), no tags"),
         (
             "tanbr above the best fixed blend",
             f"{100 * above:+.1f} ± {100 * error:.1f} points over the last {tail} slots",
+        ),
+        (
+            f"{MODELS} models above one",
+            f"{100 * second:+.1f} ± {100 * second_error:.1f} points, in {several:.1f} MB instead of {one:.1f}",
         ),
         ("seed", str(seed)),
     )
@@ -106,4 +132,4 @@ def run(
         out / "report.html", result, title="tanbr: one dense model that follows its traffic", command=command,
         facts=facts, tasks=names, tree=router.tree, tail=tail,
     )  # fmt: skip
-    return Demo(result=result, router=router, report=report, figures=figures)
+    return Demo(result=result, router=router, report=report, figures=figures, facts=dict(facts))

@@ -4,15 +4,15 @@
 
 `@2` holds a panel of two models, each request to one of them (`panel.py`). `+probes` and `+survey` teach a router the
 reward of known blends before the first slot: each expert alone and the uniform blend, or all that were surveyed.
-`+oracle` hands it the true mix instead of the monitor's forecast. `+regression`, or another name of `merge/methods`,
-after any that chooses blends merges them by that method.
+`+oracle` hands it the true mix instead of the monitor's forecast, `+recognised` every request's true task but no mix.
+`+regression`, or another name of `merge/methods`, after any that chooses blends merges them by that method.
 """
 
 import difflib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -27,8 +27,8 @@ from tanbr.baselines.survey import Survey
 from tanbr.baselines.task_moe import TaskExperts
 from tanbr.errors import ConfigError, DataError
 from tanbr.experiments.answers import Answers, Blended, OtherMerge, Tagged, model_for
-from tanbr.experiments.compare import KnownMix
-from tanbr.experiments.contestant import Contestant, MixSource, OneModel, Server
+from tanbr.experiments.compare import KnownMix, KnownTasks
+from tanbr.experiments.contestant import Answering, Contestant, MixSource, OneModel, Server, as_given
 from tanbr.experiments.corpus import Corpus
 from tanbr.experiments.panel import BestPanel, PanelRouter, PanelServer, SeveralModels
 from tanbr.experiments.survey import survey_path
@@ -36,7 +36,8 @@ from tanbr.experiments.task_figures import own_experts
 from tanbr.merge import Moe
 from tanbr.merge.methods import METHODS, check_name
 from tanbr.settings import Config
-from tanbr.types import FloatArray, Router
+from tanbr.tasks.answering import AnswersBy, by_posterior
+from tanbr.types import FloatArray, Router, Text
 
 STATISTICS = 64  # held rows a task behind the statistics of fisher and regmean
 WarmStart: TypeAlias = Literal["none", "probes", "survey"]
@@ -50,6 +51,7 @@ class Bench:
     corpus: Corpus
     config: Config
     surveys: Path | None = None  # the survey of averages; those of other methods lie beside it
+    answers_by: AnswersBy = "labels"
     _others: dict[str, "Bench"] = field(default_factory=dict)
 
     def merging(self, method: str) -> "Bench":
@@ -64,10 +66,10 @@ class Bench:
     def survey(self) -> Survey | None:
         """The survey of blends that are merged as here, if there is one."""
         method = str(self.moe.method)
-        path = self.surveys and survey_path(self.surveys, method)
-        if path is None or (method != "average" and not path.exists()):
+        path = self.surveys and survey_path(self.surveys, method, answers_by=self.answers_by)
+        if path is None or not path.exists():
             return None
-        return Survey.load(path).check(self.moe, self.corpus.tasks, path)
+        return Survey.load(path).check(self.moe, self.corpus.tasks, path, answers_by=self.answers_by)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -80,6 +82,16 @@ class Bench:
         return own_experts(self.moe, [task.name for task in self.corpus.tasks])
 
     @cached_property
+    def task_of(self) -> dict[Text, int]:
+        """The true task of every text of the stream."""
+        return {row.text: v for v, task in enumerate(self.corpus.tasks) for row in self.corpus.stream[task.name]}
+
+    @property
+    def answering(self) -> Answering:
+        """What is made of a model's answers."""
+        return as_given if self.answers_by == "labels" else partial(by_posterior, self.corpus.space)
+
+    @cached_property
     def answers(self) -> Answers:
         """The one model, and every answer it has given."""
         return Answers(model_for(self.moe, self.corpus.space))
@@ -90,6 +102,7 @@ class Bench:
         if self.survey is None:
             method = str(self.moe.method)
             extra = "" if method == "average" else f" --method {method}"
+            extra += "" if self.answers_by == "labels" else f" --answers {self.answers_by}"
             raise DataError(
                 f"best-fixed, best-per-slot and warm starts need a survey: make one with `tanbr survey{extra}`"
             )
@@ -111,11 +124,13 @@ class Kind:
     told: bool = False  # whether it is always told the true mix
     surveyed: bool = False  # whether it needs a survey
     panel: Callable[[Bench], PanelRouter] | None = None  # what fills a panel, where that is not its own router
+    whole: bool = False  # whether it always holds all experts
+    tagged: bool = False  # whether it is told every request's task
 
     @property
     def fills_panels(self) -> bool:
         """Whether it can hold several models."""
-        return self.panel is not None or (self.learns and self.blends)
+        return not self.whole and (self.panel is not None or (self.learns and self.blends))
 
 
 def _made(make: Callable[..., Router]) -> Builder:
@@ -154,18 +169,23 @@ def _merged(merge: Callable[[Moe, Probes], Any]) -> Builder:
 
 def _tagged(blends: Callable[[Bench], FloatArray]) -> Builder:
     def build(bench: Bench, _: int) -> Parts:
-        if not bench.own_experts:
-            raise ConfigError(
-                f"tags need an expert a task, and {bench.moe.path} does not say which expert learned which; "
-                "write it into its tanbr.json"
-            )
-        task_of = {row.text: v for v, task in enumerate(bench.corpus.tasks) for row in bench.corpus.stream[task.name]}
-        return Tagged(bench.answers, task_of, blends(bench)), FixedBlend(*bench.sizes)
+        return Tagged(bench.answers, bench.task_of, blends(bench)), FixedBlend(*bench.sizes)
 
     return build
 
 
+def _own_blends(bench: Bench) -> FloatArray:
+    """Each task's own expert (V, K)."""
+    if not bench.own_experts:
+        raise ConfigError(
+            f"tags need an expert a task, and {bench.moe.path} does not say which expert learned which; "
+            "write it into its tanbr.json"
+        )
+    return np.eye(bench.sizes[0])[list(bench.own_experts)]
+
+
 def _two_experts(bench: Bench) -> FloatArray:
+    _own_blends(bench)
     alone = bench.known.rewards[: bench.moe.num_experts]  # each expert's own
     return TaskExperts.most_helpful(alone.T, per_task=2, own=bench.own_experts).blends
 
@@ -177,6 +197,9 @@ def _best_fixed_panel(bench: Bench) -> PanelRouter:
 
 KINDS: dict[str, Kind] = {
     **{name: Kind(router.about, _named(name), learns=router.learns) for name, router in ROUTERS.items()},
+    "proportional": Kind(
+        ROUTERS["proportional"].about, _named("proportional"), panel=lambda b: _named("proportional")(b, 0)[1]
+    ),
     "fisher": Kind("experts weighted by their Fisher information", _merged(fisher), blends=False),
     "regmean": Kind("every linear layer by regression on its inputs", _merged(regmean), blends=False),
     "best-fixed": Kind(
@@ -193,13 +216,26 @@ KINDS: dict[str, Kind] = {
         panel=lambda b: BestPanel(b.known.blends, b.known.rewards),
     ),
     "task-merging": Kind(
-        "two experts a task, merged, with true tags", _tagged(_two_experts), told=True, surveyed=True, blends=False
+        "two experts a task, merged, with true tags",
+        _tagged(_two_experts),
+        told=True,
+        surveyed=True,
+        blends=False,
+        tagged=True,
+    ),
+    "untagged": Kind(
+        "the un-merged MoE, each request to the expert of the task it is recognised as",
+        _fixed(lambda _: None),
+        blends=False,
+        whole=True,
+        panel=lambda b: BestPanel(_own_blends(b), np.eye(b.sizes[1])),
     ),
     "tags": Kind(
         "the un-merged MoE with every request's true tag",
-        _tagged(lambda b: np.eye(b.sizes[0])[list(b.own_experts)]),
+        _tagged(_own_blends),
         told=True,
         blends=False,
+        tagged=True,
     ),
 }
 
@@ -214,6 +250,7 @@ class Method:
     oracle: bool = False
     merging: str = "average"  # how its blends are merged
     models: int = 1  # G
+    recognised: bool = False
 
     def bench(self, shared: Bench) -> Bench:
         """Choose how its blends are merged."""
@@ -234,14 +271,20 @@ class Method:
             known, probes = bench.known, bench.moe.num_experts + 1
             rows = slice(probes if self.warm_start == "probes" else None)
             router.warm_start(known.blends[rows], known.rewards[rows], known.counts[rows])
-        told, V = self.kind.told or self.oracle, bench.sizes[1]
-        if told and self.models == 1:
-            return OneModel(server, router, KnownMix(mixes), V)
-        monitor = bench.corpus.taught_monitor(bench.config.monitor, seed=seed)
-        if self.models == 1:
-            return OneModel(server, router, monitor, V)
-        source: MixSource = KnownMix(mixes, monitor) if told else monitor
-        return SeveralModels(PanelServer(bench.answers), self._panel(bench, router), source, V, self.models)
+        V, models = bench.sizes[1], bench.sizes[1] if self.kind.whole else self.models
+        source = self._mix_source(bench, mixes, seed)
+        if models == 1:
+            return OneModel(server, router, source, V, answering=bench.answering)
+        panel = self._panel(bench, router)
+        return SeveralModels(PanelServer(bench.answers), panel, source, V, models, answering=bench.answering)
+
+    def _mix_source(self, bench: Bench, mixes: FloatArray, seed: int) -> MixSource:
+        told, recognised = self.kind.told or self.oracle, self.kind.tagged or self.recognised
+        needed = not told or (not recognised and (self.models > 1 or bench.answers_by == "posterior"))
+        monitor = bench.corpus.taught_monitor(bench.config.monitor, seed=seed) if needed else None
+        source: MixSource | None = KnownMix(mixes, monitor) if told else monitor
+        assert source is not None  # noqa: S101
+        return KnownTasks(bench.task_of, source, tasks=bench.sizes[1]) if recognised else source
 
     def _panel(self, bench: Bench, router: Router) -> PanelRouter:
         if self.kind.panel is not None:
@@ -264,6 +307,7 @@ def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False, m
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"unknown method {base!r}; {hint}known: {', '.join(KINDS)}, or package.module:Router")
     allowed = ["probes", "survey", "oracle"] if kind.learns else []
+    allowed += ["recognised"] if kind.fills_panels or kind.whole else []
     ways = [name for name in METHODS if name != "average"] if kind.blends else []
     odd = [extra for extra in extras if extra not in allowed and extra.partition(":")[0] not in ways]
     if odd:
@@ -284,10 +328,13 @@ def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False, m
         reason = "a whole number of models from 1 must follow @" if kind.fills_panels else f"{base} fills no panel"
         raise ConfigError(f"method {text!r}: {reason}")
     models = int(count) if at else models if kind.fills_panels else 1
-    said = {warm_start: warm_start != "none", "oracle": oracle}
+    recognised = "recognised" in extras
+    said = {warm_start: warm_start != "none", "oracle": oracle, "recognised": recognised}
     shown = base if models == 1 else f"{base}@{models}"
     name = "+".join([shown, *merging, *(extra for extra, is_so in said.items() if is_so)])
-    return Method(name, kind, warm_start, oracle, merging=(merging or ["average"])[0], models=models)
+    return Method(
+        name, kind, warm_start, oracle, merging=(merging or ["average"])[0], models=models, recognised=recognised
+    )
 
 
 def methods(

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tanbr.experiments.pictures import INK, MOST, figure, lines, name_below, smooth, styled
-from tanbr.experiments.standings import Standings
+from tanbr.experiments.standings import BOUND, Standings
 
 
 def shown(standings: Standings) -> list[str]:
@@ -76,20 +76,41 @@ def lead_by_slot(standings: Standings, *, window: int = 20) -> Figure:
 
 @styled
 def dial(standings: Standings, memory: Callable[[int], float]) -> Figure:
-    """Draw reward against memory (MB of so many models): from one dense model to the un-merged MoE."""
-    canvas, (axis,) = figure(height=3.4)
+    """Draw reward against memory (MB of so many models), from one dense model to the un-merged MoE.
+
+    A line for each method that fills panels, a level for each that does not.
+    """
+    canvas, (axis,) = figure(height=4.2)
     rows: dict[str, list[str]] = {}
     for method in standings.methods:
         rows.setdefault(re.sub(r"@\d+", "", method), []).append(method)
-    drawn = sorted(rows, key=lambda name: (len(rows[name]) == 1, name not in ("average", "tags")))
-    for name, line in lines(drawn):
+    several = [name for name, methods in rows.items() if methods != [name]]
+    for name, line in lines(several, bounds=[name for name in several if name.startswith(BOUND)]):
         points = sorted(rows[name], key=standings.held)
         rewards = [standings.reward(method) for method in points]
         middle = np.array([one.mean for one in rewards])
         error = np.abs([[one.low for one in rewards], [one.high for one in rewards]] - middle)
         places = [memory(standings.held(method)) for method in points]
-        axis.errorbar(places, middle, yerr=error, marker="o", ms=4, capsize=2, **{**line, "lw": 1.2})
-    axis.set(title="Reward against the memory of the models held", xlabel="MB in float32")
+        axis.errorbar(places, middle, yerr=error, marker="o", ms=4, capsize=2, **line)
+    counts = sorted({standings.held(method) for method in standings.methods})
+    alone = {methods[0]: standings.reward(methods[0]).mean for name, methods in rows.items() if name not in several}
+    ends = [
+        end for method in standings.methods for end in (standings.reward(method).low, standings.reward(method).high)
+    ]
+    low, high = min(ends), max(ends)
+    axis.set_ylim(low - 0.04 * (high - low), high + 0.06 * (high - low))
+    end, level = memory(counts[-1]), -np.inf
+    for method, reward in sorted(alone.items(), key=lambda item: item[1]):
+        held = "" if standings.held(method) == 1 else f" ({standings.held(method)} models)"
+        level = max(reward, level + 0.055 * (high - low))  # so that names stand above one another
+        axis.axhline(reward, color=INK, lw=0.8, ls=":", zorder=1)
+        axis.plot(memory(standings.held(method)), reward, "D", color=INK, ms=4)
+        behind = {"facecolor": "white", "linewidth": 0, "pad": 0.8}
+        axis.text(
+            end - 0.02 * (end - memory(1)), level, f"{method}{held}", ha="right", va="bottom", fontsize=8.5, bbox=behind
+        )
+    axis.set_xticks([memory(count) for count in counts], [f"{count}\n{memory(count):.3g}" for count in counts])
+    axis.set(title="Reward against memory, 95% intervals", xlabel="models held, and their MB in float32")
     name_below(canvas)
     return canvas
 

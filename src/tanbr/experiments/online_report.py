@@ -77,6 +77,8 @@ def lay_out(standings: Standings) -> Iterator[Laid]:
         "slots to 95%",
         "merges",
     ]
+    if "tags" in standings.methods:
+        header.append("share of tags")
     rows = []
     for method in standings.methods:
         reach = ", ".join("never" if slot is None else str(slot) for slot in standings.slots_to_share(method))
@@ -84,6 +86,8 @@ def lay_out(standings: Standings) -> Iterator[Laid]:
         regret = standings.above(standings.best, method).mean
         cells = [str(standings.reward(method)), str(standings.reward(method, after=late)), f"{regret:.3f}", reach]
         rows.append([method, *cells, f"{merges:.0f}"])
+        if "tags" in standings.methods:
+            rows[-1].append(f"{100 * np.mean(standings.ratio(method, 'tags')):.1f}%")
     note = f"slots to 95%: from which, per seed, {WINDOW} slots earn {SHARE:.0%} of “{standings.best}”, as for regret"
     yield f"Reward in [0, 1], mean and 95% interval over {len(seeds)} seeds and their slots; {note}", header, rows
 

@@ -13,8 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from tanbr.errors import InputError
 from tanbr.experiments.answers import Answers
-from tanbr.experiments.contestant import MixSource, Scorer
+from tanbr.experiments.contestant import Answering, MixSource, Scorer, as_given
 from tanbr.merge import Moe
+from tanbr.monitor.belief import by_mix
 from tanbr.tasks.metrics import Answer
 from tanbr.types import Blend, FloatArray, SlotRecord, TaskMix, Text, as_blend, as_task_mix
 
@@ -159,6 +160,7 @@ class SeveralModels:
     monitor: MixSource
     tasks: int
     models: int  # G
+    answering: Answering = as_given
     slot: int = 0
     forecast: TaskMix = field(init=False)
 
@@ -169,8 +171,10 @@ class SeveralModels:
         """Serve one slot's requests, each by the model it is assigned to, and learn from the rewards of each model."""
         decision = self.router.ask(self.forecast, models=self.models)
         version = self.server.swap(decision.blends)
-        of = np.asarray(decision.assign(self.monitor.observe(texts)))  # (n,)
-        rewards = scorer.rewards(self.server.answers(texts, of))
+        posteriors = self.monitor.observe(texts)  # (n, V)
+        of = np.asarray(decision.assign(posteriors))  # (n,)
+        given = self.answering(self.server.answers(texts, of), by_mix(posteriors, self.forecast))
+        rewards = scorer.rewards(given)
         by_model = [scorer.by_task(rewards, of == g) for g in range(len(decision.blends))]
         self.router.tell(decision, *(np.array(table) for table in zip(*by_model, strict=True)))  # (G, V) each
         reward, counts = scorer.by_task(rewards)

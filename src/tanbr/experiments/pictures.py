@@ -22,6 +22,7 @@ R = TypeVar("R")
 LINES = ("#4169f5", "#d1495b", "#2a9d4b", "#e07b00", "#8a4fbf", "#0a9396")  # methods; no picture has more lines
 AREAS = ("#8dd3c7", "#f6d55c", "#bebada", "#fb8072", "#80b1d3", "#fdb462", "#b3de69", "#fccde5")  # tasks and experts
 MOST = len(LINES)
+LONG = 18  # letters of a name of which three do not fit on a line
 INK = "#454b58"  # axes and words; in a page they take its own colour
 STYLE = {
     "axes.edgecolor": INK,
@@ -60,9 +61,11 @@ def figure(height: float = 2.6, rows: int = 1) -> tuple[Figure, list[Axes]]:
 
 
 def name_below(canvas: Figure, **options: Any) -> None:
-    """Put the legend under the axes, three names a line."""
-    if options or any(axis.get_legend_handles_labels()[1] for axis in canvas.axes):
-        canvas.legend(loc="outside lower left", ncols=3, fontsize=9, columnspacing=1.2, **options)
+    """Put the legend under the axes, three names a line, or two if they are long."""
+    names = [name for axis in canvas.axes for name in axis.get_legend_handles_labels()[1]]
+    if options or names:
+        columns = 3 if max(map(len, names), default=0) <= LONG else 2
+        canvas.legend(loc="outside lower left", ncols=columns, fontsize=9, columnspacing=1.2, **options)
 
 
 @styled

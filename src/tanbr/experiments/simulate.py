@@ -26,6 +26,7 @@ from tanbr.experiments.methods import Bench, methods
 from tanbr.files import check_writable, write_atomically
 from tanbr.merge import open as open_moe
 from tanbr.tasks import trace, traffic
+from tanbr.tasks.answering import AnswersBy
 from tanbr.tasks.metrics import figure
 from tanbr.tasks.rows import Row
 from tanbr.tasks.traffic import Stream, Traffic
@@ -52,6 +53,7 @@ class Study:
     rehearse: bool = False
     survey: Path | None = None
     config: Path | None = None
+    answers: AnswersBy = "labels"
 
     def corpus(self) -> Corpus:
         """Read or generate the rows."""
@@ -71,7 +73,7 @@ class Study:
         moe = open_moe(self.checkpoint, experts=self.experts, blend_only=self.blend_only)
         corpus = self.corpus()
         settings = configuration.load(self.config)
-        bench = Bench(moe, corpus, settings, surveys=self.survey)
+        bench = Bench(moe, corpus, settings, surveys=self.survey, answers_by=self.answers)
         if self.survey is not None:
             bench.survey  # noqa: B018  (one that does not fit is refused here)
         return bench
@@ -87,6 +89,7 @@ class Study:
             "data": bench.corpus.name,
             "pool": sum(map(len, bench.corpus.stream.values())),
             "traffic": kind,
+            **({"answers": self.answers} if self.answers != "labels" else {}),
             **(drawn if synthetic else {}),
             "survey": one.bench(bench).known.digest if one.surveyed else None,
             **one.bench(bench).moe.method.facts,

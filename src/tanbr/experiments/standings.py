@@ -49,9 +49,11 @@ class Standings:
 
     @property
     def variants(self) -> list[str]:
-        """The first method, and those that differ from it in their start alone."""
-        base = self.subject.split("+")[0]
-        return [m for m in self.methods if m == self.subject or (m.split("+")[0] == base and "oracle" not in m)]
+        """The first method, and those that differ from it in their start or their number of models alone."""
+        base = re.split(r"[+@]", self.subject)[0]
+        bounds = ("oracle", "recognised")
+        own = [m for m in self.methods if re.split(r"[+@]", m)[0] == base and not any(word in m for word in bounds)]
+        return [self.subject, *(m for m in own if m != self.subject)]
 
     @property
     def best(self) -> str:
@@ -60,7 +62,7 @@ class Standings:
 
     def held(self, method: str) -> int:
         """How many models a method holds: G of a panel, all K experts with tags, or one."""
-        if method == "tags":
+        if method.split("+")[0] in ("tags", "untagged"):
             return len(next(iter(self.comparisons.values())).records[method][0].blend)
         found = re.search(r"@(\d+)", method)
         return int(found[1]) if found else 1
@@ -128,6 +130,7 @@ class Standings:
             method: {
                 "reward": asdict(self.reward(method)),
                 "late_reward": asdict(self.reward(method, after=self.late)),
+                "share_of_tags": self.ratio(method, "tags") if "tags" in self.methods else None,
                 "regret_a_slot": self.above(self.best, method).mean,
                 "slots_to_95%": self.slots_to_share(method),
                 "forecast_l1": self.forecast_error(method),

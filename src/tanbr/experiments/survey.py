@@ -6,6 +6,8 @@ whether a checkpoint makes the problem real at all.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,12 @@ from tanbr.baselines.search import Table, search
 from tanbr.baselines.survey import Survey
 from tanbr.errors import DataError
 from tanbr.experiments.answers import model_for
-from tanbr.experiments.corpus import Corpus, Rows
+from tanbr.experiments.corpus import Corpus
 from tanbr.experiments.dense import DenseModel
 from tanbr.merge import Moe
+from tanbr.monitor.config import MonitorConfig
+from tanbr.monitor.recogniser import Recogniser
+from tanbr.tasks.answering import AnswersBy, by_posterior
 from tanbr.tasks.metrics import LabelSpace, figure
 from tanbr.tasks.rows import Row
 from tanbr.types import Blend, FloatArray
@@ -31,32 +36,49 @@ def candidates(experts: int, *, random: int = 143, seed: int = 0) -> FloatArray:
     return np.array([*eye, np.full(experts, 1 / experts), *pairs, *draws])
 
 
+def even_groups(experts: int) -> FloatArray:
+    """Lay out the even blends of all groups of experts (N, K): one, all, then two, three and so on."""
+    eye = np.eye(experts)
+    sizes = (1, experts, *range(2, experts))
+    return np.array([eye[list(group)].mean(axis=0) for size in sizes for group in combinations(range(experts), size)])
+
+
 def survey(
     model: DenseModel,
     rows: Mapping[str, Sequence[Row]],
     *,
     space: LabelSpace,
     blends: FloatArray,
+    recogniser: Recogniser | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> Survey:
-    """Serve all rows with every blend; `report` hears how many blends are done."""
+    """Serve all rows with every blend; `report` hears how many blends are done.
+
+    With a `recogniser`, answers are by the posterior; it must not have learned from these rows.
+    """
     everything = [row for task in space.tasks for row in rows[task.name]]
+    texts = [row.text for row in everything]
+    posteriors = None if recogniser is None else recogniser.recognise(texts).posteriors
     own = [np.array([row.task == task.name for row in everything]) for task in space.tasks]
     targets = np.array([row.target for row in everything])
     rewards, figures = np.empty((2, len(blends), len(space.tasks)))
     for n, blend in enumerate(blends):
         model.swap(blend)
-        answers = space.read(everything, model.answers([row.text for row in everything]))
+        given = model.answers(texts)
+        answers = space.read(everything, given if posteriors is None else by_posterior(space, given, posteriors))
         rewards[n], counts = space.slot_reward(everything, space.rewards(everything, answers))
         figures[n] = [figure(task, targets[of], answers[of]) for task, of in zip(space.tasks, own, strict=True)]
         if report:
             report(n + 1, len(blends))
-    return Survey(blends, rewards, figures, rows=int(counts.min()), tasks=tuple(task.name for task in space.tasks))
+    names = tuple(task.name for task in space.tasks)
+    answers_by = "labels" if recogniser is None else "posterior"
+    return Survey(blends, rewards, figures, rows=int(counts.min()), tasks=names, answers_by=answers_by)
 
 
-def survey_path(path: Path, method: str) -> Path:
-    """Name the survey of blends merged by a method that belongs to a survey of averages."""
-    return path if method == "average" else path.with_stem(f"{path.stem}-{method.replace(':', '-')}")
+def survey_path(path: Path, method: str, *, answers_by: AnswersBy = "labels") -> Path:
+    """Name the survey of blends merged by a method, or answered otherwise, that belongs to a survey of averages."""
+    parts = [method.replace(":", "-")] * (method != "average") + [answers_by] * (answers_by != "labels")
+    return path.with_stem("-".join([path.stem, *parts]))
 
 
 STRETCH = 10  # blends between two saves
@@ -71,60 +93,69 @@ def survey_to(
     blends: int,
     rows: int,
     searched: int = 0,
+    groups: bool = False,
+    answers_by: AnswersBy = "labels",
     command: str,
     report: Callable[[int, int], None] | None = None,
 ) -> Survey:
     """Survey a checkpoint's blends on held rows and save it; interrupted and started again, it goes on.
 
     The `searched` last of the blends are found by search: for the even mix, and for mixes that favour some tasks.
+    The others are `candidates`, or with `groups` the even blends of groups of experts, the smallest groups first.
     """
     model, held = model_for(moe, corpus.space), corpus.first_held(rows)
     about = {"command": command, "data": corpus.name}
-    fixed = candidates(moe.num_experts)[: blends - searched]
-    partial = path.with_name(f"{path.name}.partial")
-    done = _resumed(partial, moe, corpus, fixed, rows)
+    recogniser = None
+    if answers_by == "posterior":
+        recogniser = corpus.taught_monitor(MonitorConfig(), seed=0, after=rows).snapshot()
+    measure = partial(survey, model, held, space=corpus.space, recogniser=recogniser)
+    fixed = (even_groups if groups else candidates)(moe.num_experts)[: blends - searched]
+    unfinished = path.with_name(f"{path.name}.partial")
+    done = _resumed(unfinished, moe, corpus, fixed, rows, answers_by)
     found = 0 if done is None else len(done.blends)
     while found < blends:
         if found < len(fixed):
-            stretch = survey(model, held, space=corpus.space, blends=fixed[found : found + STRETCH])
+            stretch = measure(blends=fixed[found : found + STRETCH])
             stretch = replace(stretch, model_sha256=moe.fingerprint, method=str(moe.method))
             done = stretch if done is None else _joined(done, stretch)
         else:
-            done = _searched(done, model, held, corpus.space, min(STRETCH, blends - found))
+            done = _searched(done, measure, min(STRETCH, blends - found))
         found = len(done.blends)
-        done.save(partial, **about)
+        done.save(unfinished, **about)
         if report:
             report(found, blends)
     assert done is not None  # noqa: S101 - at least one blend is asked for
     done.save(path, **about)
-    partial.unlink(missing_ok=True)
+    unfinished.unlink(missing_ok=True)
     return done
 
 
-def _searched(known: Survey | None, model: DenseModel, rows: Rows, space: LabelSpace, count: int) -> Survey:
+def _searched(known: Survey | None, measure: Callable[..., Survey], count: int) -> Survey:
     if known is None:
         raise DataError("a search needs surveyed blends to start from; ask for more blends than searched ones")
     rng = np.random.default_rng(len(known.blends))  # the same after an interruption
-    V = len(space.tasks)
+    V = known.rewards.shape[1]
     mixes = np.array([np.full(V, 1 / V), *rng.dirichlet(np.full(V, SEARCHED_MIXES), 2)])  # a third for the even one
     result = known
 
     def evaluate(blend: Blend) -> FloatArray:
         nonlocal result
-        result = _joined(result, survey(model, rows, space=space, blends=blend[None]))
+        result = _joined(result, measure(blends=blend[None]))
         return result.rewards[-1]
 
     search(evaluate, Table(known.blends, known.rewards), mixes=mixes, evaluations=count, rng=rng)
     return result
 
 
-def _resumed(partial: Path, moe: Moe, corpus: Corpus, fixed: FloatArray, rows: int) -> Survey | None:
-    if not partial.exists():
+def _resumed(
+    unfinished: Path, moe: Moe, corpus: Corpus, fixed: FloatArray, rows: int, answers_by: AnswersBy
+) -> Survey | None:
+    if not unfinished.exists():
         return None
-    done = Survey.load(partial).check(moe, corpus.tasks, partial)
+    done = Survey.load(unfinished).check(moe, corpus.tasks, unfinished, answers_by=answers_by)
     both = min(len(done.blends), len(fixed))
     if done.rows != rows or not np.allclose(done.blends[:both], fixed[:both]):
-        raise DataError(f"{partial} belongs to a survey of other blends or rows; delete it to start again")
+        raise DataError(f"{unfinished} belongs to a survey of other blends or rows; delete it to start again")
     return done
 
 

@@ -1,11 +1,15 @@
 """Answers that use the posterior p(task | text): an answer in another task's words is repaired."""
 
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
 import numpy as np
 from scipy.special import log_softmax
 
-from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.types import FloatArray
 
+AnswersBy: TypeAlias = Literal["labels", "posterior"]  # a head's best label, or weighed by the posterior
 LEAST = 1e-3  # chance that a label's tasks keep, whatever the posterior says
 
 
@@ -21,3 +25,10 @@ def with_posterior(space: LabelSpace, logits: FloatArray, posteriors: FloatArray
     adjusted = np.array(logits, dtype=np.float64)
     adjusted[:, : space.classes] = log_softmax(adjusted[:, : space.classes], axis=1) + np.log(chance)
     return adjusted
+
+
+def by_posterior(space: LabelSpace, answers: Sequence[Answer], posteriors: FloatArray) -> list[Answer]:
+    """Do so with the answers of a head; what a text-to-text model wrote stays."""
+    if not answers or any(isinstance(answer, str) for answer in answers):
+        return list(answers)
+    return list(with_posterior(space, np.array(answers), posteriors))

@@ -10,8 +10,7 @@ from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.int8 import Int8Linear
-from tanbr.serve.engine import Engine
-from tanbr.serve.lineup import sentences
+from tanbr.serve.engine import Engine, sentences
 
 
 def maps(engine: Engine) -> tuple[set[str], set[str]]:
