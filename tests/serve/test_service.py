@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from serve.serving import ROWS, TEXTS, K, Ledger, answer, service, until
-from tanbr.errors import InputError, StateError
+from tanbr.errors import ConfigError, InputError, StateError
 from tanbr.merge import Moe
 from tanbr.router import Tanbr
 from tanbr.serve.engine import Engine
@@ -314,6 +314,22 @@ def test_an_operator_pins_unpins_and_rolls_back(live: Service) -> None:
     with pytest.raises(InputError, match="blend"):
         live.pin([0.5, 0.6])
     assert live.pin(first.merge_version) == first.merge_version
+
+
+def test_what_could_not_start_leaves_no_state_behind_and_harms_none(tmp_path: Path, taught: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="a panel holds"):
+            service(tmp_path, taught, models=200)
+        assert not list(tmp_path.glob("store*"))
+    live = service(tmp_path, taught)
+    live.start()
+    slot = live.end_slot()
+    live.stop()
+    with pytest.raises(ConfigError, match="a panel holds"):
+        service(tmp_path, taught, models=200)
+    again = service(tmp_path, taught)
+    assert again.state().slot == slot
+    again.stop()
 
 
 def test_a_pin_outlives_a_restart(tmp_path: Path, taught: Path) -> None:

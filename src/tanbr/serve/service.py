@@ -106,7 +106,7 @@ class Service:
         try:
             self._open(moe, router, monitor, probes, adopt=adopt)
         except BaseException:
-            self.store.close()
+            self.store.close(unused=True)  # what could not start has not begun a state
             raise
         self._started = time.monotonic()
         self._ready = False

@@ -52,7 +52,7 @@ class Store:
         try:
             make_private(folder)
             self._lock = FolderLock(folder)
-            opened = ExitStack()
+            opened, self._new = ExitStack(), not path.exists()
             try:
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # before SQLite makes it, and a log like it
                 path.chmod(0o600)  # the key that request ids are recognised by is in it
@@ -68,11 +68,15 @@ class Store:
         except (sqlite3.Error, OSError, ValueError, TypeError) as error:
             raise StateError(f"{path} cannot be used ({error}); give a folder that can be written to") from None
 
-    def close(self) -> None:
-        """Let go of the file, and of the folder."""
+    def close(self, *, unused: bool = False) -> None:
+        """Let go of the file, and of the folder; a file that this store made goes with `unused`, if it has no slot."""
+        unused = unused and self._new and self.next_slot == 0
         with self._writing, self._reading:
             self._read.close()
             self._write.close()
+            if unused:
+                for file in self.folder.glob(f"{FILE}*"):
+                    file.unlink(missing_ok=True)
             self._lock.release()
 
     def meta(self, key: str) -> Any:
