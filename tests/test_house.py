@@ -28,7 +28,6 @@ ELSEWHERE = {
     "monitor/config.py": "test_settings.py",
     "router/fit.py": "router/test_posterior.py",
     "router/gp_panel.py": "router/test_panel.py",
-    "serve/answer_log.py": "serve/test_service.py",
     "serve/backends/backend.py": "serve/backends/test_contract.py",
     "serve/batcher.py": "serve/test_replica.py",
     "serve/config.py": "test_settings.py",

@@ -23,6 +23,7 @@ from tanbr.serve.store import Store
 from tanbr.types import FloatArray, TaskMix, Text
 
 RECENT = 20_000  # answered requests that are kept at hand, and that may wait to be read; the oldest go first
+CHARACTERS = 16 << 20  # of their texts
 Novel: TypeAlias = NDArray[np.bool_]  # (n,) whether a request is unlike any task
 See: TypeAlias = Callable[[Place, FloatArray, float], None]  # model of a slot, share of each task (V,), reward
 
@@ -50,6 +51,7 @@ class AnswerLog:
         self._rng = np.random.default_rng(config.seed)
         self._lock = threading.Lock()
         self._recent: deque[Answers] = deque()
+        self._characters = 0  # of the recent ones' texts
         self._place: dict[bytes, tuple[Answers, int]] = {}  # id → where it is among the recent ones
         self._unread: deque[Answers] = deque()
         self._waiting = 0  # requests that are unread
@@ -64,8 +66,11 @@ class AnswerLog:
         with self._lock:
             self._recent.append(served)
             self._place.update((key, (served, row)) for row, key in enumerate(served.ids))
-            while len(self._place) > RECENT and len(self._recent) > 1:
-                for key in self._recent.popleft().ids:
+            self._characters += _characters(served)
+            while (len(self._place) > RECENT or self._characters > CHARACTERS) and len(self._recent) > 1:
+                oldest = self._recent.popleft()
+                self._characters -= _characters(oldest)
+                for key in oldest.ids:
                     self._place.pop(key, None)
             self._unread.append(served)
             self._waiting += len(served.ids)
@@ -218,3 +223,7 @@ class AnswerLog:
             shadow.agreement(self._encode([batch.texts[i]]), tokens[i], int(task))
             for i, task in zip(chosen, tasks, strict=True)
         ]
+
+
+def _characters(served: Answers) -> int:
+    return sum(len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in served.texts)
