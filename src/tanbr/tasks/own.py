@@ -199,7 +199,7 @@ def _jsonl(path: Path) -> Iterator[_Entry]:
 
 def _parquet(path: Path) -> Iterator[_Entry]:
     try:
-        from pyarrow import ArrowInvalid, parquet  # type: ignore[import-not-found,unused-ignore]
+        from pyarrow import ArrowInvalid, parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
         raise DataError(f"{path}: Parquet files need pyarrow: pip install pyarrow, or save the rows as CSV") from None
     try:
