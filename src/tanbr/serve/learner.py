@@ -162,8 +162,9 @@ class Learner:
             (self.router, self.monitor, self._telling.clients), self.forecast = before
             self.alarm(f"slot {self.current.slot} goes on: {type(error).__name__}: {error}")
             return False
-        self._opened(turn, opened)
-        return self._commit(staged, kept)
+        failed = self._commit(staged, opened)
+        self._opened(turn, opened)  # whoever sees the slot is answered in it
+        return self._committed(staged, kept, failed)
 
     def kept(self) -> Choice | None:
         """What would serve on what answers now; None before the first slot."""
@@ -241,11 +242,17 @@ class Learner:
         self.guard.opened(opened.versions, bad=turn.bad, keep=keep)
         self._show_view(opened, last, shares)
 
-    def _commit(self, staged: list[Staged], kept: Choice | None) -> bool:
-        """Let it answer; a merge may fail even now, and then what is whole gets a slot of its own."""
+    def _commit(self, staged: list[Staged], opened: OpenSlot) -> Exception | None:
+        """Let it answer; a merge may fail even now."""
         try:
-            self.engine.commit(*staged, slot=self.current.slot, assignment=self.assignment())
+            self.engine.commit(*staged, slot=opened.slot, assignment=self._assignment(opened))
         except Exception as error:
+            return error
+        return None
+
+    def _committed(self, staged: list[Staged], kept: Choice | None, error: Exception | None) -> bool:
+        """Say what answers now; where a merge failed, what is whole gets a slot of its own."""
+        if error is not None:
             versions = _listed([one.version for one in staged if one.changed])
             self.alarm(f"merge version {versions} cannot be served: {type(error).__name__}: {error}")
             if kept is None or not any(one.changed for one in staged):
@@ -260,11 +267,11 @@ class Learner:
             self.store.forget(slots=self.config.keep_slots, requests=self.config.keep_requests)
         return True
 
-    def assignment(self) -> Assignment | None:
-        """Which requests of the open slot go to which of its models, by what the monitor knows now."""
-        if len(self.current.versions) == 1 and self.config.answers != "posterior":
+    def _assignment(self, opened: OpenSlot) -> Assignment | None:
+        """Which requests of a slot go to which of its models, by what the monitor knows now."""
+        if len(opened.versions) == 1 and self.config.answers != "posterior":
             return None
-        return Assignment(self.current.panel, self.monitor.snapshot())
+        return Assignment(opened.panel, self.monitor.snapshot())
 
     def _teach_monitor(self, turn: Turn) -> None:
         """Let the monitor learn from texts whose labels, and so tasks, have come since the last turn."""
@@ -308,7 +315,7 @@ class Learner:
         staged, opened = self._preparing.prepare(turn, choice, None, self.router, self.forecast)
         self._write(turn, opened)
         self._opened(turn, opened)
-        self.engine.commit(*staged, slot=opened.slot, assignment=self.assignment())
+        self.engine.commit(*staged, slot=opened.slot, assignment=self._assignment(opened))
 
     def resume(self, rows: list[dict[str, Any]]) -> None:
         """Go on with the slots that the router was not told of; the newest of them is open."""
@@ -332,7 +339,7 @@ class Learner:
         blends = list(zip(opened.blends, opened.versions, strict=True)) if fits else []
         staged = [self.engine.prepare(blend, version=version) for blend, version in blends]
         if staged:
-            self.engine.commit(*staged, slot=opened.slot, assignment=self.assignment())
+            self.engine.commit(*staged, slot=opened.slot, assignment=self._assignment(opened))
 
     def save(self) -> None:
         """Save the monitor with the requests of the open slot in it, and what the guard has seen."""
