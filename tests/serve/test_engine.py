@@ -204,12 +204,12 @@ def test_going_back_merges_nothing_while_the_spare_still_holds_it(moe: Moe) -> N
 
 def served(engine: Engine) -> dict[int, int]:
     """Version → the expert that it is, by its answers."""
-    alone = [Engine(engine.moe, blend=np.eye(8)[k]).logits(TEXTS[:2]) for k in range(4)]
+    alone = [Engine(engine.moe, blend=np.eye(8)[k]).logits(TEXTS[:2]) for k in range(5)]
     found = {}
     for place, live in enumerate(engine.lineup.models):
         with engine.using(engine.lineup, place) as held:
             logits = engine.logits(TEXTS[:2], live=held)
-        (found[live.version],) = [k for k in range(4) if np.array_equal(alone[k], logits)]
+        (found[live.version],) = [k for k in range(5) if np.array_equal(alone[k], logits)]
     return found
 
 
@@ -270,6 +270,65 @@ def test_a_model_of_a_panel_that_breaks_leaves_its_requests_to_the_others(moe: M
     assert served(engine) == {2: 1}
     with engine.using(old, 0) as live:  # whoever had chosen it gets the one that is left
         assert live.version == 2
+
+
+def buffers(engine: Engine) -> int:
+    """How many buffers there are; none may be lost, and none be in two places."""
+    found = [id(backend) for backend in engine.backends]
+    assert len(set(found)) == len(found)
+    return len(found)
+
+
+@pytest.mark.parametrize("when", ["prepare", "commit"])
+def test_a_model_that_breaks_while_others_are_merged_is_not_confused_with_them(moe: Moe, when: str) -> None:
+    engine = Engine(moe, models=3, blend=np.eye(8)[0], version=1, spare=True)
+    engine.commit(*(engine.prepare(np.eye(8)[k]) for k in (0, 1, 2)), slot=1)
+    broken = engine.lineup.models[0]
+    if when == "commit":
+        staged = [engine.prepare(np.eye(8)[k]) for k in (1, 3, 4)]
+    merge = type(broken.backend).merge
+
+    for backend in engine.backends:  # the next merge, whichever buffer it goes to, meets a model that breaks
+
+        def breaking(*arguments: Any, of: Any = backend, **named: Any) -> None:
+            engine.revert(broken)
+            merge(of, *arguments, **named)
+
+        backend.merge = breaking  # type: ignore[method-assign]
+    if when == "prepare":
+        engine.discard(engine.prepare(np.eye(8)[3]))
+        assert served(engine) == {2: 1, 3: 2}
+    else:
+        engine.commit(*staged, slot=2)
+        assert sorted(served(engine).values()) == [1, 3, 4]
+    assert buffers(engine) == 4
+
+
+def test_a_commit_that_fails_loses_no_buffer(moe: Moe) -> None:
+    engine = Engine(moe, models=3, blend=np.eye(8)[0], version=1, spare=True)
+    first, *others = [engine.prepare(np.eye(8)[k]) for k in (1, 2, 3)]
+    engine.prepare(np.eye(8)[4])  # takes the first one's buffer
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise CheckpointError("no more")
+
+    for backend in engine.backends:
+        backend.merge = fails  # type: ignore[method-assign]
+    with pytest.raises(CheckpointError, match="no more"):
+        engine.commit(first, *others, slot=2)
+    assert list(served(engine).values()) == [2]  # the one that was ready and found a place
+    assert buffers(engine) == 4
+
+
+def test_what_breaks_between_prepare_and_commit_is_not_let_back_in(moe: Moe) -> None:
+    engine = Engine(moe, models=2, blend=np.eye(8)[0], version=1, spare=True)
+    engine.commit(*(engine.prepare(np.eye(8)[k]) for k in (0, 1)), slot=1)
+    staged = [engine.prepare(np.eye(8)[k]) for k in (0, 1)]
+    engine.revert(engine.lineup.models[0])
+    with pytest.raises(CheckpointError, match="merge version 1 was found broken before it was committed"):
+        engine.commit(*staged, slot=2)
+    assert served(engine) == {2: 1}
+    assert buffers(engine) == 3
 
 
 @pytest.mark.parametrize("models", [0, 9])

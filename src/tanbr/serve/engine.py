@@ -14,7 +14,7 @@ Who answers holds the pointer for the whole batch: one batch, one merge version.
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -185,21 +185,35 @@ class Engine(Asking):
         if len(staged) > self.models:
             raise RuntimeError(f"{len(staged)} models do not fit into {self.models} buffers")
         slot = self.live.slot if slot is None else slot
-        joined: dict[Staged, Live] = {}
-        for one in sorted(
-            staged, key=lambda one: (one.changed, self._holding(one.blend) is None)
-        ):  # what needs no merge first
-            joined[one] = self._join(one, Live(self.live.backend, one.version, one.blend, slot), staged, joined)
-        started = time.perf_counter()
-        with self._idle:
-            answered = self._lineup.models
-            now = tuple(replace(joined[one], place=place) for place, one in enumerate(staged))
-            self._lineup, self._fault = Lineup(now, assignment), ""
-            self._free += [one for one in answered if all(one.backend is not other.backend for other in now)]
+        self._issued = max(self._issued, *(one.version for one in staged))
+        new = [replace(self.live, version=one.version, blend=one.blend, slot=slot) for one in staged]
+        ready = sorted(range(len(staged)), key=lambda i: (staged[i].changed, self._holding(staged[i].blend) is None))
+        joined: dict[int, Live] = {}
+        try:
+            for i in ready:  # what needs no merge comes first
+                joined[i] = self._join(staged[i], new[i], [one.backend for one in joined.values()])
+            started = time.perf_counter()
+            with self._idle:
+                for i, one in joined.items():
+                    if not staged[i].changed and self._place(one) is None:
+                        raise _found_broken(one.version)
+                now = tuple(replace(joined[i], place=i) for i in range(len(staged)))
+                old, self._lineup, self._fault = self._lineup, Lineup(now, assignment), ""
+                self._keep(old.models)
+        except BaseException:
+            with self._idle:
+                self._keep(joined.values())
+            raise
         if all(one.backend is not None for one in staged):
             self.pause_seconds = time.perf_counter() - started
-        self._issued = max(self._issued, *(one.version for one in staged))
         return self._lineup
+
+    def _keep(self, models: Iterable[Live]) -> None:
+        """Count as free what does not answer, each buffer once; the caller holds the lock."""
+        answering = [one.backend for one in self._lineup.models]
+        self._free = [one for one in self._free if one.backend not in answering]
+        taken = answering + [one.backend for one in self._free]
+        self._free += [one for one in models if one.backend not in taken]
 
     def discard(self, *staged: Staged) -> None:
         """Forget what was prepared (all of it if nothing is named): nothing happened."""
@@ -228,32 +242,34 @@ class Engine(Asking):
             self._free.insert(0, replace(broken, blend=None))
             return True
 
-    def _join(self, one: Staged, live: Live, staged: Sequence[Staged], joined: Mapping[Staged, Live]) -> Live:
-        """Let one model take the place of one that goes, if it can; its buffer is free then."""
+    def _join(self, one: Staged, live: Live, stays: Sequence[Backend]) -> Live:
+        """Let one model take the place of one that goes, if it can; the other's buffer is free then.
+
+        What goes is whatever answers and is not among those that stay: these joined before.
+        """
         if not one.changed:
             place = self._place(one)
             if place is None:
-                raise CheckpointError(f"merge version {one.version} was found broken before it was committed")
+                raise _found_broken(one.version)
             return replace(live, backend=self._lineup.models[place].backend)
-        stays = [other.backend for other in staged if not other.changed] + [other.backend for other in joined.values()]
-        going = [i for i, old in enumerate(self._lineup.models) if old.backend not in stays]
-        if not self._free:
-            with self._paused_for(one, self._lineup.models[going[0]]) as backend:
-                return self._replaced(going[0], replace(live, backend=backend))
-        ready = self._merged(one.blend, one.version)
+        going = next((old for old in self._lineup.models if old.backend not in stays), None)
+        if not self._free and going is not None:
+            with self._paused_for(one, going) as backend:
+                return self._replaced(going, replace(live, backend=backend))
+        ready = replace(live, backend=self._merged(one.blend, one.version).backend)
         with self._idle:
             self._free = [other for other in self._free if other.backend is not ready.backend]
-        return self._replaced(going[0] if going else None, replace(live, backend=ready.backend))
+        return self._replaced(going, ready)
 
-    def _replaced(self, place: int | None, live: Live) -> Live:
-        """Put a model in another's place; the other's buffer is free then, unless it is the same."""
-        if place is not None:
-            with self._idle:
+    def _replaced(self, old: Live | None, live: Live) -> Live:
+        """Put a model in the place of another one that answers; with others it begins when all are ready."""
+        with self._idle:
+            place = None if old is None else self._place(old)
+            if place is not None:
                 models = list(self._lineup.models)
-                old, models[place] = models[place], replace(live, place=place)
+                gone, models[place] = models[place], replace(live, place=place)
                 self._lineup = Lineup(tuple(models), self._lineup.assignment)
-                if old.backend is not live.backend:
-                    self._free.append(old)
+                self._keep([gone])
         return live
 
     def _place(self, model: Live | Staged) -> int | None:
@@ -274,12 +290,16 @@ class Engine(Asking):
                 return ready
             prepared = [one.backend for one in self._staged if one.changed]
             free = next((one for one in self._free if one.backend not in prepared), self._free[0])
+            self._put(replace(free, blend=None))  # nobody can go back to it from here on
             self._idle.wait_for(lambda: free.backend.readers == 0)
-            i = next(i for i, one in enumerate(self._free) if one.backend is free.backend)
-            self._free[i] = replace(free, blend=None)  # nobody can go back to it from here on
         self._merge(free.backend, blend, share=self._merge_share)
-        self._free[i] = Live(free.backend, version, blend, answered=False)
-        return self._free[i]
+        with self._idle:
+            return self._put(Live(free.backend, version, blend, answered=False))
+
+    def _put(self, live: Live) -> Live:
+        """Say what a free buffer holds now; the caller holds the lock, as others may have changed the list."""
+        self._free = [live if one.backend is live.backend else one for one in self._free]
+        return live
 
     @contextmanager
     def holding(self, live: Live | Staged | None) -> Iterator[Backend]:
@@ -337,6 +357,10 @@ class Engine(Asking):
     def _stage(self, staged: Staged) -> Staged:
         self._staged.append(staged)
         return staged
+
+
+def _found_broken(version: int) -> CheckpointError:
+    return CheckpointError(f"merge version {version} was found broken before it was committed")
 
 
 def sentences() -> list[Text]:
