@@ -1,6 +1,5 @@
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,22 +8,11 @@ from rich.console import Console
 
 from cli.running import mistake, tanbr
 from serve.web.fake import FakeService
-from serve.web.live import BOTH, TOKEN, live
+from serve.web.live import TOKEN
 from tanbr.cli import driving
 from tanbr.serve.web.client import Client
 from tanbr.serve.web.drive import Drive
 from tanbr.tasks import tiny
-
-
-@pytest.fixture(scope="module")
-def service() -> FakeService:
-    return FakeService()
-
-
-@pytest.fixture(scope="module")
-def url(service: FakeService) -> Iterator[str]:
-    with live(service, tokens=BOTH) as address:
-        yield address
 
 
 def test_traffic_is_the_same_for_the_same_seed_and_hides_the_tags(

@@ -1,23 +1,11 @@
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cli.running import mistake, tanbr
 from serve.web.fake import FakeService
-from serve.web.live import BOTH, TOKEN, live
-
-
-@pytest.fixture(scope="module")
-def service() -> FakeService:
-    return FakeService()
-
-
-@pytest.fixture(scope="module")
-def url(service: FakeService) -> Iterator[str]:
-    with live(service, tokens=BOTH) as address:
-        yield address
+from serve.web.live import TOKEN, live
 
 
 def test_send_shows_answers_and_gives_feedback(tmp_path: Path, url: str, service: FakeService) -> None:

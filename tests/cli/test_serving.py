@@ -1,24 +1,10 @@
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cli.running import environment, mistake, tanbr
-from serve.web.fake import FakeService
-from serve.web.live import BOTH, live
-
-
-@pytest.fixture(scope="module")
-def service() -> FakeService:
-    return FakeService()
-
-
-@pytest.fixture(scope="module")
-def url(service: FakeService) -> Iterator[str]:
-    with live(service, tokens=BOTH) as address:
-        yield address
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ LISTINGS = {
     "metric": ('name = "m"\nfile = "mood.csv"\nmetrics = ["bleu"]\n', "has the metric 'bleu'"),
     "file": ('name = "m"\nfile = "other.csv"\n', "cannot read"),
     "kind": ('name = "m"\nfile = "mood.doc"\n', "must be a file of"),
-    "grade": ('name = "m"\nfile = "mood.csv"\nscale = [0, 1]\n', r"line 2: grade must be a number \(got 'no'\)"),
+    "grade": ('name = "m"\nfile = "mood.csv"\nscale = [0, 1]\n', r"line 2: score must be a number \(got 'no'\)"),
     "scale": ('name = "m"\nfile = "mood.csv"\nscale = [1, 0]\n', "from low to high"),
     "twice": ('name = "m"\nfile = "mood.csv"\n[[tasks]]\nname = "m"\nfile = "mood.csv"\n', "a task twice"),
 }

@@ -1,7 +1,7 @@
 """A dense checkpoint becomes an MoE whose experts start equal, or nearly so: every expert is the dense FFN."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,19 +95,16 @@ def upcycle(
     tensors = layout(recipe, {name: (spec.dtype, spec.shape) for name, spec in checkpoint.specs.items()}, experts)
     generator = torch.Generator().manual_seed(seed)
 
-    def chunks() -> Iterator[Tensor]:
-        for done, laid in enumerate(tensors):
-            progress(done, len(tensors))
-            if laid.source is None:
-                yield random_router(laid.tensor, generator)
-            elif not laid.experts:
-                yield checkpoint.tensor(laid.source)
-            for _ in laid.experts:
-                yield _jittered(checkpoint.tensor(str(laid.source)), jitter, generator)
-
+    chunks = filled(
+        tensors,
+        shared=lambda laid: checkpoint.tensor(str(laid.source)),
+        expert=lambda laid, _: _jittered(checkpoint.tensor(str(laid.source)), jitter, generator),
+        generator=generator,
+        progress=progress,
+    )
     with new_folder(out) as folder:
         write_json(folder / "config.json", config)
-        write_tensors(folder, [laid.tensor for laid in tensors], chunks())
+        write_tensors(folder, [laid.tensor for laid in tensors], chunks)
         progress(len(tensors), len(tensors))
         copy_companions(checkpoint.path, folder)
     return Path(out)
@@ -183,6 +180,25 @@ def layout(recipe: Recipe, dense: Mapping[str, tuple[torch.dtype, tuple[int, ...
     if not any(laid.experts for laid in result):
         raise CheckpointError(f"the dense model holds no FFN tensors of the {recipe.family.dense} layout")
     return result
+
+
+def filled(
+    tensors: Sequence[Laid],
+    *,
+    shared: Callable[[Laid], Tensor],
+    expert: Callable[[Laid, int], Tensor],
+    generator: torch.Generator,
+    progress: Progress,
+) -> Iterator[Tensor]:
+    """Fill an MoE's tensors in the order of writing: routers at random, what is shared, and each expert's part."""
+    for done, laid in enumerate(tensors):
+        progress(done, len(tensors))
+        if laid.source is None:
+            yield random_router(laid.tensor, generator)
+        elif not laid.experts:
+            yield shared(laid)
+        for k in laid.experts:
+            yield expert(laid, k)
 
 
 def random_router(tensor: NewTensor, generator: torch.Generator) -> Tensor:

@@ -127,20 +127,5 @@ def _read(path: Path, task: Task, columns: _Columns) -> list[Row]:
             continue
         parts = [fields[index].strip() for index in texts]
         text: Text = parts[0] if len(parts) == 1 else (parts[0], parts[1])
-        rows.append(Row(task=task.name, text=text, target=_target(fields[target], task, f"{path}, line {number}")))
+        rows.append(Row(task=task.name, text=text, target=task.target(fields[target], where=f"{path}, line {number}")))
     return rows
-
-
-def _target(value: str, task: Task, where: str) -> float:
-    if not task.graded:
-        if value not in task.labels:
-            raise DataError(f"{where}: label must be one of {', '.join(task.labels)} (got {value!r})")
-        return float(task.labels.index(value))
-    try:
-        score = float(value)
-    except ValueError:
-        raise DataError(f"{where}: score must be a number (got {value!r})") from None
-    low, high = task.scale
-    if not low <= score <= high:
-        raise DataError(f"{where}: score must lie in [{low:g}, {high:g}] (got {value})")
-    return score

@@ -251,18 +251,4 @@ def _row(entry: _Entry, about: TaskFile, task: Task) -> Row:
     if not all(parts):
         raise DataError(f"{entry.where}: the text is empty" + (" or not a pair" if task.pair else ""))
     text: Text = (parts[0], parts[1]) if task.pair else parts[0]
-    return Row(task.name, text, _target(entry.values[about.label].strip(), entry.where, task))
-
-
-def _target(value: str, where: str, task: Task) -> float:
-    if not task.graded:
-        if value not in task.labels:
-            raise DataError(f"{where}: label must be one of {', '.join(task.labels)} (got {value!r})")
-        return float(task.labels.index(value))
-    try:
-        grade = float(value)
-    except ValueError:
-        raise DataError(f"{where}: grade must be a number (got {value!r})") from None
-    if not task.scale[0] <= grade <= task.scale[1]:
-        raise DataError(f"{where}: grade must lie in [{task.scale[0]:g}, {task.scale[1]:g}] (got {value})")
-    return grade
+    return Row(task.name, text, task.target(entry.values[about.label].strip(), where=entry.where))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tanbr.errors import DataError
 from tanbr.types import Text
 
 
@@ -19,6 +20,21 @@ class Task:
     def graded(self) -> bool:
         """Whether the target is a number on `scale` rather than one of `labels`."""
         return not self.labels
+
+    def target(self, value: str, *, where: str) -> float:
+        """Read a label, or a score on the scale; what it cannot be is a sentence that says `where` it stands."""
+        if not self.graded:
+            if value not in self.labels:
+                raise DataError(f"{where}: label must be one of {', '.join(self.labels)} (got {value!r})")
+            return float(self.labels.index(value))
+        try:
+            score = float(value)
+        except ValueError:
+            raise DataError(f"{where}: score must be a number (got {value!r})") from None
+        low, high = self.scale
+        if not low <= score <= high:
+            raise DataError(f"{where}: score must lie in [{low:g}, {high:g}] (got {value})")
+        return score
 
 
 @dataclass(frozen=True, slots=True)

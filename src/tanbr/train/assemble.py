@@ -5,7 +5,7 @@ that several experts have) is refused by name, unless its mean will do; the base
 with `blend_only="ffn"`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -17,7 +17,7 @@ from tanbr.merge import Moe
 from tanbr.merge.blend import weighted_sum
 from tanbr.merge.sources import OverBase
 from tanbr.moe.family import Piece
-from tanbr.moe.upcycle import layout, moe_config, random_router, recipe_of
+from tanbr.moe.upcycle import filled, layout, moe_config, recipe_of
 from tanbr.moe.writing import Progress, copy_companions, new_folder, silent, write_json, write_tensors
 from tanbr.tasks.card import Card, read_card, write_card
 
@@ -43,21 +43,16 @@ def assemble(moe: Moe, out: str | Path, *, rest: Rest = "refuse", progress: Prog
             "checkpoint has one each: --blend-only ffn keeps the base's, --rest average takes the experts' mean"
         )
     moe.check(None)
-    generator = torch.Generator().manual_seed(0)
-
-    def chunks() -> Iterator[Tensor]:
-        for done, laid in enumerate(tensors):
-            progress(done, len(tensors))
-            if laid.source is None:
-                yield random_router(laid.tensor, generator)
-            elif not laid.experts:
-                yield _even(moe, laid.tensor.shape, laid.tensor.dtype, pieces[laid.source])
-            for k in laid.experts:
-                yield _expert(moe, pieces[str(laid.source)][0], k)
-
+    chunks = filled(
+        tensors,
+        shared=lambda laid: _even(moe, laid.tensor.shape, laid.tensor.dtype, pieces[str(laid.source)]),
+        expert=lambda laid, k: _expert(moe, pieces[str(laid.source)][0], k),
+        generator=torch.Generator().manual_seed(0),
+        progress=progress,
+    )
     with new_folder(out) as folder:
         write_json(folder / "config.json", config)
-        write_tensors(folder, [laid.tensor for laid in tensors], chunks())
+        write_tensors(folder, [laid.tensor for laid in tensors], chunks)
         progress(len(tensors), len(tensors))
         for companions in moe.source.companions:
             copy_companions(companions, folder)
