@@ -16,6 +16,7 @@ from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.serve.config import ServeConfig
+from tanbr.serve.fleet.fleet import Fleet
 from tanbr.serve.records import Observer
 from tanbr.serve.service import Service
 from tanbr.tasks import tiny
@@ -43,6 +44,7 @@ def build(
     adopt: bool = False,
     force: bool = False,
     observer: Observer | None = None,
+    fleet: Fleet | None = None,
 ) -> Service:
     """Make a service, not yet started, of a checkpoint (the embedded model if None), or of `experts` and their base.
 
@@ -104,6 +106,7 @@ def build(
         survey=None if survey is None else Survey.load(survey).check(moe, tasks, survey),
         adopt=adopt,
         observer=observer,
+        fleet=fleet,
     )
 
 

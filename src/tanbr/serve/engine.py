@@ -172,6 +172,9 @@ class Engine(Asking):
             return self._stage(Staged(None, number, wanted, changed=True))
         return self._stage(Staged(self._merged(wanted, number).backend, number, wanted, changed=True))
 
+    def spread(self, *staged: Staged) -> None:
+        """Have what was prepared made ready wherever it is to answer: nowhere else, as a rule."""
+
     def commit(self, *staged: Staged, slot: int | None = None, assignment: Assignment | None = None) -> Lineup:
         """Let what was prepared, and nothing else, answer from now on, credited to `slot`; what answers now.
 

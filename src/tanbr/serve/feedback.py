@@ -39,6 +39,11 @@ class FeedbackReader:
             outcomes[place] = outcome
         return Receipt(tuple(outcomes))
 
+    def awaits_answers(self, items: Sequence[Feedback]) -> bool:
+        """Whether labels came for requests of ours whose answers are not known here, or not yet."""
+        raw = {self._known(item.request_id) for item in items if item.label is not None} - {None}
+        return len(raw) > len(self._answers.logits_of([key for key in raw if key is not None]))
+
     def _row(self, key: bytes, item: Feedback, logits: dict[bytes, FloatArray], client: str) -> FeedbackRow:
         task = None if item.task is None else self._tasks[item.task]
         if item.label is None or item.task is None or self._space is None:

@@ -37,6 +37,10 @@ class RequestIds:
         ends = [epoch.first for epoch in epochs[1:]] + [1 << 62]
         self._epochs = [(epoch.name, epoch.first, end) for epoch, end in zip(epochs, ends, strict=True)][::-1]
 
+    def take_over(self, other: "RequestIds") -> None:
+        """Issue and recognise ids as another does: the learner of a replica was started again."""
+        self._key, self._epochs = other._key, other._epochs
+
     def issue(self, slot: int, count: int, *, place: int = 0) -> list[bytes]:
         """Make ids for requests answered in a slot by one of its models; raw, as the store keeps them (12 bytes)."""
         head, random = slot.to_bytes(4, "big") + bytes([place]), os.urandom(_RANDOM * count)

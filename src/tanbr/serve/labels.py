@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from tanbr.errors import InputError
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task
@@ -45,6 +47,17 @@ class HeadLabels(LabelSpace):
         if label not in spec.labels:
             raise InputError(f"the label of {task} must be one of {', '.join(spec.labels)} (got {label!r})")
         return float(spec.labels.index(str(label)))
+
+
+def named(tasks: Sequence[Task], task: str | None, labels: Sequence[str] = ()) -> FloatArray | None:
+    """Tasks (V,), 1 or 0 each, that a client speaks of; None if it names neither a task nor labels of one."""
+    if task is not None:
+        names = [one.name for one in tasks]
+        if task not in names:
+            raise InputError(f"unknown task {task!r}; this server knows {', '.join(names)}")
+        return np.array([float(name == task) for name in names])
+    found = np.array([float(bool(set(labels) & set(one.labels))) for one in tasks])
+    return found if found.any() else None
 
 
 def label_space(tasks: Sequence[Task], head: tuple[str, ...]) -> HeadLabels | None:

@@ -157,6 +157,7 @@ class Learner:
             turn.mix = self.monitor.close_slot()
             self.forecast = turn.mix.forecast
             staged, opened = self._next(turn, forced, kept, worthless=worthless)
+            self.engine.spread(*staged)
             self._write(turn, opened)
         except Exception as error:  # the disk, most likely: the slot goes on, with all it held, until it can be written
             (self.router, self.monitor, self._telling.clients), self.forecast = before

@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from tanbr.baselines.survey import Survey
-from tanbr.errors import ConfigError, InputError
+from tanbr.errors import ConfigError
 from tanbr.merge import Moe
 from tanbr.monitor import Monitor
 from tanbr.router import Tanbr, TreeView
@@ -23,12 +22,15 @@ from tanbr.serve.backends.torch_eager import device_of
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.feedback import FeedbackReader
+from tanbr.serve.fleet.engine import FleetEngine
+from tanbr.serve.fleet.fleet import Fleet
 from tanbr.serve.guard import Guard
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.journal import read_slot, state_file
-from tanbr.serve.labels import label_space
+from tanbr.serve.labels import label_space, named
 from tanbr.serve.learner import Learner
 from tanbr.serve.lineage import adopt_state, made_for, same_lineage
+from tanbr.serve.messages import Message
 from tanbr.serve.operator import Operator
 from tanbr.serve.overview import describe, slot_view, state_now, version_view
 from tanbr.serve.records import (
@@ -52,7 +54,7 @@ from tanbr.serve.store import Store
 from tanbr.tasks.answering import with_posterior
 from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
-from tanbr.types import FloatArray, Router, Text, as_blend
+from tanbr.types import Router, Text, as_blend
 
 Result = TypeVar("Result")
 
@@ -81,12 +83,14 @@ class Service:
         survey: Survey | None = None,
         adopt: bool = False,
         observer: Observer | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
         """Load the model, and resume from `state` (a folder, made if missing) what was learned there before.
 
         `router` and `monitor` are for the first start; a state that is there already wins, and one that was made for
         another checkpoint is refused, or with `adopt` becomes a prior. `own_experts` (V,) is the expert that learned
-        each task, the survey what blends earned. Raises TanbrError for anything a user can put right.
+        each task, the survey what blends earned. With a `fleet`, replicas elsewhere answer, and only the learner is
+        here. Raises TanbrError for anything a user can put right.
         `serve.build.build` makes a service of a checkpoint's path and a configuration.
         """
         if config.slot_requests is None and config.slot_seconds is None:
@@ -94,7 +98,7 @@ class Service:
         device_of(config.device)  # before anything is written
         self._config, self._tasks = config, tuple(tasks)
         self._expert_names, self._own_experts = tuple(expert_names), tuple(own_experts)
-        self._observer = observer or Silent()
+        self._observer, self._fleet = observer or Silent(), fleet
         self._start_blend = StartBlend(
             config.blend,
             experts=moe.num_experts,
@@ -127,7 +131,10 @@ class Service:
         issued = store.last_version
         prior = None if same else adopt_state(store, wanted, config=config.rewards)
         opened = read_slot(rows[-1], experts=moe.num_experts, tasks=len(names)) if rows else None
-        self._engine = Engine(
+        if self._fleet is not None:
+            self._fleet.open(store)
+        make = Engine if self._fleet is None else partial(FleetEngine, fleet=self._fleet)
+        self._engine = make(
             moe,
             models=_models(moe, config),
             batch=config.batch,
@@ -180,7 +187,7 @@ class Service:
             self.learner.first()
         else:
             self.learner.resume(rows)
-        ids = RequestIds(store.key, store.begin_epoch(self.learner.current.slot))
+        self.ids = ids = RequestIds(store.key, store.begin_epoch(self.learner.current.slot))
         self._feedback = FeedbackReader(store, answers, ids, tasks=names, space=scored)
         self._slots = SlotThread(self.learner)
         repair = partial(with_posterior, space) if config.answers == "posterior" and space is not None else None
@@ -207,7 +214,8 @@ class Service:
         """Start the threads; `ready` is true when this returns."""
         sys.setswitchinterval(SWITCH_SECONDS)
         self._slots.start()
-        self._replica.start()
+        if self._fleet is None:
+            self._replica.start()
         self._started = time.monotonic()
         self._ready = True
 
@@ -240,6 +248,11 @@ class Service:
         """What is served."""
         return self._info
 
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks, with their labels."""
+        return self._tasks
+
     def submit(
         self, texts: Sequence[Text], *, task: str | None = None, labels: Sequence[str] = ()
     ) -> "Future[Answered]":
@@ -248,7 +261,7 @@ class Service:
         A client that names their task, or labels to choose from, is believed. Raises InputError for a task that nobody
         knows, Overloaded or Stopping at once. The future holds Answered, or a ServiceError.
         """
-        return self._replica.submit(texts, named=self._named(task, labels))
+        return self._replica.submit(texts, named=named(self._tasks, task, labels))
 
     def generate(
         self,
@@ -263,16 +276,7 @@ class Service:
         `on_token` hears each piece of text as it is made, from the batching thread. A cancelled future ends early.
         Raises and fails as `submit` does.
         """
-        return self._replica.generate(prompts, max_tokens=max_tokens, on_token=on_token, named=self._named(task))
-
-    def _named(self, task: str | None, labels: Sequence[str] = ()) -> FloatArray | None:
-        """Tasks (V,), 1 or 0 each, that a client speaks of; None if it names neither a task nor labels of one."""
-        if task is not None:
-            if task not in self._info.tasks:
-                raise InputError(f"unknown task {task!r}; this server knows {', '.join(self._info.tasks)}")
-            return np.array([float(name == task) for name in self._info.tasks])
-        found = np.array([float(bool(set(labels) & set(one.labels))) for one in self._tasks])
-        return found if found.any() else None
+        return self._replica.generate(prompts, max_tokens=max_tokens, on_token=on_token, named=named(self._tasks, task))
 
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
         """Take in rewards; they are on disk when this returns. Blocks for a few milliseconds.
@@ -281,6 +285,14 @@ class Service:
         Raises InputError, with nothing taken in, for a reward outside [0, 1], an unknown task or label.
         """
         return self._feedback.take(items, client=client)
+
+    def awaits_answers(self, items: Sequence[Feedback]) -> bool:
+        """Whether labels came for requests whose answers a replica elsewhere has not yet told."""
+        return self._feedback.awaits_answers(items)
+
+    def put(self, message: Message) -> None:
+        """Take what a replica elsewhere says."""
+        self._slots.put(message)
 
     def state(self) -> ServiceState:
         """What the service is doing now: values that belong together."""

@@ -20,8 +20,8 @@ from tanbr.serve.web.workers import Workers
 class ClientKeys:
     """Opaque keys of clients: the same for the same token and address, and of no use to whoever reads the store."""
 
-    def __init__(self) -> None:
-        self._secret = secrets.token_bytes(16)  # of this process
+    def __init__(self, secret: bytes | None = None) -> None:
+        self._secret = secret or secrets.token_bytes(16)  # of this process, unless several must give the same keys
 
     def of(self, scope: Scope, authorization: str) -> str:
         """Give the key of a request's client. The address counts, too: a server has one token for all its clients."""
@@ -29,9 +29,9 @@ class ClientKeys:
         return hashlib.blake2b(said, key=self._secret, digest_size=8).hexdigest()
 
 
-def add_feedback(app: FastAPI, service: ServiceApi, config: HttpConfig) -> None:
+def add_feedback(app: FastAPI, service: ServiceApi, config: HttpConfig, secret: bytes | None = None) -> None:
     """Add the route; a worker thread waits for the disk."""
-    workers, keys = Workers("feedback", threads=8, waiting=64), ClientKeys()
+    workers, keys = Workers("feedback", threads=8, waiting=64), ClientKeys(secret)
 
     @app.post("/v1/feedback", tags=["answers"], response_model=responses.FeedbackResponse)
     async def feedback(body: requests.FeedbackRequest, request: Request) -> Response:
