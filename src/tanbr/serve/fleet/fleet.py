@@ -1,9 +1,10 @@
 """The replicas as the learner sees them, and how all of them change together: all ready, written down, then commit.
 
-Replicas ask (`ask`), the learner answers with what they lack: what was committed last, or what is proposed next. So a
-message that is lost is made up for by the next, and a straggler or a newcomer is not a case of its own. Nothing is
-proposed before every replica that may be answering follows the last order: it says so, or is dead, or is ended. So no
-two of them are ever more than one order apart, and none answers with what was not committed.
+Replicas ask (`ask`), the learner answers with what they lack: what was committed last, or if they follow that, what is
+proposed next. So a message that is lost is made up for by the next, and a straggler or a newcomer is not a case of its
+own. Nothing is committed before every replica that may be answering has the proposal ready, and so follows the last
+order: it says so, or is dead, or is ended. So no two of them are ever more than one order apart, and none answers with
+what was not committed.
 """
 
 import threading
@@ -21,7 +22,7 @@ from tanbr.types import FloatArray
 
 LOOK = 0.5  # seconds between two looks at who lives, while somebody is waited for
 SILENCE = 3.0  # seconds without a report after which a replica may be dead
-Wait = Callable[[threading.Condition, float], None]
+Wait = Callable[[threading.Condition, float], object]
 
 
 @dataclass(eq=False)
@@ -53,7 +54,7 @@ class Fleet:
         patience: float = 60.0,
         commit_patience: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
-        wait: Wait = lambda condition, seconds: condition.wait(seconds) and None,
+        wait: Wait = threading.Condition.wait,
         on_lost: Callable[[str], None] = lambda sentence: None,  # noqa: ARG005
     ) -> None:
         """Wait `patience` seconds for a replica to make a blend ready before it is ended.
@@ -172,7 +173,6 @@ class Fleet:
         Whoever is too slow, or fails where others do not, is ended; ServiceError if that is impossible, or if all fail.
         """
         with self._changed:
-            self._settle()
             self._proposals += 1
             proposal = self._proposal = Proposal(self._proposals, versions, blends)
             self._answer_all()
@@ -196,7 +196,7 @@ class Fleet:
         """Have every replica follow an order. Who does not in time goes on with the last, and holds up the next."""
         with self._changed:
             if self._order is not None and self._proposal is None:
-                self._settle()
+                self.spread(order.versions, order.blends)
             self._order, self._proposal = order, None
             self._answer_all()
             if not any(one.here for one in self._answering()):
@@ -223,10 +223,6 @@ class Fleet:
         """Forget replicas that died."""
         with self._changed:
             self._bury()
-
-    def _settle(self) -> None:
-        """Wait until all that may be answering follow the last order."""
-        self._until(lambda one: self._order is None or one.at == self._order.slot)
 
     def _until(self, true: Callable[[Member], bool]) -> None:
         """Wait until something is true of all that may be answering; those of whom it will not be are ended."""

@@ -69,8 +69,9 @@ class LearnerHost:
         """Do what a replica's client or operator asks for."""
         if method not in CALLS:
             raise InputError(f"a learner has no {method!r}; it knows {', '.join(CALLS)}")
-        own = {"feedback": self.feedback, "state": self.state, "metrics": self._metrics, "info": self.info}
-        return own.get(method, getattr(self._service, method, None))(*arguments, **named)
+        own: dict[str, Callable[..., Any]] = {"metrics": self._metrics}
+        doing = own.get(method) or getattr(self if hasattr(self, method) else self._service, method)
+        return doing(*arguments, **named)
 
     def info(self) -> ServiceInfo:
         """What is served."""

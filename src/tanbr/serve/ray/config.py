@@ -18,7 +18,7 @@ class ClusterConfig(Section):
     name: str = Field(default="tanbr", pattern=r"^[A-Za-z0-9_.-]+$")
     """Name of the application; its learner is called so, too."""
     checkpoint: str | None = None
-    """Folder of an MoE checkpoint, or a list of experts, at one place on every machine; the embedded model if not given."""
+    """Folder of an MoE checkpoint, or a list of experts, at one place on every machine; or else the embedded model."""
     experts: tuple[str, ...] = ()
     """Fine-tuned copies, or adapters, of the checkpoint."""
     blend_only: Literal["all", "ffn"] | None = None

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ UNLOCKED = 10.0  # seconds in which the learner before, which was killed, must h
 CALL = 120.0  # seconds for a call; a dead learner is found out at once
 AGAIN = 20.0  # seconds for which what may be asked twice is asked again
 REPEATABLE = ("feedback", "state", "slots", "versions", "tree", "metrics", "unpin")
+LOOK = 2.0  # seconds between two looks at which replicas live
 THREADS = 32  # that wait for the disk, and for merges
 
 
@@ -39,12 +41,24 @@ class LearnerActor:
         self._config = config
         self._refused = ""
         self._workers = ThreadPoolExecutor(THREADS, "tanbr-calls")
-        self._used = time.monotonic()
         logs.to_stream()
         try:
             self._host = _opened(config)
         except TanbrError as error:
             self._refused = str(error)
+        threading.Thread(target=self._linger, name="tanbr-linger", daemon=True).start()
+
+    def _linger(self) -> None:
+        """End for good once there has been no replica for a while; the dead are forgotten meanwhile."""
+        me, used = ray.get_runtime_context().current_actor, time.monotonic()
+        while time.monotonic() - used < self._config.linger:
+            time.sleep(LOOK)
+            if not self._refused:
+                self._host.fleet.look()
+                used = time.monotonic() if self._host.fleet.members else used
+        if not self._refused:
+            self._host.stop(float(self._config.http.stop_seconds))
+        ray.kill(me)
 
     async def hello(self, hello: Hello) -> Welcome:
         """Take a replica in."""
@@ -70,17 +84,6 @@ class LearnerActor:
     async def members(self) -> list[tuple[str, int | None, bool]]:
         """Name the replicas, with the slot of the order that each follows, and whether it may be answering."""
         return await self._run(lambda host: [(one.name, one.at, one.answering) for one in host.fleet.members])
-
-    async def unused(self) -> bool:
-        """Whether there has been no replica for a while; the dead are forgotten."""
-
-        def look(host: LearnerHost) -> bool:
-            host.fleet.look()
-            if host.fleet.members:
-                self._used = time.monotonic()
-            return time.monotonic() - self._used > self._config.linger
-
-        return bool(self._refused) or await self._run(look)
 
     async def stop(self, seconds: float) -> bool:
         """Save and end; whether that was done in time."""
