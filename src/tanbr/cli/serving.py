@@ -13,6 +13,7 @@ from rich.table import Table
 
 from tanbr import settings as configuration
 from tanbr.cli.display import console
+from tanbr.cli.replicas import serve_on_ray
 from tanbr.cli.running import ConfigFile
 from tanbr.errors import InputError, OutputError
 
@@ -27,6 +28,7 @@ app = typer.Typer()
     epilog="Examples:\n\n    tanbr serve\n\n    tanbr serve moe/ --slot-requests 256 --state moe-state/\n\n"
     "    tanbr serve moe/ --models 2\n\n"
     "    tanbr serve experts.toml --history past.jsonl\n\n"
+    "    tanbr serve moe/ --ray --replicas 4\n\n"
     "    TANBR_ADMIN_TOKEN=$(openssl rand -hex 24) tanbr serve moe/ --precision int8 --port 9000"
 )
 def serve(
@@ -97,6 +99,11 @@ def serve(
     admin_token_file: Annotated[
         Path | None, typer.Option(help="File with the operators' token (or set TANBR_ADMIN_TOKEN).")
     ] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Answer with replicas on a Ray cluster; one is started if none is found.")
+    ] = False,
+    replicas: Annotated[int | None, typer.Option(help="With --ray: how many answer; 2 if not given.")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="With --ray: address of the cluster.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Also log every request.")] = False,
 ) -> None:
     """Serve an MoE as one dense model that follows its traffic: HTTP, a dashboard, and learning from feedback."""
@@ -121,6 +128,14 @@ def serve(
     from tanbr.serve.web.server import Observers, address_of, bind, server
 
     tokens = Tokens.read(os.environ, token_file=token_file, admin_token_file=admin_token_file)
+    if not ray and (replicas is not None or ray_address is not None):
+        raise InputError("--replicas and --ray-address are for serving on Ray; give --ray as well")
+    if ray:
+        what: dict[str, Any] = {"checkpoint": checkpoint, "experts": expert or (), "blend_only": blend_only}
+        what |= {"state": state, "history": history, "survey": survey, "warm_start": warm_start}
+        what |= {"token_file": token_file, "admin_token_file": admin_token_file, "replicas": replicas or 2}
+        serve_on_ray(what | {"adopt": adopt, "force": force}, settings, tokens, address=ray_address, banner=_banner)
+        return
     with bind(settings.http) as socket:
         url, loopback = address_of(socket)
         logs.to_stream(level=logging.DEBUG if verbose else logging.INFO)
