@@ -5,23 +5,27 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "tanbr[ray]"')
+from serve.serving import TEXTS
+from tanbr.errors import StateError
+from tanbr.serve.config import ServeConfig
+from tanbr.serve.fleet.messages import Hello
+from tanbr.serve.lineage import MadeFor
+from tanbr.serve.store import Store
+from tanbr.serve.web.config import HttpConfig
 
-from serve.serving import TEXTS  # noqa: E402
-from tanbr.errors import StateError  # noqa: E402
-from tanbr.moe import embedded  # noqa: E402
-from tanbr.serve.config import ServeConfig  # noqa: E402
-from tanbr.serve.ray import ClusterConfig, run  # noqa: E402
-from tanbr.serve.ray.learner import NAMESPACE, name_of  # noqa: E402
-from tanbr.serve.ray.machine import RayMachine  # noqa: E402
-from tanbr.serve.store import Store  # noqa: E402
-from tanbr.serve.web.config import HttpConfig  # noqa: E402
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray's own
+    ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "tanbr[ray]"')
+    from tanbr.serve.ray import ClusterConfig, run
+    from tanbr.serve.ray.learner import NAMESPACE, RayLearner, name_of
+    from tanbr.serve.ray.machine import RayMachine
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(600)]  # the warnings are Ray's own
 ADMIN = "an-administration-token-of-tests"
@@ -184,10 +188,6 @@ def test_kills_lose_nothing_that_was_acknowledged(cluster: Client, config: Clust
 
 
 def test_another_checkpoint_and_a_second_learner_are_refused(cluster: Client, config: ClusterConfig) -> None:
-    from tanbr.serve.fleet.messages import Hello
-    from tanbr.serve.lineage import MadeFor
-    from tanbr.serve.ray.learner import RayLearner
-
     with pytest.raises(StateError, match="this replica has checkpoint other"):
         RayLearner(config).hello(Hello("stranger", MadeFor((), 8, "average", "other")))
     with pytest.raises(StateError, match="in use by another server"):
@@ -198,5 +198,4 @@ def test_another_checkpoint_and_a_second_learner_are_refused(cluster: Client, co
             RayLearner(second).call("end_slot")
     finally:
         ray.kill(ray.get_actor(name_of(second), namespace=NAMESPACE))
-    assert embedded.path().exists()
     assert cluster("/readyz", post=False) == {"status": "ok"}

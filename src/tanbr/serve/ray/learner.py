@@ -148,6 +148,7 @@ def found_learner(config: ClusterConfig) -> Any:
         max_restarts=-1,
         max_concurrency=10_000,
         num_cpus=0,
+        resources={f"node:{config.learner_node}": 0.001},  # every machine has one of these: that is, there
     )
     return actor.remote(config)
 

@@ -1,0 +1,23 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.running import mistake
+
+
+def test_without_ray_one_sentence_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(("ray.", "tanbr.serve.ray"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    says = mistake(monkeypatch, capsys, tmp_path, "serve", "--ray")
+    assert 'serving on Ray needs Ray Serve: pip install "tanbr[ray]"' in says
+
+
+@pytest.mark.parametrize("arguments", [("--replicas", "2"), ("--ray-address", "somewhere:1")])
+def test_replicas_are_of_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, str]
+) -> None:
+    assert "give --ray as well" in mistake(monkeypatch, capsys, tmp_path, "serve", *arguments)
