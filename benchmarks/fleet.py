@@ -1,0 +1,165 @@
+"""What a slot costs a fleet of many replicas: bytes from pickles, milliseconds from the real fleet and links.
+
+    python benchmarks/fleet.py [--replicas 10 100 1000] [--out docs/results/ray/model.json]
+
+No model, no network: replicas are the real `Link` around an engine that merges nothing, all in one thread, so what is
+measured is the learner's work and the replicas' together, one after another. The network's part is reckoned.
+"""
+
+import argparse
+import json
+import os
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tanbr.serve.build import taught_monitor
+from tanbr.serve.fleet.fleet import Fleet
+from tanbr.serve.fleet.link import Link
+from tanbr.serve.fleet.messages import Hello, Order, Proposal, Reply, Report, Welcome
+from tanbr.serve.fleet.outbox import ReportBox
+from tanbr.serve.lineage import MadeFor
+from tanbr.serve.lineup import Lineup, Live, Staged
+from tanbr.serve.messages import Answers
+
+K, V, COLUMNS = 8, 8, 15
+MADE_FOR = MadeFor((), K, "average", "0" * 32)
+
+
+class NoEngine:
+    """Merges nothing."""
+
+    def prepare(self, blend: Any, *, version: int) -> Staged:
+        """Be ready at once."""
+        return Staged(None, version, np.asarray(blend), changed=True)
+
+    def discard(self, *staged: Staged) -> None:
+        """Nothing happened."""
+
+    def commit(self, *staged: Staged, slot: int, assignment: Any) -> Lineup:
+        """Switch at once."""
+        return Lineup(tuple(Live(None, one.version, one.blend, slot) for one in staged), assignment)  # type: ignore[arg-type]
+
+
+class Settings:
+    """A store's settings, in memory."""
+
+    folder = "memory"
+
+    def meta(self, key: str) -> None:
+        """Nothing is known."""
+
+    def set_meta(self, key: str, value: Any) -> None:
+        """Forget it."""
+
+
+class Port:
+    """Function calls; what crosses is pickled on its way, as it would be."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def hello(self, hello: Hello) -> Welcome:
+        """Be taken in."""
+        return Welcome(self._fleet.hello(hello), None, None, None, (), b"")  # type: ignore[arg-type]
+
+    def ask(self, report: Report) -> Reply:
+        """Report."""
+        asked = self._fleet.ask(pickle.loads(pickle.dumps(report)), lambda report: None)  # noqa: ARG005 - our own
+        reply = asked.result() if asked.done() else self._fleet.idle(report.member)
+        back: Reply = pickle.loads(pickle.dumps(reply))
+        return back
+
+    def leave(self, report: Report) -> None:
+        """Go."""
+
+    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """Nothing."""
+
+
+class Everyone:
+    """A machine on which nothing dies."""
+
+    def alive(self, member: str) -> bool:  # noqa: ARG002
+        """It does."""
+        return True
+
+    def end(self, member: str) -> None:
+        """Nobody is."""
+
+
+def slot_seconds(count: int, *, slots: int = 5) -> dict[str, float]:
+    """Time the turn of a slot for so many replicas, and a second's reports without anything to say."""
+    links: list[Link] = []
+    fleet = Fleet(Everyone(), wait=lambda condition, seconds: [link.step() for link in links])  # noqa: ARG005
+    fleet.open(Settings())  # type: ignore[arg-type]
+    orders = [Order(slot, (slot + 1,), np.random.default_rng(slot).dirichlet(np.ones(K))[None]) for slot in range(99)]
+    fleet.commit(orders[0])
+    port = Port(fleet)
+    for number in range(count):
+        name = f"SERVE_REPLICA::tanbr#Replica#{number:08}"
+        link = Link(NoEngine(), port, member=name, made_for=MADE_FOR, box=ReportBox())  # type: ignore[arg-type]
+        link.follow(port.hello(Hello(name, MADE_FOR)).order)
+        link.step()
+        links.append(link)
+    started = time.perf_counter()
+    for order in orders[1 : slots + 1]:
+        fleet.spread(order.versions, order.blends)
+        fleet.commit(order)
+    turned = (time.perf_counter() - started) / slots
+    assert all(link.at == slots and link.answering for link in links)
+    started = time.perf_counter()
+    for link in links:
+        link.step()
+    return {"replicas": count, "turn_ms": 1e3 * turned, "idle_reports_ms": 1e3 * (time.perf_counter() - started)}
+
+
+def sizes() -> dict[str, int]:
+    """Bytes of each message, pickled."""
+    blends = np.random.default_rng(0).dirichlet(np.ones(K))[None]
+    order, name = Order(7, (8,), blends), "SERVE_REPLICA::tanbr#Replica#abcdefgh"
+
+    def answers(count: int) -> Answers:
+        ids, text = tuple(os.urandom(12) for _ in range(count)), "the farmer found the garden lovely in the morning"
+        logits, sure = np.zeros((count, COLUMNS)), np.zeros(count)
+        texts = tuple(f"{text} {number}" for number in range(count))
+        return Answers(8, 7, 0.0, ids, texts, logits, sure, None)
+
+    def size(value: object) -> int:
+        return len(pickle.dumps(value))
+
+    report = Report(name, 7, answering=True)
+    return {
+        "proposal": size(Reply(proposal=Proposal(1, (8,), blends))),
+        "order": size(Reply(order=order)),
+        "empty_report": size(report),
+        "empty_reply": size(Reply()),
+        "request_of_a_report": (size(answers(320)) - size(answers(32))) // 288,
+        "recogniser_of_a_panel": size(taught_monitor(seed=0, per_task=30).snapshot()),
+    }
+
+
+def main() -> None:
+    """Print the figures, and write them down."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    found = {
+        "command": f"python benchmarks/fleet.py --replicas {' '.join(map(str, given.replicas))}",
+        "load": os.getloadavg()[0],
+        "experts": K,
+        "bytes": sizes(),
+        "turns": [slot_seconds(count) for count in given.replicas],
+    }
+    print(json.dumps(found, indent=1))
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

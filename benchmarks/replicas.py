@@ -1,0 +1,236 @@
+"""Replicas on a real Ray with the embedded model: kills under load, and what a second replica is worth.
+
+    python benchmarks/replicas.py kills --replica-kills 8 --learner-kills 4 --out docs/results/ray/kills.json
+    python benchmarks/replicas.py throughput --rounds 3 --seconds 10 --out docs/results/ray/throughput.json
+
+The clients are processes of their own. Under kills every client sends texts and, for each answer, feedback; what the
+server refuses with 5xx, or drops, is sent again. Then the store is read: every piece of feedback that was acknowledged
+must be there, once, and be told to the router, once. A slot ends every few seconds.
+"""
+
+import argparse
+import http.client
+import json
+import multiprocessing
+import os
+import sqlite3
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from tanbr.serve.config import ServeConfig
+from tanbr.serve.ray import ClusterConfig, run
+from tanbr.serve.ray.learner import NAMESPACE, name_of
+from tanbr.serve.ray.machine import RayMachine
+from tanbr.serve.store import FILE
+from tanbr.serve.web.config import HttpConfig
+from tanbr.tasks import tiny
+
+PORT = 8672
+TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 8, seed=5)]
+
+
+@contextmanager
+def served(config: ClusterConfig) -> Iterator[None]:
+    """Serve on a Ray of its own."""
+    stop, ready = threading.Event(), threading.Event()
+    thread = threading.Thread(
+        target=lambda: run(config, address=None, stop=stop, ready=lambda *_: ready.set()), daemon=True
+    )
+    thread.start()
+    if not ready.wait(400):
+        raise RuntimeError("the cluster did not start in 400 seconds")
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(120)
+
+
+class Client:
+    """One connection, opened again when it breaks."""
+
+    def __init__(self) -> None:
+        self._connection: http.client.HTTPConnection | None = None
+        self.refused: Counter[str] = Counter()
+
+    def post(self, path: str, body: Any) -> Any:
+        """Send until it is answered; how often it was not is counted."""
+        while True:
+            try:
+                if self._connection is None:
+                    self._connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=120)
+                self._connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+                answer = self._connection.getresponse()
+                content = answer.read()
+                if answer.status == 200:
+                    return json.loads(content)
+                self.refused[str(answer.status)] += 1
+            except (OSError, http.client.HTTPException) as error:
+                self.refused[type(error).__name__] += 1
+                self._connection = None
+            time.sleep(0.05)
+
+
+def give_feedback(ends: Any, out: Any, size: int) -> None:
+    """Ask and give feedback until the end; tell ids that were acknowledged, and when each version answered."""
+    client, acknowledged, answers = Client(), [], []
+    repeated = unknown = 0
+    while not ends.is_set():
+        asked = time.time()
+        answer = client.post("/v1/classify", {"inputs": TEXTS[:size]})
+        answers.append((asked, time.time(), answer["merge_version"]))
+        ids = [output["request_id"] for output in answer["outputs"]]
+        given = [{"request_id": one, "reward": 0.5, "task": "sentiment"} for one in ids]
+        receipt = client.post("/v1/feedback", {"feedback": given})
+        acknowledged += [one for one, outcome in zip(ids, receipt["outcomes"], strict=True) if outcome != "unknown"]
+        repeated, unknown = repeated + receipt["repeated"], unknown + receipt["unknown"]
+    out.put((acknowledged, answers, repeated, unknown, dict(client.refused)))
+
+
+def ask_only(ends: Any, out: Any, size: int) -> None:
+    """Ask until the end; tell how many texts were answered."""
+    client, count = Client(), 0
+    while not ends.is_set():
+        client.post("/v1/classify", {"inputs": TEXTS[:size]})
+        count += size
+    out.put(count)
+
+
+def clients(work: Any, count: int, size: int) -> tuple[list[Any], Any, Any]:
+    """Start clients."""
+    context = multiprocessing.get_context("spawn")
+    ends, out = context.Event(), context.Queue()
+    processes = [context.Process(target=work, args=(ends, out, size)) for _ in range(count)]
+    for process in processes:
+        process.start()
+    return processes, ends, out
+
+
+def kills(given: argparse.Namespace) -> dict[str, Any]:
+    """Kill replicas and learners under load."""
+    state = Path(tempfile.mkdtemp()) / "state"
+    serve = ServeConfig(slot_seconds=5.0, explore="always", merge_share=1.0)
+    config = ClusterConfig(state=state, replicas=2, http=HttpConfig(port=PORT), serve=serve, patience=30.0)
+    killed: list[tuple[float, str]] = []
+    with served(config):
+        processes, ends, out = clients(give_feedback, 2, 4)
+        started = time.monotonic()
+        every = given.replica_kills / max(1, given.learner_kills)
+        while sum(kind == "replica" for _, kind in killed) < given.replica_kills:
+            if time.monotonic() - started > given.most_seconds:
+                break
+            learner = ray.get_actor(name_of(config), namespace=NAMESPACE)
+            try:
+                there = [name for name, _, answers in ray.get(learner.members.remote(), timeout=60) if answers]
+            except ray.exceptions.RayError:
+                there = []
+            if len(there) < 2:  # one at least goes on answering
+                time.sleep(0.2)
+                continue
+            RayMachine().end(there[0])
+            killed.append((time.time(), "replica"))
+            done = Counter(kind for _, kind in killed)
+            if done["replica"] >= every * (1 + done["learner"]):
+                ray.kill(learner, no_restart=False)
+                killed.append((time.time(), "learner"))
+            time.sleep(1.0)
+        seconds = time.monotonic() - started
+        time.sleep(10.0)
+        ends.set()
+        told = [out.get(timeout=180) for _ in processes]
+        for process in processes:
+            process.join()
+        time.sleep(12.0)  # two slots: what was given is told
+    acknowledged = [one for part in told for one in part[0]]
+    with sqlite3.connect(state / FILE) as store:
+        rows = store.execute("SELECT COUNT(*), COUNT(DISTINCT id) FROM feedback").fetchone()
+        told_slots = store.execute(
+            "SELECT COALESCE(SUM(json_each.value), 0) FROM slots, json_each(slots.counts)"
+        ).fetchone()
+        last = store.execute(
+            "SELECT COUNT(*) FROM feedback f JOIN slots s ON s.slot = f.slot WHERE NOT s.told"
+        ).fetchone()
+        slots = store.execute("SELECT slot, version, started FROM slots ORDER BY slot").fetchall()
+    return {
+        "replica_kills": sum(kind == "replica" for _, kind in killed),
+        "learner_kills": sum(kind == "learner" for _, kind in killed),
+        "seconds": round(seconds, 1),
+        "slots": len(slots),
+        "answers": sum(len(part[1]) for part in told),
+        "acknowledged": len(acknowledged),
+        "acknowledged_twice_or_unknown": len(acknowledged) - len(set(acknowledged)) + sum(part[3] for part in told),
+        "sent_again_and_found_there": sum(part[2] for part in told),
+        "in_the_store": rows[0],
+        "told_to_the_router": told_slots[0],
+        "in_slots_not_yet_told": last[0],
+        "answers_older_than_the_last_commit_and_one": too_old(slots, [one for part in told for one in part[1]]),
+        "refused_and_sent_again": dict(sum((Counter(part[4]) for part in told), Counter())),
+    }
+
+
+def too_old(slots: list[tuple[int, int, float]], answers: list[tuple[float, float, int]]) -> int:
+    """Count answers asked for when a slot that is two later than any with their version was open already."""
+    count = 0
+    for asked, _, version in answers:
+        opened = [slot for slot, _, started in slots if started < asked]
+        of_version = [slot for slot, number, _ in slots if number == version]
+        newest = max(opened, default=0)
+        count += not any(slot >= newest - 1 for slot in of_version)
+    return count
+
+
+def throughput(given: argparse.Namespace) -> dict[str, Any]:
+    """Texts a second with one replica and with two, the rounds in turn."""
+    found: dict[int, list[float]] = {1: [], 2: []}
+    for replicas in found:
+        serve = ServeConfig(slot_seconds=3600.0, explore="never")
+        http_ = HttpConfig(port=PORT)
+        config = ClusterConfig(state=Path(tempfile.mkdtemp()) / "s", replicas=replicas, http=http_, serve=serve)
+        with served(config):
+            for _ in range(given.rounds):
+                processes, ends, out = clients(ask_only, 2, 32)
+                time.sleep(5.0)
+                started = time.monotonic()
+                time.sleep(given.seconds)
+                ends.set()
+                texts = sum(out.get(timeout=120) for _ in processes)
+                found[replicas].append(texts / (time.monotonic() - started + 5.0))
+                for process in processes:
+                    process.join()
+    best = {str(replicas): [round(rate, 1) for rate in rates] for replicas, rates in found.items()}
+    ratio = sorted(found[2])[len(found[2]) // 2] / sorted(found[1])[len(found[1]) // 2]
+    return {"texts_a_second": best, "two_over_one": round(ratio, 2)}
+
+
+def main() -> None:
+    """Print the figures, and write them down."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["kills", "throughput"])
+    parser.add_argument("--replica-kills", type=int, default=100)
+    parser.add_argument("--learner-kills", type=int, default=20)
+    parser.add_argument("--most-seconds", type=float, default=3600.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    before = os.getloadavg()[0]
+    found = {"command": "python benchmarks/replicas.py " + " ".join(sys.argv[1:]), "load_before": before}
+    found |= kills(given) if given.what == "kills" else throughput(given)
+    found["load_after"] = os.getloadavg()[0]
+    print(json.dumps(found, indent=1))
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
