@@ -10,13 +10,15 @@ import argparse
 import json
 import os
 import pickle
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tanbr.serve.build import taught_monitor
+from tanbr.serve.build import build, taught_monitor
+from tanbr.serve.config import ServeConfig
 from tanbr.serve.fleet.fleet import Fleet
 from tanbr.serve.fleet.link import Link
 from tanbr.serve.fleet.messages import Hello, Order, Proposal, Reply, Report, Welcome
@@ -24,6 +26,7 @@ from tanbr.serve.fleet.outbox import ReportBox
 from tanbr.serve.lineage import MadeFor
 from tanbr.serve.lineup import Lineup, Live, Staged
 from tanbr.serve.messages import Answers
+from tanbr.tasks import tiny
 
 K, V, COLUMNS = 8, 8, 15
 MADE_FOR = MadeFor((), K, "average", "0" * 32)
@@ -92,7 +95,7 @@ class Everyone:
 
 
 def slot_seconds(count: int, *, slots: int = 5) -> dict[str, float]:
-    """Time the turn of a slot for so many replicas, and a second's reports without anything to say."""
+    """Processor time of a slot's turn for so many replicas, and of a second's reports without anything to say."""
     links: list[Link] = []
     fleet = Fleet(Everyone(), wait=lambda condition, seconds: [link.step() for link in links])  # noqa: ARG005
     fleet.open(Settings())  # type: ignore[arg-type]
@@ -105,16 +108,16 @@ def slot_seconds(count: int, *, slots: int = 5) -> dict[str, float]:
         link.follow(port.hello(Hello(name, MADE_FOR)).order)
         link.step()
         links.append(link)
-    started = time.perf_counter()
+    started = time.process_time()
     for order in orders[1 : slots + 1]:
         fleet.spread(order.versions, order.blends)
         fleet.commit(order)
-    turned = (time.perf_counter() - started) / slots
+    turned = (time.process_time() - started) / slots
     assert all(link.at == slots and link.answering for link in links)
-    started = time.perf_counter()
+    started = time.process_time()
     for link in links:
         link.step()
-    return {"replicas": count, "turn_ms": 1e3 * turned, "idle_reports_ms": 1e3 * (time.perf_counter() - started)}
+    return {"replicas": count, "turn_ms": 1e3 * turned, "idle_reports_ms": 1e3 * (time.process_time() - started)}
 
 
 def sizes() -> dict[str, int]:
@@ -142,6 +145,26 @@ def sizes() -> dict[str, int]:
     }
 
 
+def intake(texts: int = 9600) -> float:
+    """Texts a second of processor time that a learner takes in: unpickled, recognised, counted, in the store."""
+    rows = tuple(row.text for task in tiny.TASKS for row in tiny.generate(task.name, 4, seed=5))
+    n = len(rows)
+    with tempfile.TemporaryDirectory() as folder:
+        service = build(None, config=ServeConfig(threads=1), state=Path(folder) / "state")
+        best = 0.0
+        for _ in range(3):
+            ids = [tuple(service.ids.issue(0, n)) for _ in range(texts // n)]
+            made = [Answers(1, 0, 0.0, some, rows, np.zeros((n, COLUMNS)), np.zeros(n), None) for some in ids]
+            lot = pickle.dumps(made)
+            started = time.process_time()
+            for message in pickle.loads(lot):
+                service.put(message)
+            service.learner.read()
+            best = max(best, texts / (time.process_time() - started))
+        service.store.close()
+    return best
+
+
 def main() -> None:
     """Print the figures, and write them down."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -153,6 +176,7 @@ def main() -> None:
         "load": os.getloadavg()[0],
         "experts": K,
         "bytes": sizes(),
+        "texts_a_second_that_a_learner_takes_in": round(intake()),
         "turns": [slot_seconds(count) for count in given.replicas],
     }
     print(json.dumps(found, indent=1))
