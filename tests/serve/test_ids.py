@@ -44,3 +44,14 @@ def test_ids_of_a_timeline_that_was_lost_are_unknown() -> None:
     assert now.read(elsewhere) is None
     assert now.read(now.show(now.issue(6, 1)[0])) is not None
     assert gone.read(coming) is not None
+
+
+def test_who_takes_over_from_another_issues_what_that_one_knows() -> None:
+    key = os.urandom(32)
+    learner = RequestIds(key, (Epoch(b"first", 0), Epoch(b"second", 3)))
+    replica = RequestIds(key, (Epoch(b"first", 0),))
+    (before,), (late,) = replica.issue(3, 1), replica.issue(4, 1)
+    assert learner.read(replica.show(before)) == before  # answered while the learner was started again
+    assert learner.read(replica.show(late)) is None  # of the old life, in a slot that began after it
+    replica.take_over(learner)
+    assert learner.read(replica.show(late)) == late

@@ -5,6 +5,7 @@ import pytest
 
 from serve.web.fake import TASKS, FakeService
 from serve.web.live import ADMIN_TOKEN, BOTH, TOKEN, client, live, refusal
+from tanbr.serve.web.feedback import ClientKeys
 
 
 def test_feedback_counts_once(http: httpx2.Client, service: FakeService) -> None:
@@ -70,3 +71,9 @@ def test_feedback_comes_with_an_opaque_key_of_its_client() -> None:
     assert first == again
     assert len({first, elsewhere, operator}) == 3
     assert all(len(key) == 16 and "10.0" not in key and TOKEN not in key for key in service.clients)
+
+
+def test_keys_of_one_secret_are_alike_at_every_replica() -> None:
+    scope = {"type": "http", "client": ("192.0.2.7", 4711)}
+    one, other, stranger = ClientKeys(b"s" * 16), ClientKeys(b"s" * 16), ClientKeys()
+    assert one.of(scope, "Bearer x") == other.of(scope, "Bearer x") != stranger.of(scope, "Bearer x")
