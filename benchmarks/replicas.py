@@ -130,7 +130,8 @@ def kills(given: argparse.Namespace) -> dict[str, Any]:
                 break
             learner = ray.get_actor(name_of(config), namespace=NAMESPACE)
             try:
-                there = [name for name, _, answers in ray.get(learner.members.remote(), timeout=60) if answers]
+                named = [name for name, _, answers in ray.get(learner.members.remote(), timeout=60) if answers]
+                there = [name for name in named if RayMachine().alive(name)]  # the learner may not know it yet
             except ray.exceptions.RayError:
                 there = []
             if len(there) < 2:  # one at least goes on answering

@@ -37,6 +37,7 @@ def app(args: ClusterConfig) -> Any:
         health_check_period_s=HEALTH,
         graceful_shutdown_timeout_s=float(config.http.stop_seconds),
         ray_actor_options={"num_cpus": config.cpus},
+        logging_config={"enable_access_log": False},  # our own log has requests, if they are wanted
     )
     return deployment.bind(config, tokens, _is_loopback(config.http.host))
 

@@ -46,11 +46,12 @@ class LearnerActor:
             self._host = _opened(config)
         except TanbrError as error:
             self._refused = str(error)
-        threading.Thread(target=self._linger, name="tanbr-linger", daemon=True).start()
+        me = ray.get_runtime_context().current_actor
+        threading.Thread(target=self._linger, args=(me,), name="tanbr-linger", daemon=True).start()
 
-    def _linger(self) -> None:
+    def _linger(self, me: Any) -> None:
         """End for good once there has been no replica for a while; the dead are forgotten meanwhile."""
-        me, used = ray.get_runtime_context().current_actor, time.monotonic()
+        used = time.monotonic()
         while time.monotonic() - used < self._config.linger:
             time.sleep(LOOK)
             if not self._refused:
