@@ -38,6 +38,7 @@ PRESETS = {
     epilog="Examples:\n\n    tanbr pretrain --preset tiny --out out/tiny    # again after an interruption: it resumes"
     "\n\n    tanbr pretrain --preset minilm --from minilm/ --data glue/ --out out/minilm"
     "\n\n    tanbr pretrain --preset minilm --from minilm/ --data mytasks/ --out out/mine"
+    "\n\n    tanbr pretrain --preset minilm --from minilm/ --data mytasks/ --adapters 8 --out out/lora"
 )
 @keeps("the newest states are in {out}; the same command goes on from them")
 def pretrain(
@@ -56,6 +57,9 @@ def pretrain(
     mergeable: Annotated[
         float | None, typer.Option(min=0, max=1, help="Share of steps in which experts train in random blends.")
     ] = None,
+    adapters: Annotated[
+        int | None, typer.Option(min=1, help="Train LoRA adapters of this rank, saved as PEFT does, not whole FFNs.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Tasks that train side by side, one core each.")] = 2,
     config: ConfigFile = None,
 ) -> None:
@@ -72,6 +76,8 @@ def pretrain(
     settings = configuration.load(config, over=configuration.Config(pretrain=start)).pretrain
     if mergeable is not None:
         settings = settings.model_copy(update={"mergeable": mergeable})
+    if adapters is not None:
+        settings = settings.model_copy(update={"adapters": adapters})
     if preset != "tiny" and not (dense and source):
         raise ConfigError(f"preset {preset} needs a dense checkpoint (--from) and labelled rows (--data)")
 
@@ -96,7 +102,8 @@ def pretrain(
             settings, dense=dense, rows=rows, held=held, unseen=unseen, out=out, report=report, tagged=tagged,
             tasks=source.tasks, gates=Switch if routing == "token" else None, workers=workers,
         )  # fmt: skip
-    picture = draw_training(Curve(out / "model.jsonl"), list(rows), out / "training.png")
+    curve = Curve.beside(model.parent if settings.adapters else model)
+    picture = draw_training(curve, list(rows), out / "training.png")
     minutes = (time.monotonic() - begun) / 60
     facts = {"command": command_line(), "minutes": minutes, "config": settings.model_dump(), "dev": figures}
     write_atomically(out / "training.json", json.dumps(facts, indent=1) + "\n")

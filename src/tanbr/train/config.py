@@ -49,6 +49,10 @@ class PretrainConfig(RunConfig):
     """Share of the experts' steps whose batches run through random blends of all experts around the task's own."""
     blend_alpha: float = Field(default=0.3, gt=0)
     """How even those blends are: Dirichlet's concentration of each expert; a task's own has K times as much on top."""
+    adapters: int = Field(default=0, ge=0)
+    """Rank of LoRA adapters to train as experts, of a dense model that stays as it is; 0 trains FFNs."""
+    adapter_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate of adapters."""
     expert_rate: float = Field(default=2e-3, gt=0)
     """Learning rate of the experts."""
     shared_rate: float = Field(default=3e-4, gt=0)
