@@ -187,7 +187,7 @@ class TextToText(Objective):
         written = model.generate(**batch.inputs, max_new_tokens=self._length, do_sample=False)
         texts = self.encoder.tokenizer.batch_decode(written, skip_special_tokens=True)
         pairs = zip(texts, rows, strict=True)
-        return np.array([text_to_text.understood(text, self.space.task(row.task)) for text, row in pairs])
+        return np.array([text_to_text.understood(text, row, self.space.task(row.task)) for text, row in pairs])
 
     def _inputs(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         encoded = self.encoder([text_to_text.question(row, tagged=self.tagged) for row in rows])
