@@ -4,7 +4,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -264,6 +264,10 @@ class Service:
         Raises and fails as `submit` does.
         """
         return self._replica.generate(prompts, max_tokens=max_tokens, on_token=on_token, named=self._named(task))
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template."""
+        return self._replica.chat(messages)
 
     def _named(self, task: str | None, labels: Sequence[str] = ()) -> FloatArray | None:
         """Tasks (V,), 1 or 0 each, that a client speaks of; None if it names neither a task nor labels of one."""
