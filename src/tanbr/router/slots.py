@@ -75,9 +75,12 @@ def unpack(arrays: Arrays, *, experts: int, tasks: int) -> tuple[list[Told], lis
 def _slot(columns: list[NDArray[Any]]) -> Told:
     mix, blend, reward, counts, terms, place, estimate, model, account = columns
     why = tuple(
-        Terms(*(float(value) for value in bound), *(int(value) for value in where[1:]), *(float(a) for a in accounts))
-        for bound, where, accounts in zip(terms, place, account, strict=True)
-    )
+        Terms(
+            float(mean), float(granularity), float(uncertainty), *(int(value) for value in where[1:]),
+            baseline=float(base), least_gain=float(least), balance=float(balance),
+        )
+        for (mean, granularity, uncertainty), where, (base, least, balance) in zip(terms, place, account, strict=True)
+    )  # fmt: skip
     if model[0] < 0:
         return Told(Decision(int(place[0, 0]), mix[0], blend[0]), reward[0], counts[0], why)
     if model.tolist() != list(range(len(model))):
