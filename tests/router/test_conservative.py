@@ -64,7 +64,7 @@ def test_a_budget_of_0_never_leaves_the_baseline(seed, own):
 @few
 @given(seeds, baselines, st.floats(0.001, 0.2))
 def test_nothing_is_tried_that_the_balance_does_not_pay_for(seed, own, budget):
-    """Rewards are an adversary's: whatever leaves the baseline earns nothing. At most one slot goes beyond the bound."""
+    """Rewards are an adversary's: whatever leaves the baseline earns nothing."""
     rng, router = np.random.default_rng(seed), careful(own, seed=seed, budget=budget)
     for _ in range(25):
         mix, before = rng.dirichlet(np.ones(V)), router.account

@@ -74,15 +74,16 @@ def unpack(arrays: Arrays, *, experts: int, tasks: int) -> tuple[list[Told], lis
 
 def _slot(columns: list[NDArray[Any]]) -> Told:
     mix, blend, reward, counts, terms, place, estimate, model, account = columns
-    why = tuple(
-        Terms(
-            float(mean), float(granularity), float(uncertainty), *(int(value) for value in where[1:]),
-            baseline=float(base), least_gain=float(least), balance=float(balance),
-        )
-        for (mean, granularity, uncertainty), where, (base, least, balance) in zip(terms, place, account, strict=True)
-    )  # fmt: skip
+    why = tuple(_terms(*row) for row in zip(terms, place, account, strict=True))
     if model[0] < 0:
         return Told(Decision(int(place[0, 0]), mix[0], blend[0]), reward[0], counts[0], why)
     if model.tolist() != list(range(len(model))):
         raise StateError(f"the models of a panel must be numbered from 0 (got {model.tolist()})")
     return Told(PanelDecision(int(place[0, 0]), mix[0], blend, estimate), reward, counts, why)
+
+
+def _terms(bound: FloatArray, place: NDArray[np.int64], account: FloatArray) -> Terms:
+    mean, granularity, uncertainty = (float(value) for value in bound)
+    _, node, depth, candidates = (int(value) for value in place)
+    baseline, least_gain, balance = (float(value) for value in account)
+    return Terms(mean, granularity, uncertainty, node, depth, candidates, baseline, least_gain, balance)
