@@ -36,7 +36,7 @@ OTHERS = {  # surveys that no constant was chosen on
 REQUESTS, EVERY, LEVEL = 64, 5, 0.04
 SPANS = {"0-50": (0, 50), "50-100": (50, 100), "100-200": (100, 200)}
 BEFORE = {  # the settings for requests before there was a baseline
-    "baseline": "none", "noise": 0.4, "variance": 0.08, "variances": (0.08, 0.15), "width": 0.5, "beta": 1.0, "opening": 1,
+    "baseline": "none", "variance": 0.08, "variances": (0.08, 0.15), "width": 0.5, "beta": 1.0, "opening": 1,
 }  # fmt: skip
 ROUTERS: dict[str, dict[str, Any]] = {
     "tanbr": {},

@@ -98,7 +98,7 @@ class DefaultModeConfig(Section):
     """Prior variance of a task's mean reward around 1/2."""
     noise: float = Field(0.05, gt=0)
     """Standard deviation of a reward with count 1, before it is estimated."""
-    request_noise: float = Field(0.45, gt=0)
+    request_noise: float = Field(0.4, gt=0)
     """The same for the reward of one request, mostly right or wrong: see `RouterConfig.of_requests`."""
     correlation: float = Field(0.25, ge=0, le=1)
     """Correlation of two tasks' rewards, before it is estimated."""
@@ -125,8 +125,7 @@ class DefaultModeConfig(Section):
 
 
 OF_REQUESTS: dict[str, Any] = {
-    "variance": 0.02, "variances": (0.01, 0.02, 0.04, 0.08, 0.15), "width": 0.9, "beta": 1.0, "opening": 1,
-    "margin": 0.002,
+    "variance": 0.01, "variances": (0.01, 0.03, 0.08, 0.15), "width": 0.5, "beta": 0.5, "opening": 1, "margin": 0.003,
 }  # fmt: skip
 """Rewards around a baseline; chosen by hand on the tables of `benchmarks/harm.py`, seeds 100 to 105."""
 
