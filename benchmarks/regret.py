@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from suite.maps import FAMILIES
+from tanbr.experiments.paper.reward_maps import FAMILIES
 from suite.rivals import RIVALS, default
 from suite.run import MIXES, Scenario, Trace, World
 from tanbr.router.theory import growth_exponent
