@@ -7,13 +7,14 @@ from tanbr.errors import CheckpointError
 
 Kind: TypeAlias = Literal["bert", "t5"]  # the one answers by a head, the other writes its answers
 
+_HERE = Path(__file__).parent
 _FOLDERS: dict[Kind, tuple[str, str]] = {"bert": ("embedded_model", "tiny"), "t5": ("embedded_t5", "tiny-t5")}
 
 
 def path(kind: Kind = "bert") -> Path:
     """Find an embedded checkpoint's folder."""
     name, preset = _FOLDERS[kind]
-    folder = Path(__file__).parent / name
+    folder = _HERE / name
     if not (folder / "model.safetensors").is_file():
         raise CheckpointError(
             "this installation lacks the embedded model; install tanbr again, "

@@ -9,6 +9,7 @@ from tanbr.experiments.paper.part import Findings, Part, Results, Table
 from tanbr.experiments.paper.scale import Setup
 from tanbr.experiments.pictures import AREAS, LINES, figure, name_below, smooth, styled
 
+PAPER_SLOTS = 5_000
 GAIN = {"fixed": "up to 9% above the baselines", "dynamic": "5–10% above the baselines"}
 
 
@@ -25,11 +26,12 @@ def findings(setup: Setup, results: Results) -> Findings:
             Claim(
                 f"at first Tanbr earns less than NUCB ({words})", "less, no figure given",
                 f"{(-start.mean) * 100:+.1f} points over the first {early} slots", claim.above(start),
-                "few candidate blends at first, says the paper", seeds,
+                f"few candidate blends at first, says the paper; {scale.slots} slots of learning here", seeds,
             ),
             Claim(
                 f"in the end Tanbr earns more than NUCB ({words})", "more, no figure given",
-                f"{end.words(factor=100)} points over the last {scale.after} slots", claim.above(end), seeds=seeds,
+                f"{end.words(factor=100)} points over the last {scale.after} slots", claim.above(end),
+                f"after {scale.slots} slots of learning; the paper has {PAPER_SLOTS:,}", seeds,
             ),
         ]  # fmt: skip
     for mix, paper in GAIN.items():
