@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from cli.running import mistake, tanbr
+from tanbr.cli import main
 from tanbr.experiments.paper import job
 from tanbr.experiments.paper.fig6 import jobs
 from tanbr.experiments.paper.scale import Setup, scale
@@ -36,6 +37,22 @@ def test_a_dry_run_estimates_and_writes_nothing(tmp_path: Path) -> None:
         assert part in done.stdout
     assert "GB" in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_stopped_it_says_what_is_kept_and_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["tanbr", "reproduce", "fig6", "--out", "o"])
+    monkeypatch.setattr("tanbr.experiments.paper.reproduction.reproduce", stop)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 130
+    said = capsys.readouterr().err
+    assert said == "stopped: what was measured is in o/jobs; the same command goes on with the rest\n"
 
 
 def test_results_of_another_commit_are_kept_and_said_to_be_so(tmp_path: Path) -> None:

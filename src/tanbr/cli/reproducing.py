@@ -45,11 +45,14 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate time, memory and disk.")] = False,
 ) -> None:
     """Reproduce the paper's tables and figures, and report claim by claim what holds; goes on where it stopped."""
+    import torch
+
     from tanbr.experiments.paper import cost, report, reproduction
     from tanbr.experiments.paper.parts import chosen
     from tanbr.experiments.paper.scale import Setup
     from tanbr.experiments.paper.scale import scale as named
 
+    torch.set_num_threads(1)  # as the jobs run
     wanted = chosen(parts or [])
     setup = Setup(named(scale), out, model=model, t5=t5, data=data, tagged=tagged)
     if dry_run:

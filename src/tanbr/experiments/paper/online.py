@@ -40,7 +40,7 @@ def jobs(setup: Setup, mixes: Sequence[str] = tuple(TRAFFIC)) -> list[Job]:
 def _cost(setup: Setup, method: str) -> Cost:
     """Answers that were given once are kept: a fixed merge reads its pool of texts once, in the worst case."""
     scale, size = setup.scale, setup.bert_size
-    slot = size.forward(rows=scale.requests, length=scale.length)
+    slot = size.forward(rows=scale.requests, length=scale.typical)
     batches = scale.requests / 8
     slot = Cost(slot.flops, slot.layers * batches, slot.memory) + Cost(layers=20)  # the monitor reads every request
     slots = scale.slots + scale.after

@@ -40,6 +40,7 @@ class Scale:
     t5: Size  # of random weights, for times: table1
     bert: Size
     length: int  # tokens of a timed text
+    typical: int  # tokens of a text of the tasks, on average; only for estimates
     batches: tuple[int, ...]
     rounds: int  # of timings
     cell_seconds: float  # most time of one kind of batch
@@ -54,15 +55,15 @@ _TINY = Scale(
     tuning=FinetuneConfig(steps=50, batch=32, train_rows=1_000, eval_rows=40, warmup=5, log_every=2, save_every=50,
                           norm_rate=3e-3, gate_rate=3e-3),
     tuning_seeds=(0, 1, 2), swept_seeds=(0, 1), served_slots=12, slots=90, after=30, requests=48, pool=600,
-    t5=Size(128, 512, 2, 2, K, 500), bert=Size(128, 512, 2, 0, K, 500), length=32, batches=(1, 8, 128), rounds=3,
-    cell_seconds=2.0, experts=(4, 8, 16, 32, 64, 128, 192), tree_seeds=(0,), regret_slots=400, regret_seeds=(0, 1, 2),
+    t5=Size(128, 512, 2, 2, K, 500), bert=Size(128, 512, 2, 0, K, 500), length=32, typical=20,
+    batches=(1, 8, 128), rounds=3, cell_seconds=2.0, experts=(4, 8, 16, 32, 64, 128, 192), tree_seeds=(0,), regret_slots=400, regret_seeds=(0, 1, 2),
 )  # fmt: skip
 _SMALL = Scale(
     name="small", seeds=(0, 1, 2),
-    tuning=FinetuneConfig(steps=300, batch=16, train_rows=4_000, eval_rows=100, max_length=64),
+    tuning=FinetuneConfig(steps=150, batch=16, train_rows=4_000, eval_rows=100, max_length=64),
     tuning_seeds=(0, 1, 2), swept_seeds=(0, 1), served_slots=40, slots=300, after=100, requests=64, pool=1_500,
-    t5=Size(512, 1024, 8, 8, K, 32_128), bert=Size(384, 1536, 12, 0, K, 30_522), length=128, batches=(1, 8, 32, 128),
-    rounds=5, cell_seconds=60.0, experts=(4, 8, 16, 32, 64, 128, 192),
+    t5=Size(512, 1024, 8, 8, K, 32_128), bert=Size(384, 1536, 12, 0, K, 30_522), length=128, typical=40,
+    batches=(1, 8, 32, 128), rounds=5, cell_seconds=60.0, experts=(4, 8, 16, 32, 64, 128, 192),
     tree_seeds=(0, 1, 2), regret_slots=2_000, regret_seeds=(0, 1, 2, 3, 4),
 )  # fmt: skip
 _PAPER = Scale(
@@ -71,7 +72,7 @@ _PAPER = Scale(
                           save_every=500),
     tuning_seeds=(0, 1, 2), swept_seeds=(0, 1, 2), served_slots=500, slots=5_000, after=500, requests=128,
     pool=1_000_000, t5=Size(768, 3072, 12, 12, K, 32_128), bert=Size(768, 3072, 12, 0, K, 30_522), length=128,
-    batches=(1, 8, 32, 128), rounds=7, cell_seconds=600.0, experts=(4, 8, 16, 32, 64, 128, 192),
+    typical=40, batches=(1, 8, 32, 128), rounds=7, cell_seconds=600.0, experts=(4, 8, 16, 32, 64, 128, 192),
     tree_seeds=(0, 1, 2), regret_slots=5_000,
     regret_seeds=(0, 1, 2, 3, 4),
 )  # fmt: skip

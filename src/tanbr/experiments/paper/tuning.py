@@ -67,14 +67,14 @@ def job(setup: Setup, router: str, seed: int, *, name: str = "", serve: bool = T
 def _cost(setup: Setup, router: str, *, serve: bool) -> Cost:
     scale, size = setup.scale, setup.t5_size
     active = {"rl": 1.5, "switch": 1.5, "smear": float(size.experts)}.get(router, 1.0)  # of which groups are small
-    step = size.training(rows=scale.tuning.batch, length=scale.length, experts=active)
+    step = size.training(rows=scale.tuning.batch, length=scale.typical, experts=active)
     step = Cost(step.flops, step.layers * (2 if active > 1 else 1), step.memory)
     if router in (*OURS, "nucb"):
         step = step + size.merge() + Cost(layers=4 if router != "paper" else 8)
     total = step.times(scale.tuning.steps)
     if serve:
         rows = 4 * len(setup.tasks) * scale.tuning.eval_rows + scale.served_slots * scale.requests
-        written = size.forward(rows=32, length=scale.length, written=3, experts=active)
+        written = size.forward(rows=32, length=scale.typical, written=3, experts=active)
         total = total + written.times(3 * rows / 32)  # a library that writes does more than a forward pass
     return total + Cost(disk=BYTES * size.whole + 30_000)
 
