@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tanbr.baselines import build
-from tanbr.experiments.paper.tuning import TunedServer, Untaught
+from tanbr.experiments.paper.tuning import TunedServer, Untaught, task_figures
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.moe.text import TextEncoder
@@ -58,3 +58,10 @@ def test_every_swap_counts_and_whole_batches_are_timed(served: Any) -> None:
     server.answers([row.text for row in rows[:20]])
     assert second == first + 1
     assert len(server.answer_seconds) == before + 1  # of 16; the last four are no whole batch
+
+
+def test_a_task_that_hardly_came_has_no_metric() -> None:
+    told = {task.name: ([1.0] * 5, [1.0] * 5) for task in tiny.TASKS}
+    told["similarity"] = ([1.0, 2.0], [2.0, 1.0])  # two rows correlate by -1, whatever the model is worth
+    assert set(task_figures(tiny.TASKS, told, least=3)) == {task.name for task in tiny.TASKS} - {"similarity"}
+    assert task_figures(tiny.TASKS, told, least=2)["similarity"] == -1.0

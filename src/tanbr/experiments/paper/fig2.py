@@ -53,7 +53,7 @@ def findings(setup: Setup, results: Results) -> Findings:
         ]
         for router in tuning.ROUTERS
     ]  # fmt: skip
-    table = Table("loss and time of tuning", ["router", "loss at first", "loss in the end", "ms a step"], rows)
+    table = Table("loss and time of tuning", ["router", "loss at first", "loss in the end", "CPU ms a step"], rows)
     return Findings(claims, [table], {"Loss while norms are tuned, mean over seeds": draw(setup, results)})
 
 
@@ -71,7 +71,7 @@ def _times(setup: Setup, results: Results) -> list[Claim]:
             Claim(
                 f"a step takes less time than with RL and Switch ({words})", "about −40%",
                 f"{-less:+.0%} ({1e3 * seconds[ours]:.0f} ms against {1e3 * tokens:.0f} ms)",
-                claim.reduction(less, LESS_TIME), "medians over steps and seeds, wall time", setup.scale.tuning_seeds,
+                claim.reduction(less, LESS_TIME), "medians over steps and seeds, CPU time", setup.scale.tuning_seeds,
             )
         )  # fmt: skip
     times = seconds["smear"] / seconds["paper"]

@@ -33,6 +33,7 @@ class Scale:
     tuning_seeds: tuple[int, ...]
     swept_seeds: tuple[int, ...]  # fig7
     served_slots: int  # after tuning: fig3, table2
+    least_answers: int  # of a task behind its metric; a correlation over fewer says nothing
     slots: int  # of learning online: fig4
     after: int  # further slots once learning is over
     requests: int
@@ -54,14 +55,17 @@ _TINY = Scale(
     name="tiny", seeds=(0, 1, 2),
     tuning=FinetuneConfig(steps=50, batch=32, train_rows=1_000, eval_rows=40, warmup=5, log_every=2, save_every=50,
                           norm_rate=3e-3, gate_rate=3e-3),
-    tuning_seeds=(0, 1, 2), swept_seeds=(0, 1), served_slots=12, slots=90, after=30, requests=48, pool=600,
+    tuning_seeds=(0, 1, 2), swept_seeds=(0, 1), served_slots=24, least_answers=30,
+    slots=90, after=30, requests=48, pool=600,
     t5=Size(128, 512, 2, 2, K, 500), bert=Size(128, 512, 2, 0, K, 500), length=32, typical=20,
-    batches=(1, 8, 128), rounds=3, cell_seconds=2.0, experts=(4, 8, 16, 32, 64, 128, 192), tree_seeds=(0,), regret_slots=400, regret_seeds=(0, 1, 2),
+    batches=(1, 8, 128), rounds=3, cell_seconds=2.0, experts=(4, 8, 16, 32, 64, 128, 192), tree_seeds=(0,),
+    regret_slots=400, regret_seeds=(0, 1, 2),
 )  # fmt: skip
 _SMALL = Scale(
     name="small", seeds=(0, 1, 2),
     tuning=FinetuneConfig(steps=150, batch=16, train_rows=4_000, eval_rows=100, max_length=64),
-    tuning_seeds=(0, 1, 2), swept_seeds=(0, 1), served_slots=40, slots=300, after=100, requests=64, pool=1_500,
+    tuning_seeds=(0, 1, 2), swept_seeds=(0, 1), served_slots=40, least_answers=30,
+    slots=300, after=100, requests=64, pool=1_500,
     t5=Size(512, 1024, 8, 8, K, 32_128), bert=Size(384, 1536, 12, 0, K, 30_522), length=128, typical=40,
     batches=(1, 8, 32, 128), rounds=5, cell_seconds=60.0, experts=(4, 8, 16, 32, 64, 128, 192),
     tree_seeds=(0, 1, 2), regret_slots=2_000, regret_seeds=(0, 1, 2, 3, 4),
@@ -70,7 +74,8 @@ _PAPER = Scale(
     name="paper", seeds=(0, 1, 2),
     tuning=FinetuneConfig(steps=10_000, batch=128, train_rows=1_000_000, eval_rows=10_000, max_length=128,
                           save_every=500),
-    tuning_seeds=(0, 1, 2), swept_seeds=(0, 1, 2), served_slots=500, slots=5_000, after=500, requests=128,
+    tuning_seeds=(0, 1, 2), swept_seeds=(0, 1, 2), served_slots=500, least_answers=30,
+    slots=5_000, after=500, requests=128,
     pool=1_000_000, t5=Size(768, 3072, 12, 12, K, 32_128), bert=Size(768, 3072, 12, 0, K, 30_522), length=128,
     typical=40, batches=(1, 8, 32, 128), rounds=7, cell_seconds=600.0, experts=(4, 8, 16, 32, 64, 128, 192),
     tree_seeds=(0, 1, 2), regret_slots=5_000,

@@ -122,7 +122,7 @@ def findings(setup: Setup, results: Results) -> Findings:
                 Claim(
                     f"merged is faster than {_spoken(name)}", f"−{paper:.0%} ({PAPER[name]} s → {PAPER['merged']} s)",
                     f"{-ours:+.0%} ({where})", claim.reduction(ours, paper),
-                    _reason(results, scale.batches, name, words),
+                    _reason(results, scale.batches, name, words, width=scale.t5.width),
                 )
             )  # fmt: skip
     ours = 1 - 1 / t5["task-merging"]["cpu_ratio"]
@@ -160,14 +160,14 @@ def _memory_claim(results: Results, batch: int) -> Claim:
     return Claim(says, "−20% to −25%", f"{-less:+.0%}", claim.reduction(less, LESS_MEMORY), reason)
 
 
-def _reason(results: Results, batches: tuple[int, ...], name: str, words: str) -> str:
+def _reason(results: Results, batches: tuple[int, ...], name: str, words: str, *, width: int) -> str:
     parts = [
         f"batch {batch}: {1 / results[f'table1-t5-forward-{batch}'][name]['cpu_ratio'] - 1:+.0%}" for batch in batches
     ]
     int8 = results[f"table1-t5-forward-{max(batches)}"]
     against = int8.get(f"{name} int8")
     more = f"; both in int8: {int8['merged int8']['cpu_ratio'] / against['cpu_ratio'] - 1:+.0%}" if against else ""
-    return f"with {words} on this CPU, by {', '.join(parts)}{more}"
+    return f"with {words} on this CPU, D = {width}: {', '.join(parts)}{more}"
 
 
 def _spoken(name: str) -> str:

@@ -40,7 +40,7 @@ def findings(setup: Setup, results: Results) -> Findings:
             )
         )  # fmt: skip
         rivals = np.array([table[rival] for rival in tuning.RIVALS])
-        leads = int((table[ours] >= rivals.max(axis=0)).sum())
+        leads = int((table[ours] >= rivals.max(axis=0)).sum())  # tasks that hardly came (NaN) do not count
         paper_leads = int((np.array(BY_TASK["paper"]) >= np.max([BY_TASK[r] for r in tuning.RIVALS], axis=0)).sum())
         claims.append(
             Claim(
@@ -78,7 +78,7 @@ def _by_task(setup: Setup, results: Results, router: str, tasks: list[str], kind
 
 def _tables(setup: Setup, results: Results, table: dict[str, list[float]], tasks: list[str]) -> list[Table]:
     rows = [
-        [router, *(f"{100 * v:.1f}" for v in values), f"{100 * float(np.nanmean(values)):.1f}"]
+        [router, *("–" if np.isnan(v) else f"{100 * v:.1f}" for v in values), f"{100 * float(np.nanmean(values)):.1f}"]
         for router, values in table.items()
     ]
     first = Table("served by the mix, in points, mean over seeds", ["router", *tasks, "average"], rows)

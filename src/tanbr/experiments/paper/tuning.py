@@ -28,7 +28,7 @@ from tanbr.router.config import PaperModeConfig, RouterConfig
 from tanbr.settings import Config
 from tanbr.tasks import traffic
 from tanbr.tasks.metrics import Answer, figure
-from tanbr.tasks.rows import Row
+from tanbr.tasks.rows import Row, Task
 from tanbr.tasks.traffic import Traffic
 from tanbr.train.curve import Curve
 from tanbr.train.finetune import Learner, MergedLearner
@@ -39,6 +39,7 @@ OURS = {"paper": "Algorithm 1 as printed", "tanbr": "this project's default mode
 RIVALS = {"nucb": "NUCB", "rl": "RL", "switch": "Switch", "smear": "SMEAR"}
 ROUTERS = (*OURS, *RIVALS)
 SERVED_SEED = 7_000  # of the stream after tuning
+PERIOD = 4  # slots from one drawn mix of that stream to the next, so that all tasks come
 
 
 def jobs(setup: Setup) -> list[Job]:
@@ -57,6 +58,7 @@ def job(setup: Setup, router: str, seed: int, *, name: str = "", serve: bool = T
         "tuning": tuning.model_dump(),
         "slots": setup.scale.served_slots if serve else 0,
         "requests": setup.scale.requests,
+        **({"least_answers": setup.scale.least_answers, "period": PERIOD} if serve else {}),
         **paper_mode,
     }
     config = Config(finetune=tuning, router=RouterConfig(paper=PaperModeConfig(**paper_mode)))
@@ -82,16 +84,22 @@ def _cost(setup: Setup, router: str, *, serve: bool) -> Cost:
 def _tune(setup: Setup, router: str, config: Config, out: Path, serve: bool, tick: Tick) -> dict[str, Any]:
     rows, unseen = setup.tuning_rows
     steps = config.finetune.steps
+    ticks: list[float] = []
+
+    def report(phase: str, done: int, _: int, note: str) -> None:
+        if phase.startswith("finetune"):
+            ticks.append(time.process_time())  # other work on the machine does not count
+        tick(min(done, steps), steps + 1, f"{phase} {note}")
+
     found = finetune.run(
         setup.t5_moe.path, router, tasks=setup.tasks, rows=rows, unseen=unseen, config=config, out=out,
-        report=lambda phase, done, _, note: tick(min(done, steps), steps + 1, f"{phase} {note}"),
-        command="tanbr reproduce", tagged=setup.tagged,
+        report=report, command="tanbr reproduce", tagged=setup.tagged,
         also=partial(_serve, setup, config.finetune.seed) if serve else None,
     )  # fmt: skip
     at, losses = Curve.beside(out / router / "tuned.state").series("loss", "batch")
     figures = {name: found["figures"][name] for name in ("tags", "average", "tuned even", "tuned own") if serve}
     return {
-        "steps": list(at), "losses": np.round(losses, 4), "seconds_per_step": found["seconds_per_step"],
+        "steps": list(at), "losses": np.round(losses, 4), "seconds_per_step": float(np.median(np.diff(ticks))),
         "peak_memory_mb": found["peak_memory_mb"], "figures": figures, "served": found.get("also"),
     }  # fmt: skip
 
@@ -148,7 +156,9 @@ def _serve(setup: Setup, seed: int, learner: Learner, objective: Objective) -> d
     if not isinstance(objective, TextToText):
         raise CheckpointError(f"{setup.t5_moe.path} answers by a head; --t5 must name a T5-MoE, which writes")
     scale, corpus = setup.scale, setup.corpus
-    mixes = traffic.mixes("dirichlet", tasks=len(corpus.tasks), slots=scale.served_slots, seed=SERVED_SEED + seed)
+    mixes = traffic.mixes(
+        "dirichlet", tasks=len(corpus.tasks), slots=scale.served_slots, seed=SERVED_SEED + seed, period=PERIOD
+    )
     stream = Traffic(pools=corpus.stream, mixes=mixes, requests=scale.requests, seed=SERVED_SEED + seed)
     row_of = {row.text: row for rows in corpus.stream.values() for row in rows}
     server = TunedServer(learner, objective, row_of, batch=min(32, scale.requests))
@@ -165,16 +175,22 @@ def _serve(setup: Setup, seed: int, learner: Learner, objective: Objective) -> d
 
     contestant = OneModel(server, router, monitor, V)
     result = compare({"tuned": contestant}, stream, space=corpus.space, best="tuned", collect=collect)
-    figures = {
-        task.name: figure(task, *map(np.array, told[task.name])) for task in corpus.tasks if len(told[task.name][0]) > 1
-    }
     return {
         "reward": float(result.rewards("tuned").mean()),
-        "figures": figures,
+        "figures": task_figures(corpus.tasks, told, least=scale.least_answers),
+        "answers": {name: len(targets) for name, (targets, _) in told.items()},
         "answer_seconds": statistics.median(server.answer_seconds),
         "merge_seconds": statistics.median(server.merge_seconds) if merged else 0.0,
         "parameters": sum(weight.numel() for weight in learner.model.parameters()),
     }
+
+
+def task_figures(
+    tasks: Sequence[Task], told: Mapping[str, tuple[list[float], list[float]]], *, least: int
+) -> dict[str, float]:
+    """Score the targets and answers of each task by its metric, but for tasks with fewer than `least` answers."""
+    enough = [task for task in tasks if len(told[task.name][0]) >= least]
+    return {task.name: figure(task, *map(np.array, told[task.name])) for task in enough}
 
 
 def by_seed(results: Mapping[str, Any], setup: Setup, router: str, value: Callable[[Any], float]) -> FloatArray:
