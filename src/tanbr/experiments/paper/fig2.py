@@ -58,7 +58,8 @@ def findings(setup: Setup, results: Results) -> Findings:
 
 
 def _seconds(setup: Setup, results: Results, router: str) -> float:
-    return float(np.median(tuning.by_seed(results, setup, router, lambda run: run["seconds_per_step"])))
+    """Take the median over seeds; a run that went on after its last step has no time of its own."""
+    return float(np.nanmedian(tuning.by_seed(results, setup, router, lambda run: run["seconds_per_step"] or np.nan)))
 
 
 def _times(setup: Setup, results: Results) -> list[Claim]:

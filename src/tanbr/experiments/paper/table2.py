@@ -91,6 +91,7 @@ def _tables(setup: Setup, results: Results, table: dict[str, list[float]], tasks
     more = [
         [words, "–", *([f"{100 * float(np.mean(list(run[kind].values()))):.1f}"] * 2)]
         for words, kind in untouched.items()
+        if kind in run
     ]
     paper = [[name, *(f"{v:.1f}" for v in BY_TASK[name]), f"{AVERAGE[name]:.2f}"] for name in AVERAGE]
     return [

@@ -97,9 +97,11 @@ def _tune(setup: Setup, router: str, config: Config, out: Path, serve: bool, tic
         also=partial(_serve, setup, config.finetune.seed) if serve else None,
     )  # fmt: skip
     at, losses = Curve.beside(out / router / "tuned.state").series("loss", "batch")
-    figures = {name: found["figures"][name] for name in ("tags", "average", "tuned even", "tuned own") if serve}
+    kinds = ("tags", "average", "tuned even", "tuned own") if serve else ()
+    figures = {kind: found["figures"][kind] for kind in kinds if kind in found["figures"]}
+    seconds = float(np.median(np.diff(ticks))) if len(ticks) > 1 else None
     return {
-        "steps": list(at), "losses": np.round(losses, 4), "seconds_per_step": float(np.median(np.diff(ticks))),
+        "steps": list(at), "losses": np.round(losses, 4), "seconds_per_step": seconds,
         "peak_memory_mb": found["peak_memory_mb"], "figures": figures, "served": found.get("also"),
     }  # fmt: skip
 
