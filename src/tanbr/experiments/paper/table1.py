@@ -130,7 +130,8 @@ def findings(setup: Setup, results: Results) -> Findings:
     claims.append(
         Claim(
             "merged is faster than merging for every task of a batch", f"−{paper:.0%}", f"{-ours:+.0%} ({where})",
-            claim.reduction(ours, paper), f"merged once for each of the {scale.t5.experts} tasks in a batch here, however many rows share it",
+            claim.reduction(ours, paper),
+            f"merged once for each of the {scale.t5.experts} tasks in a batch here, however many rows share it",
         )
     )  # fmt: skip
     slow = results[f"table1-t5-{SLOW}"]
