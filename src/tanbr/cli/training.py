@@ -18,7 +18,7 @@ from tanbr.cli.running import ConfigFile, command_line
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.files import write_atomically
-from tanbr.train.config import FLAN_T5, MINILM, PretrainConfig
+from tanbr.train.config import FLAN_T5, MINILM, TINY_T5, PretrainConfig
 
 app = typer.Typer()
 
@@ -29,9 +29,11 @@ ROUTERS = (
 
 PRESETS = {
     "tiny": PretrainConfig(),
+    "tiny-t5": TINY_T5,
     "minilm": MINILM,
     "flan-t5": FLAN_T5,
 }
+_WRITER_SURVEY = {"survey_rows": 60, "survey_blends": 80}  # writing takes longer than a head's answer
 
 
 @app.command(
@@ -78,14 +80,15 @@ def pretrain(
         settings = settings.model_copy(update={"mergeable": mergeable})
     if adapters is not None:
         settings = settings.model_copy(update={"adapters": adapters})
-    if preset != "tiny" and not (dense and source):
+    generated = preset.startswith("tiny")
+    if not generated and not (dense and source):
         raise ConfigError(f"preset {preset} needs a dense checkpoint (--from) and labelled rows (--data)")
 
     import torch
 
     torch.set_num_threads(1)  # a worker has one core; and sums are the same on every machine
     if dense is None or source is None:
-        _pretrain_tiny(settings, out)
+        _pretrain_tiny(settings, out, writes=preset == "tiny-t5")
         return
 
     from tanbr.baselines.switch import Switch
@@ -182,11 +185,14 @@ def _tables(columns: dict[str, dict[str, float]], title: str = "the tasks' metri
     return fitted(title, ["task", *columns], rows)
 
 
-def _pretrain_tiny(settings: PretrainConfig, out: Path) -> None:
+def _pretrain_tiny(settings: PretrainConfig, out: Path, *, writes: bool) -> None:
     from tanbr.experiments import embedded as experiment
 
     with _progress() as report:
-        model, worth = experiment.train(settings, out=out, report=report, command=command_line())
+        survey = _WRITER_SURVEY if writes else {}
+        model, worth = experiment.train(
+            settings, out=out, report=report, command=command_line(), writes=writes, **survey
+        )
     console.print(experiment.tables(worth))
     console.print(f"model: {model}")
 

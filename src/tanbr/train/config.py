@@ -116,6 +116,12 @@ class FinetuneConfig(RunConfig):
     """Rows a task behind the figures before and after."""
 
 
+TINY_T5 = PretrainConfig(
+    hidden_size=80, layers=3, heads=4, ffn_size=96, ancestor_steps=700, ancestor_rate=2e-3, steps=1_500,
+    expert_rate=2e-3, shared_rate=6e-4,
+)  # fmt: skip
+"""Of `tanbr pretrain --preset tiny-t5`, the embedded model that writes."""
+
 MINILM = PretrainConfig(
     max_length=96, train_rows=60_000, ancestor_steps=210, steps=600, warmup=25,
     ancestor_rows={"CoLA": 16, "SST-2": 12},
