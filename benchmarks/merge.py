@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where other processes run
 import numpy as np
 import torch
 import transformers
-from torch import Tensor
 
 import tanbr.merge
-from tanbr.moe.families.t5 import T5MoeConfig, T5MoeForConditionalGeneration
-from tanbr.moe.writing import NewTensor, write_tensors
+from tanbr.experiments.paper.random_moe import random_checkpoint
 
 THREADS = 2
 FULL = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "num_experts": 8}
@@ -42,25 +39,6 @@ QUICK = {
     "num_experts": 8,
 }
 LINE = {"vocab_size": 256, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 1, "num_heads": 8, "num_experts": 8}
-
-
-def random_checkpoint(folder: Path, size: dict[str, int], *, seed: int = 0) -> Path:
-    """Write a T5-MoE with random weights, one tensor at a time."""
-    config = T5MoeConfig(**size, decoder_start_token_id=0)
-    config.architectures = ["T5MoeForConditionalGeneration"]
-    config.save_pretrained(folder)
-    with torch.device("meta"):
-        named = T5MoeForConditionalGeneration(config).state_dict()
-    tied = {"lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
-    tensors = [NewTensor(name, torch.float32, tuple(value.shape)) for name, value in named.items() if name not in tied]
-    generator = torch.Generator().manual_seed(seed)
-
-    def chunks() -> Iterator[Tensor]:
-        for tensor in tensors:
-            yield torch.randn(tensor.shape, generator=generator) * tensor.shape[-1] ** -0.5
-
-    write_tensors(folder, tensors, chunks(), shard_bytes=sys.maxsize)
-    return folder
 
 
 class Contenders:

@@ -21,7 +21,8 @@ import torch
 import transformers
 
 import tanbr
-from merge import FULL, QUICK, random_checkpoint
+from merge import FULL, QUICK
+from tanbr.experiments.paper.random_moe import random_checkpoint
 from tanbr.merge.gram_matrices import FOLDER, FOLDER_MERGED, write_gram_matrices
 from tanbr.merge.methods import METHODS
 

@@ -17,9 +17,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from suite.maps import FAMILIES
 from suite.rivals import RIVALS, default
 from suite.run import MIXES, Scenario, Trace, World
+from tanbr.experiments.paper.reward_maps import FAMILIES
 from tanbr.router.theory import growth_exponent
 
 OURS = ["tanbr without tree", "tanbr"]

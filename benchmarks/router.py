@@ -1,6 +1,7 @@
-"""How long the router takes: one decision next to plain PyTorch, `ask` and `tell` as slots pass, and Fig. 6.
+"""How long the router takes: one decision next to plain PyTorch, and `ask` and `tell` as slots pass.
 
-Every comparison is a ratio inside one run. `--quick` is for a first look; `--out` keeps the figures as JSON.
+Fig. 6 is `tanbr reproduce fig6`. Every comparison is a ratio inside one run. `--quick` is for a first look; `--out`
+keeps the figures as JSON.
 """
 
 import argparse
@@ -11,8 +12,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,50 +20,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # both sides of a comparison on o
 import numpy as np
 import torch
 
+from tanbr.experiments.paper.fig6 import (
+    EVEN,
+    TASKS,
+    WIDTH,
+    milliseconds,
+    paper_router,
+    random_reward,
+    steps_to_leaves,
+)
 from tanbr.router import Tanbr
 from tanbr.router.algorithm1 import Algorithm1
 from tanbr.router.confidence import DiagonalConfidence
-from tanbr.router.config import PaperModeConfig
 from tanbr.router.network import unit
-from tanbr.router.sizes import Sizes
-
-TASKS, WIDTH, LEAVES = 8, 64, 20
-EVEN = np.full(TASKS, 1 / TASKS)
-
-
-def timed(call: Callable[[], object], *, repeats: int, loops: int) -> dict[str, float]:
-    """Median seconds of a call over repeats, with quartiles."""
-    call()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(loops):
-            call()
-        times.append((time.perf_counter() - start) / loops)
-    low, middle, high = statistics.quantiles(times, n=4)
-    return {"median_ms": 1e3 * middle, "low_ms": 1e3 * low, "high_ms": 1e3 * high, "fastest_ms": 1e3 * min(times)}
-
-
-def random_reward(rng: np.random.Generator, blend: np.ndarray) -> np.ndarray:
-    """Make up a smooth reward with noise; what it is does not matter here."""
-    return np.clip(0.5 + 0.4 * np.cos(3 * blend[:TASKS].sum()) + 0.05 * rng.normal(size=TASKS), 0, 1)
-
-
-def paper_router(experts: int, *, rho: float = 0.9) -> Algorithm1:
-    """Algorithm 1 with the paper's width, λ, υ, δ and diagonal Z; C, which it does not give, is 0.3."""
-    config = PaperModeConfig(rho=rho, width=WIDTH, steps=1, threshold_constant=0.3)
-    return Algorithm1(Sizes.check(experts, TASKS), config=config, rng=np.random.default_rng(0))
-
-
-def steps_to_leaves(router: Algorithm1, *, most: int = 20_000) -> int:
-    """Slots until the tree has 20 feasible leaves."""
-    rng = np.random.default_rng(0)
-    for slot in range(most):
-        if len(router.state.tree.active_leaves) >= LEAVES:
-            return slot
-        blend, terms = router.choose(EVEN, [])
-        router.learn(EVEN, blend, terms, random_reward(rng, blend), np.ones(TASKS))
-    return most
 
 
 class PlainTorch:
@@ -103,8 +71,8 @@ def decision_speed(*, repeats: int) -> dict[str, Any]:
     assert abs(float(plain.bounds().max()) - chosen.bound) < 1e-9, "the two must agree before they race"
     rows: dict[str, list[float]] = {"ours": [], "torch": []}
     for _ in range(repeats):  # side by side, so that a busy machine slows both alike
-        rows["ours"].append(timed(lambda: router.choose(EVEN, []), repeats=3, loops=50)["median_ms"])
-        rows["torch"].append(timed(plain.bounds, repeats=3, loops=2)["median_ms"])
+        rows["ours"].append(milliseconds(lambda: router.choose(EVEN, []), repeats=3, loops=50)["median"])
+        rows["torch"].append(milliseconds(plain.bounds, repeats=3, loops=2)["median"])
     ratios = [slow / fast for slow, fast in zip(rows["torch"], rows["ours"], strict=True)]
     return {
         "leaves": chosen.candidates, "milliseconds": rows, "ratio": statistics.median(ratios), "ratios": ratios,
@@ -139,37 +107,6 @@ def slot_speed(experts: int, *, marks: tuple[int, ...], repeats: int, unseen: fl
     return result
 
 
-def figure6(experts: tuple[int, ...], *, repeats: int, rho: float) -> list[dict[str, Any]]:
-    """Update steps until 20 feasible leaves, and the time of a decision among them, as K grows."""
-    rows = []
-    for count in experts:
-        router = paper_router(count, rho=rho)
-        steps = steps_to_leaves(router)
-        rows.append({
-            "experts": count, "rho": rho, "steps": steps, "leaves": len(router.state.tree.active_leaves),
-            "decision": timed(partial(router.choose, EVEN, []), repeats=repeats, loops=50),
-        })  # fmt: skip
-    return rows
-
-
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Fig. 6: update steps and decision time over the number of experts."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
-    experts = [row["experts"] for row in rows]
-    left.plot(experts, [row["steps"] for row in rows], marker="o")
-    left.set(xlabel="experts K", ylabel=f"update steps to {LEAVES} feasible leaves", yscale="log")
-    times = [row["decision"] for row in rows]
-    right.plot(experts, [t["median_ms"] for t in times], marker="o")
-    right.fill_between(experts, [t["low_ms"] for t in times], [t["high_ms"] for t in times], alpha=0.3)
-    right.set(xlabel="experts K", ylabel="decision, ms (quartiles)", ylim=(0, None))
-    figure.savefig(path, dpi=130)
-
-
 def main() -> None:
     """Measure, print, and keep what `--out` names."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -194,19 +131,14 @@ def main() -> None:
         for mark in marks:
             ask, tell = row[f"ask at {mark}"], row[f"tell at {mark}"]
             print(f"  slot {mark:5}: ask {ask['median_ms']:.3f} ms, tell {tell['median_ms']:.3f} ms")
-    scale = figure6((4, 8, 16, 32, 64, 128, 192), repeats=repeats, rho=0.9)
-    print("Fig. 6: experts, update steps to 20 feasible leaves, decision in ms")
-    for row in scale:
-        print(f"  {row['experts']:4} {row['steps']:6} {row['decision']['median_ms']:.4f}")
     if options.out:
         report = {
             "command": "python " + " ".join(sys.argv), "python": platform.python_version(), "numpy": np.__version__,
             "torch": torch.__version__, "threads": 1, "repeats": repeats,
-            "decision": decision, "slots": slots, "figure6": scale,
+            "decision": decision, "slots": slots,
         }  # fmt: skip
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(report, indent=1) + "\n")
-        draw(scale, options.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,16 @@ SOURCE = ROOT.parent / "src" / "tanbr"
 ELSEWHERE = {
     "experiments/embedded.py": "train/test_pretrain.py",
     "experiments/glue_moe.py": "cli/test_training.py",
+    **dict.fromkeys(
+        [
+            f"experiments/paper/{name}.py"
+            for name in ("fig2", "fig3", "fig4", "fig5", "fig7", "online", "part", "report", "table1", "table2")
+        ],
+        "experiments/paper/test_reproduction.py",
+    ),
+    "experiments/paper/resident.py": "experiments/paper/test_reproduction.py",
+    "experiments/paper/reward_maps.py": "experiments/paper/test_theorem1.py",
+    "experiments/paper/timing.py": "experiments/paper/test_random_moe.py",
     "experiments/pictures.py": "experiments/test_demo.py",
     "merge/certificate.py": "merge/test_export.py",
     "merge/gram_matrices.py": "merge/methods/test_regression.py",

@@ -1,5 +1,6 @@
 """The dense model behind LitServe; a module of its own, as LitServe's workers load it by name."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,9 @@ class Api(ls.LitAPI):
 
 
 def run(folder: Path, port: int, threads: int) -> None:
-    """Serve with one worker."""
+    """Serve with as many workers as there are cores for, with so many threads each."""
     api = Api(max_batch_size=32, batch_timeout=0.002, api_path="/v1/classify")
     api.folder, api.threads = folder, threads
-    server = ls.LitServer(api, accelerator="cpu", timeout=60)
+    cores = os.cpu_count() or 1
+    server = ls.LitServer(api, accelerator="cpu", timeout=60, workers_per_device=max(1, cores // threads))
     server.run(host="127.0.0.1", port=port, num_api_servers=1, log_level="error", generate_client_file=False)

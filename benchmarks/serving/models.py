@@ -55,8 +55,9 @@ def task_texts(count: int, *, seed: int = 0) -> list[Text]:
     return [row.text for some in rows for row in some][:count]
 
 
-def texts(count: int, *, seed: int = 0) -> list[str]:
-    """Make texts of one length, so that batches are alike."""
+def texts(count: int, *, seed: int = 0, mixed: bool = False) -> list[str]:
+    """Make texts of one length, so that batches are alike, or of mixed ones, a quarter to seven quarters of it."""
     rng = random.Random(seed)
     words = [word for row in tiny.generate("sentiment", 400, seed=9) for word in str(row.text).split()]
-    return [" ".join(rng.choice(words) for _ in range(WORDS)) for _ in range(count)]
+    lengths = [rng.randint(WORDS // 4, 7 * WORDS // 4) if mixed else WORDS for _ in range(count)]
+    return [" ".join(rng.choice(words) for _ in range(length)) for length in lengths]

@@ -70,10 +70,10 @@ def wait_ready(
 
 
 @contextmanager
-def tanbr(folder: Path | None, work: Path, *, threads: int, **serve: Any) -> Iterator[tuple[int, int]]:
+def tanbr(folder: Path | None, work: Path, **serve: Any) -> Iterator[tuple[int, int]]:
     """`tanbr serve` on a checkpoint: its port and process id."""
     port, name = free_port(), f"tanbr-{time.time_ns()}"
-    values = {"slot_seconds": 3600, "threads": threads, "batch": 32, "queue": 4096} | serve
+    values = {"slot_seconds": 3600, "batch": 32, "queue": 4096} | serve
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     config = work / f"{name}.toml"
     config.write_text("\n".join(["[serve]", *lines, ""]))
@@ -96,7 +96,7 @@ def started(command: list[str], log: Path, *, environment: dict[str, str]) -> It
 @contextmanager
 def rival(kind: str, folder: Path, work: Path, *, threads: int) -> Iterator[tuple[int, int]]:
     """A rival's server: its port and process id."""
-    port, log = free_port(), work / f"{kind}.log"
+    port, log = free_port(), work / f"{kind}-{threads}.log"
     arguments = ["-m", "serving.rivals", kind, str(folder), str(port), str(threads)]
     with process(arguments, log=log) as running:
         wait_ready(port, running, log, path="/health" if kind == "litserve" else "/readyz")

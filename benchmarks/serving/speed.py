@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,22 +24,40 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def throughput(size: str, work: Path, *, threads: int, rounds: int, batches: int) -> dict[str, Any]:
-    """Texts per second behind each server, over those of the bare model in the same round."""
+    """Texts per second of every way of serving, over those of the bare model on all cores in the same round.
+
+    In each round all servers run in turn, so that tanbr can be compared with each of them; `of_best_rival` is its share
+    of the fastest one, round by round.
+    """
     folder = checkpoint(size, work)
     result: dict[str, Any] = {"size": size, "batch": BATCH, "batches": batches, "rounds": rounds, "threads": threads}
-    with processes.bare(folder, work, threads=threads) as model:
-        model(BATCH, 2)
-        for name, server in servers(folder, work, threads=threads).items():
-            with server as (port, _):
-                saturated(port, 4)
-                shares, single, bare = [], [], []
-                for _ in range(rounds):
-                    alone = BATCH * batches / sum(model(BATCH, batches))
-                    bare.append(alone)
-                    shares.append(saturated(port, batches) / alone)
-                    single.append(singles(port, batches) / alone)
-            result[name] = {"of_bare": spread(shares), "of_bare_single_texts": spread(single)}
-            result["bare_texts_per_second"] = spread(bare)
+    mixed = [classify(texts(BATCH, seed=seed, mixed=True)) for seed in range(8)]
+    loads: dict[str, Callable[[int], float]] = {
+        "requests of 32": lambda port: saturated(port, batches),
+        "requests of 32, mixed lengths": lambda port: saturated(port, batches, mixed),
+        "single texts": lambda port: singles(port, batches),
+    }
+    with ExitStack() as stack:
+        model = stack.enter_context(processes.bare(folder, work, threads=threads))
+        ports = {
+            name: stack.enter_context(server)[0] for name, server in servers(folder, work, threads=threads).items()
+        }
+        rates: dict[str, dict[str, list[float]]] = {load: {name: [] for name in ports} for load in loads}
+        bare: list[float] = []
+        for round_ in range(rounds + 1):  # the first is a warm-up
+            alone = BATCH * batches / sum(model(BATCH, batches))
+            bare += [alone] if round_ else []
+            for load, measure in loads.items():
+                for name, port in ports.items():
+                    rate = measure(port) / alone
+                    rates[load][name] += [rate] if round_ else []
+    for load, of in rates.items():
+        best = [
+            max(values) for values in zip(*(of[name] for name in of if name != "tanbr"), [1.0] * rounds, strict=True)
+        ]
+        result[load] = {name: spread(values) for name, values in of.items()}
+        result[load]["of_best_rival"] = spread([mine / other for mine, other in zip(of["tanbr"], best, strict=True)])
+    result["bare_texts_per_second"] = spread(bare)
     return result
 
 
@@ -50,10 +68,7 @@ def panel(size: str, work: Path, *, threads: int, rounds: int, batches: int, mos
     whole = [classify(task_texts(BATCH, seed=seed)) for seed in range(8)]
     single = [classify([text]) for text in task_texts(64)]
     with ExitStack() as stack:
-        ports = {
-            G: stack.enter_context(processes.tanbr(folder, work, threads=threads, models=G))[0]
-            for G in range(1, most + 1)
-        }
+        ports = {G: stack.enter_context(processes.tanbr(folder, work, models=G))[0] for G in range(1, most + 1)}
         rates: dict[int, list[tuple[float, float]]] = {G: [] for G in ports}
         for round_ in range(rounds + 1):  # the first is a warm-up
             for G, port in ports.items():
@@ -73,10 +88,15 @@ def panel(size: str, work: Path, *, threads: int, rounds: int, batches: int, mos
 
 
 def servers(folder: Path, work: Path, *, threads: int) -> dict[str, Any]:
-    """Every way of serving the same dense model; each is a context manager of (port, pid)."""
-    found: dict[str, Any] = {"tanbr": processes.tanbr(folder, work, threads=threads)}
+    """Every way of serving the same dense model; each is a context manager of (port, pid).
+
+    The plain handler answers each request on a thread of its own, LitServe in as many processes as it is told; both are
+    tried with one core and with all for a batch. tanbr finds out by itself.
+    """
+    found: dict[str, Any] = {"tanbr": processes.tanbr(folder, work)}
     for kind in ("plain", "litserve"):
-        found[kind] = processes.rival(kind, folder, work, threads=threads)
+        for each in dict.fromkeys((1, threads)):
+            found[f"{kind}, {each} threads"] = processes.rival(kind, folder, work, threads=each)
     return found
 
 
@@ -130,7 +150,7 @@ def swaps(size: str, work: Path, *, threads: int, rounds: int, count: int, rate_
     folder = checkpoint(size, work)
     rng = np.random.default_rng(0)
     ratios, failed, versions, requests, merges = [], 0, 0, 0, []
-    with processes.tanbr(folder, work, threads=threads) as (port, _):
+    with processes.tanbr(folder, work) as (port, _):
         bodies = itertools.cycle([classify([text]) for text in texts(64)])
         load = asyncio.run(drive(port, bodies, connections=1, until=after(100)))
         rate = rate_share / load.quantile(0.5)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from suite.maps import FAMILIES, BestBlends, RewardMap
+from tanbr.experiments.paper.reward_maps import FAMILIES, BestBlends, RewardMap
 from tanbr.types import Chooser, Decision, FloatArray
 
 MixKind = Literal["fixed", "switching", "sinusoidal"]

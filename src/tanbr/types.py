@@ -109,6 +109,9 @@ class Terms:
     node: int = -1  # the tree's name for the node (`TreeView.node`), -1 when the blend is no node of it
     depth: int = 0  # h of that node
     candidates: int = 1  # how many blends were compared
+    baseline: float = 0.0  # predicted reward of the baseline; this and the next two are 0 where a router has none
+    least_gain: float = 0.0  # what the blend is charged with: its gain over the baseline, if it goes badly
+    balance: float = 0.0  # what exploration may be expected to cost from then on, that blend not yet paid
 
     @property
     def bound(self) -> float:

@@ -11,8 +11,10 @@ def test_what_the_user_has_set_stays():
 
 def test_what_nobody_has_set_follows_from_what_is_known():
     chosen = RouterConfig().of_requests((1, 0)).default
-    assert (chosen.noise, chosen.beta, chosen.opening) == (chosen.request_noise, 1.0, 1)
-    assert RouterConfig().of_requests().default.opening == RouterConfig().default.opening
+    assert (chosen.noise, chosen.beta, chosen.opening) == (chosen.request_noise, 0.5, 1)
+    assert chosen.baseline == "proportional"
+    assert RouterConfig().of_requests().default.baseline == "even"
+    assert RouterConfig().default.baseline == "none"
 
 
 def test_options_of_the_command_line_set_nothing_else():

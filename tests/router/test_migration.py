@@ -5,7 +5,12 @@ from tanbr.router.migration import LAYOUT, migrated
 
 def test_todays_states_are_left_alone() -> None:
     policy = {"numbers": np.arange(3.0)}
-    assert migrated(policy, {}, LAYOUT) is policy
+    assert migrated(policy, {"ledger.slots": np.zeros(())}, LAYOUT) == policy
+
+
+def test_a_router_from_before_the_accounts_has_an_empty_ledger() -> None:
+    like = {"ledger.slots": np.zeros((), dtype=np.int64), "told": np.ones(())}
+    assert migrated({"told": np.full((), 7.0)}, like, 2) == {"ledger.slots": 0, "told": 7.0}
 
 
 def test_the_default_routers_numbers_get_names() -> None:

@@ -13,8 +13,13 @@ TAUGHT = CONFIG.model_copy(update={"own_experts": (1, 3, 0)})
 
 
 def lifted(points):
-    """Prior mean (n, V) of `TAUGHT`, by hand: nothing at the even blend, concave in the own expert's weight."""
-    return np.array([[0.5 + 0.4 * (1.3 * x[e] / (x[e] + 0.3) - 1.3 * 0.25 / 0.55) for e in (1, 3, 0)] for x in points])
+    """Prior mean (n, V) of `TAUGHT`, by hand: nothing at the even blend, the own expert's weight by its logarithm."""
+
+    def value(weight):
+        logarithm = np.log(weight / 0.02) + 1.0 if weight > 0.02 else weight / 0.02
+        return logarithm / (1.0 + np.log(50.0))
+
+    return np.array([[0.5 + 0.4 * (value(x[e]) - value(0.25)) for e in (1, 3, 0)] for x in points])
 
 
 def textbook(points, blends, rewards, counts, *, centre=lambda x: np.full((len(x), V), CENTRE)):

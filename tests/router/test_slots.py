@@ -8,7 +8,17 @@ from tanbr.types import Decision, PanelDecision, Terms
 
 MIX = np.array([0.75, 0.25])
 ONE, TWO = np.eye(3)[:2]
-WHY = Terms(mean=0.5, granularity=0.125, uncertainty=0.25, node=3, depth=2, candidates=9)
+WHY = Terms(
+    mean=0.5,
+    granularity=0.125,
+    uncertainty=0.25,
+    node=3,
+    depth=2,
+    candidates=9,
+    baseline=0.25,
+    least_gain=-0.5,
+    balance=0.75,
+)
 ESTIMATES = np.array([[0.5, 0.25], [0.25, 0.5]])
 SINGLE = Told(Decision(7, MIX, ONE), np.array([1.0, np.nan]), np.array([2.0, 0.0]), (WHY,))
 PANEL = Told(PanelDecision(8, MIX, np.stack([ONE, TWO]), ESTIMATES), ESTIMATES / 2, np.ones((2, 2)), (WHY, WHY))
@@ -37,10 +47,11 @@ def test_states_from_before_panels_are_read() -> None:
     arrays = {
         name: array
         for name, array in pack([SINGLE], [], tasks=2).items()
-        if name not in ("slot.estimate", "slot.model")
+        if name not in ("slot.estimate", "slot.model", "slot.account")
     }
     told, _ = unpack(arrays, experts=3, tasks=2)
     assert isinstance(told[0].decision, Decision)
+    assert (told[0].why[0].mean, told[0].why[0].balance) == (0.5, 0.0)
 
 
 def test_what_does_not_fit_is_refused() -> None:

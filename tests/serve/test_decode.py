@@ -6,7 +6,7 @@ import torch
 
 from moe.tiny import build
 from tanbr.merge import open as open_moe
-from tanbr.serve.decode import NotFinite, Step, Written, decode
+from tanbr.serve.decode import Joining, NotFinite, Step, Written, decode
 
 LIMITS = [3, 7, 7]
 KINDS = {"encoder_decoder": "t5_moe", "causal": "mixtral"}
@@ -65,6 +65,29 @@ def test_a_row_that_leaves_changes_nothing_for_the_others(kind: str, model: Any)
     for row, ids in enumerate(([5, 6, 7, 8, 9], [10, 11], [12, 13, 14])):
         (alone,) = decode(model, prompts(kind, [ids]), limits=[(1, 9, 4)[row]], on_step=listen)
         written = together[row]
+        assert isinstance(written, Written)
+        assert isinstance(alone, Written)
+        assert written.tokens == alone.tokens
+        assert written.confidence == pytest.approx(alone.confidence, rel=1e-9)  # float64
+
+
+def test_rows_that_join_a_running_batch_are_answered_as_if_alone_and_so_are_the_others(kind: str, model: Any) -> None:
+    model.generation_config.eos_token_id = model.config.eos_token_id = None  # only limits end a row
+    asked = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14], [20, 21, 22, 23, 24, 25, 26], [30]]
+    limits = [12, 4, 7, 5, 3]
+    coming = {2: [2, 3], 6: [4]}  # steps after which rows come: longer and shorter prompts than those at work
+    at_work: list[int] = []
+
+    def more(rows: int) -> Joining | None:
+        at_work.append(rows)
+        new = coming.get(len(at_work), [])
+        return Joining(prompts(kind, [asked[row] for row in new]), [limits[row] for row in new]) if new else None
+
+    done = decode(model, prompts(kind, asked[:2]), limits=limits[:2], on_step=listen, more=more)
+    assert at_work == [2, 2, 4, 3, 3, 3, 3, 3, 1, 1, 1]
+    for row, ids in enumerate(asked):
+        (alone,) = decode(model, prompts(kind, [ids]), limits=[limits[row]], on_step=listen)
+        written = done[row]
         assert isinstance(written, Written)
         assert isinstance(alone, Written)
         assert written.tokens == alone.tokens

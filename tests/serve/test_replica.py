@@ -185,6 +185,30 @@ def test_a_short_answer_does_not_wait_for_a_long_one(make: Made) -> None:
     long.cancel()
 
 
+@pytest.mark.parametrize("family", ["t5_moe", "mixtral"])
+def test_a_request_joins_a_batch_that_is_being_written(make: Made, family: str) -> None:
+    one, queue = make(family, workers=1, max_tokens=50 if family == "mixtral" else 100_000)
+    endless(one)
+    begun, go, done = threading.Event(), threading.Event(), threading.Event()
+
+    def hear(_: int, piece: str) -> None:
+        begun.set()
+        assert go.wait(30)
+        done.wait(0.2)  # slower than any front
+
+    alone = one.generate(["w2 w3 w4"], max_tokens=3).result(30)
+    long = one.generate(["w1"], max_tokens=45, on_token=hear)
+    assert begun.wait(30)  # the only worker is at work
+    joined = one.generate(["w2 w3 w4"], max_tokens=3)
+    joined.add_done_callback(lambda _: done.set())
+    go.set()
+    assert joined.result(30).texts == alone.texts
+    assert long.result(30).completion_tokens == (45,)
+    said = [queue.get_nowait() for _ in range(3)]
+    assert [len(one.tokens[0]) for one in said if isinstance(one, Answers) and one.tokens] == [3, 3, 45]
+    assert one.depth == 0
+
+
 def test_a_client_whose_stream_fails_fails_alone(make: Made) -> None:
     one, _ = make("t5_moe", **together(2))
     endless(one)

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tanbr.router import Tanbr
+from tanbr.router.config import RouterConfig
 from tanbr.router.records import lone_root
 from tanbr.serve.journal import OpenSlot
 from tanbr.serve.records import Phase, Reason
@@ -39,3 +41,12 @@ def test_what_the_router_did_not_choose_or_cannot_show_has_no_reason(decision, t
     assert seen.tree is tree
     assert seen.why is None
     assert math.isnan(seen.regret)
+
+
+def test_the_accounts_of_exploration_are_shown_where_there_are_any() -> None:
+    careful = Tanbr(2, 2, seed=0, config=RouterConfig().of_requests((0, 1)))
+    careful.tell(careful.ask(MIX), [0.5, 0.5], [8, 8])
+    seen = explained(view(None), careful)
+    assert seen.account is not None
+    assert (seen.account.slots, seen.account.balance) == (1, seen.account.gain + seen.account.budget)
+    assert explained(view(None), router(None)).account is None

@@ -71,6 +71,15 @@ def test_a_listing_says_columns_labels_metrics_and_scales(tmp_path) -> None:
     assert read_own(tmp_path / "tasks.toml").rows == found.rows
 
 
+def test_answers_may_be_whole_texts_each_its_own(tmp_path) -> None:
+    csv_file(tmp_path / "sum.csv", [(f"long {n}", f"short {n}") for n in range(10)])
+    (tmp_path / "tasks.toml").write_text('[[tasks]]\nname = "sum"\nfile = "sum.csv"\nmetrics = ["rouge-l"]\n')
+    found = read_own(tmp_path)
+    assert found.tasks == (Task("sum", ("rouge-l",), tuple(f"short {n}" for n in range(10))),)
+    row = found.rows["sum"][0]
+    assert found.tasks[0].labels[int(row.target)] == str(row.text).replace("long", "short")
+
+
 def test_parquet_reads_like_the_others_where_pyarrow_is(tmp_path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -117,6 +126,7 @@ def test_a_line_that_is_no_object_is_refused(line, tmp_path) -> None:
 
 LISTINGS = {
     "metric": ('name = "m"\nfile = "mood.csv"\nmetrics = ["bleu"]\n', "has the metric 'bleu'"),
+    "kinds": ('name = "m"\nfile = "mood.csv"\nmetrics = ["accuracy", "rouge-l"]\n', "choose one kind"),
     "file": ('name = "m"\nfile = "other.csv"\n', "cannot read"),
     "kind": ('name = "m"\nfile = "mood.doc"\n', "must be a file of"),
     "grade": ('name = "m"\nfile = "mood.csv"\nscale = [0, 1]\n', r"line 2: score must be a number \(got 'no'\)"),

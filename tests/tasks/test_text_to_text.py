@@ -31,12 +31,14 @@ def test_tagged_texts_name_their_task_as_t5_knows_it(row: Row, text: str) -> Non
 @pytest.mark.parametrize("task", glue.TASKS, ids=lambda task: task.name)
 def test_every_label_is_understood(task: glue.Task) -> None:
     for index in range(len(task.labels)):
-        assert understood(f" {answer(Row(task.name, '', float(index)), task)} ", task) == index
+        row = Row(task.name, "", float(index))
+        assert understood(f" {answer(row, task)} ", row, task) == index
 
 
 @given(st.floats(0, 5))
 def test_a_score_is_written_in_steps_of_a_fifth(score: float) -> None:
-    read = understood(answer(Row("STS-B", ("", ""), score), BY_NAME["STS-B"]), BY_NAME["STS-B"])
+    row = Row("STS-B", ("", ""), score)
+    read = understood(answer(row, BY_NAME["STS-B"]), row, BY_NAME["STS-B"])
     assert abs(read - score) <= 0.1 + 1e-9
     assert answer(Row("STS-B", ("", ""), score), BY_NAME["STS-B"]) in answers(BY_NAME["STS-B"])
     assert 0 <= read <= 5
@@ -47,4 +49,4 @@ def test_a_score_is_written_in_steps_of_a_fifth(score: float) -> None:
     [("neutral", "RTE"), ("3.8", "CoLA"), ("", "MNLI"), ("very", "STS-B"), ("nan", "STS-B"), ("7", "STS-B")],
 )
 def test_what_a_task_does_not_allow_is_no_answer(text: str, task: str) -> None:
-    assert understood(text, BY_NAME[task]) == NO_ANSWER
+    assert understood(text, Row(task, "", 0.0), BY_NAME[task]) == NO_ANSWER

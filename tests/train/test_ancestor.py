@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from tanbr.errors import StateError
 from tanbr.experiments import embedded
 from tanbr.moe.text import TextEncoder
+from tanbr.tasks import tiny
 from tanbr.train.ancestor import aligned
 from tanbr.train.config import PretrainConfig
 
@@ -30,7 +31,11 @@ class Stopped(Exception):
 
 
 def train(
-    out: Path, *, stop_at: tuple[str, int] | None = None, config: PretrainConfig = SMALL
+    out: Path,
+    *,
+    stop_at: tuple[str, int] | None = None,
+    config: PretrainConfig = SMALL,
+    writes: bool = False,
 ) -> list[tuple[str, int]]:
     seen: list[tuple[str, int]] = []
 
@@ -39,7 +44,7 @@ def train(
         if (phase, done) == stop_at:
             raise Stopped
 
-    embedded.train(config, out=out, report=report, command="test", survey_rows=2, survey_blends=1)
+    embedded.train(config, out=out, report=report, command="test", writes=writes, survey_rows=2, survey_blends=1)
     return seen
 
 
@@ -84,6 +89,20 @@ def test_a_corrupt_state_is_refused(tmp_path: Path) -> None:
         train(tmp_path)
 
 
+def test_one_that_writes_is_made_the_same_way_and_resumes(tmp_path: Path) -> None:
+    train(tmp_path / "whole", writes=True)
+    with pytest.raises(Stopped):
+        train(tmp_path / "halved", stop_at=("experts", 5), writes=True)
+    train(tmp_path / "halved", writes=True)
+    weights, again = (load_file(tmp_path / name / "model/model.safetensors") for name in ("whole", "halved"))
+    assert weights["decoder.block.0.layer.2.DenseReluDense.wi.weight"].shape == (8, 16, 16)
+    assert all(torch.equal(value, again[name]) for name, value in weights.items())
+    asked = [task.labels[0] for task in tiny.TASKS if not task.graded]
+    tokenizer = TextEncoder.of(tmp_path / "whole/model", vocab_size=10_000).tokenizer
+    assert tokenizer.batch_decode(tokenizer(asked)["input_ids"], skip_special_tokens=True) == asked
+    assert all(len(ids) == 2 for ids in tokenizer(asked)["input_ids"])  # an answer is a word, and the end
+
+
 def test_alignment_marks_words_whose_meaning_is_in_the_other_text() -> None:
     inputs = encoder([("the dog found the apple .", "the dog discovered a pear ."), "the dog is funny"])
     vocabulary = encoder.tokenizer.get_vocab()
@@ -94,3 +113,12 @@ def test_alignment_marks_words_whose_meaning_is_in_the_other_text() -> None:
     assert (labels[1] == -1).all()  # no pair, nothing to align
     assert meanings[vocabulary["found"]] == meanings[vocabulary["discovers"]]
     assert meanings[vocabulary["found"]] != meanings[vocabulary["bought"]]
+
+
+def test_where_inputs_do_not_say_which_text_a_word_is_of_ends_do() -> None:
+    writer = TextEncoder(embedded.writer_tokenizer(max_length=64), max_length=64)
+    texts = [("the dog found the apple .", "the dog discovered a pear ."), "the dog is funny"]
+    labels = aligned(writer(texts), embedded.meanings(writer), end=writer.tokenizer.eos_token_id)
+    #                  the dog found the apple . </s> the dog discovered a pear . </s>
+    assert labels[0].tolist() == [1, 1, 1, 1, 0, 1, -1, 1, 1, 1, 0, 0, 1, -1]
+    assert (labels[1] == -1).all()

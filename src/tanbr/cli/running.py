@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -30,6 +30,9 @@ def command_line() -> str:
 )
 @keeps("a demo keeps nothing until its end; run it again")
 def demo(
+    model: Annotated[
+        Literal["bert", "t5"], typer.Option(help="Embedded model: one that answers by a head, or one that writes.")
+    ] = "bert",
     out: Annotated[Path, typer.Option(help="Folder for report.html and demo.json.")] = Path("out/demo"),
     slots: Annotated[int, typer.Option(min=20, help="How many slots to serve.")] = 300,
     requests: Annotated[int, typer.Option(min=8, help="Requests in a slot.")] = 64,
@@ -51,7 +54,7 @@ def demo(
 
     torch.set_num_threads(1)  # a model this small is no faster on more, and far slower when they are busy
     settings = configuration.load(config)
-    moe = open_moe(embedded.path())
+    moe = open_moe(embedded.path(model))
     with (
         threadpool_limits(1),  # so are the router's matrices
         SlotDisplay(slots=slots, tasks=[task.name for task in tiny.TASKS], subject=experiment.TANBR) as display,

@@ -18,7 +18,7 @@ from tanbr.cli.running import ConfigFile, command_line
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.files import write_atomically
-from tanbr.train.config import FLAN_T5, MINILM, PretrainConfig
+from tanbr.train.config import FLAN_T5, MINILM, TINY_T5, PretrainConfig
 
 app = typer.Typer()
 
@@ -29,15 +29,18 @@ ROUTERS = (
 
 PRESETS = {
     "tiny": PretrainConfig(),
+    "tiny-t5": TINY_T5,
     "minilm": MINILM,
     "flan-t5": FLAN_T5,
 }
+_WRITER_SURVEY = {"survey_rows": 60, "survey_blends": 80}  # writing takes longer than a head's answer
 
 
 @app.command(
     epilog="Examples:\n\n    tanbr pretrain --preset tiny --out out/tiny    # again after an interruption: it resumes"
     "\n\n    tanbr pretrain --preset minilm --from minilm/ --data glue/ --out out/minilm"
     "\n\n    tanbr pretrain --preset minilm --from minilm/ --data mytasks/ --out out/mine"
+    "\n\n    tanbr pretrain --preset minilm --from minilm/ --data mytasks/ --adapters 8 --out out/lora"
 )
 @keeps("the newest states are in {out}; the same command goes on from them")
 def pretrain(
@@ -56,6 +59,9 @@ def pretrain(
     mergeable: Annotated[
         float | None, typer.Option(min=0, max=1, help="Share of steps in which experts train in random blends.")
     ] = None,
+    adapters: Annotated[
+        int | None, typer.Option(min=1, help="Train LoRA adapters of this rank, saved as PEFT does, not whole FFNs.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Tasks that train side by side, one core each.")] = 2,
     config: ConfigFile = None,
 ) -> None:
@@ -72,14 +78,17 @@ def pretrain(
     settings = configuration.load(config, over=configuration.Config(pretrain=start)).pretrain
     if mergeable is not None:
         settings = settings.model_copy(update={"mergeable": mergeable})
-    if preset != "tiny" and not (dense and source):
+    if adapters is not None:
+        settings = settings.model_copy(update={"adapters": adapters})
+    generated = preset.startswith("tiny")
+    if not generated and not (dense and source):
         raise ConfigError(f"preset {preset} needs a dense checkpoint (--from) and labelled rows (--data)")
 
     import torch
 
     torch.set_num_threads(1)  # a worker has one core; and sums are the same on every machine
     if dense is None or source is None:
-        _pretrain_tiny(settings, out)
+        _pretrain_tiny(settings, out, writes=preset == "tiny-t5")
         return
 
     from tanbr.baselines.switch import Switch
@@ -96,7 +105,8 @@ def pretrain(
             settings, dense=dense, rows=rows, held=held, unseen=unseen, out=out, report=report, tagged=tagged,
             tasks=source.tasks, gates=Switch if routing == "token" else None, workers=workers,
         )  # fmt: skip
-    picture = draw_training(Curve(out / "model.jsonl"), list(rows), out / "training.png")
+    curve = Curve.beside(model.parent if settings.adapters else model)
+    picture = draw_training(curve, list(rows), out / "training.png")
     minutes = (time.monotonic() - begun) / 60
     facts = {"command": command_line(), "minutes": minutes, "config": settings.model_dump(), "dev": figures}
     write_atomically(out / "training.json", json.dumps(facts, indent=1) + "\n")
@@ -175,11 +185,14 @@ def _tables(columns: dict[str, dict[str, float]], title: str = "the tasks' metri
     return fitted(title, ["task", *columns], rows)
 
 
-def _pretrain_tiny(settings: PretrainConfig, out: Path) -> None:
+def _pretrain_tiny(settings: PretrainConfig, out: Path, *, writes: bool) -> None:
     from tanbr.experiments import embedded as experiment
 
     with _progress() as report:
-        model, worth = experiment.train(settings, out=out, report=report, command=command_line())
+        survey = _WRITER_SURVEY if writes else {}
+        model, worth = experiment.train(
+            settings, out=out, report=report, command=command_line(), writes=writes, **survey
+        )
     console.print(experiment.tables(worth))
     console.print(f"model: {model}")
 

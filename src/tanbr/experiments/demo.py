@@ -28,6 +28,7 @@ from tanbr.types import Router
 
 TANBR, FIXED, BOUND = "tanbr", "best fixed", "best per slot"
 MODELS = 2  # of the panels
+KINDS = {"bert_moe": "BERT-MoE", "t5_moe": "T5-MoE that writes its answers"}
 SURVEY = "survey.json"  # lies beside the embedded weights
 
 # Streams of generated rows that never meet: training uses seed 0 of the train split, the monitor's history seed 1000.
@@ -102,8 +103,9 @@ def run(
     above, error = result.paired(TANBR, FIXED, tail=tail)
     second, second_error = result.paired(of_panel(TANBR), TANBR, tail=tail)
     one, several = (memory(moe, count) / 1e6 for count in (1, MODELS))
+    named = KINDS[moe.family.model_type]
     facts = (
-        ("model", f"BERT-MoE, {K} experts in each of {len(moe.sites)} FFN layers, {V} generated text tasks"),
+        ("model", f"{named}, {K} experts in each of {len(moe.sites)} FFN layers, {V} generated text tasks"),
         ("traffic", f"{slots} slots of {requests} requests, {kind} mixes (α = {alpha}), no tags"),
         (
             "tanbr above the best fixed blend",

@@ -1,4 +1,7 @@
-"""How the embedded model is made and measured: generated tasks in, a BERT-MoE and what its blends are worth out."""
+"""How the embedded models are made and measured: generated tasks in, an MoE and what its blends are worth out.
+
+One is a BERT-MoE that answers by a head, the other a T5-MoE that writes its answers.
+"""
 
 import hashlib
 from pathlib import Path
@@ -15,17 +18,18 @@ from tanbr.experiments.corpus import Progress
 from tanbr.experiments.survey import candidates, survey
 from tanbr.merge import open as open_moe
 from tanbr.moe.text import TextEncoder
-from tanbr.tasks import lexicon, tiny
+from tanbr.tasks import lexicon, text_to_text, tiny
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.train.ancestor import train_ancestor
 from tanbr.train.batches import Batches
 from tanbr.train.config import PretrainConfig
 from tanbr.train.course import Course
-from tanbr.train.objectives import Classification
+from tanbr.train.objectives import Classification, Objective, TextToText
 from tanbr.train.pretrain import train_experts
 
 SURVEY_SEED = 500  # of the train split, but not the rows that were trained on
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+WRITER_SPECIAL = ("<pad>", "</s>", "<unk>")  # T5's own
 
 
 def train(
@@ -34,10 +38,11 @@ def train(
     out: Path,
     report: Progress,
     command: str,
+    writes: bool = False,
     survey_rows: int = 250,
     survey_blends: int = 180,
 ) -> tuple[Path, Survey]:
-    """Train on the generated tasks, survey the blends, and write both into `out`/model."""
+    """Train a BERT-MoE, or a T5-MoE that `writes`, survey the blends, and write both into `out`/model."""
     names = [task.name for task in tiny.TASKS]
     space = LabelSpace(tiny.TASKS)
     rows = {}
@@ -45,13 +50,14 @@ def train(
         report("rows", done, len(names), name)
         rows[name] = tiny.generate(name, config.train_rows, seed=config.seed)
     report("rows", len(names), len(names), "")
-    encoder = TextEncoder(word_tokenizer(max_length=config.max_length), max_length=config.max_length)
+    tokenizer = (writer_tokenizer if writes else word_tokenizer)(max_length=config.max_length)
+    encoder = TextEncoder(tokenizer, max_length=config.max_length)
 
     def steps(phase: str, done: int, total: int, loss: float) -> None:
         report(phase, done, total, f"loss {loss:.3f}")
 
     out.mkdir(parents=True, exist_ok=True)
-    objective = Classification(space, encoder)
+    objective: Objective = (TextToText if writes else Classification)(space, encoder)
     batches = Batches(rows, objective=objective, sizes=[config.batch] * len(names), seed=config.seed)
     course = Course(batches, objective, config, steps)
     ancestor = train_ancestor(course, meanings=meanings(encoder), out=out / "ancestor")
@@ -71,7 +77,7 @@ def meanings(encoder: TextEncoder) -> torch.Tensor:
     result = torch.full((len(encoder.tokenizer),), -1)
     numbers: dict[str, int] = {}
     for word, token in sorted(encoder.tokenizer.get_vocab().items()):
-        if word not in SPECIAL:
+        if word not in (*SPECIAL, *WRITER_SPECIAL):
             result[token] = numbers.setdefault(lexicon.meaning(word), len(numbers))
     return result
 
@@ -91,6 +97,26 @@ def word_tokenizer(*, max_length: int) -> PreTrainedTokenizerFast:
         model_max_length=max_length,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
         **{f"{token.strip('[]').lower()}_token": token for token in SPECIAL},
+    )
+
+
+def writer_tokenizer(*, max_length: int) -> PreTrainedTokenizerFast:
+    """Make the tokenizer of a model that writes: one token a word, one an answer, and an end after each text."""
+    written = dict.fromkeys(answer for task in tiny.TASKS for answer in text_to_text.answers(task))
+    words = {word: i for i, word in enumerate(dict.fromkeys((*WRITER_SPECIAL, *tiny.vocabulary(), *written)))}
+    pad, end, unknown = WRITER_SPECIAL
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=unknown))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, words[end])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"],
+        pad_token=pad,
+        eos_token=end,
+        unk_token=unknown,
     )
 
 

@@ -88,8 +88,12 @@ def run(
     report: Progress,
     command: str,
     tagged: bool = False,
+    also: Callable[[Learner, Objective], Any] | None = None,
 ) -> dict[str, Any]:
-    """Tune norms on `rows` while a router or gates learn, and measure on `unseen` rows; all goes to `out`/router."""
+    """Tune norms on `rows` while a router or gates learn, and measure on `unseen` rows; all goes to `out`/router.
+
+    What `also` makes of the tuned learner is part of the result, before anything is asked of it or put back.
+    """
     space, folder = LabelSpace(tasks), out / check(router)
     choosing, tuning = config.router, config.finetune
     learner = _learner(checkpoint, router, space=space, rows=rows, config=config)
@@ -117,6 +121,7 @@ def run(
         origin=origin,
     )  # fmt: skip
     peak = _peak()
+    more = {} if also is None else {"also": also(learner, objective)}
     report(f"figures {router}", 0, 1, "")
     V = len(tasks)
     blends = [learner.choose(mix) for mix in (np.full(V, 1 / V), *np.eye(V))]
@@ -137,6 +142,7 @@ def run(
         "rows_a_task": tuning.eval_rows,
         "blends": blends,
         "figures": found,
+        **more,
     }
     write_atomically(folder / "finetune.json", json.dumps(to_jsonable(result), indent=1) + "\n")
     return result

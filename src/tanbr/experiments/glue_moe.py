@@ -11,6 +11,7 @@ from tanbr.moe.text import TextEncoder
 from tanbr.tasks import glue
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Task
+from tanbr.train.adapter_views import LIST
 from tanbr.train.batches import Batches
 from tanbr.train.checkpoints import digest, load, prepare
 from tanbr.train.config import PretrainConfig
@@ -36,6 +37,7 @@ def train(
 ) -> tuple[Path, dict[str, Figures]]:
     """Train one expert per task from a dense BERT or T5, early stop by `held` rows; write it to `out`/model.
 
+    With `adapters` they are LoRA adapters in `out`/adapters, and what is given is the list of them.
     With `ancestor_steps` the dense model learns all tasks first, and is written to `out`/ancestor. With `gates`,
     experts belong to no task: learned gates route every token. In the end an MoE of experts by task is scored on
     `unseen` rows, if there are any: with tags, and merged evenly.
@@ -57,5 +59,7 @@ def train(
         return train_gates(ancestor, course, gates=gates, out=out / "model"), {}
     if config.ancestor_steps:
         ancestor = train_together(ancestor, course, out=out / "ancestor")
-    model = train_experts(ancestor, course, out=out / "model", held=held, first_step=config.ancestor_steps)
+    folder = out / ("adapters" if config.adapters else "model")
+    model = train_experts(ancestor, course, out=folder, held=held, first_step=config.ancestor_steps)
+    model = model / LIST if config.adapters else model
     return model, as_trained(model, objective, unseen) if unseen else {}

@@ -1,17 +1,23 @@
-"""The small BERT-MoE that the package carries, so that everything runs with no download."""
+"""The small MoEs that the package carries, so that everything runs with no download."""
 
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from tanbr.errors import CheckpointError
 
-_FOLDER = Path(__file__).parent / "embedded_model"
+Kind: TypeAlias = Literal["bert", "t5"]  # the one answers by a head, the other writes its answers
+
+_HERE = Path(__file__).parent
+_FOLDERS: dict[Kind, tuple[str, str]] = {"bert": ("embedded_model", "tiny"), "t5": ("embedded_t5", "tiny-t5")}
 
 
-def path() -> Path:
-    """Find the embedded checkpoint's folder."""
-    if not (_FOLDER / "model.safetensors").is_file():
+def path(kind: Kind = "bert") -> Path:
+    """Find an embedded checkpoint's folder."""
+    name, preset = _FOLDERS[kind]
+    folder = _HERE / name
+    if not (folder / "model.safetensors").is_file():
         raise CheckpointError(
             "this installation lacks the embedded model; install tanbr again, "
-            "or train it with `tanbr pretrain --preset tiny` and pass the folder it writes"
+            f"or train it with `tanbr pretrain --preset {preset}` and pass the folder it writes"
         )
-    return _FOLDER
+    return folder

@@ -108,10 +108,26 @@ class DefaultModeConfig(Section):
     """How much more reward a task is expected to earn from its own expert alone than without it, before it is seen."""
     interference: tuple[tuple[float, ...], ...] = ()
     """Reward that each task loses where another's expert has the rest of the blend (V rows of V); none if empty."""
+    baseline: Literal["none", "even", "proportional"] | tuple[float, ...] = "none"
+    """Blend that is left only on evidence: even, every task's own expert at its share of the mix, or weights (K)."""
+    budget: float = Field(0.01, ge=0, le=1)
+    """Share of the baseline's reward that all exploration together may be expected to cost; 0 never leaves it."""
+    doubt: float = Field(0.5, ge=0)
+    """Standard deviations below what is expected that a blend is charged with before it is tried."""
+    margin: float = Field(0.0, ge=0)
+    """By how much a blend's bound must exceed that of the served one to replace it."""
+    steps: int = Field(6, ge=0)
+    """Gradient steps up the bound, from the baseline and from the served blend, at each ask with a baseline."""
     refits: tuple[int, ...] = (80, 160, 320, 640, 1280)
     """Told slots after which width, variance, noise and correlation are fitted; earlier fits declare the map flat."""
     forgetting: float = Field(1.0, gt=0, le=1)
     """Share of what is known that survives a slot; below 1 for rewards that drift."""
+
+
+OF_REQUESTS: dict[str, Any] = {
+    "variance": 0.01, "variances": (0.01, 0.03, 0.08, 0.15), "width": 0.5, "beta": 0.5, "opening": 1, "margin": 0.003,
+}  # fmt: skip
+"""Rewards around a baseline; chosen by hand on the tables of `benchmarks/harm.py`, seeds 100 to 105."""
 
 
 class RouterConfig(Section):
@@ -127,12 +143,13 @@ class RouterConfig(Section):
     def of_requests(self, own_experts: tuple[int, ...] = ()) -> "RouterConfig":
         """Give the settings for rewards that are means over single requests, with the requests as counts.
 
-        Where the checkpoint says which expert was trained for each task, that is the prior, and less is left to
-        explore: no slot is spent on every expert alone, and the bound is tighter. What the user has set stays.
+        The router then starts from a blend that needs no reward, and leaves it only on evidence: by the shares of the
+        mix where the checkpoint says which expert was trained for each task, else the even one. No slot is spent on
+        every expert alone, and prior and bound are those fitted to surveys of real blends. What the user has set stays.
         """
         default = self.default
-        update: dict[str, Any] = {"noise": default.request_noise}
+        update: dict[str, Any] = {"noise": default.request_noise, **OF_REQUESTS, "baseline": "even"}
         if own_experts:
-            update |= {"own_experts": own_experts, "beta": min(default.beta, 1.0), "opening": 1}
+            update |= {"own_experts": own_experts, "baseline": "proportional"}
         update = {name: value for name, value in update.items() if name not in default.model_fields_set}
         return self.model_copy(update={"default": default.model_copy(update=update)})

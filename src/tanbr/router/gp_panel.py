@@ -40,7 +40,7 @@ class Bounds(Protocol):
         """Make candidates of any blends (n, K)."""
         ...
 
-    def climbed(self, x: FloatArray, mix: TaskMix) -> list[FloatArray]:
+    def climbed(self, x: FloatArray, mix: TaskMix, *, steps: int, size: float) -> list[FloatArray]:
         """Every blend on the way up the bound from x (n, K)."""
         ...
 
@@ -72,7 +72,11 @@ def _improved(router: Bounds, found: Candidates, panel: Rows, mix: TaskMix) -> t
     """Offer each model its own tasks' proportional blend, and its own blend moved up its own mix's bound."""
     bound, blends = found.bound[panel], found.blends[panel]
     own = group_mixes(bound, mix)
-    offers = [router.climbed(blend[None], psi)[-1] for blend, psi in zip(blends, own, strict=True)]
+    config = router.config
+    offers = [
+        router.climbed(blend[None], psi, steps=config.climbs, size=config.climb_size)[-1]
+        for blend, psi in zip(blends, own, strict=True)
+    ]
     if router.config.own_experts:
         straight = _proportional(router, mix, bound.argmax(axis=0), len(panel))
         offers += [straight, 0.5 * (straight + blends)]

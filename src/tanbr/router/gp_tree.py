@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from tanbr.router.argmax import first_best
 from tanbr.router.config import DefaultModeConfig
+from tanbr.router.conservative import Account, account, baseline_of, choose_carefully
 from tanbr.router.gp_panel import choose_panel
 from tanbr.router.kernel import correlation
+from tanbr.router.ledger import Ledger, LedgerState
 from tanbr.router.panel import Candidates, Panel, group_mixes
 from tanbr.router.posterior import PooledPosterior, PosteriorState
 from tanbr.router.records import Terms, TreeView
@@ -49,6 +51,7 @@ class GpTreeState:
     mixes: FloatArray  # (recent, V) the task mixes told last
     posterior: PosteriorState
     tree: TreeState
+    ledger: LedgerState
 
 
 class GpTree:
@@ -63,6 +66,7 @@ class GpTree:
         even = np.repeat(fixed[sizes.experts][None], config.room + len(self.climbers), axis=0)
         self.posterior = PooledPosterior(np.concatenate([fixed, even]), tasks=sizes.tasks, config=config)
         self.opening = min(sizes.experts + 1, config.opening)  # first asks: the even blend, then single experts
+        self.ledger = Ledger(sizes.experts, sizes.tasks)  # of a router with a baseline
         self.asked = 0  # decisions and warm starts
         self.told = 0.0  # slots, as far as they are remembered
         self.slots = 0
@@ -76,6 +80,11 @@ class GpTree:
 
     def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:
         """Take the candidate of highest bound; one near a known arm is played as that arm."""
+        if self.config.baseline != "none":
+            self.asked += 1
+            blend, terms = choose_carefully(self, mix, open_blends)
+            self.ledger.serve(blend)
+            return blend, terms
         pool, beta = self.posterior, self.beta
         variance = pool.variance_of(mix, pool.gain)
         for blend in open_blends[-MOST_OPEN:]:
@@ -96,13 +105,13 @@ class GpTree:
             depth=int(self.tree.depth[node]) if inside else 0,
             candidates=len(bound) - self.tree.free,
         )
-        return self._snapped(blend), terms
+        return self.snapped(blend), terms
 
     def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:
         """Choose G blends jointly among all candidates and the groups' proportional blends."""
         panel = choose_panel(self, mix, models, open_blends)
         self.asked += models
-        return replace(panel, blends=np.array([self._snapped(blend) for blend in panel.blends]))
+        return replace(panel, blends=np.array([self.snapped(blend) for blend in panel.blends]))
 
     def bounded(self, blends: FloatArray, mix: TaskMix) -> Candidates:
         """Make candidates of any blends (n, K)."""
@@ -111,10 +120,7 @@ class GpTree:
 
     def candidates(self, mix: TaskMix, open_blends: list[Blend]) -> Candidates:
         """All blends whose posterior is kept, less sure of themselves where a reward is still to come."""
-        pool = self.posterior
-        usable = np.ones(len(pool.points), dtype=np.bool_)
-        usable[self.nodes] = self.tree.used
-        rows = np.flatnonzero(usable)
+        pool, rows = self.posterior, self.usable()
         node = rows - self.nodes.start
         inside = (node >= 0) & (node < self.config.room)
         depth = np.zeros(len(rows), dtype=np.int64)
@@ -128,13 +134,19 @@ class GpTree:
             pool.points[rows], pool.mean[rows], width, np.zeros(len(rows)), np.where(inside, node, -1), depth
         )
 
+    def usable(self) -> NDArray[np.intp]:
+        """Rows of the candidates: all but the tree's free room."""
+        usable = np.ones(len(self.posterior.points), dtype=np.bool_)
+        usable[self.nodes] = self.tree.used
+        return np.flatnonzero(usable)
+
     def _widths(self, gain: FloatArray, mix: TaskMix) -> FloatArray:
         """Share β deviations of ψᵀr out to the tasks by their own deviations: (n, V)."""
         deviation = np.sqrt(np.maximum(self.posterior.prior - gain, 1e-12)) * np.ones(self.sizes.tasks)
         whole = np.sqrt(self.posterior.variance_of(mix, gain))
         return np.asarray(self.beta * (whole / (deviation @ mix))[:, None] * deviation)
 
-    def _snapped(self, blend: Blend) -> Blend:
+    def snapped(self, blend: Blend) -> Blend:
         """Play a blend near a known arm as that arm."""
         pool = self.posterior
         arm, distance = pool.nearest(blend)
@@ -154,6 +166,8 @@ class GpTree:
             self.posterior.forget(self.config.forgetting)
             self.told *= self.config.forgetting
         self._absorb(blend, reward, counts)
+        if self.config.baseline != "none":
+            self.ledger.tell(mix, blend, baseline_of(self.config, self.sizes, mix), self.posterior.mean_at)
         self._remember(mix)
         if self.config.room:
             self._grow(mix)
@@ -227,20 +241,26 @@ class GpTree:
         bound = pool.mean @ mix + self.beta * np.sqrt(pool.variance_of(mix, pool.gain))
         bound[self.nodes][~self.tree.used] = -np.inf
         best = pool.points[np.argpartition(bound, -config.climbers)[-config.climbers :]]
-        pool.replace_points(self.climbers, np.concatenate(self.climbed(best, mix)))
+        met = self.climbed(best, mix, steps=config.climbs, size=config.climb_size)
+        pool.replace_points(self.climbers, np.concatenate(met))
 
-    def climbed(self, x: FloatArray, mix: TaskMix) -> list[FloatArray]:
+    def climbed(self, x: FloatArray, mix: TaskMix, *, steps: int, size: float, shrink: float = 0.5) -> list[FloatArray]:
         """Every blend (n, K) on the way up the bound from x (n, K), a few gradient steps."""
-        met, step = [x], self.config.climb_size
-        for _ in range(self.config.climbs):
+        met, step = [x], size
+        for _ in range(steps):
             slope = self.posterior.slope_of_bound(x, mix, self.beta)
             slope -= slope.mean(axis=1, keepdims=True)
             slope *= step / np.maximum(np.sqrt((slope * slope).sum(axis=1, keepdims=True)), 1e-12)
             x = np.maximum(x + slope, 0.0)
             x = keep_largest(x / x.sum(axis=1, keepdims=True), self.sizes.max_active)
             met.append(x)
-            step *= 0.5
+            step *= shrink
         return met[1:] or met
+
+    @property
+    def account(self) -> Account | None:
+        """What exploration has cost and may cost; None without a baseline."""
+        return None if self.config.baseline == "none" else account(self)
 
     def view(self) -> TreeView:
         """Show the vertex tree, renumbered so that parents come first; all of it is feasible."""
@@ -268,7 +288,9 @@ class GpTree:
     def state(self) -> GpTreeState:
         """Everything that changes, as one value."""
         mixes = np.array(list(self.mixes)).reshape(len(self.mixes), self.sizes.tasks)
-        return GpTreeState(self.slots, self.asked, self.told, mixes, self.posterior.state, self.tree.state)
+        return GpTreeState(
+            self.slots, self.asked, self.told, mixes, self.posterior.state, self.tree.state, self.ledger.state
+        )
 
     def restore(self, state: GpTreeState) -> None:
         """Undo to what `state` was."""
@@ -276,3 +298,4 @@ class GpTree:
         self.mixes = deque(state.mixes, maxlen=self.config.recent_mixes)
         self.posterior.restore(state.posterior)
         self.tree.restore(state.tree)
+        self.ledger.restore(state.ledger)

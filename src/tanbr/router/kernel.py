@@ -5,6 +5,7 @@ import numpy as np
 from tanbr.types import FloatArray
 
 CENTRE = 0.5  # prior mean of a reward in [0, 1]
+LEAST = 0.02  # weight below which a prior of shares no longer steepens
 HALF = 0.3  # weight of a task's own expert at which about half of what it adds is there
 ROOT5 = float(np.sqrt(5.0))
 
@@ -28,3 +29,17 @@ def correlation(left: FloatArray, right: FloatArray, width: float) -> FloatArray
 def rise(weight: FloatArray | float) -> FloatArray | float:
     """How much of what its own expert adds a task has when the expert has this weight: 0 at 0, 1 at 1, concave."""
     return weight * (1.0 + HALF) / (weight + HALF)
+
+
+def share_value(weight: FloatArray) -> FloatArray:
+    """How much of what it can add an expert is expected to add at a weight: 0 at 0, 1 at 1, a logarithm above `LEAST`.
+
+    Σ_v ψ_v·share_value(x_v) is highest, over the simplex, where x = ψ (shares below `LEAST` fall away).
+    """
+    whole = 1.0 - np.log(LEAST)
+    return np.asarray((np.log(np.maximum(weight, LEAST) / LEAST) + np.minimum(weight / LEAST, 1.0)) / whole)
+
+
+def share_slope(weight: FloatArray) -> FloatArray:
+    """Derivative of `share_value`."""
+    return np.asarray(1.0 / (np.maximum(weight, LEAST) * (1.0 - np.log(LEAST))))

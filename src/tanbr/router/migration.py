@@ -2,16 +2,15 @@
 
 from tanbr.state import Arrays
 
-LAYOUT = 2  # written into the header; states without it are of layout 1
+LAYOUT = 3  # written into the header; states without it are of layout 1
+PANELS = 2  # the layout that came with panels
 FIT = ("width", "noise", "variance", "correlation")
 
 
 def migrated(policy: Arrays, like: Arrays, layout: int) -> Arrays:
     """Rename the arrays of a policy; `like` are those of a fresh one, for what was not written then."""
-    if layout >= LAYOUT:
-        return policy
-    old = dict(policy)
-    if "numbers" not in old:
+    old = {name: array for name, array in like.items() if name.startswith("ledger.") and layout < LAYOUT} | policy
+    if layout >= PANELS or "numbers" not in old:
         return old
     numbers = old.pop("numbers")
     if "posterior.fit" in old:  # the default router

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tanbr.errors import StateError
 from tanbr.router.config import DefaultModeConfig
 from tanbr.router.fit import best_fit
-from tanbr.router.kernel import CENTRE, HALF, correlation, matern, rise
+from tanbr.router.kernel import CENTRE, correlation, matern, share_slope, share_value
 from tanbr.types import Blend, Counts, FloatArray, Reward
 
 FIRST_ARMS = 16  # room at first, doubled when it is full
@@ -54,6 +54,8 @@ class PooledPosterior:
     def __init__(self, points: FloatArray, *, tasks: int, config: DefaultModeConfig) -> None:
         size, (count, experts) = min(FIRST_ARMS, config.arms), points.shape
         self.config, self.tasks = config, tasks
+        fixed = {"none": None, "proportional": None, "even": np.full(experts, 1.0 / experts)}
+        self._shares = fixed[config.baseline] if isinstance(config.baseline, str) else np.array(config.baseline)
         self.width, self.noise = config.width, config.noise**2  # ℓ, variance of one request's reward
         self.variance = config.variance  # s²
         self.correlation = config.correlation  # of two tasks' rewards
@@ -77,10 +79,14 @@ class PooledPosterior:
 
     def expected(self, points: FloatArray) -> FloatArray | float:
         """Prior mean of the rewards at points (n, K): (n, V), or one number for all."""
-        own = list(self.config.own_experts)
-        if not own:
+        config, own = self.config, list(self.config.own_experts)
+        if own:
+            even = share_value(np.array(1.0 / points.shape[1]))
+            return np.asarray(CENTRE + config.own_lift * (share_value(points[:, own]) - even))
+        if self._shares is None:
             return CENTRE
-        return np.asarray(CENTRE + self.config.own_lift * (rise(points[:, own]) - rise(1.0 / points.shape[1])))
+        fall = (share_value(points) - share_value(self._shares)) @ self._shares  # 0 at the baseline, below it elsewhere
+        return np.asarray(np.repeat(CENTRE + config.own_lift * fall[:, None], self.tasks, axis=1))
 
     def kernel(self, points: FloatArray) -> FloatArray:
         """Kernel of points (n, K) with the arms in use: (n, used)."""
@@ -113,7 +119,9 @@ class PooledPosterior:
         pull *= -5.0 * self.variance / (3.0 * width * width)
         slope = points * pull.sum(axis=1)[:, None] - pull @ self.arms[:used]
         for task, expert in enumerate(self.config.own_experts):
-            slope[:, expert] += mix[task] * self.config.own_lift * HALF * (1.0 + HALF) / (points[:, expert] + HALF) ** 2
+            slope[:, expert] += mix[task] * self.config.own_lift * share_slope(points[:, expert])
+        if self._shares is not None and not self.config.own_experts:
+            slope += self.config.own_lift * self._shares * share_slope(points)
         return np.asarray(slope)
 
     def _mixed(self, mix: FloatArray, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -137,7 +145,11 @@ class PooledPosterior:
 
     def variance_of(self, mix: FloatArray, gain: FloatArray) -> FloatArray:
         """Variance of ψᵀr where kᵀAk is `gain` (n, M): (n,). Two tasks' rewards are taken to correlate alike."""
-        return self._mixed(mix, np.maximum(self.prior - gain, 1e-12))[0]
+        return self.mixed_variance(mix, self.prior - gain)
+
+    def mixed_variance(self, mix: FloatArray, variance: FloatArray) -> FloatArray:
+        """Variance of ψᵀr from the tasks' variances (n, M): (n,)."""
+        return self._mixed(mix, np.maximum(variance, 1e-12))[0]
 
     def prior_of(self, mix: FloatArray) -> float:
         """Variance of ψᵀr before anything was told."""
@@ -224,6 +236,17 @@ class PooledPosterior:
         """Mean (n, V) and gain (n, M) at other points (n, K)."""
         kernel = self.kernel(points)
         return self.expected(points) + kernel @ self.alpha[: self.used], self._gain(kernel)
+
+    def mean_at(self, points: FloatArray) -> FloatArray:
+        """Mean (n, V) at other points (n, K)."""
+        return np.asarray(self.expected(points) + self.kernel(points) @ self.alpha[: self.used])
+
+    def contrast(self, points: FloatArray, rows: FloatArray, gain: FloatArray, other: Blend) -> FloatArray:
+        """Variance (n, M) of the difference to another blend's reward, at points (n, K) with kernel rows (n, used)."""
+        row = self.kernel(other[None])  # (1, used)
+        alike = self.config.mean_variance + self.variance * correlation(points, other[None], self.width)
+        shared = alike - rows @ (self.inverse[:, : self.used, : self.used] @ row[0]).T
+        return np.maximum((self.prior - gain) + (self.prior - self._gain(row)) - 2.0 * shared, 0.0)
 
     def replace_points(self, rows: NDArray[np.intp], points: FloatArray) -> None:
         """Put new points (n, K) into the given rows."""

@@ -10,8 +10,10 @@ from tanbr.errors import InputError
 from tanbr.router.algorithm1 import Algorithm1
 from tanbr.router.ask_tell import AskTell, Policy
 from tanbr.router.config import RouterConfig
+from tanbr.router.conservative import Account
 from tanbr.router.gp_tree import GpTree
 from tanbr.router.sizes import Sizes, as_size
+from tanbr.types import as_blend
 
 Mode = Literal["default", "paper"]
 
@@ -45,6 +47,7 @@ class Tanbr(AskTell):
         harm = config.default.interference
         if harm and (np.shape(harm) != (tasks, tasks) or not np.isfinite(harm).all()):
             raise InputError(f"interference must be a table of {tasks} by {tasks} numbers (got shape {np.shape(harm)})")
+        _check_baseline(config, sizes)
         rng = np.random.default_rng(seed)
         policy: Policy
         if mode == "default":
@@ -57,6 +60,11 @@ class Tanbr(AskTell):
         settings = {"mode": mode, "seed": seed, "config": config.model_dump(mode="json")}
         super().__init__(policy, rng, sizes, settings=settings, history=config.history)
 
+    @property
+    def account(self) -> Account | None:
+        """What exploration has cost and may cost, in plain numbers; None without a baseline, and in mode "paper"."""
+        return self._policy.account if isinstance(self._policy, GpTree) else None
+
     @classmethod
     def least_numbers(cls, settings: Mapping[str, Any]) -> int:
         """The points of the posterior, or the weights of the network."""
@@ -64,3 +72,16 @@ class Tanbr(AskTell):
         if settings["mode"] == "paper":
             return config.paper.parameters(experts, int(settings["tasks"]))
         return experts * max(config.default.pool, experts) + experts * config.default.room
+
+
+def _check_baseline(config: RouterConfig, sizes: Sizes) -> None:
+    baseline = config.default.baseline
+    if baseline == "proportional" and not config.default.own_experts:
+        raise InputError(
+            'baseline "proportional" needs own_experts, the expert of each task; name them or choose "even"'
+        )
+    if not isinstance(baseline, str):
+        try:
+            as_blend(baseline, experts=sizes.experts, max_active=sizes.max_active)
+        except InputError as error:
+            raise InputError(f"baseline: {error}") from None

@@ -62,6 +62,7 @@ class Batcher:
             batch=batch,
             hand_over=self._hand_over,
             put_back=self._put_back,
+            take_more=self._take_more,
             outbox=outbox,
             observer=observer,
         )
@@ -238,6 +239,15 @@ class Batcher:
         self._observer.queue(depth)
         return jobs, lineup, busy
 
+    def _take_more(self, lineup: Lineup, place: int, room: int) -> list[Job]:
+        """Take what waits for a model that is at work and has room; nothing once others answer."""
+        with self._lock:
+            if room < 1 or not self._encoded or lineup is not self._engine.lineup or lineup is not self._lineup:
+                return []
+            jobs = self._first_of(place, room, whole=True)
+            self._waiting -= sum(len(job.texts) for job in jobs)
+            return jobs
+
     def _wait_for_more(self) -> None:
         """Let a batch that is not full wait a while; another worker may take it meanwhile."""
         ends = time.monotonic() + self._wait
@@ -251,12 +261,16 @@ class Batcher:
         Workers that are free share what waits, unless it has waited to be together: two half batches at once are
         sooner done than a whole one.
         """
-        first, waiting = self._encoded[0], sum(len(job.texts) for job in self._encoded)
+        waiting = sum(len(job.texts) for job in self._encoded)
         room = self._batch if self._wait else min(self._batch, math.ceil(waiting / self._free))
+        return self._first_of(self._encoded[0].place, room, whole=False)
+
+    def _first_of(self, place: int, room: int, *, whole: bool) -> list[Job]:
+        """Take the jobs for a model that have waited longest, as many as fit; unless `whole`, the first always does."""
         jobs: list[Job] = []
         for job in self._encoded:
-            if job.place == first.place:
-                if jobs and len(job.texts) > room:
+            if job.place == place:
+                if (jobs or whole) and len(job.texts) > room:
                     break
                 jobs.append(job)
                 room -= len(job.texts)

@@ -1,11 +1,14 @@
-"""Greedy decoding of a batch, for encoder-decoder and for causal models. Rows leave as soon as they end."""
+"""Greedy decoding of a batch, by encoder-decoder and causal models. Rows leave as soon as they end, others join."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 
@@ -30,24 +33,38 @@ class Step:
     ended: dict[int, Written] = field(default_factory=dict)  # row → what was written for it in all
 
 
-Decoded: TypeAlias = list[Written | None]  # (n,); None for a row that was given up
+@dataclass(frozen=True)
+class Joining:
+    """Prompts that join a running batch."""
+
+    inputs: Mapping[str, Tensor]  # (n, length) each, padded as the first ones
+    limits: Sequence[int]  # (n,)
+
+
+Decoded: TypeAlias = list[Written | None]  # (n,), those that joined at the end; None for a row that was given up
 OnStep: TypeAlias = Callable[[Step], Collection[int]]  # hears each step; the rows to give up
+More: TypeAlias = Callable[[int], Joining | None]  # with so many rows at work, who joins them; their rows come next
 
 
 @torch.inference_mode()
-def decode(model: Any, inputs: Mapping[str, Tensor], *, limits: Sequence[int], on_step: OnStep) -> Decoded:
+def decode(
+    model: Any, inputs: Mapping[str, Tensor], *, limits: Sequence[int], on_step: OnStep, more: More | None = None
+) -> Decoded:
     """Write at most limits[i] ≥ 1 tokens for row i of `inputs` (n, length), padded on the left for a causal model.
 
-    Raises NotFinite in the step in which a row's logits are not.
+    Between two steps others may join (`more`), as long as some of the rows are at work. Raises NotFinite in the step in
+    which a row's logits are not.
     """
-    ends = _ends(model)
-    step = _EncoderDecoder(model, inputs) if model.config.is_encoder_decoder else _Causal(model, inputs)
+    ends, start = _ends(model), _EncoderDecoder if model.config.is_encoder_decoder else _Causal
+    batch: _Batch = start(model, inputs)
+    limits = list(limits)
     done: Decoded = [None] * len(limits)
     tokens: list[list[int]] = [[] for _ in limits]
     total = [0.0] * len(limits)
-    rows, chosen = list(range(len(limits))), step.first  # the rows still in the batch
+    rows = list(range(len(limits)))  # those still in the batch
+    logits = batch.step(batch.first)  # (rows, words)
     while rows:
-        likely, chosen = step(chosen).float().softmax(dim=-1).max(dim=-1)  # (rows,)
+        likely, chosen = logits.float().softmax(dim=-1).max(dim=-1)  # (rows,)
         if not torch.isfinite(likely).all():
             raise NotFinite
         heard = Step()
@@ -62,47 +79,95 @@ def decode(model: Any, inputs: Mapping[str, Tensor], *, limits: Sequence[int], o
                 done[row] = heard.ended[row] = Written(tuple(tokens[row]), stopped, total[row] / count)
         gone = {*heard.ended, *on_step(heard)}
         kept = [place for place, row in enumerate(rows) if row not in gone]
-        if 0 < len(kept) < len(rows):
-            places = torch.tensor(kept, device=chosen.device)
-            step.keep(places)
-            chosen = chosen[places]
         rows = [rows[place] for place in kept]
+        if not rows:
+            break
+        if len(kept) < len(chosen):
+            places = torch.tensor(kept, device=chosen.device)
+            batch.keep(places)
+            chosen = chosen[places]
+        logits = batch.step(chosen)
+        joining = more(len(rows)) if more is not None and batch.joins else None
+        if joining is not None:
+            others = start(model, joining.inputs)
+            logits = torch.cat([logits, others.step(others.first)])
+            batch.absorb(others)
+            rows += range(len(limits), len(limits) + len(joining.limits))
+            limits += joining.limits
+            done += [None] * len(joining.limits)
+            tokens += [[] for _ in joining.limits]
+            total += [0.0] * len(joining.limits)
     return done
 
 
-class _EncoderDecoder:
+class _Batch(ABC):
+    """Prompts that are being answered, and what the model remembers of them."""
+
+    first: Tensor  # what the first step takes
+
+    @abstractmethod
+    def step(self, last: Tensor) -> Tensor:
+        """Logits (n, words) after the tokens (n,)."""
+
+    @abstractmethod
+    def keep(self, places: Tensor) -> None:
+        """Go on with these rows alone."""
+
+    @property
+    @abstractmethod
+    def joins(self) -> bool:
+        """Whether others can join: all that was read is remembered, none of it by its place in a window."""
+
+    @abstractmethod
+    def absorb(self, others: Any) -> None:
+        """Go on with the rows of another batch below these; both have taken a step."""
+
+
+class _EncoderDecoder(_Batch):
     def __init__(self, model: Any, inputs: Mapping[str, Tensor]) -> None:
         self._model, self._mask = model, inputs["attention_mask"]
-        self._encoded = model.get_encoder()(input_ids=inputs["input_ids"], attention_mask=self._mask)
+        self._encoded = model.get_encoder()(input_ids=inputs["input_ids"], attention_mask=self._mask).last_hidden_state
         self._past: Any = None
+        self._written = self._mask.new_zeros((len(self._mask), 0))  # (n, steps) 1 where a row has written
         self.first = torch.full((len(self._mask),), decoder_start(model), device=self._mask.device)
 
-    def __call__(self, last: Tensor) -> Tensor:
-        """Logits (n, words) after the tokens (n,)."""
+    def step(self, last: Tensor) -> Tensor:
+        self._written = F.pad(self._written, (0, 1), value=1)
         result = self._model(
-            encoder_outputs=self._encoded,
+            encoder_outputs=BaseModelOutput(last_hidden_state=self._encoded),
             attention_mask=self._mask,
             decoder_input_ids=last[:, None],
+            decoder_attention_mask=None if self._written.all() else self._written,
             past_key_values=self._past,
             use_cache=True,
         )
         self._past = result.past_key_values
-        return result.logits[:, -1]
+        logits: Tensor = result.logits[:, -1]
+        return logits
 
     def keep(self, places: Tensor) -> None:
-        """Go on with these rows alone."""
-        self._mask = self._mask[places]
-        self._encoded = BaseModelOutput(last_hidden_state=self._encoded.last_hidden_state[places])
+        self._mask, self._written, self._encoded = (one[places] for one in (self._mask, self._written, self._encoded))
         self._past.batch_select_indices(places)
 
+    @property
+    def joins(self) -> bool:
+        return _remembers_all(self._past.self_attention_cache) and _remembers_all(self._past.cross_attention_cache)
 
-class _Causal:
+    def absorb(self, others: "_EncoderDecoder") -> None:
+        self._mask = _below(self._mask, others._mask, dim=1, left=False)
+        self._encoded = _below(self._encoded, others._encoded, dim=1, left=False)
+        self._written = _below(self._written, others._written, dim=1, left=True)
+        _join(self._past.self_attention_cache, others._past.self_attention_cache, left=True)
+        _join(self._past.cross_attention_cache, others._past.cross_attention_cache, left=False)
+
+
+class _Causal(_Batch):
     def __init__(self, model: Any, inputs: Mapping[str, Tensor]) -> None:
         self._model, self._mask = model, inputs["attention_mask"]
         self._past: Any = None
         self.first = inputs["input_ids"]
 
-    def __call__(self, last: Tensor) -> Tensor:
+    def step(self, last: Tensor) -> Tensor:
         """Logits (n, words) after the prompts (n, length), then after single tokens (n,)."""
         new = last if last.dim() == 2 else last[:, None]
         if self._past is not None:
@@ -117,12 +182,42 @@ class _Causal:
             logits_to_keep=1,
         )
         self._past = result.past_key_values
-        return result.logits[:, -1]
+        logits: Tensor = result.logits[:, -1]
+        return logits
 
     def keep(self, places: Tensor) -> None:
-        """Go on with these rows alone."""
         self._mask = self._mask[places]
         self._past.batch_select_indices(places)
+
+    @property
+    def joins(self) -> bool:
+        return _remembers_all(self._past)
+
+    def absorb(self, others: "_Causal") -> None:
+        self._mask = _below(self._mask, others._mask, dim=1, left=True)
+        _join(self._past, others._past, left=True)
+
+
+def _remembers_all(cache: Any) -> bool:
+    return all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+def _join(cache: Any, others: Any, *, left: bool) -> None:
+    """Put the keys and values (n, heads, length, D) of another cache below those of one."""
+    for mine, theirs in zip(cache.layers, others.layers, strict=True):
+        mine.keys = _below(mine.keys, theirs.keys, dim=2, left=left)
+        mine.values = _below(mine.values, theirs.values, dim=2, left=left)
+
+
+def _below(one: Tensor, other: Tensor, *, dim: int, left: bool) -> Tensor:
+    """Put a tensor below another, the shorter along `dim` padded with zeros on its left or right."""
+    longest = max(one.shape[dim], other.shape[dim])
+
+    def padded(part: Tensor) -> Tensor:
+        lack = longest - part.shape[dim]
+        return F.pad(part, (0, 0) * (part.dim() - 1 - dim) + ((lack, 0) if left else (0, lack)))
+
+    return torch.cat([padded(one), padded(other)])
 
 
 def decoder_start(model: Any) -> int:

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from tanbr.moe.text import TextEncoder
+from tanbr.moe.text import Inputs, TextEncoder
 from tanbr.serve.decode import NotFinite, Step
 from tanbr.serve.detokenise import TextStream
 from tanbr.serve.engine import Engine
@@ -29,15 +29,19 @@ class ModelRuns:
         batch: int,
         hand_over: Callable[[list[Job], Callable[[], None]], None],
         put_back: Callable[[list[Job]], None],
+        take_more: Callable[[Lineup, int, int], list[Job]],
         outbox: Outbox,
         observer: Observer,
     ) -> None:
         self._engine, self._encoder, self._front = engine, encoder, front
         self._batch, self._outbox, self._observer = batch, outbox, observer
-        self._hand_over, self._put_back = hand_over, put_back
+        self._hand_over, self._put_back, self._take_more = hand_over, put_back, take_more
 
-    def answer(self, jobs: Sequence[Job], lineup: Lineup) -> int:
-        """Answer jobs of one model together, or if that fails one by one; how many texts were answered at once."""
+    def answer(self, jobs: list[Job], lineup: Lineup) -> int:
+        """Answer jobs of one model together, or if that fails one by one; how many texts were answered at once.
+
+        To a model that writes, jobs that come meanwhile are added.
+        """
         try:
             return self._answer(jobs, lineup)
         except Exception as error:  # whatever the model raises must not end the thread
@@ -50,13 +54,16 @@ class ModelRuns:
             self._observer.alarm(f"a batch failed: {said}")
             return 0
 
-    def _answer(self, jobs: Sequence[Job], lineup: Lineup) -> int:
-        jobs = [job for job in jobs if job.wanted]
+    def _answer(self, jobs: list[Job], lineup: Lineup) -> int:
+        jobs[:] = [job for job in jobs if job.wanted]
         if not jobs:
             return 0
         with self._engine.using(lineup, jobs[0].place) as live:
             try:
-                (self._write if self._engine.writes else self._classify)(jobs, live)
+                if self._engine.writes:
+                    self._write(jobs, live, lineup)
+                else:
+                    self._classify(jobs, live)
                 return sum(len(job.texts) for job in jobs)
             except NotFinite:
                 pass
@@ -84,14 +91,29 @@ class ModelRuns:
             job.left = True
         self._hand_over(list(jobs), partial(self._front.classified, jobs, logits, live))
 
-    def _write(self, jobs: Sequence[Job], live: Live) -> None:
-        """Decode all prompts together. A job leaves when its last prompt has, or when its client gives up."""
-        places = [(job, prompt) for job in jobs for prompt in range(len(job.texts))]
-        streams = {
-            row: TextStream(self._encoder.tokenizer) for row, (job, _) in enumerate(places) if job.on_token is not None
-        }
-        for job in jobs:
-            job.written = {}
+    def _write(self, jobs: list[Job], live: Live, lineup: Lineup) -> None:
+        """Decode all prompts together. A job leaves when its last prompt has, or when its client gives up.
+
+        Others join as long as this version is what answers.
+        """
+        places: list[tuple[Job, int]] = []  # job and prompt of each row
+        streams: dict[int, TextStream] = {}
+
+        def begin(some: Sequence[Job]) -> tuple[Inputs, list[int]]:
+            for job in some:
+                job.written = {}
+                if job.on_token is not None:
+                    new = range(len(places), len(places) + len(job.texts))
+                    streams.update((row, TextStream(self._encoder.tokenizer)) for row in new)
+                places.extend((job, prompt) for prompt in range(len(job.texts)))
+            rows = {name: [row for job in some for row in job.columns[name]] for name in some[0].columns}
+            limits = [limit for job in some for limit in job.limits]
+            return self._encoder.pad(rows, left=live.backend.causal), limits
+
+        def more(at_work: int) -> tuple[Inputs, list[int]] | None:
+            came = self._take_more(lineup, live.place, self._batch - at_work)
+            jobs.extend(came)
+            return begin(came) if came else None
 
         def tell(row: int, piece: str) -> None:
             job, prompt = places[row]
@@ -116,7 +138,5 @@ class ModelRuns:
                     self._hand_over([job], partial(self._front.wrote, job, live))
             return [row for row, (job, _) in enumerate(places) if not job.wanted]
 
-        rows = {name: [row for job in jobs for row in job.columns[name]] for name in jobs[0].columns}
-        limits = [limit for job in jobs for limit in job.limits]
-        inputs = self._encoder.pad(rows, left=live.backend.causal)
-        live.backend.generate(inputs, limits=limits, on_step=on_step)
+        inputs, limits = begin(jobs)
+        live.backend.generate(inputs, limits=limits, on_step=on_step, more=more)

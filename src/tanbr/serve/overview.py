@@ -79,6 +79,7 @@ def state_now(learner: Learner, replica: Replica, *, uptime: float) -> ServiceSt
         last_pause_seconds=replica.engine.pause_seconds,
         uptime=uptime,
         models=_models(learner, view.opened),
+        exploration=view.account,
     )
 
 

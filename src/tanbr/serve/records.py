@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Literal, Protocol, TypeAlias
 
 from tanbr.errors import TanbrError
+from tanbr.router import Account
 from tanbr.types import Blend, Counts, FloatArray, Reward, SlotRecord, TaskMix
 
 Outcome: TypeAlias = Literal["accepted", "repeated", "unknown"]
@@ -188,6 +189,7 @@ class ServiceState:
     last_pause_seconds: float  # how long low_memory's merge kept requests waiting; the swap itself otherwise
     uptime: float
     models: tuple[ModelView, ...] = ()  # that answer; merge_version and blend are those of the first
+    exploration: Account | None = None  # what it has cost and may cost; None if the router has no baseline
 
 
 @dataclass(frozen=True, eq=False)

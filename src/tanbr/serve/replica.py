@@ -1,6 +1,6 @@
 """What answers: an engine and its batches. It does as the learner says, and says what it answered; no more."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,7 +14,7 @@ from tanbr.serve.front import Repair
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.jobs import Job
 from tanbr.serve.messages import Outbox
-from tanbr.serve.prompts import Room
+from tanbr.serve.prompts import Room, chat_prompt
 from tanbr.serve.records import Answered, Generated, Observer, OnToken, Silent
 from tanbr.types import FloatArray, Text
 
@@ -82,6 +82,10 @@ class Replica:
             raise InputError("this model classifies; it cannot write text")
         self.room.check(max_tokens)
         return self._queue(Job(prompts, max_tokens=max_tokens, on_token=on_token, named=named))
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template."""
+        return chat_prompt(self.engine.encode.tokenizer, messages)
 
     @property
     def depth(self) -> int:

@@ -4,7 +4,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -277,6 +277,10 @@ class Service:
         Raises and fails as `submit` does.
         """
         return self._replica.generate(prompts, max_tokens=max_tokens, on_token=on_token, named=named(self._tasks, task))
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template."""
+        return self._replica.chat(messages)
 
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
         """Take in rewards; they are on disk when this returns. Blocks for a few milliseconds.

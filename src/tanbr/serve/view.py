@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tanbr.router import Account
 from tanbr.serve.journal import OpenSlot
 from tanbr.serve.records import Phase, Why
 from tanbr.types import PanelDecision, Router, SlotRecord, Terms, TreeView
@@ -22,11 +23,13 @@ class View:
     regret: float = math.nan
     why: Why | None = None
     tree: TreeView | None = None
+    account: Account | None = None  # of a router that leaves its baseline only on evidence
 
 
 def explained(view: View, router: Router) -> View:
     """Add the router's tree, and why it chose what is served, if it did."""
     tree, decision = router.tree, view.opened.decision
+    view = replace(view, account=getattr(router, "account", None))
     if decision is None or tree is None:
         return replace(view, tree=tree)
     if isinstance(decision, PanelDecision):

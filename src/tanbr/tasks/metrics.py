@@ -41,7 +41,12 @@ METRICS: dict[str, Measure] = {
 
 
 def figure(task: Task, target: FloatArray, answer: FloatArray) -> float:
-    """Score answers (n,) against targets (n,): the mean of the task's metrics, as in the paper's Table II."""
+    """Score answers (n,) against targets (n,): the mean of the task's metrics, as in the paper's Table II.
+
+    Where whole texts are wanted, answers are scores already.
+    """
+    if task.written:
+        return float(np.mean(answer))
     return float(np.mean([METRICS[name](target, answer) for name in task.metrics]))
 
 
@@ -88,7 +93,7 @@ class LabelSpace:
         """Read what is meant by an answer to each row (n,): label index (−1: none of the task's) or score."""
         if any(isinstance(answer, str) for answer in answers):
             pairs = zip(answers, rows, strict=True)
-            return np.array([text_to_text.understood(str(answer), self.task(row.task)) for answer, row in pairs])
+            return np.array([text_to_text.understood(str(answer), row, self.task(row.task)) for answer, row in pairs])
         return self.answers(rows, np.array(answers).reshape(len(rows), len(self.columns)))
 
     def answers(self, rows: Sequence[Row], logits: FloatArray) -> FloatArray:
@@ -100,6 +105,8 @@ class LabelSpace:
             if task.graded:
                 low, high = task.scale
                 answers[i] = low + (high - low) / (1.0 + np.exp(-logits[i, self.columns.index(task.name)]))
+            elif task.written:
+                answers[i] = text_to_text.understood(self.columns[best[i]], row, task)
             else:
                 label = self.columns[best[i]]
                 answers[i] = task.labels.index(label) if label in task.labels else -1
@@ -112,7 +119,9 @@ class LabelSpace:
             task = self.task(row.task)
             error = abs(answers[i] - row.target)
             low, high = task.scale
-            if task.graded:
+            if task.written:
+                rewards[i] = answers[i]
+            elif task.graded:
                 rewards[i] = max(0.0, 1.0 - 2 * error / (high - low)) if low <= answers[i] <= high else 0.0
             else:
                 rewards[i] = float(error == 0)

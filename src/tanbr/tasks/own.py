@@ -6,7 +6,7 @@
         topic.jsonl                  file = "reviews.csv"         # beside tasks.toml
                                      text = "review"              # columns, where they have other names
     columns: text, label;            label = "stars"
-    text2 for pairs of texts;        metrics = ["accuracy", "f1"]
+    text2 for pairs of texts;        metrics = ["accuracy", "f1"] # or ["rouge-l"]: labels are texts to be written
     task, if a file has several      scale = [1.0, 5.0]           # labels are grades on it
 
 Without `NAME.dev.csv` a fifth of a task's rows, drawn by seed, is left out of training for requests and figures.
@@ -28,6 +28,7 @@ from tanbr.config import Section, read
 from tanbr.errors import DataError
 from tanbr.tasks.metrics import METRICS
 from tanbr.tasks.rows import Row, Task
+from tanbr.tasks.written import WRITTEN
 from tanbr.types import Text
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -127,9 +128,12 @@ def _listed(listing: Path) -> list[_Group]:
     if len(set(names)) < len(names):
         raise DataError(f"{listing} names a task twice ({', '.join(names)}); give every task its own name")
     for about in found:
-        odd = next((name for name in about.metrics if name not in METRICS), None)
+        odd = next((name for name in about.metrics if name not in METRICS | WRITTEN), None)
         if odd is not None:
-            raise DataError(f"{listing}: {about.name} has the metric {odd!r}; known: {', '.join(METRICS)}")
+            known = ", ".join(METRICS | WRITTEN)
+            raise DataError(f"{listing}: {about.name} has the metric {odd!r}; known: {known}")
+        if {name in WRITTEN for name in about.metrics} == {True, False}:
+            raise DataError(f"{listing}: {about.name} has metrics of labels and of whole texts; choose one kind")
     return [
         (
             about,
@@ -238,6 +242,8 @@ def _task(about: TaskFile, entries: Sequence[_Entry]) -> Task:
         return Task(about.name, about.metrics or ("pearson", "spearman"), scale=(low, high), pair=pair)
     counts = Counter(entry.values[about.label].strip() for entry in entries)
     labels = about.labels or tuple(sorted(label for label in counts if label))
+    if set(about.metrics) & set(WRITTEN):  # every answer may be a text of its own
+        return Task(about.name, about.metrics, labels, pair=pair)
     rare = next((label for label in labels if counts[label] < 2), None)
     if rare is not None:
         raise DataError(f"task {about.name}: the label {rare!r} appears {counts[rare]} times; give two rows or more")

@@ -3,15 +3,19 @@
 from dataclasses import dataclass
 
 from tanbr.errors import DataError
+from tanbr.tasks.written import WRITTEN
 from tanbr.types import Text
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A text task. Classification has `labels`; graded tasks have none, and a score in `scale` instead."""
+    """A text task. Classification has `labels`; graded tasks have none, and a score in `scale` instead.
+
+    Where whole texts are wanted, `labels` are all of these, and the metrics say how near an answer comes to its own.
+    """
 
     name: str
-    metrics: tuple[str, ...]  # names in `metrics.METRICS`; the task's own figure is their mean
+    metrics: tuple[str, ...]  # names in `metrics.METRICS` or in `written.WRITTEN`; the task's figure is their mean
     labels: tuple[str, ...] = ()
     scale: tuple[float, float] = (0.0, 0.0)
     pair: bool = False  # whether a text is a pair of texts
@@ -20,6 +24,11 @@ class Task:
     def graded(self) -> bool:
         """Whether the target is a number on `scale` rather than one of `labels`."""
         return not self.labels
+
+    @property
+    def written(self) -> bool:
+        """Whether answers are whole texts, each scored by how near it comes to the one that was wanted."""
+        return any(name in WRITTEN for name in self.metrics)
 
     def target(self, value: str, *, where: str) -> float:
         """Read a label, or a score on the scale; what it cannot be is a sentence that says `where` it stands."""

@@ -6,6 +6,7 @@ label; a score is written in steps of 0.2, as T5 does for STS-B.
 """
 
 from tanbr.tasks.rows import Row, Task
+from tanbr.tasks.written import score
 from tanbr.types import Text
 
 STEP = 0.2  # between two scores that can be written
@@ -45,13 +46,18 @@ def answers(task: Task) -> list[str]:
     return [f"{step * STEP:.1f}" for step in range(low, high + 1)]
 
 
-def understood(text: str, task: Task) -> float:
-    """Read an answer as a row's target: the label's index or the score; −1 for whatever the task does not allow."""
+def understood(text: str, row: Row, task: Task) -> float:
+    """Read an answer as a row's target: the label's index or the score; −1 for whatever the task does not allow.
+
+    Where whole texts are wanted, it is how near the answer comes to the row's own, in [0, 1].
+    """
     text = text.strip()
+    if task.written:
+        return score(task.metrics, text, task.labels[int(row.target)])
     if not task.graded:
         return float(task.labels.index(text)) if text in task.labels else NO_ANSWER
     try:
-        score = float(text)
+        grade = float(text)
     except ValueError:
         return NO_ANSWER
-    return score if task.scale[0] <= score <= task.scale[1] else NO_ANSWER
+    return grade if task.scale[0] <= grade <= task.scale[1] else NO_ANSWER

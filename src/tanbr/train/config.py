@@ -49,6 +49,10 @@ class PretrainConfig(RunConfig):
     """Share of the experts' steps whose batches run through random blends of all experts around the task's own."""
     blend_alpha: float = Field(default=0.3, gt=0)
     """How even those blends are: Dirichlet's concentration of each expert; a task's own has K times as much on top."""
+    adapters: int = Field(default=0, ge=0)
+    """Rank of LoRA adapters to train as experts, of a dense model that stays as it is; 0 trains FFNs."""
+    adapter_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate of adapters."""
     expert_rate: float = Field(default=2e-3, gt=0)
     """Learning rate of the experts."""
     shared_rate: float = Field(default=3e-4, gt=0)
@@ -111,6 +115,12 @@ class FinetuneConfig(RunConfig):
     eval_rows: int = Field(default=200, ge=2)
     """Rows a task behind the figures before and after."""
 
+
+TINY_T5 = PretrainConfig(
+    hidden_size=80, layers=3, heads=4, ffn_size=96, ancestor_steps=700, ancestor_rate=2e-3, steps=1_500,
+    expert_rate=2e-3, shared_rate=6e-4,
+)  # fmt: skip
+"""Of `tanbr pretrain --preset tiny-t5`, the embedded model that writes."""
 
 MINILM = PretrainConfig(
     max_length=96, train_rows=60_000, ancestor_steps=210, steps=600, warmup=25,

@@ -183,11 +183,15 @@ class TextToText(Objective):
         return tokens.sum(dim=1) / (labels != IGNORED).sum(dim=1)
 
     def answers(self, model: Any, rows: Sequence[Row], batch: Batch) -> FloatArray:
-        """Let the model write, word after word, and read what it means (n,)."""
-        written = model.generate(**batch.inputs, max_new_tokens=self._length, do_sample=False)
-        texts = self.encoder.tokenizer.batch_decode(written, skip_special_tokens=True)
-        pairs = zip(texts, rows, strict=True)
-        return np.array([text_to_text.understood(text, self.space.task(row.task)) for text, row in pairs])
+        """Let the model write, and read what it means (n,)."""
+        pairs = zip(self.written(model, batch), rows, strict=True)
+        return np.array([text_to_text.understood(text, row, self.space.task(row.task)) for text, row in pairs])
+
+    def written(self, model: Any, batch: Batch) -> list[str]:
+        """Let the model write an answer to each row, word after word."""
+        tokens = model.generate(**batch.inputs, max_new_tokens=self._length, do_sample=False)
+        texts: list[str] = self.encoder.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return texts
 
     def _inputs(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         encoded = self.encoder([text_to_text.question(row, tagged=self.tagged) for row in rows])

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from tanbr.errors import ConfigError
 from tanbr.tasks.rows import Row
+from tanbr.train.adapter_views import AdapterViews
 from tanbr.train.checkpoints import digest, load, write
 from tanbr.train.config import PretrainConfig
 from tanbr.train.course import Course
@@ -32,10 +33,13 @@ from tanbr.types import FloatArray
 EXPERTS_ALONE = frozenset(
     {
         "ancestor_steps", "steps", "expert_rate", "shared_rate", "expert_frozen_layers", "mergeable", "blend_alpha",
-        "look_every", "look_rows", "patience", "final_rows", "save_every",
+        "look_every", "look_rows", "patience", "final_rows", "save_every", "adapters", "adapter_rate",
     }
 )  # fmt: skip
 """Settings that do not change what an ancestor learns; at its constant rate, not even the number of its steps does."""
+
+ADAPTERS = frozenset({"adapters", "adapter_rate"})
+"""Settings that mean nothing to whole experts."""
 
 LENGTH = frozenset({"steps", "final_rows", "save_every"})
 """Settings of the experts that may change before a state goes on: with more steps, rates rise to the longer run's."""
@@ -108,10 +112,11 @@ def train_experts(
 ) -> Path:
     """Train one expert per task from a dense checkpoint, and write the MoE to `out`; early stop by `held` rows, if any.
 
-    The first batch is that of `first_step`: those before it have taught the ancestor.
+    With `adapters` the experts are LoRA adapters, and `out` is a folder of these. The first batch is that of
+    `first_step`: those before it have taught the ancestor.
     """
     config, objective, tasks = course.config, course.objective, course.objective.space.tasks
-    experts = ExpertViews(load(ancestor), experts=len(tasks))
+    experts = ExpertViews(load(ancestor), experts=len(tasks)) if not config.adapters else _adapters(ancestor, course)
     stop = EarlyStop(experts, patience=config.patience)
     pool = ThreadPoolExecutor(course.workers)
     curve = Curve.beside(out)
@@ -132,7 +137,12 @@ def train_experts(
         stop.look(figures)
         curve.add(step, "figure", {tasks[v].name: value for v, value in figures.items()})
 
-    rates = config.model_copy(update={"frozen_layers": max(config.frozen_layers, config.expert_frozen_layers)})
+    frozen = max(config.frozen_layers, config.expert_frozen_layers)
+    rates = config.model_copy(
+        update={"frozen_layers": 0, "expert_rate": config.adapter_rate}
+        if config.adapters
+        else {"frozen_layers": frozen}
+    )
     return course.phase(
         "experts",
         nn.ModuleList([experts, stop]),
@@ -143,8 +153,15 @@ def train_experts(
         out=out,
         write=lambda: experts.export(ancestor, out, tasks=tasks),
         look=look,
-        ignored=LENGTH,
+        ignored=LENGTH if config.adapters else LENGTH | ADAPTERS,
     )
+
+
+def _adapters(dense: Path, course: Course) -> ExpertViews:
+    config = course.config
+    if config.mergeable:
+        raise ConfigError("blends of adapters cannot be trained; leave out mergeable, or adapters")
+    return AdapterViews(load(dense), experts=len(course.objective.space.tasks), rank=config.adapters, seed=config.seed)
 
 
 def _share(objective: Objective, batch: Batch, view: Any) -> Tensor:

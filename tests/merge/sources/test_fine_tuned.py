@@ -58,6 +58,17 @@ def test_one_expert_alone_is_that_expert_bit_for_bit(bert) -> None:
     torch.testing.assert_close(logits(model), logits(load_plain(experts[1])), rtol=0, atol=0)
 
 
+def test_a_tensor_that_follows_from_the_settings_may_be_saved_or_not(tmp_path) -> None:
+    base, experts = family(tmp_path, "BertForSequenceClassification")
+    file = experts[0] / "model.safetensors"
+    plain = weights(experts[0])
+    save_file(plain | {"bert.embeddings.position_ids": torch.arange(8)[None]}, file, {"format": "pt"})
+    moe = tanbr.open(base, experts=experts)
+    moe.export(BLEND, tmp_path / "out")
+    assert set(weights(tmp_path / "out")) == set(plain)
+    assert_blend(weights(tmp_path / "out"), experts, BLEND, names=plain)
+
+
 def test_half_types_are_summed_in_float32(tmp_path) -> None:
     base, experts = family(tmp_path, "LlamaForCausalLM", dtype=torch.bfloat16)
     moe = tanbr.open(base, experts=experts)

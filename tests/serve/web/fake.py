@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
@@ -125,6 +125,11 @@ class FakeService:
     def _known_task(self, task: str | None) -> None:
         if task is not None and task not in TASKS:
             raise InputError(f"unknown task {task!r}; the model knows {', '.join(TASKS)}")
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        if messages[0]["role"] == "assistant":
+            raise InputError("the model's chat template refuses these messages")
+        return " ".join(message["content"] for message in messages)
 
     def generate(
         self,

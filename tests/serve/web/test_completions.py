@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import httpx2
 import openai
@@ -64,6 +65,41 @@ def test_openais_client_streams(ai: openai.OpenAI) -> None:
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 4
     assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_openais_client_chats(ai: openai.OpenAI) -> None:
+    messages: list[Any] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "say it"}]
+    done = ai.chat.completions.create(model="fake", messages=messages, max_completion_tokens=3)
+    (choice,) = done.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == (
+        "assistant",
+        "BE BRIEF SAY",
+        "length",
+    )
+    assert done.object == "chat.completion"
+    assert done.usage is not None
+    assert done.usage.completion_tokens == 3
+    assert (choice.model_extra or {})["request_id"]
+    chunks = list(ai.chat.completions.create(model="fake", messages=messages, stream=True))
+    assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == "BE BRIEF SAY IT"
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("messages", "status", "says"),
+    [
+        ([], 422, "messages"),
+        ([{"role": "judge", "content": "a"}], 422, "role"),
+        ([{"role": "user", "content": ["a"]}], 422, "content"),
+        ([{"role": "assistant", "content": "a"}], 400, "chat template refuses"),
+        ([{"role": "user", "content": "a" * 51}], 422, "at most 50 characters"),
+    ],
+)
+def test_a_conversation_that_is_none_is_refused(ai: openai.OpenAI, messages: Any, status: int, says: str) -> None:
+    with pytest.raises(openai.APIStatusError, match=says) as refused:
+        ai.chat.completions.create(model="fake", messages=messages)
+    assert refused.value.status_code == status
 
 
 def test_openais_client_understands_refusals(ai: openai.OpenAI, url: str, service: FakeService) -> None:

@@ -1,13 +1,14 @@
 """Whether checkpoints can be experts of one model: architecture, vocabulary and tensors are the same."""
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tanbr.errors import CheckpointError
 from tanbr.merge.sources.moe_checkpoint import check_depth
-from tanbr.moe.checkpoint import Checkpoint, check_regular
+from tanbr.moe.checkpoint import Checkpoint, TensorSpec, check_regular
 from tanbr.moe.families import read_settings
 
 # Settings that say what weights mean; those of training (dropout, …) may differ.
@@ -38,6 +39,9 @@ MEANING = [
     "tie_word_embeddings",
     "scale_embedding",
 ]
+COUNTED = re.compile(r"(^|\.)(position_ids|token_type_ids|rotary_emb\.inv_freq)$")
+"""Tensors that a model makes of its settings, and that some versions of transformers have saved all the same."""
+
 WORDS = ("vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 
 
@@ -102,8 +106,13 @@ def _words(folder: Path) -> dict[str, Any]:
     return found
 
 
+def weights_of(checkpoint: Checkpoint) -> Mapping[str, TensorSpec]:
+    """List a checkpoint's tensors but those that follow from its settings."""
+    return {name: spec for name, spec in checkpoint.specs.items() if not COUNTED.search(name)}
+
+
 def _check_tensors(first: Checkpoint, other: Checkpoint) -> None:
-    lacking = sorted(set(first.specs) ^ set(other.specs))
+    lacking = sorted(set(weights_of(first)) ^ set(weights_of(other)))
     if lacking:
         has, lacks = (first, other) if lacking[0] in first.specs else (other, first)
         raise CheckpointError(

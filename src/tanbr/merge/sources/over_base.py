@@ -15,7 +15,7 @@ import torch
 
 from tanbr.errors import CheckpointError, InputError
 from tanbr.merge.sources.adapters import ExpertsOverBase, LowRank
-from tanbr.merge.sources.alike import check_alike, check_base
+from tanbr.merge.sources.alike import check_alike, check_base, weights_of
 from tanbr.merge.sources.heads import HEAD, JoinedHead, labels_of
 from tanbr.merge.sources.joined import Joined, Member, member_of
 from tanbr.merge.sources.peft_folder import SETTINGS, Adapter
@@ -54,7 +54,7 @@ class OverBase(ExpertSource):
         check_base(base)
         if whole:
             check_alike(base, whole)
-        lacking = [name for name in self._model.specs if name not in base.specs] if self.adapters else []
+        lacking = [name for name in weights_of(self._model) if name not in base.specs] if self.adapters else []
         if lacking:
             raise CheckpointError(
                 f"{base.path} lacks {lacking[0]}, which {self._model.path} has: an adapter is no model without it; "
@@ -112,7 +112,7 @@ class OverBase(ExpertSource):
         own = labels_of(self.config)
         known = [labels_of(read_settings(one.config)) if isinstance(one, Checkpoint) else own for one in self._experts]
         head = JoinedHead(tuple(given or labels for given, labels in zip(named, known, strict=True)))
-        specs = {name: spec for name, spec in self._model.specs.items() if not name.endswith("rotary_emb.inv_freq")}
+        specs = weights_of(self._model)
         heads: set[str] = set()
         if any(labels != own for labels in head.of):
             head.check(self._names)

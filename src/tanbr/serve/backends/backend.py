@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
 from tanbr.merge import Moe
 from tanbr.merge.int8 import Int8Loss
 from tanbr.moe.text import Inputs
 from tanbr.serve.decode import Decoded, OnStep
 from tanbr.types import Blend, FloatArray
+
+Newcomers: TypeAlias = Callable[[int], tuple[Inputs, Sequence[int]] | None]
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,13 @@ class Backend(Protocol):
         """Answer padded texts: logits (n, columns), in float64."""
         ...
 
-    def generate(self, inputs: Inputs, *, limits: Sequence[int], on_step: OnStep) -> Decoded:
-        """Answer padded prompts, greedily, with at most limits[i] tokens; as `serve.decode.decode` does."""
+    def generate(
+        self, inputs: Inputs, *, limits: Sequence[int], on_step: OnStep, more: Newcomers | None = None
+    ) -> Decoded:
+        """Answer padded prompts, greedily, with at most limits[i] tokens; as `serve.decode.decode` does.
+
+        Between two steps `more` may be asked, with how many rows are at work, for padded prompts and limits that join.
+        """
         ...
 
 

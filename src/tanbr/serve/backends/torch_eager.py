@@ -14,8 +14,8 @@ from tanbr.merge.int8 import Int8Loss
 from tanbr.merge.skeleton import locate
 from tanbr.merge.stream import finite
 from tanbr.moe.text import Inputs
-from tanbr.serve.backends.backend import Size
-from tanbr.serve.decode import Decoded, OnStep, decode
+from tanbr.serve.backends.backend import Newcomers, Size
+from tanbr.serve.decode import Decoded, Joining, OnStep, decode
 from tanbr.types import Blend, FloatArray
 
 
@@ -92,9 +92,16 @@ class TorchEager:
         logits: FloatArray = self.model(**self._tensors(inputs)).logits.double().cpu().numpy()
         return logits
 
-    def generate(self, inputs: Inputs, *, limits: Sequence[int], on_step: OnStep) -> Decoded:
+    def generate(
+        self, inputs: Inputs, *, limits: Sequence[int], on_step: OnStep, more: Newcomers | None = None
+    ) -> Decoded:
         """Answer padded prompts, greedily, with at most limits[i] tokens."""
-        return decode(self.model, self._tensors(inputs), limits=limits, on_step=on_step)
+
+        def joining(rows: int) -> Joining | None:
+            found = None if more is None else more(rows)
+            return None if found is None else Joining(self._tensors(found[0]), found[1])
+
+        return decode(self.model, self._tensors(inputs), limits=limits, on_step=on_step, more=joining)
 
     def _tensors(self, inputs: Inputs) -> Mapping[str, Tensor]:
         return {name: torch.from_numpy(table).to(self.model.device) for name, table in inputs.items()}

@@ -1,7 +1,7 @@
 """The service at a replica: it answers by itself, and has the learner do all the rest."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -135,6 +135,10 @@ class ReplicaService:
         self._check_ready()
         about = named(self.welcome.tasks, task)
         return self._replica.generate(prompts, max_tokens=max_tokens, on_token=on_token, named=about)
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Make a prompt of a conversation, as `Service.chat` does."""
+        return self._replica.chat(messages)
 
     def _check_ready(self) -> None:
         if not self.ready:

@@ -29,7 +29,7 @@ from tanbr.serve.web.steering import add_steering
 from tanbr.serve.web.strict_json import strict_route
 from tanbr.serve.web.watching import add_supervision, add_watching
 
-ANSWERS = ("/v1/classify", "/v1/completions")
+ANSWERS = ("/v1/classify", "/v1/completions", "/v1/chat/completions")
 VALUES_EACH = 8  # JSON values that one text or one piece of feedback may be written with; half of them suffice
 
 
@@ -126,9 +126,12 @@ def add_dashboard(app: FastAPI) -> None:
 def point_elsewhere(app: FastAPI, info: ServiceInfo) -> None:
     """Say where to go on the path for the other kind of model."""
     classifier = info.kind == "classifier"
-    path, there = ("/v1/completions", "/v1/classify") if classifier else ("/v1/classify", "/v1/completions")
+    reads, writes = ("/v1/classify",), ("/v1/completions", "/v1/chat/completions")
+    paths, path = (writes, reads[0]) if classifier else (reads, writes[0])
     does = "classifies" if classifier else "writes"
 
-    @app.post(path, include_in_schema=False)
     async def elsewhere() -> Response:
-        raise Refusal(404, f"the model here {does}: use {there}")
+        raise Refusal(404, f"the model here {does}: use {path}")
+
+    for other in paths:
+        app.post(other, include_in_schema=False)(elsewhere)

@@ -1,10 +1,11 @@
-"""OpenAI's completions for a model that writes, whole or as a stream of server-sent events."""
+"""OpenAI's completions and chat completions of a model that writes, whole or as a stream of server-sent events."""
 
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -18,16 +19,16 @@ from tanbr.serve.web.answering import answer, awaited, check_task, refusal_of, s
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.latency import LatencyHistory
 from tanbr.serve.web.refusals import Refusal
-from tanbr.serve.web.requests import CompletionRequest
-from tanbr.serve.web.responses import CompletionResponse
+from tanbr.serve.web.requests import ChatRequest, CompletionRequest, Writable
+from tanbr.serve.web.responses import ChatResponse, CompletionResponse
 from tanbr.serve.web.service_api import ServiceApi
 
 EVENT = {"type": "object", "properties": {"data": {"type": "string", "description": "A piece, or [DONE]."}}}
 
 
 def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
-    """Add the route of a service whose model writes."""
-    name, most = service.info.model, service.info.max_tokens
+    """Add the routes of a service whose model writes."""
+    writing = _Writing(service, config, latencies)
 
     @app.post(
         "/v1/completions",
@@ -37,36 +38,95 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
     )
     async def complete(body: CompletionRequest, request: Request) -> Response:
         """Write an answer to each prompt."""
-        if body.model != name:
-            raise Refusal(404, f"the model here is {name!r}", param="model", code="model_not_found")
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        return await writing.answer(prompts, body, body.max_tokens, COMPLETION, request)
+
+    @app.post(
+        "/v1/chat/completions",
+        tags=["answers"],
+        response_model=ChatResponse,
+        responses={200: {"content": {"text/event-stream": {"schema": EVENT}}}},
+    )
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        """Write the next message of a conversation, which the tokenizer's own template makes a prompt of."""
+        try:
+            prompt = service.chat([message.model_dump() for message in body.messages])
+        except InputError as error:
+            raise Refusal(400, shortened(str(error)), param="messages") from None
+        most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+        return await writing.answer([prompt], body, most, CHAT, request)
+
+
+class _Writing:
+    """What the routes have in common."""
+
+    def __init__(self, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
+        self._service, self._config, self._latencies = service, config, latencies
+
+    async def answer(
+        self, prompts: list[str], body: Writable, max_tokens: int | None, shape: "Shape", request: Request
+    ) -> Response:
+        """Write an answer to each prompt, whole or as a stream."""
+        config, info = self._config, self._service.info
+        if body.model != info.model:
+            raise Refusal(404, f"the model here is {info.model!r}", param="model", code="model_not_found")
         if len(prompts) > config.inputs:
-            raise Refusal(422, f"prompt must have at most {config.inputs} texts", param="prompt")
+            raise Refusal(422, f"{shape.param} must have at most {config.inputs} texts", param=shape.param)
         if any(len(prompt) > config.text_chars for prompt in prompts):
-            raise Refusal(422, f"a prompt must have at most {config.text_chars} characters", param="prompt")
-        if body.max_tokens is not None and body.max_tokens > most:
-            raise Refusal(400, f"max_tokens must be at most {most} (got {body.max_tokens})", param="max_tokens")
-        check_task(body.task, service.info.tasks)
+            raise Refusal(
+                422, f"{shape.param}: a prompt must have at most {config.text_chars} characters", param=shape.param
+            )
+        if max_tokens is not None and max_tokens > info.max_tokens:
+            said = f"max_tokens must be at most {info.max_tokens} (got {max_tokens})"
+            raise Refusal(400, said, param="max_tokens")
+        check_task(body.task, info.tasks)
         try:
             if body.stream:
                 usage = body.stream_options is not None and body.stream_options.include_usage
-                stream = _Stream(service, prompts, body, usage=usage, seconds=config.answer_seconds)
+                stream = _Stream(
+                    self._service, prompts, max_tokens, body.task, shape, usage=usage, seconds=config.answer_seconds
+                )
                 await stream.begin(request.receive)
-                latencies.add_texts(len(prompts))
+                self._latencies.add_texts(len(prompts))
                 return StreamingResponse(stream.events(), media_type="text/event-stream")
-            writing = service.generate(prompts, max_tokens=body.max_tokens, task=body.task)
+            writing = self._service.generate(prompts, max_tokens=max_tokens, task=body.task)
             done = await settled(writing, receive=request.receive, seconds=config.answer_seconds)
         except InputError as error:  # a prompt with more tokens than the model reads
-            raise Refusal(400, shortened(str(error)), param="prompt", code="context_length_exceeded") from None
-        latencies.add_texts(len(prompts))
+            raise Refusal(400, shortened(str(error)), param=shape.param, code="context_length_exceeded") from None
+        self._latencies.add_texts(len(prompts))
         choices = [
-            {"index": i, "text": text, "finish_reason": reason, "logprobs": None, "request_id": request_id}
+            {"index": i, "finish_reason": reason, "logprobs": None, "request_id": request_id} | shape.whole(text)
             for i, (text, reason, request_id) in enumerate(
                 zip(done.texts, done.finish_reasons, done.request_ids, strict=True)
             )
         ]
-        head = _head(f"cmpl-{done.request_ids[0]}", name)
+        head = _head(f"{shape.prefix}-{done.request_ids[0]}", shape.kind, info.model)
         return answer(head | {"choices": choices, "usage": _usage(done), "merge_version": done.merge_version})
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How OpenAI's clients want an answer."""
+
+    param: str  # what holds the prompts
+    prefix: str  # of the answer's id
+    kind: str  # of a whole answer …
+    piece_kind: str  # … and of a piece of one
+    whole: Callable[[str], dict[str, Any]]  # what a choice says of its text …
+    piece: Callable[[str], dict[str, Any]]  # … and a piece
+
+
+COMPLETION = Shape(
+    "prompt", "cmpl", "text_completion", "text_completion", lambda text: {"text": text}, lambda text: {"text": text}
+)
+CHAT = Shape(
+    "messages",
+    "chatcmpl",
+    "chat.completion",
+    "chat.completion.chunk",
+    lambda text: {"message": {"role": "assistant", "content": text}},
+    lambda text: {"delta": {"role": "assistant", "content": text}},
+)
 
 
 class _Stream:
@@ -76,7 +136,9 @@ class _Stream:
         self,
         service: ServiceApi,
         prompts: list[str],
-        body: CompletionRequest,
+        max_tokens: int | None,
+        task: str | None,
+        shape: Shape,
         *,
         usage: bool,
         seconds: float,
@@ -84,15 +146,14 @@ class _Stream:
         loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
         self._first: tuple[int, str] | None = None
-        self._head, self._usage = _head(f"cmpl-{uuid.uuid4().hex}", service.info.model), usage
+        self._head = _head(f"{shape.prefix}-{uuid.uuid4().hex}", shape.piece_kind, service.info.model)
+        self._shape, self._usage = shape, usage
         self._seconds = seconds
 
         def on_token(prompt: int, text: str) -> None:
             loop.call_soon_threadsafe(self._pieces.put_nowait, (prompt, text))
 
-        self._future: Future[Generated] = service.generate(
-            prompts, max_tokens=body.max_tokens, on_token=on_token, task=body.task
-        )
+        self._future: Future[Generated] = service.generate(prompts, max_tokens=max_tokens, on_token=on_token, task=task)
         self._future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._pieces.put_nowait, None))
 
     async def begin(self, receive: Receive) -> None:
@@ -112,13 +173,14 @@ class _Stream:
         try:
             piece = self._first
             while piece is not None:
-                yield self._event([{"index": piece[0], "text": piece[1], "finish_reason": None, "logprobs": None}])
+                choice = {"index": piece[0], "finish_reason": None, "logprobs": None} | self._shape.piece(piece[1])
+                yield self._event([choice])
                 piece = await asyncio.wait_for(self._pieces.get(), self._seconds)
             done = self._future.result()
             versions = done.merge_versions or (done.merge_version,) * len(done.request_ids)
             for i, (reason, request_id) in enumerate(zip(done.finish_reasons, done.request_ids, strict=True)):
-                choice = {"index": i, "text": "", "finish_reason": reason, "logprobs": None, "request_id": request_id}
-                yield self._event([choice], merge_version=versions[i])
+                choice = {"index": i, "finish_reason": reason, "logprobs": None, "request_id": request_id}
+                yield self._event([choice | self._shape.piece("")], merge_version=versions[i])
             if self._usage:
                 yield self._event([], usage=_usage(done))
         except TimeoutError:
@@ -134,8 +196,8 @@ class _Stream:
         return b"data: " + to_json(self._head | {"choices": choices} | more) + b"\n\n"
 
 
-def _head(name: str, model: str) -> dict[str, Any]:
-    return {"id": name, "object": "text_completion", "created": int(time.time()), "model": model}
+def _head(name: str, kind: str, model: str) -> dict[str, Any]:
+    return {"id": name, "object": kind, "created": int(time.time()), "model": model}
 
 
 def _usage(done: Generated) -> dict[str, int]:

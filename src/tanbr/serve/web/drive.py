@@ -72,7 +72,7 @@ def _answers(
         else:
             outputs = client.complete([_prompt(row.text) for row in rows], model=model["name"])["choices"]
             answers += [
-                understood(choice["text"], space.task(row.task)) for choice, row in zip(outputs, rows, strict=True)
+                understood(choice["text"], row, space.task(row.task)) for choice, row in zip(outputs, rows, strict=True)
             ]
         names += [output["request_id"] for output in outputs]
     return names, np.array(answers)
@@ -83,6 +83,8 @@ def read_answer(output: dict[str, Any], row: Row, space: LabelSpace) -> float:
     task = space.task(row.task)
     if task.graded:
         return float(output.get("grades", {}).get(task.name, NO_ANSWER))
+    if task.written:
+        return understood(output["label"], row, task)
     return float(task.labels.index(output["label"])) if output["label"] in task.labels else NO_ANSWER
 
 

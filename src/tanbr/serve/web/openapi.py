@@ -27,7 +27,7 @@ WITH_BODY = {
 }
 WAITING = {504: "there was no answer in time"}
 GUARDED = {401: "the token is missing or wrong"}
-SERVED = ("/v1/classify", "/v1/completions")
+SERVED = ("/v1/classify", "/v1/completions", "/v1/chat/completions")
 ABOUT = """One dense model, merged from the experts of a Mixture-of-Experts model, that follows its traffic.
 
 Every answer carries a request id, for feedback, and the merge version that gave it. Every refusal is one sentence."""
@@ -74,7 +74,11 @@ def _write_refusals(operation: dict[str, Any], path: str, *, posted: bool, guard
         | ({422: "a parameter is not what this path takes"} if asks and not posted else {})
         | (GUARDED if guarded else {})
         | ({403: "administration is off"} if admin else {})
-        | ({404: "the model here is another"} if path in ("/v1/completions", "/v1/models/{name}") else {})
+        | (
+            {404: "the model here is another"}
+            if path in ("/v1/completions", "/v1/chat/completions", "/v1/models/{name}")
+            else {}
+        )
         | (WAITING if path in SERVED else {})
     )
     operation["responses"].pop("422", None)

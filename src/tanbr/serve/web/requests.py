@@ -3,7 +3,7 @@
 Every list stops at its first wrong item (`fail_fast`): half a million mistakes are not worth listing.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
@@ -105,13 +105,11 @@ class StreamOptions(Sent):
     """Whether a last piece counts the tokens."""
 
 
-class CompletionRequest(Sent):
-    """What OpenAI's clients send. The model writes greedily, so what would make it choose otherwise is refused."""
+class Writable(Sent):
+    """What OpenAI's clients say of any answer. The model writes greedily; what would make it choose is refused."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "…", "prompt": "translate: hello"}]})
     model: str
     """The id that /v1/models gives."""
-    prompt: Prompt
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """Most tokens to write; more than the server allows is refused."""
     stream: bool | None = None
@@ -123,16 +121,41 @@ class CompletionRequest(Sent):
     """Makes no difference to greedy writing."""
     n: Annotated[int, Field(ge=1, le=1)] | None = None
     """One answer for a prompt."""
-    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
-    echo: Annotated[bool, AfterValidator(_off), Field(json_schema_extra={"const": False})] | None = None
-    logprobs: None = None
     stop: None = None
     seed: int | None = None
     """Makes no difference to greedy writing."""
     user: str | None = None
+    """Not kept."""
     task: str | None = None
     """The task that the prompts belong to, if the client knows; an extension of ours."""
-    """Not kept."""
+
+
+class CompletionRequest(Writable):
+    """Prompts to go on from, or to answer."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "…", "prompt": "translate: hello"}]})
+    prompt: Prompt
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    echo: Annotated[bool, AfterValidator(_off), Field(json_schema_extra={"const": False})] | None = None
+    logprobs: None = None
+
+
+class ChatMessage(Sent):
+    """What somebody said."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class ChatRequest(Writable):
+    """A conversation to go on with."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"model": "…", "messages": [{"role": "user", "content": "hello"}]}]}
+    )
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    """The newer name of max_tokens."""
 
 
 def _blend_or_version(value: Any) -> str | None:

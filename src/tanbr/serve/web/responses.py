@@ -81,6 +81,36 @@ class CompletionResponse(Given):
     merge_version: int
 
 
+class ChatAnswer(Given):
+    """What the model said."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(Given):
+    """The next message."""
+
+    index: int
+    message: ChatAnswer
+    finish_reason: Literal["stop", "length"] | None
+    logprobs: None = None
+    request_id: str
+    """What feedback on this answer must name."""
+
+
+class ChatResponse(Given):
+    """OpenAI's chat completion, and the merge version that wrote it."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    merge_version: int
+
+
 class Model(Given):
     """The model that is served, as OpenAI lists one."""
 

@@ -1,6 +1,6 @@
 """What the web needs of a service: `serve.service.Service` has it, and so has the fake of the tests."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
@@ -62,6 +62,10 @@ class ServiceApi(Protocol):
         task: str | None = None,
     ) -> "Future[Generated]":
         """Write an answer to each prompt; quick, never blocks. A cancelled future ends early."""
+        ...
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Make a prompt of a conversation, of roles and contents; InputError if the model has no way to."""
         ...
 
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:

@@ -59,6 +59,25 @@ class PanelModel(Given):
     """Mean of the rewards that came for it."""
 
 
+class Exploration(Given):
+    """What leaving the start blend has cost and may cost, by the router's own belief; rewards are summed over slots."""
+
+    slots: int
+    """Whose rewards are known."""
+    explored: int
+    """Of them, those that served another blend than the baseline."""
+    swaps: int
+    """Times that another blend was chosen than the slot before."""
+    baseline: float
+    """What the baseline would have earned."""
+    gain: float
+    """What was earned beyond it; below 0, what exploring has cost."""
+    budget: float
+    """The most that it may cost."""
+    balance: float
+    """gain + budget: below 0 the baseline is served."""
+
+
 class StateResponse(Given):
     """What the server does now. Vectors run over `tasks` or over the experts."""
 
@@ -96,6 +115,8 @@ class StateResponse(Given):
     model: ServedModel
     models: list[PanelModel]
     """Those that answer; `merge_version` and `blend` are the first one's."""
+    exploration: Exploration | None
+    """Null where a panel, a pin or another router has no accounts to show."""
 
 
 class Slot(Given):

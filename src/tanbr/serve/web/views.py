@@ -50,6 +50,7 @@ def state(now: ServiceState, info: ServiceInfo) -> dict[str, Any]:
         "alarms": [vars(alarm) for alarm in now.alarms],
         "why": None if now.why is None else vars(now.why),
         "models": [vars(model) for model in now.models],
+        "exploration": None if now.exploration is None else vars(now.exploration),
         "tasks": info.tasks,
         "slot_requests": info.slot_requests,
         "slot_seconds": info.slot_seconds,

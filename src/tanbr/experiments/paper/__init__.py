@@ -1,0 +1,1 @@
+"""The paper's tables and figures, one module each, as resumable jobs whose claims are judged by written rules."""

@@ -1,0 +1,119 @@
+"""What the paper claims, what came out here, and a verdict that follows from the figures by a written rule.
+
+A rule takes figures and gives a judgement; nobody writes a verdict by hand. What cannot be measured at a scale is said
+to be so, with the reason.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+from scipy import stats
+
+Verdict: TypeAlias = Literal["reproduced", "partly", "not", "cannot be tested here"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+EQUAL = 0.1  # figures that differ by no more than this share of the paper's are the same
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict and the rule it follows by."""
+
+    verdict: Verdict
+    rule: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of the paper beside what came out here."""
+
+    says: str  # in words
+    paper: str  # its figure
+    ours: str
+    judgement: Judgement
+    reason: str = ""  # why it came out so, or why it cannot be tested
+    seeds: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Give it flat, as reports have it."""
+        return {
+            "says": self.says,
+            "paper": self.paper,
+            "ours": self.ours,
+            "verdict": self.judgement.verdict,
+            "rule": self.judgement.rule,
+            "reason": self.reason,
+            "seeds": list(self.seeds),
+        }
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean and half the width of its 95% interval (Student's, over seeds or pairs); infinite for a single value."""
+
+    mean: float
+    half: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Average."""
+        array = np.asarray(values, dtype=np.float64)
+        if len(array) < 2:
+            return cls(float(array.mean()), math.inf)
+        error = array.std(ddof=1) / np.sqrt(len(array))
+        return cls(float(array.mean()), float(stats.t.ppf(0.975, len(array) - 1) * error))
+
+    def words(self, *, factor: float = 1.0, digits: int = 1, unit: str = "") -> str:
+        """Write it with its half width, where it has one."""
+        width = f" ± {factor * self.half:.{digits}f}" if math.isfinite(self.half) else ""
+        return f"{factor * self.mean:+.{digits}f}{width}{unit}"
+
+
+def above(difference: Spread) -> Judgement:
+    """Judge "A is above B"."""
+    rule = (
+        "reproduced if the mean difference over the seeds is above 0 by more than its 95% interval (Student's), "
+        "partly if it is above 0, else not"
+    )
+    if difference.mean > 0 and difference.mean > difference.half:
+        return Judgement("reproduced", rule)
+    return Judgement("partly" if difference.mean > 0 else "not", rule)
+
+
+def reduction(ours: float, paper: float) -> Judgement:
+    """Judge "A is less than B by so much", both as shares of B."""
+    least = (1 - EQUAL) * paper
+    rule = (
+        f"reproduced if the reduction is at least {least:.0%} (nine tenths of the paper's {paper:.0%}), "
+        "partly if it is above 0, else not"
+    )
+    return Judgement("reproduced" if ours >= least else "partly" if ours > 0 else "not", rule)
+
+
+def about(ours: float, paper: float, *, share: float = EQUAL) -> Judgement:
+    """Judge a figure that should be the same, whichever way it differs."""
+    rule = (
+        f"reproduced within {share:.0%} of the paper's figure, partly if it differs by less than half of it, else not"
+    )
+    off = abs(ours - paper) / abs(paper)
+    return Judgement("reproduced" if off <= share else "partly" if off < 0.5 else "not", rule)
+
+
+def below(ours: float, limit: float, *, unit: str = "") -> Judgement:
+    """Judge "never above a limit"."""
+    rule = f"reproduced if at most {limit:g}{unit}, partly if at most twice that, else not"
+    return Judgement("reproduced" if ours <= limit else "partly" if ours <= 2 * limit else "not", rule)
+
+
+def checks(found: Mapping[str, bool]) -> Judgement:
+    """Judge a claim of several statements, each true or false of the figures."""
+    rule = f"reproduced if all of these hold, partly if some do, else not: {'; '.join(found)}"
+    held = sum(found.values())
+    return Judgement("reproduced" if held == len(found) else "partly" if held else "not", rule)
+
+
+def untested() -> Judgement:
+    """Say that there is nothing to judge by."""
+    return Judgement("cannot be tested here", "no figure at this scale answers the claim; the reason is given")

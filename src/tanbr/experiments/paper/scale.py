@@ -1,0 +1,185 @@
+"""How large an experiment is: `tiny` on the embedded models, `small` on small real ones, `paper` as published."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from tanbr.errors import ConfigError
+from tanbr.experiments.corpus import Corpus, Rows, generated, of_data
+from tanbr.experiments.methods import Bench
+from tanbr.experiments.paper.cost import Size
+from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
+from tanbr.moe import embedded
+from tanbr.settings import Config
+from tanbr.tasks import glue, tiny
+from tanbr.tasks.dataset import Dataset
+from tanbr.tasks.rows import Task
+from tanbr.train.config import FinetuneConfig
+
+ScaleName: TypeAlias = Literal["tiny", "small", "paper"]
+SCALES: tuple[ScaleName, ...] = get_args(ScaleName)
+K = 8  # experts, as in the paper
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes of everything that has one."""
+
+    name: str
+    seeds: tuple[int, ...]
+    tuning: FinetuneConfig  # of norms: fig2, fig3, table2, fig7
+    tuning_seeds: tuple[int, ...]
+    swept_seeds: tuple[int, ...]  # fig7
+    served_slots: int  # after tuning: fig3, table2
+    least_answers: int  # of a task behind its metric; a correlation over fewer says nothing
+    slots: int  # of learning online: fig4
+    after: int  # further slots once learning is over
+    requests: int
+    pool: int  # most rows a task that requests are drawn from
+    t5: Size  # of random weights, for times: table1
+    bert: Size
+    length: int  # tokens of a timed text
+    typical: int  # tokens of a text of the tasks, on average; only for estimates
+    batches: tuple[int, ...]
+    rounds: int  # of timings
+    cell_seconds: float  # most time of one kind of batch
+    experts: tuple[int, ...]  # fig6
+    tree_seeds: tuple[int, ...]
+    regret_slots: int  # theorem1
+    regret_seeds: tuple[int, ...]
+
+
+_TINY = Scale(
+    name="tiny", seeds=(0, 1, 2),
+    tuning=FinetuneConfig(steps=50, batch=32, train_rows=1_000, eval_rows=40, warmup=5, log_every=2, save_every=50,
+                          norm_rate=3e-3, gate_rate=3e-3),
+    tuning_seeds=(0, 1, 2), swept_seeds=(0, 1), served_slots=24, least_answers=30,
+    slots=90, after=30, requests=48, pool=600,
+    t5=Size(128, 512, 2, 2, K, 500), bert=Size(128, 512, 2, 0, K, 500), length=32, typical=20,
+    batches=(1, 8, 128), rounds=3, cell_seconds=2.0, experts=(4, 8, 16, 32, 64, 128, 192), tree_seeds=(0,),
+    regret_slots=400, regret_seeds=(0, 1, 2),
+)  # fmt: skip
+_SMALL = Scale(
+    name="small", seeds=(0, 1, 2),
+    tuning=FinetuneConfig(steps=150, batch=16, train_rows=4_000, eval_rows=100, max_length=64),
+    tuning_seeds=(0, 1, 2), swept_seeds=(0, 1), served_slots=40, least_answers=30,
+    slots=300, after=100, requests=64, pool=1_500,
+    t5=Size(512, 1024, 8, 8, K, 32_128), bert=Size(384, 1536, 12, 0, K, 30_522), length=128, typical=40,
+    batches=(1, 8, 32, 128), rounds=5, cell_seconds=60.0, experts=(4, 8, 16, 32, 64, 128, 192),
+    tree_seeds=(0, 1, 2), regret_slots=2_000, regret_seeds=(0, 1, 2, 3, 4),
+)  # fmt: skip
+_PAPER = Scale(
+    name="paper", seeds=(0, 1, 2),
+    tuning=FinetuneConfig(steps=10_000, batch=128, train_rows=1_000_000, eval_rows=10_000, max_length=128,
+                          save_every=500),
+    tuning_seeds=(0, 1, 2), swept_seeds=(0, 1, 2), served_slots=500, least_answers=30,
+    slots=5_000, after=500, requests=128,
+    pool=1_000_000, t5=Size(768, 3072, 12, 12, K, 32_128), bert=Size(768, 3072, 12, 0, K, 30_522), length=128,
+    typical=40, batches=(1, 8, 32, 128), rounds=7, cell_seconds=600.0, experts=(4, 8, 16, 32, 64, 128, 192),
+    tree_seeds=(0, 1, 2), regret_slots=5_000,
+    regret_seeds=(0, 1, 2, 3, 4),
+)  # fmt: skip
+NAMED: dict[str, Scale] = {"tiny": _TINY, "small": _SMALL, "paper": _PAPER}
+
+WHERE = {
+    "model": "--model names the folder of a BERT-MoE; make one with `tanbr pretrain --preset minilm`",
+    "t5": "--t5 names the folder of a T5-MoE; make one with `tanbr pretrain --preset flan-t5`",
+    "data": "--data names GLUE's folder (its eight tasks as TSV files, from gluebenchmark.com), or `hub`",
+}
+
+
+def scale(name: str) -> Scale:
+    """Find a scale by its name."""
+    if name not in NAMED:
+        raise ConfigError(f"unknown scale {name!r}; choose one of {', '.join(NAMED)}")
+    return NAMED[name]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A scale, and where its models and data are: embedded and generated if nothing is named, at `tiny` alone."""
+
+    scale: Scale
+    out: Path
+    model: Path | None = None
+    t5: Path | None = None
+    data: Path | None = None
+    tagged: bool = False  # whether the T5's texts name their task, as the paper's do
+
+    def check(self, needs: tuple[str, ...], part: str) -> None:
+        """Refuse a scale whose models or data are missing."""
+        if self.embedded:
+            return
+        for need in needs:
+            if getattr(self, need) is None:
+                raise ConfigError(f"{part} at scale {self.scale.name} needs {need}: {WHERE[need]}")
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """The rows."""
+        return generated() if self.data is None else of_data(self.data, pool=self.scale.pool)
+
+    @property
+    def embedded(self) -> bool:
+        """Whether what is not named is embedded or generated."""
+        return self.scale.name == "tiny"
+
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks of the rows; GLUE's where no data are named yet."""
+        if self.data is None:
+            return tiny.TASKS if self.embedded else glue.TASKS
+        return Dataset(str(self.data)).tasks
+
+    @property
+    def data_name(self) -> str:
+        """What the rows are called."""
+        if self.data is None:
+            return "generated" if self.embedded else "none"
+        return f"{Dataset(str(self.data)).name} dev"
+
+    def name_of(self, which: Literal["model", "t5"]) -> str:
+        """Tell a model by its weights; nothing where none is named yet."""
+        if getattr(self, which) is None and not self.embedded:
+            return "none"
+        return (self.bert_moe if which == "model" else self.t5_moe).fingerprint[:12]
+
+    @cached_property
+    def bert_size(self) -> Size:
+        """The size of the BERT-MoE, or of the one that the scale is meant for."""
+        known = self.model is not None or self.embedded
+        return Size.of(dict(self.bert_moe.config)) if known else self.scale.bert
+
+    @cached_property
+    def t5_size(self) -> Size:
+        """The size of the T5-MoE, or of the one that the scale is meant for."""
+        known = self.t5 is not None or self.embedded
+        return Size.of(dict(self.t5_moe.config)) if known else self.scale.t5
+
+    @cached_property
+    def tuning_rows(self) -> tuple[Rows, Rows]:
+        """Rows to tune on, and rows that no training has seen."""
+        tuning = self.scale.tuning
+        if self.data is not None:
+            source = Dataset(str(self.data))
+            return source.divided()[0], source.dev(limit=tuning.eval_rows)
+        rows = {task.name: tiny.generate(task.name, tuning.train_rows, seed=0) for task in tiny.TASKS}
+        unseen = {task.name: tiny.generate(task.name, tuning.eval_rows, seed=0, split="test") for task in tiny.TASKS}
+        return rows, unseen
+
+    @cached_property
+    def bert_moe(self) -> Moe:
+        """The model that answers by a head."""
+        return open_moe(self.model or embedded.path())
+
+    @cached_property
+    def t5_moe(self) -> Moe:
+        """The model that writes."""
+        return open_moe(self.t5 or embedded.path("t5"))
+
+    @cached_property
+    def bench(self) -> Bench:
+        """What all online methods share; answers are computed once."""
+        return Bench(self.bert_moe, self.corpus, Config())

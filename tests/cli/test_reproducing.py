@@ -1,0 +1,69 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.running import mistake, tanbr
+from tanbr.cli import main
+from tanbr.experiments.paper import job
+from tanbr.experiments.paper.fig6 import jobs
+from tanbr.experiments.paper.scale import Setup, scale
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("fig9",), "unknown table or figure 'fig9'"),
+        (("fig4", "--scale", "large"), "unknown scale 'large'; choose one of tiny, small, paper"),
+        (("fig4", "--scale", "small"), "fig4 at scale small needs model: --model names"),
+        (("fig4", "--scale", "small", "--model", "m"), "fig4 at scale small needs data: --data names GLUE's folder"),
+        (("fig2", "--scale", "paper"), "fig2 at scale paper needs t5: --t5 names"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    says: str,
+) -> None:
+    assert says in mistake(monkeypatch, capsys, tmp_path, "reproduce", *arguments)
+
+
+def test_a_dry_run_estimates_and_writes_nothing(tmp_path: Path) -> None:
+    done = tanbr("reproduce", "all", "--scale", "paper", "--dry-run", cwd=tmp_path, COLUMNS="120")
+    assert done.returncode == 0, done.stderr
+    for part in ("table1", "fig2", "theorem1", "all"):
+        assert part in done.stdout
+    assert "GB" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_stopped_it_says_what_is_kept_and_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["tanbr", "reproduce", "fig6", "--out", "o"])
+    monkeypatch.setattr("tanbr.experiments.paper.reproduction.reproduce", stop)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 130
+    said = capsys.readouterr().err
+    assert said == "stopped: what was measured is in o/jobs; the same command goes on with the rest\n"
+
+
+def test_results_of_another_commit_are_kept_and_said_to_be_so(tmp_path: Path) -> None:
+    setup = Setup(scale("tiny"), tmp_path / "o")
+    for one in jobs(setup):  # done by another commit
+        made = {"steps": [3], "leaves": 20, "decision": dict.fromkeys(("median", "low", "high", "fastest"), 0.1)}
+        values = {"job": one.name, "facts": dict(one.facts), "commit": "0123456789", "seconds": 1.0, "result": made}
+        path = job.place(setup.out, one)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values))
+    done = tanbr("reproduce", "fig6", "--out", "o", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "note: 7 of 7 results in o/jobs are of 0123456789, not of this code" in done.stdout
+    assert "7 of 7 results are of 0123456789" in (tmp_path / "o" / "report.md").read_text()

@@ -1,0 +1,44 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from tanbr.experiments.paper.cost import Size
+from tanbr.experiments.paper.random_moe import METHODS, Models, random_moe
+from tanbr.experiments.paper.timing import cell, routed, token_merging
+
+SIZES = {"t5": Size(32, 64, 1, 1, 8, 50), "bert": Size(32, 64, 1, 0, 8, 50)}
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder: Path = tmp_path_factory.mktemp("random") / request.param
+    return Models(random_moe(folder, SIZES[request.param]))
+
+
+@torch.inference_mode()
+def test_every_method_answers_a_batch(models: Models) -> None:
+    for name, (model, routing) in METHODS.items():
+        routed(models.get(model), routing(4), models.work(model, "forward", batch=4, length=8))()
+        assert models.get(model) is models.get(model), name
+
+
+def test_a_folder_that_is_there_is_taken_as_it_is(models: Models) -> None:
+    before = (models.folder / "model.safetensors").stat().st_mtime_ns
+    random_moe(models.folder, SIZES["t5"])
+    assert (models.folder / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_ratios_are_to_the_merged_model(models: Models) -> None:
+    found = cell(models, "forward", batch=2, length=8, rounds=2, seconds=5, skip={"token-merging"})
+    assert set(found) == set(METHODS) - {"token-merging"}
+    assert found["merged"]["ratio"] == found["merged"]["cpu_ratio"] == 1.0
+    for one in found.values():
+        assert one["ratio_low"] <= one["ratio"] <= one["ratio_high"]
+        assert one["rounds"] >= 1
+
+
+def test_merging_for_every_token_is_timed_on_a_few_tokens(models: Models) -> None:
+    found = token_merging(models, length=16, seconds=0.1)
+    assert found["tokens"] == 8
+    assert found["weights_ratio"] > 0

@@ -1,0 +1,67 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tanbr.baselines import build
+from tanbr.experiments.paper.tuning import TunedServer, Untaught, task_figures
+from tanbr.merge import open as open_moe
+from tanbr.moe import embedded
+from tanbr.moe.text import TextEncoder
+from tanbr.tasks import tiny
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.train.finetune import BlendLearner
+from tanbr.train.objectives import TextToText
+
+
+@pytest.mark.parametrize("name", ["paper", "tanbr", "nucb"])
+def test_a_router_that_is_untaught_learns_nothing_and_leaves_nothing_open(name: str) -> None:
+    taught = build(name, 4, 3, seed=0)
+    for _ in range(5):
+        taught.tell(taught.ask([0.2, 0.3, 0.5]), [0.9, 0.1, 0.5])
+    before = len(taught.tree)
+    router = Untaught(taught)
+    for _ in range(20):
+        router.tell(router.ask([0.2, 0.3, 0.5]), np.array([1.0, 1.0, 1.0]))
+    assert taught.open == ()
+    assert len(taught.tree) == before
+
+
+@pytest.fixture(scope="module")
+def served() -> Any:
+    moe = open_moe(embedded.path("t5"))
+    learner = BlendLearner(moe)
+    encoder = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
+    rows = [row for task in tiny.TASKS for row in tiny.generate(task.name, 6, seed=3, split="test")]
+    space = LabelSpace(tiny.TASKS)
+    server = TunedServer(learner, TextToText(space, encoder), {row.text: row for row in rows}, batch=16)
+    return server, rows, space
+
+
+def test_answers_are_written_and_scored_as_written(served: Any) -> None:
+    server, rows, space = served
+    own = {task.name: k for k, task in enumerate(tiny.TASKS)}
+    right = []
+    for task in tiny.TASKS:
+        server.swap(np.eye(8)[own[task.name]])
+        asked = [row for row in rows if row.task == task.name]
+        written = server.answers([row.text for row in asked])
+        assert all(isinstance(answer, str) for answer in written)
+        right += list(space.rewards(asked, space.read(asked, written)))
+    assert np.mean(right) > 0.6  # a third is chance
+
+
+def test_every_swap_counts_and_whole_batches_are_timed(served: Any) -> None:
+    server, rows, _ = served
+    before = len(server.answer_seconds)
+    first, second = server.swap(np.eye(8)[0]), server.swap(np.eye(8)[1])
+    server.answers([row.text for row in rows[:20]])
+    assert second == first + 1
+    assert len(server.answer_seconds) == before + 1  # of 16; the last four are no whole batch
+
+
+def test_a_task_that_hardly_came_has_no_metric() -> None:
+    told = {task.name: ([1.0] * 5, [1.0] * 5) for task in tiny.TASKS}
+    told["similarity"] = ([1.0, 2.0], [2.0, 1.0])  # two rows correlate by -1, whatever the model is worth
+    assert set(task_figures(tiny.TASKS, told, least=3)) == {task.name for task in tiny.TASKS} - {"similarity"}
+    assert task_figures(tiny.TASKS, told, least=2)["similarity"] == -1.0
