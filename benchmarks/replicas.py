@@ -97,12 +97,15 @@ def give_feedback(ends: Any, out: Any, size: int) -> None:
 
 
 def ask_only(ends: Any, out: Any, size: int) -> None:
-    """Ask until the end; tell how many texts were answered."""
+    """Ask until the end; say after the first answer that it has begun, then how many texts a second were answered."""
     client, count = Client(), 0
+    client.post("/v1/classify", {"inputs": TEXTS[:size]})
+    out.put(None)
+    started = time.monotonic()
     while not ends.is_set():
         client.post("/v1/classify", {"inputs": TEXTS[:size]})
         count += size
-    out.put(count)
+    out.put(count / (time.monotonic() - started))
 
 
 def clients(work: Any, count: int, size: int) -> tuple[list[Any], Any, Any]:
@@ -199,12 +202,11 @@ def throughput(given: argparse.Namespace) -> dict[str, Any]:
         with served(config):
             for _ in range(given.rounds):
                 processes, ends, out = clients(ask_only, 2, 32)
-                time.sleep(5.0)
-                started = time.monotonic()
+                for _ in processes:
+                    out.get(timeout=120)
                 time.sleep(given.seconds)
                 ends.set()
-                texts = sum(out.get(timeout=120) for _ in processes)
-                found[replicas].append(texts / (time.monotonic() - started + 5.0))
+                found[replicas].append(sum(out.get(timeout=120) for _ in processes))
                 for process in processes:
                     process.join()
     best = {str(replicas): [round(rate, 1) for rate in rates] for replicas, rates in found.items()}
