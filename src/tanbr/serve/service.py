@@ -22,6 +22,7 @@ from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.backends.torch_eager import device_of
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
+from tanbr.serve.engines.remote import check_engine, remote
 from tanbr.serve.feedback import FeedbackReader
 from tanbr.serve.guard import Guard
 from tanbr.serve.ids import RequestIds
@@ -121,6 +122,8 @@ class Service:
         adopt: bool,
     ) -> None:
         config, store, names = self._config, self.store, [task.name for task in self._tasks]
+        models = _models(moe, config)
+        check_engine(config, models=models)
         wanted = made_for(moe, names)
         same = same_lineage(store, wanted, adopt=adopt)
         rows = store.untold() if same else []
@@ -129,15 +132,17 @@ class Service:
         opened = read_slot(rows[-1], experts=moe.num_experts, tasks=len(names)) if rows else None
         self._engine = Engine(
             moe,
-            models=_models(moe, config),
+            models=models,
             batch=config.batch,
             device=config.device,
             blend=None if opened is None else opened.blend,
             version=0 if opened is None else opened.merge_version,
             issued=issued,
             slot=0 if opened is None else opened.slot,
-            spare=not config.low_memory,
-            backend=PRECISIONS[config.precision],
+            spare=not config.low_memory and config.engine is None,
+            backend=PRECISIONS[config.precision]
+            if config.engine is None
+            else partial(remote, config, wanted.checkpoint),
             probes=[row.text for row in probes],
             least_agreement=config.int8_agreement,
             max_length=config.max_length,
@@ -219,6 +224,7 @@ class Service:
         ended = self._slots.stop(max(0.0, ends - time.monotonic()))
         if answered and ended:
             self.store.close()
+            self._engine.close()
         return answered and ended and self.saved
 
     def faults(self) -> tuple[str, ...]:
@@ -233,7 +239,7 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether requests are answered."""
-        return self._ready
+        return self._ready and self._engine.available
 
     @property
     def info(self) -> ServiceInfo:
