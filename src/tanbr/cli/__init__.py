@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import tanbr
-from tanbr.cli import checking, driving, merging, recorded, running, sending, serving, simulating, training
+from tanbr.cli import checking, driving, merging, pushing, recorded, running, sending, serving, simulating, training
 from tanbr.cli.stopping import Commands
 from tanbr.errors import TanbrError
 
@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for room in (running, training, serving, sending, recorded, driving, simulating, merging, checking):
+for room in (running, training, serving, sending, recorded, driving, simulating, merging, pushing, checking):
     app.add_typer(room.app)
 
 

@@ -22,7 +22,7 @@ from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.backends.torch_eager import device_of
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
-from tanbr.serve.engines.remote import check_engine, remote
+from tanbr.serve.engines.connecting import check_engine, remote
 from tanbr.serve.feedback import FeedbackReader
 from tanbr.serve.guard import Guard
 from tanbr.serve.ids import RequestIds

@@ -4,9 +4,8 @@ import asyncio
 import json
 import threading
 import weakref
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from concurrent.futures import Future
-from contextlib import aclosing
 from typing import Any, TypeVar
 
 import httpx2
@@ -21,11 +20,11 @@ ANSWER_SECONDS = 30.0  # for questions about itself, which wait for a step of th
 LOAD_SECONDS = 1800.0  # for all that is generated to end, or for weights
 
 
-class EngineLost(ServiceError):
+class EngineLost(ServiceError):  # noqa: N818 - a state of affairs
     """The engine is not reached, has died, or holds other weights than it was given."""
 
 
-class EngineStatus(ServiceError):
+class EngineStatus(ServiceError):  # noqa: N818 - what came
     """The engine answered with a status that says no."""
 
     def __init__(self, path: str, status: int, said: str) -> None:
@@ -73,7 +72,7 @@ class Connection:
         """Send JSON, and read JSON; None for an empty answer."""
         return await self._asked("POST", path, body, seconds)
 
-    async def events(self, path: str, body: Any) -> AsyncIterator[Any]:
+    async def events(self, path: str, body: Any) -> AsyncGenerator[Any]:
         """Send JSON, and read the events of a stream as they come."""
         try:
             timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS, pool=None)  # whoever waits gives up by himself
@@ -81,10 +80,9 @@ class Connection:
                 if response.status_code != 200:
                     await response.aread()
                     raise self._status(path, response)
-                async with aclosing(response.aiter_lines()) as lines:
-                    async for line in lines:
-                        if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
-                            yield json.loads(data)
+                async for line in response.aiter_lines():
+                    if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
+                        yield json.loads(data)
         except (httpx2.HTTPError, httpx2.StreamError) as error:
             raise self._lost(error) from None
         except ValueError:

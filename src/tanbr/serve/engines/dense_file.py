@@ -84,11 +84,8 @@ class DenseFiles:
             lock = os.open(self.folder, os.O_RDONLY)
             fcntl.flock(lock, fcntl.LOCK_EX)
         self._end = weakref.finalize(self, _removed, self.folder, lock)
-        try:
-            self._files = [DenseFile(moe, self.folder / name) for name in ("a", "b")]
-        except BaseException:
-            self.close()
-            raise
+        self._moe = moe
+        self._files: list[DenseFile] = []
 
     def close(self) -> None:
         """Remove them."""
@@ -100,7 +97,11 @@ class DenseFiles:
 
     def other(self, used: DenseFile | None) -> DenseFile:
         """The file that may be written to while one is used."""
-        return self._files[1] if used is self._files[0] else self._files[0]
+        free = next((one for one in self._files if one is not used), None)
+        if free is None:
+            free = DenseFile(self._moe, self.folder / str(len(self._files)))
+            self._files.append(free)
+        return free
 
 
 def tensors_of(moe: Moe) -> list[NewTensor]:

@@ -1,6 +1,6 @@
 """What tanbr needs of an engine that another process runs, and the one thing engines differ in: how they are asked."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -11,7 +11,7 @@ from tanbr.serve.records import ServiceError
 CHANGING = "tanbr-changing"  # label of weights that are being loaded: nobody may take them for a version
 
 
-class EngineRefused(ServiceError):
+class EngineRefused(ServiceError):  # noqa: N818 - a verdict
     """The engine answers, and does not do what it was asked."""
 
 
@@ -64,6 +64,6 @@ class Dialect(Protocol):
         """Go on, if somebody who is gone has left it paused."""
         ...
 
-    def write(self, prompt: Sequence[int], limit: int) -> AsyncIterator[Piece]:
+    def write(self, prompt: Sequence[int], limit: int) -> AsyncGenerator[Piece]:
         """Answer a prompt greedily, with at most `limit` tokens; closing the iterator ends the work."""
         ...

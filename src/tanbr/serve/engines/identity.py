@@ -1,5 +1,6 @@
 """Whether an engine runs the model that tanbr merges: found out before any weights are sent to it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tanbr.errors import ConfigError, TanbrError
@@ -11,7 +12,8 @@ from tanbr.serve.engines.dense_file import tensors_of
 from tanbr.serve.engines.dialect import Dialect, Served
 
 PROBE = "The quick brown fox jumps over 13 lazy dogs."  # that both tokenizers must read alike
-HOLDS = {"float32": {"float32", "bfloat16", "float16"}, "bfloat16": {"bfloat16"}, "float16": {"float16"}}
+HOLDS = {"float32": {"float32", "bfloat16", "float16"}}  # dtype → what it holds without loss, beside itself
+ADVICE = "start it with what `tanbr merge` makes of this checkpoint"
 
 
 def check_causal(moe: Moe, engine: str) -> None:
@@ -19,7 +21,7 @@ def check_causal(moe: Moe, engine: str) -> None:
     dense = moe.plan.config().architectures[0]
     if not dense.endswith("ForCausalLM"):
         raise ConfigError(
-            f"{engine} runs causal language models, and {moe.path} is merged into a {dense}; leave --engine out"
+            f"{engine} runs causal language models, and {moe.path} is merged to a {dense}; leave --engine out"
         )
 
 
@@ -30,20 +32,18 @@ def check_same(moe: Moe, encode: TextEncoder, dialect: Dialect, connection: Conn
     _check_tensors(moe, served, where)
     longest = positions(moe.path)
     if served.positions is not None and longest is not None and served.positions > longest:
-        raise ConfigError(
-            f"{where} reads {served.positions} tokens, and {moe.path} has {longest} positions: it runs another model"
-        )
+        raise ConfigError(f"{where} reads {served.positions} tokens, and {moe.path} has {longest} positions; {ADVICE}")
     _check_numbers(moe, served, where)
     theirs, ours = connection.call(dialect.tokens(PROBE)), list(encode.encode([PROBE]).columns["input_ids"][0])
     if theirs is not None and list(theirs) != ours:
         raise ConfigError(
-            f"{where} reads {PROBE!r} as {len(theirs)} other tokens than {moe.path} does: it runs another model"
+            f"{where} has another tokenizer than {moe.path} (tokens {_some(theirs)}, not {_some(ours)}); {ADVICE}"
         )
     return served
 
 
 def _check_tensors(moe: Moe, served: Served, where: str) -> None:
-    """Compare names and shapes, where the engine's own checkpoint can be read here."""
+    """Compare names and shapes, where the checkpoint that the engine was started with can be read here."""
     if not Path(served.model).is_dir():
         return
     try:
@@ -54,21 +54,24 @@ def _check_tensors(moe: Moe, served: Served, where: str) -> None:
     name = next((name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)), None)
     if name is not None:
         raise ConfigError(
-            f"{where} runs {served.model}, where {name} is {theirs.get(name, 'missing')}, and in the merge of {moe.path} it is "
-            f"{ours.get(name, 'missing')}; start it with what `tanbr merge` makes of this checkpoint"
+            f"{where} runs {served.model}, where {name} is {theirs.get(name, 'missing')}, but in a merge of {moe.path} "
+            f"it is {ours.get(name, 'missing')}; {ADVICE}"
         )
 
 
 def _check_numbers(moe: Moe, served: Served, where: str) -> None:
+    """Refuse arithmetic in which the merge would not be what it is."""
     if served.quantised is not None:
         raise ConfigError(
-            f"{where} quantises its weights ({served.quantised}) and would not answer as the merge does; start it without"
+            f"{where} quantises its weights ({served.quantised}), and merges are not; start it without that"
         )
     stored = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors_of(moe)})
-    lost = [
-        dtype for dtype in stored if served.dtype is not None and dtype not in HOLDS.get(served.dtype, {served.dtype})
-    ]
-    if lost:
-        raise ConfigError(
-            f"{where} computes in {served.dtype}, and the merge of {moe.path} is {lost[0]}; start it with --dtype {lost[0]}"
-        )
+    for dtype in stored:
+        if served.dtype is not None and dtype not in {served.dtype, *HOLDS.get(served.dtype, ())}:
+            raise ConfigError(
+                f"{where} computes in {served.dtype}, and {moe.path} is {dtype}; start it with --dtype {dtype}"
+            )
+
+
+def _some(tokens: Sequence[int]) -> str:
+    return ", ".join(map(str, tokens[:4])) + " …"

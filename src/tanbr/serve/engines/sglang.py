@@ -1,7 +1,7 @@
 """SGLang: its native routes. There is no build of it for CPUs: tested against its documented contract alone."""
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,7 +52,7 @@ class Sglang:
     async def wake(self) -> None:
         """Do nothing: its loads pause by themselves."""
 
-    async def write(self, prompt: Sequence[int], limit: int) -> AsyncIterator[Piece]:
+    async def write(self, prompt: Sequence[int], limit: int) -> AsyncGenerator[Piece]:
         """Stream an answer; every event holds all of it so far."""
         sampling = {"max_new_tokens": limit, **GREEDY}
         asked = {"input_ids": list(prompt), "sampling_params": sampling, "stream": True, "return_logprob": True}

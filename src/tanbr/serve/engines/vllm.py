@@ -1,7 +1,7 @@
 """vLLM: its OpenAI server generates, its development routes (VLLM_SERVER_DEV_MODE=1) change the weights."""
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, ClassVar
@@ -63,7 +63,7 @@ class Vllm:
         if (await self._get("/is_paused")).get("is_paused"):
             await self._post("/resume")
 
-    async def write(self, prompt: Sequence[int], limit: int) -> AsyncIterator[Piece]:
+    async def write(self, prompt: Sequence[int], limit: int) -> AsyncGenerator[Piece]:
         """Stream a completion, token by token."""
         asked = {"model": self._model, "prompt": list(prompt), "max_tokens": limit, "stream": True}
         asked |= {"logprobs": 0, "return_token_ids": True, **GREEDY}
