@@ -140,7 +140,8 @@ class Remote:
         self._wanted = self._loaded = loaded
 
     async def _answer_once(self) -> None:
-        prompt = self._encode.encode([NEUTRAL]).columns["input_ids"][0] or [0]
+        # One token alone: vLLM's CPU kernels let NaN that a longer prompt leaves behind reach later answers.
+        prompt = self._encode.encode([NEUTRAL]).columns["input_ids"][0][:1] or [0]
         async with aclosing(self._dialect.write(prompt, 1)) as pieces:
             async for _ in pieces:
                 pass
