@@ -1,7 +1,8 @@
 """Engines of our own that keep vLLM's and SGLang's contracts over a real socket: transformers on a tiny model.
 
-Like the real ones they remember prefixes: an answer to a prompt that was asked before is the old one, whatever the weights
-are, until somebody has them forget it. What vLLM really answers is in `vllm_recorded.json`; `test_vllm.py` holds this to it.
+Like the real ones they remember prefixes: an answer to a prompt that was asked before is the old one, whatever the
+weights are, until somebody has them forget it. What vLLM really says is in `vllm_recorded.json`; `test_vllm.py` holds
+this to it.
 """
 
 import asyncio
@@ -38,6 +39,7 @@ class FakeEngine:
         self.dies_loading = False
         self.nan = False  # whether weights that are loaded answer with NaN
         self.calls: list[str] = []
+        self.keys: set[str | None] = set()
         self.loads = self.abandoned = 0
         self.routes: dict[str, Any] = {}
 
@@ -78,6 +80,7 @@ class FakeEngine:
     async def _answered(self, request: Request) -> Response:
         path = request.url.path
         self.calls.append(path)
+        self.keys.add(request.headers.get("authorization"))
         route = self.routes.get(path)
         if route is None or (not self.dev_mode and path in self.development):
             return JSONResponse({"detail": "Not Found"}, 404)
@@ -144,6 +147,7 @@ class FakeVllm(FakeEngine):
     def __init__(self, folder: Path, *, port: int = 0) -> None:
         super().__init__(folder, port=port)
         self.forgets = True  # False: as if /reset_prefix_cache had not been called
+        self.busy = False  # whether it says that it cannot forget
         self.routes = {
             "/v1/models": self._models,
             "/v1/completions": self._completions,
@@ -198,9 +202,9 @@ class FakeVllm(FakeEngine):
         return JSONResponse({"results": [None]})
 
     async def _reset_prefix_cache(self, body: Any, request: Request) -> Response:
-        if self.forgets:
+        if self.forgets and not self.busy:
             self.cache.clear()
-        return Response(status_code=200)
+        return JSONResponse({"success": not self.busy})
 
     async def _pause(self, body: Any, request: Request) -> Response:
         assert request.query_params["mode"] == "wait"

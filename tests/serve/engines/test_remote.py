@@ -156,7 +156,7 @@ def test_nobody_hears_a_token_of_an_engine_that_was_restarted_unseen(vllm: FakeV
             heard.append(step)
             return ()
 
-        with pytest.raises(EngineLost, match="instead of|lost"):
+        with pytest.raises(EngineLost, match=r"instead of|lost"):
             backend.generate(engine.padded(PROMPTS)[0], limits=[7] * 3, on_step=on_step)
         assert not any(step.added or step.ended for step in heard)
         wait_for(lambda: engine.available)

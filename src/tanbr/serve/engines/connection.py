@@ -118,8 +118,10 @@ def _ended(loop: asyncio.AbstractEventLoop, http: httpx2.AsyncClient, thread: th
     """Close the client in its own thread, and end that."""
 
     async def close() -> None:
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
             task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
         await http.aclose()
         loop.stop()
 

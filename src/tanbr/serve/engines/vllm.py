@@ -53,7 +53,8 @@ class Vllm:
             await self._post("/update_weight_version", {"new_version": CHANGING})
             kwargs = {"weights_path": str(folder), "is_checkpoint_format": True}
             await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": kwargs})
-            await self._post("/reset_prefix_cache")
+            if not (await self._post("/reset_prefix_cache") or {}).get("success", True):
+                raise EngineRefused("the engine did not forget the prefixes of the old weights")
             await self._post("/update_weight_version", {"new_version": label})
         finally:  # whatever it holds is known by its label, and nobody is answered under another
             await self._post("/resume")
