@@ -21,7 +21,7 @@ CLASSES = 14  # of the embedded model
 def replica(source: Moe | Path, *, backend: str = "torch", **settings: Any) -> tuple[Replica, "SimpleQueue[Message]"]:
     """Make a replica that is not started, of the even blend, version 1, slot 7."""
     moe = source if isinstance(source, Moe) else open_moe(source)
-    config = ServeConfig.model_validate({"threads": 1, "merge_share": 1.0} | settings)
+    config = ServeConfig.model_validate({"workers": 2, "threads": 1, "merge_share": 1.0} | settings)
     K = moe.num_experts
     engine = Engine(
         moe,

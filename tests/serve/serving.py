@@ -86,7 +86,7 @@ def service(
     **settings: Any,
 ) -> Service:
     """A service of the embedded model whose slots end only by hand, and whose router is asked from the first one on."""
-    usual = {"slot_seconds": 3600.0, "threads": 1, "merge_share": 1.0, "explore": "always"}
+    usual = {"slot_seconds": 3600.0, "workers": 2, "threads": 1, "merge_share": 1.0, "explore": "always"}
     config = ServeConfig.model_validate(usual | settings)
     return Service(
         open_moe(checkpoint or embedded.path()),

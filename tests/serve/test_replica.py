@@ -252,11 +252,11 @@ def test_an_answer_that_cannot_be_told_fails_alone(
     assert one.faults() == ()
 
 
-@pytest.mark.parametrize("thread", ["tanbr-front", "tanbr-model"])
+@pytest.mark.parametrize("thread", ["tanbr-front", "tanbr-model-1"])
 def test_a_thread_that_dies_is_named_and_leaves_nobody_waiting(
     moe: Moe, thread: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, _ = replica(moe)
+    one, _ = replica(moe, workers=1)
     where = type(one.engine.encode) if thread == "tanbr-front" else Engine
 
     def die(*_: Any, **__: Any) -> None:

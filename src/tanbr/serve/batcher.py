@@ -1,11 +1,12 @@
-"""Dynamic batches, by two threads.
+"""Dynamic batches, by a front thread and the workers that run the model.
 
-The front thread does what Python must do per request (`front.py`); the model thread runs the model (`model_runs.py`)
-and little else. So the one overlaps the other. Whatever fails for one request fails that request alone; a thread that
-dies all the same takes its requests with it, and `faults` says so.
+The front thread does what Python must do per request (`front.py`); the workers run the model (`model_runs.py`) and
+little else, each a batch of its own. So the one overlaps the others, and all cores have work. Whatever fails for one
+request fails that request alone; a thread that dies all the same takes its requests with it, and `faults` says so.
 """
 
 import copy
+import math
 import threading
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from tanbr.errors import InputError
+from tanbr.serve.cores import Cores
 from tanbr.serve.engine import Engine
 from tanbr.serve.front import Front, Repair
 from tanbr.serve.ids import RequestIds
@@ -29,7 +31,7 @@ from tanbr.serve.records import Observer, Overloaded, ServiceError, Stopping
 
 
 class Batcher:
-    """The queue between clients and the two threads."""
+    """The queue between clients and the threads."""
 
     def __init__(
         self,
@@ -39,14 +41,14 @@ class Batcher:
         batch: int,
         wait: float,
         queue: int,
-        threads: int | None,
+        cores: Cores,
         classes: int,
         room: Room,
         outbox: Outbox,
         observer: Observer,
         repair: Repair | None = None,
     ) -> None:
-        self._batch, self._wait, self._queue, self._threads = batch, wait, queue, threads
+        self._batch, self._wait, self._queue, self._cores = batch, wait, queue, cores
         self._observer = observer
         encoder = copy.deepcopy(engine.encode)  # a tokenizer remembers how to cut: one for each thread
         self._engine, self._lineup = engine, engine.lineup
@@ -70,13 +72,14 @@ class Batcher:
         self._done: list[tuple[list[Job], Callable[[], None]]] = []  # answered jobs, and what tells their answers
         self._waiting = 0  # texts accepted and not yet in a batch
         self._running = False
-        self._model_ended = False
+        self._free = 0  # workers that wait for a batch
+        self._ended = 0  # workers that have
         self._faults: list[str] = []
         self._unanswered: set[Future[Any]] = set()  # of all jobs that were accepted
-        self._rate = 0.0  # texts per second while busy, smoothed
-        self._worker_threads = [
-            threading.Thread(target=self._watched, args=(run,), name=name, daemon=True)
-            for name, run in (("tanbr-front", self._front), ("tanbr-model", self._model))
+        self._rate = 0.0  # texts per second of a busy worker, smoothed
+        runs = {"tanbr-front": self._front} | {f"tanbr-model-{n}": self._model for n in range(1, cores.workers + 1)}
+        self._threads = [
+            threading.Thread(target=self._watched, args=(run,), name=name, daemon=True) for name, run in runs.items()
         ]
 
     @property
@@ -91,7 +94,7 @@ class Batcher:
     def start(self) -> None:
         """Take requests."""
         self._running = True
-        for thread in self._worker_threads:
+        for thread in self._threads:
             thread.start()
 
     def stop(self, timeout: float) -> bool:
@@ -99,12 +102,12 @@ class Batcher:
         with self._lock:
             self._running = False
             self._front_wakes.notify()
-            self._model_wakes.notify()
+            self._model_wakes.notify_all()
         ends = time.monotonic() + timeout
-        for thread in self._worker_threads:
+        for thread in self._threads:
             if thread.ident is not None:
                 thread.join(max(0.0, ends - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._worker_threads)
+        return not any(thread.is_alive() for thread in self._threads)
 
     def submit(self, job: Job) -> None:
         """Queue a job; Overloaded or Stopping instead if it cannot be."""
@@ -116,7 +119,8 @@ class Batcher:
             if not self._running:
                 raise Stopping("the server is not taking requests; try another, or wait until it is ready again")
             if self._waiting and self._waiting + len(job.texts) > self._queue:
-                raise Overloaded(min(60.0, max(0.1, self._waiting / self._rate if self._rate else 1.0)))
+                rate = self._rate * self._cores.workers
+                raise Overloaded(min(60.0, max(0.1, self._waiting / rate if rate else 1.0)))
             self._waiting += len(job.texts)
             self._unanswered.add(job.future)
             self._incoming.append(job)
@@ -131,11 +135,11 @@ class Batcher:
             fault = f"{threading.current_thread().name} died of {type(error).__name__}: {error}"
             with self._lock:
                 self._faults.append(fault)
-                self._incoming, self._model_ended, self._running = [], True, False
+                self._incoming, self._ended, self._running = [], self._cores.workers, False
                 self._encoded.clear()
                 self._waiting = 0
                 self._front_wakes.notify()
-                self._model_wakes.notify()
+                self._model_wakes.notify_all()
             for future in list(self._unanswered):
                 fail(future, ServiceError(f"the server cannot answer any more: {fault}"))
             self._observer.alarm(fault)
@@ -148,10 +152,10 @@ class Batcher:
                 self._front_wakes.wait_for(lambda: self._incoming or self._done or not self._running)
                 jobs, self._incoming = self._incoming, []
                 done, self._done = self._done, []
-                if not jobs and not done and self._model_ended:
+                if not jobs and not done and self._ended >= self._cores.workers:
                     return
-                if not jobs and not done:  # stopping: the model thread has yet to finish
-                    self._model_wakes.notify()
+                if not jobs and not done:  # stopping: the workers have yet to finish
+                    self._model_wakes.notify_all()
                     self._front_wakes.wait(0.01)
                     continue
             for answered, tell in done:
@@ -165,7 +169,7 @@ class Batcher:
                     self._encoded.extend(parts)
                     if lineup is not self._lineup:
                         self._place_again()
-                    self._model_wakes.notify()
+                    self._model_wakes.notify_all()
                 for job, error in unreadable.items():
                     job.fail(error)
 
@@ -195,48 +199,63 @@ class Batcher:
         self._lineup = self._engine.lineup
         self._encoded = deque(part for job in self._encoded for part in placed(job, self._lineup))
 
-    # --- model thread ---------------------------------------------------------------------------------------------
+    # --- workers --------------------------------------------------------------------------------------------------
 
     def _model(self) -> None:
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
+        threads = None
         while taken := self._take():
+            jobs, lineup, busy = taken
+            if threads != (threads := self._cores.threads(busy)):
+                torch.set_num_threads(threads)  # of this thread's own arithmetic
             started = time.perf_counter()
-            size = self._runs.answer(*taken)
+            size = self._runs.answer(jobs, lineup)
             if size:
                 took = time.perf_counter() - started
                 self._rate = 0.8 * self._rate + 0.2 * size / took if self._rate else size / took
                 self._observer.batch(size, took)
         with self._lock:
-            self._model_ended = True
+            self._ended += 1
             self._front_wakes.notify()
 
-    def _take(self) -> tuple[list[Job], Lineup] | None:
-        """Wait for jobs that make up a batch of one model; None when all is done and the service stops."""
+    def _take(self) -> tuple[list[Job], Lineup, int] | None:
+        """Wait for jobs that make up a batch of one model, and say how many workers are busy with that.
+
+        None when all is done and the service stops.
+        """
         with self._lock:
+            self._free += 1
             while not self._encoded:
                 if self._faults or (not self._running and not self._waiting):
                     return None
                 self._model_wakes.wait(None if self._running else 0.01)
-            if self._wait and self._running:
-                ends = time.monotonic() + self._wait
-                while sum(len(job.texts) for job in self._encoded) < self._batch and self._running:
-                    if not self._model_wakes.wait(ends - time.monotonic()):
-                        break
+                self._wait_for_more()
             if self._engine.lineup is not self._lineup:
                 self._place_again()
             jobs, lineup = self._next_batch(), self._lineup
+            self._free -= 1
             self._waiting -= sum(len(job.texts) for job in jobs)
-            depth = self._waiting
+            depth, busy = self._waiting, self._cores.workers - self._free
         self._observer.queue(depth)
-        return jobs, lineup
+        return jobs, lineup, busy
+
+    def _wait_for_more(self) -> None:
+        """Let a batch that is not full wait a while; another worker may take it meanwhile."""
+        ends = time.monotonic() + self._wait
+        while self._wait and self._running and 0 < sum(len(job.texts) for job in self._encoded) < self._batch:
+            if not self._model_wakes.wait(ends - time.monotonic()):
+                return
 
     def _next_batch(self) -> list[Job]:
-        """Take the job that has waited longest, and of those for the same model as many as fit."""
+        """Take the job that has waited longest, and of those for the same model as many as fit.
+
+        Workers that are free share what waits, unless it has waited to be together: two half batches at once are
+        sooner done than a whole one.
+        """
+        first, waiting = self._encoded[0], sum(len(job.texts) for job in self._encoded)
+        room = self._batch if self._wait else min(self._batch, math.ceil(waiting / self._free))
         jobs: list[Job] = []
-        room = self._batch
         for job in self._encoded:
-            if job.place == self._encoded[0].place:
+            if job.place == first.place:
                 if jobs and len(job.texts) > room:
                     break
                 jobs.append(job)

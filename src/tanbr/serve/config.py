@@ -90,8 +90,10 @@ class ServeConfig(Section):
     """Where merges are left for it; shared memory, or a temporary folder, if not given."""
     device: str = "cpu"
     """Torch device the model runs on."""
+    workers: int | None = Field(default=None, ge=1, le=256)
+    """Batches that are answered at once; as many as there are cores, but at most 8, if not given (1 on a GPU)."""
     threads: int | None = Field(default=None, ge=1)
-    """Threads of the model's arithmetic; torch's own choice if not given."""
+    """Threads of a worker's arithmetic; the cores divided by the workers that are busy if not given."""
     precision: Literal["fp32", "int8"] = "fp32"
     """int8 is refused when its measured agreement on the probe texts is below `int8_agreement`."""
     int8_agreement: float = Field(default=0.98, ge=0, le=1)

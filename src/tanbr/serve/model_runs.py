@@ -1,4 +1,4 @@
-"""A batch through the model; if its merge version is broken, back to the one before. The batcher's model thread."""
+"""A batch through the model; if its merge version is broken, back to the one before. The batcher's workers run it."""
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -13,6 +13,7 @@ from tanbr.serve.front import Front
 from tanbr.serve.jobs import Job
 from tanbr.serve.lineup import Lineup, Live
 from tanbr.serve.messages import Broken, Outbox
+from tanbr.serve.padding import like_lengths
 from tanbr.serve.records import Observer, ServiceError
 
 
@@ -70,18 +71,13 @@ class ModelRuns:
         return 0
 
     def _classify(self, jobs: Sequence[Job], live: Live) -> None:
-        """Answer all texts together, or if they are more than a batch those of like length."""
+        """Answer all texts, those of like length together."""
         rows = {name: [row for job in jobs for row in job.columns[name]] for name in jobs[0].columns}
         lengths = [len(row) for row in rows["input_ids"]]
-        if len(lengths) <= self._batch:
-            logits = live.backend.classify(self._encoder.pad(rows))
-        else:
-            order = sorted(range(len(lengths)), key=lengths.__getitem__)
-            logits = np.empty((len(lengths), len(self._engine.columns)))
-            for start in range(0, len(order), self._batch):
-                chunk = order[start : start + self._batch]
-                part = {name: [values[i] for i in chunk] for name, values in rows.items()}
-                logits[chunk] = live.backend.classify(self._encoder.pad(part))
+        logits = np.empty((len(lengths), len(self._engine.columns)))
+        for group in like_lengths(lengths, most=self._batch):
+            part = {name: [values[i] for i in group] for name, values in rows.items()}
+            logits[group] = live.backend.classify(self._encoder.pad(part))
         if not np.isfinite(logits).all():
             raise NotFinite
         for job in jobs:

@@ -54,6 +54,8 @@ class Operator:
     def dismiss(self, version: int, why: str, *, worthless: bool = False) -> None:
         """Go back from a bad version at once, to the others of its panel or to the last good one; the router hears."""
         learner, note = self._learner, f"rolled back: {why}"
+        if version not in learner.current.versions:
+            return  # it went already: several workers may find the same version broken
         learner.alarm(f"merge version {version} is rolled back: {why}")
         choice = None if (kept := learner.kept()) is None else _without(kept, version)
         if choice is None:

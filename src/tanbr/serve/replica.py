@@ -8,6 +8,7 @@ from tanbr.errors import InputError
 from tanbr.moe.text import positions
 from tanbr.serve.batcher import Batcher
 from tanbr.serve.config import ServeConfig
+from tanbr.serve.cores import Cores
 from tanbr.serve.engine import Engine
 from tanbr.serve.front import Repair
 from tanbr.serve.ids import RequestIds
@@ -19,7 +20,7 @@ from tanbr.types import FloatArray, Text
 
 
 class Replica:
-    """Answers requests with what was committed last. Thread-safe; two threads of its own.
+    """Answers requests with what was committed last. Thread-safe; it has threads of its own.
 
     Commands come to its `engine` (`prepare`, `commit`, `discard`), messages go out (`serve.messages`, to the outbox):
     `Answers` before any client of them hears, `Broken` if a version answers with NaN.
@@ -45,7 +46,7 @@ class Replica:
             batch=config.batch,
             wait=config.batch_wait,
             queue=config.queue,
-            threads=config.threads,
+            cores=Cores.of(config),
             classes=classes,
             room=self.room,
             outbox=outbox,

@@ -1,4 +1,4 @@
-"""The service: everything below HTTP. Thread-safe; two threads answer, one runs the slots."""
+"""The service: everything below HTTP. Thread-safe; a replica's threads answer, one runs the slots."""
 
 import math
 import os

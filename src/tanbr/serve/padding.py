@@ -1,0 +1,32 @@
+"""Texts of like length together, so that little of what the model reads is padding."""
+
+from collections.abc import Sequence
+
+PASS = 64  # tokens that the fixed cost of a forward pass is worth, about, on a CPU
+
+
+def like_lengths(lengths: Sequence[int], *, most: int, fixed: int = PASS) -> list[list[int]]:
+    """Cut rows (n,) into groups of at most `most`, each padded to its longest, so that all together cost least.
+
+    A group costs its padded tokens and what is `fixed` of a forward pass. The groups hold places in `lengths`, sorted
+    by length; where one group is best it has them in the order given.
+    """
+    n = len(lengths)
+    if n <= most and n * max(lengths) - sum(lengths) <= fixed:  # there is less padding than a second pass costs
+        return [list(range(n))]
+    order = sorted(range(n), key=lengths.__getitem__)
+    least, begins = (
+        [0.0] + [float("inf")] * n,
+        [0] * (n + 1),
+    )  # of the first rows: cost, and where their last group begins
+    for end in range(1, n + 1):
+        longest = lengths[order[end - 1]]
+        for begin in range(max(0, end - most), end):
+            cost = least[begin] + longest * (end - begin) + fixed
+            if cost < least[end]:
+                least[end], begins[end] = cost, begin
+    groups, end = [], n
+    while end:
+        groups.append(order[begins[end] : end])
+        end = begins[end]
+    return groups[::-1]
