@@ -91,7 +91,7 @@ class ServeConfig(Section):
     device: str = "cpu"
     """Torch device the model runs on."""
     workers: int | None = Field(default=None, ge=1, le=256)
-    """Batches that are answered at once; as many as there are cores, but at most 8, if not given (1 on a GPU)."""
+    """Batches that are answered at once; a core each, at most 8, if not given (1 on a GPU, 32 with an engine)."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of a worker's arithmetic; the cores divided by the workers that are busy if not given."""
     precision: Literal["fp32", "int8"] = "fp32"

@@ -97,7 +97,9 @@ class FakeEngine:
         self.broken = self.nan
         self.loads += 1
 
-    async def write(self, prompt: list[int], limit: int) -> AsyncIterator[tuple[int, float, str | None]]:
+    async def write(
+        self, prompt: list[int], limit: int, ends: list[int]
+    ) -> AsyncIterator[tuple[int, float, str | None]]:
         """Go on from a prompt greedily: token, its logprob, and how it ended if it did."""
         known, remembered, ended = self.cache.get(tuple(prompt), []), [], False
         try:
@@ -106,7 +108,7 @@ class FakeEngine:
                     await asyncio.sleep(0.005)
                 token, chance = known[step] if step < len(known) else self.next(prompt, [one for one, _ in remembered])
                 remembered.append((token, chance))
-                stopped = token == self.tokenizer.eos_token_id
+                stopped = token in ends
                 end = "stop" if stopped else "length" if step == limit - 1 else None
                 ended = end is not None
                 yield token, chance, end
@@ -232,9 +234,10 @@ class FakeVllm(FakeEngine):
         assert body["stream"]
         assert body["return_token_ids"]
         assert body["temperature"] == 0
+        assert body["ignore_eos"]  # its tokenizer's own
 
         async def events() -> AsyncIterator[bytes]:
-            async for token, chance, end in self.write(body["prompt"], body["max_tokens"]):
+            async for token, chance, end in self.write(body["prompt"], body["max_tokens"], body["stop_token_ids"]):
                 said = None if chance != chance else chance
                 choice = {
                     "index": 0,
@@ -288,11 +291,15 @@ class FakeSglang(FakeEngine):
 
     async def _generate(self, body: Any, request: Request) -> Response:
         assert body["return_logprob"]
-        assert body["sampling_params"]["temperature"] == 0
+        sampling = body["sampling_params"]
+        assert sampling["temperature"] == 0
+        assert sampling["ignore_eos"]
 
         async def events() -> AsyncIterator[bytes]:
             rows: list[list[Any]] = []
-            async for token, chance, end in self.write(body["input_ids"], body["sampling_params"]["max_new_tokens"]):
+            async for token, chance, end in self.write(
+                body["input_ids"], sampling["max_new_tokens"], sampling["stop_token_ids"]
+            ):
                 rows.append([None if chance != chance else chance, token, None])
                 meta = {
                     "completion_tokens": len(rows),

@@ -11,7 +11,8 @@ from typing import Any
 import httpx2
 
 FILE = Path(__file__).with_name("vllm_recorded.json")
-ASKED = {"max_tokens": 3, "stream": True, "logprobs": 0, "return_token_ids": True, "temperature": 0}
+ASKED = {"max_tokens": 3, "stream": True, "logprobs": 0, "return_token_ids": True, "temperature": 0, "ignore_eos": True}
+ASKED |= {"stop_token_ids": [2]}
 READ = ("model", "dtype", "quantization", "max_model_len")  # of a long list
 
 

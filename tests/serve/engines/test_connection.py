@@ -50,7 +50,9 @@ def test_a_stream_that_breaks_off_is_a_loss(vllm: FakeVllm) -> None:
 
     async def stream() -> None:
         asked = {"model": "dense", "prompt": [5], "max_tokens": 9, "stream": True, "return_token_ids": True}
-        async for _ in connection.events("/v1/completions", asked | {"temperature": 0}):
+        async for _ in connection.events(
+            "/v1/completions", asked | {"temperature": 0, "ignore_eos": True, "stop_token_ids": []}
+        ):
             begun.set()
 
     waiting = connection.start(stream())

@@ -64,7 +64,7 @@ def test_what_is_no_answer_is_an_error(event: Any, error: type[Exception]) -> No
     connection = Script(event)
 
     async def pieces() -> list[Piece]:
-        return [piece async for piece in Sglang(connection).write([1], 5)]
+        return [piece async for piece in Sglang(connection).write([1], 5, ())]
 
     with pytest.raises(error):
         connection.call(pieces())

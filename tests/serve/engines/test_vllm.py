@@ -59,7 +59,7 @@ def heard(*events: Any) -> list[Piece]:
     connection = Script(*events)
 
     async def pieces() -> list[Piece]:
-        return [piece async for piece in Vllm(connection).write([1], 5)]
+        return [piece async for piece in Vllm(connection).write([1], 5, ())]
 
     try:
         return connection.call(pieces())
@@ -132,7 +132,7 @@ def test_closing_an_answer_ends_the_work(vllm: FakeVllm) -> None:
 
     async def first() -> Piece:
         await dialect.served()
-        stream = dialect.write([5, 6], 9)
+        stream = dialect.write([5, 6], 9, ())
         try:
             return await anext(stream)
         finally:

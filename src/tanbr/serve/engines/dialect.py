@@ -1,6 +1,6 @@
 """What tanbr needs of an engine that another process runs, and the one thing engines differ in: how they are asked."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -64,6 +64,9 @@ class Dialect(Protocol):
         """Go on, if somebody who is gone has left it paused."""
         ...
 
-    def write(self, prompt: Sequence[int], limit: int) -> AsyncGenerator[Piece]:
-        """Answer a prompt greedily, with at most `limit` tokens; closing the iterator ends the work."""
+    def write(self, prompt: Sequence[int], limit: int, ends: Collection[int]) -> AsyncGenerator[Piece]:
+        """Answer a prompt greedily, with at most `limit` tokens or to one that `ends` it, and to no other.
+
+        Closing the generator ends the work.
+        """
         ...

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+from transformers import GenerationConfig
 
 from tanbr.errors import CheckpointError, InputError, TanbrError
 from tanbr.merge import Moe
@@ -62,7 +63,7 @@ class Remote:
         self.readers = 0
         self._moe, self._dialect, self._connection, self._files = moe, dialect, connection, files
         self._encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
-        self._fingerprint = fingerprint
+        self._fingerprint, self._stops = fingerprint, _stops(moe)
         self.positions = check_same(moe, self._encode, dialect, connection).positions
         self._wanted: Loaded | None = None  # what answers, or is to answer when the engine is back
         self._loaded: Loaded | None = None  # what it answers with; None while it is lost …
@@ -142,7 +143,7 @@ class Remote:
     async def _answer_once(self) -> None:
         # One token alone: vLLM's CPU kernels let NaN that a longer prompt leaves behind reach later answers.
         prompt = self._encode.encode([NEUTRAL]).columns["input_ids"][0][:1] or [0]
-        async with aclosing(self._dialect.write(prompt, 1)) as pieces:
+        async with aclosing(self._dialect.write(prompt, 1, self._stops)) as pieces:
             async for _ in pieces:
                 pass
 
@@ -190,9 +191,11 @@ class Remote:
         if loaded is None:
             raise EngineLost(f"the engine is lost: {self._why}")
         rows = zip(inputs["input_ids"], inputs["attention_mask"].astype(bool), strict=True)
-        streams = Streams(self._connection, self._dialect, [ids[real].tolist() for ids, real in rows], limits)
+        streams = Streams(
+            self._connection, self._dialect, [ids[real].tolist() for ids, real in rows], limits, self._stops
+        )
         try:
-            return streams.hear(lambda: self._check(loaded), self._stops, on_step)
+            return streams.hear(lambda: self._check(loaded), on_step)
         except EngineLost as error:
             if self._loaded is loaded:
                 self._lose(str(error))
@@ -200,13 +203,16 @@ class Remote:
         finally:
             streams.close()
 
-    @property
-    def _stops(self) -> set[int]:
-        found = self._moe.plan.config().eos_token_id
-        return set() if found is None else {found} if isinstance(found, int) else set(found)
-
     def _check(self, loaded: Loaded) -> None:
         """Make sure that what was just heard came from these weights, which no load has replaced meanwhile."""
         label = self._connection.call(self._dialect.label())
         if label != loaded.label or self._loaded is not loaded:
             raise EngineLost(f"it holds {label} instead of {loaded.label}")
+
+
+def _stops(moe: Moe) -> frozenset[int]:
+    """Find the tokens that end an answer: what the checkpoint's configurations say, whatever its tokenizer does."""
+    said = [moe.plan.config().eos_token_id]
+    if (moe.path / "generation_config.json").is_file():
+        said.append(GenerationConfig.from_pretrained(str(moe.path)).eos_token_id)
+    return frozenset(one for ids in said if ids is not None for one in ([ids] if isinstance(ids, int) else ids))

@@ -1,7 +1,7 @@
 """SGLang: its native routes. There is no build of it for CPUs: tested against its documented contract alone."""
 
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,9 +52,9 @@ class Sglang:
     async def wake(self) -> None:
         """Do nothing: its loads pause by themselves."""
 
-    async def write(self, prompt: Sequence[int], limit: int) -> AsyncGenerator[Piece]:
+    async def write(self, prompt: Sequence[int], limit: int, ends: Collection[int]) -> AsyncGenerator[Piece]:
         """Stream an answer; every event holds all of it so far."""
-        sampling = {"max_new_tokens": limit, **GREEDY}
+        sampling = {"max_new_tokens": limit, "ignore_eos": True, "stop_token_ids": sorted(ends), **GREEDY}
         asked = {"input_ids": list(prompt), "sampling_params": sampling, "stream": True, "return_logprob": True}
         have = 0
         try:

@@ -20,10 +20,18 @@ class Streams:
     """The prompts of one batch, on their way."""
 
     def __init__(
-        self, connection: Connection, dialect: Dialect, prompts: Sequence[Sequence[int]], limits: Sequence[int]
+        self,
+        connection: Connection,
+        dialect: Dialect,
+        prompts: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        ends: Collection[int],
     ) -> None:
-        """Send all prompts at once, to be answered with at most limits[i] tokens."""
-        self._dialect = dialect
+        """Send all prompts at once, to be answered with at most limits[i] tokens.
+
+        `ends` are the tokens that end an answer, and are no part of it.
+        """
+        self._dialect, self._ends = dialect, frozenset(ends)
         self._events: Events = queue.SimpleQueue()
         self._tokens: list[list[int]] = [[] for _ in prompts]
         self._chances: list[list[float]] = [[] for _ in prompts]
@@ -37,11 +45,10 @@ class Streams:
         for stream in self._open.values():
             stream.cancel()
 
-    def hear(self, check: Callable[[], None], ends: set[int], on_step: OnStep) -> Decoded:
+    def hear(self, check: Callable[[], None], on_step: OnStep) -> Decoded:
         """Tell what comes, token by token; a row that is given up is closed.
 
-        `check` is called after a row's first token has come and before anybody hears of it. `ends` are the tokens that
-        end an answer, and are no part of it.
+        `check` is called after a row's first token has come and before anybody hears of it.
         """
         done: Decoded = [None] * len(self._tokens)
         checked: set[int] = set()
@@ -53,7 +60,7 @@ class Streams:
                 check()
                 checked.update(row for row, _ in heard)
             for row, piece in heard:
-                for token in self._added(row, piece, ends):
+                for token in self._added(row, piece):
                     if row in self._open:
                         self._tokens[row].append(token)
                         self._give_up(on_step(Step(added={row: token})))
@@ -63,10 +70,10 @@ class Streams:
                     self._give_up(on_step(Step(ended={row: written})))
         return done
 
-    def _added(self, row: int, piece: Piece, ends: set[int]) -> tuple[int, ...]:
+    def _added(self, row: int, piece: Piece) -> tuple[int, ...]:
         """Tokens that a piece adds to an answer: not the one that ends it."""
         self._chances[row] += np.exp(piece.logprobs).tolist()
-        return piece.tokens[:-1] if piece.end == "stop" and ends.intersection(piece.tokens[-1:]) else piece.tokens
+        return piece.tokens[:-1] if piece.end == "stop" and self._ends.intersection(piece.tokens[-1:]) else piece.tokens
 
     def _give_up(self, rows: Collection[int]) -> None:
         for row in rows:
@@ -90,7 +97,7 @@ class Streams:
     async def _stream(self, row: int, prompt: Sequence[int], limit: int) -> None:
         try:
             ended = False
-            async with aclosing(self._dialect.write(prompt, limit)) as pieces:
+            async with aclosing(self._dialect.write(prompt, limit, self._ends)) as pieces:
                 async for piece in pieces:
                     ended = piece.end is not None
                     self._events.put((row, piece))

@@ -1,7 +1,7 @@
 """vLLM: its OpenAI server generates, its development routes (VLLM_SERVER_DEV_MODE=1) change the weights."""
 
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, ClassVar
@@ -64,10 +64,10 @@ class Vllm:
         if (await self._get("/is_paused")).get("is_paused"):
             await self._post("/resume")
 
-    async def write(self, prompt: Sequence[int], limit: int) -> AsyncGenerator[Piece]:
+    async def write(self, prompt: Sequence[int], limit: int, ends: Collection[int]) -> AsyncGenerator[Piece]:
         """Stream a completion, token by token."""
         asked = {"model": self._model, "prompt": list(prompt), "max_tokens": limit, "stream": True}
-        asked |= {"logprobs": 0, "return_token_ids": True, **GREEDY}
+        asked |= {"logprobs": 0, "return_token_ids": True, "ignore_eos": True, "stop_token_ids": sorted(ends), **GREEDY}
         try:
             async with aclosing(self._connection.events("/v1/completions", asked)) as events:
                 async for event in events:
