@@ -22,7 +22,7 @@ from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.backends.torch_eager import device_of
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
-from tanbr.serve.engines.connecting import check_engine, remote
+from tanbr.serve.engines.connecting import builder, connected
 from tanbr.serve.feedback import FeedbackReader
 from tanbr.serve.guard import Guard
 from tanbr.serve.ids import RequestIds
@@ -103,11 +103,16 @@ class Service:
             max_active=config.max_active,
             survey=survey,
         )
+        self._models = _models(moe, config)
+        made = made_for(moe, [task.name for task in self._tasks])
+        self._remote = connected(config, moe, models=self._models, fingerprint=made.checkpoint)
         self.store = Store(state)
         try:
             self._open(moe, router, monitor, probes, adopt=adopt)
         except BaseException:
             self.store.close(unused=True)  # what could not start has not begun a state
+            if self._remote is not None:
+                self._remote.close()
             raise
         self._started = time.monotonic()
         self._ready = False
@@ -122,8 +127,6 @@ class Service:
         adopt: bool,
     ) -> None:
         config, store, names = self._config, self.store, [task.name for task in self._tasks]
-        models = _models(moe, config)
-        check_engine(config, models=models)
         wanted = made_for(moe, names)
         same = same_lineage(store, wanted, adopt=adopt)
         rows = store.untold() if same else []
@@ -132,7 +135,7 @@ class Service:
         opened = read_slot(rows[-1], experts=moe.num_experts, tasks=len(names)) if rows else None
         self._engine = Engine(
             moe,
-            models=models,
+            models=self._models,
             batch=config.batch,
             device=config.device,
             blend=None if opened is None else opened.blend,
@@ -140,9 +143,7 @@ class Service:
             issued=issued,
             slot=0 if opened is None else opened.slot,
             spare=not config.low_memory and config.engine is None,
-            backend=PRECISIONS[config.precision]
-            if config.engine is None
-            else partial(remote, config, wanted.checkpoint),
+            backend=PRECISIONS[config.precision] if self._remote is None else builder(self._remote),
             probes=[row.text for row in probes],
             least_agreement=config.int8_agreement,
             max_length=config.max_length,

@@ -7,7 +7,7 @@ from serve.engines.fake_engine import FakeVllm
 from tanbr.errors import ConfigError
 from tanbr.merge import Moe
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.engines.connecting import check_engine, connect, remote
+from tanbr.serve.engines.connecting import builder, connect, connected
 
 URL = "http://127.0.0.1:9"
 
@@ -21,22 +21,25 @@ URL = "http://127.0.0.1:9"
         ({"engine": "vllm", "engine_url": URL, "precision": "int8"}, 1, "leave --precision out"),
     ],
 )
-def test_settings_that_do_not_go_together_are_one_sentence(settings: dict[str, str], models: int, says: str) -> None:
+def test_settings_that_do_not_go_together_are_one_sentence(
+    settings: dict[str, str], models: int, says: str, mixtral: Moe
+) -> None:
     with pytest.raises(ConfigError) as error:
-        check_engine(ServeConfig(**settings), models=models)
+        connected(ServeConfig(**settings), mixtral, models=models, fingerprint="f")
     assert says in str(error.value)
 
 
-def test_settings_that_do() -> None:
-    check_engine(ServeConfig(), models=3)
-    check_engine(ServeConfig(engine="vllm", engine_url=URL), models=1)
+def test_without_an_engine_there_is_none(mixtral: Moe) -> None:
+    assert connected(ServeConfig(), mixtral, models=3, fingerprint="f") is None
 
 
 def test_a_blend_is_loaded_when_a_server_goes_on(vllm: FakeVllm, mixtral: Moe, tmp_path: Path) -> None:
     config = ServeConfig(engine="vllm", engine_url=vllm.url, engine_folder=str(tmp_path))
     blend = np.array([1.0, 0, 0, 0])
     for wanted, loads in ((None, 0), (blend, 1), (blend, 1)):
-        made = remote(config, "f", mixtral, blend=wanted, device="cpu", probes=list, least_agreement=0.0)
+        made = connected(config, mixtral, models=1, fingerprint="f")
+        assert made is not None
+        assert builder(made)(mixtral, blend=wanted, device="cpu", probes=list, least_agreement=0.0) is made
         assert vllm.loads == loads
         assert made.available == (wanted is not None)
         assert len(list(tmp_path.iterdir())) == 1

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from tanbr.errors import ConfigError
 from tanbr.merge import Moe
 from tanbr.moe.text import Inputs
+from tanbr.serve.backends import Builder
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engines import ENGINES
 from tanbr.serve.engines.connection import Connection
@@ -35,37 +36,35 @@ def connect(moe: Moe, *, engine: str, url: str, fingerprint: str, folder: str | 
         raise
 
 
-def check_engine(config: ServeConfig, *, models: int) -> None:
-    """Refuse settings that an engine has no use for."""
+def connected(config: ServeConfig, moe: Moe, *, models: int, fingerprint: str) -> Remote | None:
+    """Find the engine that a configuration names; None if it names none, an error if the rest does not go with it."""
     if config.engine is None and config.engine_url is not None:
         raise ConfigError("--engine-url needs --engine, which is vllm or sglang")
     if config.engine is None:
-        return
+        return None
     if config.engine_url is None:
         raise ConfigError(f"--engine {config.engine} needs --engine-url, the address at which it answers")
     if models > 1:
         raise ConfigError(f"an engine holds one model (got models {models}); leave --models and --memory out")
     if config.precision != "fp32":
         raise ConfigError(f"an engine computes as it was started (got {config.precision}); leave --precision out")
+    url, folder = config.engine_url, config.engine_folder
+    return connect(moe, engine=config.engine, url=url, fingerprint=fingerprint, folder=folder)
 
 
-def remote(
-    config: ServeConfig,
-    fingerprint: str,
-    moe: Moe,
-    *,
-    blend: Blend | None,
-    device: str,  # noqa: ARG001 - the engine has its own
-    probes: Callable[[], Sequence[Inputs]],  # noqa: ARG001
-    least_agreement: float,  # noqa: ARG001
-) -> Remote:
-    """Build the backend of a service whose configuration names an engine; a blend (K,) that is given is loaded."""
-    engine, url = str(config.engine), str(config.engine_url)
-    model = connect(moe, engine=engine, url=url, fingerprint=fingerprint, folder=config.engine_folder)
-    try:
+def builder(model: Remote) -> Builder:
+    """Make what hands a model over that is there already; a blend (K,) that it is asked for is loaded."""
+
+    def build(
+        moe: Moe,
+        *,
+        blend: Blend | None,
+        device: str,  # noqa: ARG001 - the engine has its own
+        probes: Callable[[], Sequence[Inputs]],  # noqa: ARG001
+        least_agreement: float,  # noqa: ARG001
+    ) -> Remote:
         if blend is not None:
             model.merge(moe, blend)
-    except BaseException:
-        model.close()
-        raise
-    return model
+        return model
+
+    return build
