@@ -12,6 +12,7 @@ from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
 from tanbr.serve.decode import NotFinite, Step
 from tanbr.serve.engine import Engine
+from tanbr.serve.engines import remote
 from tanbr.serve.engines.connection import EngineLost
 from tanbr.serve.engines.remote import Remote
 
@@ -144,7 +145,10 @@ def test_an_engine_that_comes_back_has_what_answered_last(vllm: FakeVllm, mixtra
         assert written(engine, backend) == transformers_answers(mixtral, BLENDS[0], PROMPTS, limit=7)
 
 
-def test_nobody_hears_a_token_of_an_engine_that_was_restarted_unseen(vllm: FakeVllm, mixtral: Moe) -> None:
+def test_nobody_hears_a_token_of_an_engine_that_was_restarted_unseen(
+    vllm: FakeVllm, mixtral: Moe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "LOOK_SECONDS", 1000.0)  # it is seen when it is asked
     with before(vllm, mixtral) as backend:
         engine = serving(backend, mixtral)
         engine.swap(BLENDS[0])
@@ -219,7 +223,10 @@ def test_nan_in_an_answer_is_said(fake: Any, mixtral: Moe) -> None:
         assert not engine.sane("w1", engine.live)
 
 
-def test_what_somebody_else_pushes_answers_nobody_and_is_put_right(vllm: FakeVllm, mixtral: Moe) -> None:
+def test_what_somebody_else_pushes_answers_nobody_and_is_put_right(
+    vllm: FakeVllm, mixtral: Moe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "LOOK_SECONDS", 1000.0)  # it is seen when it is asked
     with before(vllm, mixtral) as backend:
         engine = serving(backend, mixtral)
         engine.swap(BLENDS[0])
