@@ -103,7 +103,7 @@ def test_an_engine_that_is_killed_is_a_503_and_comes_back_with_the_version_that_
 
 
 def test_a_push_by_hand_and_what_the_server_makes_of_it(
-    server: Front, engine: RealVllm, moe: Moe, tmp_path: Path
+    server: Front, engine: RealVllm, moe: Moe, encode: TextEncoder, tmp_path: Path
 ) -> None:
     before = httpx2.get(f"{engine.url}/weight_info").json()
     done = tanbr("push", str(moe.path), "--blend", "one-hot:1", "--to", engine.url, "--force", cwd=tmp_path)
