@@ -68,6 +68,7 @@ class Remote:
         self._wanted: Loaded | None = None  # what answers, or is to answer when the engine is back
         self._loaded: Loaded | None = None  # what it answers with; None while it is lost …
         self._why = "nothing was loaded yet"  # … and why
+        self._doubtful = False  # whether a load has failed: its label may be that of weights it has in part
         self._changing = threading.Lock()  # one load at a time
         self._wakes, self._ends = threading.Event(), threading.Event()
         threading.Thread(target=self._watch, name="tanbr-engine-watch", daemon=True).start()
@@ -129,15 +130,17 @@ class Remote:
         """Load weights unless the engine has them; new ones must answer with numbers before anybody is answered."""
         self._loaded, self._why = None, "its weights are being changed"
         ask, started = self._connection.call, time.perf_counter()
-        if ask(self._dialect.label()) == loaded.label:
+        if ask(self._dialect.label()) == loaded.label and not self._doubtful:
             ask(self._dialect.wake())
         else:
+            self._doubtful = True
             ask(self._dialect.load(loaded.dense.folder, loaded.label))
             if ask(self._dialect.label()) != loaded.label:
                 raise EngineLost("it does not hold the weights that it was given")
         if new:
             ask(self._answer_once())
         log.info("%s: loaded in %.3f s", loaded.label, time.perf_counter() - started)
+        self._doubtful = False
         self._wanted = self._loaded = loaded
 
     async def _answer_once(self) -> None:
