@@ -41,6 +41,8 @@ ELSEWHERE = {
     "serve/backends/backend.py": "serve/backends/test_contract.py",
     "serve/batcher.py": "serve/test_replica.py",
     "serve/config.py": "test_settings.py",
+    "serve/engines/dialect.py": "serve/engines/test_vllm.py",
+    "serve/engines/streams.py": "serve/engines/test_remote.py",
     "serve/front.py": "serve/test_replica.py",
     "serve/model_runs.py": "serve/test_replica.py",
     "serve/operator.py": "serve/test_learner.py",
