@@ -350,7 +350,7 @@ def test_what_was_streamed_is_not_streamed_again_when_a_batch_fails(make: Made) 
     backend = one.engine.live.backend
     generate = backend.generate
 
-    def fails_once(inputs: Any, *, limits: Any, on_step: Any) -> Any:
+    def fails_once(inputs: Any, *, limits: Any, on_step: Any, more: Any) -> Any:
         def until_heard(step: Any) -> Any:
             gone = on_step(step)
             if pieces:
@@ -358,7 +358,7 @@ def test_what_was_streamed_is_not_streamed_again_when_a_batch_fails(make: Made) 
             return gone
 
         backend.generate = generate  # type: ignore[method-assign]
-        return generate(inputs, limits=limits, on_step=until_heard)
+        return generate(inputs, limits=limits, on_step=until_heard, more=more)
 
     backend.generate = fails_once  # type: ignore[method-assign]
     streamed = one.generate(["w1 w2"], max_tokens=5, on_token=lambda _, piece: pieces.append(piece))
