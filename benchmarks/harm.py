@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from suite.maps import BestBlends
+from tanbr.experiments.paper.reward_maps import BestBlends
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.router.kernel import correlation

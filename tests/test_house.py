@@ -41,6 +41,8 @@ ELSEWHERE = {
     "serve/backends/backend.py": "serve/backends/test_contract.py",
     "serve/batcher.py": "serve/test_replica.py",
     "serve/config.py": "test_settings.py",
+    "serve/engines/dialect.py": "serve/engines/test_vllm.py",
+    "serve/engines/streams.py": "serve/engines/test_remote.py",
     "serve/fleet/engine.py": "serve/fleet/test_host.py",
     "serve/fleet/link.py": "serve/fleet/test_fleet.py",
     "serve/fleet/messages.py": "serve/fleet/test_fleet.py",

@@ -21,3 +21,10 @@ def test_replicas_are_of_ray(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, str]
 ) -> None:
     assert "give --ray as well" in mistake(monkeypatch, capsys, tmp_path, "serve", *arguments)
+
+
+def test_an_engine_is_not_served_by_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--ray", "--engine", "vllm", "--engine-url", "http://127.0.0.1:1")
+    assert "--ray and --engine do not go together" in mistake(monkeypatch, capsys, tmp_path, "serve", *arguments)

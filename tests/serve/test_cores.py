@@ -25,3 +25,9 @@ def test_what_is_said_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_there_is_a_core() -> None:
     assert cores.usable() >= 1
+
+
+def test_before_an_engine_workers_wait_and_need_no_cores() -> None:
+    config = ServeConfig(engine="vllm", engine_url="http://127.0.0.1:9")
+    assert (Cores.of(config).workers, Cores.of(config).threads(1)) == (32, 1)
+    assert Cores.of(config.model_copy(update={"workers": 3})).workers == 3

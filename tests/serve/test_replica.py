@@ -343,6 +343,32 @@ def test_what_was_streamed_is_not_taken_back(make: Made) -> None:
     assert one.engine.live.version == 1
 
 
+def test_what_was_streamed_is_not_streamed_again_when_a_batch_fails(make: Made) -> None:
+    one, _ = make("t5_moe", max_tokens=400, **together(2))
+    endless(one)
+    pieces: list[str] = []
+    backend = one.engine.live.backend
+    generate = backend.generate
+
+    def fails_once(inputs: Any, *, limits: Any, on_step: Any, more: Any) -> Any:
+        def until_heard(step: Any) -> Any:
+            gone = on_step(step)
+            if pieces:
+                raise RuntimeError("gone")
+            return gone
+
+        backend.generate = generate  # type: ignore[method-assign]
+        return generate(inputs, limits=limits, on_step=until_heard, more=more)
+
+    backend.generate = fails_once  # type: ignore[method-assign]
+    streamed = one.generate(["w1 w2"], max_tokens=5, on_token=lambda _, piece: pieces.append(piece))
+    other = one.generate(["w1 w2"], max_tokens=5)
+    with pytest.raises(ServiceError, match="gone"):
+        streamed.result(30)
+    assert len(pieces) == 1
+    assert other.result(30).completion_tokens == (5,)  # of which nobody had heard anything
+
+
 def test_the_wrong_question_is_refused(make: Made) -> None:
     one, _ = make()
     with pytest.raises(InputError, match="cannot write"):

@@ -12,6 +12,7 @@ from tanbr.cli import (
     checking,
     driving,
     merging,
+    pushing,
     recorded,
     reproducing,
     running,
@@ -33,7 +34,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for room in (running, training, serving, sending, recorded, driving, simulating, reproducing, merging, checking):
+ROOMS = (
+    running, training, serving, sending, recorded, driving, simulating, reproducing, merging, pushing, checking,
+)  # fmt: skip
+for room in ROOMS:
     app.add_typer(room.app)
 
 

@@ -28,6 +28,7 @@ app = typer.Typer()
     epilog="Examples:\n\n    tanbr serve\n\n    tanbr serve moe/ --slot-requests 256 --state moe-state/\n\n"
     "    tanbr serve moe/ --models 2\n\n"
     "    tanbr serve experts.toml --history past.jsonl\n\n"
+    "    tanbr serve mixtral/ --engine vllm --engine-url http://127.0.0.1:8100\n\n"
     "    tanbr serve moe/ --ray --replicas 4\n\n"
     "    TANBR_ADMIN_TOKEN=$(openssl rand -hex 24) tanbr serve moe/ --precision int8 --port 9000"
 )
@@ -70,6 +71,10 @@ def serve(
     slot_requests: Annotated[int | None, typer.Option(help="End a slot after so many requests …")] = None,
     slot_seconds: Annotated[float | None, typer.Option(help="… or after so many seconds.")] = None,
     precision: Annotated[Literal["fp32", "int8"] | None, typer.Option(help="Arithmetic of the served model.")] = None,
+    engine: Annotated[
+        Literal["vllm", "sglang"] | None, typer.Option(help="Let a running engine generate, and load merges into it.")
+    ] = None,
+    engine_url: Annotated[str | None, typer.Option(help="Address of the engine, as http://127.0.0.1:8100.")] = None,
     low_memory: Annotated[
         bool | None, typer.Option("--low-memory", help="Merge in place, with a pause, instead of into a spare buffer.")
     ] = None,
@@ -116,6 +121,8 @@ def serve(
             "slot_requests": slot_requests,
             "slot_seconds": slot_seconds,
             "precision": precision,
+            "engine": engine,
+            "engine_url": engine_url,
             "low_memory": low_memory,
             "explore": explore,
             "blend": _blend(blend),
@@ -130,6 +137,8 @@ def serve(
     tokens = Tokens.read(os.environ, token_file=token_file, admin_token_file=admin_token_file)
     if not ray and (replicas is not None or ray_address is not None):
         raise InputError("--replicas and --ray-address are for serving on Ray; give --ray as well")
+    if ray and settings.serve.engine is not None:
+        raise InputError("--ray and --engine do not go together: an engine scales by itself; leave one of them out")
     if ray:
         what: dict[str, Any] = {"checkpoint": checkpoint, "experts": expert or (), "blend_only": blend_only}
         what |= {"state": state, "history": history, "survey": survey, "warm_start": warm_start}

@@ -60,10 +60,10 @@ def new_folder(out: str | Path) -> Iterator[Path]:
         raise OutputError(f"{out} exists already; name a new folder, or remove it first")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(out.parent):  # nobody tidies up between a folder's making and its locking
+        with locked(out.parent):  # nobody tidies up between a folder's making and its locking
             for left in out.parent.iterdir():
                 if left.name.startswith(f".{out.name}.") and left.name.endswith(UNFINISHED):
-                    _remove_if_abandoned(left)
+                    remove_if_abandoned(left)
             work = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.", suffix=UNFINISHED))
             lock = os.open(work, os.O_RDONLY)
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -82,7 +82,8 @@ def new_folder(out: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
+    """Keep others who lock a folder out."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -91,7 +92,7 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _remove_if_abandoned(folder: Path) -> None:
+def remove_if_abandoned(folder: Path) -> None:
     """Remove a work folder whose process is gone: nobody holds its lock."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -151,7 +152,8 @@ def _shard_name(number: int, count: int) -> str:
     return f"model-{number + 1:05d}-of-{count:05d}.safetensors"
 
 
-def _write_shard(file: BinaryIO, tensors: Sequence[NewTensor], flow: Iterator[Tensor]) -> None:
+def header_of(tensors: Sequence[NewTensor]) -> bytes:
+    """Make what a safetensors file begins with: where each of its tensors lies, one after the other."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in tensors:
@@ -163,7 +165,11 @@ def _write_shard(file: BinaryIO, tensors: Sequence[NewTensor], flow: Iterator[Te
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    file.write(struct.pack("<Q", len(text)) + text)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _write_shard(file: BinaryIO, tensors: Sequence[NewTensor], flow: Iterator[Tensor]) -> None:
+    file.write(header_of(tensors))
     for tensor in tensors:
         written = 0
         while written < tensor.nbytes:

@@ -82,10 +82,16 @@ class ServeConfig(Section):
     """What becomes of a prompt that is too long: it is refused, or cut on the left, and it is said."""
     max_tokens: int = Field(default=256, ge=1)
     """Most tokens that a model which writes, writes for one prompt; a client that asks for more is refused."""
+    engine: Literal["vllm", "sglang"] | None = None
+    """An engine that generates instead of this process (docs/engines.md)."""
+    engine_url: str | None = None
+    """Where it answers, as http://127.0.0.1:8100; TANBR_ENGINE_TOKEN is its key, if it has one."""
+    engine_folder: str | None = None
+    """Where merges are left for it; shared memory, or a temporary folder, if not given."""
     device: str = "cpu"
     """Torch device the model runs on."""
     workers: int | None = Field(default=None, ge=1, le=256)
-    """Batches that are answered at once; as many as there are cores, but at most 8, if not given (1 on a GPU)."""
+    """Batches that are answered at once; a core each, at most 8, if not given (1 on a GPU, 32 with an engine)."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of a worker's arithmetic; the cores divided by the workers that are busy if not given."""
     precision: Literal["fp32", "int8"] = "fp32"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tanbr.serve.config import ServeConfig
 
+ASKING = 32  # workers before an engine: they wait for it, and it makes batches of what all of them ask
 MOST = 8  # workers by default: Python runs one thread at a time, and more would wait for it rather than for the model
 
 
@@ -23,8 +24,10 @@ class Cores:
 
     @staticmethod
     def of(config: ServeConfig) -> "Cores":
-        """Give every core a worker, up to a point; any other device runs a batch at a time."""
+        """Give every core a worker, up to a point; any other device runs a batch at a time, an engine what it likes."""
         count = usable()
+        if config.engine is not None:
+            return Cores(count, config.workers or ASKING, 1)
         alone = config.device != "cpu"
         return Cores(count, config.workers or (1 if alone else min(count, MOST)), config.threads)
 

@@ -26,7 +26,7 @@ from tanbr.merge import Moe
 from tanbr.moe.text import TextEncoder
 from tanbr.serve.asking import Asking
 from tanbr.serve.assignment import Assignment
-from tanbr.serve.backends import BACKENDS, Backend
+from tanbr.serve.backends import BACKENDS, Backend, Builder
 from tanbr.serve.lineup import Lineup, Live, Staged
 from tanbr.serve.watch import FileWatch
 from tanbr.tasks import tiny
@@ -44,7 +44,7 @@ class Engine(Asking):
         *,
         models: int = 1,
         batch: int = 32,
-        backend: str = "torch",
+        backend: str | Builder = "torch",
         device: str = "cpu",
         blend: ArrayLike | None = None,
         version: int = 0,
@@ -56,7 +56,7 @@ class Engine(Asking):
         max_length: int | None = None,
         merge_share: float = 1.0,
     ) -> None:
-        """Merge the first blend (K,) (all experts alike if None) into a backend of `serve.backends`.
+        """Merge the first blend (K,) (all experts alike if None) into a backend, of `serve.backends` if it is a name.
 
         Up to `models` blends may answer at once. A backend that does not compute in float32 is measured on the
         `probes`, or without any on sentences of ours.
@@ -68,12 +68,13 @@ class Engine(Asking):
         self.merge_seconds = 0.0  # of the last merge
         self.pause_seconds = 0.0  # for which the last swap kept batches waiting
         self._merge_share = merge_share
-        if backend not in BACKENDS:
+        if isinstance(backend, str) and backend not in BACKENDS:
             raise ConfigError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+        build = BACKENDS[backend] if isinstance(backend, str) else backend
         encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"], max_length=max_length)
         super().__init__(encode, batch=batch, left=moe.plan.config().architectures[0].endswith("ForCausalLM"))
         known = None if blend is None else as_blend(blend, experts=moe.num_experts)
-        first = BACKENDS[backend](
+        first = build(
             moe,
             blend=known,
             device=device,
@@ -135,6 +136,20 @@ class Engine(Asking):
         """Say why nothing can answer; nothing if something can."""
         return (self._fault,) if self._fault else ()
 
+    @property
+    def available(self) -> bool:
+        """Whether what answers can be asked now."""
+        return self.live.backend.available
+
+    def close(self) -> None:
+        """Let go of what is not this process's own memory."""
+        for backend in self.backends:
+            backend.close()
+
+    def sane(self, text: Text, live: Live | Staged) -> bool:
+        """Whether a model answers a text with numbers; of what is asked when it is loaded, that is seen only then."""
+        return (live.backend is None and self.live.backend.asked_when_loaded) or super().sane(text, live)
+
     @contextmanager
     def using(self, lineup: Lineup | None = None, place: int = 0) -> Iterator[Live]:
         """Hold a model that answers: no merge touches it until the block ends, though another may take over meanwhile.
@@ -169,6 +184,7 @@ class Engine(Asking):
         if not self._free:
             self.files.check()
             self.moe.check(wanted)
+            self.live.backend.stage(self.moe, wanted, share=self._merge_share)
             return self._stage(Staged(None, number, wanted, changed=True))
         return self._stage(Staged(self._merged(wanted, number).backend, number, wanted, changed=True))
 

@@ -46,13 +46,15 @@ class ModelRuns:
             return self._answer(jobs, lineup)
         except Exception as error:  # whatever the model raises must not end the thread
             others = [job for job in jobs if not job.left]
-            if len(jobs) > 1:
-                return sum(self.answer([job], lineup) for job in others)
+            again = [job for job in others if len(jobs) > 1 and not job.streamed]  # nobody hears a piece twice
             said = f"{type(error).__name__}: {error}"
-            for job in others:
+            failed = [job for job in others if job not in again]
+            for job in failed:
+                job.left = True
                 job.fail(error if isinstance(error, ServiceError) else ServiceError(f"the model failed ({said})"))
-            self._observer.alarm(f"a batch failed: {said}")
-            return 0
+            if failed or not again:
+                self._observer.alarm(f"a batch failed: {said}")
+            return sum(self.answer([job], lineup) for job in again)
 
     def _answer(self, jobs: list[Job], lineup: Lineup) -> int:
         jobs[:] = [job for job in jobs if job.wanted]

@@ -48,7 +48,7 @@ def describe(
         full_bytes=sum(spec.nbytes for spec in specs),
         precision=config.precision,
         int8_agreement=None if backend.loss is None else backend.loss.agreement,
-        device=config.device,
+        device=config.engine or config.device,
         max_tokens=replica.room.answer,
         slot_requests=config.slot_requests,
         slot_seconds=config.slot_seconds,

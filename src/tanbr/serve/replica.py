@@ -113,7 +113,8 @@ class Replica:
 
 def room_of(engine: Engine, config: ServeConfig) -> Room:
     """Find what a model can read and write: its positions are the answer's, too, if it goes on from its prompt."""
-    found = positions(engine.moe.path)
-    causal = engine.live.backend.causal
+    backend, found = engine.live.backend, positions(engine.moe.path)
+    if backend.positions is not None:
+        found = backend.positions if found is None else min(found, backend.positions)
     answer = config.max_tokens if found is None else min(config.max_tokens, found - 1)
-    return Room(engine.encode.max_length, answer, found if causal else None, config.too_long)
+    return Room(engine.encode.max_length, answer, found if backend.causal else None, config.too_long)

@@ -21,6 +21,7 @@ from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.backends.torch_eager import device_of
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
+from tanbr.serve.engines.connecting import builder, connected
 from tanbr.serve.feedback import FeedbackReader
 from tanbr.serve.fleet.engine import FleetEngine
 from tanbr.serve.fleet.fleet import Fleet
@@ -106,11 +107,16 @@ class Service:
             max_active=config.max_active,
             survey=survey,
         )
+        self._models = _models(moe, config)
+        made = made_for(moe, [task.name for task in self._tasks])
+        self._remote = connected(config, moe, models=self._models, fingerprint=made.checkpoint)
         self.store = Store(state)
         try:
             self._open(moe, router, monitor, probes, adopt=adopt)
         except BaseException:
             self.store.close(unused=True)  # what could not start has not begun a state
+            if self._remote is not None:
+                self._remote.close()
             raise
         self._started = time.monotonic()
         self._ready = False
@@ -136,15 +142,15 @@ class Service:
         make = Engine if self._fleet is None else partial(FleetEngine, fleet=self._fleet)
         self._engine = make(
             moe,
-            models=_models(moe, config),
+            models=self._models,
             batch=config.batch,
             device=config.device,
             blend=None if opened is None else opened.blend,
             version=0 if opened is None else opened.merge_version,
             issued=issued,
             slot=0 if opened is None else opened.slot,
-            spare=not config.low_memory,
-            backend=PRECISIONS[config.precision],
+            spare=not config.low_memory and config.engine is None,
+            backend=PRECISIONS[config.precision] if self._remote is None else builder(self._remote),
             probes=[row.text for row in probes],
             least_agreement=config.int8_agreement,
             max_length=config.max_length,
@@ -227,6 +233,7 @@ class Service:
         ended = self._slots.stop(max(0.0, ends - time.monotonic()))
         if answered and ended:
             self.store.close()
+            self._engine.close()
         return answered and ended and self.saved
 
     def faults(self) -> tuple[str, ...]:
@@ -241,7 +248,7 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether requests are answered."""
-        return self._ready
+        return self._ready and self._engine.available
 
     @property
     def info(self) -> ServiceInfo:

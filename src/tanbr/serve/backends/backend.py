@@ -29,6 +29,7 @@ class Backend(Protocol):
     """
 
     readers: int  # batches that are being answered with it; the engine counts them
+    asked_when_loaded: bool  # whether a merge cannot be looked over before it answers, and `merge` itself asks it
 
     @property
     def writes(self) -> bool:
@@ -38,6 +39,16 @@ class Backend(Protocol):
     @property
     def causal(self) -> bool:
         """Whether it goes on from its prompt: padded on the left, sharing the positions with the answer."""
+        ...
+
+    @property
+    def positions(self) -> int | None:
+        """Tokens that there is room for, where they are fewer than the checkpoint's own positions."""
+        ...
+
+    @property
+    def available(self) -> bool:
+        """Whether it can be asked now: what runs elsewhere may be lost for a while."""
         ...
 
     @property
@@ -53,6 +64,14 @@ class Backend(Protocol):
     @property
     def loss(self) -> Int8Loss | None:
         """How far its answers were measured to be from those of float32; None if it is float32."""
+        ...
+
+    def stage(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
+        """Do of the next merge what can be done while this model answers, if anything."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is not this process's own memory."""
         ...
 
     def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:

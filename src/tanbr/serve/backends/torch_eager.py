@@ -24,6 +24,9 @@ class TorchEager:
 
     name: ClassVar[str] = "torch"
     loss: Int8Loss | None = None
+    asked_when_loaded = False
+    positions: int | None = None
+    available = True
 
     def __init__(self, model: Any, outputs: Mapping[str, Tensor]) -> None:
         self.model = model
@@ -70,6 +73,12 @@ class TorchEager:
             sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
             sum(own.values()),
         )
+
+    def stage(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
+        """Do nothing: a merge is written into the model itself."""
+
+    def close(self) -> None:
+        """Do nothing: all of it is this process's own memory."""
 
     def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
         """Write a blend (K,) into the FFNs, resting between tensors so that at most `share` of the time is work."""

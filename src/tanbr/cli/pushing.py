@@ -1,0 +1,51 @@
+"""`tanbr push`."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from tanbr.cli.display import console
+from tanbr.cli.merging import BlendWhat, ExpertFolders, Source, parse_blend
+from tanbr.errors import InputError
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog="Examples:\n\n    tanbr push mixtral/ --blend 0.5,0.5,0,0,0,0,0,0 --to http://127.0.0.1:8100\n\n"
+    "    tanbr push experts.toml --to http://127.0.0.1:30000 --engine sglang"
+)
+def push(
+    checkpoint: Source,
+    to: Annotated[str, typer.Option(help="Address of the engine, as http://127.0.0.1:8100.")],
+    blend: Annotated[
+        str | None,
+        typer.Option(help="One weight per expert, as 0.5,0.5,…; or `uniform`; or `one-hot:3`; a list's if left out."),
+    ] = None,
+    engine: Annotated[Literal["vllm", "sglang"], typer.Option(help="What answers there.")] = "vllm",
+    method: Annotated[str | None, typer.Option(help="How the blend is merged: average, regression, ties, …")] = None,
+    expert: ExpertFolders = None,
+    blend_only: BlendWhat = None,
+    force: Annotated[bool, typer.Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
+) -> None:
+    """Merge a blend and have a running engine load it, once. A `tanbr serve` before that engine puts its own back."""
+    from tanbr.merge import open as open_moe
+    from tanbr.merge.inspect import glance
+    from tanbr.serve.engines.connecting import connect
+    from tanbr.serve.lineage import made_for
+
+    moe = open_moe(checkpoint, experts=expert or (), blend_only=blend_only, method=method)
+    weights = list(moe.source.weights) if blend is None else parse_blend(blend, experts=moe.num_experts)
+    if not weights:
+        raise InputError("a push needs --blend, or a list of experts with their weights")
+    wanted = moe.check(weights)
+    if not force and sum(weight != 0 for weight in weights) > 1:
+        verdict, reason = glance(moe)
+        if verdict != "merge":
+            raise InputError(f"{verdict}: {reason} (`tanbr inspect` says more, --force merges all the same)")
+    model = connect(moe, engine=engine, url=to, fingerprint=made_for(moe, ()).checkpoint)
+    try:
+        model.merge(moe, wanted)
+    finally:
+        model.close()
+    console.print(f"{to} answers with {model.label_of(wanted)}, {model.size.nbytes} bytes")

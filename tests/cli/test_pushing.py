@@ -1,0 +1,83 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.running import mistake, tanbr
+from serve.engines.asking import PROMPTS, before, serving, transformers_answers
+from serve.engines.fake_engine import FakeVllm
+from serve.text_model import write
+from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
+from tanbr.serve.lineage import made_for
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory: pytest.TempPathFactory) -> Moe:
+    return open_moe(write("mixtral", tmp_path_factory.mktemp("pushed") / "moe"))
+
+
+@pytest.fixture(scope="module")
+def engine(moe: Moe) -> Iterator[FakeVllm]:
+    with FakeVllm(moe.export([0.25] * 4, moe.path.parent / "dense")).running() as running:
+        yield running
+
+
+def test_one_blend_is_loaded_by_hand(moe: Moe, engine: FakeVllm, tmp_path: Path) -> None:
+    done = tanbr("push", str(moe.path), "--blend", "0,0.5,0.5,0", "--to", engine.url, "--force", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert engine.label in done.stdout
+    assert engine.loads == 1
+    assert list(tmp_path.iterdir()) == []
+    blend = [0, 0.5, 0.5, 0]
+    with before(engine, moe, fingerprint=made_for(moe, ()).checkpoint) as backend:  # a server finds what was pushed
+        assert backend.label_of(np.array(blend)) == engine.label
+        served = serving(backend, moe)
+        served.swap(blend)
+        assert engine.loads == 1
+        answers = backend.generate(served.padded(PROMPTS)[0], limits=[5] * 3, on_step=lambda _: ())
+        assert [one.tokens for one in answers if one] == transformers_answers(moe, blend, PROMPTS, limit=5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--to", "http://127.0.0.1:9", "--blend", "uniform"), "no engine answers at http://127.0.0.1:9"),
+        (("--to", "here", "--blend", "uniform"), "an engine's URL must be like"),
+        (("--to", "{url}"), "a push needs --blend"),
+        (("--to", "{url}", "--blend", "0.5,0.5"), "blend must be 4 numbers"),
+        (("--to", "{url}", "--blend", "0.5,0.6,0,0"), "must sum to 1"),
+        (("--to", "{url}", "--blend", "uniform", "--engine", "sglang"), "/get_model_info with 404"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_the_engine_keeps_what_it_has(
+    moe: Moe, engine: FakeVllm, tmp_path: Path, arguments: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    held = engine.label, engine.loads
+    given = [one.format(url=engine.url) for one in arguments]
+    assert says in mistake(monkeypatch, capsys, tmp_path, "push", str(moe.path), "--force", *given)
+    assert (engine.label, engine.loads) == held
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--engine", "vllm"), "--engine vllm needs --engine-url"),
+        (("--engine-url", "http://127.0.0.1:9"), "--engine-url needs --engine"),
+        (("--engine", "vllm", "--engine-url", "http://127.0.0.1:9"), "no engine answers at http://127.0.0.1:9"),
+        (("--engine", "vllm", "--engine-url", "{url}", "--models", "2"), "an engine holds one model (got models 2)"),
+        (("--engine", "vllm", "--engine-url", "{url}", "--precision", "int8"), "leave --precision out"),
+    ],
+)
+def test_a_mistake_of_serve_before_an_engine(
+    moe: Moe, engine: FakeVllm, tmp_path: Path, arguments: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    given = [one.format(url=engine.url) for one in arguments]
+    assert says in mistake(monkeypatch, capsys, tmp_path, "serve", str(moe.path), "--force", "--port", "0", *given)
+
+
+def test_help_has_an_example(tmp_path: Path) -> None:
+    assert "tanbr push mixtral/" in tanbr("push", "--help", cwd=tmp_path).stdout

@@ -1,0 +1,48 @@
+"""What the tests of engines share: a backend before a fake one, and what transformers itself answers."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from serve.engines.fake_engine import FakeEngine, FakeVllm
+from tanbr.merge import Moe
+from tanbr.moe.text import TextEncoder
+from tanbr.serve.engine import Engine
+from tanbr.serve.engines.connecting import connect
+from tanbr.serve.engines.remote import Remote
+
+PROMPTS = ["w1 w2 w3", "w9", "w5 w5 w5 w5 w5 w5"]
+BLENDS = [[1.0, 0, 0, 0], [0, 0, 0.5, 0.5], [0.25] * 4, [0, 1.0, 0, 0]]
+
+
+@contextmanager
+def before(engine: FakeEngine, moe: Moe, **changes: str) -> Iterator[Remote]:
+    """A backend that talks to an engine."""
+    name = "vllm" if isinstance(engine, FakeVllm) else "sglang"
+    made = connect(moe, **{"engine": name, "url": engine.url, "fingerprint": "f", **changes})
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def serving(backend: Remote, moe: Moe) -> Engine:
+    """An engine of ours that has this one backend."""
+    return Engine(moe, backend=lambda *_, **__: backend)
+
+
+@torch.inference_mode()
+def transformers_answers(
+    moe: Moe, blend: Sequence[float], prompts: Sequence[str], *, limit: int
+) -> list[tuple[int, ...]]:
+    """Tokens that transformers writes with a merge, greedily, without the token that ends them."""
+    model = moe.dense(blend)
+    encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([encode.encode([prompt]).columns["input_ids"][0]])
+        mask = torch.ones_like(ids)
+        new = model.generate(ids, attention_mask=mask, max_new_tokens=limit, do_sample=False)[0, ids.shape[1] :]
+        answers.append(tuple(token for token in new.tolist() if token != model.config.eos_token_id))
+    return answers

@@ -1,0 +1,314 @@
+"""Engines of our own that keep vLLM's and SGLang's contracts over a real socket: transformers on a tiny model.
+
+Like the real ones they remember prefixes: an answer to a prompt that was asked before is the old one, whatever the
+weights are, until somebody has them forget it. What vLLM really says is in `vllm_recorded.json`; `test_vllm.py` holds
+this to it.
+"""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tanbr.serve.web.config import HttpConfig
+from tanbr.serve.web.server import address_of, bind
+
+MODEL = "dense"
+
+
+class FakeEngine:
+    """A process that can be killed and started again; every start has the weights of its own folder."""
+
+    def __init__(self, folder: Path, *, port: int = 0) -> None:
+        self.folder, self._port = folder, port
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.dtype, self.positions, self.quantised = "float32", 64, None
+        self.dev_mode = True
+        self.slow = threading.Event()  # while it is set, only first tokens are written
+        self.refuses = ""  # what it says to weights that it does not take
+        self.dies_loading = False
+        self.nan = False  # whether weights that are loaded answer with NaN
+        self.calls: list[str] = []
+        self.keys: set[str | None] = set()
+        self.loads = self.abandoned = 0
+        self.routes: dict[str, Any] = {}
+
+    # --- a process ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> str:
+        """Serve, with the folder's own weights; the URL."""
+        self.label, self.paused, self.broken = "default", False, False
+        self.cache: dict[tuple[int, ...], list[tuple[int, float]]] = {}
+        self.model = AutoModelForCausalLM.from_pretrained(self.folder).eval()
+        taken = bind(HttpConfig(port=self._port))
+        self.url = address_of(taken)[0]
+        self._port = int(self.url.rpartition(":")[2])
+        app = FastAPI()
+        app.add_api_route("/{path:path}", self._answered, methods=["GET", "POST"])
+        config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=0)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [taken]}, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.005)
+        return self.url
+
+    def kill(self) -> None:
+        """End, with all that is being answered."""
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join()
+
+    @contextmanager
+    def running(self) -> Iterator["FakeEngine"]:
+        self.start()
+        try:
+            yield self
+        finally:
+            self.slow.clear()
+            self.kill()
+
+    async def _answered(self, request: Request) -> Response:
+        path = request.url.path
+        self.calls.append(path)
+        self.keys.add(request.headers.get("authorization"))
+        route = self.routes.get(path)
+        if route is None or (not self.dev_mode and path in self.development):
+            return JSONResponse({"detail": "Not Found"}, 404)
+        text = await request.body()
+        return await route(json.loads(text) if text else None, request)
+
+    development: frozenset[str] = frozenset()
+
+    # --- a model ------------------------------------------------------------------------------------------------------
+
+    def load(self, folder: str) -> None:
+        """Take the weights of a checkpoint; everything must be there, and nothing else."""
+        self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        self.broken = self.nan
+        self.loads += 1
+
+    async def write(
+        self, prompt: list[int], limit: int, ends: list[int]
+    ) -> AsyncIterator[tuple[int, float, str | None]]:
+        """Go on from a prompt greedily: token, its logprob, and how it ended if it did."""
+        known, remembered, ended = self.cache.get(tuple(prompt), []), [], False
+        try:
+            for step in range(limit):
+                while self.paused or (step and self.slow.is_set()):
+                    await asyncio.sleep(0.005)
+                token, chance = known[step] if step < len(known) else self.next(prompt, [one for one, _ in remembered])
+                remembered.append((token, chance))
+                stopped = token in ends
+                end = "stop" if stopped else "length" if step == limit - 1 else None
+                ended = end is not None
+                yield token, chance, end
+                if stopped:
+                    return
+                await asyncio.sleep(0)
+        finally:
+            self.abandoned += not ended
+            if len(remembered) > len(known):
+                self.cache[tuple(prompt)] = remembered
+
+    @torch.inference_mode()
+    def next(self, prompt: list[int], written: list[int]) -> tuple[int, float]:
+        """The likeliest token, and its logprob."""
+        if self.broken:
+            return 0, float("nan")
+        chances = self.model(torch.tensor([prompt + written])).logits[0, -1].log_softmax(-1)
+        best = int(chances.argmax())
+        return best, float(chances[best])
+
+
+class FakeVllm(FakeEngine):
+    """vLLM 0.32."""
+
+    development = frozenset(
+        {
+            "/collective_rpc",
+            "/server_info",
+            "/pause",
+            "/resume",
+            "/is_paused",
+            "/reset_prefix_cache",
+            "/update_weight_version",
+            "/weight_info",
+        }
+    )
+
+    def __init__(self, folder: Path, *, port: int = 0) -> None:
+        super().__init__(folder, port=port)
+        self.forgets = True  # False: as if /reset_prefix_cache had not been called
+        self.busy = False  # whether it says that it cannot forget
+        self.routes = {
+            "/v1/models": self._models,
+            "/v1/completions": self._completions,
+            "/tokenize": self._tokenize,
+            "/server_info": self._server_info,
+            "/weight_info": self._weight_info,
+            "/update_weight_version": self._update_weight_version,
+            "/collective_rpc": self._collective_rpc,
+            "/reset_prefix_cache": self._reset_prefix_cache,
+            "/pause": self._pause,
+            "/resume": self._resume,
+            "/is_paused": self._is_paused,
+        }
+
+    async def _models(self, body: Any, request: Request) -> Response:
+        card = {
+            "id": MODEL,
+            "object": "model",
+            "root": str(self.folder),
+            "parent": None,
+            "max_model_len": self.positions,
+        }
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def _server_info(self, body: Any, request: Request) -> Response:
+        config = {"model": str(self.folder), "dtype": f"torch.{self.dtype}", "quantization": self.quantised}
+        return JSONResponse({"vllm_config": {"model_config": config}})
+
+    async def _tokenize(self, body: Any, request: Request) -> Response:
+        tokens = self.tokenizer(body["prompt"])["input_ids"]
+        return JSONResponse(
+            {"count": len(tokens), "max_model_len": self.positions, "tokens": tokens, "token_strs": None}
+        )
+
+    async def _weight_info(self, body: Any, request: Request) -> Response:
+        return JSONResponse({"weight_version": self.label})
+
+    async def _update_weight_version(self, body: Any, request: Request) -> Response:
+        self.label = body["new_version"]
+        return JSONResponse({"success": True, "new_version": self.label})
+
+    async def _collective_rpc(self, body: Any, request: Request) -> Response:
+        assert body["method"] == "reload_weights"
+        assert body["kwargs"]["is_checkpoint_format"] is True
+        assert self.paused
+        if self.dies_loading:
+            self._server.should_exit = self._server.force_exit = True
+            await asyncio.sleep(60)
+        if self.refuses:
+            return JSONResponse({"error": {"message": self.refuses, "type": "InternalServerError", "code": 500}}, 500)
+        self.load(body["kwargs"]["weights_path"])
+        return JSONResponse({"results": [None]})
+
+    async def _reset_prefix_cache(self, body: Any, request: Request) -> Response:
+        if self.forgets and not self.busy:
+            self.cache.clear()
+        return JSONResponse({"success": not self.busy})
+
+    async def _pause(self, body: Any, request: Request) -> Response:
+        assert request.query_params["mode"] == "wait"
+        self.paused = True
+        return JSONResponse({"status": "paused"})
+
+    async def _resume(self, body: Any, request: Request) -> Response:
+        self.paused = False
+        return JSONResponse({"status": "resumed"})
+
+    async def _is_paused(self, body: Any, request: Request) -> Response:
+        return JSONResponse({"is_paused": self.paused})
+
+    async def _completions(self, body: Any, request: Request) -> Response:
+        if body["model"] != MODEL:
+            said = f"The model `{body['model']}` does not exist."
+            return JSONResponse(
+                {"error": {"message": said, "type": "NotFoundError", "param": "model", "code": 404}}, 404
+            )
+        if not body["prompt"]:
+            said = "You must pass at least one prompt"
+            return JSONResponse(
+                {"error": {"message": said, "type": "BadRequestError", "param": None, "code": 400}}, 400
+            )
+        assert body["stream"]
+        assert body["return_token_ids"]
+        assert body["temperature"] == 0
+        assert body["ignore_eos"]  # its tokenizer's own
+
+        async def events() -> AsyncIterator[bytes]:
+            async for token, chance, end in self.write(body["prompt"], body["max_tokens"], body["stop_token_ids"]):
+                said = None if chance != chance else chance
+                choice = {
+                    "index": 0,
+                    "text": self.tokenizer.decode([token]),
+                    "logprobs": {"token_logprobs": [said], "tokens": [str(token)]},
+                    "finish_reason": end,
+                    "token_ids": [token],
+                }
+                yield b"data: " + json.dumps({"object": "text_completion", "choices": [choice]}).encode() + b"\n\n"
+            yield b"data: [DONE]\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+
+class FakeSglang(FakeEngine):
+    """SGLang's native routes, by its documentation and source: no real one was asked."""
+
+    def __init__(self, folder: Path, *, port: int = 0) -> None:
+        super().__init__(folder, port=port)
+        self.incremental = False  # --incremental-streaming-output
+        self.routes = {
+            "/get_model_info": self._model_info,
+            "/get_server_info": self._server_info,
+            "/tokenize": self._tokenize,
+            "/update_weights_from_disk": self._update,
+            "/generate": self._generate,
+        }
+
+    async def _model_info(self, body: Any, request: Request) -> Response:
+        said = {"model_path": str(self.folder), "is_generation": True, "weight_version": self.label}
+        return JSONResponse(said)
+
+    async def _server_info(self, body: Any, request: Request) -> Response:
+        return JSONResponse({"dtype": self.dtype, "quantization": self.quantised, "context_length": self.positions})
+
+    async def _tokenize(self, body: Any, request: Request) -> Response:
+        tokens = self.tokenizer(body["prompt"])["input_ids"]
+        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.positions})
+
+    async def _update(self, body: Any, request: Request) -> Response:
+        assert body["abort_all_requests"] is False
+        if self.refuses:
+            return JSONResponse({"success": False, "message": self.refuses, "num_paused_requests": 0}, 400)
+        self.load(body["model_path"])
+        if body["flush_cache"]:
+            self.cache.clear()
+        self.label = body["weight_version"]
+        return JSONResponse(
+            {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+        )
+
+    async def _generate(self, body: Any, request: Request) -> Response:
+        assert body["return_logprob"]
+        sampling = body["sampling_params"]
+        assert sampling["temperature"] == 0
+        assert sampling["ignore_eos"]
+
+        async def events() -> AsyncIterator[bytes]:
+            rows: list[list[Any]] = []
+            async for token, chance, end in self.write(
+                body["input_ids"], sampling["max_new_tokens"], sampling["stop_token_ids"]
+            ):
+                rows.append([None if chance != chance else chance, token, None])
+                meta = {
+                    "completion_tokens": len(rows),
+                    "output_token_logprobs": rows[-1:] if self.incremental else rows,
+                    "finish_reason": None if end is None else {"type": end},
+                    "weight_version": self.label,
+                }
+                ids = [row[1] for row in meta["output_token_logprobs"]]
+                yield b"data: " + json.dumps({"output_ids": ids, "meta_info": meta}).encode() + b"\n\n"
+            yield b"data: [DONE]\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")

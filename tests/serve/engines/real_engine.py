@@ -1,0 +1,62 @@
+"""A real vLLM: the server of an environment of its own, whose Python TANBR_VLLM_PYTHON names (`make engines`)."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx2
+
+PYTHON = os.environ.get("TANBR_VLLM_PYTHON")
+SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_SERVER_DEV_MODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+OPTIONS = ("--dtype", "float32", "--enforce-eager", "--enable-prefix-caching")
+
+
+class RealVllm:
+    """A process that can be killed and started again."""
+
+    def __init__(self, folder: Path, log: Path, *, port: int) -> None:
+        self.folder, self.log, self.port = folder, log, port
+        self.url = f"http://127.0.0.1:{port}"
+
+    def start(self, **settings: str) -> None:
+        """Start it and wait until it answers."""
+        command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.folder), *OPTIONS]
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--host", "127.0.0.1", "--port", str(self.port)],
+                stdout=log, stderr=log, cwd=self.log.parent, env=kept | SETTINGS | settings, start_new_session=True,
+            )  # fmt: skip
+        while self.process.poll() is None:
+            with suppress(httpx2.TransportError):
+                if httpx2.get(f"{self.url}/health").is_success:
+                    return
+            time.sleep(0.2)
+        raise AssertionError(self.log.read_text()[-3000:])
+
+    def kill(self) -> None:
+        """End it, and its workers, at once."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def prefix_hits(self) -> float:
+        """Count the tokens that were found in its prefix cache."""
+        found = re.search(
+            r"^vllm:prefix_cache_hits_total\{.*\} ([\d.e+]+)$", httpx2.get(f"{self.url}/metrics").text, re.M
+        )
+        assert found
+        return float(found[1])
+
+    @contextmanager
+    def running(self) -> Iterator["RealVllm"]:
+        self.start()
+        try:
+            yield self
+        finally:
+            self.kill()
