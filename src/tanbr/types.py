@@ -100,6 +100,19 @@ class SlotRecord:
 
 
 @dataclass(frozen=True)
+class Account:
+    """What exploration has cost and may cost, in plain numbers; rewards are summed over slots."""
+
+    slots: int  # told
+    explored: int  # of them, off the baseline
+    swaps: int  # times the chosen blend was another than the one before
+    baseline: float  # what the baseline is expected to have earned in the told slots
+    gain: float  # what leaving it is expected to have earned beyond that; below 0: what it has cost
+    budget: float  # the most that it may be expected to cost
+    balance: float  # gain + budget; below 0 the baseline is served
+
+
+@dataclass(frozen=True)
 class Terms:
     """Why a blend was chosen: the terms of its upper confidence bound, eq. (u_node)."""
 

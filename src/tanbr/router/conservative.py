@@ -9,7 +9,6 @@ reward up to and with this slot, and decisions whose reward is still to come are
 of the difference: a blend near the baseline shares most of its uncertainty, so that small steps are cheap.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -22,23 +21,10 @@ from tanbr.router.posterior import PooledPosterior
 from tanbr.router.records import Terms
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes
-from tanbr.types import Blend, FloatArray, TaskMix
+from tanbr.types import Account, Blend, FloatArray, TaskMix
 
 MOST_OPEN = 16  # open decisions that are charged
 STEP, SHRINK = 0.15, 0.7  # length (Euclid) of the first gradient step, and of each next one as a share of it
-
-
-@dataclass(frozen=True)
-class Account:
-    """What exploration has cost and may cost, in plain numbers; rewards are summed over slots."""
-
-    slots: int  # told
-    explored: int  # of them, off the baseline
-    swaps: int  # times the chosen blend was another than the one before
-    baseline: float  # what the baseline is expected to have earned in the told slots
-    gain: float  # what leaving it is expected to have earned beyond that; below 0: what it has cost
-    budget: float  # the most that it may be expected to cost
-    balance: float  # gain + budget; below 0 the baseline is served
 
 
 class Careful(Protocol):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tanbr.router.argmax import first_best
 from tanbr.router.config import DefaultModeConfig
-from tanbr.router.conservative import Account, account, baseline_of, choose_carefully
+from tanbr.router.conservative import account, baseline_of, choose_carefully
 from tanbr.router.gp_panel import choose_panel
 from tanbr.router.kernel import correlation
 from tanbr.router.ledger import Ledger, LedgerState
@@ -23,7 +23,7 @@ from tanbr.router.records import Terms, TreeView
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes
 from tanbr.router.vertex_tree import TreeState, VertexTree
-from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix
+from tanbr.types import Account, Blend, Counts, FloatArray, Reward, TaskMix
 
 MOST_OPEN = 16  # open decisions an ask looks at
 

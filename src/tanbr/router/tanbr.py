@@ -10,10 +10,9 @@ from tanbr.errors import InputError
 from tanbr.router.algorithm1 import Algorithm1
 from tanbr.router.ask_tell import AskTell, Policy
 from tanbr.router.config import RouterConfig
-from tanbr.router.conservative import Account
 from tanbr.router.gp_tree import GpTree
 from tanbr.router.sizes import Sizes, as_size
-from tanbr.types import as_blend
+from tanbr.types import Account, as_blend
 
 Mode = Literal["default", "paper"]
 

@@ -6,8 +6,7 @@ from enum import StrEnum
 from typing import Literal, Protocol, TypeAlias
 
 from tanbr.errors import TanbrError
-from tanbr.router import Account
-from tanbr.types import Blend, Counts, FloatArray, Reward, SlotRecord, TaskMix
+from tanbr.types import Account, Blend, Counts, FloatArray, Reward, SlotRecord, TaskMix
 
 Outcome: TypeAlias = Literal["accepted", "repeated", "unknown"]
 OnToken: TypeAlias = Callable[[int, str], None]  # which prompt, the text that was added to its answer

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tanbr.router import Account
 from tanbr.serve.journal import OpenSlot
 from tanbr.serve.records import Phase, Why
-from tanbr.types import PanelDecision, Router, SlotRecord, Terms, TreeView
+from tanbr.types import Account, PanelDecision, Router, SlotRecord, Terms, TreeView
 
 
 @dataclass(frozen=True, eq=False)
