@@ -58,7 +58,7 @@ def test_help_says_what_exit_codes_mean_and_completion_is_there(tmp_path: Path) 
 def test_a_corrupt_embedded_model_is_named(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib, tanbr.moe.embedded as e, tanbr.cli as c\n"
-        "e._FOLDER = pathlib.Path('broken')\n"
+        "e._HERE, e._FOLDERS = pathlib.Path(), {'bert': ('broken', 'tiny')}\n"
         "sys.argv = ['tanbr', 'demo']\n"
         "c.main()\n"
     )
