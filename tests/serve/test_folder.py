@@ -19,6 +19,18 @@ def test_a_folder_is_of_one_server_at_a_time_and_the_other_is_named(tmp_path: Pa
     FolderLock(tmp_path).release()
 
 
+def test_a_lock_that_was_removed_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, opened = FolderLock(tmp_path), os.open
+    late = opened(tmp_path / "lock", os.O_RDWR)  # by a server that comes while this one goes
+    lock.release(remove=True)
+    assert not list(tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", lambda *_: late)
+        with pytest.raises(StateError, match="in use"):
+            FolderLock(tmp_path)
+    FolderLock(tmp_path).release()
+
+
 def test_a_process_that_dies_lets_go(tmp_path: Path) -> None:
     program = (
         f"from pathlib import Path; from tanbr.serve.folder import FolderLock; FolderLock(Path({str(tmp_path)!r})); "

@@ -319,8 +319,11 @@ def test_an_operator_pins_unpins_and_rolls_back(live: Service) -> None:
 def test_what_could_not_start_leaves_no_state_behind_and_harms_none(tmp_path: Path, taught: Path) -> None:
     for _ in range(2):
         with pytest.raises(ConfigError, match="a panel holds"):
-            service(tmp_path, taught, models=200)
-        assert not list(tmp_path.glob("store*"))
+            service(tmp_path / "not" / "yet", taught, models=200)
+        assert not (tmp_path / "not").exists()
+    with pytest.raises(ConfigError, match="a panel holds"):
+        service(tmp_path, taught, models=200)
+    assert not list(tmp_path.iterdir())  # a folder that was there stays, and nothing in it
     live = service(tmp_path, taught)
     live.start()
     slot = live.end_slot()

@@ -1,6 +1,5 @@
 """What a machine has: packages, processor, memory."""
 
-import os
 import platform
 import re
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 import tanbr
+from tanbr.serve.cores import usable
 
 SPECIAL = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_tile", "amx_int8")  # what int8 and float32 gain from
 EVERY = "every command"
@@ -21,14 +21,21 @@ PACKAGES = {  # package → the commands that need it
     "safetensors": "all but config and doctor",
     "fastapi": "serve",
     "uvicorn": "serve",
-    "httpx2": "send, traffic",
-    "matplotlib": "demo, simulate, pretrain, finetune",
-    "jinja2": "demo",
+    "httpx2": "send, traffic, push, serve --engine",
+    "matplotlib": "demo, simulate, reproduce, pretrain, finetune",
+    "jinja2": "demo, reproduce",
     "pyyaml": "lists of experts in YAML",
     "pyarrow": "--data with Parquet files",
     "datasets": "--data hub",
+    "peft": "pretrain --adapters",
+    "ray": "serve --ray",
 }
-OPTIONAL = {"datasets": "tanbr[hub]", "pyarrow": "pyarrow"}  # package → the extra that brings it
+OPTIONAL = {
+    "datasets": "tanbr[hub]",
+    "pyarrow": "tanbr[parquet]",
+    "peft": "tanbr[adapters]",
+    "ray": "tanbr[ray]",
+}  # package → the extra that brings it
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ def examine() -> Machine:
         "tanbr": tanbr.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "cores": str(usable()),
         "instructions": ", ".join(instructions) or "none of " + ", ".join(SPECIAL),
         "memory": _memory(),
     }

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class Store:
         self._writing, self._reading = threading.Lock(), threading.Lock()
         path = folder / FILE
         try:
-            make_private(folder)
+            self._made = make_private(folder)
             self._lock = FolderLock(folder)
             opened, self._new = ExitStack(), not path.exists()
             try:
@@ -69,7 +69,7 @@ class Store:
             raise StateError(f"{path} cannot be used ({error}); give a folder that can be written to") from None
 
     def close(self, *, unused: bool = False) -> None:
-        """Let go of the file, and of the folder; a file that this store made goes with `unused`, if it has no slot."""
+        """Let go of the file, and of the folder; what this store made goes with `unused`, if it has no slot."""
         unused = unused and self._new and self.next_slot == 0
         with self._writing, self._reading:
             self._read.close()
@@ -77,7 +77,10 @@ class Store:
             if unused:
                 for file in self.folder.glob(f"{FILE}*"):
                     file.unlink(missing_ok=True)
-            self._lock.release()
+            self._lock.release(remove=unused)
+            with suppress(OSError):  # somebody else has put something there
+                for folder in self._made if unused else ():
+                    folder.rmdir()
 
     def meta(self, key: str) -> Any:
         """Look a setting of the file up; None if it has none."""
