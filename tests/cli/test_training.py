@@ -80,6 +80,8 @@ def test_a_file_is_laid_over_a_preset(tmp_path: Path, monkeypatch: pytest.Monkey
     arguments = ["--preset", "minilm", "--from", "dense", "--data", "glue", "--config", f"{tmp_path}/t.toml"]
     assert isinstance(RUN.invoke(app, ["pretrain", *arguments]).exception, Seen)
     assert seen == [MINILM.model_copy(update={"steps": 7})]
+    assert isinstance(RUN.invoke(app, ["pretrain", *arguments, "--adapters", "4"]).exception, Seen)
+    assert (seen[1].adapters, seen[1].mergeable) == (4, 0.0)  # blends of adapters cannot be trained
 
 
 def test_finetune_heeds_the_router_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def pretrain(
     if mergeable is not None:
         settings = settings.model_copy(update={"mergeable": mergeable})
     if adapters is not None:
-        settings = settings.model_copy(update={"adapters": adapters})
+        settings = settings.model_copy(update={"adapters": adapters, "mergeable": mergeable or 0.0})
     generated = preset.startswith("tiny")
     if not generated and not (dense and source):
         raise ConfigError(f"preset {preset} needs a dense checkpoint (--from) and labelled rows (--data)")
