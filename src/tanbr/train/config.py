@@ -129,8 +129,8 @@ MINILM = PretrainConfig(
     ancestor_rate=2e-4, expert_rate=2e-4, shared_rate=1e-4, head_rate=4e-4, train_embeddings=False, frozen_layers=2,
     log_every=5, look_every=125, look_rows=200, patience=4, save_every=25,
 )  # fmt: skip
-"""Of `tanbr pretrain --preset minilm`: about 45 core-minutes. On dev own experts have .717 on average, the even blend .652;
-.722 and .629 with `--mergeable 0`."""
+"""Of `tanbr pretrain --preset minilm`: about 45 core-minutes. On dev own experts have .717 on average, the even blend
+.652; with `--mergeable 0` it is .722 and .629."""
 
 FLAN_T5 = PretrainConfig(
     max_length=64, train_rows=4_000, batch=5, batch_growth=0.2, ancestor_steps=60, steps=80, warmup=8,
