@@ -65,13 +65,14 @@ def measure(
 ) -> Path:
     """Write each expert's Gram matrices beside the checkpoint, for merges by regression; `report` counts experts.
 
+    Layers whose experts are all equal have none: they are averaged.
     With `merged` they are those of RegMean++, of what an expert sees behind layers that are merged already.
     """
     folder = moe.experts.beside(FOLDER_MERGED if merged else FOLDER)
     if folder.exists():
         raise OutputError(f"{folder} is there already; remove it to measure anew")
     model = moe.dense()
-    layers = _in_order(linears(moe, model), model, probes)
+    layers = _in_order(_learned(moe, linears(moe, model)), model, probes)
     shapes = {name: (layer.out_features, layer.in_features) for name, layer in layers.items()}
     if merged:
         matrices = _behind_merged(moe, model, layers, probes, report)
@@ -80,6 +81,12 @@ def measure(
     return write_gram_matrices(
         folder, shapes, matrices, experts=moe.num_experts, by_layer=merged, fingerprint=moe.fingerprint, rows=rows
     )
+
+
+def _learned(moe: Moe, layers: Mapping[str, nn.Linear]) -> Mapping[str, nn.Linear]:
+    """Leave out layers whose experts are all equal, for there is nothing to solve; all stay if all are."""
+    differ = {piece.target.removesuffix(".weight") for piece in moe.plan.blended if moe.experts.differ(piece)}
+    return {name: layer for name, layer in layers.items() if name in differ} or layers
 
 
 def _in_order(layers: Mapping[str, nn.Linear], model: Any, probes: Probes) -> dict[str, nn.Linear]:

@@ -109,10 +109,5 @@ def _attend(layer: Any, hidden: Tensor, real: Tensor, *, first_only: bool = Fals
 
 def _first_that_differs(moe: Moe) -> int:
     """Find the lowest layer whose experts are not all equal."""
-    layers = []
-    for piece in moe.plan.blended:
-        count = int(np.prod(piece.shape))
-        one, *others = (moe.checkpoint.blocks([block], count)[0] for block in piece.blocks)
-        if any(not torch.equal(one, other) for other in others):
-            layers.append(int(piece.target.split("encoder.layer.")[1].split(".")[0]))
-    return min(layers, default=0)
+    differing = [piece.target for piece in moe.plan.blended if moe.experts.differ(piece)]
+    return min((int(target.split("encoder.layer.")[1].split(".")[0]) for target in differing), default=0)

@@ -29,11 +29,13 @@ def shrunk(gram: Tensor, shrinkage: float = SHRINKAGE) -> Tensor:
 
 def solved(left: Tensor, right: Tensor, average: Tensor, *, ridge: float = RIDGE) -> Tensor:
     """Solve a layer's regression: Σ x G (in, in), Σ x G Wᵀ (in, out), the average weight (out, in) to (out, in)."""
-    rho = ridge * left.diagonal().mean()
-    factor, failed = torch.linalg.cholesky_ex(left + rho * torch.eye(len(left), dtype=left.dtype, device=left.device))
+    rho = ridge * float(left.diagonal().mean())
+    ridged = left.clone()
+    ridged.diagonal().add_(rho)
+    factor, failed = torch.linalg.cholesky_ex(ridged)
     if failed or not rho > 0:
         raise CheckpointError("the Gram matrices of a layer are not positive definite; measure them anew")
-    return torch.cholesky_solve(right + rho * average.to(left).T, factor).T
+    return torch.cholesky_solve(torch.add(right, average.to(left).T, alpha=rho), factor).T
 
 
 class GramMatrices:

@@ -66,6 +66,28 @@ def test_no_other_weight_answers_more_like_the_experts(seed: int) -> None:
     assert error(best) < min(error(best + nudge), error(best - nudge))
 
 
+def test_layers_whose_experts_are_equal_have_no_matrices(tmp_path: Path) -> None:
+    model = build("bert_moe")
+    lowest = {name: value for name, value in model.state_dict().items() if ".layer.0." in name and len(value) == K}
+    with torch.no_grad():
+        for value in lowest.values():
+            value.copy_(value[:1].expand_as(value))
+    model.save_pretrained(tmp_path / "moe")
+    kept = measure(open_moe(tmp_path / "moe"), some_probes(), rows=60)
+    regressed = open_moe(tmp_path / "moe", method="regression")
+    assert lowest
+    assert not any("layer.0." in name for name in regressed.method._matrices.checkpoint.specs)
+    assert any("layer.1." in name for name in regressed.method._matrices.checkpoint.specs)
+    assert kept.is_dir()
+    merged = regressed.dense(BLEND).state_dict()
+    torch.testing.assert_close(  # a weighted sum of equal numbers, up to its rounding
+        merged["bert.encoder.layer.0.output.dense.weight"],
+        open_moe(tmp_path / "moe").dense(np.eye(K)[0]).state_dict()["bert.encoder.layer.0.output.dense.weight"],
+        rtol=K * torch.finfo(torch.float32).eps,
+        atol=0,
+    )
+
+
 def test_an_even_blend_is_regmean_and_one_expert_is_itself(regressed: Moe, folder: Path) -> None:
     inputs = some_probes()[0][0].inputs
     answers = [model(**inputs).logits for model in (regressed.dense(), regmean(open_moe(folder), some_probes()))]

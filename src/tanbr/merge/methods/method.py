@@ -62,6 +62,11 @@ class Experts:
         """View one expert of a piece (n,), in its own type; nothing is read before it is used."""
         return self.checkpoint.blocks([piece.blocks[expert]], torch.Size(piece.shape).numel())[0]
 
+    def differ(self, piece: Piece) -> bool:
+        """Tell whether any two experts of a piece differ: where none do, every blend is each of them."""
+        first = self.one(piece, 0)
+        return any(not torch.equal(first, self.one(piece, expert)) for expert in range(1, self.count))
+
     def rows(self, piece: Piece, chosen: Sequence[int], part: slice = slice(None)) -> Tensor:
         """Read a part of the chosen experts of a piece as rows (r, n) of float32 (float64 stays)."""
         found = [self.one(piece, expert)[part] for expert in chosen]
