@@ -30,7 +30,7 @@ from tanbr.types import Router
 
 MAPS, INSIDE, EXPERTS = ("bumps", "sigmoids"), (0.1, 0.3), (8, 64, 192)
 SEED = 1000  # added to a world's seed: routers and worlds never share one
-ROUTERS = ("plain", "right, no splits", "right", "half right", "random", "by reward")
+ROUTERS = ("plain", "right", "right, splits", "half right", "half right, splits", "random")
 SURVEYED = 64  # requests, right or wrong, behind each reward of a survey of the experts alone
 
 
@@ -45,9 +45,8 @@ def router_of(name: str, world: KindredWorld) -> Router:
     K, seed = world.what.experts, SEED + world.what.seed
     if name == "plain":
         return Tanbr(K, TASKS, seed=seed)
-    groups = by_reward(*surveyed(world), into=8).groups if name == "by reward" else world.partition(name.split(",")[0])
-    config = {"groups": {"splits": 0}} if "no splits" in name else None
-    return GroupedRouter(K, TASKS, groups=groups, seed=seed, config=config)
+    config = {} if "splits" in name else {"groups": {"splits": 0}}
+    return GroupedRouter(K, TASKS, groups=world.partition(name.split(",")[0]), seed=seed, config=config)
 
 
 class Timed:
@@ -185,8 +184,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=["worlds", "qwen"], default="worlds")
     parser.add_argument("--seeds", type=int, default=5, help="seeds 0, 1, …")
-    parser.add_argument("--slots", type=int, default=240)
+    parser.add_argument("--slots", type=int, default=200)
     parser.add_argument("--experts", type=int, nargs="+", default=list(EXPERTS), help="only these K")
+    parser.add_argument("--inside", type=float, nargs="+", default=list(INSIDE), help="only this variation")
     parser.add_argument("--out", type=Path, default=Path("out/large_k.json"))
     options = parser.parse_args()
     facts = {
@@ -204,11 +204,14 @@ def main() -> None:
     kept.mkdir(parents=True, exist_ok=True)
     runs = []
     for seed in range(options.seeds):
-        for what in [Kindred(m, K, i, seed, options.slots) for K in options.experts for i in INSIDE for m in MAPS]:
+        for what in [
+            Kindred(m, K, i, seed, options.slots) for K in options.experts for i in options.inside for m in MAPS
+        ]:
             file = kept / f"{seed}-{what.experts}-{what.inside}-{what.map}.json"
             if not file.exists():
                 world = KindredWorld(what)
                 found = [play(world, name) for name in (ROUTERS if what.experts > 8 else ROUTERS[:1])]
+                found[0]["agreement by reward"] = agreement(by_reward(*surveyed(world), into=8).groups, world.family)
                 file.write_text(json.dumps(found) + "\n")
                 print(f"{file.name}: " + ", ".join(f"{run['router']} {run['mean']:.4f}" for run in found), flush=True)
             runs += json.loads(file.read_text())

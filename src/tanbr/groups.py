@@ -138,7 +138,7 @@ class Groups:
         first, second = _plain(node[:half]), _plain(node[half:])
         return replace(self, nodes=(*self.nodes[:group], first, *self.nodes[group + 1 :], second))
 
-    def check(self, *, experts: int, model_sha256: str, source: str | Path = "these groups") -> "Groups":
+    def check(self, experts: int, model_sha256: str, *, source: str | Path = "these groups") -> "Groups":
         """Refuse groups that are of another checkpoint."""
         if self.experts != experts:
             raise DataError(f"{source} has {self.experts} experts, the checkpoint {experts}; make it again")

@@ -133,7 +133,7 @@ class GroupsConfig(Section):
     """Told slots before the first split, and from each to the next."""
     share: float = Field(0.25, gt=0, le=1)
     """Mean weight that a group must have been served with in these slots to be worth a split."""
-    known: int = Field(192, ge=1)
+    known: int = Field(128, ge=1)
     """Most blends whose rewards are kept to teach the router of the new groups; those with the most behind them."""
 
 
