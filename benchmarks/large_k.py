@@ -45,7 +45,7 @@ def router_of(name: str, world: KindredWorld) -> Router:
     K, seed = world.what.experts, SEED + world.what.seed
     if name == "plain":
         return Tanbr(K, TASKS, seed=seed)
-    config = {} if "splits" in name else {"groups": {"splits": 0}}
+    config = {"groups": {"splits": 4 if "splits" in name else 0}}
     return GroupedRouter(K, TASKS, groups=world.partition(name.split(",")[0]), seed=seed, config=config)
 
 
@@ -187,6 +187,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=200)
     parser.add_argument("--experts", type=int, nargs="+", default=list(EXPERTS), help="only these K")
     parser.add_argument("--inside", type=float, nargs="+", default=list(INSIDE), help="only this variation")
+    parser.add_argument("--routers", nargs="+", default=list(ROUTERS), choices=ROUTERS, help="only these")
     parser.add_argument("--out", type=Path, default=Path("out/large_k.json"))
     options = parser.parse_args()
     facts = {
@@ -210,7 +211,7 @@ def main() -> None:
             file = kept / f"{seed}-{what.experts}-{what.inside}-{what.map}.json"
             if not file.exists():
                 world = KindredWorld(what)
-                found = [play(world, name) for name in (ROUTERS if what.experts > 8 else ROUTERS[:1])]
+                found = [play(world, name) for name in (options.routers if what.experts > 8 else ROUTERS[:1])]
                 found[0]["agreement by reward"] = agreement(by_reward(*surveyed(world), into=8).groups, world.family)
                 file.write_text(json.dumps(found) + "\n")
                 print(f"{file.name}: " + ", ".join(f"{run['router']} {run['mean']:.4f}" for run in found), flush=True)

@@ -18,7 +18,7 @@ def make(experts, tasks, **options):
     pairs = [[0], [1]]
     if isinstance(experts, int) and experts > 2:
         pairs = [list(range(first, min(first + 2, experts))) for first in range(0, experts, 2)]
-    config = {"groups": {"settle": 12, "share": 0.2}}
+    config = {"groups": {"splits": 4, "settle": 12, "share": 0.2}}
     return GroupedRouter(experts, tasks, groups=Groups.of(pairs), config=config, **options)
 
 
@@ -96,7 +96,7 @@ def test_a_state_remembers_its_groups_and_splits(tmp_path: Path) -> None:
 
 
 def test_a_baseline_over_experts_is_one_over_groups_and_debts_forbid_splits() -> None:
-    config = RouterConfig.model_validate({"groups": {"settle": 5, "share": 0.01}}).of_requests()
+    config = RouterConfig.model_validate({"groups": {"splits": 4, "settle": 5, "share": 0.01}}).of_requests()
     router = GroupedRouter(8, V, groups=EIGHT, config=config)
     np.testing.assert_allclose(router.ask(EVEN).blend, np.full(8, 1 / 8), rtol=0, atol=1e-15)
     for _ in range(12):

@@ -127,7 +127,7 @@ class DefaultModeConfig(Section):
 class GroupsConfig(Section):
     """When a router over groups of experts splits one of them in two."""
 
-    splits: int = Field(4, ge=0)
+    splits: int = Field(0, ge=0)
     """Most splits; 0 keeps the groups as they are."""
     settle: int = Field(60, ge=1)
     """Told slots before the first split, and from each to the next."""

@@ -29,7 +29,7 @@ class MadeFor:
     experts: int
     method: str
     checkpoint: str  # fingerprint of the weights
-    groups: str = ""  # digest of the groups of experts that the router learns over; "" for experts themselves
+    groups: str = "none"  # digest of the groups of experts that the router learns over
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Prior:
 
 def made_for(moe: Moe, tasks: Sequence[str], router: Router | None = None) -> MadeFor:
     """Say what a state of this checkpoint, with a router like this, is made for."""
-    groups = router.first_groups.digest if isinstance(router, GroupedRouter) else ""
+    groups = router.first_groups.digest if isinstance(router, GroupedRouter) else "none"
     digest = hashlib.sha256()
     for (
         file
