@@ -184,7 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=["worlds", "qwen"], default="worlds")
     parser.add_argument("--seeds", type=int, default=5, help="seeds 0, 1, …")
-    parser.add_argument("--slots", type=int, default=200)
+    parser.add_argument("--slots", type=int, default=200, help="of every run")
     parser.add_argument("--experts", type=int, nargs="+", default=list(EXPERTS), help="only these K")
     parser.add_argument("--inside", type=float, nargs="+", default=list(INSIDE), help="only this variation")
     parser.add_argument("--routers", nargs="+", default=list(ROUTERS), choices=ROUTERS, help="only these")

@@ -49,7 +49,7 @@ def test_the_gram_matrix_is_that_of_the_differences_from_the_mean(many: Moe) -> 
         rows.append(torch.cat(views).double())
     centred = torch.stack(rows) - torch.stack(rows).mean(dim=0)
     expected = (centred @ centred.T).numpy()
-    bound = np.finfo(np.float32).eps * centred.shape[1] * float(centred.abs().max()) ** 2
+    bound = np.finfo(np.float32).eps * centred.shape[1] * 2 * float(torch.stack(rows).abs().max()) ** 2
     np.testing.assert_allclose(centred_gram(many, site), expected, rtol=0, atol=bound)
 
 

@@ -1,4 +1,4 @@
-"""A Qwen-like checkpoint of 64 experts, grouped, merged and served: the weights are made up, the way is the real one."""
+"""A Qwen-like checkpoint of 64 experts, grouped, merged and served: made-up weights, but the real way."""
 
 from pathlib import Path
 

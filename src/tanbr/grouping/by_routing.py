@@ -20,7 +20,7 @@ from tanbr.grouping.cluster import Grouping, check_into, clustered
 from tanbr.merge import Moe
 from tanbr.moe.families import CLASSES
 from tanbr.moe.gates import heard
-from tanbr.moe.layer import TokenRouting, route, sites_of
+from tanbr.moe.layer import MoeSite, TokenRouting, route
 from tanbr.moe.writing import Progress, silent
 from tanbr.types import FloatArray
 
@@ -76,7 +76,7 @@ def _whole(moe: Moe) -> Any:
     """Load the un-merged model."""
     name = moe.config["architectures"][0]
     model = (CLASSES.get(name) or getattr(transformers, name)).from_pretrained(moe.path).eval()
-    sites = sites_of(model)
+    sites = _own_sites(model)
     if any(site.gate is None for site in sites):
         raise CheckpointError(f"{moe.path} has no gates of its own (it routes by task); group by weights or reward")
     if sites:
@@ -84,9 +84,14 @@ def _whole(moe: Moe) -> Any:
     return model
 
 
+def _own_sites(model: Any) -> list[MoeSite]:
+    """List the sites of a model of this project; none for a stock one."""
+    return [module for module in model.modules() if isinstance(module, MoeSite)]
+
+
 def _logits(model: Any, inputs: Any) -> list[torch.Tensor]:
     """Logits (tokens, K) of every site's gate for one text."""
-    if sites_of(model):
+    if _own_sites(model):
         with heard(model) as said:
             model(**inputs)
         return [one.logits.flatten(0, -2) for one in said]
