@@ -92,6 +92,7 @@ def play(world: KindredWorld, name: str) -> dict[str, Any]:
         "ask_ms": float(np.median(timed.asks)), "tell_ms": float(np.median(timed.tells)),
         "worst_tell_ms": float(np.max(timed.tells)), "state_bytes": size,
         "groups": len(getattr(router, "groups", ())) or None,
+        "agreement by reward": agreement(by_reward(*surveyed(world), into=8).groups, world.family),
         "agreement": None if first is None else agreement(first, world.family),
         "curve": [round(float(part.mean()), 5) for part in np.array_split(regret, 30)],
     }  # fmt: skip
@@ -209,13 +210,15 @@ def main() -> None:
             Kindred(m, K, i, seed, options.slots) for K in options.experts for i in options.inside for m in MAPS
         ]:
             file = kept / f"{seed}-{what.experts}-{what.inside}-{what.map}.json"
-            if not file.exists():
+            found = json.loads(file.read_text()) if file.exists() else []
+            wanted = options.routers if what.experts > 8 else ROUTERS[:1]
+            missing = [name for name in wanted if name not in {run["router"] for run in found}]
+            if missing:
                 world = KindredWorld(what)
-                found = [play(world, name) for name in (options.routers if what.experts > 8 else ROUTERS[:1])]
-                found[0]["agreement by reward"] = agreement(by_reward(*surveyed(world), into=8).groups, world.family)
+                found += [play(world, name) for name in missing]
                 file.write_text(json.dumps(found) + "\n")
                 print(f"{file.name}: " + ", ".join(f"{run['router']} {run['mean']:.4f}" for run in found), flush=True)
-            runs += json.loads(file.read_text())
+            runs += found
     lines = table(runs)
     print("\n".join(lines))
     options.out.write_text(json.dumps(facts | {"memory": memory(), "runs": runs}, indent=1) + "\n")
