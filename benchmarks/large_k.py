@@ -14,6 +14,7 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,12 @@ def surveyed(world: KindredWorld) -> tuple[np.ndarray, np.ndarray]:
     return alone, rng.binomial(SURVEYED, np.clip(world.map(alone), 0, 1)) / SURVEYED
 
 
-def router_of(name: str, world: KindredWorld) -> Router:
+def router_of(name: str, world: KindredWorld, *, settle: int) -> Router:
     """Make a router of the study."""
     K, seed = world.what.experts, SEED + world.what.seed
     if name == "plain":
         return Tanbr(K, TASKS, seed=seed)
-    config = {"groups": {"splits": 4 if "splits" in name else 0}}
+    config = {"groups": {"splits": 4 if "splits" in name else 0, "settle": settle}}
     return GroupedRouter(K, TASKS, groups=world.partition(name.split(",")[0]), seed=seed, config=config)
 
 
@@ -76,9 +77,9 @@ def agreement(groups: Groups, family: np.ndarray) -> float:
     return float(adjusted_rand_score(family, groups.of_expert))
 
 
-def play(world: KindredWorld, name: str) -> dict[str, Any]:
+def play(world: KindredWorld, name: str, *, settle: int) -> dict[str, Any]:
     """Run one router, and say what it comes down to."""
-    router = router_of(name, world)
+    router = router_of(name, world, settle=settle)
     timed = Timed(router)
     first = getattr(router, "groups", None)
     regret = world.run(timed).regret
@@ -114,10 +115,10 @@ def memory() -> list[dict[str, Any]]:
     """Peak memory of both routers at every K."""
     rows = []
     for K in EXPERTS:
-        rows.append({"experts": K, "router": "plain", "peak_bytes": peak_bytes(lambda K=K: Tanbr(K, TASKS))})
+        rows.append({"experts": K, "router": "plain", "peak_bytes": peak_bytes(partial(Tanbr, K, TASKS))})
         if K > 8:
             groups = Groups.by_labels((np.arange(K) % 8).tolist())
-            grouped = peak_bytes(lambda K=K, groups=groups: GroupedRouter(K, TASKS, groups=groups))
+            grouped = peak_bytes(partial(GroupedRouter, K, TASKS, groups=groups))
             rows.append({"experts": K, "router": "grouped", "peak_bytes": grouped})
     return rows
 
@@ -186,6 +187,7 @@ def main() -> None:
     parser.add_argument("--part", choices=["worlds", "qwen"], default="worlds")
     parser.add_argument("--seeds", type=int, default=5, help="seeds 0, 1, …")
     parser.add_argument("--slots", type=int, default=200, help="of every run")
+    parser.add_argument("--settle", type=int, default=60, help="slots between splits")
     parser.add_argument("--experts", type=int, nargs="+", default=list(EXPERTS), help="only these K")
     parser.add_argument("--inside", type=float, nargs="+", default=list(INSIDE), help="only this variation")
     parser.add_argument("--routers", nargs="+", default=list(ROUTERS), choices=ROUTERS, help="only these")
@@ -193,7 +195,7 @@ def main() -> None:
     options = parser.parse_args()
     facts = {
         "command": "python " + " ".join(sys.argv), "python": platform.python_version(), "numpy": np.__version__,
-        "seeds": options.seeds, "slots": options.slots,
+        "seeds": options.seeds, "slots": options.slots, "settle": options.settle,
     }  # fmt: skip
     if options.part == "qwen":
         from suite.qwen import study
@@ -204,7 +206,7 @@ def main() -> None:
         return
     kept = options.out.with_suffix(".runs")
     kept.mkdir(parents=True, exist_ok=True)
-    runs = []
+    runs: list[dict[str, Any]] = []
     for seed in range(options.seeds):
         for what in [
             Kindred(m, K, i, seed, options.slots) for K in options.experts for i in options.inside for m in MAPS
@@ -215,7 +217,7 @@ def main() -> None:
             missing = [name for name in wanted if name not in {run["router"] for run in found}]
             if missing:
                 world = KindredWorld(what)
-                found += [play(world, name) for name in missing]
+                found += [play(world, name, settle=options.settle) for name in missing]
                 file.write_text(json.dumps(found) + "\n")
                 print(f"{file.name}: " + ", ".join(f"{run['router']} {run['mean']:.4f}" for run in found), flush=True)
             runs += found

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,12 +92,10 @@ def build(
     own = card.experts_of(names) if past is not None or tasks == tiny.TASKS else ()
     # where nobody taught the monitor, its tasks are groups of its own, and no expert is known to be theirs
     settings = (router or RouterConfig()).of_requests(own)
-    sizes, options = (moe.num_experts, len(tasks)), {"max_active": config.max_active, "seed": config.seed}
-    chooser: Tanbr | GroupedRouter  # the one in `state` wins
-    if found is None:
-        chooser = Tanbr(*sizes, config=settings, **options)
-    else:
-        chooser = GroupedRouter(*sizes, groups=found, config=settings, **options)
+    make = Tanbr if found is None else partial(GroupedRouter, groups=found)
+    chooser = make(  # the one in `state` wins
+        moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings
+    )
     if warm_start is not None:
         known = Survey.load(warm_start).check(moe, tasks, warm_start)
         chooser.warm_start(known.blends, known.rewards, known.counts)
