@@ -9,7 +9,8 @@ from cli.running import mistake
 from tanbr.baselines.survey import Survey
 from tanbr.cli.grouping import app, read_texts
 from tanbr.cli.merging import app as merging
-from tanbr.errors import DataError
+from tanbr.cli.simulating import app as simulating
+from tanbr.errors import ConfigError, DataError, StateError
 from tanbr.groups import Groups
 from tanbr.moe import embedded
 
@@ -77,3 +78,27 @@ def test_inspect_mentions_groups_where_there_are_many_experts(qwen: Path) -> Non
     result = CliRunner().invoke(merging, ["inspect", str(qwen)])
     assert result.exit_code == 0, result.output
     assert "tanbr groups" in result.output
+
+
+def test_a_router_over_groups_is_compared_with_the_plain_one(tmp_path: Path) -> None:
+    Groups.of([[0, 1, 2], [3, 4], [5, 6, 7]]).save(tmp_path / "groups.json")
+    options = ["--groups", str(tmp_path / "groups.json"), "--methods", "grouped,grouped@2,tanbr", "--slots", "3"]
+    result = CliRunner().invoke(simulating, ["simulate", *options, "--requests", "8", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    runs = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "out" / "runs").iterdir()}
+    assert set(runs) == {"seed0-grouped", "seed0-grouped@2", "seed0-tanbr"}
+    assert runs["seed0-grouped"]["facts"]["groups"] == Groups.load(tmp_path / "groups.json").digest
+    assert "groups" not in runs["seed0-tanbr"]["facts"]
+    for blend in runs["seed0-grouped"]["slots"]["blend"]:
+        assert blend[0] == blend[1] == blend[2]
+        assert blend[3] == blend[4]
+    Groups.of([[0, 1, 2, 3], [4, 5, 6, 7]]).save(tmp_path / "groups.json")
+    other = CliRunner().invoke(simulating, ["simulate", *options, "--requests", "8", "--out", str(tmp_path / "out")])
+    assert isinstance(other.exception, StateError)
+
+
+def test_a_router_over_groups_needs_them(tmp_path: Path) -> None:
+    arguments = ["simulate", "--methods", "grouped", "--slots", "2", "--out", str(tmp_path / "out")]
+    failed = CliRunner().invoke(simulating, arguments).exception
+    assert isinstance(failed, ConfigError)
+    assert "pass --groups" in str(failed)
