@@ -182,7 +182,7 @@ def draw(runs: list[dict[str, Any]], path: Path, slots: int) -> None:
 
 
 def main() -> None:
-    """Run what is missing, print the table, and keep what `--out` names (JSON, and tables and picture beside it)."""
+    """Run what is missing, print the table, and keep what `--out` names (JSON, and a picture beside it)."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=["worlds", "qwen"], default="worlds")
     parser.add_argument("--seeds", type=int, default=5, help="seeds 0, 1, …")
@@ -224,7 +224,6 @@ def main() -> None:
     lines = table(runs)
     print("\n".join(lines))
     options.out.write_text(json.dumps(facts | {"memory": memory(), "runs": runs}, indent=1) + "\n")
-    options.out.with_suffix(".md").write_text("# Many experts\n\n" + "\n".join(lines) + "\n")
     draw(runs, options.out.with_suffix(".png"), options.slots)
 
 

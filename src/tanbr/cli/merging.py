@@ -143,7 +143,7 @@ def inspect(
     if report.note:
         console.print(f"note: {report.note}")
     if report.experts >= MANY:
-        console.print(f"note: {report.experts} experts are many to learn a blend of; `tanbr groups` puts them together")
+        console.print(f"note: {report.experts} experts are many to learn a blend of; `tanbr groups` may help at first")
     if out is not None:
         write_atomically(out / "inspect.json", json.dumps(report.to_json(), indent=2) + "\n")
         inspecting.draw(report, out / "inspect.png")
