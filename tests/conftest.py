@@ -5,11 +5,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
 
 from browsing import browser
+from grouping.kindred import write as write_kindred
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
@@ -32,3 +34,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def moe() -> Moe:
     """The embedded model."""
     return open_moe(embedded.path())
+
+
+@pytest.fixture(scope="session")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3-MoE of 64 experts in eight families, expert k of family k mod 8."""
+    return write_kindred(tmp_path_factory.mktemp("qwen") / "qwen")

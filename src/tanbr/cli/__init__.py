@@ -11,6 +11,7 @@ import tanbr
 from tanbr.cli import (
     checking,
     driving,
+    grouping,
     merging,
     pushing,
     recorded,
@@ -35,7 +36,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 ROOMS = (
-    running, training, serving, sending, recorded, driving, simulating, reproducing, merging, pushing, checking,
+    running, training, serving, sending, recorded, driving, simulating, reproducing, merging, grouping, pushing,
+    checking,
 )  # fmt: skip
 for room in ROOMS:
     app.add_typer(room.app)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tanbr.moe.writing import Progress
 
 app = typer.Typer()
+MANY = 32  # experts from which a router learns sooner over groups of them
 
 Source = Annotated[
     str,
@@ -95,7 +96,7 @@ def merge(
         export_adapter(moe, out, blend=weights)
         console.print(f"{out}: one adapter that adds what {moe.num_experts} do, blended")
         return
-    with _bar("merging") as show:
+    with bar("merging") as show:
         export(
             moe,
             out,
@@ -132,7 +133,7 @@ def inspect(
 
     moe = open_moe(checkpoint, experts=expert or (), blend_only=blend_only)
     batches = [] if data is None else read_batches(data)
-    with _bar("inspecting", unit="sites") as show:
+    with bar("inspecting", unit="sites") as show:
         report = inspecting.inspect(moe, batches=batches, progress=show)
     console.print(_report_table(report))
     for line in report.lines:
@@ -141,6 +142,8 @@ def inspect(
     console.print(f"[bold]{report.verdict}[/]: {report.reason}")
     if report.note:
         console.print(f"note: {report.note}")
+    if report.experts >= MANY:
+        console.print(f"note: {report.experts} experts are many to learn a blend of; `tanbr groups` may help at first")
     if out is not None:
         write_atomically(out / "inspect.json", json.dumps(report.to_json(), indent=2) + "\n")
         inspecting.draw(report, out / "inspect.png")
@@ -160,7 +163,7 @@ def upcycle(
     """Turn a dense checkpoint into an MoE whose experts start equal."""
     from tanbr.moe.upcycle import upcycle as make
 
-    with _bar("upcycling") as show:
+    with bar("upcycling") as show:
         make(dense, out, experts=experts, jitter=jitter, seed=seed, progress=show)
     console.print(f"{out}: {experts} experts in every FFN")
 
@@ -186,7 +189,7 @@ def assemble(
     from tanbr.train.assemble import assemble as make
 
     moe = open_moe(checkpoint, experts=expert or (), blend_only=blend_only)
-    with _bar("assembling") as show:
+    with bar("assembling") as show:
         averaged = make(moe, out, rest=rest, progress=show)
     console.print(f"{out}: {moe.num_experts} experts in every FFN; gates, if it has any, are random")
     if averaged:
@@ -203,7 +206,7 @@ def align(
     from tanbr.merge import align as aligning
     from tanbr.merge import open as open_moe
 
-    with _bar("aligning") as show:
+    with bar("aligning") as show:
         aligning.align(open_moe(checkpoint), out, reference=reference, progress=show)
     console.print(f"{out}: computes what {checkpoint} does, with its experts' hidden units in one order")
 
@@ -264,7 +267,8 @@ def _report_table(report: "Inspection") -> Table:
 
 
 @contextmanager
-def _bar(what: str, *, unit: str = "tensors") -> "Iterator[Progress]":
-    with progress(unit) as bar:
-        task = bar.add_task(what, total=None, note="")
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+def bar(what: str, *, unit: str = "tensors") -> "Iterator[Progress]":
+    """Show a bar while something runs that says how far it is."""
+    with progress(unit) as shown:
+        task = shown.add_task(what, total=None, note="")
+        yield lambda done, total: shown.update(task, completed=done, total=total)

@@ -27,6 +27,7 @@ app = typer.Typer()
 @app.command(
     epilog="Examples:\n\n    tanbr serve\n\n    tanbr serve moe/ --slot-requests 256 --state moe-state/\n\n"
     "    tanbr serve moe/ --models 2\n\n"
+    "    tanbr groups qwen/ --into 8 && tanbr serve qwen/ --groups out/groups.json\n\n"
     "    tanbr serve experts.toml --history past.jsonl\n\n"
     "    tanbr serve mixtral/ --engine vllm --engine-url http://127.0.0.1:8100\n\n"
     "    tanbr serve moe/ --ray --replicas 4\n\n"
@@ -91,6 +92,9 @@ def serve(
     warm_start: Annotated[
         Path | None, typer.Option(help="What `tanbr survey` wrote: the router knows it before its first slot.")
     ] = None,
+    groups: Annotated[
+        Path | None, typer.Option(help="What `tanbr groups` wrote: the router learns over groups of experts.")
+    ] = None,
     adopt: Annotated[
         bool, typer.Option("--adopt", help="Go on with the state of another checkpoint; what it learned is a prior.")
     ] = False,
@@ -141,7 +145,7 @@ def serve(
         raise InputError("--ray and --engine do not go together: an engine scales by itself; leave one of them out")
     if ray:
         what: dict[str, Any] = {"checkpoint": checkpoint, "experts": expert or (), "blend_only": blend_only}
-        what |= {"state": state, "history": history, "survey": survey, "warm_start": warm_start}
+        what |= {"state": state, "history": history, "survey": survey, "warm_start": warm_start, "groups": groups}
         what |= {"token_file": token_file, "admin_token_file": admin_token_file, "replicas": replicas or 2}
         serve_on_ray(what | {"adopt": adopt, "force": force}, settings, tokens, address=ray_address, banner=_banner)
         return
@@ -165,6 +169,7 @@ def serve(
             history=history,
             survey=survey,
             warm_start=warm_start,
+            groups=groups,
             adopt=adopt,
             force=force,
             observer=observer,

@@ -71,6 +71,10 @@ def simulate(
             exists=True, dir_okay=False, help="What `tanbr survey` wrote; survey.json beside the weights if left out."
         ),
     ] = None,
+    groups: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="What `tanbr groups` wrote, for the method `grouped`."),
+    ] = None,
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Leave GLUE's dev alone: requests from held-back train rows.")
     ] = False,
@@ -104,6 +108,7 @@ def simulate(
         checkpoint=folder, experts=tuple(expert or ()), blend_only=blend_only, data=data, traffic=traffic, alpha=alpha,
         period=period, slots=slots, requests=requests, pool=pool, rehearse=rehearse,
         survey=survey or (None if expert else folder / "survey.json"), config=config, answers=answers,
+        groups=groups,
     )  # fmt: skip
     numbers = _numbers(seeds, option="--seeds", least=0)
     corpus = study.corpus()

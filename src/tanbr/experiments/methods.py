@@ -33,8 +33,10 @@ from tanbr.experiments.corpus import Corpus
 from tanbr.experiments.panel import BestPanel, PanelRouter, PanelServer, SeveralModels
 from tanbr.experiments.survey import survey_path
 from tanbr.experiments.task_figures import own_experts
+from tanbr.groups import Groups
 from tanbr.merge import Moe
 from tanbr.merge.methods import METHODS, check_name
+from tanbr.router import GroupedRouter
 from tanbr.settings import Config
 from tanbr.tasks.answering import AnswersBy, by_posterior
 from tanbr.types import FloatArray, Router, Text
@@ -52,6 +54,7 @@ class Bench:
     config: Config
     surveys: Path | None = None  # the survey of averages; those of other methods lie beside it
     answers_by: AnswersBy = "labels"
+    groups: Groups | None = None  # of the experts, for a router over groups
     _others: dict[str, "Bench"] = field(default_factory=dict)
 
     def merging(self, method: str) -> "Bench":
@@ -145,6 +148,13 @@ def _named(name: str) -> Builder:
     return parts
 
 
+def _grouped(bench: Bench, seed: int) -> Parts:
+    if bench.groups is None:
+        raise ConfigError("method grouped needs groups of experts: make them with `tanbr groups`, and pass --groups")
+    config = bench.config.router.of_requests(bench.own_experts)
+    return Blended(bench.answers), GroupedRouter(*bench.sizes, groups=bench.groups, seed=seed, config=config)
+
+
 def _fixed(choose: Callable[[Bench], Any]) -> Builder:
     return lambda bench, _: (Blended(bench.answers), FixedBlend(*bench.sizes, blend=choose(bench)))
 
@@ -200,6 +210,7 @@ KINDS: dict[str, Kind] = {
     "proportional": Kind(
         ROUTERS["proportional"].about, _named("proportional"), panel=lambda b: _named("proportional")(b, 0)[1]
     ),
+    "grouped": Kind("the router of this project over groups of experts (--groups)", _grouped, learns=True),
     "fisher": Kind("experts weighted by their Fisher information", _merged(fisher), blends=False),
     "regmean": Kind("every linear layer by regression on its inputs", _merged(regmean), blends=False),
     "best-fixed": Kind(

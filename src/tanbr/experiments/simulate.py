@@ -24,6 +24,7 @@ from tanbr.experiments.compare import Comparison, compare
 from tanbr.experiments.corpus import Corpus, generated, of_data
 from tanbr.experiments.methods import Bench, methods
 from tanbr.files import check_writable, write_atomically
+from tanbr.groups import Groups
 from tanbr.merge import open as open_moe
 from tanbr.tasks import trace, traffic
 from tanbr.tasks.answering import AnswersBy
@@ -54,6 +55,7 @@ class Study:
     survey: Path | None = None
     config: Path | None = None
     answers: AnswersBy = "labels"
+    groups: Path | None = None  # what `tanbr groups` wrote
 
     def corpus(self) -> Corpus:
         """Read or generate the rows."""
@@ -73,7 +75,10 @@ class Study:
         moe = open_moe(self.checkpoint, experts=self.experts, blend_only=self.blend_only)
         corpus = self.corpus()
         settings = configuration.load(self.config)
-        bench = Bench(moe, corpus, settings, surveys=self.survey, answers_by=self.answers)
+        groups = None
+        if self.groups is not None:
+            groups = Groups.load(self.groups).check(moe.num_experts, moe.fingerprint, source=self.groups)
+        bench = Bench(moe, corpus, settings, surveys=self.survey, answers_by=self.answers, groups=groups)
         if self.survey is not None:
             bench.survey  # noqa: B018  (one that does not fit is refused here)
         return bench
@@ -93,6 +98,7 @@ class Study:
             **(drawn if synthetic else {}),
             "survey": one.bench(bench).known.digest if one.surveyed else None,
             **one.bench(bench).moe.method.facts,
+            **({"groups": bench.groups.digest} if bench.groups is not None and name.startswith("grouped") else {}),
             "config": bench.config.model_dump(mode="json", exclude_defaults=True, include={"router", "monitor"}),
         }
 

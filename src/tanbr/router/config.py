@@ -124,6 +124,19 @@ class DefaultModeConfig(Section):
     """Share of what is known that survives a slot; below 1 for rewards that drift."""
 
 
+class GroupsConfig(Section):
+    """When a router over groups of experts splits one of them in two."""
+
+    splits: int = Field(0, ge=0)
+    """Most splits; 0 keeps the groups as they are."""
+    settle: int = Field(60, ge=1)
+    """Told slots before the first split, and from each to the next."""
+    share: float = Field(0.25, gt=0, le=1)
+    """Mean weight that a group must have been served with in these slots to be worth a split."""
+    known: int = Field(128, ge=1)
+    """Most blends whose rewards are kept to teach the router of the new groups; those with the most behind them."""
+
+
 OF_REQUESTS: dict[str, Any] = {
     "variance": 0.01, "variances": (0.01, 0.03, 0.08, 0.15), "width": 0.5, "beta": 0.5, "opening": 1, "margin": 0.003,
 }  # fmt: skip
@@ -139,6 +152,8 @@ class RouterConfig(Section):
     """Settings of mode "paper"."""
     default: DefaultModeConfig = Field(default_factory=DefaultModeConfig)
     """Settings of mode "default"."""
+    groups: GroupsConfig = Field(default_factory=GroupsConfig)
+    """Settings of a router over groups of experts."""
 
     def of_requests(self, own_experts: tuple[int, ...] = ()) -> "RouterConfig":
         """Give the settings for rewards that are means over single requests, with the requests as counts.

@@ -40,13 +40,7 @@ class Tanbr(AskTell):
         seed = as_size(seed, "seed", least=0)
         if not isinstance(config, RouterConfig):
             config = read(RouterConfig, config or {}, source="config")
-        own = config.default.own_experts
-        if own and not (len(own) == tasks and all(0 <= expert < experts for expert in own)):
-            raise InputError(f"own_experts must name one of {experts} experts for each of {tasks} tasks (got {own})")
-        harm = config.default.interference
-        if harm and (np.shape(harm) != (tasks, tasks) or not np.isfinite(harm).all()):
-            raise InputError(f"interference must be a table of {tasks} by {tasks} numbers (got shape {np.shape(harm)})")
-        _check_baseline(config, sizes)
+        check_settings(config, sizes)
         rng = np.random.default_rng(seed)
         policy: Policy
         if mode == "default":
@@ -73,7 +67,14 @@ class Tanbr(AskTell):
         return experts * max(config.default.pool, experts) + experts * config.default.room
 
 
-def _check_baseline(config: RouterConfig, sizes: Sizes) -> None:
+def check_settings(config: RouterConfig, sizes: Sizes) -> None:
+    """Refuse settings that do not go with these sizes."""
+    own, tasks = config.default.own_experts, sizes.tasks
+    if own and not (len(own) == tasks and all(0 <= expert < sizes.experts for expert in own)):
+        raise InputError(f"own_experts must name one of {sizes.experts} experts for each of {tasks} tasks (got {own})")
+    harm = config.default.interference
+    if harm and (np.shape(harm) != (tasks, tasks) or not np.isfinite(harm).all()):
+        raise InputError(f"interference must be a table of {tasks} by {tasks} numbers (got shape {np.shape(harm)})")
     baseline = config.default.baseline
     if baseline == "proportional" and not config.default.own_experts:
         raise InputError(

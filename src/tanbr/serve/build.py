@@ -3,17 +3,19 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from tanbr.baselines.survey import Survey
 from tanbr.errors import CheckpointError, DataError
+from tanbr.groups import Groups
 from tanbr.merge import open as open_moe
 from tanbr.merge.inspect import glance
 from tanbr.moe import embedded
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
-from tanbr.router import Tanbr
+from tanbr.router import GroupedRouter, Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.fleet.fleet import Fleet
@@ -41,6 +43,7 @@ def build(
     history: Path | None = None,
     survey: Path | None = None,
     warm_start: Path | None = None,
+    groups: Path | None = None,
     adopt: bool = False,
     force: bool = False,
     observer: Observer | None = None,
@@ -53,7 +56,8 @@ def build(
     tasks that are served, teaches the monitor, and its labelled lines are the guard's probes. Without one the monitor
     groups the traffic by itself, into as many latent tasks as there are experts if the checkpoint has no card either.
     `survey` is what `tanbr survey` wrote: its best blend for the mix is the start blend; the router is told a
-    `warm_start` like it before its first slot. Experts that do not merge are refused unless `force` is given.
+    `warm_start` like it before its first slot. `groups` is what `tanbr groups` wrote: the router learns over groups of
+    experts, and there are as many latent tasks. Experts that do not merge are refused unless `force` is given.
     """
     method = config.method if "method" in config.model_fields_set else None  # a list of experts may name one
     place = embedded.path() if checkpoint is None else checkpoint
@@ -64,9 +68,10 @@ def build(
         verdict, why = glance(moe)
         if verdict == "do not merge":
             raise CheckpointError(f"{moe.path} should not be merged: {why}; pass --force to serve it all the same")
+    found = None if groups is None else Groups.load(groups).check(moe.num_experts, moe.fingerprint, source=groups)
     card = read_card(moe.path).of_experts(moe.source.expert_tasks, moe.source.expert_labels)
     past = None if history is None else read_history(history)
-    tasks = card.tasks or _latent(moe.num_experts)
+    tasks = card.tasks or _latent(moe.num_experts if found is None else len(found))
     if past is not None:
         tasks = tuple(next((t for t in card.tasks if t.name == task.name), task) for task in past.tasks)
     names = [task.name for task in tasks]
@@ -87,7 +92,8 @@ def build(
     own = card.experts_of(names) if past is not None or tasks == tiny.TASKS else ()
     # where nobody taught the monitor, its tasks are groups of its own, and no expert is known to be theirs
     settings = (router or RouterConfig()).of_requests(own)
-    chooser = Tanbr(  # the one in `state` wins
+    make = Tanbr if found is None else partial(GroupedRouter, groups=found)
+    chooser = make(  # the one in `state` wins
         moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings
     )
     if warm_start is not None:

@@ -9,12 +9,13 @@ import numpy as np
 
 from tanbr.errors import StateError
 from tanbr.merge import Moe
+from tanbr.router import GroupedRouter
 from tanbr.serve.clients import Clients
 from tanbr.serve.config import RewardConfig
 from tanbr.serve.ids import place_of
 from tanbr.serve.rewards import Tally
 from tanbr.serve.store import Store
-from tanbr.types import FloatArray
+from tanbr.types import FloatArray, Router
 
 SAMPLES, BLOCK = 256, 4096  # blocks of a file, and their bytes, that tell checkpoints apart
 PRIOR_COUNT = 16.0  # requests, at most, that a reward earned with another checkpoint stands for
@@ -28,6 +29,7 @@ class MadeFor:
     experts: int
     method: str
     checkpoint: str  # fingerprint of the weights
+    groups: str = "none"  # digest of the groups of experts that the router learns over
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +42,9 @@ class Prior:
     keeps_monitor: bool  # whether the monitor knows the same tasks
 
 
-def made_for(moe: Moe, tasks: Sequence[str]) -> MadeFor:
-    """Say what a state of this checkpoint is made for."""
+def made_for(moe: Moe, tasks: Sequence[str], router: Router | None = None) -> MadeFor:
+    """Say what a state of this checkpoint, with a router like this, is made for."""
+    groups = router.first_groups.digest if isinstance(router, GroupedRouter) else "none"
     digest = hashlib.sha256()
     for (
         file
@@ -52,7 +55,7 @@ def made_for(moe: Moe, tasks: Sequence[str]) -> MadeFor:
             for start in np.linspace(0, max(0, size - BLOCK), SAMPLES).astype(int).tolist():
                 stream.seek(start)
                 digest.update(stream.read(BLOCK))
-    return MadeFor(tuple(tasks), moe.num_experts, str(moe.method), digest.hexdigest()[:32])
+    return MadeFor(tuple(tasks), moe.num_experts, str(moe.method), digest.hexdigest()[:32], groups)
 
 
 def same_lineage(store: Store, wanted: MadeFor, *, adopt: bool) -> bool:

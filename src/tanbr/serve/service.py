@@ -108,7 +108,7 @@ class Service:
             survey=survey,
         )
         self._models = _models(moe, config)
-        made = made_for(moe, [task.name for task in self._tasks])
+        made = made_for(moe, [task.name for task in self._tasks], router)
         self._remote = connected(config, moe, models=self._models, fingerprint=made.checkpoint)
         self.store = Store(state)
         try:
@@ -131,7 +131,7 @@ class Service:
         adopt: bool,
     ) -> None:
         config, store, names = self._config, self.store, [task.name for task in self._tasks]
-        wanted = made_for(moe, names)
+        wanted = made_for(moe, names, router)
         same = same_lineage(store, wanted, adopt=adopt)
         rows = store.untold() if same else []
         issued = store.last_version

@@ -31,6 +31,8 @@ class ClusterConfig(Section):
     """What `tanbr survey` wrote, for the start blend."""
     warm_start: Path | None = None
     """What `tanbr survey` wrote, for the router."""
+    groups: Path | None = None
+    """What `tanbr groups` wrote: the router learns over groups of experts."""
     adopt: bool = False
     """Go on with the state of another checkpoint."""
     force: bool = False

@@ -123,6 +123,7 @@ def _host(config: ClusterConfig) -> LearnerHost:
             history=config.history,
             survey=config.survey,
             warm_start=config.warm_start,
+            groups=config.groups,
             adopt=config.adopt,
             force=config.force,
             observer=Observers([metrics, logs.Journal()]),

@@ -1,0 +1,197 @@
+"""Groups of experts: K experts in M groups, each group with fixed shares of its experts.
+
+A blend y over groups (M,) stands for the blend x over experts (K,) with x_k = y_g · load_k / (loads of the group g that
+k is in). A group is a list of experts; lists inside it say how it would be split, as a tree: [[0, 3], [5, [1, 2]]].
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tanbr.errors import DataError, InputError
+from tanbr.files import write_atomically
+from tanbr.types import FloatArray
+
+Node: TypeAlias = "int | tuple[Node, ...]"  # an expert, or what is split further
+DEEPEST = 64  # lists within lists
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A partition of K experts; anything else is an `InputError`."""
+
+    nodes: tuple[Node, ...]  # (M,) one a group
+    loads: tuple[float, ...] = ()  # (K,) above 0, shares inside a group are by them; all alike if empty
+    found_by: str = ""  # weights, routing or reward; "" where nobody says
+    model_sha256: str = ""  # of the checkpoint; "" where it is not known
+
+    def __post_init__(self) -> None:
+        listed = [expert for node in self.nodes for expert in _experts(node)]
+        K = len(listed)
+        if not self.nodes or any(not list(_experts(node)) for node in self.nodes):
+            raise InputError("every group must hold an expert (got an empty one); leave it out")
+        twice = sorted({expert for expert in listed if listed.count(expert) > 1}) if len(set(listed)) < K else []
+        if twice:
+            raise InputError(f"an expert must be in one group (got expert {twice[0]} in two); name it once")
+        lost = sorted(set(range(K)) - set(listed))
+        if lost:
+            raise InputError(f"groups of {K} experts must number them 0..{K - 1} (got none with expert {lost[0]})")
+        if self.loads and (len(self.loads) != K or not all(0 < load < float("inf") for load in self.loads)):
+            raise InputError(f"loads must be {K} numbers above 0, one an expert (got {len(self.loads)} numbers)")
+
+    @classmethod
+    def of(cls, lists: Sequence[Any], *, loads: Sequence[float] = (), **about: str) -> "Groups":
+        """Make groups of nested lists of experts, one list a group."""
+        if isinstance(lists, str) or not isinstance(lists, Sequence):
+            raise InputError(f"groups must be lists of experts, one a group (got {type(lists).__name__})")
+        return cls(tuple(_node(one, 0) for one in lists), tuple(map(float, loads)), **about)
+
+    @classmethod
+    def by_labels(cls, labels: Sequence[int]) -> "Groups":
+        """Make groups of the experts (K,) that have the same label, in the order of the labels."""
+        return cls.of([[k for k, label in enumerate(labels) if label == one] for one in sorted(set(labels))])
+
+    @property
+    def experts(self) -> int:
+        """K."""
+        return len(self.of_expert)
+
+    def __len__(self) -> int:
+        """M, how many groups there are."""
+        return len(self.nodes)
+
+    @cached_property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """The experts of every group (M,), in the order of its list."""
+        return tuple(tuple(_experts(node)) for node in self.nodes)
+
+    @cached_property
+    def of_expert(self) -> NDArray[np.intp]:
+        """The group of every expert (K,)."""
+        found = np.empty(sum(map(len, self.members)), dtype=np.intp)
+        for group, members in enumerate(self.members):
+            found[list(members)] = group
+        return found
+
+    @cached_property
+    def shares(self) -> FloatArray:
+        """The share of every expert in its group (K,)."""
+        loads = np.array(self.loads) if self.loads else np.ones(self.experts)
+        return np.asarray(loads / np.bincount(self.of_expert, loads)[self.of_expert])
+
+    @property
+    def digest(self) -> str:
+        """Tell partitions apart."""
+        return hashlib.sha256(json.dumps([self.nodes, self.loads]).encode()).hexdigest()[:16]
+
+    def expand(self, blends: FloatArray, *, max_active: int | None = None) -> FloatArray:
+        """Blends over experts (…, K) of blends over groups (…, M).
+
+        With at most B experts each group keeps its weight, and as many experts as that weight earns it, those of the
+        largest shares first: cutting the smallest weights instead would cut whole groups.
+        """
+        blends = np.asarray(blends)
+        whole = np.asarray(blends[..., self.of_expert] * self.shares)
+        if max_active is None or max_active >= self.experts:
+            return whole
+        rows = [self._within(y, x, max_active) for y, x in zip(_rows(blends), _rows(whole), strict=True)]
+        return np.array(rows).reshape(whole.shape)
+
+    def _within(self, blend: FloatArray, whole: FloatArray, most: int) -> FloatArray:
+        if np.count_nonzero(whole) <= most:
+            return whole
+        active = np.argsort(-blend, kind="stable")[: min(most, np.count_nonzero(blend))]
+        seats = np.zeros(len(blend), dtype=np.intp)
+        seats[active] = 1
+        room = np.array([len(members) for members in self.members])
+        weight = np.zeros(len(blend))
+        weight[active] = blend[active] / blend[active].sum()
+        for _ in range(most - len(active)):
+            seats[np.where(seats < room, weight / (2 * seats + 1), -1.0).argmax()] += 1
+        x = np.zeros_like(whole)
+        for group in active:
+            members = np.array(self.members[group])
+            kept = members[np.argsort(-self.shares[members], kind="stable")[: seats[group]]]
+            x[kept] = weight[group] * self.shares[kept] / self.shares[kept].sum()
+        return x
+
+    def project(self, blends: FloatArray) -> FloatArray:
+        """Weights of the groups (…, M) in blends over experts (…, K)."""
+        blends = np.asarray(blends)
+        out = np.zeros((*blends.shape[:-1], len(self)))
+        np.add.at(out.T, self.of_expert, blends.T)
+        return out
+
+    def split(self, group: int) -> "Groups":
+        """Split a group in two, by its own lists or else in halves: the first part keeps its number, the other is M."""
+        node = self.nodes[group]
+        if not isinstance(node, tuple):
+            raise InputError(f"group {group} holds one expert and cannot be split")
+        half = (len(node) + 1) // 2
+        first, second = _plain(node[:half]), _plain(node[half:])
+        return replace(self, nodes=(*self.nodes[:group], first, *self.nodes[group + 1 :], second))
+
+    def check(self, experts: int, model_sha256: str, *, source: str | Path = "these groups") -> "Groups":
+        """Refuse groups that are of another checkpoint."""
+        if self.experts != experts:
+            raise DataError(f"{source} has {self.experts} experts, the checkpoint {experts}; make it again")
+        if self.model_sha256 not in ("", model_sha256):
+            raise DataError(f"{source} was made with other weights; make it again with `tanbr groups`")
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        """Give what `from_json` reads."""
+        about = {"by": self.found_by, "model_sha256": self.model_sha256}
+        return {"groups": self.nodes, "loads": self.loads} | {key: value for key, value in about.items() if value}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Groups":
+        """Read nested lists under "groups"; "loads", "by" and "model_sha256" may be left out."""
+        about = {"found_by": str(values.get("by", "")), "model_sha256": str(values.get("model_sha256", ""))}
+        return cls.of(values["groups"], loads=values.get("loads", ()), **about)
+
+    def save(self, path: Path, **about: Any) -> None:
+        """Write the groups, with what they are `about`, as JSON."""
+        write_atomically(path, json.dumps(self.to_json() | about) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> "Groups":
+        """Read what `save` wrote, or somebody by hand."""
+        try:
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except InputError as error:
+            raise DataError(f"{path}: {error}") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DataError(f"{path} holds no groups of experts ({error}); make them with `tanbr groups`") from None
+
+
+def _node(value: Any, depth: int) -> Node:
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return int(value)
+    if not isinstance(value, list | tuple) or depth > DEEPEST:
+        raise InputError(f"a group must be a list of expert numbers, or of such lists (got {str(value)[:40]!r})")
+    return _plain(tuple(_node(one, depth + 1) for one in value))
+
+
+def _plain(node: tuple[Node, ...]) -> Node:
+    """Take a list of one for what it holds."""
+    return node[0] if len(node) == 1 else node
+
+
+def _experts(node: Node) -> Iterator[int]:
+    if isinstance(node, int):
+        yield node
+    else:
+        for part in node:
+            yield from _experts(part)
+
+
+def _rows(table: FloatArray) -> FloatArray:
+    return table.reshape(-1, table.shape[-1])
