@@ -207,7 +207,7 @@ def grams(
     """Measure what each expert sees, for merges by regression; goes into a folder beside the experts."""
     import torch
 
-    from tanbr.baselines.probes import head_probes
+    from tanbr.baselines.probes import probes_of
     from tanbr.baselines.regmean import measure
     from tanbr.experiments.answers import model_for
     from tanbr.experiments.simulate import Study
@@ -216,7 +216,7 @@ def grams(
     bench = Study(checkpoint=checkpoint, experts=tuple(expert or ()), blend_only=blend_only, data=data).bench()
     model_for(bench.moe, bench.corpus.space)  # its head must fit
     held = bench.corpus.first_held(rows)
-    probes = head_probes(bench.moe, held, space=bench.corpus.space, own=bench.own_experts)
+    probes = probes_of(bench.moe, held, space=bench.corpus.space, own=bench.own_experts)
     with progress("experts") as bar:
         line = bar.add_task("measuring", total=bench.moe.num_experts, note="")
         written = measure(

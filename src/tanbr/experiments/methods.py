@@ -21,7 +21,7 @@ import numpy as np
 
 from tanbr.baselines import ROUTERS, BestKnown, FixedBlend, build
 from tanbr.baselines.fisher import fisher
-from tanbr.baselines.probes import Probes, head_probes
+from tanbr.baselines.probes import Probes, probes_of
 from tanbr.baselines.regmean import regmean
 from tanbr.baselines.survey import Survey
 from tanbr.baselines.task_moe import TaskExperts
@@ -160,7 +160,7 @@ def _merged(merge: Callable[[Moe, Probes], Any]) -> Builder:
         if key not in bench.answers.kept:
             rows = bench.corpus.first_held(min(STATISTICS, *map(len, bench.corpus.held.values())))
             bench.answers.kept[key] = merge(
-                bench.moe, head_probes(bench.moe, rows, space=bench.corpus.space, own=bench.own_experts)
+                bench.moe, probes_of(bench.moe, rows, space=bench.corpus.space, own=bench.own_experts)
             )
         return OtherMerge(bench.answers, key), FixedBlend(*bench.sizes)
 
