@@ -39,6 +39,13 @@ def test_the_base_in_the_list_is_no_expert_of_methods_on_differences() -> None:
     assert found["method"] == "ties:density=0.3:scale=1.0"
 
 
+def test_ties_without_normalising_is_carried_over() -> None:
+    """The sum is linear in the weights, so that what they sum to becomes the scale."""
+    parameters = {"normalize": False, "lambda": 0.5}
+    found = read("ties", model("a", weight=1.0), model("b", weight=3.0), base_model="o", parameters=parameters)
+    assert found["method"] == "ties:density=1.0:normalise=false:scale=2.0"
+
+
 def test_slerp_goes_from_the_base_to_the_other() -> None:
     found = read("slerp", model("a"), model("b"), base_model="b", parameters={"t": 0.3})
     assert [(one["path"], one["weight"]) for one in found["experts"]] == [("a", 0.3), ("b", 0.7)]

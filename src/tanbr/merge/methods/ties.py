@@ -3,6 +3,9 @@
     τ_k = W_k − W₀, of which the `density` largest (by size, in each tensor) stay and the others are 0
     s = sign Σ_k x_k τ_k        W(x) = W₀ + λ · Σ_{k: sign τ_k = s} x_k τ_k / Σ_{k: sign τ_k = s} x_k
 
+With `normalise=false` the sum is not divided. The mean gives an expert of little weight its whole difference wherever
+those of more weight were trimmed, so that it serves even blends; the sum follows uneven ones (docs/methods.md).
+
 Yadav et al., TIES-Merging: Resolving Interference When Merging Models, NeurIPS 2023; weighted as mergekit does it.
 """
 
@@ -24,6 +27,7 @@ class Ties(OfDifferences):
     name = "ties"
     cost = "reads all experts once; the first merge twice, and ranks every difference"
     density: Annotated[float, Field(gt=0, le=1)] = 0.5
+    normalise: bool = True  # whether what agrees is divided by its own share of the blend, or by the whole, 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,8 +38,11 @@ class Ties(OfDifferences):
         kept = differences * (differences.abs() >= self._thresholds(chunk.piece)[list(chunk.experts)])
         weighted = weights * kept
         agrees = torch.where(weighted.sum(dim=0) >= 0, kept > 0, kept < 0)
+        total = (weighted * agrees).sum(dim=0)
+        if not self.normalise:
+            return total
         share = (weights * agrees).sum(dim=0)
-        return (weighted * agrees).sum(dim=0) / torch.where(share > 0, share, 1.0)
+        return total / torch.where(share > 0, share, 1.0)
 
     def _thresholds(self, piece: Piece) -> Tensor:
         key = piece.target, piece.start
