@@ -27,6 +27,10 @@ Data = Annotated[
     Path | None,
     typer.Option(help="GLUE's folder, or files of your own (CSV, JSONL, Parquet, tasks.toml); generated if left out."),
 ]
+MergeMethod = Annotated[
+    str | None,
+    typer.Option(help="How blends are merged: average, regression, ties, …; as a list says, or average, if left out."),
+]
 DEFAULT_METHODS = "tanbr,average,best-fixed,random,best-per-slot"
 
 
@@ -48,6 +52,7 @@ def simulate(
             "+regression, +ties, … after one that blends; package.module:Router."
         ),
     ] = DEFAULT_METHODS,
+    method: MergeMethod = None,
     traffic: Annotated[
         str, typer.Option(help=f"How the task mix moves: {', '.join(traffics.KINDS)}; or trace:FILE.")
     ] = "dirichlet",
@@ -97,14 +102,16 @@ def simulate(
     from tanbr.tasks import trace
 
     counts = _numbers(models, option="--models", least=1)
-    asked = registry.methods(methods.split(","), warm_start=warm_start, oracle=oracle_mix, models=counts)
-    names = [one.name for one in asked]
     folder = checkpoint or embedded.path()
     study = Study(
         checkpoint=folder, experts=tuple(expert or ()), blend_only=blend_only, data=data, traffic=traffic, alpha=alpha,
         period=period, slots=slots, requests=requests, pool=pool, rehearse=rehearse,
         survey=survey or (None if expert else folder / "survey.json"), config=config, answers=answers,
     )  # fmt: skip
+    asked = registry.methods(
+        methods.split(","), warm_start=warm_start, oracle=oracle_mix, models=counts, merging=method or study.merging
+    )
+    names = [one.name for one in asked]
     numbers = _numbers(seeds, option="--seeds", least=0)
     corpus = study.corpus()
     streams = {seed: study.stream(corpus, seed) for seed in numbers}
@@ -116,7 +123,7 @@ def simulate(
     standings = Standings.of(outcomes, tasks=[task.name for task in corpus.tasks], mixes=mixes)
     for title, header, cells in lay_out(standings):
         console.print(*fitted(title, header, cells, subject=standings.subject), sep="\n")
-    moe = open_moe(folder, experts=expert or (), blend_only=blend_only)
+    moe = open_moe(folder, experts=expert or (), blend_only=blend_only, method=registry.AVERAGE)
     written = write(
         out, standings, command=command_line(), facts=outcomes[0].facts, memory=lambda count: memory(moe, count) / 1e6
     )
@@ -142,7 +149,7 @@ def survey(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Use the half of the held-back rows that `simulate --rehearse` leaves.")
     ] = False,
-    method: Annotated[str, typer.Option(help="How blends are merged: average, regression, ties, …")] = "average",
+    method: MergeMethod = None,
     groups: Annotated[
         bool,
         typer.Option("--groups", help="Try even blends of groups of experts, for fixed panels; small groups first."),
@@ -159,11 +166,11 @@ def survey(
     from tanbr.moe import embedded
 
     torch.set_num_threads(1)
-    bench = Study(
+    study = Study(
         checkpoint=checkpoint or embedded.path(), experts=tuple(expert or ()), blend_only=blend_only, data=data,
         rehearse=rehearse,
-    ).bench()  # fmt: skip
-    bench = bench.merging("regression" if regression else method)
+    )  # fmt: skip
+    bench = study.bench().merging("regression" if regression else method or study.merging)
     with progress("blends") as bar:
         line = bar.add_task("surveying", total=blends, note="")
         found = survey_to(
