@@ -36,7 +36,7 @@ def test_weights_that_do_not_sum_to_one_become_a_scale() -> None:
 def test_the_base_in_the_list_is_no_expert_of_methods_on_differences() -> None:
     found = read("ties", model("o"), model("a", density=0.3), model("b", density=0.3), base_model="o")
     assert [one["path"] for one in found["experts"]] == ["a", "b"]
-    assert found["method"] == "ties:density=0.3:scale=1.0"
+    assert found["method"] == "ties:density=0.3:normalise=true:scale=1.0"
 
 
 def test_ties_without_normalising_is_carried_over() -> None:

@@ -75,8 +75,8 @@ def _settings(method: str, every: Mapping[str, Any], densities: list[float], tot
             raise ConfigError(f"{source}: all models must have one density (got {densities}); give it once")
         settings.append(f"density={densities[0]}")
     normalised = bool(every.get("normalize", method not in UNNORMALISED))
-    if method == "ties" and not normalised:
-        settings.append("normalise=false")
+    if method == "ties":
+        settings.append(f"normalise={str(normalised).lower()}")
     if method == "linear" and not normalised:
         raise ConfigError(f"{source}: a blend's weights sum to 1; leave `normalize: false` out")
     if "lambda" in SETTINGS[method]:
