@@ -10,8 +10,9 @@ The estimate is that of Xu et al., ACE-Merging, CVPR 2026 (arXiv 2603.02945). Th
 experts differ much in size, adds what all have in common to each, and evens out the largest singular values of the
 result; here they are always scaled, and ρ gives the average where no expert learned much. W₀ is the experts' mean.
 
-ρ is as large as the matrices' own diagonal. An expert's matrix is next to 0 wherever another one learned something: with
-a small ρ the other would count there in full, however little of the blend it has (docs/methods.md).
+ρ is as large as the matrices' own diagonal. An expert's matrix is next to 0 in most directions, so that with a small ρ
+whoever learned something in one has it in full, however little of the blend is its own; and since the directions of
+several experts lie aslant, the solution overshoots all of them (docs/methods.md).
 """
 
 from collections.abc import Sequence
