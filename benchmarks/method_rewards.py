@@ -103,8 +103,10 @@ def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean and standard error over seeds, of the three figures of every method."""
 
     def spread(values: list[float]) -> dict[str, float]:
-        error = float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
-        return {"mean": round(float(np.mean(values)), 4), "error": round(error, 4)}
+        found = {"mean": round(float(np.mean(values)), 4)}
+        if len(values) > 1:
+            found["error"] = round(float(np.std(values, ddof=1)) / len(values) ** 0.5, 4)
+        return found
 
     kinds = ("even", "even_blend_on_mixes", "proportional_on_mixes")
     names = seeds[0]["methods"]
@@ -150,7 +152,7 @@ def main() -> None:
                 options.out.parent.mkdir(parents=True, exist_ok=True)
                 options.out.write_text(json.dumps(result, indent=1) + "\n")
     for name, row in result["summary"].items():
-        print(f"{name:30s}", "  ".join(f"{kind} {of['mean']:.3f} ± {of['error']:.3f}" for kind, of in row.items()))
+        print(f"{name:30s}", "  ".join(f"{kind} {of}" for kind, of in row.items()))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Over all weights that are blended, W₁ the expert with most of the weight, W₀
 
     distance  ‖W(x) − W₁‖ / ‖W₁ − W₀‖     the average's is (1 − x₁) K / (K − 1), where the others share the rest
     length    ‖W(x) − W₀‖ / ‖W₁ − W₀‖     1 is as far from the mean as the expert itself
-    trimmed   the part of distance² that lies where TIES, by its default, trims W₁ away
+    trimmed   the part of distance² that lies where TIES, with its default density, trims W₁ away
 """
 
 import argparse
@@ -20,7 +20,10 @@ import tanbr
 from tanbr.moe.embedded import path as embedded
 
 DENSITY = 0.5  # of TIES
-METHODS = "average,ties,ties:density=1,ties:normalise=false,estimated-regression,estimated-regression:ridge=1"
+METHODS = (
+    "average,ties,ties:normalise=true,ties:density=1:normalise=true,estimated-regression,"
+    "estimated-regression:ridge=0.01"
+)
 
 
 def nearness(folder: Path, method: str, blend: np.ndarray, first: int) -> dict[str, float]:
