@@ -18,6 +18,7 @@ import torch
 
 import tanbr
 from tanbr.moe.embedded import path as embedded
+from tanbr.types import FloatArray
 
 DENSITY = 0.5  # of TIES
 METHODS = (
@@ -26,7 +27,7 @@ METHODS = (
 )
 
 
-def nearness(folder: Path, method: str, blend: np.ndarray, first: int) -> dict[str, float]:
+def nearness(folder: Path, method: str, blend: FloatArray, first: int) -> dict[str, float]:
     """Compare a merge with the expert `first`, in float64."""
     average = tanbr.open(folder)
     merged = dict(tanbr.open(folder, method=method).tensors(blend, changing=True))
