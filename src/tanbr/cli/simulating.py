@@ -171,6 +171,12 @@ def survey(
         rehearse=rehearse,
     )  # fmt: skip
     bench = study.bench().merging("regression" if regression else method or study.merging)
+    least = bench.moe.num_experts + 1
+    if blends - searched < least:
+        raise ConfigError(
+            f"a survey holds each of the {least - 1} experts alone and all of them alike (got {blends - searched} blends "
+            f"that are not searched); give --blends {least + searched} or more"
+        )
     with progress("blends") as bar:
         line = bar.add_task("surveying", total=blends, note="")
         found = survey_to(
@@ -180,7 +186,7 @@ def survey(
         )  # fmt: skip
     K = bench.moe.num_experts
     best = found.rewards.mean(axis=1).argmax()
-    shown = [found.figures[:K].max(axis=0), found.figures[min(K, len(found.blends) - 1)], found.figures[best]]  # (V,)
+    shown = [found.figures[:K].max(axis=0), found.figures[K], found.figures[best]]  # (V,)
     rows_of = [[task.name, *(f"{of[v]:.3f}" for of in shown)] for v, task in enumerate(bench.corpus.tasks)]
     header = ["task", "best expert alone", "uniform blend", "best fixed blend"]
     console.print(*fitted("the task's metric", header, rows_of), sep="\n")
