@@ -174,8 +174,8 @@ def survey(
     least = bench.moe.num_experts + 1
     if blends - searched < least:
         raise ConfigError(
-            f"a survey holds each of the {least - 1} experts alone and all of them alike (got {blends - searched} blends "
-            f"that are not searched); give --blends {least + searched} or more"
+            f"a survey holds each of the {least - 1} experts alone and all of them alike (got {blends - searched} "
+            f"blends that are not searched); give --blends {least + searched} or more"
         )
     with progress("blends") as bar:
         line = bar.add_task("surveying", total=blends, note="")
