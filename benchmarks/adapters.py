@@ -1,13 +1,21 @@
-"""What a merge of LoRA adapters costs beside copying the base: a BERT of base size, K adapters of rank r, one thread.
+"""What a merge of LoRA adapters costs beside copying the base: a BERT of base size, K adapters of rank r.
 
-Both write the same tensors in place, round after round in turn; what counts is the ratio of a round's two times, in the
-processor's seconds, so that a busy machine matters less. `floor` is the ratio that arithmetic allows: a copy, and the
-products alone at the speed that torch reaches here. Weights are random: costs do not depend on them.
+All write tensors in place, round after round in turn; what counts is the ratio of a round's two times: with one thread
+in the processor's seconds, so that a busy machine matters less, with more on the wall's clock.
+
+    swap        what a new blend writes (the layers that adapters change) / a copy of the whole base
+    whole       every tensor of the model / a copy of the whole base
+    changes     what a new blend writes / a copy of just that
+    floor …     the same, if a merge were nothing but the copy and the products at the speed that torch reaches here
+
+Memory is what a process of its own holds beyond mapped files after several merges, and at most during them. Weights are
+random: costs do not depend on them.
 """
 
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -53,7 +61,7 @@ def write(folder: Path, size: dict[str, int], *, experts: int, rank: int, target
     return tanbr.open(folder / "base", experts=[folder / str(k) for k in range(experts)])
 
 
-def measure(moe: Moe, *, repeats: int) -> dict[str, Any]:
+def measure(moe: Moe, *, repeats: int, clock: Callable[[], float]) -> dict[str, Any]:
     """Time merges beside copies: of the tensors that change, and of the whole model."""
     model = moe.dense()
     factors = moe.source.factors  # type: ignore[attr-defined]
@@ -94,21 +102,63 @@ def measure(moe: Moe, *, repeats: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for number in range(repeats + 2):
         for name, run in work.items():
-            start = time.process_time()
+            start = clock()
             run()
             if number >= 2:
-                seconds[name].append(time.process_time() - start)
-    ratios = {
-        what: [m / c for m, c in zip(seconds[f"merge of {what}"], seconds[f"copy of {what}"], strict=True)]
-        for what in ("what changes", "all")
+                seconds[name].append(clock() - start)
+
+    rounds = [dict(zip(seconds, times, strict=True)) for times in zip(*seconds.values(), strict=True)]
+    ratios: dict[str, Callable[[dict[str, float]], float]] = {
+        "swap": lambda t: t["merge of what changes"] / t["copy of all"],
+        "floor of a swap": lambda t: (t["copy of what changes"] + t["products"]) / t["copy of all"],
+        "whole": lambda t: t["merge of all"] / t["copy of all"],
+        "floor of the whole": lambda t: 1 + t["products"] / t["copy of all"],
+        "changes": lambda t: t["merge of what changes"] / t["copy of what changes"],
     }
-    ratios["all, floor"] = [1 + p / c for p, c in zip(seconds["products"], seconds["copy of all"], strict=True)]
-    spread = {
-        what: {"median": statistics.median(of), "low": min(of), "high": max(of), "rounds": len(of)}
-        for what, of in ratios.items()
+    found = {what: [ratio(one) for one in rounds] for what, ratio in ratios.items()}
+    medians = {name: statistics.median(of) for name, of in seconds.items()}
+    flops = sum(2 * ranks[name] * stored[name].numel() for name in sides)
+    parts = {"all": every, "changing": changing}
+    size = {what: sum(stored[name].nbytes for name in names) for what, names in parts.items()}
+    return {
+        "ratio": {
+            what: {"median": statistics.median(of), "low": min(of), "high": max(of), "rounds": len(of)}
+            for what, of in found.items()
+        },
+        "seconds": medians,
+        "bytes": size,
+        "gflop": flops / 1e9,
+        "gflop_per_second": flops / 1e9 / medians["products"],
+        "copied_gb_per_second": 2 * size["all"] / 1e9 / medians["copy of all"],  # read and written
     }
-    size = sum(stored[name].nbytes for name in changing)
-    return {"ratio": spread, "seconds": {name: statistics.median(of) for name, of in seconds.items()}, "bytes": size}
+
+
+def memory(folder: Path, *, experts: int) -> dict[str, int]:
+    """Merge in a process that does nothing else, and look at what it holds."""
+    command = [sys.executable, __file__, "--memory", str(folder), "--experts", str(experts)]
+    found: dict[str, int] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found
+
+
+def held(folder: Path, *, experts: int) -> dict[str, int]:
+    """Bytes beyond mapped files (anonymous memory): of a model that blends are merged into again and again."""
+    before = _anonymous()
+    moe = tanbr.open(folder / "base", experts=[folder / str(k) for k in range(experts)])
+    model = moe.dense()
+    peak = 0
+    for seed in range(3):
+        blend = np.random.default_rng(seed).dirichlet(np.full(experts, 5.0))
+        for _ in moe.tensors(blend, into=lambda name: locate(model, name), changing=True):
+            peak = max(peak, _anonymous() - before)
+        moe.release()
+    base = sum(moe.checkpoint.tensor(f"base:{name}").nbytes for name in moe.plan.shapes)
+    adapters = sum((folder / str(k) / "adapter_model.safetensors").stat().st_size for k in range(experts))
+    return {"base": base, "adapters": adapters, "peak": peak, "after": _anonymous() - before}
+
+
+def _anonymous() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
 
 
 def main() -> None:
@@ -118,22 +168,35 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=8)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument("--memory", type=Path, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=None, help="JSON file")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
     logging.disable_progress_bar()
+    if arguments.memory:
+        torch.set_num_threads(1)
+        print(json.dumps(held(arguments.memory, experts=arguments.experts)))
+        return
     figures: dict[str, Any] = {"command": " ".join(["python", "benchmarks/adapters.py", *sys.argv[1:]])}
     for title, targets in TARGETS.items():
         with tempfile.TemporaryDirectory() as scratch:
             size = QUICK if arguments.quick else BASE
             moe = write(Path(scratch), size, experts=arguments.experts, rank=arguments.rank, targets=targets)
-            figures[title] = measure(moe, repeats=arguments.repeats)
-        for what, of in figures[title]["ratio"].items():
-            print(
-                f"{title}: merge / copy of {what}: {of['median']:.2f} ({of['low']:.2f} to {of['high']:.2f})", flush=True
-            )
-        print(f"    {figures[title]['seconds']}")
+            figures[title] = {}
+            for threads in arguments.threads:
+                torch.set_num_threads(threads)
+                clock = time.process_time if threads == 1 else time.perf_counter
+                found = measure(moe, repeats=arguments.repeats, clock=clock)
+                figures[title][f"{threads} threads"] = found
+                for what, of in found["ratio"].items():
+                    print(
+                        f"{title}, {threads} threads: {what}: {of['median']:.2f} ({of['low']:.2f} to {of['high']:.2f})",
+                        flush=True,
+                    )
+                print(f"    {found['gflop_per_second']:.0f} GFLOP/s, {found['copied_gb_per_second']:.1f} GB/s")
+                print(f"    {found['seconds']}", flush=True)
+            figures[title]["memory"] = memory(Path(scratch), experts=arguments.experts)
+            print(f"    {figures[title]['memory']}", flush=True)
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(figures, indent=1) + "\n")

@@ -1,7 +1,8 @@
 """What merge methods earn on a real model: the reward of the even blend, and of blends in proportion to a few mixes.
 
-Every method merges the same blends of one checkpoint and answers the same GLUE dev rows; the Gram matrices that the
-regressions need are measured on held-back rows of train, in a scratch folder beside links to the checkpoint's files.
+Every method merges the same blends of one checkpoint and answers the same rows: GLUE's dev, or the generated tasks of
+an embedded model. A seed is other rows and other mixes. The Gram matrices that the regressions need are measured on
+held-back rows, in a scratch folder beside links to the checkpoint's files.
 """
 
 import argparse
@@ -16,13 +17,16 @@ import numpy as np
 import torch
 
 import tanbr
-from tanbr.baselines.probes import head_probes
+from tanbr.baselines.probes import probes_of
 from tanbr.baselines.regmean import measure
 from tanbr.experiments.answers import model_for
-from tanbr.experiments.corpus import of_data
+from tanbr.experiments.corpus import Corpus, generated, of_data
 from tanbr.experiments.survey import survey
 from tanbr.experiments.task_figures import own_experts
 from tanbr.merge.methods import METHODS
+from tanbr.moe.embedded import path as embedded
+
+MEASURED = ("regression", "regmeanpp")  # methods that need Gram matrices
 
 
 def linked(checkpoint: Path, folder: Path) -> Path:
@@ -42,64 +46,113 @@ def rewards_of(name: str, folder: Path, corpus: Any, rows: Any, blends: Any) -> 
     return {"rewards": found.rewards, "figures": found.figures, "seconds": time.monotonic() - start}
 
 
+def with_matrices(folder: Path, corpus: Corpus, *, rows: int, methods: list[str]) -> tuple[int, ...]:
+    """Measure the Gram matrices that the methods need, and find each task's own expert."""
+    moe = tanbr.open(folder)
+    own = own_experts(moe, [task.name for task in corpus.tasks])
+    wanted = {name.partition(":")[0] for name in methods}
+    for merged, name in enumerate(MEASURED):
+        if name in wanted:
+            probes = probes_of(moe, corpus.first_held(rows), space=corpus.space, own=own)
+            measure(moe, probes, rows=rows, merged=bool(merged))
+    return own
+
+
+def of_seed(
+    seed: int, folder: Path, corpus: Corpus, own: tuple[int, ...], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Measure all methods on one seed's rows and mixes."""
+    V, K, count = len(corpus.tasks), tanbr.open(folder).num_experts, options.rows
+    # Rows of the held part that Gram matrices have seen are left alone; those of the stream nobody has seen.
+    part, begin = (corpus.held, options.grams) if options.held else (corpus.stream, 0)
+    rows = {task: of_task[begin + seed * count : begin + (seed + 1) * count] for task, of_task in part.items()}
+    if not all(rows.values()):
+        raise SystemExit(f"seed {seed} has no rows left; ask for fewer rows or seeds")
+    mixes = np.random.default_rng(seed).dirichlet(np.full(V, options.alpha), options.mixes)  # (n, V)
+    proportional = np.zeros((len(mixes), K))
+    proportional[:, list(own)] = mixes
+    blends = np.array([np.full(K, 1 / K), *proportional])
+    alone = rewards_of("average", folder, corpus, rows, np.eye(K))["rewards"]
+    best = np.array([alone[k, v] for v, k in enumerate(own)])
+    result: dict[str, Any] = {
+        "rows_a_task": {task: len(of_task) for task, of_task in rows.items()},
+        "mixes": mixes.round(4).tolist(),
+        "own_expert": {"even": float(best.mean()), "mixes": (mixes @ best).round(4).tolist()},
+        "methods": {},
+    }
+    print(f"seed {seed}: {'own expert, told the task':30s} {result['own_expert']}", flush=True)
+    for name in options.methods.split(","):
+        found = rewards_of(
+            name + (f":base={options.ancestor}" if options.ancestor else ""), folder, corpus, rows, blends
+        )
+        even, *others = found["rewards"]
+        row = {
+            "even": float(even.mean()),
+            "even_blend_on_mixes": (mixes @ even).round(4).tolist(),
+            "proportional_on_mixes": [round(float(m @ r), 4) for m, r in zip(mixes, others, strict=True)],
+            "even_by_task": even.round(4).tolist(),
+            "even_figures": found["figures"][0].round(4).tolist(),
+            "seconds": round(found["seconds"], 1),
+        }
+        result["methods"][name] = row
+        print(f"seed {seed}: {name:30s} {row}", flush=True)
+    return result
+
+
+def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and standard error over seeds, of the three figures of every method."""
+
+    def spread(values: list[float]) -> dict[str, float]:
+        found = {"mean": round(float(np.mean(values)), 4)}
+        if len(values) > 1:
+            found["error"] = round(float(np.std(values, ddof=1)) / len(values) ** 0.5, 4)
+        return found
+
+    kinds = ("even", "even_blend_on_mixes", "proportional_on_mixes")
+    names = seeds[0]["methods"]
+    found = {
+        name: {kind: spread([float(np.mean(seed["methods"][name][kind])) for seed in seeds]) for kind in kinds}
+        for name in names
+    }
+    own = {kind: spread([float(np.mean(seed["own_expert"][kind])) for seed in seeds]) for kind in ("even", "mixes")}
+    return {"own expert": own, **found}
+
+
 def main() -> None:
     """Measure, print, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--data", type=Path, required=True, help="GLUE's folder")
-    parser.add_argument("--rows", type=int, default=100, help="dev rows of every task")
+    parser.add_argument("checkpoint", help="folder of an MoE checkpoint; `bert` or `t5` for an embedded one")
+    parser.add_argument("--data", type=Path, default=None, help="GLUE's folder; the generated tasks if left out")
+    parser.add_argument("--rows", type=int, default=100, help="rows of every task")
     parser.add_argument("--grams", type=int, default=64, help="held rows of every task behind the Gram matrices")
-    parser.add_argument("--mixes", type=int, default=3, help="Dirichlet(0.3) mixes beside the even one")
+    parser.add_argument("--mixes", type=int, default=3, help="mixes of a seed beside the even one")
+    parser.add_argument("--alpha", type=float, default=0.3, help="of the Dirichlet that mixes are drawn from")
+    parser.add_argument("--seeds", type=int, default=1, help="draws of rows and mixes")
+    parser.add_argument("--held", action="store_true", help="held rows, for choosing settings, instead of dev or test")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--ancestor", type=Path, default=None, help="the experts' dense ancestor, as the methods' base")
     parser.add_argument("--out", type=Path, default=None, help="JSON file")
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    corpus = of_data(arguments.data, pool=arguments.rows)
-    rows = {task: of_task[: arguments.rows] for task, of_task in corpus.stream.items()}
-    V = len(corpus.tasks)
-    mixes = np.random.default_rng(0).dirichlet(np.full(V, 0.3), arguments.mixes)  # (n, V)
+    corpus = generated() if options.data is None else of_data(options.data, pool=options.rows * options.seeds)
+    checkpoint = embedded(options.checkpoint) if options.checkpoint in ("bert", "t5") else Path(options.checkpoint)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = linked(arguments.checkpoint, Path(scratch) / "moe")
-        moe = tanbr.open(folder)
-        own = own_experts(moe, [task.name for task in corpus.tasks])
-        proportional = np.zeros((len(mixes), moe.num_experts))
-        proportional[:, list(own)] = mixes
-        blends = np.array([np.full(moe.num_experts, 1 / moe.num_experts), *proportional])
-        names = arguments.methods.split(",")
-        if {"regression", "regmeanpp"} & set(names):
-            probes = head_probes(moe, corpus.first_held(arguments.grams), space=corpus.space, own=own)
-            for merged in (False, True):
-                measure(moe, probes, rows=arguments.grams, merged=merged)
+        folder = linked(checkpoint, Path(scratch) / "moe")
+        own = with_matrices(folder, corpus, rows=options.grams, methods=options.methods.split(","))
         words = [word.rsplit("/", 1)[-1] if word.startswith("/") else word for word in sys.argv[1:]]
         result: dict[str, Any] = {
             "command": " ".join(["python", "benchmarks/method_rewards.py", *words]),
-            "model_sha256": moe.fingerprint,
-            "rows_a_task": {task: len(of_task) for task, of_task in rows.items()},
-            "mixes": mixes.round(4).tolist(),
-            "methods": {},
+            "model_sha256": tanbr.open(folder).fingerprint,
+            "seeds": [],
         }
-        alone = rewards_of("average", folder, corpus, rows, np.eye(moe.num_experts))
-        best = [float(alone["rewards"][k, v]) for v, k in enumerate(own)]
-        result["own_expert"] = {"even": float(np.mean(best)), "mixes": (mixes @ np.array(best)).round(4).tolist()}
-        print(f"{'own expert, told the task':26s} {result['own_expert']}", flush=True)
-        for name in names:
-            base = f":base={arguments.ancestor}" if arguments.ancestor else ""
-            found = rewards_of(name + base, folder, corpus, rows, blends)
-            even, *others = found["rewards"]
-            row = {
-                "even": float(even.mean()),
-                "even_blend_on_mixes": (mixes @ even).round(4).tolist(),
-                "proportional_on_mixes": [round(float(m @ r), 4) for m, r in zip(mixes, others, strict=True)],
-                "even_by_task": even.round(4).tolist(),
-                "even_figures": found["figures"][0].round(4).tolist(),
-                "seconds": round(found["seconds"], 1),
-            }
-            result["methods"][name] = row
-            print(f"{name:26s} {row}", flush=True)
-            if arguments.out:
-                arguments.out.parent.mkdir(parents=True, exist_ok=True)
-                arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+        for seed in range(options.seeds):
+            result["seeds"].append(of_seed(seed, folder, corpus, own, options))
+            result["summary"] = summary(result["seeds"])
+            if options.out:
+                options.out.parent.mkdir(parents=True, exist_ok=True)
+                options.out.write_text(json.dumps(result, indent=1) + "\n")
+    for name, row in result["summary"].items():
+        print(f"{name:30s}", "  ".join(f"{kind} {of}" for kind, of in row.items()))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from moe.tiny import build
-from tanbr.baselines.probes import Probe, head_probes, real_tokens
+from tanbr.baselines.probes import Probe, head_probes, probes_of, real_tokens
 from tanbr.errors import DataError
 from tanbr.merge import open as open_moe
 from tanbr.moe.embedded import path
@@ -58,3 +58,21 @@ def test_the_expectation_runs_over_a_tasks_labels(tmp_path: Path) -> None:
         p = torch.tensor(others).softmax(dim=0)[0]  # E (∂ log p)² of a yes-or-no answer is p(1 − p)
         assert len(slopes) == 2
         assert sum(float(slope[0, column] ** 2) for slope in slopes) == pytest.approx(float(p * (1 - p)))
+
+
+def test_a_model_that_writes_reads_the_text_and_its_answer_so_far() -> None:
+    moe = open_moe(path("t5"))
+    own = [7, 6, 5, 4, 3, 2, 1, 0]
+    probes = probes_of(moe, ROWS, space=LabelSpace(tiny.TASKS), own=own, batch=64)
+    assert [len(batches[0].inputs["input_ids"]) for batches in probes] == [10, 9, 8, 7, 6, 5, 4, 3]
+    inputs = probes[0][0].inputs
+    labels, before = inputs["labels"], inputs["decoder_input_ids"]
+    real = labels[:, :-1] != -100
+    assert torch.equal(before[:, 1:][real], labels[:, :-1][real])
+    assert (before >= 0).all()
+    logits = torch.randn(*labels.shape, moe.config["vocab_size"], generator=torch.Generator().manual_seed(0))
+    chances = logits.double().log_softmax(-1).gather(2, labels.clamp_min(0)[..., None]).squeeze(2)
+    expected = -(chances * (labels != -100)).sum(dim=1)
+    # float32 against float64: some vocabulary-size roundings a token
+    bound = 2 * labels.shape[1] * moe.config["vocab_size"] * torch.finfo(torch.float32).eps
+    torch.testing.assert_close(probes[0][0].surprise(logits)[0].double(), expected, rtol=0, atol=bound)

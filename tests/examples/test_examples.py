@@ -5,6 +5,7 @@ import runpy
 from pathlib import Path
 
 import matplotlib as mpl
+import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -16,6 +17,12 @@ def test_the_router_alone_comes_near_the_best() -> None:
 def test_what_is_exported_answers_as_what_was_merged_in_memory() -> None:
     # Both hold the very same weights; only the order of float32 sums may differ, some hundred of them per logit.
     assert runpy.run_path(str(EXAMPLES / "merge_and_export.py"))["main"]() < 1e-4
+
+
+def test_one_adapter_answers_as_the_adapters_merged_into_the_base() -> None:
+    pytest.importorskip("peft")
+    # The same sums in another order: a logit of this model is some hundred float32 sums of numbers near 1.
+    assert runpy.run_path(str(EXAMPLES / "lora_adapters.py"))["main"]() < 1e-4
 
 
 def test_the_notebook_finds_a_peak_above_the_even_blend() -> None:

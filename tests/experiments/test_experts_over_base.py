@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import tanbr
 from tanbr.cli import app
-from tanbr.errors import CheckpointError
+from tanbr.errors import CheckpointError, ConfigError
 from tanbr.experiments.answers import model_for
 from tanbr.experiments.classifier import Classifier, PlainClassifier
 from tanbr.tasks import tiny
@@ -109,6 +109,13 @@ def test_survey_grams_and_simulate_take_lists_of_experts_and_rows_of_ones_own(fo
     assert found["tags"]["reward"]["mean"] > found["average"]["reward"]["mean"]
 
 
+def test_a_survey_of_fewer_blends_than_it_needs_is_refused(folder: Path, tmp_path: Path) -> None:
+    done = RUN.invoke(app, ["survey", *listed_rows(folder), "--blends", "3", "--out", f"{tmp_path}/survey.json"])
+    assert isinstance(done.exception, ConfigError)
+    assert "give --blends 4 or more" in str(done.exception)
+    assert not list(tmp_path.iterdir())
+
+
 def test_folders_named_like_tasks_are_their_experts(folder: Path, tmp_path: Path) -> None:
     named = [word for task in TASKS for word in ("--expert", str(folder / task.name))]
     done = RUN.invoke(
@@ -120,3 +127,25 @@ def test_folders_named_like_tasks_are_their_experts(folder: Path, tmp_path: Path
         catch_exceptions=False,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
+
+
+def test_what_a_list_says_of_merging_holds_in_every_command(folder: Path, tmp_path: Path) -> None:
+    text = (folder / "experts.toml").read_text().replace("base = ", 'method = "regression"\nbase = ', 1)
+    (folder / "regression.toml").write_text(text)
+    place = [str(folder / "regression.toml"), "--data", str(folder / "rows")]
+
+    def run(*words: str) -> str:
+        done = RUN.invoke(app, list(words), catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    run("inspect", place[0])  # looking at experts needs no matrices
+    if not list((folder / "base").glob("grams-*")):
+        run("grams", *place, "--rows", "8")  # nor does measuring them
+    run("survey", *place, "--blends", "4", "--rows", "4", "--out", f"{tmp_path}/survey.json")
+    assert json.loads((tmp_path / "survey.json").read_text())["method"] == "regression"
+    short = ["--slots", "2", "--requests", "6", "--out", f"{tmp_path}/o"]
+    run("simulate", *place, *short, "--methods", "average,tags")
+    assert set(json.loads((tmp_path / "o" / "simulate.json").read_text())["methods"]) == {"average+regression", "tags"}
+    run("simulate", *place, *short, "--methods", "average", "--method", "ties")
+    assert set(json.loads((tmp_path / "o" / "simulate.json").read_text())["methods"]) == {"average+ties"}

@@ -26,6 +26,15 @@ def test_options_hold_for_those_that_learn() -> None:
     assert len(methods(["tanbr", "tanbr"])) == 1
 
 
+def test_a_way_to_merge_holds_for_those_that_blend_and_do_not_say_otherwise() -> None:
+    found = methods(["tanbr", "tanbr+average", "average+regression", "tags", "fisher"], merging="ties:density=0.3")
+    assert [one.name for one in found] == ["tanbr+ties:density=0.3", "tanbr", "average+regression", "tags", "fisher"]
+    assert [one.merging for one in found] == ["ties:density=0.3", "average", "regression", "average", "average"]
+    assert [one.merging for one in methods([one.name for one in found])] == [one.merging for one in found]
+    with pytest.raises(ConfigError, match="unknown merge method 'tise'; did you mean 'ties'"):
+        method("tanbr", merging="tise")
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

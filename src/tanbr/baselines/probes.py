@@ -11,14 +11,19 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from tanbr.errors import CheckpointError, DataError
 from tanbr.merge import Moe
 from tanbr.moe.text import TextEncoder
+from tanbr.tasks import text_to_text
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task
+
+IGNORED = -100  # label of a token that is padding
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +39,14 @@ class Probe:
 
 
 Probes: TypeAlias = Sequence[Sequence[Probe]]  # (K,) lists: expert k's own rows
+
+
+def probes_of(
+    moe: Moe, rows: Mapping[str, Sequence[Row]], *, space: LabelSpace, own: Sequence[int], batch: int = 16
+) -> list[list[Probe]]:
+    """Encode rows for a model that answers by a head, or for one that writes; `own` names the expert of each task."""
+    kind = written_probes if moe.config.get("is_encoder_decoder") else head_probes
+    return kind(moe, rows, space=space, own=own, batch=batch)
 
 
 def head_probes(
@@ -63,12 +76,49 @@ def head_probes(
         texts = sorted((row.text for row in rows[task.name]), key=lambda text: len("".join(text)))  # little padding
         return [Probe(encode(texts[i : i + batch]), surprise) for i in range(0, len(texts), batch)]
 
-    found: list[list[Probe]] = [[] for _ in range(moe.num_experts)]
+    return _by_expert(moe, space, own, probes)
+
+
+def written_probes(
+    moe: Moe, rows: Mapping[str, Sequence[Row]], *, space: LabelSpace, own: Sequence[int], batch: int = 16
+) -> list[list[Probe]]:
+    """Encode rows for an encoder-decoder, which reads a text and has written its answer so far.
+
+    The surprise is that of the row's own answer: an expectation over all that could be written would be endless.
+    """
+    encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
+    pad = encode.tokenizer.pad_token_id or 0
+    first = moe.config.get("decoder_start_token_id")
+
+    def probe(task: Task, some: Sequence[Row]) -> Probe:
+        ids = encode.tokenizer([text_to_text.answer(row, task) for row in some])["input_ids"]
+        labels = pad_sequence([torch.tensor(one) for one in ids], batch_first=True, padding_value=IGNORED)  # (n, L)
+        before = F.pad(labels[:, :-1], (1, 0), value=pad if first is None else first)
+        encoded = encode([row.text for row in some])
+
+        def surprise(logits: Tensor) -> Tensor:
+            return F.cross_entropy(logits.mT, labels, reduction="none", ignore_index=IGNORED).sum(dim=1)[None]
+
+        inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+        return Probe(inputs | {"decoder_input_ids": before.where(before >= 0, pad), "labels": labels}, surprise)
+
+    def probes(task: Task) -> list[Probe]:
+        ordered = sorted(rows[task.name], key=lambda row: len("".join(row.text)))  # little padding
+        return [probe(task, ordered[i : i + batch]) for i in range(0, len(ordered), batch)]
+
+    return _by_expert(moe, space, own, probes)
+
+
+def _by_expert(
+    moe: Moe, space: LabelSpace, own: Sequence[int], probes: Callable[[Task], list[Probe]]
+) -> list[list[Probe]]:
+    """Give every task's probes to its own expert."""
     if len(own) != len(space.tasks) or not set(own) <= set(range(moe.num_experts)):
         raise DataError(
             f"each of the {len(space.tasks)} tasks needs its own expert's number, below {moe.num_experts} (got "
             f"{list(own)}); a checkpoint says it in tanbr.json as expert_tasks, a list of experts as task"
         )
+    found: list[list[Probe]] = [[] for _ in range(moe.num_experts)]
     for task, expert in zip(space.tasks, own, strict=True):
         found[expert] += probes(task)
     return found
@@ -118,5 +168,5 @@ def watched(layers: Mapping[str, nn.Linear]) -> Iterator[dict[str, tuple[Tensor,
 def real_tokens(name: str, probe: Probe) -> Tensor:
     """Tell the tokens that a layer sees from padding: (n, length)."""
     if name.startswith("decoder.") and "labels" in probe.inputs:
-        return probe.inputs["labels"] != -100
+        return probe.inputs["labels"] != IGNORED
     return probe.inputs["attention_mask"] > 0

@@ -131,7 +131,7 @@ def inspect(
     from tanbr.merge import inspect as inspecting
     from tanbr.merge import open as open_moe
 
-    moe = open_moe(checkpoint, experts=expert or (), blend_only=blend_only)
+    moe = open_moe(checkpoint, experts=expert or (), blend_only=blend_only, method="average")
     batches = [] if data is None else read_batches(data)
     with bar("inspecting", unit="sites") as show:
         report = inspecting.inspect(moe, batches=batches, progress=show)
@@ -188,7 +188,7 @@ def assemble(
     from tanbr.merge import open as open_moe
     from tanbr.train.assemble import assemble as make
 
-    moe = open_moe(checkpoint, experts=expert or (), blend_only=blend_only)
+    moe = open_moe(checkpoint, experts=expert or (), blend_only=blend_only, method="average")
     with bar("assembling") as show:
         averaged = make(moe, out, rest=rest, progress=show)
     console.print(f"{out}: {moe.num_experts} experts in every FFN; gates, if it has any, are random")

@@ -27,6 +27,10 @@ Data = Annotated[
     Path | None,
     typer.Option(help="GLUE's folder, or files of your own (CSV, JSONL, Parquet, tasks.toml); generated if left out."),
 ]
+MergeMethod = Annotated[
+    str | None,
+    typer.Option(help="How blends are merged: average, regression, ties, …; as a list says, or average, if left out."),
+]
 DEFAULT_METHODS = "tanbr,average,best-fixed,random,best-per-slot"
 
 
@@ -48,6 +52,7 @@ def simulate(
             "+regression, +ties, … after one that blends; package.module:Router."
         ),
     ] = DEFAULT_METHODS,
+    method: MergeMethod = None,
     traffic: Annotated[
         str, typer.Option(help=f"How the task mix moves: {', '.join(traffics.KINDS)}; or trace:FILE.")
     ] = "dirichlet",
@@ -101,8 +106,6 @@ def simulate(
     from tanbr.tasks import trace
 
     counts = _numbers(models, option="--models", least=1)
-    asked = registry.methods(methods.split(","), warm_start=warm_start, oracle=oracle_mix, models=counts)
-    names = [one.name for one in asked]
     folder = checkpoint or embedded.path()
     study = Study(
         checkpoint=folder, experts=tuple(expert or ()), blend_only=blend_only, data=data, traffic=traffic, alpha=alpha,
@@ -110,6 +113,10 @@ def simulate(
         survey=survey or (None if expert else folder / "survey.json"), config=config, answers=answers,
         groups=groups,
     )  # fmt: skip
+    asked = registry.methods(
+        methods.split(","), warm_start=warm_start, oracle=oracle_mix, models=counts, merging=method or study.merging
+    )
+    names = [one.name for one in asked]
     numbers = _numbers(seeds, option="--seeds", least=0)
     corpus = study.corpus()
     streams = {seed: study.stream(corpus, seed) for seed in numbers}
@@ -121,7 +128,7 @@ def simulate(
     standings = Standings.of(outcomes, tasks=[task.name for task in corpus.tasks], mixes=mixes)
     for title, header, cells in lay_out(standings):
         console.print(*fitted(title, header, cells, subject=standings.subject), sep="\n")
-    moe = open_moe(folder, experts=expert or (), blend_only=blend_only)
+    moe = open_moe(folder, experts=expert or (), blend_only=blend_only, method=registry.AVERAGE)
     written = write(
         out, standings, command=command_line(), facts=outcomes[0].facts, memory=lambda count: memory(moe, count) / 1e6
     )
@@ -147,7 +154,7 @@ def survey(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Use the half of the held-back rows that `simulate --rehearse` leaves.")
     ] = False,
-    method: Annotated[str, typer.Option(help="How blends are merged: average, regression, ties, …")] = "average",
+    method: MergeMethod = None,
     groups: Annotated[
         bool,
         typer.Option("--groups", help="Try even blends of groups of experts, for fixed panels; small groups first."),
@@ -164,11 +171,17 @@ def survey(
     from tanbr.moe import embedded
 
     torch.set_num_threads(1)
-    bench = Study(
+    study = Study(
         checkpoint=checkpoint or embedded.path(), experts=tuple(expert or ()), blend_only=blend_only, data=data,
         rehearse=rehearse,
-    ).bench()  # fmt: skip
-    bench = bench.merging("regression" if regression else method)
+    )  # fmt: skip
+    bench = study.bench().merging("regression" if regression else method or study.merging)
+    least = bench.moe.num_experts + 1
+    if blends - searched < least:
+        raise ConfigError(
+            f"a survey holds each of the {least - 1} experts alone and all of them alike (got {blends - searched} "
+            f"blends that are not searched); give --blends {least + searched} or more"
+        )
     with progress("blends") as bar:
         line = bar.add_task("surveying", total=blends, note="")
         found = survey_to(
@@ -178,7 +191,7 @@ def survey(
         )  # fmt: skip
     K = bench.moe.num_experts
     best = found.rewards.mean(axis=1).argmax()
-    shown = [found.figures[:K].max(axis=0), found.figures[min(K, len(found.blends) - 1)], found.figures[best]]  # (V,)
+    shown = [found.figures[:K].max(axis=0), found.figures[K], found.figures[best]]  # (V,)
     rows_of = [[task.name, *(f"{of[v]:.3f}" for of in shown)] for v, task in enumerate(bench.corpus.tasks)]
     header = ["task", "best expert alone", "uniform blend", "best fixed blend"]
     console.print(*fitted("the task's metric", header, rows_of), sep="\n")
@@ -212,7 +225,7 @@ def grams(
     """Measure what each expert sees, for merges by regression; goes into a folder beside the experts."""
     import torch
 
-    from tanbr.baselines.probes import head_probes
+    from tanbr.baselines.probes import probes_of
     from tanbr.baselines.regmean import measure
     from tanbr.experiments.answers import model_for
     from tanbr.experiments.simulate import Study
@@ -221,7 +234,7 @@ def grams(
     bench = Study(checkpoint=checkpoint, experts=tuple(expert or ()), blend_only=blend_only, data=data).bench()
     model_for(bench.moe, bench.corpus.space)  # its head must fit
     held = bench.corpus.first_held(rows)
-    probes = head_probes(bench.moe, held, space=bench.corpus.space, own=bench.own_experts)
+    probes = probes_of(bench.moe, held, space=bench.corpus.space, own=bench.own_experts)
     with progress("experts") as bar:
         line = bar.add_task("measuring", total=bench.moe.num_experts, note="")
         written = measure(

@@ -17,7 +17,7 @@ import torch
 
 from tanbr.baselines import ROUTERS, build
 from tanbr.baselines.fisher import fisher
-from tanbr.baselines.probes import head_probes
+from tanbr.baselines.probes import probes_of
 from tanbr.baselines.regmean import regmean
 from tanbr.baselines.rl import Reinforce
 from tanbr.baselines.smear import Smear
@@ -167,7 +167,7 @@ def _learner(checkpoint: Path, router: str, *, space: LabelSpace, rows: Rows, co
     if name == SERVED:
         return ServedLearner(moe, own=own, nearness=config.finetune.blend_nearness)
     few = {task: rows[task][:PROBE_ROWS] for task in tasks}
-    return FixedLearner(MERGES[name](moe, head_probes(moe, few, space=space, own=own)))
+    return FixedLearner(MERGES[name](moe, probes_of(moe, few, space=space, own=own)))
 
 
 def _untuned(checkpoint: Path, objective: Objective, rows: Rows, kept: Path) -> dict[str, Figures]:

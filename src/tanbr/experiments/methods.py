@@ -21,7 +21,7 @@ import numpy as np
 
 from tanbr.baselines import ROUTERS, BestKnown, FixedBlend, build
 from tanbr.baselines.fisher import fisher
-from tanbr.baselines.probes import Probes, head_probes
+from tanbr.baselines.probes import Probes, probes_of
 from tanbr.baselines.regmean import regmean
 from tanbr.baselines.survey import Survey
 from tanbr.baselines.task_moe import TaskExperts
@@ -41,6 +41,7 @@ from tanbr.settings import Config
 from tanbr.tasks.answering import AnswersBy, by_posterior
 from tanbr.types import FloatArray, Router, Text
 
+AVERAGE = "average"
 STATISTICS = 64  # held rows a task behind the statistics of fisher and regmean
 WarmStart: TypeAlias = Literal["none", "probes", "survey"]
 
@@ -170,7 +171,7 @@ def _merged(merge: Callable[[Moe, Probes], Any]) -> Builder:
         if key not in bench.answers.kept:
             rows = bench.corpus.first_held(min(STATISTICS, *map(len, bench.corpus.held.values())))
             bench.answers.kept[key] = merge(
-                bench.moe, head_probes(bench.moe, rows, space=bench.corpus.space, own=bench.own_experts)
+                bench.moe, probes_of(bench.moe, rows, space=bench.corpus.space, own=bench.own_experts)
             )
         return OtherMerge(bench.answers, key), FixedBlend(*bench.sizes)
 
@@ -259,7 +260,7 @@ class Method:
     kind: Kind
     warm_start: WarmStart = "none"
     oracle: bool = False
-    merging: str = "average"  # how its blends are merged
+    merging: str = AVERAGE  # how its blends are merged
     models: int = 1  # G
     recognised: bool = False
 
@@ -305,10 +306,12 @@ class Method:
         return router
 
 
-def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False, models: int = 1) -> Method:
+def method(
+    text: str, *, warm_start: WarmStart = "none", oracle: bool = False, models: int = 1, merging: str = AVERAGE
+) -> Method:
     """Read a method's name; `warm_start` and `oracle` hold for those that learn and do not say otherwise.
 
-    `models` holds for those that can fill a panel.
+    `models` holds for those that can fill a panel, `merging` for those that choose blends and do not say otherwise.
     """
     place, *extras = text.strip().split("+")
     base, at, count = place.partition("@")
@@ -319,7 +322,7 @@ def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False, m
         raise ConfigError(f"unknown method {base!r}; {hint}known: {', '.join(KINDS)}, or package.module:Router")
     allowed = ["probes", "survey", "oracle"] if kind.learns else []
     allowed += ["recognised"] if kind.fills_panels or kind.whole else []
-    ways = [name for name in METHODS if name != "average"] if kind.blends else []
+    ways = list(METHODS) if kind.blends else []
     odd = [extra for extra in extras if extra not in allowed and extra.partition(":")[0] not in ways]
     if odd:
         may = ", ".join([*allowed, *ways]) or "nothing, as it neither learns nor chooses blends"
@@ -332,9 +335,10 @@ def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False, m
         oracle = oracle or "oracle" in extras
     else:
         warm_start, oracle = "none", False
-    merging = [check_name(extra) for extra in extras if extra not in allowed]
-    if len(merging) > 1:
+    told = [check_name(extra) for extra in extras if extra not in allowed]
+    if len(told) > 1:
         raise ConfigError(f"method {text!r}: one way to merge, please")
+    way = told[0] if told else check_name(merging) if kind.blends else AVERAGE
     if at and not (count.isdigit() and int(count) and kind.fills_panels):
         reason = "a whole number of models from 1 must follow @" if kind.fills_panels else f"{base} fills no panel"
         raise ConfigError(f"method {text!r}: {reason}")
@@ -342,18 +346,21 @@ def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False, m
     recognised = "recognised" in extras
     said = {warm_start: warm_start != "none", "oracle": oracle, "recognised": recognised}
     shown = base if models == 1 else f"{base}@{models}"
-    name = "+".join([shown, *merging, *(extra for extra, is_so in said.items() if is_so)])
-    return Method(
-        name, kind, warm_start, oracle, merging=(merging or ["average"])[0], models=models, recognised=recognised
-    )
+    name = "+".join([shown, *([way] * (way != AVERAGE)), *(extra for extra, is_so in said.items() if is_so)])
+    return Method(name, kind, warm_start, oracle, merging=way, models=models, recognised=recognised)
 
 
 def methods(
-    texts: Sequence[str], *, warm_start: WarmStart = "none", oracle: bool = False, models: Sequence[int] = (1,)
+    texts: Sequence[str],
+    *,
+    warm_start: WarmStart = "none",
+    oracle: bool = False,
+    models: Sequence[int] = (1,),
+    merging: str = AVERAGE,
 ) -> list[Method]:
     """Read the names of methods, each once, in their order; once for each number of `models` it can hold."""
     found = [
-        method(text, warm_start=warm_start, oracle=oracle, models=count)
+        method(text, warm_start=warm_start, oracle=oracle, models=count, merging=merging)
         for text in texts
         if text.strip()
         for count in models

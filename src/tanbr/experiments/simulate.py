@@ -22,10 +22,11 @@ from tanbr import settings as configuration
 from tanbr.errors import StateError, TanbrError
 from tanbr.experiments.compare import Comparison, compare
 from tanbr.experiments.corpus import Corpus, generated, of_data
-from tanbr.experiments.methods import Bench, methods
+from tanbr.experiments.methods import AVERAGE, Bench, methods
 from tanbr.files import check_writable, write_atomically
 from tanbr.groups import Groups
 from tanbr.merge import open as open_moe
+from tanbr.merge.sources.expert_list import is_list, read_list
 from tanbr.tasks import trace, traffic
 from tanbr.tasks.answering import AnswersBy
 from tanbr.tasks.metrics import figure
@@ -57,6 +58,11 @@ class Study:
     answers: AnswersBy = "labels"
     groups: Path | None = None  # what `tanbr groups` wrote
 
+    @property
+    def merging(self) -> str:
+        """How blends are merged where nobody says so: as the list of experts says, or averaged."""
+        return read_list(self.checkpoint).method if is_list(self.checkpoint) else AVERAGE
+
     def corpus(self) -> Corpus:
         """Read or generate the rows."""
         return generated() if self.data is None else of_data(self.data, pool=self.pool, rehearse=self.rehearse)
@@ -72,7 +78,8 @@ class Study:
 
     def bench(self) -> Bench:
         """Open the checkpoint and what belongs to it; whatever does not fit together is refused here."""
-        moe = open_moe(self.checkpoint, experts=self.experts, blend_only=self.blend_only)
+        # methods say how they merge; what a list of experts says of that may need what is to be measured first
+        moe = open_moe(self.checkpoint, experts=self.experts, blend_only=self.blend_only, method=AVERAGE)
         corpus = self.corpus()
         settings = configuration.load(self.config)
         groups = None

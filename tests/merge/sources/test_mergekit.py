@@ -36,7 +36,14 @@ def test_weights_that_do_not_sum_to_one_become_a_scale() -> None:
 def test_the_base_in_the_list_is_no_expert_of_methods_on_differences() -> None:
     found = read("ties", model("o"), model("a", density=0.3), model("b", density=0.3), base_model="o")
     assert [one["path"] for one in found["experts"]] == ["a", "b"]
-    assert found["method"] == "ties:density=0.3:scale=1.0"
+    assert found["method"] == "ties:density=0.3:normalise=true:scale=1.0"
+
+
+def test_ties_without_normalising_is_carried_over() -> None:
+    """The sum is linear in the weights, so that what they sum to becomes the scale."""
+    parameters = {"normalize": False, "lambda": 0.5}
+    found = read("ties", model("a", weight=1.0), model("b", weight=3.0), base_model="o", parameters=parameters)
+    assert found["method"] == "ties:density=1.0:normalise=false:scale=2.0"
 
 
 def test_slerp_goes_from_the_base_to_the_other() -> None:

@@ -8,7 +8,11 @@ for the Gram matrix of `regression`:
 
 The estimate is that of Xu et al., ACE-Merging, CVPR 2026 (arXiv 2603.02945). Theirs scales the matrices only where
 experts differ much in size, adds what all have in common to each, and evens out the largest singular values of the
-result; here they are always scaled, and ρ gives the average where no expert learned anything. W₀ is the experts' mean.
+result; here they are always scaled, and ρ gives the average where no expert learned much. W₀ is the experts' mean.
+
+ρ is as large as the matrices' own diagonal. An expert's matrix is next to 0 in most directions, so that with a small ρ
+whoever learned something in one has it in full, however little of the blend is its own; and since the directions of
+several experts lie aslant, the solution overshoots all of them (docs/methods.md).
 """
 
 from collections.abc import Sequence
@@ -30,7 +34,7 @@ class EstimatedRegression(Method):
 
     name = "estimated-regression"
     cost = "reads all experts twice; two products and one system a layer"
-    ridge: Annotated[float, Field(gt=0)] = 0.01
+    ridge: Annotated[float, Field(gt=0)] = 1.0
 
     def fill(self, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
         """Average, then solve the layer's regression with estimated matrices; one expert alone stays itself."""

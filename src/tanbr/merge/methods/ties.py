@@ -1,7 +1,11 @@
-"""TIES: differences are trimmed, a sign is elected for every weight, and those that agree with it are averaged.
+"""TIES: differences are trimmed, a sign is elected for every weight, and those that agree with it are added up.
 
     τ_k = W_k − W₀, of which the `density` largest (by size, in each tensor) stay and the others are 0
-    s = sign Σ_k x_k τ_k        W(x) = W₀ + λ · Σ_{k: sign τ_k = s} x_k τ_k / Σ_{k: sign τ_k = s} x_k
+    s = sign Σ_k x_k τ_k        W(x) = W₀ + λ · Σ_{k: sign τ_k = s} x_k τ_k
+
+With `normalise=true`, the paper's way and mergekit's default, the sum is divided by the weight Σ x_k of those that
+agree. Then an expert of little weight counts in full wherever those of more weight were trimmed, and a blend that comes
+near one expert does not come near its merge (docs/methods.md).
 
 Yadav et al., TIES-Merging: Resolving Interference When Merging Models, NeurIPS 2023; weighted as mergekit does it.
 """
@@ -19,11 +23,12 @@ from tanbr.moe.family import Piece
 
 @dataclass(eq=False)
 class Ties(OfDifferences):
-    """Trim, elect a sign, average what agrees with it."""
+    """Trim, elect a sign, add up what agrees with it."""
 
     name = "ties"
     cost = "reads all experts once; the first merge twice, and ranks every difference"
     density: Annotated[float, Field(gt=0, le=1)] = 0.5
+    normalise: bool = False  # whether what agrees is divided by its own share of the blend
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,8 +39,11 @@ class Ties(OfDifferences):
         kept = differences * (differences.abs() >= self._thresholds(chunk.piece)[list(chunk.experts)])
         weighted = weights * kept
         agrees = torch.where(weighted.sum(dim=0) >= 0, kept > 0, kept < 0)
+        total = (weighted * agrees).sum(dim=0)
+        if not self.normalise:
+            return total
         share = (weights * agrees).sum(dim=0)
-        return (weighted * agrees).sum(dim=0) / torch.where(share > 0, share, 1.0)
+        return total / torch.where(share > 0, share, 1.0)
 
     def _thresholds(self, piece: Piece) -> Tensor:
         key = piece.target, piece.start

@@ -124,23 +124,48 @@ class ExpertsOverBase(Experts):
 
     def _product(self, piece: Piece, weights: Sequence[float]) -> tuple[Tensor, Tensor] | None:
         """Put the weighted factors of a matrix (m, n) side by side: (m, R) and (R, n); None where none is active."""
-        adds = [(k, one) for k, one in self.factors.get(piece.target, {}).items() if weights[k]]
-        if not adds:
+        if not any(weights[k] for k in self.factors.get(piece.target, ())):
             return None
         wide = torch.promote_types(self.checkpoint.specs[piece.blocks[0][0]].dtype, torch.float32)
-        sides = [self._sides[piece.target][k] for k, _ in adds]
-        left = torch.cat([one.to(wide) for one, _ in sides], dim=1)
-        scales = [weights[k] * one.scale for k, one in adds]
-        ranks = torch.tensor([one.shape[1] for one, _ in sides])
-        left *= torch.tensor(scales, dtype=wide).repeat_interleave(ranks)
-        return left, torch.cat([one.to(wide) for _, one in sides])
+        stack = self._stack(piece.target)
+        scales = torch.tensor(weights, dtype=wide)[stack.owners] * stack.scales.to(wide)  # (R,)
+        ups, downs = stack.ups, stack.downs
+        active = scales != 0
+        if not active.all():
+            scales, ups, downs = scales[active], ups[active], downs[active]
+        ups, downs = ups.to(wide), downs.to(wide)
+        if ups.shape[1] <= downs.shape[1]:  # the smaller of the two is weighted
+            return (ups * scales[:, None]).T, downs
+        return ups.T, downs * scales[:, None]
+
+    def _stack(self, target: str) -> "_Stack":
+        """Stack a matrix's factors when they are first asked for; they stay in memory, since all blends need them."""
+        if target not in self._stacks:
+            adds = self.factors[target]
+            sides = [(self.checkpoint.tensor(one.up).T, self.checkpoint.tensor(one.down)) for one in adds.values()]
+            flip = [one.transposed for one in adds.values()]
+            ranks = torch.tensor([len(down) for _, down in sides])
+            self._stacks[target] = _Stack(
+                torch.cat([down if back else up for (up, down), back in zip(sides, flip, strict=True)]),
+                torch.cat([up if back else down for (up, down), back in zip(sides, flip, strict=True)]),
+                torch.tensor(list(adds)).repeat_interleave(ranks),
+                torch.tensor([one.scale for one in adds.values()], dtype=torch.float64).repeat_interleave(ranks),
+            )
+        return self._stacks[target]
 
     @cached_property
-    def _sides(self) -> dict[str, dict[int, tuple[Tensor, Tensor]]]:
-        """Views of all factors: target → expert → (m, r) and (r, n). Finding them takes longer than reading them."""
-        found: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
-        for target, adds in self.factors.items():
-            for k, one in adds.items():
-                up, down = self.checkpoint.tensor(one.up), self.checkpoint.tensor(one.down)
-                found.setdefault(target, {})[k] = (down.T, up.T) if one.transposed else (up, down)
-        return found
+    def _stacks(self) -> dict[str, "_Stack"]:
+        return {}
+
+
+@dataclass(frozen=True, eq=False)
+class _Stack:
+    """All adapters' factors of one matrix W (m, n), one below the other, so that a blend is one product of them.
+
+    In memory they lie as a product reads them fastest; side by side in files they would be gathered line by line.
+    """
+
+    ups: Tensor  # (R, m) the columns of every B
+    downs: Tensor  # (R, n) the rows of every A
+    owners: Tensor  # (R,) whose they are
+    scales: Tensor  # (R,) s_k

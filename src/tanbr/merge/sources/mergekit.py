@@ -75,7 +75,9 @@ def _settings(method: str, every: Mapping[str, Any], densities: list[float], tot
             raise ConfigError(f"{source}: all models must have one density (got {densities}); give it once")
         settings.append(f"density={densities[0]}")
     normalised = bool(every.get("normalize", method not in UNNORMALISED))
-    if method in ("linear", "ties") and not normalised:
+    if method == "ties":
+        settings.append(f"normalise={str(normalised).lower()}")
+    if method == "linear" and not normalised:
         raise ConfigError(f"{source}: a blend's weights sum to 1; leave `normalize: false` out")
     if "lambda" in SETTINGS[method]:
         scale = _number(every.get("lambda", 1.0), f"{source}: lambda")
