@@ -174,8 +174,11 @@ def main() -> None:
     """Print the figures, and write them down."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--quick", action="store_true", help="ten replicas alone")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    if given.quick:
+        given.replicas = [10]
     found = {
         "command": f"python benchmarks/fleet.py --replicas {' '.join(map(str, given.replicas))}",
         "load": os.getloadavg()[0],

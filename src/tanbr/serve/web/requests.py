@@ -5,8 +5,10 @@ Every list stops at its first wrong item (`fail_fast`): half a million mistakes 
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
+
+from tanbr.serve.manner import HOTTEST, MOST_STOPS
 
 
 class Sent(BaseModel):
@@ -92,10 +94,23 @@ class FeedbackRequest(Sent):
     ]
 
 
-def _off(value: bool) -> bool:
-    if value:
-        raise PydanticCustomError("off", "must be false: this server does not do it")
-    return value
+LONGEST_STOP = 256  # characters of a string that ends an answer: as many may be kept back from a stream
+Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+Stops = Annotated[
+    Annotated[Stop, Tag(":one")] | Annotated[list[Stop], Field(max_length=MOST_STOPS, fail_fast=True), Tag(":list")],
+    Discriminator(_one_or_list, custom_error_type="stop", custom_error_message="must be a text, or texts in a list"),
+]
+
+
+def _not_done(*neutral: Any) -> Any:
+    """Make the type of a setting of OpenAI's that is not done here: only what changes nothing is taken."""
+
+    def check(value: Any) -> Any:
+        if not any(value is one or (type(value) is type(one) and value == one) for one in (None, *neutral)):
+            raise PydanticCustomError("not_done", "is not done by this server; leave it out")
+        return value
+
+    return Annotated[Any, BeforeValidator(check), WithJsonSchema({"enum": [None, *neutral]})]
 
 
 class StreamOptions(Sent):
@@ -106,7 +121,7 @@ class StreamOptions(Sent):
 
 
 class Writable(Sent):
-    """What OpenAI's clients say of any answer. The model writes greedily; what would make it choose is refused."""
+    """What OpenAI's clients say of any answer; what is not done here is refused, unless it changes nothing."""
 
     model: str
     """The id that /v1/models gives."""
@@ -115,15 +130,19 @@ class Writable(Sent):
     stream: bool | None = None
     """Whether to send each piece of text as it is made, as server-sent events."""
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Field(ge=0, le=0)] | None = None
-    """0: the most probable word each time."""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Makes no difference to greedy writing."""
-    n: Annotated[int, Field(ge=1, le=1)] | None = None
-    """One answer for a prompt."""
-    stop: None = None
-    seed: int | None = None
-    """Makes no difference to greedy writing."""
+    temperature: Annotated[float, Field(ge=0, le=HOTTEST)] | None = None
+    """What the logits are divided by before a word is drawn; 0, or not given: the most probable word each time."""
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Draw from the smallest set of words with so much of the probability; no difference at temperature 0."""
+    n: Annotated[int, Field(ge=1)] | None = None
+    """Answers to each prompt; above 1 only at a temperature above 0."""
+    stop: Stops | None = None
+    """An answer ends before the first of these strings, which is no part of it."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    """The same seed, prompt and merge version give the same answer; no difference at temperature 0."""
+    frequency_penalty: _not_done(0, 0.0) = None
+    presence_penalty: _not_done(0, 0.0) = None
+    logit_bias: _not_done({}) = None
     user: str | None = None
     """Not kept."""
     task: str | None = None
@@ -135,9 +154,10 @@ class CompletionRequest(Writable):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"model": "…", "prompt": "translate: hello"}]})
     prompt: Prompt
-    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
-    echo: Annotated[bool, AfterValidator(_off), Field(json_schema_extra={"const": False})] | None = None
-    logprobs: None = None
+    best_of: _not_done(1) = None
+    echo: _not_done(False) = None
+    logprobs: _not_done() = None
+    suffix: _not_done("") = None
 
 
 class ChatMessage(Sent):
@@ -156,6 +176,21 @@ class ChatRequest(Writable):
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     """The newer name of max_tokens."""
+    logprobs: _not_done(False) = None
+    top_logprobs: _not_done(0) = None
+    response_format: _not_done({"type": "text"}) = None
+    tools: _not_done([]) = None
+    tool_choice: _not_done("none", "auto") = None
+    parallel_tool_calls: _not_done(True, False) = None
+    functions: _not_done([]) = None
+    function_call: _not_done("none", "auto") = None
+    modalities: _not_done(["text"]) = None
+    audio: _not_done() = None
+    prediction: _not_done() = None
+    reasoning_effort: _not_done() = None
+    verbosity: _not_done() = None
+    web_search_options: _not_done() = None
+    store: _not_done(False) = None
 
 
 def _blend_or_version(value: Any) -> str | None:
