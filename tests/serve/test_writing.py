@@ -58,10 +58,8 @@ def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     checkpoint = embedded.path("t5") if kind == "t5" else folder / "model"
     config = ServeConfig(slot_seconds=3600, workers=2, threads=1, max_tokens=100)
     service = build(checkpoint, config=config, state=folder / "state", force=True)
-    service.start()
     with live(service) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as ai:
         yield Asked(kind, service, url, ai)
-    service.stop()
 
 
 def texts(done: Any) -> list[str]:

@@ -39,7 +39,7 @@ class FakeEngine:
         self.dies_loading = False
         self.nan = False  # whether weights that are loaded answer with NaN
         self.calls: list[str] = []
-        self.asked: list[dict[str, Any]] = []  # how answers were to be written
+        self.asked: list[dict[str, Any]] = []  # how answers were to be written; they are greedy all the same
         self.keys: set[str | None] = set()
         self.loads = self.abandoned = 0
         self.routes: dict[str, Any] = {}
@@ -234,7 +234,7 @@ class FakeVllm(FakeEngine):
             )
         assert body["stream"]
         assert body["return_token_ids"]
-        assert body["top_k"] == 0
+        assert body.get("top_k", 0) == 0
         assert body["ignore_eos"]  # its tokenizer's own
         self.asked.append(body)
 
