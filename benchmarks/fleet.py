@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tanbr.monitor import Monitor
 from tanbr.serve.build import build, taught_monitor
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.fleet.fleet import Fleet
@@ -140,14 +141,24 @@ def sizes() -> dict[str, int]:
         return len(pickle.dumps(value))
 
     report = Report(name, 7, answering=True)
+    monitor = taught_monitor(seed=0, per_task=30)
     return {
         "proposal": size(Reply(proposal=Proposal(1, (8,), blends))),
         "order": size(Reply(order=order)),
         "empty_report": size(report),
         "empty_reply": size(Reply()),
         "request_of_a_report": (size(answers(320)) - size(answers(32))) // 288,
-        "recogniser_of_a_panel": size(taught_monitor(seed=0, per_task=30).snapshot()),
+        "recogniser_of_a_panel": size(monitor.snapshot()),
+        **{f"monitor's_sums_of_{count}_texts": size(sums(monitor, count)) for count in (300, 3000, 30_000)},
     }
+
+
+def sums(monitor: Monitor, count: int) -> dict[str, Any]:
+    """What `Monitor.merge` needs of a replica's open slot with so many texts, each another one: instead of the texts."""
+    rows = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, count // V + 1, seed=6)][:count]
+    counted = Monitor(monitor.tasks, monitor.method, config=monitor.config)
+    counted.count(monitor.snapshot().recognise([f"{number} {row}" for number, row in enumerate(rows)]))
+    return {name: array for name, array in counted._arrays().items() if name.startswith("slot.")}
 
 
 def intake(texts: int = 9600) -> float:
