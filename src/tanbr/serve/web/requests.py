@@ -5,7 +5,7 @@ Every list stops at its first wrong item (`fail_fast`): half a million mistakes 
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from tanbr.serve.manner import HOTTEST, MOST_STOPS
@@ -103,14 +103,8 @@ Stops = Annotated[
 
 
 def _not_done(*neutral: Any) -> Any:
-    """Make the type of a setting of OpenAI's that is not done here: only what changes nothing is taken."""
-
-    def check(value: Any) -> Any:
-        if not any(value is one or (type(value) is type(one) and value == one) for one in (None, *neutral)):
-            raise PydanticCustomError("not_done", "is not done by this server; leave it out")
-        return value
-
-    return Annotated[Any, BeforeValidator(check), WithJsonSchema({"enum": [None, *neutral]})]
+    """Make a setting of OpenAI's that is not done here: only what changes nothing is taken."""
+    return Field(default=None, json_schema_extra={"enum": [None, *neutral]})
 
 
 class StreamOptions(Sent):
@@ -140,13 +134,24 @@ class Writable(Sent):
     """An answer ends before the first of these strings, which is no part of it."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     """The same seed, prompt and merge version give the same answer; no difference at temperature 0."""
-    frequency_penalty: _not_done(0, 0.0) = None
-    presence_penalty: _not_done(0, 0.0) = None
-    logit_bias: _not_done({}) = None
+    frequency_penalty: Any = _not_done(0)
+    presence_penalty: Any = _not_done(0)
+    logit_bias: Any = _not_done({})
     user: str | None = None
     """Not kept."""
     task: str | None = None
     """The task that the prompts belong to, if the client knows; an extension of ours."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _changes_nothing(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse what is not done here."""
+        about = cls.model_fields[str(info.field_name)].json_schema_extra
+        if isinstance(about, dict) and "enum" in about:
+            neutral: Any = about["enum"]
+            if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
+                raise PydanticCustomError("not_done", "is not done by this server; leave it out")
+        return value
 
 
 class CompletionRequest(Writable):
@@ -154,10 +159,10 @@ class CompletionRequest(Writable):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"model": "…", "prompt": "translate: hello"}]})
     prompt: Prompt
-    best_of: _not_done(1) = None
-    echo: _not_done(False) = None
-    logprobs: _not_done() = None
-    suffix: _not_done("") = None
+    best_of: Any = _not_done(1)
+    echo: Any = _not_done(False)
+    logprobs: Any = _not_done()
+    suffix: Any = _not_done("")
 
 
 class ChatMessage(Sent):
@@ -176,21 +181,21 @@ class ChatRequest(Writable):
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     """The newer name of max_tokens."""
-    logprobs: _not_done(False) = None
-    top_logprobs: _not_done(0) = None
-    response_format: _not_done({"type": "text"}) = None
-    tools: _not_done([]) = None
-    tool_choice: _not_done("none", "auto") = None
-    parallel_tool_calls: _not_done(True, False) = None
-    functions: _not_done([]) = None
-    function_call: _not_done("none", "auto") = None
-    modalities: _not_done(["text"]) = None
-    audio: _not_done() = None
-    prediction: _not_done() = None
-    reasoning_effort: _not_done() = None
-    verbosity: _not_done() = None
-    web_search_options: _not_done() = None
-    store: _not_done(False) = None
+    logprobs: Any = _not_done(False)
+    top_logprobs: Any = _not_done(0)
+    response_format: Any = _not_done({"type": "text"})
+    tools: Any = _not_done([])
+    tool_choice: Any = _not_done("none", "auto")
+    parallel_tool_calls: Any = _not_done(True, False)
+    functions: Any = _not_done([])
+    function_call: Any = _not_done("none", "auto")
+    modalities: Any = _not_done(["text"])
+    audio: Any = _not_done()
+    prediction: Any = _not_done()
+    reasoning_effort: Any = _not_done()
+    verbosity: Any = _not_done()
+    web_search_options: Any = _not_done()
+    store: Any = _not_done(False)
 
 
 def _blend_or_version(value: Any) -> str | None:
