@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from serve.replicas import IDS, replica
-from serve.serving import TEXTS
+from serve.serving import TEXTS, until
 from serve.text_model import write
 from tanbr.errors import InputError
 from tanbr.merge import Moe
@@ -352,7 +352,7 @@ def test_what_was_streamed_is_not_streamed_again_when_a_batch_fails(make: Made) 
     backend = one.engine.live.backend
     generate = backend.generate
 
-    def fails_once(inputs: Any, *, limits: Any, on_step: Any, more: Any) -> Any:
+    def fails_once(inputs: Any, *, on_step: Any, **named: Any) -> Any:
         def until_heard(step: Any) -> Any:
             gone = on_step(step)
             if pieces:
@@ -360,7 +360,7 @@ def test_what_was_streamed_is_not_streamed_again_when_a_batch_fails(make: Made) 
             return gone
 
         backend.generate = generate  # type: ignore[method-assign]
-        return generate(inputs, limits=limits, on_step=until_heard, more=more)
+        return generate(inputs, on_step=until_heard, **named)
 
     backend.generate = fails_once  # type: ignore[method-assign]
     streamed = one.generate(["w1 w2"], max_tokens=5, on_token=lambda _, piece: pieces.append(piece))
@@ -398,8 +398,8 @@ def test_a_cancelled_request_of_several_drawn_answers_stops_within_a_step(make: 
     manner = Manner(temperature=1.0, n=3)
     cancelled = one.generate(["w1 w2"], max_tokens=40, manner=manner, on_token=lambda *_: (begun.wait(30), cancel()))
     begun.set()
+    until(cancelled.cancelled)
     assert one.generate(["w5"], max_tokens=1).result(30).completion_tokens == (1,)
-    assert cancelled.cancelled()
     assert sum(steps[at[0] :]) <= 1  # no row of it was taken through the model once more: only the other prompt was
     assert len(queue.get_nowait().ids) == 1  # type: ignore[union-attr]
     assert queue.empty()
