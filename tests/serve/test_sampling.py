@@ -121,4 +121,6 @@ def test_every_answer_has_a_seed_of_its_own_that_other_prompts_do_not_change() -
     assert {(one.temperature, one.top_p) for one in alone if one is not None} == {(0.5, 0.9)}
     chance = samplings(Manner(temperature=0.5, n=3), 2, chance=1)
     assert len({one.seed for one in chance if one is not None}) == 6
-    assert samplings(Manner(), 2, chance=1) == (None, None)
+    assert samplings(Manner(n=3), 2, chance=1) == (None,) * 6
+    huge = samplings(Manner(temperature=1.0, seed=10**30), 1, chance=1)  # any number will do
+    assert huge == samplings(Manner(temperature=1.0, seed=10**30), 1, chance=2) != alone

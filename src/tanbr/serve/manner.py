@@ -16,7 +16,7 @@ class Manner:
     temperature: float = 0.0  # what the logits are divided by; 0: the most probable word each time
     top_p: float = 1.0  # words are drawn from the smallest set that has this much of the probability
     seed: int | None = None  # the same seed, prompt and merge version give the same answer; None: another each time
-    n: int = 1  # answers to each prompt
+    n: int = 1  # answers to each prompt; greedy ones are all the same
     stop: tuple[str, ...] = ()  # strings before the first of which an answer ends
 
     def __post_init__(self) -> None:
@@ -24,12 +24,8 @@ class Manner:
             raise InputError(f"temperature must be 0..{HOTTEST:g} (got {self.temperature})")
         if not 0 <= self.top_p <= 1:
             raise InputError(f"top_p must be 0..1 (got {self.top_p})")
-        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
-            raise InputError(f"seed must be a whole number of 64 bits (got {self.seed})")
         if self.n < 1:
             raise InputError(f"n must be at least 1 (got {self.n})")
-        if self.n > 1 and self.greedy:
-            raise InputError(f"n must be 1 at temperature 0 (got {self.n}): all answers would be the same")
         if len(self.stop) > MOST_STOPS or not all(self.stop):
             raise InputError(f"stop must be at most {MOST_STOPS} strings, none of them empty (got {len(self.stop)})")
 

@@ -27,7 +27,7 @@ def samplings(manner: Manner, prompts: int, *, chance: int) -> tuple[Sampling | 
     not depend on which other prompts there are; without a client's seed each prompt has others.
     """
     if manner.greedy:
-        return (None,) * prompts
+        return (None,) * (prompts * manner.n)
     row = Sampling(manner.temperature, manner.top_p, chance)
     return tuple(
         replace(row, seed=_mixed(chance, prompt, answer) if manner.seed is None else _mixed(manner.seed, answer))

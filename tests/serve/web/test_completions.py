@@ -122,12 +122,10 @@ def test_what_is_said_of_the_writing_reaches_the_service(ai: openai.OpenAI, serv
 @pytest.mark.parametrize(
     ("said", "status", "sentence"),
     [
-        ({"n": 2}, 400, "n must be 1 at temperature 0 (got 2): all answers would be the same"),
         ({"n": 4, "temperature": 1}, 422, "n must be at most 3, for 3 answers (got 4)"),
         ({"n": 0}, 422, "n must be greater than or equal to 1"),
         ({"temperature": -1}, 422, "temperature must be greater than or equal to 0"),
         ({"top_p": 1.1}, 422, "top_p must be less than or equal to 1"),
-        ({"seed": 2**63}, 422, "seed must be less than 9223372036854775808"),
         ({"seed": 1.5}, 422, "seed must be a valid integer"),
         ({"stop": ["a", "b", "c", "d", "e"]}, 422, "stop must have at most 4 items, not 5"),
         ({"stop": ["a", ""]}, 422, "stop[1] must have at least 1 character"),
@@ -146,7 +144,7 @@ def test_a_completion_that_is_not_done_is_refused(url: str, said: Any, status: i
     with client(url, TOKEN) as http:
         answer = http.post("/v1/completions", json={"model": "fake", "prompt": "a"} | said)
     assert (answer.status_code, refusal(answer)) == (status, sentence)
-    if status == 400 and "n" not in said:
+    if status == 400:
         assert answer.json()["error"]["code"] == "unsupported_parameter"
         assert answer.json()["error"]["param"] == next(iter(said))
 

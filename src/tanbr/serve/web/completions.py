@@ -119,16 +119,8 @@ class _Writing:
 def _manner(body: Writable) -> Manner:
     """Read how answers are to be written."""
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    try:
-        return Manner(
-            temperature=body.temperature or 0.0,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            seed=body.seed,
-            n=body.n or 1,
-            stop=tuple(stop),
-        )
-    except InputError as error:  # n above 1 at temperature 0: what each may be was checked already
-        raise Refusal(400, str(error), param="n") from None
+    top_p = 1.0 if body.top_p is None else body.top_p
+    return Manner(body.temperature or 0.0, top_p, body.seed, n=body.n or 1, stop=tuple(stop))
 
 
 @dataclass(frozen=True)

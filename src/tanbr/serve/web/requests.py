@@ -129,10 +129,10 @@ class Writable(Sent):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Draw from the smallest set of words with so much of the probability; no difference at temperature 0."""
     n: Annotated[int, Field(ge=1)] | None = None
-    """Answers to each prompt; above 1 only at a temperature above 0."""
+    """Answers to each prompt; at temperature 0 all the same."""
     stop: Stops | None = None
     """An answer ends before the first of these strings, which is no part of it."""
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: int | None = None
     """The same seed, prompt and merge version give the same answer; no difference at temperature 0."""
     frequency_penalty: Any = _not_done(0)
     presence_penalty: Any = _not_done(0)
