@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import pickle
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tanbr.monitor import Monitor
 from tanbr.serve.build import build, taught_monitor
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.fleet.fleet import Fleet
@@ -150,6 +152,24 @@ def sizes() -> dict[str, int]:
     }
 
 
+def slot_bytes(count: int) -> dict[str, int]:
+    """Bytes that a slot of so many texts, each another one, sends up, and what sums for `Monitor.merge` would have."""
+    monitor = taught_monitor(seed=0, per_task=30)
+    rows = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, count // V + 1, seed=6)][:count]
+    texts = tuple(f"{number} {row}" for number, row in enumerate(rows))
+    counted = Monitor(monitor.tasks, monitor.method, config=monitor.config)
+    counted.count(monitor.snapshot().recognise(texts))
+    sums = {name: array for name, array in counted._arrays().items() if name.startswith("slot.")}
+    ids = tuple(os.urandom(12) for _ in texts)
+    lot = Answers(8, 7, 0.0, ids, texts, np.zeros((count, COLUMNS)), np.zeros(count), None)
+    return {
+        "texts": count,
+        "lot": len(pickle.dumps(lot)),
+        "of_it_texts": len(pickle.dumps(texts)),
+        "sums_in_their_place": len(pickle.dumps(sums)),
+    }
+
+
 def intake(texts: int = 9600) -> float:
     """Texts a second of processor time that a learner takes in: unpickled, recognised, counted, in the store."""
     rows = tuple(row.text for task in tiny.TASKS for row in tiny.generate(task.name, 4, seed=5))
@@ -174,16 +194,23 @@ def main() -> None:
     """Print the figures, and write them down."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--quick", action="store_true", help="ten replicas alone")
+    parser.add_argument("--bytes", action="store_true", help="what a slot sends up, and no more")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    found = {
-        "command": f"python benchmarks/fleet.py --replicas {' '.join(map(str, given.replicas))}",
-        "load": os.getloadavg()[0],
-        "experts": K,
-        "bytes": sizes(),
-        "texts_a_second_that_a_learner_takes_in": round(intake()),
-        "turns": [slot_seconds(count) for count in given.replicas],
-    }
+    if given.quick:
+        given.replicas = [10]
+    found: dict[str, Any] = {"command": "python benchmarks/fleet.py " + " ".join(sys.argv[1:])}
+    if given.bytes:
+        found["a_slot_up"] = [slot_bytes(count) for count in (300, 3000, 8000)]
+    else:
+        found |= {
+            "load": os.getloadavg()[0],
+            "experts": K,
+            "bytes": sizes(),
+            "texts_a_second_that_a_learner_takes_in": round(intake()),
+            "turns": [slot_seconds(count) for count in given.replicas],
+        }
     print(json.dumps(found, indent=1))
     if given.out is not None:
         given.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,16 @@
-"""Replicas on a real Ray with the embedded model: kills under load, and what a second replica is worth.
+"""Replicas on a real Ray with the embedded model: kills and restarts under load, and what a second replica is worth.
 
-    python benchmarks/replicas.py kills --replica-kills 8 --learner-kills 4 --out docs/results/ray/kills.json
-    python benchmarks/replicas.py throughput --rounds 3 --seconds 10 --out docs/results/ray/throughput.json
+    python benchmarks/replicas.py kills --out docs/results/ray/kills.json
+    python benchmarks/replicas.py restart --out docs/results/ray/restart.json
+    python benchmarks/replicas.py throughput --rounds 5 --seconds 10 --out docs/results/ray/throughput.json
 
 The clients are processes of their own. Under kills every client sends texts and, for each answer, feedback; what the
 server refuses with 5xx, or drops, is sent again. Then the store is read: every piece of feedback that was acknowledged
-must be there, once, and be told to the router, once. A slot ends every few seconds.
+must be there, once, and be told to the router, once. All clients send the same texts, so that all answers of a merge
+version must be alike: one that was made by two versions would not be. A slot ends every few seconds.
+
+Kills come in stretches, each on a cluster and a state of its own. What a stretch found is added to the file at once,
+and the same command goes on from there.
 """
 
 import argparse
@@ -18,16 +23,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
+from ray import serve as ray_serve
 
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.ray import ClusterConfig, run
+from tanbr.serve.ray import ClusterConfig, app, run
 from tanbr.serve.ray.learner import NAMESPACE, name_of
 from tanbr.serve.ray.machine import RayMachine
 from tanbr.serve.store import FILE
@@ -35,6 +42,7 @@ from tanbr.serve.web.config import HttpConfig
 from tanbr.tasks import tiny
 
 PORT = 8672
+ROUNDING = 1e-4  # of a label's probability in float32, whatever shares its batch
 TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 8, seed=5)]
 
 
@@ -81,13 +89,14 @@ class Client:
 
 
 def give_feedback(ends: Any, out: Any, size: int) -> None:
-    """Ask and give feedback until the end; tell ids that were acknowledged, and when each version answered."""
+    """Ask and give feedback until the end; tell ids that were acknowledged, and when each version answered what."""
     client, acknowledged, answers = Client(), [], []
     repeated = unknown = 0
     while not ends.is_set():
         asked = time.time()
         answer = client.post("/v1/classify", {"inputs": TEXTS[:size]})
-        answers.append((asked, time.time(), answer["merge_version"]))
+        scores = tuple(max(output["scores"].values()) for output in answer["outputs"])
+        answers.append((asked, scores, answer["merge_version"]))
         ids = [output["request_id"] for output in answer["outputs"]]
         given = [{"request_id": one, "reward": 0.5, "task": "sentiment"} for one in ids]
         receipt = client.post("/v1/feedback", {"feedback": given})
@@ -119,17 +128,45 @@ def clients(work: Any, count: int, size: int) -> tuple[list[Any], Any, Any]:
 
 
 def kills(given: argparse.Namespace) -> dict[str, Any]:
-    """Kill replicas and learners under load."""
+    """Kill replicas and learners under load, stretch by stretch until there were as many as asked for."""
+    kept = json.loads(given.out.read_text()) if given.out is not None and given.out.exists() else {}
+    stretches: list[dict[str, Any]] = kept.get("stretches", [])
+    started = time.monotonic()
+    while time.monotonic() - started < given.most_seconds:
+        done = summed(stretches)
+        left = given.replica_kills - done.get("replica_kills", 0), given.learner_kills - done.get("learner_kills", 0)
+        if max(left) <= 0:
+            break
+        seconds = min(given.stretch_seconds, given.most_seconds - (time.monotonic() - started))
+        stretches.append(stretch(*left, replicas=given.replicas, seconds=seconds))
+        write(given.out, summed(stretches) | {"stretches": stretches})
+    return summed(stretches) | {"stretches": stretches}
+
+
+def summed(stretches: list[dict[str, Any]]) -> dict[str, Any]:
+    """Add up what the stretches found."""
+    whole: dict[str, Any] = {}
+    for found in stretches:
+        for name, value in found.items():
+            if isinstance(value, dict):
+                whole[name] = dict(Counter(whole.get(name, {})) + Counter(value))
+            elif name != "load":
+                whole[name] = round(whole.get(name, 0) + value, 1)
+    return whole
+
+
+def stretch(replica_kills: int, learner_kills: int, *, replicas: int, seconds: float) -> dict[str, Any]:
+    """Kill at most so many replicas and learners, for so many seconds at most."""
     state = Path(tempfile.mkdtemp()) / "state"
     serve = ServeConfig(slot_seconds=5.0, explore="always", merge_share=1.0)
-    config = ClusterConfig(state=state, replicas=2, http=HttpConfig(port=PORT), serve=serve, patience=30.0)
-    killed: list[tuple[float, str]] = []
+    config = ClusterConfig(state=state, replicas=replicas, http=HttpConfig(port=PORT), serve=serve, patience=30.0)
+    killed: Counter[str] = Counter()
+    every = replica_kills / max(1, learner_kills)
     with served(config):
         processes, ends, out = clients(give_feedback, 2, 4)
         started = time.monotonic()
-        every = given.replica_kills / max(1, given.learner_kills)
-        while sum(kind == "replica" for _, kind in killed) < given.replica_kills:
-            if time.monotonic() - started > given.most_seconds:
+        while time.monotonic() - started < seconds:
+            if killed["replica"] >= replica_kills and killed["learner"] >= learner_kills:
                 break
             learner = ray.get_actor(name_of(config), namespace=NAMESPACE)
             try:
@@ -140,23 +177,35 @@ def kills(given: argparse.Namespace) -> dict[str, Any]:
             if len(there) < 2:  # one at least goes on answering
                 time.sleep(0.2)
                 continue
-            RayMachine().end(there[0])
-            killed.append((time.time(), "replica"))
-            done = Counter(kind for _, kind in killed)
-            if done["replica"] >= every * (1 + done["learner"]):
+            if killed["replica"] < replica_kills:
+                RayMachine().end(there[0])
+                killed["replica"] += 1
+            if killed["learner"] < learner_kills and killed["replica"] >= every * (1 + killed["learner"]) - 0.5:
                 ray.kill(learner, no_restart=False)
-                killed.append((time.time(), "learner"))
+                killed["learner"] += 1
             time.sleep(1.0)
-        seconds = time.monotonic() - started
+        took = time.monotonic() - started
         time.sleep(10.0)
         ends.set()
         told = [out.get(timeout=180) for _ in processes]
         for process in processes:
             process.join()
         time.sleep(12.0)  # two slots: what was given is told
+    return {
+        "replica_kills": killed["replica"],
+        "learner_kills": killed["learner"],
+        "seconds": round(took, 1),
+        **reckoned(state, told),
+        "load": os.getloadavg()[0],
+    }
+
+
+def reckoned(state: Path, told: list[Any]) -> dict[str, Any]:
+    """Compare what clients were told with what the store holds."""
     acknowledged = [one for part in told for one in part[0]]
+    answers = [one for part in told for one in part[1]]
     with sqlite3.connect(state / FILE) as store:
-        rows = store.execute("SELECT COUNT(*), COUNT(DISTINCT id) FROM feedback").fetchone()
+        rows = store.execute("SELECT COUNT(*) FROM feedback").fetchone()
         told_slots = store.execute(
             "SELECT COALESCE(SUM(json_each.value), 0) FROM slots, json_each(slots.counts)"
         ).fetchone()
@@ -164,24 +213,64 @@ def kills(given: argparse.Namespace) -> dict[str, Any]:
             "SELECT COUNT(*) FROM feedback f JOIN slots s ON s.slot = f.slot WHERE NOT s.told"
         ).fetchone()
         slots = store.execute("SELECT slot, version, started FROM slots ORDER BY slot").fetchall()
+        there = {bytes(one).hex() for (one,) in store.execute("SELECT id FROM feedback")}
     return {
-        "replica_kills": sum(kind == "replica" for _, kind in killed),
-        "learner_kills": sum(kind == "learner" for _, kind in killed),
-        "seconds": round(seconds, 1),
         "slots": len(slots),
-        "answers": sum(len(part[1]) for part in told),
+        "answers": len(answers),
         "acknowledged": len(acknowledged),
         "acknowledged_twice_or_unknown": len(acknowledged) - len(set(acknowledged)) + sum(part[3] for part in told),
         "sent_again_and_found_there": sum(part[2] for part in told),
         "in_the_store": rows[0],
+        "ids_in_the_store": len(there),
         "told_to_the_router": told_slots[0],
         "in_slots_not_yet_told": last[0],
-        "answers_older_than_the_last_commit_and_one": too_old(slots, [one for part in told for one in part[1]]),
+        "answers_older_than_the_last_commit_and_one": too_old(slots, answers),
+        "answers_unlike_others_of_their_version": unlike(answers),
         "refused_and_sent_again": dict(sum((Counter(part[4]) for part in told), Counter())),
     }
 
 
-def too_old(slots: list[tuple[int, int, float]], answers: list[tuple[float, float, int]]) -> int:
+def unlike(answers: list[tuple[float, tuple[float, ...], int]]) -> int:
+    """Count answers to the same texts that differ from what most answers of their merge version say."""
+    of: dict[int, list[tuple[float, ...]]] = defaultdict(list)
+    for _, scores, version in answers:
+        of[version].append(scores)
+    tables = [np.array(scores) for scores in of.values()]  # (answers, texts) each
+    return int(sum((np.abs(table - np.median(table, axis=0)).max(axis=1) > ROUNDING).sum() for table in tables))
+
+
+def restart(given: argparse.Namespace) -> dict[str, Any]:
+    """Replace every replica by a new one, as a new setting does, while clients ask and give feedback."""
+    state = Path(tempfile.mkdtemp()) / "state"
+    serve = ServeConfig(slot_seconds=5.0, explore="always", merge_share=1.0)
+    config = ClusterConfig(state=state, replicas=2, http=HttpConfig(port=PORT), serve=serve, patience=30.0)
+    seconds = []
+    with served(config):
+        processes, ends, out = clients(give_feedback, 2, 4)
+        time.sleep(5.0)
+        for number in range(given.rounds):
+            before = members(config)
+            started = time.monotonic()
+            ray_serve.run(app(config.model_copy(update={"linger": config.linger + 1 + number})), name=config.name)
+            while members(config) & before or len(members(config)) < 2:
+                time.sleep(0.2)
+            seconds.append(round(time.monotonic() - started, 1))
+        time.sleep(5.0)
+        ends.set()
+        told = [out.get(timeout=180) for _ in processes]
+        for process in processes:
+            process.join()
+        time.sleep(12.0)
+    return {"restarts": given.rounds, "seconds_each": seconds, **reckoned(state, told)}
+
+
+def members(config: ClusterConfig) -> set[str]:
+    """Name the replicas that answer."""
+    learner = ray.get_actor(name_of(config), namespace=NAMESPACE)
+    return {name for name, _, answers in ray.get(learner.members.remote(), timeout=60) if answers}
+
+
+def too_old(slots: list[tuple[int, int, float]], answers: list[tuple[float, tuple[float, ...], int]]) -> int:
     """Count answers asked for when a slot that is two later than any with their version was open already."""
     count = 0
     for asked, _, version in answers:
@@ -214,25 +303,36 @@ def throughput(given: argparse.Namespace) -> dict[str, Any]:
     return {"texts_a_second": best, "two_over_one": round(ratio, 2)}
 
 
+def write(path: Path | None, found: dict[str, Any]) -> None:
+    """Write figures down."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        command = "python benchmarks/replicas.py " + " ".join(sys.argv[1:])
+        path.write_text(json.dumps({"command": command, "cores": os.cpu_count()} | found, indent=1) + "\n")
+
+
 def main() -> None:
     """Print the figures, and write them down."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["kills", "throughput"])
+    parser.add_argument("what", choices=["kills", "restart", "throughput"], nargs="?", default="kills")
+    parser.add_argument("--quick", action="store_true", help="two kills, one restart, or one short round")
+    parser.add_argument("--replicas", type=int, default=3, help="under kills")
     parser.add_argument("--replica-kills", type=int, default=100)
     parser.add_argument("--learner-kills", type=int, default=20)
     parser.add_argument("--most-seconds", type=float, default=3600.0)
+    parser.add_argument("--stretch-seconds", type=float, default=600.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    if given.quick:
+        given.replica_kills = given.learner_kills = given.rounds = 1
+        given.seconds = 2.0
     before = os.getloadavg()[0]
-    found = {"command": "python benchmarks/replicas.py " + " ".join(sys.argv[1:]), "load_before": before}
-    found |= kills(given) if given.what == "kills" else throughput(given)
-    found["load_after"] = os.getloadavg()[0]
+    found = {"kills": kills, "restart": restart, "throughput": throughput}[given.what](given)
+    found |= {"load": [round(before, 1), round(os.getloadavg()[0], 1)]}
     print(json.dumps(found, indent=1))
-    if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    write(given.out, found)
 
 
 if __name__ == "__main__":

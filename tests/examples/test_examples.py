@@ -1,5 +1,6 @@
 """The examples run, and come out as they say."""
 
+import importlib.util
 import json
 import runpy
 from pathlib import Path
@@ -35,3 +36,23 @@ def test_the_notebook_finds_a_peak_above_the_even_blend() -> None:
     even = float(names["measure"]([1 / 3] * 3) @ names["mix"])
     assert names["path"][-5:, 3].mean() > even
     assert names["worth"].max() > even
+
+
+def test_a_server_is_asked_by_openais_client_and_learns_what_it_is_told() -> None:
+    assert runpy.run_path(str(EXAMPLES / "serve_and_feed_back.py"))["main"](4) == 4 + 3
+
+
+def test_without_ray_replicas_are_left_out_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
+    assert runpy.run_path(str(EXAMPLES / "ray_replicas.py"))["main"]() is None
+    assert capsys.readouterr().out == 'Ray is not installed: pip install "tanbr[ray]"\n'
+
+
+@pytest.mark.filterwarnings("default")  # the warnings are Ray's own
+@pytest.mark.timeout(600)
+def test_replicas_on_ray_answer_with_one_version() -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip('Ray is not installed: pip install "tanbr[ray]"')
+    assert runpy.run_path(str(EXAMPLES / "ray_replicas.py"))["main"]() == {1}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from monitor.small import CONFIG, TASKS, history, make, taught, traffic
 from tanbr import state
 from tanbr.errors import InputError, OutputError, StateError
 from tanbr.monitor import Monitor
+from tanbr.monitor.recogniser import Recogniser
 from tanbr.state import read_state, write_state
 from tanbr.types import SlotMix, Text
 
@@ -23,6 +25,11 @@ labelled = st.lists(st.tuples(any_text, st.sampled_from(TASKS)), max_size=12)
 @pytest.fixture
 def monitor() -> Monitor:
     return taught()
+
+
+@cache
+def learned() -> Recogniser:
+    return taught().snapshot()
 
 
 def same(one: SlotMix, two: SlotMix) -> None:
@@ -170,16 +177,22 @@ def test_merging_is_having_seen_both(one: list[tuple[Text, str]], two: list[tupl
     same(left.close_slot(), whole.close_slot())
 
 
-def test_open_slots_of_replicas_merge(monitor: Monitor) -> None:
-    recogniser = monitor.snapshot()
-    one, two, both = (Monitor(TASKS, config=CONFIG) for _ in range(3))
+@settings(deadline=None, max_examples=10)
+@given(st.data())
+def test_open_slots_of_any_number_of_replicas_merge(data: st.DataObject) -> None:
+    recogniser = learned()
     requests = traffic({"weather": 30, "question": 20, "pair": 50}, 4)
-    tags = ["pair", *[None] * 69]
-    one.count(recogniser.recognise(requests[:30]))
-    two.count(recogniser.recognise(requests[30:]), tags)
-    both.count(recogniser.recognise(requests), [*[None] * 30, *tags])
-    one.merge(two)
-    same(one.close_slot(), both.close_slot())
+    tags = data.draw(st.lists(st.sampled_from([None, None, *TASKS]), min_size=100, max_size=100))
+    owner = data.draw(st.lists(st.integers(0, 3), min_size=100, max_size=100))
+    replicas, whole = [Monitor(TASKS, config=CONFIG) for _ in range(4)], Monitor(TASKS, config=CONFIG)
+    for number, replica in enumerate(replicas):
+        mine = [i for i, one in enumerate(owner) if one == number]
+        if mine:
+            replica.count(recogniser.recognise([requests[i] for i in mine]), [tags[i] for i in mine])
+    whole.count(recogniser.recognise(requests), tags)
+    for other in replicas[1:]:
+        replicas[0].merge(other)
+    same(replicas[0].close_slot(), whole.close_slot())
 
 
 @settings(deadline=None, max_examples=10)

@@ -7,6 +7,7 @@ import torch
 from moe.tiny import build
 from tanbr.merge import open as open_moe
 from tanbr.serve.decode import Joining, NotFinite, Step, Written, decode
+from tanbr.serve.sampling import Sampling
 
 LIMITS = [3, 7, 7]
 KINDS = {"encoder_decoder": "t5_moe", "causal": "mixtral"}
@@ -126,3 +127,47 @@ def test_nan_is_found_in_the_step_in_which_it_appears(kind: str, model: Any) -> 
     with pytest.raises(NotFinite):
         decode(model, prompts(kind), limits=[9, 9, 9], on_step=listen)
     assert calls == 3
+
+
+def test_sampled_rows_repeat_by_their_seed_whatever_joins_or_leaves_and_greedy_rows_stay_greedy(
+    kind: str, model: Any
+) -> None:
+    model.generation_config.eos_token_id = model.config.eos_token_id = None  # only limits end a row
+    asked = [[5, 6, 7, 8, 9], [10, 11], [5, 6, 7, 8, 9], [20, 21, 22, 23, 24, 25, 26]]
+    limits = [9, 4, 9, 5]
+    how = [Sampling(1.0, 1.0, 1), None, Sampling(1.0, 1.0, 2), Sampling(1.3, 0.9, 3)]
+    steps: list[Step] = []
+
+    def hear(step: Step) -> tuple[int, ...]:
+        steps.append(step)
+        return ()
+
+    def more(rows: int) -> Joining | None:
+        return Joining(prompts(kind, asked[2:]), limits[2:], how[2:]) if len(steps) == 2 else None
+
+    together = decode(model, prompts(kind, asked[:2]), limits=limits[:2], on_step=hear, more=more, sampling=how[:2])
+    for row, ids in enumerate(asked):
+        (alone,) = decode(model, prompts(kind, [ids]), limits=[limits[row]], on_step=listen, sampling=[how[row]])
+        written = together[row]
+        assert isinstance(written, Written)
+        assert isinstance(alone, Written)
+        assert written.tokens == alone.tokens
+        assert written.confidence == pytest.approx(alone.confidence, rel=1e-9)  # float64
+        chances = [step.chances[row] for step in steps if row in step.added]
+        assert written.confidence == pytest.approx(sum(chances) / len(chances), rel=1e-12)
+    first, _, third, _ = together
+    assert isinstance(first, Written)
+    assert isinstance(third, Written)
+    assert first.tokens != third.tokens  # one prompt, two seeds: 64 words, nine steps
+    (greedy,) = decode(model, prompts(kind, asked[1:2]), limits=[4], on_step=listen)
+    assert together[1] is not None
+    assert greedy is not None
+    assert together[1].tokens == greedy.tokens
+
+
+def test_without_draws_logits_are_not_looked_at_again(kind: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy decoding is the same operations as before there was sampling, and so the same bits."""
+    called: list[int] = []
+    monkeypatch.setattr("tanbr.serve.sampling.drawn", lambda *_: called.append(1))
+    decode(model, prompts(kind), limits=LIMITS, on_step=listen, sampling=[None, None, None])
+    assert called == []

@@ -1,4 +1,5 @@
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -9,11 +10,12 @@ import pytest
 import torch
 
 from serve.replicas import IDS, replica
-from serve.serving import TEXTS
+from serve.serving import TEXTS, until
 from serve.text_model import write
 from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.serve.engine import Engine
+from tanbr.serve.manner import Manner
 from tanbr.serve.messages import Answers, Broken, Message
 from tanbr.serve.records import Answered, Generated, ServiceError, Stopping
 from tanbr.serve.replica import Replica
@@ -350,7 +352,7 @@ def test_what_was_streamed_is_not_streamed_again_when_a_batch_fails(make: Made) 
     backend = one.engine.live.backend
     generate = backend.generate
 
-    def fails_once(inputs: Any, *, limits: Any, on_step: Any, more: Any) -> Any:
+    def fails_once(inputs: Any, *, on_step: Any, **named: Any) -> Any:
         def until_heard(step: Any) -> Any:
             gone = on_step(step)
             if pieces:
@@ -358,7 +360,7 @@ def test_what_was_streamed_is_not_streamed_again_when_a_batch_fails(make: Made) 
             return gone
 
         backend.generate = generate  # type: ignore[method-assign]
-        return generate(inputs, limits=limits, on_step=until_heard, more=more)
+        return generate(inputs, on_step=until_heard, **named)
 
     backend.generate = fails_once  # type: ignore[method-assign]
     streamed = one.generate(["w1 w2"], max_tokens=5, on_token=lambda _, piece: pieces.append(piece))
@@ -378,3 +380,86 @@ def test_the_wrong_question_is_refused(make: Made) -> None:
     text, _ = make("t5_moe")
     with pytest.raises(InputError, match="writes text"):
         text.submit(["w1"])
+
+
+@pytest.mark.parametrize("family", ["t5_moe", "mixtral"])
+def test_a_cancelled_request_of_several_drawn_answers_stops_within_a_step(make: Made, family: str) -> None:
+    one, queue = make(family, workers=1, max_tokens=50)
+    endless(one)
+    steps = count_steps(one)
+    at: list[int] = []
+
+    def cancel(*_: Any) -> None:
+        if not at and len(steps) >= 3:
+            assert cancelled.cancel()
+            at.append(len(steps))
+
+    begun = threading.Event()
+    manner = Manner(temperature=1.0, n=3)
+    cancelled = one.generate(["w1 w2"], max_tokens=40, manner=manner, on_token=lambda *_: (begun.wait(30), cancel()))
+    begun.set()
+    until(cancelled.cancelled)
+    assert one.generate(["w5"], max_tokens=1).result(30).completion_tokens == (1,)
+    assert sum(steps[at[0] :]) <= 1  # no row of it was taken through the model once more: only the other prompt was
+    assert len(queue.get_nowait().ids) == 1  # type: ignore[union-attr]
+    assert queue.empty()
+
+
+@pytest.mark.parametrize("family", ["t5_moe", "mixtral"])
+def test_drawn_answers_leave_one_by_one_and_others_join_between_their_steps(make: Made, family: str) -> None:
+    one, _ = make(family, workers=1, max_tokens=50)
+    endless(one)
+    drawn = Manner(temperature=1.3, seed=5, n=3)
+    alone = one.generate(["w7"], max_tokens=4, manner=drawn).result(30)
+    long = one.generate(["w1 w2 w3"], max_tokens=12, manner=Manner(temperature=1.3, seed=1, n=3)).result(30)
+    stop = (long.texts[1].split()[2],)  # ends at least the second of the three early
+    steps = count_steps(one)
+    begun, go = threading.Event(), threading.Event()
+
+    def hear(*_: Any) -> None:
+        begun.set()
+        assert go.wait(30)
+
+    manner = Manner(temperature=1.3, seed=1, n=3, stop=stop)
+    first = one.generate(["w1 w2 w3"], max_tokens=12, manner=manner, on_token=hear)
+    assert begun.wait(30)
+    second = one.generate(["w7"], max_tokens=4, manner=drawn)
+    while one.depth == 0:
+        time.sleep(0.005)
+    go.set()
+    assert second.result(30).texts == alone.texts  # in a batch that others began
+    found = first.result(30)
+    for text, whole, reason in zip(found.texts, long.texts, found.finish_reasons, strict=True):
+        assert text == (whole[: whole.index(stop[0])] if stop[0] in whole else whole)
+        assert reason == ("stop" if stop[0] in whole else "length")
+    assert max(steps) > 3  # both were in one batch …
+    assert sum(steps) < 3 * 12 + 3 * 4  # … and what had ended was in none
+
+
+def test_a_batch_that_failed_is_drawn_again_as_it_was(make: Made) -> None:
+    one, _ = make("t5_moe", **together(2))
+    endless(one)
+    manner = Manner(temperature=1.5, seed=9)
+    calls: list[int] = []
+    backend = one.engine.live.backend
+    generate = type(backend).generate
+
+    def failing(self: Any, inputs: Any, **named: Any) -> Any:
+        calls.append(len(inputs["input_ids"]))
+        if len(calls) == 1:
+            raise RuntimeError("once")
+        return generate(self, inputs, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(backend), "generate", failing)
+        both = [one.generate(["w1"], max_tokens=6, manner=manner) for _ in range(2)]
+        answers = [future.result(30).texts for future in both]
+    assert calls == [2, 1, 1]
+    assert answers[0] == answers[1]
+
+
+def count_steps(one: Replica) -> list[int]:
+    """Rows of each pass through the model from now on."""
+    steps: list[int] = []
+    model_of(one).get_output_embeddings().register_forward_hook(lambda *args: steps.append(len(args[2])))
+    return steps

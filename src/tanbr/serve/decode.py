@@ -1,4 +1,4 @@
-"""Greedy decoding of a batch, by encoder-decoder and causal models. Rows leave as soon as they end, others join."""
+"""Decoding of a batch, by encoder-decoder and causal models. Rows leave as soon as they end, others join."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
+
+from tanbr.serve.sampling import Draws, Sampling
 
 
 class NotFinite(ArithmeticError):  # noqa: N818 - a finding
@@ -23,13 +25,15 @@ class Written:
     tokens: tuple[int, ...]  # without the token that ends it
     stopped: bool  # whether the model ended it itself
     confidence: float  # mean probability of the tokens
+    text: str | None = None  # what of it is told, where that is not all: it ends before a string that stops it
 
 
 @dataclass(frozen=True)
 class Step:
     """What one step did."""
 
-    added: dict[int, int] = field(default_factory=dict)  # row → its new token
+    added: dict[int, int] = field(default_factory=dict)  # row → its new token …
+    chances: dict[int, float] = field(default_factory=dict)  # … and the probability of that
     ended: dict[int, Written] = field(default_factory=dict)  # row → what was written for it in all
 
 
@@ -39,6 +43,7 @@ class Joining:
 
     inputs: Mapping[str, Tensor]  # (n, length) each, padded as the first ones
     limits: Sequence[int]  # (n,)
+    sampling: Sequence[Sampling | None] = ()  # (n,) how words are drawn; None, or empty: greedily
 
 
 Decoded: TypeAlias = list[Written | None]  # (n,), those that joined at the end; None for a row that was given up
@@ -48,12 +53,18 @@ More: TypeAlias = Callable[[int], Joining | None]  # with so many rows at work, 
 
 @torch.inference_mode()
 def decode(
-    model: Any, inputs: Mapping[str, Tensor], *, limits: Sequence[int], on_step: OnStep, more: More | None = None
+    model: Any,
+    inputs: Mapping[str, Tensor],
+    *,
+    limits: Sequence[int],
+    on_step: OnStep,
+    more: More | None = None,
+    sampling: Sequence[Sampling | None] = (),
 ) -> Decoded:
     """Write at most limits[i] ≥ 1 tokens for row i of `inputs` (n, length), padded on the left for a causal model.
 
-    Between two steps others may join (`more`), as long as some of the rows are at work. Raises NotFinite in the step in
-    which a row's logits are not.
+    The words of row i are drawn as sampling[i] says, or without it the most probable ones. Between two steps others may
+    join (`more`), as long as some of the rows are at work. Raises NotFinite in the step in which logits are not.
     """
     ends, start = _ends(model), _EncoderDecoder if model.config.is_encoder_decoder else _Causal
     batch: _Batch = start(model, inputs)
@@ -62,18 +73,21 @@ def decode(
     tokens: list[list[int]] = [[] for _ in limits]
     total = [0.0] * len(limits)
     rows = list(range(len(limits)))  # those still in the batch
+    draws = Draws()
+    draws.add(rows, sampling or [None] * len(rows))
     logits = batch.step(batch.first)  # (rows, words)
     while rows:
         likely, chosen = logits.float().softmax(dim=-1).max(dim=-1)  # (rows,)
         if not torch.isfinite(likely).all():
             raise NotFinite
+        chosen, likely = draws.draw(rows, logits, chosen, likely)
         heard = Step()
         for row, token, chance in zip(rows, chosen.tolist(), likely.tolist(), strict=True):
             total[row] += chance
             stopped = token in ends
             if not stopped:
                 tokens[row].append(token)
-                heard.added[row] = token
+                heard.added[row], heard.chances[row] = token, chance
             if stopped or len(tokens[row]) >= limits[row]:
                 count = len(tokens[row]) + stopped
                 done[row] = heard.ended[row] = Written(tuple(tokens[row]), stopped, total[row] / count)
@@ -92,7 +106,9 @@ def decode(
             others = start(model, joining.inputs)
             logits = torch.cat([logits, others.step(others.first)])
             batch.absorb(others)
-            rows += range(len(limits), len(limits) + len(joining.limits))
+            new = range(len(limits), len(limits) + len(joining.limits))
+            draws.add(new, joining.sampling or [None] * len(new))
+            rows += new
             limits += joining.limits
             done += [None] * len(joining.limits)
             tokens += [[] for _ in joining.limits]

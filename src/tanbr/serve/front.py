@@ -132,6 +132,7 @@ class Front:
         tokens = tuple(row.tokens for row in rows)
         try:
             texts = tuple(self._encoder.tokenizer.batch_decode([list(row) for row in tokens], skip_special_tokens=True))
+            texts = tuple(text if row.text is None else row.text for text, row in zip(texts, rows, strict=True))
         except Exception as error:  # the tokenizer raises whatever its library does
             job.fail(ServiceError(f"the model wrote what its tokenizer has no text for ({error})"))
             return

@@ -9,6 +9,7 @@ from tanbr.moe.text import Columns
 from tanbr.monitor.recogniser import Recognition
 from tanbr.serve.decode import Written
 from tanbr.serve.records import Answered, Generated, OnToken
+from tanbr.serve.sampling import Sampling
 from tanbr.types import FloatArray, Text
 
 
@@ -19,6 +20,8 @@ class Job:
     texts: Sequence[Text]
     max_tokens: int | None = None  # to write for each prompt; None: as many as there is room for
     on_token: OnToken | None = None
+    sampling: tuple[Sampling | None, ...] = ()  # (n,) how the words of each answer are drawn; empty: greedily
+    stop: tuple[str, ...] = ()  # strings before the first of which an answer ends
     future: "Future[Any]" = field(default_factory=Future)
     columns: Columns = field(default_factory=dict)
     cut: tuple[int, ...] = ()

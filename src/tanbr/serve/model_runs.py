@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from tanbr.moe.text import Inputs, TextEncoder
-from tanbr.serve.decode import NotFinite, Step
+from tanbr.serve.decode import NotFinite, Step, Written
 from tanbr.serve.detokenise import TextStream
 from tanbr.serve.engine import Engine
 from tanbr.serve.front import Front
@@ -15,6 +16,8 @@ from tanbr.serve.lineup import Lineup, Live
 from tanbr.serve.messages import Broken, Outbox
 from tanbr.serve.padding import like_lengths
 from tanbr.serve.records import Observer, ServiceError
+from tanbr.serve.sampling import Sampling
+from tanbr.serve.stop_strings import StopStrings
 
 
 class ModelRuns:
@@ -98,47 +101,84 @@ class ModelRuns:
 
         Others join as long as this version is what answers.
         """
-        places: list[tuple[Job, int]] = []  # job and prompt of each row
-        streams: dict[int, TextStream] = {}
+        places: list[_Row] = []
 
-        def begin(some: Sequence[Job]) -> tuple[Inputs, list[int]]:
+        def begin(some: Sequence[Job]) -> tuple[Inputs, list[int], list[Sampling | None]]:
             for job in some:
                 job.written = {}
-                if job.on_token is not None:
-                    new = range(len(places), len(places) + len(job.texts))
-                    streams.update((row, TextStream(self._encoder.tokenizer)) for row in new)
-                places.extend((job, prompt) for prompt in range(len(job.texts)))
+                places.extend(_Row(job, prompt, self._encoder.tokenizer) for prompt in range(len(job.texts)))
             rows = {name: [row for job in some for row in job.columns[name]] for name in some[0].columns}
             limits = [limit for job in some for limit in job.limits]
-            return self._encoder.pad(rows, left=live.backend.causal), limits
+            sampling = [one for job in some for one in job.sampling or [None] * len(job.texts)]
+            return self._encoder.pad(rows, left=live.backend.causal), limits, sampling
 
-        def more(at_work: int) -> tuple[Inputs, list[int]] | None:
+        def more(at_work: int) -> tuple[Inputs, list[int], list[Sampling | None]] | None:
             came = self._take_more(lineup, live.place, self._batch - at_work)
             jobs.extend(came)
             return begin(came) if came else None
 
-        def tell(row: int, piece: str) -> None:
-            job, prompt = places[row]
-            if piece and job.wanted and job.on_token is not None:
-                try:
-                    job.on_token(prompt, piece)
-                    job.streamed = True
-                except Exception as error:  # the client's own function
-                    job.left = True
-                    job.fail(ServiceError(f"the text could not be streamed ({type(error).__name__}: {error})"))
+        def ended(row: _Row, written: Written) -> None:
+            job = row.job
+            job.written[row.prompt] = written
+            if len(job.written) == len(job.texts) and not job.left:
+                job.left = True
+                self._hand_over([job], partial(self._front.wrote, job, live))
 
         def on_step(step: Step) -> Collection[int]:
-            for row in step.added.keys() & streams.keys():
-                tell(row, streams[row].add(step.added[row]))
-            for row, written in step.ended.items():
-                if row in streams:
-                    tell(row, streams[row].end())
-                job, prompt = places[row]
-                job.written[prompt] = written
-                if len(job.written) == len(job.texts) and not job.left:
-                    job.left = True
-                    self._hand_over([job], partial(self._front.wrote, job, live))
-            return [row for row, (job, _) in enumerate(places) if not job.wanted]
+            for number, token in step.added.items():
+                row = places[number]
+                row.add(token, step.chances[number])
+                if row.stopped and number not in step.ended:
+                    ended(row, row.cut())
+            for number, written in step.ended.items():
+                row = places[number]
+                row.end()
+                ended(row, row.cut() if row.stopped else written)
+            return [number for number, row in enumerate(places) if row.stopped or not row.job.wanted]
 
-        inputs, limits = begin(jobs)
-        live.backend.generate(inputs, limits=limits, on_step=on_step, more=more)
+        inputs, limits, sampling = begin(jobs)
+        live.backend.generate(inputs, limits=limits, on_step=on_step, more=more, sampling=sampling)
+
+
+class _Row:
+    """One answer that is being written: its text, where that matters before the end."""
+
+    def __init__(self, job: Job, prompt: int, tokenizer: Any) -> None:
+        self.job, self.prompt = job, prompt
+        heard = job.on_token is not None or job.stop
+        self._stream = TextStream(tokenizer) if heard else None
+        self._stops = StopStrings(job.stop)
+        self._tokens: list[int] = []
+        self._chances = 0.0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether one of the strings that end it was written."""
+        return self._stops.found
+
+    def add(self, token: int, chance: float) -> None:
+        """Hear a token, and its probability."""
+        if self._stream is not None and not self.stopped:
+            self._tokens.append(token)
+            self._chances += chance
+            self._tell(self._stops.add(self._stream.add(token)))
+
+    def end(self) -> None:
+        """Hear that there is no more."""
+        if self._stream is not None and not self.stopped:
+            self._tell(self._stops.add(self._stream.end(), last=True))
+
+    def cut(self) -> Written:
+        """Give what was written up to the string that ended it, and what of it is told."""
+        tokens = tuple(self._tokens)
+        return Written(tokens, True, self._chances / len(tokens), self._stops.text)
+
+    def _tell(self, piece: str) -> None:
+        job = self.job
+        if piece and job.wanted and job.on_token is not None:
+            try:
+                job.on_token(self.prompt, piece)
+                job.streamed = True
+            except Exception as error:  # the client's own function
+                job.left = True
+                job.fail(ServiceError(f"the text could not be streamed ({type(error).__name__}: {error})"))

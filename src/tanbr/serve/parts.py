@@ -58,6 +58,8 @@ def _part(job: Job, rows: list[int], place: int) -> Job:
     return Job(
         [job.texts[i] for i in rows],
         max_tokens=job.max_tokens,
+        sampling=tuple(job.sampling[i] for i in rows) if job.sampling else (),
+        stop=job.stop,
         on_token=None if on_token is None else lambda row, piece: on_token(rows[row], piece),
         columns={name: [values[i] for i in rows] for name, values in job.columns.items()},
         cut=tuple(job.cut[i] for i in rows) if job.cut else (),

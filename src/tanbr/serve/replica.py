@@ -1,5 +1,6 @@
 """What answers: an engine and its batches. It does as the learner says, and says what it answered; no more."""
 
+import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -13,9 +14,11 @@ from tanbr.serve.engine import Engine
 from tanbr.serve.front import Repair
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.jobs import Job
+from tanbr.serve.manner import Manner
 from tanbr.serve.messages import Outbox
 from tanbr.serve.prompts import Room, chat_prompt
 from tanbr.serve.records import Answered, Generated, Observer, OnToken, Silent
+from tanbr.serve.sampling import samplings
 from tanbr.types import FloatArray, Text
 
 
@@ -70,10 +73,11 @@ class Replica:
         prompts: Sequence[str],
         *,
         max_tokens: int | None = None,
+        manner: Manner = Manner(),  # noqa: B008 - it is frozen
         on_token: OnToken | None = None,
         named: FloatArray | None = None,
     ) -> "Future[Generated]":
-        """Write an answer to each prompt, greedily; quick, never blocks.
+        """Write `manner.n` answers to each prompt, those of the first prompt first; quick, never blocks.
 
         `on_token` hears each piece of text as it is made, from the model's thread. Once the future is cancelled, no
         further token is written for it. Raises and fails as `submit` does.
@@ -81,7 +85,11 @@ class Replica:
         if not self.engine.writes:
             raise InputError("this model classifies; it cannot write text")
         self.room.check(max_tokens)
-        return self._queue(Job(prompts, max_tokens=max_tokens, on_token=on_token, named=named))
+        texts = [prompt for prompt in prompts for _ in range(manner.n)]
+        how = samplings(manner, len(prompts), chance=secrets.randbits(63))
+        return self._queue(
+            Job(texts, max_tokens=max_tokens, on_token=on_token, sampling=how, stop=manner.stop, named=named)
+        )
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template."""

@@ -31,6 +31,7 @@ from tanbr.serve.journal import read_slot, state_file
 from tanbr.serve.labels import label_space, named
 from tanbr.serve.learner import Learner
 from tanbr.serve.lineage import adopt_state, made_for, same_lineage
+from tanbr.serve.manner import Manner
 from tanbr.serve.messages import Message
 from tanbr.serve.operator import Operator
 from tanbr.serve.overview import describe, slot_view, state_now, version_view
@@ -275,15 +276,17 @@ class Service:
         prompts: Sequence[str],
         *,
         max_tokens: int | None = None,
+        manner: Manner = Manner(),  # noqa: B008 - it is frozen
         on_token: OnToken | None = None,
         task: str | None = None,
     ) -> "Future[Generated]":
-        """Write an answer to each prompt with a text-to-text or causal model, greedily; quick, never blocks.
+        """Write `manner.n` answers to each prompt with a text-to-text or causal model; quick, never blocks.
 
         `on_token` hears each piece of text as it is made, from the batching thread. A cancelled future ends early.
         Raises and fails as `submit` does.
         """
-        return self._replica.generate(prompts, max_tokens=max_tokens, on_token=on_token, named=named(self._tasks, task))
+        about = named(self._tasks, task)
+        return self._replica.generate(prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, named=about)
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template."""

@@ -39,6 +39,7 @@ class FakeEngine:
         self.dies_loading = False
         self.nan = False  # whether weights that are loaded answer with NaN
         self.calls: list[str] = []
+        self.asked: list[dict[str, Any]] = []  # how answers were to be written; they are greedy all the same
         self.keys: set[str | None] = set()
         self.loads = self.abandoned = 0
         self.routes: dict[str, Any] = {}
@@ -233,8 +234,9 @@ class FakeVllm(FakeEngine):
             )
         assert body["stream"]
         assert body["return_token_ids"]
-        assert body["temperature"] == 0
+        assert body.get("top_k", 0) == 0
         assert body["ignore_eos"]  # its tokenizer's own
+        self.asked.append(body)
 
         async def events() -> AsyncIterator[bytes]:
             async for token, chance, end in self.write(body["prompt"], body["max_tokens"], body["stop_token_ids"]):
@@ -292,8 +294,9 @@ class FakeSglang(FakeEngine):
     async def _generate(self, body: Any, request: Request) -> Response:
         assert body["return_logprob"]
         sampling = body["sampling_params"]
-        assert sampling["temperature"] == 0
+        assert sampling["top_k"] == (1 if sampling["temperature"] == 0 else -1)
         assert sampling["ignore_eos"]
+        self.asked.append(sampling)
 
         async def events() -> AsyncIterator[bytes]:
             rows: list[list[Any]] = []

@@ -83,6 +83,27 @@ def test_ten_swaps_answer_token_for_token_as_transformers_does_with_prefixes_cac
         write_figures(Path(os.environ["TANBR_VLLM_RESULTS"]), done | {"tokens from the prefix cache": hits}, moe)
 
 
+def test_answers_are_drawn_by_the_engine_repeat_by_their_seed_and_end_before_strings_that_stop_them(
+    server: Front,
+) -> None:
+    how: dict[str, Any] = {"prompt": PROMPTS[2], "max_tokens": LIMIT, "temperature": 1.0}
+    with server.client() as client:
+        model = client.models.list().data[0].id
+
+        def ask(**said: Any) -> list[str]:
+            return [choice.text for choice in client.completions.create(model=model, **how | said).choices]
+
+        (one,) = ask(seed=3)
+        three = ask(seed=3, n=3)
+        assert ask(seed=3) == [one] == three[:1]
+        assert len(set(three)) == 3
+        assert len({*ask(n=8, top_p=0.5)}) > 1
+        assert ask(temperature=0, seed=1) == ask(temperature=0, seed=2)
+        stop = one.split()[3]
+        pieces = client.completions.create(model=model, stream=True, stop=stop, seed=3, **how)
+        assert "".join(piece.choices[0].text for piece in pieces) == one[: one.index(stop)]
+
+
 def test_an_engine_that_is_killed_is_a_503_and_comes_back_with_the_version_that_answered(
     server: Front, engine: RealVllm, moe: Moe, encode: TextEncoder
 ) -> None:

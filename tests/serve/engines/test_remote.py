@@ -15,6 +15,7 @@ from tanbr.serve.engine import Engine
 from tanbr.serve.engines import remote
 from tanbr.serve.engines.connection import EngineLost
 from tanbr.serve.engines.remote import Remote
+from tanbr.serve.sampling import Sampling
 
 Answer = list[tuple[int, ...]]
 
@@ -116,6 +117,28 @@ def test_tokens_are_heard_as_they_come_and_a_row_that_is_given_up_is_closed(vllm
         assert done[1] is not None
         assert done[1].tokens == transformers_answers(mixtral, BLENDS[0], PROMPTS[1:2], limit=7)[0]
         assert [step.added[1] for step in heard if 1 in step.added] == list(done[1].tokens)
+
+
+def test_how_words_are_drawn_is_passed_on_row_by_row(fake: Any, mixtral: Moe) -> None:
+    with before(fake, mixtral) as backend:
+        engine = serving(backend, mixtral)
+        engine.swap(BLENDS[0])
+        fake.asked.clear()
+        how = [None, Sampling(0.7, 0.9, -5), Sampling(1.5, 1.0, 2**62)]
+        heard: list[Step] = []
+        done = backend.generate(
+            engine.padded(PROMPTS)[0], limits=[3, 4, 5], on_step=lambda step: heard.append(step) or (), sampling=how
+        )
+    longest = "max_tokens" if isinstance(fake, FakeVllm) else "max_new_tokens"
+    seed = "seed" if isinstance(fake, FakeVllm) else "sampling_seed"
+    said = sorted((one[longest], one["temperature"], one["top_p"], one.get(seed)) for one in fake.asked)
+    seeds = (-5, 2**62) if isinstance(fake, FakeVllm) else (2**31 - 5, 0)
+    assert said == [(3, 0, 1, None), (4, 0.7, 0.9, seeds[0]), (5, 1.5, 1.0, seeds[1])]
+    for row, written_ in enumerate(done):
+        assert written_ is not None
+        chances = [step.chances[row] for step in heard if row in step.added]
+        assert len(chances) == len(written_.tokens)
+        assert all(0 < chance <= 1 for chance in chances)
 
 
 def test_several_threads_ask_at_once(vllm: FakeVllm, mixtral: Moe) -> None:

@@ -23,7 +23,7 @@ from tanbr.serve.web.config import HttpConfig
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
     ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "tanbr[ray]"')
-    from tanbr.serve.ray import ClusterConfig, run
+    from tanbr.serve.ray import ClusterConfig, app, ray_serve, run
     from tanbr.serve.ray.learner import NAMESPACE, RayLearner, name_of
     from tanbr.serve.ray.machine import RayMachine
 
@@ -72,10 +72,15 @@ def config(state: Path) -> ClusterConfig:
 
 
 @pytest.fixture(scope="module")
-def cluster(config: ClusterConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("token") / "admin"
+    file.write_text(ADMIN)
+    return file
+
+
+@pytest.fixture(scope="module")
+def cluster(config: ClusterConfig, token: Path) -> Iterator[Client]:
     """A cluster of its own, which is stopped at the end: all must be saved then."""
-    token = tmp_path_factory.mktemp("token") / "admin"
-    token.write_text(ADMIN)
     stop, ready, saved = threading.Event(), threading.Event(), []
     whole = config.model_copy(update={"admin_token_file": token})
 
@@ -185,6 +190,30 @@ def test_kills_lose_nothing_that_was_acknowledged(cluster: Client, config: Clust
     assert abs(told - len(load.acknowledged) - labelled) < 0.5, (told, len(load.acknowledged))
     assert len(load.acknowledged) == len(set(load.acknowledged))
     assert len(load.versions) > 1
+
+
+def test_a_rolling_restart_loses_no_request(cluster: Client, config: ClusterConfig, token: Path) -> None:
+    """New settings of the replicas: Ray Serve starts others, and ends the old ones when they have answered."""
+    before = {name for name, _, _ in members(config)}
+    refused: list[tuple[int, Any]] = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            status, answer = cluster.once("/v1/classify", {"inputs": TEXTS[:2]})
+            if status != 200:
+                refused.append((status, answer))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        changed = config.model_copy(update={"admin_token_file": token, "linger": config.linger + 1})
+        ray_serve.run(app(changed), name=config.name, route_prefix="/")
+        until(lambda: len(members(config)) == 2 and before.isdisjoint(name for name, _, _ in members(config)))
+    finally:
+        stop.set()
+        thread.join()
+    assert refused == []
 
 
 def test_another_checkpoint_and_a_second_learner_are_refused(cluster: Client, config: ClusterConfig) -> None:

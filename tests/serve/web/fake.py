@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from tanbr.errors import InputError
 from tanbr.router import Tanbr, TreeView
+from tanbr.serve.manner import Manner
 from tanbr.serve.records import (
     Alarm,
     Answered,
@@ -136,6 +137,7 @@ class FakeService:
         prompts: Sequence[str],
         *,
         max_tokens: int | None = None,
+        manner: Manner = Manner(),  # noqa: B008 - it is frozen
         on_token: OnToken | None = None,
         task: str | None = None,
     ) -> "Future[Generated]":
@@ -144,6 +146,8 @@ class FakeService:
         self.calls.append(("generate", list(prompts), max_tokens))
         future: Future[Generated] = Future()
         self.futures.append(future)
+        prompts = [prompt for prompt in prompts for _ in range(manner.n)]
+        self.manner = manner
         written = [prompt.upper().split()[: max_tokens or 16] for prompt in prompts]
         texts = tuple(" ".join(words) for words in written)
 

@@ -8,6 +8,7 @@ import pytest
 
 from serve.web.fake import LONGEST, FakeService
 from serve.web.live import BOTH, TOKEN, client, live, refusal, wait_for
+from tanbr.serve.manner import Manner
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,97 @@ def test_openais_client_chats(ai: openai.OpenAI) -> None:
     assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == "BE BRIEF SAY IT"
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
     assert chunks[-1].choices[0].finish_reason == "stop"
+    assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant", *[None] * (len(chunks) - 1)]
+    with ai.chat.completions.stream(model="fake", messages=messages) as stream:  # OpenAI's own way to join pieces
+        whole = stream.get_final_completion().choices[0].message
+    assert (whole.role, whole.content) == ("assistant", "BE BRIEF SAY IT")
+
+
+def test_what_is_said_of_the_writing_reaches_the_service(ai: openai.OpenAI, service: FakeService) -> None:
+    done = ai.completions.create(
+        model="fake", prompt="say it", temperature=0.7, top_p=0.5, seed=-3, n=2, stop=["\n", "END"], max_tokens=1
+    )
+    assert service.manner == Manner(temperature=0.7, top_p=0.5, seed=-3, n=2, stop=("\n", "END"))
+    assert [(choice.index, choice.text) for choice in done.choices] == [(0, "SAY"), (1, "SAY")]
+    assert done.usage is not None
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (1, 2)  # a prompt counts once
+    ai.completions.create(model="fake", prompt="say it", stop="END")
+    assert service.manner == Manner(stop=("END",))
+    ai.completions.create(model="fake", prompt="say it", temperature=None, top_p=None, n=None, stop=None, seed=None)
+    assert service.manner == Manner()
+    messages: list[Any] = [{"role": "user", "content": "say it"}]
+    chunks = list(
+        ai.chat.completions.create(
+            model="fake", messages=messages, n=2, temperature=2, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    texts = ["", ""]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == ["SAY IT", "SAY IT"]
+    assert chunks[-1].usage is not None
+    assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (2, 4)
+    assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "sentence"),
+    [
+        ({"n": 4, "temperature": 1}, 422, "n must be at most 3, for 3 answers (got 4)"),
+        ({"n": 0}, 422, "n must be greater than or equal to 1"),
+        ({"temperature": -1}, 422, "temperature must be greater than or equal to 0"),
+        ({"top_p": 1.1}, 422, "top_p must be less than or equal to 1"),
+        ({"seed": 1.5}, 422, "seed must be a valid integer"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, 422, "stop must have at most 4 items, not 5"),
+        ({"stop": ["a", ""]}, 422, "stop[1] must have at least 1 character"),
+        ({"stop": "x" * 257}, 422, "stop must have at most 256 characters"),
+        ({"stop": 5}, 422, "stop must be a text, or texts in a list"),
+        ({"logprobs": 2}, 400, "logprobs is not done by this server; leave it out"),
+        ({"echo": True}, 400, "echo is not done by this server; leave it out"),
+        ({"best_of": 3}, 400, "best_of is not done by this server; leave it out"),
+        ({"suffix": "a"}, 400, "suffix is not done by this server; leave it out"),
+        ({"logit_bias": {"5": 1}}, 400, "logit_bias is not done by this server; leave it out"),
+        ({"presence_penalty": 0.5}, 400, "presence_penalty is not done by this server; leave it out"),
+        ({"frequency_penalty": -1}, 400, "frequency_penalty is not done by this server; leave it out"),
+    ],
+)
+def test_a_completion_that_is_not_done_is_refused(url: str, said: Any, status: int, sentence: str) -> None:
+    with client(url, TOKEN) as http:
+        answer = http.post("/v1/completions", json={"model": "fake", "prompt": "a"} | said)
+    assert (answer.status_code, refusal(answer)) == (status, sentence)
+    if status == 400:
+        assert answer.json()["error"]["code"] == "unsupported_parameter"
+        assert answer.json()["error"]["param"] == next(iter(said))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"logprobs": True}, {"top_logprobs": 3}, {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"tool_choice": "required"}, {"functions": [{"name": "f"}]}, {"function_call": {"name": "f"}},
+        {"response_format": {"type": "json_object"}}, {"modalities": ["audio"]}, {"audio": {"voice": "a"}},
+        {"prediction": {"type": "content"}}, {"reasoning_effort": "low"}, {"verbosity": "low"},
+        {"web_search_options": {}}, {"store": True},
+    ],
+)  # fmt: skip
+def test_a_chat_that_is_not_done_is_refused(url: str, said: Any) -> None:
+    (name,) = said
+    body = {"model": "fake", "messages": [{"role": "user", "content": "a"}]}
+    with client(url, TOKEN) as http:
+        answer = http.post("/v1/chat/completions", json=body | said)
+        assert (answer.status_code, refusal(answer)) == (400, f"{name} is not done by this server; leave it out")
+        assert http.post("/v1/chat/completions", json=body | {name: None}).status_code == 200
+
+
+def test_what_changes_nothing_is_taken(url: str) -> None:
+    neutral = {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "top_p": 0, "user": "somebody"}
+    chat = {"logprobs": False, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "store": False}
+    with client(url, TOKEN) as http:
+        body = {"model": "fake", "prompt": "a", "best_of": 1, "echo": False} | neutral
+        assert http.post("/v1/completions", json=body).status_code == 200
+        body = {"model": "fake", "messages": [{"role": "user", "content": "a"}]} | neutral | chat
+        assert http.post("/v1/chat/completions", json=body).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -106,8 +198,8 @@ def test_openais_client_understands_refusals(ai: openai.OpenAI, url: str, servic
     with pytest.raises(openai.NotFoundError, match="the model here is 'fake'") as missing:
         ai.completions.create(model="gpt-9", prompt="a")
     assert missing.value.code == "model_not_found"
-    with pytest.raises(openai.UnprocessableEntityError, match="temperature must be less than or equal to 0"):
-        ai.completions.create(model="fake", prompt="a", temperature=1)
+    with pytest.raises(openai.UnprocessableEntityError, match="temperature must be less than or equal to 2"):
+        ai.completions.create(model="fake", prompt="a", temperature=2.5)
     with pytest.raises(openai.UnprocessableEntityError, match=r"prompt\[0\] must be a valid string"):
         ai.completions.create(model="fake", prompt=[1, 2])
     with pytest.raises(openai.UnprocessableEntityError, match="at most 3 texts"):

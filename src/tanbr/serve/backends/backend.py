@@ -8,9 +8,10 @@ from tanbr.merge import Moe
 from tanbr.merge.int8 import Int8Loss
 from tanbr.moe.text import Inputs
 from tanbr.serve.decode import Decoded, OnStep
+from tanbr.serve.sampling import Sampling
 from tanbr.types import Blend, FloatArray
 
-Newcomers: TypeAlias = Callable[[int], tuple[Inputs, Sequence[int]] | None]
+Newcomers: TypeAlias = Callable[[int], tuple[Inputs, Sequence[int], Sequence[Sampling | None]] | None]
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,17 @@ class Backend(Protocol):
         ...
 
     def generate(
-        self, inputs: Inputs, *, limits: Sequence[int], on_step: OnStep, more: Newcomers | None = None
+        self,
+        inputs: Inputs,
+        *,
+        limits: Sequence[int],
+        on_step: OnStep,
+        more: Newcomers | None = None,
+        sampling: Sequence[Sampling | None] = (),
     ) -> Decoded:
-        """Answer padded prompts, greedily, with at most limits[i] tokens; as `serve.decode.decode` does.
+        """Answer padded prompts with at most limits[i] tokens, drawn as sampling[i] says; as `decode.decode` does.
 
-        Between two steps `more` may be asked, with how many rows are at work, for padded prompts and limits that join.
+        Between two steps `more` may be asked, with how many rows are at work, for prompts, limits, samplings that join.
         """
         ...
 

@@ -16,6 +16,7 @@ from tanbr.merge.stream import finite
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends.backend import Newcomers, Size
 from tanbr.serve.decode import Decoded, Joining, OnStep, decode
+from tanbr.serve.sampling import Sampling
 from tanbr.types import Blend, FloatArray
 
 
@@ -102,15 +103,22 @@ class TorchEager:
         return logits
 
     def generate(
-        self, inputs: Inputs, *, limits: Sequence[int], on_step: OnStep, more: Newcomers | None = None
+        self,
+        inputs: Inputs,
+        *,
+        limits: Sequence[int],
+        on_step: OnStep,
+        more: Newcomers | None = None,
+        sampling: Sequence[Sampling | None] = (),
     ) -> Decoded:
-        """Answer padded prompts, greedily, with at most limits[i] tokens."""
+        """Answer padded prompts with at most limits[i] tokens, drawn as sampling[i] says."""
 
         def joining(rows: int) -> Joining | None:
             found = None if more is None else more(rows)
-            return None if found is None else Joining(self._tensors(found[0]), found[1])
+            return None if found is None else Joining(self._tensors(found[0]), *found[1:])
 
-        return decode(self.model, self._tensors(inputs), limits=limits, on_step=on_step, more=joining)
+        tensors = self._tensors(inputs)
+        return decode(self.model, tensors, limits=limits, on_step=on_step, more=joining, sampling=sampling)
 
     def _tensors(self, inputs: Inputs) -> Mapping[str, Tensor]:
         return {name: torch.from_numpy(table).to(self.model.device) for name, table in inputs.items()}

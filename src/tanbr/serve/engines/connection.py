@@ -16,6 +16,7 @@ from tanbr.serve.records import ServiceError
 Result = TypeVar("Result")
 
 CONNECT_SECONDS = 5.0
+REST_SECONDS = 2.0  # of a connection, at most: engines close them after 5, and one that is just being closed seems lost
 ANSWER_SECONDS = 30.0  # for questions about itself, which wait for a step of the model
 LOAD_SECONDS = 1800.0  # for all that is generated to end, or for weights
 
@@ -43,7 +44,7 @@ class Connection:
             self.url = str(address.copy_with(username=None, password=None)).rstrip("/")
             if address.scheme not in ("http", "https") or not address.host:
                 raise ConfigError(f"an engine's URL must be like http://127.0.0.1:8000 (got {url!r})")
-            limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32)
+            limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=REST_SECONDS)
             self._http = httpx2.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits)
         except (httpx2.InvalidURL, UnicodeEncodeError) as error:
             raise ConfigError(f"an engine's URL must be like http://127.0.0.1:8000 (got {url!r}: {error})") from None

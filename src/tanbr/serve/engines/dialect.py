@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 
 from tanbr.serve.engines.connection import Connection
 from tanbr.serve.records import ServiceError
+from tanbr.serve.sampling import Sampling
 
 CHANGING = "tanbr-changing"  # label of weights that are being loaded: nobody may take them for a version
 
@@ -64,8 +65,10 @@ class Dialect(Protocol):
         """Go on, if somebody who is gone has left it paused."""
         ...
 
-    def write(self, prompt: Sequence[int], limit: int, ends: Collection[int]) -> AsyncGenerator[Piece]:
-        """Answer a prompt greedily, with at most `limit` tokens or to one that `ends` it, and to no other.
+    def write(
+        self, prompt: Sequence[int], limit: int, ends: Collection[int], sampling: Sampling | None = None
+    ) -> AsyncGenerator[Piece]:
+        """Answer a prompt, with at most `limit` tokens or to one that `ends` it, and to no other; greedily by default.
 
         Closing the generator ends the work.
         """

@@ -29,6 +29,7 @@ from tanbr.serve.engines.dense_file import DenseFile, DenseFiles
 from tanbr.serve.engines.dialect import Dialect, EngineRefused
 from tanbr.serve.engines.identity import check_same
 from tanbr.serve.engines.streams import Streams
+from tanbr.serve.sampling import Sampling
 from tanbr.types import Blend, FloatArray
 
 log = logging.getLogger("tanbr.serve")
@@ -195,15 +196,15 @@ class Remote:
         limits: Sequence[int],
         on_step: OnStep,
         more: Newcomers | None = None,  # noqa: ARG002 - the engine lets prompts join by itself
+        sampling: Sequence[Sampling | None] = (),
     ) -> Decoded:
-        """Answer padded prompts, greedily, with at most limits[i] tokens."""
+        """Answer padded prompts with at most limits[i] tokens, drawn as sampling[i] says."""
         loaded = self._loaded
         if loaded is None:
             raise EngineLost(f"the engine is lost: {self._why}")
         rows = zip(inputs["input_ids"], inputs["attention_mask"].astype(bool), strict=True)
-        streams = Streams(
-            self._connection, self._dialect, [ids[real].tolist() for ids, real in rows], limits, self._stops
-        )
+        prompts = [ids[real].tolist() for ids, real in rows]
+        streams = Streams(self._connection, self._dialect, prompts, limits, self._stops, sampling)
         try:
             return streams.hear(lambda: self._check(loaded), on_step)
         except EngineLost as error:

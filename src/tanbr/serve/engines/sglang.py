@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 from tanbr.serve.decode import NotFinite
 from tanbr.serve.engines.connection import LOAD_SECONDS, Connection, EngineLost, EngineStatus
 from tanbr.serve.engines.dialect import EngineRefused, Piece, Served
+from tanbr.serve.sampling import Sampling
 
 GREEDY = {"temperature": 0, "top_p": 1, "top_k": 1, "min_p": 0, "repetition_penalty": 1}
+SEEDS = 2**31  # that it knows; it heeds them where it was started with --enable-deterministic-inference
 
 
 class Sglang:
@@ -52,10 +54,15 @@ class Sglang:
     async def wake(self) -> None:
         """Do nothing: its loads pause by themselves."""
 
-    async def write(self, prompt: Sequence[int], limit: int, ends: Collection[int]) -> AsyncGenerator[Piece]:
+    async def write(
+        self, prompt: Sequence[int], limit: int, ends: Collection[int], sampling: Sampling | None = None
+    ) -> AsyncGenerator[Piece]:
         """Stream an answer; every event holds all of it so far."""
-        sampling = {"max_new_tokens": limit, "ignore_eos": True, "stop_token_ids": sorted(ends), **GREEDY}
-        asked = {"input_ids": list(prompt), "sampling_params": sampling, "stream": True, "return_logprob": True}
+        how = {"max_new_tokens": limit, "ignore_eos": True, "stop_token_ids": sorted(ends), **GREEDY}
+        if sampling is not None:
+            seed = sampling.seed % SEEDS
+            how |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": -1, "sampling_seed": seed}
+        asked = {"input_ids": list(prompt), "sampling_params": how, "stream": True, "return_logprob": True}
         have = 0
         try:
             async with aclosing(self._connection.events("/generate", asked)) as events:

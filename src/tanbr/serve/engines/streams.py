@@ -11,6 +11,7 @@ import numpy as np
 from tanbr.serve.decode import Decoded, OnStep, Step, Written
 from tanbr.serve.engines.connection import Connection, EngineLost
 from tanbr.serve.engines.dialect import Dialect, Piece
+from tanbr.serve.sampling import Sampling
 
 POLL_SECONDS = 0.05  # between two looks whether a client has given up, while nothing comes
 Events: TypeAlias = "queue.SimpleQueue[tuple[int, Piece | Exception]]"  # row, and what came of it
@@ -26,8 +27,9 @@ class Streams:
         prompts: Sequence[Sequence[int]],
         limits: Sequence[int],
         ends: Collection[int],
+        sampling: Sequence[Sampling | None] = (),
     ) -> None:
-        """Send all prompts at once, to be answered with at most limits[i] tokens.
+        """Send all prompts at once, to be answered with at most limits[i] tokens, drawn as sampling[i] says.
 
         `ends` are the tokens that end an answer, and are no part of it.
         """
@@ -36,8 +38,10 @@ class Streams:
         self._tokens: list[list[int]] = [[] for _ in prompts]
         self._chances: list[list[float]] = [[] for _ in prompts]
         self._open: dict[int, Future[None]] = {
-            row: connection.start(self._stream(row, prompt, limit))
-            for row, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+            row: connection.start(self._stream(row, prompt, limit, how))
+            for row, (prompt, limit, how) in enumerate(
+                zip(prompts, limits, sampling or [None] * len(prompts), strict=True)
+            )
         }
 
     def close(self) -> None:
@@ -60,10 +64,10 @@ class Streams:
                 check()
                 checked.update(row for row, _ in heard)
             for row, piece in heard:
-                for token in self._added(row, piece):
+                for token, chance in zip(self._added(row, piece), np.exp(piece.logprobs).tolist(), strict=False):
                     if row in self._open:
                         self._tokens[row].append(token)
-                        self._give_up(on_step(Step(added={row: token})))
+                        self._give_up(on_step(Step(added={row: token}, chances={row: chance})))
                 if piece.end is not None and self._open.pop(row, None) is not None:
                     chance = float(np.mean(self._chances[row])) if self._chances[row] else 1.0
                     written = done[row] = Written(tuple(self._tokens[row]), piece.end == "stop", chance)
@@ -94,10 +98,10 @@ class Streams:
                 raise piece
         return [(row, piece) for row, piece in heard if isinstance(piece, Piece)]
 
-    async def _stream(self, row: int, prompt: Sequence[int], limit: int) -> None:
+    async def _stream(self, row: int, prompt: Sequence[int], limit: int, sampling: Sampling | None) -> None:
         try:
             ended = False
-            async with aclosing(self._dialect.write(prompt, limit, self._ends)) as pieces:
+            async with aclosing(self._dialect.write(prompt, limit, self._ends, sampling)) as pieces:
                 async for piece in pieces:
                     ended = piece.end is not None
                     self._events.put((row, piece))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from tanbr.serve.decode import NotFinite
 from tanbr.serve.engines.connection import LOAD_SECONDS, Connection, EngineLost, EngineStatus
 from tanbr.serve.engines.dialect import CHANGING, EngineRefused, Piece, Served
+from tanbr.serve.sampling import Sampling
 
 DEV_MODE = "the engine at {url} does not let its weights be changed; start vLLM with VLLM_SERVER_DEV_MODE=1"
 GREEDY = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}  # whatever its defaults are
@@ -64,10 +65,14 @@ class Vllm:
         if (await self._get("/is_paused")).get("is_paused"):
             await self._post("/resume")
 
-    async def write(self, prompt: Sequence[int], limit: int, ends: Collection[int]) -> AsyncGenerator[Piece]:
+    async def write(
+        self, prompt: Sequence[int], limit: int, ends: Collection[int], sampling: Sampling | None = None
+    ) -> AsyncGenerator[Piece]:
         """Stream a completion, token by token."""
         asked = {"model": self._model, "prompt": list(prompt), "max_tokens": limit, "stream": True}
         asked |= {"logprobs": 0, "return_token_ids": True, "ignore_eos": True, "stop_token_ids": sorted(ends), **GREEDY}
+        if sampling is not None:
+            asked |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
         try:
             async with aclosing(self._connection.events("/v1/completions", asked)) as events:
                 async for event in events:

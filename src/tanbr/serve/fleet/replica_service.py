@@ -15,6 +15,7 @@ from tanbr.serve.fleet.messages import Hello, Welcome
 from tanbr.serve.fleet.outbox import ReportBox
 from tanbr.serve.labels import label_space, named
 from tanbr.serve.lineage import made_for
+from tanbr.serve.manner import Manner
 from tanbr.serve.records import (
     Answered,
     Feedback,
@@ -128,13 +129,14 @@ class ReplicaService:
         prompts: Sequence[str],
         *,
         max_tokens: int | None = None,
+        manner: Manner = Manner(),  # noqa: B008 - it is frozen
         on_token: OnToken | None = None,
         task: str | None = None,
     ) -> "Future[Generated]":
         """Write an answer to each prompt, as `Service.generate` does."""
         self._check_ready()
         about = named(self.welcome.tasks, task)
-        return self._replica.generate(prompts, max_tokens=max_tokens, on_token=on_token, named=about)
+        return self._replica.generate(prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, named=about)
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Make a prompt of a conversation, as `Service.chat` does."""

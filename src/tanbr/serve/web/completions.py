@@ -14,6 +14,7 @@ from pydantic_core import to_json
 from starlette.types import Receive
 
 from tanbr.errors import InputError
+from tanbr.serve.manner import Manner
 from tanbr.serve.records import Generated
 from tanbr.serve.web.answering import answer, awaited, check_task, refusal_of, settled, shortened
 from tanbr.serve.web.config import HttpConfig
@@ -37,7 +38,7 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
         responses={200: {"content": {"text/event-stream": {"schema": EVENT}}}},
     )
     async def complete(body: CompletionRequest, request: Request) -> Response:
-        """Write an answer to each prompt."""
+        """Write answers to each prompt."""
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         return await writing.answer(prompts, body, body.max_tokens, COMPLETION, request)
 
@@ -70,8 +71,12 @@ class _Writing:
         config, info = self._config, self._service.info
         if body.model != info.model:
             raise Refusal(404, f"the model here is {info.model!r}", param="model", code="model_not_found")
+        manner = _manner(body)
         if len(prompts) > config.inputs:
             raise Refusal(422, f"{shape.param} must have at most {config.inputs} texts", param=shape.param)
+        if len(prompts) * manner.n > config.inputs:
+            said = f"n must be at most {config.inputs // len(prompts)}, for {config.inputs} answers (got {manner.n})"
+            raise Refusal(422, said, param="n")
         if any(len(prompt) > config.text_chars for prompt in prompts):
             raise Refusal(
                 422, f"{shape.param}: a prompt must have at most {config.text_chars} characters", param=shape.param
@@ -84,16 +89,23 @@ class _Writing:
             if body.stream:
                 usage = body.stream_options is not None and body.stream_options.include_usage
                 stream = _Stream(
-                    self._service, prompts, max_tokens, body.task, shape, usage=usage, seconds=config.answer_seconds
+                    self._service,
+                    prompts,
+                    max_tokens,
+                    manner,
+                    body.task,
+                    shape,
+                    usage=usage,
+                    seconds=config.answer_seconds,
                 )
                 await stream.begin(request.receive)
-                self._latencies.add_texts(len(prompts))
+                self._latencies.add_texts(len(prompts) * manner.n)
                 return StreamingResponse(stream.events(), media_type="text/event-stream")
-            writing = self._service.generate(prompts, max_tokens=max_tokens, task=body.task)
+            writing = self._service.generate(prompts, max_tokens=max_tokens, manner=manner, task=body.task)
             done = await settled(writing, receive=request.receive, seconds=config.answer_seconds)
         except InputError as error:  # a prompt with more tokens than the model reads
             raise Refusal(400, shortened(str(error)), param=shape.param, code="context_length_exceeded") from None
-        self._latencies.add_texts(len(prompts))
+        self._latencies.add_texts(len(prompts) * manner.n)
         choices = [
             {"index": i, "finish_reason": reason, "logprobs": None, "request_id": request_id} | shape.whole(text)
             for i, (text, reason, request_id) in enumerate(
@@ -101,7 +113,14 @@ class _Writing:
             )
         ]
         head = _head(f"{shape.prefix}-{done.request_ids[0]}", shape.kind, info.model)
-        return answer(head | {"choices": choices, "usage": _usage(done), "merge_version": done.merge_version})
+        return answer(head | {"choices": choices, "usage": _usage(done, manner), "merge_version": done.merge_version})
+
+
+def _manner(body: Writable) -> Manner:
+    """Read how answers are to be written."""
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    top_p = 1.0 if body.top_p is None else body.top_p
+    return Manner(body.temperature or 0.0, top_p, body.seed, n=body.n or 1, stop=tuple(stop))
 
 
 @dataclass(frozen=True)
@@ -112,12 +131,21 @@ class Shape:
     prefix: str  # of the answer's id
     kind: str  # of a whole answer …
     piece_kind: str  # … and of a piece of one
-    whole: Callable[[str], dict[str, Any]]  # what a choice says of its text …
-    piece: Callable[[str], dict[str, Any]]  # … and a piece
+    whole: Callable[[str], dict[str, Any]]  # what a choice says of its text,
+    first: Callable[[str], dict[str, Any]]  # the first piece of one,
+    piece: Callable[[str], dict[str, Any]]  # another piece,
+    last: dict[str, Any]  # and the end
 
 
 COMPLETION = Shape(
-    "prompt", "cmpl", "text_completion", "text_completion", lambda text: {"text": text}, lambda text: {"text": text}
+    "prompt",
+    "cmpl",
+    "text_completion",
+    "text_completion",
+    lambda text: {"text": text},
+    lambda text: {"text": text},
+    lambda text: {"text": text},
+    {"text": ""},
 )
 CHAT = Shape(
     "messages",
@@ -125,7 +153,9 @@ CHAT = Shape(
     "chat.completion",
     "chat.completion.chunk",
     lambda text: {"message": {"role": "assistant", "content": text}},
-    lambda text: {"delta": {"role": "assistant", "content": text}},
+    lambda text: {"delta": {"role": "assistant", "content": text}},  # once: clients put pieces together, name by name
+    lambda text: {"delta": {"content": text}},
+    {"delta": {}},
 )
 
 
@@ -137,6 +167,7 @@ class _Stream:
         service: ServiceApi,
         prompts: list[str],
         max_tokens: int | None,
+        manner: Manner,
         task: str | None,
         shape: Shape,
         *,
@@ -147,13 +178,15 @@ class _Stream:
         self._pieces: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
         self._first: tuple[int, str] | None = None
         self._head = _head(f"{shape.prefix}-{uuid.uuid4().hex}", shape.piece_kind, service.info.model)
-        self._shape, self._usage = shape, usage
+        self._shape, self._manner, self._usage = shape, manner, usage
         self._seconds = seconds
 
         def on_token(prompt: int, text: str) -> None:
             loop.call_soon_threadsafe(self._pieces.put_nowait, (prompt, text))
 
-        self._future: Future[Generated] = service.generate(prompts, max_tokens=max_tokens, on_token=on_token, task=task)
+        self._future: Future[Generated] = service.generate(
+            prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, task=task
+        )
         self._future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._pieces.put_nowait, None))
 
     async def begin(self, receive: Receive) -> None:
@@ -170,19 +203,23 @@ class _Stream:
 
     async def events(self) -> AsyncIterator[bytes]:
         """Give each piece as an event; what goes wrong midway is an event, too."""
+        begun: set[int] = set()  # answers of which there was a piece
         try:
             piece = self._first
             while piece is not None:
-                choice = {"index": piece[0], "finish_reason": None, "logprobs": None} | self._shape.piece(piece[1])
-                yield self._event([choice])
+                index, text = piece
+                said = self._shape.piece(text) if index in begun else self._shape.first(text)
+                begun.add(index)
+                yield self._event([{"index": index, "finish_reason": None, "logprobs": None} | said])
                 piece = await asyncio.wait_for(self._pieces.get(), self._seconds)
             done = self._future.result()
             versions = done.merge_versions or (done.merge_version,) * len(done.request_ids)
             for i, (reason, request_id) in enumerate(zip(done.finish_reasons, done.request_ids, strict=True)):
                 choice = {"index": i, "finish_reason": reason, "logprobs": None, "request_id": request_id}
-                yield self._event([choice | self._shape.piece("")], merge_version=versions[i])
+                said = self._shape.last if i in begun else self._shape.first("")
+                yield self._event([choice | said], merge_version=versions[i])
             if self._usage:
-                yield self._event([], usage=_usage(done))
+                yield self._event([], usage=_usage(done, self._manner))
         except TimeoutError:
             late = Refusal(504, f"there was no more text within {self._seconds:g} seconds")
             yield b"data: " + late.body() + b"\n\n"
@@ -193,13 +230,15 @@ class _Stream:
         yield b"data: [DONE]\n\n"
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        return b"data: " + to_json(self._head | {"choices": choices} | more) + b"\n\n"
+        usage = {"usage": None} if self._usage else {}
+        return b"data: " + to_json(self._head | {"choices": choices} | usage | more) + b"\n\n"
 
 
 def _head(name: str, kind: str, model: str) -> dict[str, Any]:
     return {"id": name, "object": kind, "created": int(time.time()), "model": model}
 
 
-def _usage(done: Generated) -> dict[str, int]:
-    read, written = sum(done.prompt_tokens), sum(done.completion_tokens)
+def _usage(done: Generated, manner: Manner) -> dict[str, int]:
+    """Count tokens; a prompt counts once, however many answers it has."""
+    read, written = sum(done.prompt_tokens[:: manner.n]), sum(done.completion_tokens)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}

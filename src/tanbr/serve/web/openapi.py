@@ -111,6 +111,7 @@ def _write_limits(schemas: dict[str, Any], info: ServiceInfo, config: HttpConfig
         several["items"] |= text
         several["maxItems"] = config.inputs
         fields["max_tokens"]["anyOf"][0]["maximum"] = info.max_tokens
+        fields["n"]["anyOf"][0]["maximum"] = config.inputs
         fields["model"]["enum"] = [info.model]
         fields["task"]["anyOf"][0]["enum"] = tasks
         schemas["CompletionRequest"]["examples"][0]["model"] = info.model

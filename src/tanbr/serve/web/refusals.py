@@ -70,6 +70,8 @@ def invalid(errors: Sequence[Any]) -> Refusal:
     """Say in one sentence what is wrong first with a request that its model did not accept."""
     problem = errors[0]
     where = _place(problem["loc"])
+    if problem["type"] == "not_done":
+        return Refusal(400, f"{where} {problem['msg']}", param=where, code="unsupported_parameter")
     if problem["type"] == "missing":
         message = f"{where or 'the body'} is missing"
     elif problem["type"] == "extra_forbidden":

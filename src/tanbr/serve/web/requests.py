@@ -5,8 +5,10 @@ Every list stops at its first wrong item (`fail_fast`): half a million mistakes 
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
+
+from tanbr.serve.manner import HOTTEST, MOST_STOPS
 
 
 class Sent(BaseModel):
@@ -92,10 +94,17 @@ class FeedbackRequest(Sent):
     ]
 
 
-def _off(value: bool) -> bool:
-    if value:
-        raise PydanticCustomError("off", "must be false: this server does not do it")
-    return value
+LONGEST_STOP = 256  # characters of a string that ends an answer: as many may be kept back from a stream
+Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+Stops = Annotated[
+    Annotated[Stop, Tag(":one")] | Annotated[list[Stop], Field(max_length=MOST_STOPS, fail_fast=True), Tag(":list")],
+    Discriminator(_one_or_list, custom_error_type="stop", custom_error_message="must be a text, or texts in a list"),
+]
+
+
+def _not_done(*neutral: Any) -> Any:
+    """Make a setting of OpenAI's that is not done here: only what changes nothing is taken."""
+    return Field(default=None, json_schema_extra={"enum": [None, *neutral]})
 
 
 class StreamOptions(Sent):
@@ -106,7 +115,7 @@ class StreamOptions(Sent):
 
 
 class Writable(Sent):
-    """What OpenAI's clients say of any answer. The model writes greedily; what would make it choose is refused."""
+    """What OpenAI's clients say of any answer; what is not done here is refused, unless it changes nothing."""
 
     model: str
     """The id that /v1/models gives."""
@@ -115,19 +124,34 @@ class Writable(Sent):
     stream: bool | None = None
     """Whether to send each piece of text as it is made, as server-sent events."""
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Field(ge=0, le=0)] | None = None
-    """0: the most probable word each time."""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Makes no difference to greedy writing."""
-    n: Annotated[int, Field(ge=1, le=1)] | None = None
-    """One answer for a prompt."""
-    stop: None = None
+    temperature: Annotated[float, Field(ge=0, le=HOTTEST)] | None = None
+    """What the logits are divided by before a word is drawn; 0, or not given: the most probable word each time."""
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Draw from the smallest set of words with so much of the probability; no difference at temperature 0."""
+    n: Annotated[int, Field(ge=1)] | None = None
+    """Answers to each prompt; at temperature 0 all the same."""
+    stop: Stops | None = None
+    """An answer ends before the first of these strings, which is no part of it."""
     seed: int | None = None
-    """Makes no difference to greedy writing."""
+    """The same seed, prompt and merge version give the same answer; no difference at temperature 0."""
+    frequency_penalty: Any = _not_done(0)
+    presence_penalty: Any = _not_done(0)
+    logit_bias: Any = _not_done({})
     user: str | None = None
     """Not kept."""
     task: str | None = None
     """The task that the prompts belong to, if the client knows; an extension of ours."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _changes_nothing(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse what is not done here."""
+        about = cls.model_fields[str(info.field_name)].json_schema_extra
+        if isinstance(about, dict) and "enum" in about:
+            neutral: Any = about["enum"]
+            if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
+                raise PydanticCustomError("not_done", "is not done by this server; leave it out")
+        return value
 
 
 class CompletionRequest(Writable):
@@ -135,9 +159,10 @@ class CompletionRequest(Writable):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"model": "…", "prompt": "translate: hello"}]})
     prompt: Prompt
-    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
-    echo: Annotated[bool, AfterValidator(_off), Field(json_schema_extra={"const": False})] | None = None
-    logprobs: None = None
+    best_of: Any = _not_done(1)
+    echo: Any = _not_done(False)
+    logprobs: Any = _not_done()
+    suffix: Any = _not_done("")
 
 
 class ChatMessage(Sent):
@@ -156,6 +181,21 @@ class ChatRequest(Writable):
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     """The newer name of max_tokens."""
+    logprobs: Any = _not_done(False)
+    top_logprobs: Any = _not_done(0)
+    response_format: Any = _not_done({"type": "text"})
+    tools: Any = _not_done([])
+    tool_choice: Any = _not_done("none", "auto")
+    parallel_tool_calls: Any = _not_done(True, False)
+    functions: Any = _not_done([])
+    function_call: Any = _not_done("none", "auto")
+    modalities: Any = _not_done(["text"])
+    audio: Any = _not_done()
+    prediction: Any = _not_done()
+    reasoning_effort: Any = _not_done()
+    verbosity: Any = _not_done()
+    web_search_options: Any = _not_done()
+    store: Any = _not_done(False)
 
 
 def _blend_or_version(value: Any) -> str | None:

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 from numpy.typing import ArrayLike
 
 from tanbr.router import TreeView
+from tanbr.serve.manner import Manner
 from tanbr.serve.records import (
     Answered,
     Feedback,
@@ -58,10 +59,14 @@ class ServiceApi(Protocol):
         prompts: Sequence[str],
         *,
         max_tokens: int | None = None,
+        manner: Manner = Manner(),  # noqa: B008 - it is frozen
         on_token: OnToken | None = None,
         task: str | None = None,
     ) -> "Future[Generated]":
-        """Write an answer to each prompt; quick, never blocks. A cancelled future ends early."""
+        """Write `manner.n` answers to each prompt, those of the first prompt first; quick, never blocks.
+
+        A cancelled future ends early.
+        """
         ...
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
