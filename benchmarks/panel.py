@@ -27,6 +27,7 @@ from tanbr.moe.embedded import path as embedded
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.router.panel import Candidates, chosen
+from tanbr.router.readings import Readings
 from tanbr.tasks.traffic import mixes as task_mixes
 from tanbr.types import FloatArray, PanelDecision, Router
 
@@ -37,7 +38,9 @@ Make = Callable[[int], Router]  # of a seed
 class World:
     """Mean rewards of any blend, and the mixes of a run."""
 
-    def __init__(self, survey: Path, *, slots: int, alpha: float, seed: int, confusion: FloatArray | None) -> None:
+    def __init__(
+        self, survey: Path, *, slots: int, alpha: float, seed: int, confusion: FloatArray | None, told: bool
+    ) -> None:
         values = json.loads(survey.read_text(encoding="utf-8"))
         self.table = Table(np.array(values["blends"]), np.array(values["rewards"]))
         self.experts, self.tasks = self.table.blends.shape[1], self.table.rewards.shape[1]
@@ -46,6 +49,7 @@ class World:
         wrong = (1 - RECOGNISED) / (self.tasks - 1)
         even = np.full((self.tasks, self.tasks), wrong) + (RECOGNISED - wrong) * np.eye(self.tasks)
         self.confusion = None if confusion is None else confusion / confusion.sum(axis=1, keepdims=True)
+        self.told = self.confusion if told else None
         likely = even if self.confusion is None else np.maximum(self.confusion, 1e-3)
         self.posteriors = (likely / likely.sum(axis=0)).T  # (V, V) of a request that is read as v
 
@@ -58,7 +62,7 @@ class World:
         rng = np.random.default_rng([self.seed, 7])
         earned = np.zeros(len(self.mixes))
         for t, mix in enumerate(self.mixes):
-            panel = router.ask(mix, models=models)
+            panel = router.ask(mix, models=models, confusion=self.told)
             earned[t] = self.serve(panel, router, rng, mix)
         return earned
 
@@ -86,7 +90,7 @@ class World:
         rng, earned = np.random.default_rng([self.seed, 7]), np.zeros(len(self.mixes))
         even = np.full(self.tasks, 1 / self.tasks)
         for t, mix in enumerate(self.mixes):
-            rows = chosen(known, even if fixed else mix, models)
+            rows = chosen(known, Readings.of(even if fixed else mix, self.told), models)
             panel = PanelDecision(t, mix, known.blends[rows], known.mean[rows])
             earned[t] = self.serve(panel, None, rng, mix)
         return earned
@@ -141,6 +145,7 @@ def main() -> None:
     parser.add_argument("--alpha", type=float, default=0.3, help="of the Dirichlet mixes")
     parser.add_argument("--models", default="1,2,3,4")
     parser.add_argument("--confusion", type=Path, help="JSON with `confusion` (V, V), how each task's texts are read")
+    parser.add_argument("--told", action="store_true", help="routers are told how requests are read")
     parser.add_argument("--recognised", action="store_true", help="no request is misread")
     parser.add_argument("--survey", type=Path, default=embedded() / "survey.json")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
@@ -152,7 +157,9 @@ def main() -> None:
         confusion = np.eye(len(json.loads(options.survey.read_text())["rewards"][0]))
     for models in (int(part) for part in options.models.split(",")):
         for seed in seeds:
-            world = World(options.survey, slots=slots, alpha=options.alpha, seed=seed, confusion=confusion)
+            world = World(
+                options.survey, slots=slots, alpha=options.alpha, seed=seed, confusion=confusion, told=options.told
+            )
             runs = {name: world.run(make(seed), models) for name, make in routers(world).items()}
             runs["best surveyed panel for each slot"] = world.best(models)
             runs["best fixed panel"] = world.best(models, fixed=True)

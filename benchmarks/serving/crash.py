@@ -35,11 +35,11 @@ class Counted(Tanbr):
         super().__init__(*sizes, **settings)
         self._settings |= {"total": total, "mood": mood}  # written and read with the state
 
-    def ask(self, task_mix: ArrayLike, *, models: int | None = None) -> Any:
+    def ask(self, task_mix: ArrayLike, **panel: Any) -> Any:
         """Choose, unless in a mood."""
         if self._settings["mood"] and Path(self._settings["mood"]).exists():
             raise RuntimeError("this router is not in the mood")
-        return super().ask(task_mix, models=models)
+        return super().ask(task_mix, **panel)
 
     def tell(self, decision: Any, reward: ArrayLike, counts: ArrayLike | None = None) -> None:
         """Learn and count."""

@@ -166,11 +166,16 @@ class Router(Protocol):
     """The one contract of Tanbr and every rival, those that learn nothing included; `tanbr.testing` checks it."""
 
     @overload
-    def ask(self, task_mix: ArrayLike, *, models: None = None) -> Decision: ...
+    def ask(self, task_mix: ArrayLike, *, models: None = None, confusion: None = None) -> Decision: ...
     @overload
-    def ask(self, task_mix: ArrayLike, *, models: int) -> PanelDecision: ...
-    def ask(self, task_mix: ArrayLike, *, models: int | None = None) -> Decision | PanelDecision:
-        """Choose the blend for a slot whose task mix is ψ (V,), or a panel of G blends."""
+    def ask(self, task_mix: ArrayLike, *, models: int, confusion: ArrayLike | None = None) -> PanelDecision: ...
+    def ask(
+        self, task_mix: ArrayLike, *, models: int | None = None, confusion: ArrayLike | None = None
+    ) -> Decision | PanelDecision:
+        """Choose the blend for a slot whose task mix is ψ (V,), or a panel of G blends.
+
+        For a panel, `confusion` (V, V) says how each task's requests are read; rightly, if it is None.
+        """
         ...
 
     def tell(
@@ -241,6 +246,21 @@ def _listed(array: FloatArray) -> str:
 def as_task_mix(values: ArrayLike, *, tasks: int) -> TaskMix:
     """Check that `values` is a mix of V tasks; a read-only (V,) copy."""
     return _on_simplex(_frozen(values, "task mix", tasks), "task mix")
+
+
+def as_confusion(values: ArrayLike, *, tasks: int) -> FloatArray:
+    """Check that `values` says how the requests of each of V tasks are read, by a mix; a read-only (V, V) copy.
+
+    A task of whose requests nothing is known, a row of 0, is taken to be read rightly.
+    """
+    if np.shape(values) != (tasks, tasks):
+        raise InputError(f"confusion must be {tasks} rows of {tasks}, a mix each (got shape {np.shape(values)})")
+    table = np.array(values, dtype=np.float64)
+    unknown = ~table.any(axis=1)
+    table[unknown] = np.eye(tasks)[unknown]
+    table = np.array([as_task_mix(row, tasks=tasks) for row in table])
+    table.setflags(write=False)
+    return table
 
 
 def as_blend(values: ArrayLike, *, experts: int, max_active: int | None = None) -> Blend:

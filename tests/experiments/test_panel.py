@@ -82,7 +82,7 @@ class Stub:
     def __init__(self) -> None:
         self.told: list[tuple[FloatArray, FloatArray]] = []
 
-    def ask(self, task_mix: FloatArray, *, models: int) -> Choice:
+    def ask(self, task_mix: FloatArray, *, models: int, confusion: FloatArray | None = None) -> Choice:
         return Choice(np.eye(8)[:models])
 
     def tell(self, decision: Any, reward: FloatArray, counts: FloatArray) -> None:
@@ -91,6 +91,8 @@ class Stub:
 
 class Tags:
     """A mix source that recognises every request of `TEXTS`."""
+
+    confusion = None
 
     def observe(self, texts: Any) -> FloatArray:
         return np.eye(8)[[TASK[TEXTS.index(text)] for text in texts]]

@@ -17,6 +17,7 @@ from tanbr.router.panel import (
     task_groups,
     worth,
 )
+from tanbr.router.readings import Readings
 from tanbr.router.sizes import Sizes
 from tanbr.types import PanelDecision
 
@@ -35,7 +36,7 @@ def test_greedy_and_exchange_come_near_the_best_panel(models):
         bound = np.random.default_rng(seed).random((12, 4))
         best = max(worth(bound[list(rows)], MIX) for rows in itertools.combinations(range(12), models))
         first = worth(bound[greedy(bound, MIX, models)], MIX)
-        found = worth(bound[chosen(candidates(bound), MIX, models)], MIX)
+        found = worth(bound[chosen(candidates(bound), Readings.of(MIX), models)], MIX)
         assert promised * best <= first <= found <= best + 1e-12
 
 
@@ -50,39 +51,42 @@ def test_exchange_mends_what_greedy_gets_wrong():
 
 def test_the_start_stays_where_nothing_is_better():
     bound = np.full((5, 4), 0.5)
-    assert chosen(candidates(bound), MIX, 2, start=np.array([3, 4])).tolist() == [3, 4]
+    assert chosen(candidates(bound), Readings.of(MIX), 2, start=np.array([3, 4])).tolist() == [3, 4]
     bound[0] = 0.9
-    assert 0 in chosen(candidates(bound), MIX, 2, start=np.array([3, 4]))
+    assert 0 in chosen(candidates(bound), Readings.of(MIX), 2, start=np.array([3, 4]))
 
 
 def test_each_model_has_the_mix_of_the_tasks_it_serves():
-    mixes = group_mixes(np.array([[0.9, 0.1, 0.9, 0.1], [0.1, 0.9, 0.1, 0.9], [0, 0, 0, 0]]), MIX)
+    mixes = group_mixes(np.array([[0.9, 0.1, 0.9, 0.1], [0.1, 0.9, 0.1, 0.9], [0, 0, 0, 0]]), Readings.of(MIX))
     np.testing.assert_allclose(mixes, [[2 / 3, 0, 1 / 3, 0], [0, 0.75, 0, 0.25], MIX])
 
 
 def test_groups_part_what_disturbs_each_other():
-    even = np.full(4, 0.25)
+    even = Readings.of(np.full(4, 0.25))
     harm = np.zeros((4, 4))
     harm[0, 1] = harm[1, 0] = harm[2, 3] = harm[3, 2] = 0.5
     labels = task_groups(even, 2, interference=harm)
     assert labels[0] != labels[1]
     assert labels[2] != labels[3]
     assert sorted(np.bincount(task_groups(even, 2)).tolist()) == [2, 2]
-    assert len(set(task_groups(MIX, 4).tolist())) == 4
-    alone = task_groups(np.array([0.85, 0.05, 0.05, 0.05]), 2)  # a task that most requests have is served alone
+    assert len(set(task_groups(Readings.of(MIX), 4).tolist())) == 4
+    alone = task_groups(
+        Readings.of(np.array([0.85, 0.05, 0.05, 0.05])), 2
+    )  # a task that most requests have is served alone
     assert (alone[1:] != alone[0]).all()
 
 
 def test_proportional_blends_share_by_the_mix_inside_a_group():
-    blends = proportional_blends(MIX, np.array([0, 1, 0, 1]), 3, own=[2, 0, 1, 1], sizes=Sizes(3, 4, 3))
+    blends = proportional_blends(Readings.of(MIX), np.array([0, 1, 0, 1]), 3, own=[2, 0, 1, 1], sizes=Sizes(3, 4, 3))
     np.testing.assert_allclose(blends, [[0, 1 / 3, 2 / 3], [0.75, 0.25, 0], [0.3, 0.3, 0.4]])
-    unforeseen = proportional_blends(np.eye(4)[0], np.array([0, 1, 1, 1]), 2, own=[0, 1, 2, 2], sizes=Sizes(3, 4, 3))
+    lone = Readings.of(np.eye(4)[0])
+    unforeseen = proportional_blends(lone, np.array([0, 1, 1, 1]), 2, own=[0, 1, 2, 2], sizes=Sizes(3, 4, 3))
     np.testing.assert_allclose(unforeseen, [[1, 0, 0], [0, 1 / 3, 2 / 3]])
 
 
 def test_a_panel_says_of_each_blend_why():
     found = candidates([[0.9, 0.1, 0.2, 0.3], [0.2, 0.8, 0.7, 0.6]])
-    panel = panel_of(found, np.array([0, 1]), MIX)
+    panel = panel_of(found, np.array([0, 1]), Readings.of(MIX))
     assert [terms.mean for terms in panel.terms] == pytest.approx([0.9, (0.3 * 0.8 + 0.2 * 0.7 + 0.1 * 0.6) / 0.6])
     assert all(terms.candidates == 2 for terms in panel.terms)
 

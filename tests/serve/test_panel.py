@@ -37,7 +37,7 @@ class PanelLedger(Ledger):
         self.tables: list[np.ndarray] = []
         self.alike = False
 
-    def ask(self, task_mix: Any, *, models: int | None = None) -> Any:
+    def ask(self, task_mix: Any, *, models: int | None = None, confusion: Any = None) -> Any:
         if models is None:
             return super().ask(task_mix)
         rng = np.random.default_rng(self.asked)

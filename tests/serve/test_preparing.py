@@ -48,7 +48,7 @@ class Router:
     def __init__(self) -> None:
         self.asked, self.told = 0, list[Any]()
 
-    def ask(self, mix: Any, *, models: int) -> PanelDecision:
+    def ask(self, mix: Any, *, models: int, confusion: Any = None) -> PanelDecision:
         self.asked += 1
         return PanelDecision(self.asked, mix, np.array([GOOD, BAD]), ESTIMATES)
 

@@ -10,7 +10,7 @@ from tanbr.types import Decision
 class Overspent(Tanbr):
     """Its blends sum to 2."""
 
-    def ask(self, task_mix, *, models=None):  # type: ignore[no-untyped-def]
+    def ask(self, task_mix, *, models=None, confusion=None):  # type: ignore[no-untyped-def]
         decision = super().ask(task_mix)
         return Decision(decision.id, decision.task_mix, 2 * decision.blend)
 

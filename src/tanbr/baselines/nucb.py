@@ -11,6 +11,7 @@ from tanbr.router.argmax import first_best
 from tanbr.router.ask_tell import AskTell
 from tanbr.router.config import PaperModeConfig
 from tanbr.router.panel import Candidates, ModelByModel, Panel, chosen, panel_of
+from tanbr.router.readings import Readings
 from tanbr.router.records import Terms, TreeView, lone_root
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes, as_size
@@ -32,10 +33,10 @@ class _Policy(ModelByModel):
         best = first_best(mean + width)
         return blends[best], Terms(float(mean[best]), 0.0, float(width[best]), candidates=DRAWS)
 
-    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:  # noqa: ARG002
+    def choose_panel(self, readings: Readings, models: int, open_blends: list[Blend]) -> Panel:  # noqa: ARG002
         blends = self._draws()
         found = Candidates.of(blends, *self.bandit.task_bounds(self.state, blends))
-        return panel_of(found, chosen(found, mix, models), mix)
+        return panel_of(found, chosen(found, readings, models), readings)
 
     def _draws(self) -> FloatArray:
         blends = self.rng.dirichlet(np.ones(self.sizes.experts), size=DRAWS)

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from tanbr.errors import InputError
 from tanbr.router.ask_tell import AskTell
 from tanbr.router.panel import Candidates, Panel, chosen, panel_of, proportional_blends, task_groups
+from tanbr.router.readings import Readings
 from tanbr.router.records import Terms, TreeView, lone_root
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes, as_size
@@ -28,10 +29,10 @@ class _Rule:
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
 
-    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:
+    def choose_panel(self, readings: Readings, models: int, open_blends: list[Blend]) -> Panel:
         """Choose G times; without rewards, even groups of tasks say which model serves which."""
-        picked = [self.choose(mix, open_blends) for _ in range(models)]
-        return self._by_groups(np.array([blend for blend, _ in picked]), task_groups(mix, models))
+        picked = [self.choose(readings.task_mix, open_blends) for _ in range(models)]
+        return self._by_groups(np.array([blend for blend, _ in picked]), task_groups(readings, models))
 
     def _by_groups(self, blends: FloatArray, labels: NDArray[np.intp]) -> Panel:
         belongs = (labels == np.arange(len(blends))[:, None]).astype(np.float64)
@@ -77,11 +78,11 @@ class _BestOf(_Rule):
         best = int(worth.argmax())
         return self.blends[best], Terms(float(worth[best]), candidates=len(worth))
 
-    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:
+    def choose_panel(self, readings: Readings, models: int, open_blends: list[Blend]) -> Panel:
         if np.isnan(self.rewards).any():
-            return super().choose_panel(mix, models, open_blends)
+            return super().choose_panel(readings, models, open_blends)
         found = Candidates.of(self.blends, self.rewards, np.zeros_like(self.rewards))
-        return panel_of(found, chosen(found, mix, models), mix)
+        return panel_of(found, chosen(found, readings, models), readings)
 
 
 class _Proportional(_Rule):
@@ -94,9 +95,9 @@ class _Proportional(_Rule):
         np.add.at(blend, self.own, mix)
         return keep_largest(blend, self.sizes.max_active), Terms(float("nan"))
 
-    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:  # noqa: ARG002
-        labels = task_groups(mix, models)
-        return self._by_groups(proportional_blends(mix, labels, models, own=self.own, sizes=self.sizes), labels)
+    def choose_panel(self, readings: Readings, models: int, open_blends: list[Blend]) -> Panel:  # noqa: ARG002
+        labels = task_groups(readings, models)
+        return self._by_groups(proportional_blends(readings, labels, models, own=self.own, sizes=self.sizes), labels)
 
 
 class RandomBlend(AskTell):

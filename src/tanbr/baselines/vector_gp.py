@@ -10,6 +10,7 @@ from tanbr.router.argmax import first_best
 from tanbr.router.ask_tell import AskTell
 from tanbr.router.kernel import correlation
 from tanbr.router.panel import Candidates, ModelByModel, Panel, chosen, panel_of
+from tanbr.router.readings import Readings
 from tanbr.router.records import Terms, TreeView, lone_root
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes, as_size
@@ -53,12 +54,12 @@ class _Policy(ModelByModel):
         best = first_best(mean + spread)
         return known.candidates[best], Terms(float(mean[best]), 0.0, float(spread[best]), candidates=len(mean))
 
-    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:  # noqa: ARG002
+    def choose_panel(self, readings: Readings, models: int, open_blends: list[Blend]) -> Panel:  # noqa: ARG002
         known = self.state
         mean = CENTRE + known.cross @ (known.inverse @ (known.rewards - CENTRE))
-        spread = BETA * np.sqrt(np.maximum(VARIANCE - known.gain, 1e-12) * (mix @ mix))
+        spread = BETA * np.sqrt(np.maximum(VARIANCE - known.gain, 1e-12) * (readings.task_mix @ readings.task_mix))
         found = Candidates.of(known.candidates, mean, np.repeat(spread[:, None], self.tasks, axis=1))
-        return panel_of(found, chosen(found, mix, models), mix)
+        return panel_of(found, chosen(found, readings, models), readings)
 
     def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:  # noqa: ARG002
         self.warm_start(blend, reward, counts)

@@ -22,6 +22,11 @@ class KnownMix:
     def __init__(self, mixes: FloatArray, recogniser: MixSource | None = None) -> None:
         self._mixes, self._slot, self._recogniser = mixes, 0, recogniser
 
+    @property
+    def confusion(self) -> FloatArray | None:
+        """The recogniser's."""
+        return None if self._recogniser is None else self._recogniser.confusion
+
     def observe(self, texts: Sequence[Text]) -> FloatArray:
         """Give posteriors (n, V)."""
         if self._recogniser is not None:
@@ -42,6 +47,10 @@ class KnownTasks:
 
     def __init__(self, task_of: Mapping[Text, int], other: MixSource, *, tasks: int) -> None:
         self._task_of, self._other, self._tasks = task_of, other, tasks
+
+    @property
+    def confusion(self) -> None:
+        """Nothing is misread."""
 
     def observe(self, texts: Sequence[Text]) -> FloatArray:
         """Give posteriors (n, V), each sure."""

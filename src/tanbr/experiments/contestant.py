@@ -49,6 +49,11 @@ class Scorer:
 class MixSource(Protocol):
     """What tells the mix of untagged requests; `monitor.Monitor` is one."""
 
+    @property
+    def confusion(self) -> FloatArray | None:
+        """Share of each task's requests that is read as each task (V, V); None if all are read rightly."""
+        ...
+
     def observe(self, texts: Sequence[Text]) -> FloatArray:
         """Read requests: posteriors (n, V)."""
         ...

@@ -301,8 +301,8 @@ class Method:
     def _panel(self, bench: Bench, router: Router) -> PanelRouter:
         if self.kind.panel is not None:
             return self.kind.panel(bench)
-        if "models" not in inspect.signature(router.ask).parameters:
-            raise ConfigError(f"{self.name}: this router chooses one blend a slot, and cannot fill a panel")
+        if not {"models", "confusion"} <= inspect.signature(router.ask).parameters.keys():
+            raise ConfigError(f"{self.name} cannot fill a panel: its ask takes no models and confusion")
         return router
 
 

@@ -16,6 +16,7 @@ from tanbr.experiments.answers import Answers
 from tanbr.experiments.contestant import Answering, MixSource, Scorer, as_given
 from tanbr.merge import Moe
 from tanbr.monitor.belief import by_mix
+from tanbr.router.readings import Readings
 from tanbr.tasks.metrics import Answer
 from tanbr.types import Blend, FloatArray, SlotRecord, TaskMix, Text, as_blend, as_task_mix
 
@@ -38,8 +39,8 @@ class PanelDecision(Protocol):
 class PanelRouter(Protocol):
     """Chooses G blends for a task mix, and learns from the rewards of each."""
 
-    def ask(self, task_mix: ArrayLike, *, models: int) -> PanelDecision:
-        """Choose `models` blends for a slot whose task mix is ψ (V,)."""
+    def ask(self, task_mix: ArrayLike, *, models: int, confusion: ArrayLike | None = None) -> PanelDecision:
+        """Choose `models` blends for a slot whose task mix is ψ (V,), its requests read as `confusion` (V, V) says."""
         ...
 
     def tell(self, decision: Any, reward: ArrayLike, counts: ArrayLike) -> None:
@@ -67,10 +68,11 @@ class BestPanel:
         self._blends, self._rewards = blends, rewards
         self._mix = None if mix is None else as_task_mix(mix, tasks=rewards.shape[1])
 
-    def ask(self, task_mix: ArrayLike, *, models: int) -> KnownPanel:
+    def ask(self, task_mix: ArrayLike, *, models: int, confusion: ArrayLike | None = None) -> KnownPanel:
         """Choose the panel; requests are assigned by the slot's own mix in any case."""
         mix = as_task_mix(task_mix, tasks=self._rewards.shape[1])
-        best = best_rows(self._rewards, mix if self._mix is None else self._mix, models)
+        readings = Readings.of(mix if self._mix is None else self._mix, confusion)
+        best = best_rows(readings.bound(self._rewards), readings.mix, models)
         return KnownPanel(self._blends[best], self._rewards[best], mix)
 
     def tell(self, decision: Any, reward: ArrayLike, counts: ArrayLike) -> None:
@@ -169,7 +171,7 @@ class SeveralModels:
 
     def play(self, texts: Sequence[Text], scorer: Scorer) -> PanelRecord:
         """Serve one slot's requests, each by the model it is assigned to, and learn from the rewards of each model."""
-        decision = self.router.ask(self.forecast, models=self.models)
+        decision = self.router.ask(self.forecast, models=self.models, confusion=self.monitor.confusion)
         version = self.server.swap(decision.blends)
         posteriors = self.monitor.observe(texts)  # (n, V)
         of = np.asarray(decision.assign(posteriors))  # (n,)

@@ -13,6 +13,7 @@ from tanbr.router.confidence import Confidence, DiagonalConfidence, ExactConfide
 from tanbr.router.config import PaperModeConfig
 from tanbr.router.network import Weights, descend, initial_weights, predict, unit, value_and_gradient
 from tanbr.router.panel import Candidates, ModelByModel, Panel, chosen, panel_of
+from tanbr.router.readings import Readings
 from tanbr.router.records import Terms, TreeView
 from tanbr.router.rewards import RewardTable
 from tanbr.router.simplex import corner_point, keep_largest, proportional_point
@@ -120,14 +121,14 @@ class Algorithm1(ModelByModel):
         belief = self.bandit.learned(belief, mix, blend, reward, counts)  # lines 13 and 14
         self.state = State(belief, tree)
 
-    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:  # noqa: ARG002
+    def choose_panel(self, readings: Readings, models: int, open_blends: list[Blend]) -> Panel:  # noqa: ARG002
         """Lines 3 to 7 for G models: the leaves whose bounds, task by task, are worth most together."""
         tree = self.state.tree
         leaves = tree.active_leaves
         mean, width = self.bandit.task_bounds(self.state.belief, tree.blend[leaves])
         granularity = self.config.nu * self.config.rho ** tree.depth[leaves].astype(np.float64)
         found = Candidates(tree.blend[leaves], mean, width, granularity, leaves.astype(np.int64), tree.depth[leaves])
-        return panel_of(found, chosen(found, mix, models), mix)
+        return panel_of(found, chosen(found, readings, models), readings)
 
     def warm_start(self, blend: Blend, reward: Reward, counts: Counts) -> None:
         """Lines 13 and 14 for a reward from elsewhere, as if all tasks had been equally frequent."""

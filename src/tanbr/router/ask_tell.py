@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from tanbr.errors import DecisionError, InputError, StateError
 from tanbr.router.migration import LAYOUT, migrated
 from tanbr.router.panel import Panel
+from tanbr.router.readings import Readings
 from tanbr.router.records import Open, Terms, Told, TreeView
 from tanbr.router.sizes import Sizes, as_size
 from tanbr.router.slots import pack, unpack
@@ -45,7 +46,7 @@ class Policy(Protocol):
         """Learn what a slot's reward says."""
         ...
 
-    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:
+    def choose_panel(self, readings: Readings, models: int, open_blends: list[Blend]) -> Panel:
         """Choose G > 1 blends jointly for ψ."""
         ...
 
@@ -93,19 +94,25 @@ class AskTell:
         self._told: deque[Told] = deque(maxlen=history)
 
     @overload
-    def ask(self, task_mix: ArrayLike, *, models: None = None) -> Decision: ...
+    def ask(self, task_mix: ArrayLike, *, models: None = None, confusion: None = None) -> Decision: ...
     @overload
-    def ask(self, task_mix: ArrayLike, *, models: int) -> PanelDecision: ...
-    def ask(self, task_mix: ArrayLike, *, models: int | None = None) -> Decision | PanelDecision:
-        """Choose the blend for a slot whose task mix is ψ (V,), or a panel of G blends, 1 to K."""
+    def ask(self, task_mix: ArrayLike, *, models: int, confusion: ArrayLike | None = None) -> PanelDecision: ...
+    def ask(
+        self, task_mix: ArrayLike, *, models: int | None = None, confusion: ArrayLike | None = None
+    ) -> Decision | PanelDecision:
+        """Choose the blend for a slot whose task mix is ψ (V,), or a panel of G blends, 1 to K.
+
+        For a panel, `confusion` (V, V) says how each task's requests are read; rightly, if it is None.
+        """
         mix = as_task_mix(task_mix, tasks=self.tasks)
+        readings = Readings.of(mix, confusion)
         count = 1 if models is None else as_size(models, "models", least=1, most=self.experts)
         open_blends = [blend for slot in self._open.values() for blend in slot.blends]
         if count == 1:
             blend, terms = self._policy.choose(mix, open_blends)
             panel = Panel(blend[None], np.zeros((1, self.tasks)), (terms,))
         else:
-            panel = self._policy.choose_panel(mix, count, open_blends)
+            panel = self._policy.choose_panel(readings, count, open_blends)
         blends = [as_blend(x, experts=self.experts, max_active=self.max_active) for x in panel.blends]
         decision: Decision | PanelDecision = Decision(self._next_id, mix, blends[0])
         if models is not None:

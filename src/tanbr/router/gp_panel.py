@@ -17,6 +17,7 @@ from tanbr.router.panel import (
     proportional_blends,
     task_groups,
 )
+from tanbr.router.readings import Readings
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes
 from tanbr.types import Blend, FloatArray, TaskMix
@@ -45,20 +46,21 @@ class Bounds(Protocol):
         ...
 
 
-def choose_panel(router: Bounds, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:
-    """Choose G blends jointly, then let each climb for the mix of its own tasks."""
-    config, found, start = router.config, router.candidates(mix, open_blends), None
+def choose_panel(router: Bounds, readings: Readings, models: int, open_blends: list[Blend]) -> Panel:
+    """Choose G blends jointly, then let each climb for the mix of the requests it receives."""
+    config, mix, start = router.config, readings.task_mix, None
+    found = router.candidates(mix, open_blends)
     if config.own_experts:
         harm = np.array(config.interference) if config.interference else None
         start = len(found.blends) + np.arange(models)
-        straight = _proportional(router, mix, task_groups(mix, models, interference=harm), models)
+        straight = _proportional(router, readings, task_groups(readings, models, interference=harm), models)
         found = found.joined(router.bounded(straight, mix))
-    panel = chosen(found, mix, models, start=start)
+    panel = chosen(found, readings, models, start=start)
     if not config.own_experts and router.asked < router.opening:
-        return panel_of(found, _opening(router, panel), mix)
+        return panel_of(found, _opening(router, panel), readings)
     for _ in range(ROUNDS):
-        found, panel = _improved(router, found, panel, mix)
-    return panel_of(found, panel, mix)
+        found, panel = _improved(router, found, panel, readings)
+    return panel_of(found, panel, readings)
 
 
 def _opening(router: Bounds, panel: Rows) -> Rows:
@@ -68,22 +70,24 @@ def _opening(router: Bounds, panel: Rows) -> Rows:
     return np.array([*coming, *panel[len(coming) :]], dtype=np.intp)
 
 
-def _improved(router: Bounds, found: Candidates, panel: Rows, mix: TaskMix) -> tuple[Candidates, Rows]:
+def _improved(router: Bounds, found: Candidates, panel: Rows, readings: Readings) -> tuple[Candidates, Rows]:
     """Offer each model its own tasks' proportional blend, and its own blend moved up its own mix's bound."""
     bound, blends = found.bound[panel], found.blends[panel]
-    own = group_mixes(bound, mix)
+    own = group_mixes(bound, readings)
     config = router.config
     offers = [
         router.climbed(blend[None], psi, steps=config.climbs, size=config.climb_size)[-1]
         for blend, psi in zip(blends, own, strict=True)
     ]
     if router.config.own_experts:
-        straight = _proportional(router, mix, bound.argmax(axis=0), len(panel))
+        straight = _proportional(router, readings, readings.bound(bound).argmax(axis=0), len(panel))
         offers += [straight, 0.5 * (straight + blends)]
-    found = found.joined(router.bounded(keep_largest(np.concatenate(offers), router.sizes.max_active), mix))
-    return found, exchanged(found.bound, mix, panel)
+    found = found.joined(
+        router.bounded(keep_largest(np.concatenate(offers), router.sizes.max_active), readings.task_mix)
+    )
+    return found, exchanged(readings.bound(found.bound), readings.mix, panel)
 
 
-def _proportional(router: Bounds, mix: TaskMix, labels: NDArray[np.intp], models: int) -> FloatArray:
+def _proportional(router: Bounds, readings: Readings, labels: NDArray[np.intp], models: int) -> FloatArray:
     own = list(router.config.own_experts)
-    return proportional_blends(mix, labels, models, own=own, sizes=router.sizes)
+    return proportional_blends(readings, labels, models, own=own, sizes=router.sizes)

@@ -19,6 +19,7 @@ from tanbr.router.kernel import correlation
 from tanbr.router.ledger import Ledger, LedgerState
 from tanbr.router.panel import Candidates, Panel, group_mixes
 from tanbr.router.posterior import PooledPosterior, PosteriorState
+from tanbr.router.readings import Readings
 from tanbr.router.records import Terms, TreeView
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes
@@ -107,9 +108,9 @@ class GpTree:
         )
         return self.snapped(blend), terms
 
-    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:
+    def choose_panel(self, readings: Readings, models: int, open_blends: list[Blend]) -> Panel:
         """Choose G blends jointly among all candidates and the groups' proportional blends."""
-        panel = choose_panel(self, mix, models, open_blends)
+        panel = choose_panel(self, readings, models, open_blends)
         self.asked += models
         return replace(panel, blends=np.array([self.snapped(blend) for blend in panel.blends]))
 
@@ -179,7 +180,7 @@ class GpTree:
         if self.config.forgetting < 1.0:
             self.posterior.forget(self.config.forgetting)
             self.told *= self.config.forgetting
-        mixes = group_mixes(panel.estimates, mix)
+        mixes = group_mixes(panel.estimates, Readings.of(mix))
         for blend, own, reward, count in zip(panel.blends, mixes, rewards, counts, strict=True):
             if count.any():
                 self.posterior.observe(blend, reward, count)

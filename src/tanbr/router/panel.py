@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tanbr.router.argmax import first_best
 from tanbr.router.kernel import rise
+from tanbr.router.readings import Readings
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes
 from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix, Terms
@@ -88,9 +89,9 @@ def exchanged(bound: FloatArray, mix: TaskMix, rows: Rows) -> Rows:
     return rows
 
 
-def chosen(candidates: Candidates, mix: TaskMix, models: int, *, start: Rows | None = None) -> Rows:
+def chosen(candidates: Candidates, readings: Readings, models: int, *, start: Rows | None = None) -> Rows:
     """Find a panel: by greedy choice and by what it may start from, each improved by exchanges; the better one."""
-    bound = candidates.bound
+    bound, mix = readings.bound(candidates.bound), readings.mix
     found = exchanged(bound, mix, greedy(bound, mix, models))
     if start is None:
         return found
@@ -98,10 +99,10 @@ def chosen(candidates: Candidates, mix: TaskMix, models: int, *, start: Rows | N
     return found if worth(bound[found], mix) > worth(bound[other], mix) + 1e-9 else other
 
 
-def panel_of(candidates: Candidates, rows: Rows, mix: TaskMix) -> Panel:
+def panel_of(candidates: Candidates, rows: Rows, readings: Readings) -> Panel:
     """Say of the chosen rows what the server and an operator need to know."""
     bound = candidates.bound[rows]
-    mixes = group_mixes(bound, mix)
+    mixes = group_mixes(bound, readings)
     terms = tuple(
         Terms(
             mean=float(candidates.mean[row] @ own), granularity=float(candidates.granularity[row]),
@@ -113,34 +114,34 @@ def panel_of(candidates: Candidates, rows: Rows, mix: TaskMix) -> Panel:
     return Panel(candidates.blends[rows], bound, terms)
 
 
-def group_mixes(estimates: FloatArray, mix: TaskMix) -> FloatArray:
-    """Each model's own mix: that of the tasks it is best for; the whole mix where there are none. (G, V)."""
-    own = np.zeros_like(estimates)
-    own[estimates.argmax(axis=0), np.arange(len(mix))] = mix
+def group_mixes(estimates: FloatArray, readings: Readings) -> FloatArray:
+    """Each model's own mix: that of the requests it is best for; the whole mix where there are none. (G, V)."""
+    best = readings.bound(estimates).argmax(axis=0)
+    own = readings.received(best == np.arange(len(estimates))[:, None])
     total = own.sum(axis=1, keepdims=True)
-    return np.where(total > 0, own / np.maximum(total, 1e-300), mix)
+    return np.where(total > 0, own / np.maximum(total, 1e-300), readings.task_mix)
 
 
-def task_groups(mix: TaskMix, models: int, *, interference: FloatArray | None = None) -> NDArray[np.intp]:
-    """Part the tasks into G groups before anything is told: (V,) the group of each task.
+def task_groups(readings: Readings, models: int, *, interference: FloatArray | None = None) -> NDArray[np.intp]:
+    """Part the tasks into G groups before anything is told: (V,) the group of what is read as each task.
 
     Inside a group experts share a blend by the mix. A task keeps most of what its expert adds at a small share
     already, and loses I_vw of it where task w's expert has the rest of the blend.
     """
-    tasks, share = len(mix), mix.tolist()
-    harm = None if interference is None else interference.tolist()
+    tasks = len(readings.mix)
+    read = readings.mix[:, None] * readings.tasks  # (read as, of task)
     members: list[list[int]] = [[] for _ in range(models)]
 
     def value(group: list[int]) -> float:
-        total = sum(share[task] for task in group)
+        share = read[group].sum(axis=0)
+        total = float(share.sum())
         if total <= 0:
             return 0.0
-        kept = sum(share[task] * float(rise(share[task] / total)) for task in group)
-        lost = sum(share[v] * share[w] * harm[v][w] for v in group for w in group) / total if harm else 0.0
-        return kept - lost
+        lost = 0.0 if interference is None else float(share @ interference @ share) / total
+        return float(share @ rise(share / total)) - lost
 
     labels = np.zeros(tasks, dtype=np.intp)
-    for number, task in enumerate(np.argsort(-mix, kind="stable").tolist()):
+    for number, task in enumerate(np.argsort(-readings.mix, kind="stable").tolist()):
         gains = np.array([value([*group, task]) - value(group) for group in members])
         labels[task] = number if number < models else first_best(gains)
         members[labels[task]].append(task)
@@ -157,16 +158,18 @@ def task_groups(mix: TaskMix, models: int, *, interference: FloatArray | None = 
 
 
 def proportional_blends(
-    mix: TaskMix, labels: NDArray[np.intp], models: int, *, own: list[int], sizes: Sizes
+    readings: Readings, labels: NDArray[np.intp], models: int, *, own: list[int], sizes: Sizes
 ) -> FloatArray:
-    """Blend each group's own experts by the shares of its tasks: (G, K).
+    """Blend experts for each group by the shares of the tasks in the requests it receives: (G, K).
 
     A group whose tasks are not expected has them evenly, a group without tasks has all tasks by the mix.
     """
     blends = np.zeros((models, sizes.experts))
-    for group, blend in enumerate(blends):
-        inside = (labels == group) if (labels == group).any() else np.ones(len(mix), dtype=np.bool_)
-        share = mix * inside if (mix * inside).any() else inside / inside.sum()
+    inside = labels == np.arange(models)[:, None]
+    inside[~inside.any(axis=1)] = True
+    received = readings.received(inside)
+    for blend, share, tasks in zip(blends, received, inside, strict=True):
+        share = share if share.any() else tasks / tasks.sum()
         np.add.at(blend, own, share / share.sum())
     return keep_largest(blends, sizes.max_active)
 
@@ -184,7 +187,7 @@ class ModelByModel:
 
     def learn_panel(self: Learner, mix: TaskMix, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
         """Learn what the rewards of all models in a slot say, (G, V); 0 counts where unseen."""
-        mixes = group_mixes(panel.estimates, mix)
+        mixes = group_mixes(panel.estimates, Readings.of(mix))
         for row in zip(mixes, panel.blends, panel.terms, rewards, counts, strict=True):
             if row[-1].any():
                 self.learn(*row)

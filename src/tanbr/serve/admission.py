@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tanbr.router.panel import Candidates, chosen, group_mixes
+from tanbr.router.readings import Readings
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Reason
 from tanbr.types import Blend, Decision, FloatArray, PanelDecision, TaskMix
@@ -74,7 +75,7 @@ class Choice:
 
     def mixes(self, mix: TaskMix) -> FloatArray:
         """The mix of the tasks that each model answers (G, V), of a mix (V,)."""
-        return mix[None] if self.estimates is None else group_mixes(self.estimates, mix)
+        return mix[None] if self.estimates is None else group_mixes(self.estimates, Readings.of(mix))
 
 
 def best_known(known: Sequence[KnownVersion], mix: TaskMix) -> KnownVersion | None:
@@ -89,7 +90,7 @@ def best_panel(known: Sequence[KnownVersion], mix: TaskMix, models: int) -> Choi
         return None
     earned = np.array([np.where(one.counts >= 1, one.sums / np.maximum(one.counts, 1), 0.0) for one in known])
     found = Candidates.of(np.array([one.blend for one in known]), earned, np.zeros_like(earned))
-    rows = sorted(set(chosen(found, mix, min(models, len(known))).tolist()))
+    rows = sorted(set(chosen(found, Readings.of(mix), min(models, len(known))).tolist()))
     best = Choice.panel(found.blends[rows], earned[rows], Reason.BEST, "no rewards any more: the best known blends")
     return replace(best, versions=tuple(known[row].version for row in rows))
 

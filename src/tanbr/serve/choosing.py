@@ -1,17 +1,19 @@
 """What the next slot serves: what an operator pinned, the start blend, or what the router says and admission allows."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tanbr.router.panel import worth
+from tanbr.router.readings import Readings
 from tanbr.serve.admission import Admission, Choice, KnownVersion, best_known, best_panel
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.journal import Turn
 from tanbr.serve.records import Phase, Reason
 from tanbr.serve.start_blend import StartBlend
 from tanbr.serve.store import Store
-from tanbr.types import Blend, Decision, PanelDecision, Router, TaskMix
+from tanbr.types import Blend, Decision, FloatArray, PanelDecision, Router, TaskMix
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,9 +27,18 @@ class Pin:
 class Choosing:
     """Chooses before anything is merged."""
 
-    def __init__(self, start: StartBlend, store: Store, config: ServeConfig, *, models: int = 1) -> None:
-        """Choose up to G blends to serve side by side."""
+    def __init__(
+        self,
+        start: StartBlend,
+        store: Store,
+        config: ServeConfig,
+        *,
+        models: int = 1,
+        confusion: Callable[[], FloatArray | None] = lambda: None,
+    ) -> None:
+        """Choose up to G blends to serve side by side; `confusion` tells how each task's requests are read (V, V)."""
         self._start, self._store, self._config, self._models = start, store, config, models
+        self._confusion = confusion
         self._admission = Admission(config)
 
     def phase(self, turn: Turn, pin: Pin | None) -> Phase:
@@ -64,7 +75,9 @@ class Choosing:
 
     def ask(self, router: Router, mix: TaskMix) -> Decision | PanelDecision:
         """Ask for a blend, or for as many as are served side by side."""
-        return router.ask(mix) if self._models == 1 else router.ask(mix, models=self._models)
+        if self._models == 1:
+            return router.ask(mix)
+        return router.ask(mix, models=self._models, confusion=self._confusion())
 
     def _best(self, known: list[KnownVersion], mix: TaskMix) -> Choice | None:
         if self._models > 1:
@@ -81,7 +94,8 @@ class Choosing:
             choice = Choice.one(self._start(mix, None if kept is None else kept.blend), Reason.START, note)
         else:
             served = np.empty((0, 0)) if kept is None else kept.blends
-            choice = Choice.panel(*self._start.panel(mix, served, models=self._models), Reason.START, note)
+            readings = Readings.of(mix, self._confusion())
+            choice = Choice.panel(*self._start.panel(readings, served, models=self._models), Reason.START, note)
         old = {} if kept is None else dict(zip((x.tobytes() for x in kept.blends), kept.versions, strict=True))
         return replace(choice, versions=tuple(old.get(blend.tobytes()) for blend in choice.blends))
 

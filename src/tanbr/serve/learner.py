@@ -76,7 +76,7 @@ class Learner:
         self.config, self.observer = config, observer
         self.pin: Pin | None = None
         self.forecast: TaskMix = np.full(len(monitor.tasks), 1.0 / len(monitor.tasks))  # nothing seen yet: all alike
-        self._choosing = Choosing(start, store, config, models=engine.models)
+        self._choosing = Choosing(start, store, config, models=engine.models, confusion=lambda: self.monitor.confusion)
         self._preparing = Preparing(engine, guard, self._choosing, tries=config.guard.tries)
         self._telling = Telling(store, answers, config, experts=engine.moe.num_experts, tasks=len(monitor.tasks))
         self._view: View | None = None

@@ -8,6 +8,7 @@ import numpy as np
 from tanbr.baselines.survey import Survey
 from tanbr.errors import ConfigError, InputError
 from tanbr.router.panel import Candidates, chosen, proportional_blends, task_groups
+from tanbr.router.readings import Readings
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes
 from tanbr.types import Blend, FloatArray, TaskMix, as_blend
@@ -59,22 +60,23 @@ class StartBlend:
             blend = keep_largest((mix @ self._own)[None], self._most)[0]
         return served if served is not None and np.abs(served - blend).sum() <= NEAR else blend
 
-    def panel(self, mix: TaskMix, served: FloatArray, *, models: int) -> tuple[FloatArray, FloatArray]:
-        """Give up to G > 1 blends (n, K) for a mix (V,), and what each task is taken to earn at each (n, V).
+    def panel(self, readings: Readings, served: FloatArray, *, models: int) -> tuple[FloatArray, FloatArray]:
+        """Give up to G > 1 blends (n, K) for a mix as it is read, and what each task is taken to earn at each (n, V).
 
         The best surveyed panel, or groups of tasks that blend their experts by their shares; where neither is known,
         one blend. One of those `served` (m, K) stands for a blend that is near enough to it.
         """
+        mix = readings.task_mix
         blends, estimates = self(mix)[None].copy(), np.ones((1, len(mix)))
         if self._survey is not None:
             known = np.nan_to_num(self._survey.rewards)
-            rows = chosen(Candidates.of(self._survey.blends, known, np.zeros_like(known)), mix, models)
+            rows = chosen(Candidates.of(self._survey.blends, known, np.zeros_like(known)), readings, models)
             blends, estimates = self._survey.blends[rows].copy(), known[rows]
         elif self._own is not None:
             groups = min(models, len(mix))
-            labels = task_groups(mix, groups)
+            labels = task_groups(readings, groups)
             sizes = Sizes(self._own.shape[1], len(mix), self._most)
-            blends = proportional_blends(mix, labels, groups, own=self._own.argmax(axis=1).tolist(), sizes=sizes)
+            blends = proportional_blends(readings, labels, groups, own=self._own.argmax(axis=1).tolist(), sizes=sizes)
             estimates = (labels == np.arange(groups)[:, None]).astype(np.float64)
         for old in served:
             far = np.abs(blends - old).sum(axis=1)

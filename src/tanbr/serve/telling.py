@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tanbr.router.panel import group_mixes
+from tanbr.router.readings import Readings
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.clients import Clients
 from tanbr.serve.config import ServeConfig
@@ -112,4 +113,4 @@ def _settle(turn: Turn, router: Router, opened: OpenSlot, tallies: Sequence[Tall
 
 def _mixes(opened: OpenSlot, mix: TaskMix) -> FloatArray:
     """The mix of each model's own tasks (G, V)."""
-    return mix[None] if opened.estimates is None else group_mixes(opened.estimates, mix)
+    return mix[None] if opened.estimates is None else group_mixes(opened.estimates, Readings.of(mix))

@@ -214,7 +214,8 @@ def panels_are_feasible_and_assign(make: Make) -> None:
     for most in (1, 2, K):
         router, rng = make(K, V, max_active=most), np.random.default_rng(0)
         for models in (2, K, 3, 2, 1, 4):
-            panel = router.ask(rng.dirichlet(np.ones(V)), models=models)
+            misread = rng.dirichlet(np.ones(V), V) if models == 3 else None
+            panel = router.ask(rng.dirichlet(np.ones(V)), models=models, confusion=misread)
             blends, posteriors = panel.blends, rng.dirichlet(np.full(V, 0.3), 12)
             _hold(blends.shape == (models, K), f"a panel of {models} has blends of shape {blends.shape}")
             _hold(bool((np.abs(blends.sum(axis=1) - 1.0) <= K * 1e-9).all() and (blends >= 0).all()), "no blend")
