@@ -60,9 +60,16 @@ def test_own_experts_must_fit(own):
         default(own_experts=own)
 
 
-def test_optimism_falls_as_slots_are_told_but_not_while_they_are_forgotten():
-    assert policy_after(80, beta_half=20).beta < 0.65
-    assert policy_after(80, beta_half=20, forgetting=0.9).beta > 1.4  # about ten slots are remembered
+def test_optimism_falls_by_what_slots_taught_and_not_by_their_number():
+    policy = GpTree(Sizes.check(K, V), config=DefaultModeConfig(beta_half=20), rng=np.random.default_rng(0))
+    _, terms = policy.choose(toy.EVEN, [])
+    for _ in range(80):  # the n-th reward of one blend takes 1/n of its variance away, or a little less
+        policy.learn(toy.EVEN, np.eye(K)[0], terms, np.full(V, 0.5), np.ones(V))
+    assert policy.told == pytest.approx((1 / np.arange(1, 81)).sum(), abs=1.0)
+    many = policy_after(80, beta_half=20)
+    assert many.told > 2 * policy.told
+    assert many.beta < policy.beta < 2.0
+    assert policy_after(80, beta_half=20, forgetting=0.9).told < 10.0  # about ten slots are remembered
 
 
 def test_open_decisions_are_not_repeated():
@@ -124,4 +131,6 @@ def test_forgetting_follows_a_map_that_moves():
             router.tell(decision, np.clip(reward + 0.02 * rng.normal(size=V), 0, 1))
         return total / 60
 
-    assert reward_after_move(forgetting=0.98) > reward_after_move() + 0.3
+    still = reward_after_move(change=0.0)
+    assert reward_after_move(change=0.0, forgetting=0.98) > still + 0.3
+    assert reward_after_move() > still + 0.3  # by evidence, without being told to

@@ -2,14 +2,22 @@
 
 from tanbr.state import Arrays
 
-LAYOUT = 3  # written into the header; states without it are of layout 1
-PANELS = 2  # the layout that came with panels
+LAYOUT = 4  # written into the header; states without it are of layout 1
+PANELS, ACCOUNTS = 2, 3  # the layouts that came with panels, and with accounts
+FIRST_FIT = 80  # slots before which no earlier layout had fitted its kernel
 FIT = ("width", "noise", "variance", "correlation")
 
 
 def migrated(policy: Arrays, like: Arrays, layout: int) -> Arrays:
     """Rename the arrays of a policy; `like` are those of a fresh one, for what was not written then."""
-    old = {name: array for name, array in like.items() if name.startswith("ledger.") and layout < LAYOUT} | policy
+    fresh = {"watch.": LAYOUT, "ledger.": ACCOUNTS}  # what earlier layouts have nothing of
+    old = {
+        name: array for name, array in like.items()
+        if any(name.startswith(part) and layout < first for part, first in fresh.items())
+    } | policy  # fmt: skip
+    if layout < LAYOUT and "since" in like:  # the fits were counted from the first slot on
+        told = old["slots"] if "slots" in old else old["numbers"][0].astype("int64")
+        old |= {"since": told, "fitted": told if told >= FIRST_FIT else like["fitted"]}
     if layout >= PANELS or "numbers" not in old:
         return old
     numbers = old.pop("numbers")
