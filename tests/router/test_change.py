@@ -66,6 +66,19 @@ def test_a_task_noisier_than_the_fit_is_held_to_its_own_noise():
     assert FIRST > 1
 
 
+def test_changes_of_several_tasks_at_once_are_one_of_the_model():
+    watch = Watch(8, threshold=12.0)
+    assert not watch.together(0)
+    watch.last[3] = 100
+    assert not watch.together(101)
+    watch.last[5] = 120
+    assert watch.together(121)
+    assert not watch.together(160)  # the first was too long ago
+    alone = Watch(1, threshold=12.0)
+    alone.last[0] = 7
+    assert alone.together(8)
+
+
 def rewards(blend, moved):
     """The first task's best expert is the first, and the last once it has moved; the second task's never changes."""
     return np.array([0.2 + 0.6 * blend[-1 if moved else 0], 0.2 + 0.6 * blend[1]])

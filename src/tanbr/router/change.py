@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tanbr.types import FloatArray
 
 OUTLIER = 9.0  # z² above which a reward no longer says anything about a task's usual noise
+TOGETHER = 50  # slots within which changes of several tasks are taken to be one of the model
 FIRST = 20.0  # rewards that the fit's word is worth
 
 
@@ -62,6 +63,11 @@ class Watch:
         self.changes[changed] += 1
         self.last[changed] = slot
         return changed
+
+    def together(self, slot: int) -> bool:
+        """Whether a quarter of the tasks, two at least, changed within `TOGETHER` slots: then the model has."""
+        tasks = len(self.last)
+        return int(((self.last >= 0) & (self.last > slot - TOGETHER)).sum()) >= max(tasks / 4, min(tasks, 2))
 
     def begin(self) -> None:
         """Let the evidence start from nothing, after what the variances rest on was fitted."""

@@ -50,7 +50,7 @@ class GpTreeState:
     slots: int  # rewards told
     asked: int  # decisions and warm starts
     told: float  # slots, each as far as it taught something that is still remembered
-    since: int  # slots told since the router started, or since most tasks changed
+    since: int  # slots told since the router started, or started over
     fitted: int  # slots told at the last fit
     mixes: FloatArray  # (recent, V) the task mixes told last
     posterior: PosteriorState
@@ -227,10 +227,10 @@ class GpTree:
         return self.posterior.observe(blend, reward, counts)
 
     def _unlearn(self, changed: NDArray[np.intp]) -> None:
-        """Forget the rewards of changed tasks; where most have changed since the last fit, start over with all."""
+        """Forget the rewards of changed tasks; where several changed together, start over with all of them."""
         self.ledger.settle(self.posterior.mean_at)
         all_ = self.sizes.tasks
-        if 2 * np.count_nonzero(self.watch.last >= self.fitted) > all_:
+        if self.watch.together(self.slots):
             changed = np.arange(all_)
             self.posterior.start_over()
             self.watch.begin()
