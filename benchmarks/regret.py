@@ -36,9 +36,11 @@ CONDITIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def scenarios(suite: str, seeds: Iterable[int], experts: Iterable[int], **more: Any) -> list[Scenario]:
-    """Every family of a suite and every mix."""
-    combined = itertools.product(SUITES[suite], MIXES, experts, seeds)
+def scenarios(
+    suite: str, mixes: Iterable[str], seeds: Iterable[int], experts: Iterable[int], **more: Any
+) -> list[Scenario]:
+    """Every family of a suite, with these mixes."""
+    combined = itertools.product(SUITES[suite], mixes, experts, seeds)
     return [Scenario(**{"family": f, "mix": m, "experts": k, "seed": s, **more}) for f, m, k, s in combined]
 
 
@@ -73,6 +75,7 @@ class Study:
             row |= figures(world.run(router))
             history = getattr(router, "history", ())
             self.runs.append({**row, "changes": getattr(history[-1].terms, "changes", 0) if history else 0})
+            print(*(self.runs[-1][key] for key in (*list(row)[:8], "changes")), sep=" | ", file=sys.stderr, flush=True)
 
     def pick(self, condition: str, router: str, **where: Any) -> list[dict[str, Any]]:
         """Find the runs of a router under a condition."""
@@ -108,14 +111,14 @@ def spread(values: list[float]) -> tuple[float, float]:
     return float(array.mean()), float(array.std(ddof=1) / np.sqrt(len(array))) if len(array) > 1 else float("nan")
 
 
-def moving(study: Study, suite: str, seeds: Iterable[int], slots: int) -> None:
+def moving(study: Study, worlds: list[Scenario]) -> None:
     """Replace the map half way: by evidence, with forgetting instead, and with neither."""
     routers = {
         "tanbr": default(),
         "tanbr, forgetting 0.98": default(forgetting=0.98, change=0.0),
         "tanbr that never forgets": default(change=0.0),
     }
-    for scenario in scenarios(suite, seeds, (8,), slots=slots, moves_at=slots // 2):
+    for scenario in worlds:
         study.play(MOVES, World(scenario), routers, routers)
 
 
@@ -172,6 +175,8 @@ def main() -> None:
     parser.add_argument("--part", choices=["rivals", "ablation", "conditions"], default="rivals")
     parser.add_argument("--suite", choices=list(SUITES), default="own", help="which reward maps")
     parser.add_argument("--conditions", default=f"{','.join(CONDITIONS)},{MOVES}", help="which, between commas")
+    parser.add_argument("--mixes", default=",".join(MIXES), help="which, between commas")
+    parser.add_argument("--experts", default="4,8", help="how many, between commas; a condition has its own, else 8")
     parser.add_argument("--routers", help="which, by name, between commas; else those of the part")
     parser.add_argument("--seeds", type=int, default=1, help="map seeds 0, 1, …")
     parser.add_argument("--first", type=int, default=0, help="first map seed; from 100 on they are for trying")
@@ -179,21 +184,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write runs to this JSON file; tables and picture go beside it")
     options = parser.parse_args()
     slots, seeds = 100 if options.quick else options.slots, range(options.first, options.first + options.seeds)
-    asked = options.routers.split(",") if options.routers else None
+    asked, mixes = options.routers.split(",") if options.routers else None, options.mixes.split(",")
     study, routers = Study(), {**RIVALS, MORE_FIXED: default(pool=1000, room=0)}
     if options.part == "conditions":
         wanted = options.conditions.split(",")
         for condition, change in ((name, change) for name, change in CONDITIONS.items() if name in wanted):
             own = {"slots": slots, **_without(change, "experts")}
-            for scenario in scenarios(options.suite, seeds, [change.get("experts", 8)], **own):
+            for scenario in scenarios(options.suite, mixes, seeds, [change.get("experts", 8)], **own):
                 study.play(condition, World(scenario), asked or OURS, RIVALS)
         if MOVES in wanted:
-            moving(study, options.suite, seeds, slots)
+            moving(study, scenarios(options.suite, mixes, seeds, (8,), slots=slots, moves_at=slots // 2))
     else:
         names = ["random", "vector GP", *OURS] if options.quick else list(RIVALS)
         if options.part == "ablation":
             names = [*OURS, MORE_FIXED]
-        for scenario in scenarios(options.suite, seeds, (8,) if options.quick else (4, 8), slots=slots):
+        sizes = [8] if options.quick else [int(size) for size in options.experts.split(",")]
+        for scenario in scenarios(options.suite, mixes, seeds, sizes, slots=slots):
             study.play("plain", World(scenario), asked or names, routers)
     text = report(study, options.suite)
     print(text)

@@ -60,16 +60,21 @@ def test_own_experts_must_fit(own):
         default(own_experts=own)
 
 
-def test_optimism_falls_by_what_slots_taught_and_not_by_their_number():
-    policy = GpTree(Sizes.check(K, V), config=DefaultModeConfig(beta_half=20), rng=np.random.default_rng(0))
+def test_optimism_falls_as_slots_are_told_but_no_faster_than_there_was_something_to_learn():
+    quick = {"beta_half": 20, "learned_half": 6}
+    config = DefaultModeConfig(**quick, refits=(), noise_fits=())
+    policy = GpTree(Sizes.check(K, V), config=config, rng=np.random.default_rng(0))
     _, terms = policy.choose(toy.EVEN, [])
-    for _ in range(80):  # the n-th reward of one blend takes 1/n of its variance away, or a little less
+    for _ in range(80):
         policy.learn(toy.EVEN, np.eye(K)[0], terms, np.full(V, 0.5), np.ones(V))
-    assert policy.told == pytest.approx((1 / np.arange(1, 81)).sum(), abs=1.0)
-    many = policy_after(80, beta_half=20)
-    assert many.told > 2 * policy.told
+    share = config.noise**2 / (config.mean_variance + config.variance)  # of the prior's variance
+    left = share / (share + np.arange(80))  # before the n-th reward of one blend
+    assert policy.learned == pytest.approx(np.sqrt(left).sum())
+    many = policy_after(80, **quick)
+    assert many.told == policy.told == 80.0
+    assert many.learned > 2 * policy.learned
     assert many.beta < policy.beta < 2.0
-    assert policy_after(80, beta_half=20, forgetting=0.9).told < 10.0  # about ten slots are remembered
+    assert policy_after(80, **quick, forgetting=0.9).beta > 1.4  # about ten slots are remembered
 
 
 def test_open_decisions_are_not_repeated():

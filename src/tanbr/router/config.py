@@ -81,8 +81,10 @@ class DefaultModeConfig(Section):
     """Standard deviations in the upper confidence bound, at first."""
     beta_floor: float = Field(0.5, ge=0)
     """Standard deviations in the upper confidence bound, in the end."""
-    beta_half: float = Field(100.0, gt=0)
-    """What halves the way from the one to the other, in slots that teach all there is to learn at their blends."""
+    beta_half: float = Field(200.0, gt=0)
+    """Told slots in which the way from the one to the other is halved, if they taught enough."""
+    learned_half: float = Field(60.0, gt=0)
+    """The same in slots at blends nobody knew anything of; others count by the deviation that was left there."""
     open_reach: float = Field(0.5, gt=0)
     """How far, in kernel widths, a decision that is still open lowers the variance around it."""
 

@@ -49,7 +49,8 @@ class GpTreeState:
 
     slots: int  # rewards told
     asked: int  # decisions and warm starts
-    told: float  # slots, each as far as it taught something that is still remembered
+    told: float  # slots, as far as they are remembered
+    learned: float  # the same, each by the share of the deviation that was left at its blend
     since: int  # slots told since the router started, or started over
     fitted: int  # slots told at the last fit
     mixes: FloatArray  # (recent, V) the task mixes told last
@@ -74,15 +75,17 @@ class GpTree:
         self.ledger = Ledger(sizes.experts, sizes.tasks)  # of a router with a baseline
         self.watch = Watch(sizes.tasks, threshold=config.change)
         self.asked = 0  # decisions and warm starts
-        self.told = 0.0  # slots, each as far as it taught something that is still remembered
+        self.told = 0.0  # slots, as far as they are remembered
+        self.learned = 0.0  # the same, each by the share of the deviation that was left at its blend
         self.slots = self.since = self.fitted = 0
         self.mixes: deque[TaskMix] = deque(maxlen=config.recent_mixes)
 
     @property
     def beta(self) -> float:
-        """Standard deviations in the bound: fewer as more is learned."""
+        """Standard deviations in the bound: fewer as slots are told, but no faster than there was to learn."""
         config = self.config
-        return float(config.beta_floor + (config.beta - config.beta_floor) * 0.5 ** (self.told / config.beta_half))
+        halvings = min(self.told / config.beta_half, self.learned / config.learned_half)
+        return float(config.beta_floor + (config.beta - config.beta_floor) * 0.5**halvings)
 
     def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:
         """Take the candidate of highest bound; one near a known arm is played as that arm."""
@@ -180,7 +183,7 @@ class GpTree:
         """Pool the reward, then grow the tree and climb for this mix."""
         if self.config.forgetting < 1.0:
             self.posterior.forget(self.config.forgetting)
-            self.told *= self.config.forgetting
+            self._forget(self.config.forgetting)
         self._absorb(blend, reward, counts)
         if self.config.baseline != "none":
             base = baseline_of(self.config, self.sizes, mix)
@@ -195,7 +198,7 @@ class GpTree:
         """Pool the rewards of all models, one slot in all, and grow the tree for each model's own mix."""
         if self.config.forgetting < 1.0:
             self.posterior.forget(self.config.forgetting)
-            self.told *= self.config.forgetting
+            self._forget(self.config.forgetting)
         mixes, taught = group_mixes(panel.estimates, mix), []
         for blend, own, reward, count in zip(panel.blends, mixes, rewards, counts, strict=True):
             if count.any():
@@ -235,15 +238,20 @@ class GpTree:
             self.posterior.start_over()
             self.watch.begin()
             self.asked = self.since = self.fitted = 0
-        self.told *= 1.0 - len(changed) / all_
+        self._forget(1.0 - len(changed) / all_)
         self.posterior.forget_tasks(changed)
 
     def _remember(self, mix: TaskMix) -> None:
         if not any(np.array_equal(mix, known) for known in self.mixes):
             self.mixes.append(mix)
 
+    def _forget(self, share: float) -> None:
+        self.told *= share
+        self.learned *= share
+
     def _count(self, taught: float) -> None:
-        self.told += taught
+        self.told += 1.0
+        self.learned += taught
         self.slots += 1
         self.since += 1
         if self.since in self.config.refits:
@@ -335,13 +343,13 @@ class GpTree:
         """Everything that changes, as one value."""
         mixes = np.array(list(self.mixes)).reshape(len(self.mixes), self.sizes.tasks)
         return GpTreeState(
-            self.slots, self.asked, self.told, self.since, self.fitted, mixes,
+            self.slots, self.asked, self.told, self.learned, self.since, self.fitted, mixes,
             self.posterior.state, self.tree.state, self.ledger.state, self.watch.state,
         )  # fmt: skip
 
     def restore(self, state: GpTreeState) -> None:
         """Undo to what `state` was."""
-        self.slots, self.asked, self.told = state.slots, state.asked, state.told
+        self.slots, self.asked, self.told, self.learned = state.slots, state.asked, state.told, state.learned
         self.since, self.fitted = state.since, state.fitted
         self.mixes = deque(state.mixes, maxlen=self.config.recent_mixes)
         self.posterior.restore(state.posterior)

@@ -15,11 +15,16 @@ def migrated(policy: Arrays, like: Arrays, layout: int) -> Arrays:
         name: array for name, array in like.items()
         if any(name.startswith(part) and layout < first for part, first in fresh.items())
     } | policy  # fmt: skip
-    if layout < LAYOUT and "since" in like:  # the fits were counted from the first slot on
-        told = old["slots"] if "slots" in old else old["numbers"][0].astype("int64")
-        old |= {"since": told, "fitted": told if told >= FIRST_FIT else like["fitted"]}
-    if layout >= PANELS or "numbers" not in old:
-        return old
+    if layout < PANELS and "numbers" in old:
+        old = _named(old, like)
+    if layout < LAYOUT and "since" in like:  # fits were counted from the first slot on, and every slot taught alike
+        fitted = old["slots"] if old["slots"] >= FIRST_FIT else like["fitted"]
+        old |= {"learned": old["told"], "since": old["slots"], "fitted": fitted}
+    return old
+
+
+def _named(old: Arrays, like: Arrays) -> Arrays:
+    """Give names to what layout 1 had in one array."""
     numbers = old.pop("numbers")
     if "posterior.fit" in old:  # the default router
         fit = old.pop("posterior.fit")

@@ -161,10 +161,10 @@ class PooledPosterior:
         return np.stack([np.einsum("ij,ij->i", rows @ A[:used, :used], rows) for A in self.inverse], axis=1)
 
     def observe(self, blend: Blend, reward: Reward, counts: Counts) -> float:
-        """Take in one reward (V,) with its counts (0 where unseen): how much it taught.
+        """Take in one reward (V,) with its counts (0 where unseen): how much there was to learn from it.
 
-        That is the share of the variance at its blend that it takes away, the mean over the seen tasks: nearly 1 for
-        the first reward of a blend without much noise, 1/n for the n-th.
+        That is how unsure its blend was before, its deviation as a share of the prior's, the mean over the seen tasks:
+        1 at first, √(noise/(n·prior)) or less once the blend has been told n times.
         """
         seen = counts > 0
         if not seen.any():
@@ -190,7 +190,7 @@ class PooledPosterior:
         self.mean += reach * error
         self.gain += reach * reach * scale
         self._pool(arm, reward, counts, seen)
-        return float((scale * spread)[seen if groups > 1 else slice(None)].mean())
+        return float(np.sqrt(spread[seen if groups > 1 else slice(None)] / self.prior).mean())
 
     def predicted(self, blend: Blend, counts: Counts) -> tuple[FloatArray, FloatArray]:
         """Mean (V,) and variance (V,) of the rewards to come from a blend, their noise included."""
