@@ -7,7 +7,8 @@ tasks that did not come. The mix is known. The baseline, every expert at its tas
 blend for a mix is found by search on the truth, for every fifth slot. Constants were chosen on seeds 100 to 105.
 
 `--bound` asks what the noise allows: a learner that knows the truth's own kernel and prior mean and may explore in all
-slots at no cost, then takes for each mix the blend of highest posterior mean. No router can know more of a table.
+slots at no cost, then takes for each mix the blend of highest posterior mean. It scatters its
+blends around the baseline; a router that looks only where it pays can do better.
 """
 
 import argparse

@@ -111,7 +111,7 @@ def spread(values: list[float]) -> tuple[float, float]:
     return float(array.mean()), float(array.std(ddof=1) / np.sqrt(len(array))) if len(array) > 1 else float("nan")
 
 
-def moving(study: Study, worlds: list[Scenario]) -> None:
+def moving(study: Study, worlds: list[Scenario], asked: list[str] | None) -> None:
     """Replace the map half way: by evidence, with forgetting instead, and with neither."""
     routers = {
         "tanbr": default(),
@@ -119,7 +119,7 @@ def moving(study: Study, worlds: list[Scenario]) -> None:
         "tanbr that never forgets": default(change=0.0),
     }
     for scenario in worlds:
-        study.play(MOVES, World(scenario), routers, routers)
+        study.play(MOVES, World(scenario), asked or routers, routers)
 
 
 def report(study: Study, suite: str) -> str:
@@ -193,7 +193,7 @@ def main() -> None:
             for scenario in scenarios(options.suite, mixes, seeds, [change.get("experts", 8)], **own):
                 study.play(condition, World(scenario), asked or OURS, RIVALS)
         if MOVES in wanted:
-            moving(study, scenarios(options.suite, mixes, seeds, (8,), slots=slots, moves_at=slots // 2))
+            moving(study, scenarios(options.suite, mixes, seeds, (8,), slots=slots, moves_at=slots // 2), asked)
     else:
         names = ["random", "vector GP", *OURS] if options.quick else list(RIVALS)
         if options.part == "ablation":
