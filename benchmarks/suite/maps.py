@@ -67,7 +67,7 @@ def three_hills(experts: int, tasks: int, rng: np.random.Generator) -> RewardMap
 
     def rewards(blends: FloatArray) -> FloatArray:
         hills = [h * np.exp(-np.sqrt(_apart(blends, c)) / w) for c, h, w in zip(centre, height, width, strict=True)]
-        return 0.05 + np.max(hills, axis=0)
+        return np.asarray(0.05 + np.max(hills, axis=0))
 
     return rewards
 
@@ -81,7 +81,7 @@ def ridges(experts: int, tasks: int, rng: np.random.Generator) -> RewardMap:
 
     def rewards(blends: FloatArray) -> FloatArray:
         off = np.einsum("rvk,nk->nrv", way, blends) - crest
-        return 0.1 + (height * np.exp(-(off**2) / (2 * width**2))).max(axis=1)
+        return np.asarray(0.1 + (height * np.exp(-(off**2) / (2 * width**2))).max(axis=1))
 
     return rewards
 
@@ -94,7 +94,8 @@ def cliffs(experts: int, tasks: int, rng: np.random.Generator) -> RewardMap:
 
     def rewards(blends: FloatArray) -> FloatArray:
         pair = blends[:, own[:, 0]] + 0.6 * blends[:, own[:, 1]]  # (n, V)
-        return 0.1 + height * _logistic(steep * (pair - share)) * _logistic(steep * (much - blends[:, own[:, 2]]))
+        solved, spoilt = _logistic(steep * (pair - share)), _logistic(steep * (blends[:, own[:, 2]] - much))
+        return np.asarray(0.1 + height * solved * (1.0 - spoilt))
 
     return rewards
 

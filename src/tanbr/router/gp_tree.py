@@ -199,7 +199,8 @@ class GpTree:
         if self.config.forgetting < 1.0:
             self.posterior.forget(self.config.forgetting)
             self._forget(self.config.forgetting)
-        mixes, taught = group_mixes(panel.estimates, mix), []
+        mixes = group_mixes(panel.estimates, mix)
+        taught: list[float] = []
         for blend, own, reward, count in zip(panel.blends, mixes, rewards, counts, strict=True):
             if count.any():
                 taught.append(self._observe(blend, reward, count))
