@@ -6,6 +6,7 @@ import pytest
 from tanbr.router import Tanbr
 from tanbr.router.careful_panel import baseline_panel, entries
 from tanbr.router.config import RouterConfig
+from tanbr.router.gp_tree import GpTree
 from tanbr.router.sizes import Sizes
 
 K = V = 4
@@ -84,17 +85,18 @@ def test_a_panel_that_is_still_open_stays_charged():
 
 
 def test_a_panels_entries_add_up_to_its_gain():
-    router = careful(budget=1.0)
-    for seed in range(6):
-        panel = router.ask(MIX, models=2)
-        router.tell(panel, np.random.default_rng(seed).random((2, V)), np.full((2, V), 50.0))
-    panel = router.ask(MIX, models=2)
-    policy, base = router._policy, straight(router, MIX)
+    router, rng = careful(budget=1.0), np.random.default_rng(0)
+    policy, base = GpTree(Sizes(K, V, K), config=router.config.default, rng=rng), straight(router, MIX)
+    for _ in range(6):
+        panel = policy.choose_panel(MIX, 2, [])
+        policy.learn_panel(MIX, panel, rng.random((2, V)), np.full((2, V), 50.0))
+    panel = policy.choose_panel(MIX, 2, [])
+    goes = panel.estimates.argmax(axis=0)
     rows = entries(policy, MIX, panel)
     np.testing.assert_allclose(sum(row[0] for row in rows), MIX)
     mean = policy.posterior.mean_at
     gain = sum(float(mix @ (mean(x[None]) - mean(b[None]))[0]) for mix, x, b in rows)
-    own = mean(panel.blends)[panel.task_models, range(V)] - mean(base.blends)[base.home, range(V)]
+    own = mean(panel.blends)[goes, range(V)] - mean(base.blends)[base.home, range(V)]
     assert gain == pytest.approx(float(MIX @ own))
 
 

@@ -86,7 +86,9 @@ def _slot(columns: list[NDArray[Any]]) -> Told:
 def _terms(bound: FloatArray, place: NDArray[np.int64], account: FloatArray, change: FloatArray) -> Terms:
     mean, granularity, uncertainty = (float(value) for value in bound)
     _, node, depth, candidates = (int(value) for value in place)
+    baseline, least_gain, balance = (float(value) for value in account)
     return Terms(
-        mean, granularity, uncertainty, node, depth, candidates, *(float(value) for value in account),
+        mean=mean, granularity=granularity, uncertainty=uncertainty, node=node, depth=depth, candidates=candidates,
+        baseline=baseline, least_gain=least_gain, balance=balance,
         evidence=float(change[0]), suspect=int(change[1]), changes=int(change[2]),
     )  # fmt: skip
