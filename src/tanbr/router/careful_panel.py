@@ -79,8 +79,9 @@ def careful_panel(router: Careful, mix: TaskMix, wanted: Panel, open_slots: list
         best = 1
     rows = np.arange(shape[1]) + best * shape[1]
     panel = replace(panel_of(found, rows, mix), estimates=bounds[best])
-    why = {"baseline": float(expected[0]), "least_gain": float(least[best]), "balance": float(balance)}
-    return replace(panel, terms=tuple(replace(terms, **why) for terms in panel.terms))
+    base_reward, charge = float(expected[0]), float(least[best])
+    why = (replace(t, baseline=base_reward, least_gain=charge, balance=float(balance)) for t in panel.terms)
+    return replace(panel, terms=tuple(why))
 
 
 def _steps(router: Careful, mix: TaskMix, base: Grouped) -> list[FloatArray]:
