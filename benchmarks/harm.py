@@ -5,6 +5,10 @@ a Gaussian process whose constants have the highest likelihood; its mean is the 
 from: 64 requests by the drifting stream of `tanbr simulate`, right or wrong by the truth at the chosen blend, NaN for
 tasks that did not come. The mix is known. The baseline, every expert at its task's share, learns nothing. The best
 blend for a mix is found by search on the truth, for every fifth slot. Constants were chosen on seeds 100 to 105.
+
+`--bound` asks what the noise allows: a learner that knows the truth's own kernel and prior mean and may explore in all
+slots at no cost, then takes for each mix the blend of highest posterior mean. It scatters its
+blends around the baseline; a router that looks only where it pays can do better.
 """
 
 import argparse
@@ -67,10 +71,17 @@ class Truth:
     def _centre(blends: FloatArray, lift: float) -> FloatArray:
         return 0.5 + lift * (1.3 * blends / (blends + 0.3) - 0.382)  # experts are in the tasks' order
 
+    def prior(self, blends: FloatArray) -> FloatArray:
+        """What the fit expects of blends before any row was measured."""
+        return self._centre(blends, self.fit["lift"])
+
+    def kernel(self, left: FloatArray, right: FloatArray) -> FloatArray:
+        """The fitted kernel of blends (n, K) and (m, K)."""
+        return LEVEL + self.fit["variance"] * correlation(left, right, self.fit["width"])
+
     def __call__(self, blends: FloatArray) -> FloatArray:
         """Mean rewards."""
-        rows = LEVEL + self.fit["variance"] * correlation(blends, self.blends, self.fit["width"])
-        return np.clip(self._centre(blends, self.fit["lift"]) + rows @ self._alpha, 0.0, 1.0)
+        return np.clip(self.prior(blends) + self.kernel(blends, self.blends) @ self._alpha, 0.0, 1.0)
 
 
 class World:
@@ -117,6 +128,43 @@ def figures(worlds: list[World], make: Callable[[int], Tanbr]) -> dict[str, Any]
     }
 
 
+def informed(world: World, search: BestBlends, *, requests: int, spread: float) -> float:
+    """The way to the best blend that one comes who knows the kernel, after all slots were spent on exploration.
+
+    In a slot the blend is the baseline with a share `spread` of a random blend.
+    """
+    truth, rng, late = world.truth, np.random.default_rng([world.seed, 10]), slice(150 // EVERY, 200 // EVERY)
+    random = rng.dirichlet(np.full(truth.blends.shape[1], 0.3), size=len(world.mixes))
+    told = (1 - spread) * world.mixes + spread * random  # (T, K)
+    counts = np.array([rng.multinomial(requests, mix) for mix in world.mixes])  # (T, V)
+    rewards = rng.binomial(counts, truth(told)) / np.maximum(counts, 1)
+    blends = search.blends
+    expected, rows = truth.prior(blends), truth.kernel(blends, told)
+    inner, errors = truth.kernel(told, told), rewards - truth.prior(told)
+    for task in range(world.tasks):
+        seen = counts[:, task] > 0
+        noise = np.diag(0.2 / counts[seen, task])  # the usual variance of right or wrong
+        solved = np.linalg.solve(inner[np.ix_(seen, seen)] + noise, errors[seen, task])
+        expected[:, task] += rows[:, seen] @ solved
+    mixes = world.mixes[::EVERY][late]
+    found = blends[(expected @ mixes.T).argmax(axis=0)]
+    earned = (truth(found) * mixes).sum(axis=1) - world.baseline[::EVERY][late]
+    return float(earned.sum() / (world.best - world.baseline[::EVERY])[late].sum())
+
+
+def bound(worlds: list[World], search: BestBlends) -> dict[str, dict[str, float]]:
+    """For several numbers of requests a slot, the best of three ways to explore: mean over worlds and its error."""
+    found = {}
+    for requests in (REQUESTS, 10 * REQUESTS, 100 * REQUESTS):
+        ways = np.array(
+            [[informed(w, search, requests=requests, spread=s) for w in worlds] for s in (0.15, 0.3, 0.6)]
+        )  # (3, seeds)
+        best = ways[ways.mean(axis=1).argmax()]
+        error = float(best.std(ddof=1) / np.sqrt(len(best))) if len(best) > 1 else float("nan")
+        found[str(requests)] = {"way": round(float(best.mean()), 3), "error": round(error, 3)}
+    return found
+
+
 def tables(held: bool) -> dict[str, Truth]:
     """The tables of the study, or those that no constant was chosen on."""
     if held:
@@ -156,6 +204,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=200, help="a multiple of 10, at least 200")
     parser.add_argument("--held", action="store_true", help="the tables that no constant was chosen on")
     parser.add_argument("--routers", default=",".join(ROUTERS), help="which, by name, between commas")
+    parser.add_argument("--bound", action="store_true", help="what the noise allows, instead of routers")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     results: dict[str, dict[str, Any]] = {}
@@ -165,6 +214,10 @@ def main() -> None:
         seeds = range(options.first, options.first + options.seeds)
         worlds = [World(truth, search, seed=seed, slots=options.slots) for seed in seeds]
         fits[name], own = truth.fit, tuple(range(worlds[0].tasks))
+        if options.bound:
+            results[name] = bound(worlds, search)
+            print(name, "| way to the best, by requests a slot", results[name], flush=True)
+            continue
         for router in options.routers.split(","):
             config = RouterConfig.model_validate({"default": ROUTERS[router]}).of_requests(own)
             size = truth.blends.shape[1], len(own)
@@ -175,7 +228,8 @@ def main() -> None:
         head = {"command": "python " + " ".join(sys.argv), "python": platform.python_version(), "numpy": np.__version__}
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps({**head, "fits": fits, "results": results}) + "\n", encoding="utf-8")
-        draw(results, options.out.with_suffix(".png"))
+        if not options.bound:
+            draw(results, options.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from tanbr.experiments.paper.reward_maps import FAMILIES, BestBlends, RewardMap
+from suite.maps import MAPS
+from tanbr.experiments.paper.reward_maps import BestBlends, RewardMap
 from tanbr.types import Chooser, Decision, FloatArray
 
 MixKind = Literal["fixed", "switching", "sinusoidal"]
@@ -62,9 +63,9 @@ class World:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = s = scenario
-        key = [s.seed, list(FAMILIES).index(s.family), MIXES.index(s.mix), s.experts]
+        key = [s.seed, list(MAPS).index(s.family), MIXES.index(s.mix), s.experts]
         rng = np.random.default_rng(key)
-        self.maps: list[RewardMap] = [FAMILIES[s.family](s.experts, s.tasks, rng) for _ in range(2)]
+        self.maps: list[RewardMap] = [MAPS[s.family](s.experts, s.tasks, rng) for _ in range(2)]
         self.mixes = task_mixes(s.mix, tasks=s.tasks, slots=s.slots, rng=rng)
         self.when = np.zeros(s.slots, dtype=np.int64)  # which map holds in each slot
         if s.moves_at is not None:

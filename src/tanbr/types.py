@@ -125,6 +125,9 @@ class Terms:
     baseline: float = 0.0  # predicted reward of the baseline; this and the next two are 0 where a router has none
     least_gain: float = 0.0  # what the blend is charged with: its gain over the baseline, if it goes badly
     balance: float = 0.0  # what exploration may be expected to cost from then on, that blend not yet paid
+    evidence: float = 0.0  # for a change of some task's rewards: logarithm of a Bayes factor, the highest of all
+    suspect: int = -1  # that task, -1 where nothing speaks for a change
+    changes: int = 0  # times that a task was found changed, and its rewards of before forgotten
 
     @property
     def bound(self) -> float:

@@ -41,6 +41,24 @@ def test_it_is_saved_and_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        ({"rewards": 100 * REWARDS}, r"rewards must lie in \[0, 1\] \(got 100\); divide"),
+        ({"rewards": -REWARDS}, r"rewards must lie in \[0, 1\]"),
+        ({"blends": 0.9 * BLENDS}, "a blend lies outside the simplex"),
+        ({"blends": 1.5 * BLENDS - 0.5 / K}, "a blend lies outside the simplex"),
+        ({"rewards": REWARDS[:-1]}, "tables of equal length"),
+        ({"figures": REWARDS[0]}, "tables of equal length"),
+    ],
+)
+def test_numbers_that_make_no_survey_are_refused(tmp_path: Path, change: dict[str, object], says: str) -> None:
+    replace(SURVEY, **change).save(tmp_path / "survey.json")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=says) as raised:
+        Survey.load(tmp_path / "survey.json")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
         ({"model_sha256": "0" * 64}, "was made with other weights"),
         ({"method": "ties"}, "is about blends merged by ties; pass a survey of those by average"),
         ({"tasks": ("weather",)}, "is about weather, not"),

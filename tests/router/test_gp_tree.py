@@ -60,9 +60,21 @@ def test_own_experts_must_fit(own):
         default(own_experts=own)
 
 
-def test_optimism_falls_as_slots_are_told_but_not_while_they_are_forgotten():
-    assert policy_after(80, beta_half=20).beta < 0.65
-    assert policy_after(80, beta_half=20, forgetting=0.9).beta > 1.4  # about ten slots are remembered
+def test_optimism_falls_as_slots_are_told_but_no_faster_than_there_was_something_to_learn():
+    quick = {"beta_half": 20, "learned_half": 6}
+    config = DefaultModeConfig(**quick, refits=(), noise_fits=())
+    policy = GpTree(Sizes.check(K, V), config=config, rng=np.random.default_rng(0))
+    _, terms = policy.choose(toy.EVEN, [])
+    for _ in range(80):
+        policy.learn(toy.EVEN, np.eye(K)[0], terms, np.full(V, 0.5), np.ones(V))
+    share = config.noise**2 / (config.mean_variance + config.variance)  # of the prior's variance
+    left = share / (share + np.arange(80))  # before the n-th reward of one blend
+    assert policy.learned == pytest.approx(np.sqrt(left).sum())
+    many = policy_after(80, **quick)
+    assert many.told == policy.told == 80.0
+    assert many.learned > 2 * policy.learned
+    assert many.beta < policy.beta < 2.0
+    assert policy_after(80, **quick, forgetting=0.9).beta > 1.4  # about ten slots are remembered
 
 
 def test_open_decisions_are_not_repeated():
@@ -124,4 +136,6 @@ def test_forgetting_follows_a_map_that_moves():
             router.tell(decision, np.clip(reward + 0.02 * rng.normal(size=V), 0, 1))
         return total / 60
 
-    assert reward_after_move(forgetting=0.98) > reward_after_move() + 0.3
+    still = reward_after_move(change=0.0)
+    assert reward_after_move(change=0.0, forgetting=0.98) > still + 0.3
+    assert reward_after_move() > still + 0.3  # by evidence, without being told to

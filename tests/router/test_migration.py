@@ -13,6 +13,15 @@ def test_a_router_from_before_the_accounts_has_an_empty_ledger() -> None:
     assert migrated({"told": np.full((), 7.0)}, like, 2) == {"ledger.slots": 0, "told": 7.0}
 
 
+def test_a_router_from_before_the_watch_has_seen_nothing_and_watches_once_it_had_fitted() -> None:
+    none = np.zeros((), dtype=np.int64)
+    like = {"watch.evidence": np.zeros(2), "since": none, "fitted": none, "slots": none, "learned": np.zeros(())}
+    for slots, fitted in ((79, 0), (500, 500)):
+        new = migrated({"slots": np.full((), slots), "told": np.full((), 7.5)}, like, 3)
+        assert (int(new["since"]), int(new["fitted"]), float(new["learned"])) == (slots, fitted, 7.5)
+        assert not new["watch.evidence"].any()
+
+
 def test_the_default_routers_numbers_get_names() -> None:
     old = {
         "numbers": np.array([4.0, 5.0, 2.5]),

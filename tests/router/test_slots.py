@@ -18,6 +18,9 @@ WHY = Terms(
     baseline=0.25,
     least_gain=-0.5,
     balance=0.75,
+    evidence=1.5,
+    suspect=1,
+    changes=2,
 )
 ESTIMATES = np.array([[0.5, 0.25], [0.25, 0.5]])
 SINGLE = Told(Decision(7, MIX, ONE), np.array([1.0, np.nan]), np.array([2.0, 0.0]), (WHY,))
@@ -47,11 +50,11 @@ def test_states_from_before_panels_are_read() -> None:
     arrays = {
         name: array
         for name, array in pack([SINGLE], [], tasks=2).items()
-        if name not in ("slot.estimate", "slot.model", "slot.account")
+        if name not in ("slot.estimate", "slot.model", "slot.account", "slot.change")
     }
     told, _ = unpack(arrays, experts=3, tasks=2)
     assert isinstance(told[0].decision, Decision)
-    assert (told[0].why[0].mean, told[0].why[0].balance) == (0.5, 0.0)
+    assert (told[0].why[0].mean, told[0].why[0].balance, told[0].why[0].suspect) == (0.5, 0.0, -1)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -12,7 +12,7 @@ from tanbr.router.ask_tell import AskTell
 from tanbr.router.config import PaperModeConfig
 from tanbr.router.panel import Candidates, ModelByModel, Panel, chosen, panel_of
 from tanbr.router.readings import Readings
-from tanbr.router.records import Terms, TreeView, lone_root
+from tanbr.router.records import Open, Terms, TreeView, lone_root
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes, as_size
 from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix
@@ -27,13 +27,13 @@ class _Policy(ModelByModel):
         self.sizes, self.rng, self.bandit = sizes, rng, NeuralBandit(sizes, config)
         self.state: Belief = self.bandit.start(rng)
 
-    def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:  # noqa: ARG002
+    def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:  # noqa: ARG002
         blends = self._draws()
         mean, width = self.bandit.bound(self.state, blends, mix)
         best = first_best(mean + width)
         return blends[best], Terms(float(mean[best]), 0.0, float(width[best]), candidates=DRAWS)
 
-    def choose_panel(self, readings: Readings, models: int, open_blends: list[Blend]) -> Panel:  # noqa: ARG002
+    def choose_panel(self, readings: Readings, models: int, open_slots: list[Open]) -> Panel:  # noqa: ARG002
         blends = self._draws()
         found = Candidates.of(blends, *self.bandit.task_bounds(self.state, blends))
         return panel_of(found, chosen(found, readings, models), readings)

@@ -10,7 +10,7 @@ from tanbr.errors import InputError
 from tanbr.router.ask_tell import AskTell
 from tanbr.router.panel import Candidates, Panel, chosen, panel_of, proportional_blends, task_groups
 from tanbr.router.readings import Readings
-from tanbr.router.records import Terms, TreeView, lone_root
+from tanbr.router.records import Open, Terms, TreeView, lone_root
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes, as_size
 from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix, as_blend
@@ -29,9 +29,9 @@ class _Rule:
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
 
-    def choose_panel(self, readings: Readings, models: int, open_blends: list[Blend]) -> Panel:
+    def choose_panel(self, readings: Readings, models: int, open_slots: list[Open]) -> Panel:
         """Choose G times; without rewards, even groups of tasks say which model serves which."""
-        picked = [self.choose(readings.task_mix, open_blends) for _ in range(models)]
+        picked = [self.choose(readings.task_mix, open_slots) for _ in range(models)]
         return self._by_groups(np.array([blend for blend, _ in picked]), task_groups(readings, models))
 
     def _by_groups(self, blends: FloatArray, labels: NDArray[np.intp]) -> Panel:
@@ -41,7 +41,7 @@ class _Rule:
     def learn_panel(self, mix: TaskMix, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
         """Learn nothing."""
 
-    def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:
+    def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:
         """Follow the rule."""
         raise NotImplementedError
 
@@ -63,7 +63,7 @@ class _Random(_Rule):
         super().__init__(sizes)
         self.rng = rng
 
-    def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:  # noqa: ARG002
+    def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:  # noqa: ARG002
         blend = keep_largest(self.rng.dirichlet(np.ones(self.sizes.experts)), self.sizes.max_active)
         return blend, Terms(float("nan"))
 
@@ -73,14 +73,14 @@ class _BestOf(_Rule):
         super().__init__(sizes)
         self.blends, self.rewards = blends, rewards
 
-    def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:  # noqa: ARG002
+    def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:  # noqa: ARG002
         worth = self.rewards @ mix
         best = int(worth.argmax())
         return self.blends[best], Terms(float(worth[best]), candidates=len(worth))
 
-    def choose_panel(self, readings: Readings, models: int, open_blends: list[Blend]) -> Panel:
+    def choose_panel(self, readings: Readings, models: int, open_slots: list[Open]) -> Panel:
         if np.isnan(self.rewards).any():
-            return super().choose_panel(readings, models, open_blends)
+            return super().choose_panel(readings, models, open_slots)
         found = Candidates.of(self.blends, self.rewards, np.zeros_like(self.rewards))
         return panel_of(found, chosen(found, readings, models), readings)
 
@@ -90,12 +90,12 @@ class _Proportional(_Rule):
         super().__init__(sizes)
         self.own = own
 
-    def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:  # noqa: ARG002
+    def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:  # noqa: ARG002
         blend = np.zeros(self.sizes.experts)
         np.add.at(blend, self.own, mix)
         return keep_largest(blend, self.sizes.max_active), Terms(float("nan"))
 
-    def choose_panel(self, readings: Readings, models: int, open_blends: list[Blend]) -> Panel:  # noqa: ARG002
+    def choose_panel(self, readings: Readings, models: int, open_slots: list[Open]) -> Panel:  # noqa: ARG002
         labels = task_groups(readings, models)
         return self._by_groups(proportional_blends(readings, labels, models, own=self.own, sizes=self.sizes), labels)
 

@@ -74,7 +74,7 @@ class Survey:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             blends, rewards, figures = (np.array(values[n], dtype=float) for n in ("blends", "rewards", "figures"))
-            return cls(
+            found = cls(
                 blends, rewards, figures, rows=int(values.get("rows", 1)),
                 tasks=tuple(values.get("tasks", ())), model_sha256=str(values.get("model_sha256", "")),
                 method=str(values.get("method", "regression" if values.get("regression") else "average")),
@@ -82,6 +82,20 @@ class Survey:
             )  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{path} holds no survey ({error}); measure it again with `tanbr survey`") from None
+        found._check_numbers(path)
+        return found
+
+    def _check_numbers(self, path: Path) -> None:
+        """Refuse tables of other shapes, blends outside the simplex and rewards on another scale than [0, 1]."""
+        shapes = [table.shape for table in (self.blends, self.rewards, self.figures)]
+        if any(len(shape) != 2 for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
+            raise DataError(f"{path}: blends, rewards and figures must be tables of equal length (got {shapes})")
+        off = np.abs(self.blends.sum(axis=1) - 1.0)
+        if not ((self.blends >= 0).all() and (off <= 1e-6).all()):
+            raise DataError(f"{path}: a blend lies outside the simplex; weights must be at least 0 and sum to 1")
+        odd = self.rewards[(self.rewards < 0) | (self.rewards > 1)]
+        if len(odd):
+            raise DataError(f"{path}: rewards must lie in [0, 1] (got {odd[0]:g}); divide by the scale they are on")
 
     def check(self, moe: Moe, tasks: Sequence[Task], path: Path, *, answers_by: str = "labels") -> "Survey":
         """Refuse a survey of another checkpoint, other tasks, or blends that were merged or answered in another way."""

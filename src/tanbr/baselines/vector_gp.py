@@ -11,7 +11,7 @@ from tanbr.router.ask_tell import AskTell
 from tanbr.router.kernel import correlation
 from tanbr.router.panel import Candidates, ModelByModel, Panel, chosen, panel_of
 from tanbr.router.readings import Readings
-from tanbr.router.records import Terms, TreeView, lone_root
+from tanbr.router.records import Open, Terms, TreeView, lone_root
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes, as_size
 from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix
@@ -47,14 +47,14 @@ class _Policy(ModelByModel):
         N, none = len(candidates), np.zeros((0, 0))
         self.state = State(candidates, np.zeros((0, K)), np.zeros((0, V)), none, np.zeros((N, 0)), np.zeros(N))
 
-    def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:  # noqa: ARG002
+    def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:  # noqa: ARG002
         known = self.state
         mean = CENTRE + known.cross @ (known.inverse @ ((known.rewards - CENTRE) @ mix))
         spread = BETA * np.sqrt(np.maximum(VARIANCE - known.gain, 1e-12) * (mix @ mix))
         best = first_best(mean + spread)
         return known.candidates[best], Terms(float(mean[best]), 0.0, float(spread[best]), candidates=len(mean))
 
-    def choose_panel(self, readings: Readings, models: int, open_blends: list[Blend]) -> Panel:  # noqa: ARG002
+    def choose_panel(self, readings: Readings, models: int, open_slots: list[Open]) -> Panel:  # noqa: ARG002
         known = self.state
         mean = CENTRE + known.cross @ (known.inverse @ (known.rewards - CENTRE))
         spread = BETA * np.sqrt(np.maximum(VARIANCE - known.gain, 1e-12) * (readings.task_mix @ readings.task_mix))

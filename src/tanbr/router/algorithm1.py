@@ -14,7 +14,7 @@ from tanbr.router.config import PaperModeConfig
 from tanbr.router.network import Weights, descend, initial_weights, predict, unit, value_and_gradient
 from tanbr.router.panel import Candidates, ModelByModel, Panel, chosen, panel_of
 from tanbr.router.readings import Readings
-from tanbr.router.records import Terms, TreeView
+from tanbr.router.records import Open, Terms, TreeView
 from tanbr.router.rewards import RewardTable
 from tanbr.router.simplex import corner_point, keep_largest, proportional_point
 from tanbr.router.sizes import Sizes
@@ -96,7 +96,7 @@ class Algorithm1(ModelByModel):
         # line 1: θ_0, Z_0 = λI, H = {[0, 1]^K}
         self.state = State(self.bandit.start(rng), PartitionTree.root(sizes.experts, point=self._point))
 
-    def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:  # noqa: ARG002
+    def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:  # noqa: ARG002
         """Lines 3 to 7: the active leaf of highest upper confidence bound. ψ_t (line 3) is `mix`."""
         tree = self.state.tree
         leaves = tree.active_leaves  # line 4: N_t
@@ -121,7 +121,7 @@ class Algorithm1(ModelByModel):
         belief = self.bandit.learned(belief, mix, blend, reward, counts)  # lines 13 and 14
         self.state = State(belief, tree)
 
-    def choose_panel(self, readings: Readings, models: int, open_blends: list[Blend]) -> Panel:  # noqa: ARG002
+    def choose_panel(self, readings: Readings, models: int, open_slots: list[Open]) -> Panel:  # noqa: ARG002
         """Lines 3 to 7 for G models: the leaves whose bounds, task by task, are worth most together."""
         tree = self.state.tree
         leaves = tree.active_leaves

@@ -38,16 +38,16 @@ from tanbr.types import (
 class Policy(Protocol):
     """Chooses and learns; knows nothing of ids, files or bad input."""
 
-    def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:
-        """Choose x for ψ while the rewards of `open_blends` are still to come."""
+    def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:
+        """Choose x for ψ while the rewards of `open_slots` are still to come."""
         ...
 
     def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:
         """Learn what a slot's reward says."""
         ...
 
-    def choose_panel(self, readings: Readings, models: int, open_blends: list[Blend]) -> Panel:
-        """Choose G > 1 blends jointly for ψ."""
+    def choose_panel(self, readings: Readings, models: int, open_slots: list[Open]) -> Panel:
+        """Choose G > 1 blends jointly for ψ, as it is read."""
         ...
 
     def learn_panel(self, mix: TaskMix, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
@@ -107,12 +107,12 @@ class AskTell:
         mix = as_task_mix(task_mix, tasks=self.tasks)
         readings = Readings.of(mix, confusion)
         count = 1 if models is None else as_size(models, "models", least=1, most=self.experts)
-        open_blends = [blend for slot in self._open.values() for blend in slot.blends]
+        open_slots = list(self._open.values())
         if count == 1:
-            blend, terms = self._policy.choose(mix, open_blends)
+            blend, terms = self._policy.choose(mix, open_slots)
             panel = Panel(blend[None], np.zeros((1, self.tasks)), (terms,))
         else:
-            panel = self._policy.choose_panel(readings, count, open_blends)
+            panel = self._policy.choose_panel(readings, count, open_slots)
         blends = [as_blend(x, experts=self.experts, max_active=self.max_active) for x in panel.blends]
         decision: Decision | PanelDecision = Decision(self._next_id, mix, blends[0])
         if models is not None:

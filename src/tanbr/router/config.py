@@ -82,7 +82,9 @@ class DefaultModeConfig(Section):
     beta_floor: float = Field(0.5, ge=0)
     """Standard deviations in the upper confidence bound, in the end."""
     beta_half: float = Field(200.0, gt=0)
-    """Told slots in which the way from the one to the other is halved."""
+    """Told slots in which the way from the one to the other is halved, if they taught enough."""
+    learned_half: float = Field(60.0, gt=0)
+    """The same in slots at blends nobody knew anything of; others count by the deviation that was left there."""
     open_reach: float = Field(0.5, gt=0)
     """How far, in kernel widths, a decision that is still open lowers the variance around it."""
 
@@ -118,8 +120,12 @@ class DefaultModeConfig(Section):
     """By how much a blend's bound must exceed that of the served one to replace it."""
     steps: int = Field(6, ge=0)
     """Gradient steps up the bound, from the baseline and from the served blend, at each ask with a baseline."""
+    noise_fits: tuple[int, ...] = (20, 40)
+    """Told slots after which the noise alone is corrected, by how far rewards of the same blend differ."""
     refits: tuple[int, ...] = (80, 160, 320, 640, 1280)
     """Told slots after which width, variance, noise and correlation are fitted; earlier fits declare the map flat."""
+    change: float = Field(12.0, ge=0)
+    """Evidence (logarithm of a Bayes factor) at which a task's rewards are taken to have changed; 0 never."""
     forgetting: float = Field(1.0, gt=0, le=1)
     """Share of what is known that survives a slot; below 1 for rewards that drift."""
 

@@ -5,7 +5,7 @@ A blend x may take the place of the baseline b(ψ) only while
     Λ + [ψᵀ(f(x) − f(b)) at κ deviations below its mean] ≥ −budget · Σ_s ψ_sᵀ f(b_s)
 
 where Λ is what leaving the baseline is expected to have earned so far (`Ledger`), the sum is the baseline's expected
-reward up to and with this slot, and decisions whose reward is still to come are charged like x. The deviation is that
+reward up to and with this slot, and decisions whose reward is still to come stay charged as x is. The deviation is that
 of the difference: a blend near the baseline shares most of its uncertainty, so that small steps are cheap.
 """
 
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from tanbr.router.argmax import first_best
 from tanbr.router.config import DefaultModeConfig
 from tanbr.router.ledger import Ledger
+from tanbr.router.panel import Candidates
 from tanbr.router.posterior import PooledPosterior
-from tanbr.router.records import Terms
+from tanbr.router.records import Open, Terms
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes
 from tanbr.types import Account, Blend, FloatArray, TaskMix
 
-MOST_OPEN = 16  # open decisions that are charged
 STEP, SHRINK = 0.15, 0.7  # length (Euclid) of the first gradient step, and of each next one as a share of it
 
 
@@ -46,6 +46,10 @@ class Careful(Protocol):
 
     def snapped(self, blend: Blend) -> Blend:
         """Play a blend near a known arm as that arm."""
+        ...
+
+    def bounded(self, blends: FloatArray, mix: TaskMix) -> Candidates:
+        """Make candidates of any blends (n, K)."""
         ...
 
     def climbed(self, x: FloatArray, mix: TaskMix, *, steps: int, size: float, shrink: float) -> list[FloatArray]:
@@ -72,13 +76,17 @@ def account(router: Careful) -> Account:
     return Account(ledger.slots, ledger.off, ledger.swaps, ledger.earned, gain, budget, gain + budget)
 
 
-def choose_carefully(router: Careful, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:
+def waiting_charge(open_slots: list[Open]) -> float:
+    """Add up what the decisions whose reward is still to come were charged with: 0 or less."""
+    return sum(min(slot.why[0].least_gain, 0.0) for slot in open_slots)
+
+
+def choose_carefully(router: Careful, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:
     """Take the candidate of highest bound among those the balance pays for; the baseline is always one."""
     config, pool, ledger = router.config, router.posterior, router.ledger
     base = baseline_of(config, router.sizes, mix)
-    waiting = np.array(open_blends[-MOST_OPEN:]).reshape(-1, router.sizes.experts)
-    near = np.concatenate([base[None], base[None] if ledger.served is None else ledger.served[None], waiting])
-    climbs = router.climbed(near[:2], mix, steps=config.steps, size=STEP, shrink=SHRINK)
+    near = np.concatenate([base[None], ledger.served if len(ledger.served) == 1 else base[None]])
+    climbs = router.climbed(near, mix, steps=config.steps, size=STEP, shrink=SHRINK)
     tried = np.concatenate([near, *climbs])
     mean, gain = pool.at(tried)
     rows = router.usable()
@@ -91,14 +99,12 @@ def choose_carefully(router: Careful, mix: TaskMix, open_blends: list[Blend]) ->
     doubt = config.doubt * np.sqrt(pool.mixed_variance(mix, pool.contrast(blends, kernel, gain, base)))
     least = expected - expected[0] - doubt
     least[0] = 0.0
-    waits = slice(2, 2 + len(waiting))
     balance = ledger.gain(pool.mean_at) + config.budget * (ledger.earned + max(expected[0], 0.0))
-    balance += float(np.minimum(least[waits], 0.0).sum())
+    balance += waiting_charge(open_slots)
 
     bound = expected + router.beta * deviation
     allowed = least >= -balance if config.budget > 0 else np.zeros(len(least), dtype=np.bool_)
     allowed[0] = True
-    allowed[waits] = False
     bound[~allowed] = -np.inf
     best = first_best(bound)
     if bound[1] >= bound[best] - config.margin:

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.router.argmax import first_best
+from tanbr.router.careful_panel import careful_panel, entries
+from tanbr.router.change import Watch, WatchState
 from tanbr.router.config import DefaultModeConfig
 from tanbr.router.conservative import account, baseline_of, choose_carefully
 from tanbr.router.gp_panel import choose_panel
@@ -20,7 +22,7 @@ from tanbr.router.ledger import Ledger, LedgerState
 from tanbr.router.panel import Candidates, Panel, group_mixes
 from tanbr.router.posterior import PooledPosterior, PosteriorState
 from tanbr.router.readings import Readings
-from tanbr.router.records import Terms, TreeView
+from tanbr.router.records import Open, Terms, TreeView, blends_of
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes
 from tanbr.router.vertex_tree import TreeState, VertexTree
@@ -49,10 +51,15 @@ class GpTreeState:
     slots: int  # rewards told
     asked: int  # decisions and warm starts
     told: float  # slots, as far as they are remembered
+    learned: float  # the same, each by the share of the deviation that was left at its blend
+    since: int  # slots told since the router started, or started over
+    fitted: int  # slots told at the last fit
     mixes: FloatArray  # (recent, V) the task mixes told last
     posterior: PosteriorState
     tree: TreeState
     ledger: LedgerState
+    watch: WatchState
+    misread: FloatArray  # (V, V) how requests are read, as the last panel was told
 
 
 class GpTree:
@@ -68,27 +75,31 @@ class GpTree:
         self.posterior = PooledPosterior(np.concatenate([fixed, even]), tasks=sizes.tasks, config=config)
         self.opening = min(sizes.experts + 1, config.opening)  # first asks: the even blend, then single experts
         self.ledger = Ledger(sizes.experts, sizes.tasks)  # of a router with a baseline
+        self.watch = Watch(sizes.tasks, threshold=config.change)
+        self.misread = np.eye(sizes.tasks)  # how requests are read, as the last panel was told
         self.asked = 0  # decisions and warm starts
         self.told = 0.0  # slots, as far as they are remembered
-        self.slots = 0
+        self.learned = 0.0  # the same, each by the share of the deviation that was left at its blend
+        self.slots = self.since = self.fitted = 0
         self.mixes: deque[TaskMix] = deque(maxlen=config.recent_mixes)
 
     @property
     def beta(self) -> float:
-        """Standard deviations in the bound: fewer as slots are told."""
+        """Standard deviations in the bound: fewer as slots are told, but no faster than there was to learn."""
         config = self.config
-        return float(config.beta_floor + (config.beta - config.beta_floor) * 0.5 ** (self.told / config.beta_half))
+        halvings = min(self.told / config.beta_half, self.learned / config.learned_half)
+        return float(config.beta_floor + (config.beta - config.beta_floor) * 0.5**halvings)
 
-    def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:
+    def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:
         """Take the candidate of highest bound; one near a known arm is played as that arm."""
         if self.config.baseline != "none":
             self.asked += 1
-            blend, terms = choose_carefully(self, mix, open_blends)
-            self.ledger.serve(blend)
-            return blend, terms
+            blend, terms = choose_carefully(self, mix, open_slots)
+            self.ledger.serve(blend[None])
+            return blend, self._watched(terms)
         pool, beta = self.posterior, self.beta
         variance = pool.variance_of(mix, pool.gain)
-        for blend in open_blends[-MOST_OPEN:]:
+        for blend in blends_of(open_slots)[-MOST_OPEN:]:
             variance *= self._left_by(blend, mix, variance)
         mean, deviation = pool.mean @ mix, np.sqrt(variance)
         bound = mean + beta * deviation
@@ -106,13 +117,24 @@ class GpTree:
             depth=int(self.tree.depth[node]) if inside else 0,
             candidates=len(bound) - self.tree.free,
         )
-        return self.snapped(blend), terms
+        return self.snapped(blend), self._watched(terms)
 
-    def choose_panel(self, readings: Readings, models: int, open_blends: list[Blend]) -> Panel:
+    def choose_panel(self, readings: Readings, models: int, open_slots: list[Open]) -> Panel:
         """Choose G blends jointly among all candidates and the groups' proportional blends."""
-        panel = choose_panel(self, readings, models, open_blends)
+        panel = choose_panel(self, readings, models, blends_of(open_slots))
+        panel = replace(panel, blends=np.array([self.snapped(blend) for blend in panel.blends]))
+        if self.config.baseline != "none":
+            self.misread = readings.confusion
+            panel = careful_panel(self, readings, panel, open_slots)
+            self.ledger.serve(panel.blends)
         self.asked += models
-        return replace(panel, blends=np.array([self.snapped(blend) for blend in panel.blends]))
+        return replace(panel, terms=tuple(self._watched(terms) for terms in panel.terms))
+
+    def _watched(self, terms: Terms) -> Terms:
+        """Say what speaks for a change of some task's rewards."""
+        watch, task = self.watch, first_best(self.watch.evidence)
+        evidence = float(watch.evidence[task])
+        return replace(terms, evidence=evidence, suspect=task if evidence > 0 else -1, changes=int(watch.changes.sum()))
 
     def bounded(self, blends: FloatArray, mix: TaskMix) -> Candidates:
         """Make candidates of any blends (n, K)."""
@@ -165,10 +187,11 @@ class GpTree:
         """Pool the reward, then grow the tree and climb for this mix."""
         if self.config.forgetting < 1.0:
             self.posterior.forget(self.config.forgetting)
-            self.told *= self.config.forgetting
+            self._forget(self.config.forgetting)
         self._absorb(blend, reward, counts)
         if self.config.baseline != "none":
-            self.ledger.tell(mix, blend, baseline_of(self.config, self.sizes, mix), self.posterior.mean_at)
+            base = baseline_of(self.config, self.sizes, mix)
+            self.ledger.tell([(mix, blend, base)], self.posterior.mean_at)
         self._remember(mix)
         if self.config.room:
             self._grow(mix)
@@ -179,13 +202,16 @@ class GpTree:
         """Pool the rewards of all models, one slot in all, and grow the tree for each model's own mix."""
         if self.config.forgetting < 1.0:
             self.posterior.forget(self.config.forgetting)
-            self.told *= self.config.forgetting
-        mixes = group_mixes(panel.estimates, Readings.of(mix))
+            self._forget(self.config.forgetting)
+        mixes = group_mixes(panel.estimates, Readings.of(mix, self.misread))
+        taught: list[float] = []
         for blend, own, reward, count in zip(panel.blends, mixes, rewards, counts, strict=True):
             if count.any():
-                self.posterior.observe(blend, reward, count)
+                taught.append(self._observe(blend, reward, count))
                 self._remember(own)
-        self._count()
+        self._count(float(np.mean(taught)))
+        if self.config.baseline != "none":
+            self.ledger.tell(entries(self, Readings.of(mix, self.misread), panel), self.posterior.mean_at)
         for own in mixes if self.config.room else ():
             self._grow(own)
 
@@ -195,18 +221,50 @@ class GpTree:
         self._absorb(blend, reward, counts)
 
     def _absorb(self, blend: Blend, reward: Reward, counts: Counts) -> None:
-        self.posterior.observe(blend, reward, counts)
-        self._count()
+        self._count(self._observe(blend, reward, counts))
+
+    def _observe(self, blend: Blend, reward: Reward, counts: Counts) -> float:
+        """Pool a reward, after what it contradicts was forgotten; how much it taught."""
+        if self.config.change > 0 and self.fitted:
+            mean, variance = self.posterior.predicted(blend, counts)
+            changed = self.watch.see(
+                reward - mean, variance, shift=self.posterior.variance, seen=counts > 0, slot=self.slots
+            )
+            if len(changed):
+                self._unlearn(changed)
+        return self.posterior.observe(blend, reward, counts)
+
+    def _unlearn(self, changed: NDArray[np.intp]) -> None:
+        """Forget the rewards of changed tasks; where several changed together, start over with all of them."""
+        self.ledger.settle(self.posterior.mean_at)
+        all_ = self.sizes.tasks
+        if self.watch.together(self.slots):
+            changed = np.arange(all_)
+            self.posterior.start_over()
+            self.watch.begin()
+            self.asked = self.since = self.fitted = 0
+        self._forget(1.0 - len(changed) / all_)
+        self.posterior.forget_tasks(changed)
 
     def _remember(self, mix: TaskMix) -> None:
         if not any(np.array_equal(mix, known) for known in self.mixes):
             self.mixes.append(mix)
 
-    def _count(self) -> None:
+    def _forget(self, share: float) -> None:
+        self.told *= share
+        self.learned *= share
+
+    def _count(self, taught: float) -> None:
         self.told += 1.0
+        self.learned += taught
         self.slots += 1
-        if self.slots in self.config.refits:
+        self.since += 1
+        if self.since in self.config.refits:
             self.posterior.refit()
+            self.watch.begin()
+            self.fitted = self.slots
+        elif self.since in self.config.noise_fits:
+            self.posterior.refit_noise()
 
     def _grow(self, mix: TaskMix) -> None:
         """Expand the leaf of highest bound, or else of highest mean, once its variance is low enough."""
@@ -290,13 +348,17 @@ class GpTree:
         """Everything that changes, as one value."""
         mixes = np.array(list(self.mixes)).reshape(len(self.mixes), self.sizes.tasks)
         return GpTreeState(
-            self.slots, self.asked, self.told, mixes, self.posterior.state, self.tree.state, self.ledger.state
-        )
+            self.slots, self.asked, self.told, self.learned, self.since, self.fitted, mixes,
+            self.posterior.state, self.tree.state, self.ledger.state, self.watch.state, self.misread.copy(),
+        )  # fmt: skip
 
     def restore(self, state: GpTreeState) -> None:
         """Undo to what `state` was."""
-        self.slots, self.asked, self.told = state.slots, state.asked, state.told
+        self.slots, self.asked, self.told, self.learned = state.slots, state.asked, state.told, state.learned
+        self.since, self.fitted = state.since, state.fitted
         self.mixes = deque(state.mixes, maxlen=self.config.recent_mixes)
         self.posterior.restore(state.posterior)
         self.tree.restore(state.tree)
         self.ledger.restore(state.ledger)
+        self.watch.restore(state.watch)
+        self.misread = state.misread.copy()

@@ -19,11 +19,12 @@ from tanbr.router.ask_tell import AskTell
 from tanbr.router.config import DefaultModeConfig, RouterConfig
 from tanbr.router.gp_tree import GpTree, GpTreeState
 from tanbr.router.panel import Panel
-from tanbr.router.records import Terms, TreeView
+from tanbr.router.readings import Readings
+from tanbr.router.records import Open, Terms, TreeView
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes, as_size
 from tanbr.router.tanbr import check_settings
-from tanbr.types import Account, Blend, Counts, FloatArray, Reward, TaskMix
+from tanbr.types import Account, Blend, Counts, FloatArray, PanelDecision, Reward, TaskMix
 
 RECALLED = 64  # chosen blends that are found again among the groups without rounding
 
@@ -63,14 +64,14 @@ class GroupedTree:
         self._settled, self._served = 0, np.zeros(len(groups))
         self._chosen: dict[bytes, tuple[Blend, FloatArray]] = {}  # by the bytes of a blend over experts
 
-    def choose(self, mix: TaskMix, open_blends: list[Blend]) -> tuple[Blend, Terms]:
+    def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:
         """Choose over groups."""
-        blend, terms = self.inner.choose(mix, [self._among(x) for x in open_blends])
+        blend, terms = self.inner.choose(mix, [self._grouped(slot) for slot in open_slots])
         return self._of_experts(blend), terms
 
-    def choose_panel(self, mix: TaskMix, models: int, open_blends: list[Blend]) -> Panel:
+    def choose_panel(self, readings: Readings, models: int, open_slots: list[Open]) -> Panel:
         """Choose G blends over groups."""
-        panel = self.inner.choose_panel(mix, models, [self._among(x) for x in open_blends])
+        panel = self.inner.choose_panel(readings, models, [self._grouped(slot) for slot in open_slots])
         return replace(panel, blends=np.array([self._of_experts(blend) for blend in panel.blends]))
 
     def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:
@@ -107,6 +108,13 @@ class GroupedTree:
         """Find a blend (K,) among the groups (M,): as it was chosen, bit for bit, if it was."""
         known = self._chosen.get(np.asarray(blend).tobytes())
         return self.groups.project(blend) if known is None else known[1]
+
+    def _grouped(self, slot: Open) -> Open:
+        """Say of an open slot's blends over experts what they are over groups."""
+        over = np.array([self._among(blend) for blend in slot.blends])
+        if isinstance(slot.decision, PanelDecision):
+            return replace(slot, decision=replace(slot.decision, blends=over))
+        return replace(slot, decision=replace(slot.decision, blend=over[0]))
 
     def _age(self) -> None:
         if self.config.default.forgetting < 1.0:

@@ -2,16 +2,29 @@
 
 from tanbr.state import Arrays
 
-LAYOUT = 3  # written into the header; states without it are of layout 1
-PANELS = 2  # the layout that came with panels
+LAYOUT = 4  # written into the header; states without it are of layout 1
+PANELS, ACCOUNTS = 2, 3  # the layouts that came with panels, and with accounts
+FIRST_FIT = 80  # slots before which no earlier layout had fitted its kernel
 FIT = ("width", "noise", "variance", "correlation")
 
 
 def migrated(policy: Arrays, like: Arrays, layout: int) -> Arrays:
     """Rename the arrays of a policy; `like` are those of a fresh one, for what was not written then."""
-    old = {name: array for name, array in like.items() if name.startswith("ledger.") and layout < LAYOUT} | policy
-    if layout >= PANELS or "numbers" not in old:
-        return old
+    fresh = {"watch.": LAYOUT, "misread": LAYOUT, "ledger.": ACCOUNTS}  # what earlier layouts have nothing of
+    old = {
+        name: array for name, array in like.items()
+        if any(name.startswith(part) and layout < first for part, first in fresh.items())
+    } | policy  # fmt: skip
+    if layout < PANELS and "numbers" in old:
+        old = _named(old, like)
+    if layout < LAYOUT and "since" in like:  # fits were counted from the first slot on, and every slot taught alike
+        fitted = old["slots"] if old["slots"] >= FIRST_FIT else like["fitted"]
+        old |= {"learned": old["told"], "since": old["slots"], "fitted": fitted}
+    return old
+
+
+def _named(old: Arrays, like: Arrays) -> Arrays:
+    """Give names to what layout 1 had in one array."""
     numbers = old.pop("numbers")
     if "posterior.fit" in old:  # the default router
         fit = old.pop("posterior.fit")

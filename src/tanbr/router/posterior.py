@@ -25,6 +25,7 @@ from tanbr.router.kernel import CENTRE, correlation, matern, share_slope, share_
 from tanbr.types import Blend, Counts, FloatArray, Reward
 
 FIRST_ARMS = 16  # room at first, doubled when it is full
+TRUST = 16.0  # differences of rewards that the first noise is worth
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,11 +160,15 @@ class PooledPosterior:
         used = self.used
         return np.stack([np.einsum("ij,ij->i", rows @ A[:used, :used], rows) for A in self.inverse], axis=1)
 
-    def observe(self, blend: Blend, reward: Reward, counts: Counts) -> None:
-        """Take in one reward (V,) with its counts (0 where unseen)."""
+    def observe(self, blend: Blend, reward: Reward, counts: Counts) -> float:
+        """Take in one reward (V,) with its counts (0 where unseen): how much there was to learn from it.
+
+        That is how unsure its blend was before, its deviation as a share of the prior's, the mean over the seen tasks:
+        1 at first, √(noise/(n·prior)) or less once the blend has been told n times.
+        """
         seen = counts > 0
         if not seen.any():
-            return
+            return 0.0
         arm = self._arm(blend)
         if len(self.inverse) == 1 and self.tasks > 1 and (counts != counts[0]).any():
             self.inverse = np.repeat(self.inverse, self.tasks, axis=0)
@@ -185,6 +190,19 @@ class PooledPosterior:
         self.mean += reach * error
         self.gain += reach * reach * scale
         self._pool(arm, reward, counts, seen)
+        return float(np.sqrt(spread[seen if groups > 1 else slice(None)] / self.prior).mean())
+
+    def predicted(self, blend: Blend, counts: Counts) -> tuple[FloatArray, FloatArray]:
+        """Mean (V,) and variance (V,) of the rewards to come from a blend, their noise included."""
+        mean, gain = self.at(blend[None])
+        return mean[0], np.maximum(self.prior - gain[0], 0.0) + self.noise / np.maximum(counts, 1e-300)
+
+    def forget_tasks(self, tasks: NDArray[np.intp]) -> None:
+        """Drop all rewards of some tasks, and the arms that only they were told at."""
+        self.weights[:, tasks] = 0.0
+        self.means[:, tasks] = 0.0
+        self.scatter[0] = self.noise * self.scatter[1]  # a change is no noise
+        self._keep(np.flatnonzero(self.weights[: self.used].any(axis=1)))
 
     def _pool(self, arm: int, reward: Reward, counts: Counts, seen: NDArray[np.bool_]) -> None:
         before, total = self.weights[arm], self.weights[arm] + counts
@@ -225,7 +243,10 @@ class PooledPosterior:
     def _forget_least(self) -> None:
         """Drop the quarter of the arms with the least behind them, the oldest first among equals."""
         behind = self.weights[: self.used].sum(axis=1)
-        kept = np.sort(np.argsort(behind + np.arange(self.used) * 1e-9, kind="stable")[self.used // 4 :])
+        self._keep(np.sort(np.argsort(behind + np.arange(self.used) * 1e-9, kind="stable")[self.used // 4 :]))
+
+    def _keep(self, kept: NDArray[np.intp]) -> None:
+        """Go on with these arms only."""
         for table in (self.arms, self.norms, self.visits, self.weights, self.means):
             table[: len(kept)] = table[kept]
             table[len(kept) :] = 0.0
@@ -265,6 +286,10 @@ class PooledPosterior:
         self.alpha *= root
         self.mean += (self.expected(self.points) - self.mean) * (1.0 - root)
 
+    def start_over(self) -> None:
+        """Go back to the first kernel; the noise stays as it was fitted."""
+        self.width, self.variance, self.correlation = self.config.width, self.config.variance, self.config.correlation
+
     def rebuild(self) -> None:
         """Compute A, α and the points' posterior from the pooled rewards."""
         used = self.used
@@ -290,6 +315,12 @@ class PooledPosterior:
         if self.used < 3:
             return
         self.width, self.noise, self.variance, self.correlation = best_fit(self)
+        self.rebuild()
+
+    def refit_noise(self) -> None:
+        """Correct the noise alone, by how far rewards of one blend differ; what it was counts as `TRUST` of them."""
+        within, freedom = self.scatter
+        self.noise = float((TRUST * self.noise + within) / (TRUST + freedom))
         self.rebuild()
 
     @property

@@ -24,15 +24,17 @@ class Readings:
     task_mix: TaskMix  # (V,) ψ
     mix: TaskMix  # (V,) m, share of the requests read as each task
     tasks: FloatArray  # (V, V) P, what the requests read as a task are of
+    confusion: FloatArray  # (V, V) C
 
     @classmethod
     def of(cls, mix: TaskMix, confusion: ArrayLike | None = None) -> "Readings":
         """Read a mix (V,) of which `confusion` (V, V) tells how each task is read; rightly if None."""
         if confusion is None:
-            return cls(mix, mix, np.eye(len(mix)))
-        joint = mix[:, None] * as_confusion(confusion, tasks=len(mix))  # (of task, read as)
+            return cls(mix, mix, np.eye(len(mix)), np.eye(len(mix)))
+        chance = as_confusion(confusion, tasks=len(mix))
+        joint = mix[:, None] * chance  # (of task, read as)
         read = joint.sum(axis=0)
-        return cls(mix, read, np.where(read > 0, joint / np.maximum(read, 1e-300), np.eye(len(mix))).T)
+        return cls(mix, read, np.where(read > 0, joint / np.maximum(read, 1e-300), np.eye(len(mix))).T, chance)
 
     def bound(self, of_tasks: FloatArray) -> FloatArray:
         """Bounds of readings (n, V) from those of tasks (n, V)."""

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tanbr.types import Decision, FloatArray, PanelDecision, Terms, TreeView
+from tanbr.types import Blend, Decision, FloatArray, PanelDecision, Terms, TreeView
 
-__all__ = ["Open", "Terms", "Told", "TreeView", "lone_root"]
+__all__ = ["Open", "Terms", "Told", "TreeView", "blends_of", "lone_root"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +40,11 @@ class Told:
     def terms(self) -> Terms | tuple[Terms, ...]:
         """Why the blend was chosen; of a panel, why each of its blends was."""
         return Open(self.decision, self.why).terms
+
+
+def blends_of(slots: list[Open]) -> list[Blend]:
+    """Every blend whose reward is still to come."""
+    return [blend for slot in slots for blend in slot.blends]
 
 
 def lone_root(experts: int, tasks: int) -> TreeView:

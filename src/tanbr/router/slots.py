@@ -14,7 +14,7 @@ from tanbr.router.records import Open, Terms, Told
 from tanbr.state import Arrays
 from tanbr.types import Decision, FloatArray, PanelDecision
 
-COLUMNS = ("mix", "blend", "reward", "counts", "terms", "place", "estimate", "model", "account")
+COLUMNS = ("mix", "blend", "reward", "counts", "terms", "place", "estimate", "model", "account", "change")
 
 
 def pack(told: Iterable[Told], open_: Iterable[Open], *, tasks: int) -> Arrays:
@@ -43,6 +43,7 @@ def _rows(
             decision.task_mix, blend, r, c, (terms.mean, terms.granularity, terms.uncertainty),
             (decision.id, terms.node, terms.depth, terms.candidates), estimate, model if panel else -1,
             (terms.baseline, terms.least_gain, terms.balance),
+            (terms.evidence, terms.suspect, terms.changes),
         )
         for model, (blend, r, c, terms, estimate) in enumerate(
             zip(blends, np.broadcast_to(reward, shape), np.broadcast_to(counts, shape), why, estimates, strict=True)
@@ -53,12 +54,12 @@ def _rows(
 def unpack(arrays: Arrays, *, experts: int, tasks: int) -> tuple[list[Told], list[Open]]:
     """Give the told and the open slots that `pack` was given."""
     size = len(arrays["slot.mix"])
-    earlier = {  # what layouts 1 and 2 do not have
+    earlier = {  # what layouts 1 to 3 do not have
         "slot.estimate": np.full((size, tasks), np.nan), "slot.model": np.full(size, -1),
-        "slot.account": np.zeros((size, 3)),
+        "slot.account": np.zeros((size, 3)), "slot.change": np.tile([0.0, -1.0, 0.0], (size, 1)),
     }  # fmt: skip
     columns = [({**earlier, **arrays})[f"slot.{name}"] for name in COLUMNS]
-    for column, name, width in zip(columns, COLUMNS, (tasks, experts, tasks, tasks, 3, 4, tasks, 0, 3), strict=True):
+    for column, name, width in zip(columns, COLUMNS, (tasks, experts, tasks, tasks, 3, 4, tasks, 0, 3, 3), strict=True):
         if column.shape != ((size, width) if size and width else (size,)):
             raise StateError(f"'slot.{name}' must have {width or 1} columns (got shape {column.shape})")
         column.setflags(write=False)
@@ -73,8 +74,8 @@ def unpack(arrays: Arrays, *, experts: int, tasks: int) -> tuple[list[Told], lis
 
 
 def _slot(columns: list[NDArray[Any]]) -> Told:
-    mix, blend, reward, counts, terms, place, estimate, model, account = columns
-    why = tuple(_terms(*row) for row in zip(terms, place, account, strict=True))
+    mix, blend, reward, counts, terms, place, estimate, model, account, change = columns
+    why = tuple(_terms(*row) for row in zip(terms, place, account, change, strict=True))
     if model[0] < 0:
         return Told(Decision(int(place[0, 0]), mix[0], blend[0]), reward[0], counts[0], why)
     if model.tolist() != list(range(len(model))):
@@ -82,8 +83,12 @@ def _slot(columns: list[NDArray[Any]]) -> Told:
     return Told(PanelDecision(int(place[0, 0]), mix[0], blend, estimate), reward, counts, why)
 
 
-def _terms(bound: FloatArray, place: NDArray[np.int64], account: FloatArray) -> Terms:
+def _terms(bound: FloatArray, place: NDArray[np.int64], account: FloatArray, change: FloatArray) -> Terms:
     mean, granularity, uncertainty = (float(value) for value in bound)
     _, node, depth, candidates = (int(value) for value in place)
     baseline, least_gain, balance = (float(value) for value in account)
-    return Terms(mean, granularity, uncertainty, node, depth, candidates, baseline, least_gain, balance)
+    return Terms(
+        mean=mean, granularity=granularity, uncertainty=uncertainty, node=node, depth=depth, candidates=candidates,
+        baseline=baseline, least_gain=least_gain, balance=balance,
+        evidence=float(change[0]), suspect=int(change[1]), changes=int(change[2]),
+    )  # fmt: skip

@@ -117,6 +117,11 @@ class BestBlends:
         self._blends = keep_largest(blends, max_active)
         self._values = reward(self._blends)  # (n, V)
 
+    @property
+    def blends(self) -> FloatArray:
+        """All blends tried so far (n, K)."""
+        return self._blends
+
     def value(self, mix: FloatArray) -> float:
         """Reward of the best blend for a task mix."""
         for radius in (0.3, 0.1, 0.03, 0.01, 0.003):
