@@ -37,7 +37,7 @@ class Scale:
     slots: int  # of learning online: fig4
     after: int  # further slots once learning is over
     requests: int
-    pool: int  # most rows a task that requests are drawn from
+    pool: int  # most rows per task that requests are drawn from
     t5: Size  # of random weights, for times: table1
     bert: Size
     length: int  # tokens of a timed text

@@ -43,7 +43,7 @@ PERIOD = 4  # slots from one drawn mix of that stream to the next, so that all t
 
 
 def jobs(setup: Setup) -> list[Job]:
-    """One job a router and seed."""
+    """Make one job for each router and seed."""
     return [job(setup, router, seed) for router in ROUTERS for seed in setup.scale.tuning_seeds]
 
 
