@@ -1,7 +1,10 @@
-"""Pages of the site that are made from the code: every command's help, every field of the configuration."""
+"""Pages of the site that are made from the code: every command's help, every field of the configuration, examples."""
 
+import ast
+import json
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("COLUMNS", "100")
@@ -15,10 +18,16 @@ from typer.testing import CliRunner
 from tanbr.cli import app
 from tanbr.settings import Config
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put what the code says in the place of its mark."""
-    return markdown.replace("<!-- commands -->", commands()).replace("<!-- configuration -->", configuration())
+    made = {"commands": commands, "configuration": configuration, "examples": examples}
+    for name, make in made.items():
+        if (mark := f"<!-- {name} -->") in markdown:
+            markdown = markdown.replace(mark, make())
+    return markdown
 
 
 def commands() -> str:
@@ -32,6 +41,26 @@ def commands() -> str:
 def configuration() -> str:
     """List every section's fields with their defaults."""
     return "\n".join(_sections(Config, ""))
+
+
+def examples(folder: Path = EXAMPLES) -> str:
+    """Show every programme in `examples/` under what its first line says of it."""
+    parts = []
+    for path in sorted(folder.rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        about = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+        parts.append(f"## {path.relative_to(folder)}\n\n{about}\n\n```python\n{source.strip()}\n```\n")
+    for path in sorted(folder.rglob("*.ipynb")):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        shown = [_cell(cell["cell_type"], "".join(cell["source"])) for cell in cells]
+        parts.append(f"## {path.relative_to(folder)}\n\n" + "\n\n".join(shown) + "\n")
+    return "\n".join(parts)
+
+
+def _cell(kind: str, source: str) -> str:
+    if kind == "code":
+        return f"```python\n{source.strip()}\n```"
+    return re.sub(r"^#+ (.*)$", r"**\1**", source, flags=re.MULTILINE)  # its headings are not the page's
 
 
 def _sections(section: type[BaseModel], path: str) -> list[str]:

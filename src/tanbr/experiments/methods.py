@@ -39,7 +39,7 @@ from tanbr.settings import Config
 from tanbr.tasks.answering import AnswersBy, by_posterior
 from tanbr.types import FloatArray, Router, Text
 
-STATISTICS = 64  # held rows a task behind the statistics of fisher and regmean
+STATISTICS = 64  # held rows per task behind the statistics of fisher and regmean
 WarmStart: TypeAlias = Literal["none", "probes", "survey"]
 
 
