@@ -4,6 +4,8 @@ import ast
 import json
 import os
 import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ os.environ.setdefault("NO_COLOR", "1")
 os.environ.setdefault("TERM", "dumb")
 
 import typer
+from mkdocs.exceptions import PluginError
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
@@ -28,6 +31,31 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         if (mark := f"<!-- {name} -->") in markdown:
             markdown = markdown.replace(mark, make())
     return markdown
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Refuse a site that would load something from a network."""
+    for path in sorted(Path(config["site_dir"]).rglob("*.html")):
+        for address in loaded(path.read_text(encoding="utf-8")):
+            if re.match(r"(https?:)?//", address):
+                raise PluginError(f"{path} loads {address}; the site must be readable without a network")
+
+
+def loaded(page: str) -> Iterator[str]:
+    """Give the addresses of all that a browser loads for a page: scripts, styles, pictures, frames."""
+    found: list[str] = []
+
+    class Loaded(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            values = {name: value or "" for name, value in attrs}
+            if tag in ("script", "img", "iframe", "source", "audio", "video"):
+                found.append(values.get("src", ""))
+            if tag == "link" and values.get("rel") not in ("canonical", "next", "prev", "alternate"):
+                found.append(values.get("href", ""))
+
+    Loaded().feed(page)
+    yield from found
+    yield from re.findall(r"url\(['\"]?([^'\")]+)", page)
 
 
 def commands() -> str:
