@@ -69,6 +69,12 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_site_is_built_so_that_warnings_stop_it() -> None:
+    build = re.search(r"mkdocs build (.*) &&", (ROOT / "Makefile").read_text())
+    assert build is not None
+    assert build[1].split() == ["--strict"]  # with --quiet a broken link is no warning, so nothing stops
+
+
 def test_make_targets_in_the_readme_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     shown = set(re.findall(r"make ([a-z]+)", (ROOT / "README.md").read_text()))
