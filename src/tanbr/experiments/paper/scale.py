@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from tanbr.errors import ConfigError
+from tanbr.errors import CheckpointError, ConfigError, DataError
 from tanbr.experiments.corpus import Corpus, Rows, generated, of_data
 from tanbr.experiments.methods import Bench
 from tanbr.experiments.paper.cost import Size
@@ -15,6 +15,7 @@ from tanbr.moe import embedded
 from tanbr.settings import Config
 from tanbr.tasks import glue, tiny
 from tanbr.tasks.dataset import Dataset
+from tanbr.tasks.own import is_own
 from tanbr.tasks.rows import Task
 from tanbr.train.config import FinetuneConfig
 
@@ -109,12 +110,32 @@ class Setup:
     tagged: bool = False  # whether the T5's texts name their task, as the paper's do
 
     def check(self, needs: tuple[str, ...], part: str) -> None:
-        """Refuse a scale whose models or data are missing."""
-        if self.embedded:
-            return
+        """Refuse a scale whose models or data are missing, or are others than it needs, before anything runs."""
         for need in needs:
             if getattr(self, need) is None:
+                if self.embedded:
+                    continue
                 raise ConfigError(f"{part} at scale {self.scale.name} needs {need}: {WHERE[need]}")
+            if need == "data":
+                self._check_data(part)
+            elif need == "t5" and not self.t5_size.decoder:
+                raise CheckpointError(f"{self.t5} answers by a head, and {part} needs one that writes: {WHERE[need]}")
+            elif need == "model" and self.bert_size.decoder:
+                raise CheckpointError(f"{self.model} writes, and {part} needs a model with a head: {WHERE[need]}")
+
+    def _check_data(self, part: str) -> None:
+        place = Path(str(self.data))
+        if str(place) == glue.HUB or is_own(place):
+            return
+        lacking = [
+            f"{task.name}/{split}.tsv"
+            for task in glue.TASKS
+            for split in ("train", "dev")
+            if not (place / task.name / f"{split}.tsv").is_file()
+        ]
+        if lacking:
+            more = f" and {len(lacking) - 1} more files" if len(lacking) > 1 else ""
+            raise DataError(f"{part} needs GLUE, and {place} lacks {lacking[0]}{more}: {WHERE['data']}")
 
     @cached_property
     def corpus(self) -> Corpus:
