@@ -112,10 +112,11 @@ class Setup:
     def check(self, needs: tuple[str, ...], part: str) -> None:
         """Refuse a scale whose models or data are missing, or are others than it needs, before anything runs."""
         for need in needs:
-            if getattr(self, need) is None:
-                if self.embedded:
-                    continue
+            if getattr(self, need) is None and not self.embedded:
                 raise ConfigError(f"{part} at scale {self.scale.name} needs {need}: {WHERE[need]}")
+        for need in needs:
+            if getattr(self, need) is None:
+                continue
             if need == "data":
                 self._check_data(part)
             elif need == "t5" and not self.t5_size.decoder:
