@@ -241,7 +241,7 @@ KINDS: dict[str, Kind] = {
 
 
 @dataclass(frozen=True)
-class Method:
+class ComparedMethod:
     """A method as it was asked for."""
 
     name: str  # as results call it
@@ -294,7 +294,7 @@ class Method:
         return router
 
 
-def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False, models: int = 1) -> Method:
+def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False, models: int = 1) -> ComparedMethod:
     """Read a method's name; `warm_start` and `oracle` hold for those that learn and do not say otherwise.
 
     `models` holds for those that can fill a panel.
@@ -332,14 +332,14 @@ def method(text: str, *, warm_start: WarmStart = "none", oracle: bool = False, m
     said = {warm_start: warm_start != "none", "oracle": oracle, "recognised": recognised}
     shown = base if models == 1 else f"{base}@{models}"
     name = "+".join([shown, *merging, *(extra for extra, is_so in said.items() if is_so)])
-    return Method(
+    return ComparedMethod(
         name, kind, warm_start, oracle, merging=(merging or ["average"])[0], models=models, recognised=recognised
     )
 
 
 def methods(
     texts: Sequence[str], *, warm_start: WarmStart = "none", oracle: bool = False, models: Sequence[int] = (1,)
-) -> list[Method]:
+) -> list[ComparedMethod]:
     """Read the names of methods, each once, in their order; once for each number of `models` it can hold."""
     found = [
         method(text, warm_start=warm_start, oracle=oracle, models=count)

@@ -74,7 +74,7 @@ def _fastest(call: Any, *, repeats: int = 12) -> float:
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     """The shape of an MoE, as far as costs depend on it."""
 
     width: int  # D
@@ -123,7 +123,7 @@ class Size:
         )  # bound by reading
 
     @classmethod
-    def of(cls, config: dict[str, Any]) -> "Size":
+    def of(cls, config: dict[str, Any]) -> "ModelSize":
         """Read a checkpoint's configuration."""
         if "d_model" in config:
             layers = config["num_layers"]

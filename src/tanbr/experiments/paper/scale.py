@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 from tanbr.errors import CheckpointError, ConfigError, DataError
 from tanbr.experiments.corpus import Corpus, Rows, generated, of_data
 from tanbr.experiments.methods import Bench
-from tanbr.experiments.paper.cost import Size
+from tanbr.experiments.paper.cost import ModelSize
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
@@ -39,8 +39,8 @@ class Scale:
     after: int  # further slots once learning is over
     requests: int
     pool: int  # most rows per task that requests are drawn from
-    t5: Size  # of random weights, for times: table1
-    bert: Size
+    t5: ModelSize  # of random weights, for times: table1
+    bert: ModelSize
     length: int  # tokens of a timed text
     typical: int  # tokens of a text of the tasks, on average; only for estimates
     batches: tuple[int, ...]
@@ -58,7 +58,7 @@ _TINY = Scale(
                           norm_rate=3e-3, gate_rate=3e-3),
     tuning_seeds=(0, 1, 2), swept_seeds=(0, 1), served_slots=24, least_answers=30,
     slots=90, after=30, requests=48, pool=600,
-    t5=Size(128, 512, 2, 2, K, 500), bert=Size(128, 512, 2, 0, K, 500), length=32, typical=20,
+    t5=ModelSize(128, 512, 2, 2, K, 500), bert=ModelSize(128, 512, 2, 0, K, 500), length=32, typical=20,
     batches=(1, 8, 128), rounds=3, cell_seconds=2.0, experts=(4, 8, 16, 32, 64, 128, 192), tree_seeds=(0,),
     regret_slots=400, regret_seeds=(0, 1, 2),
 )  # fmt: skip
@@ -67,7 +67,7 @@ _SMALL = Scale(
     tuning=FinetuneConfig(steps=150, batch=16, train_rows=4_000, eval_rows=100, max_length=64),
     tuning_seeds=(0, 1, 2), swept_seeds=(0, 1), served_slots=40, least_answers=30,
     slots=300, after=100, requests=64, pool=1_500,
-    t5=Size(512, 1024, 8, 8, K, 32_128), bert=Size(384, 1536, 12, 0, K, 30_522), length=128, typical=40,
+    t5=ModelSize(512, 1024, 8, 8, K, 32_128), bert=ModelSize(384, 1536, 12, 0, K, 30_522), length=128, typical=40,
     batches=(1, 8, 32, 128), rounds=5, cell_seconds=60.0, experts=(4, 8, 16, 32, 64, 128, 192),
     tree_seeds=(0, 1, 2), regret_slots=2_000, regret_seeds=(0, 1, 2, 3, 4),
 )  # fmt: skip
@@ -77,7 +77,7 @@ _PAPER = Scale(
                           save_every=500),
     tuning_seeds=(0, 1, 2), swept_seeds=(0, 1, 2), served_slots=500, least_answers=30,
     slots=5_000, after=500, requests=128,
-    pool=1_000_000, t5=Size(768, 3072, 12, 12, K, 32_128), bert=Size(768, 3072, 12, 0, K, 30_522), length=128,
+    pool=1_000_000, t5=ModelSize(768, 3072, 12, 12, K, 32_128), bert=ModelSize(768, 3072, 12, 0, K, 30_522), length=128,
     typical=40, batches=(1, 8, 32, 128), rounds=7, cell_seconds=600.0, experts=(4, 8, 16, 32, 64, 128, 192),
     tree_seeds=(0, 1, 2), regret_slots=5_000,
     regret_seeds=(0, 1, 2, 3, 4),
@@ -169,16 +169,16 @@ class Setup:
         return (self.bert_moe if which == "model" else self.t5_moe).fingerprint[:12]
 
     @cached_property
-    def bert_size(self) -> Size:
+    def bert_size(self) -> ModelSize:
         """The size of the BERT-MoE, or of the one that the scale is meant for."""
         known = self.model is not None or self.embedded
-        return Size.of(dict(self.bert_moe.config)) if known else self.scale.bert
+        return ModelSize.of(dict(self.bert_moe.config)) if known else self.scale.bert
 
     @cached_property
-    def t5_size(self) -> Size:
+    def t5_size(self) -> ModelSize:
         """The size of the T5-MoE, or of the one that the scale is meant for."""
         known = self.t5 is not None or self.embedded
-        return Size.of(dict(self.t5_moe.config)) if known else self.scale.t5
+        return ModelSize.of(dict(self.t5_moe.config)) if known else self.scale.t5
 
     @cached_property
     def tuning_rows(self) -> tuple[Rows, Rows]:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from tanbr.experiments.paper import claim
 from tanbr.experiments.paper.claim import Claim
-from tanbr.experiments.paper.cost import BYTES, Cost, Size
+from tanbr.experiments.paper.cost import BYTES, Cost, ModelSize
 from tanbr.experiments.paper.job import Job, Tick
 from tanbr.experiments.paper.part import Findings, Part, Results, Table
 from tanbr.experiments.paper.random_moe import ANSWER, METHODS, Models, random_moe
@@ -59,11 +59,11 @@ def cells(kind: str, batches: tuple[int, ...]) -> Iterator[tuple[str, int]]:
             yield "decode", batch
 
 
-def _disk(size: Size) -> float:
+def _disk(size: ModelSize) -> float:
     return float(BYTES * size.whole)
 
 
-def _cost(size: Size, setup: Setup, mode: str, batch: int) -> Cost:
+def _cost(size: ModelSize, setup: Setup, mode: str, batch: int) -> Cost:
     """All methods once a round, and the merged model twice; a round that is begun is ended."""
     scale = setup.scale
     active = [1, 1, 1, 1, 2, 3, 1, 2, 3, 1, 1, 2]  # of METHODS but Token-Merging
@@ -74,11 +74,11 @@ def _cost(size: Size, setup: Setup, mode: str, batch: int) -> Cost:
 
 
 @lru_cache(maxsize=1)  # one family's models in memory at a time
-def _models(folder: Path, size: Size) -> Models:
+def _models(folder: Path, size: ModelSize) -> Models:
     return Models(random_moe(folder, size))
 
 
-def _cell(folder: Path, size: Size, setup: Setup, mode: str, batch: int, tick: Tick) -> dict[str, Any]:
+def _cell(folder: Path, size: ModelSize, setup: Setup, mode: str, batch: int, tick: Tick) -> dict[str, Any]:
     tick(0, 1, "")
     scale = setup.scale
     skip = {SLOW} | ({"task-merging"} if mode == "decode" and batch > 1 else set())  # minutes, and nothing new
@@ -88,12 +88,12 @@ def _cell(folder: Path, size: Size, setup: Setup, mode: str, batch: int, tick: T
     )  # fmt: skip
 
 
-def _token_merging(folder: Path, size: Size, setup: Setup, tick: Tick) -> dict[str, Any]:
+def _token_merging(folder: Path, size: ModelSize, setup: Setup, tick: Tick) -> dict[str, Any]:
     tick(0, 1, "")
     return token_merging(_models(folder, size), length=setup.scale.length, seconds=setup.scale.cell_seconds)
 
 
-def _memory(folder: Path, size: Size, name: str, batch: int, length: int, tick: Tick) -> dict[str, float] | None:
+def _memory(folder: Path, size: ModelSize, name: str, batch: int, length: int, tick: Tick) -> dict[str, float] | None:
     tick(0, 1, "")
     return memory(random_moe(folder, size), name, batch=batch, length=length)
 
