@@ -50,7 +50,7 @@ check: $(READY)  ## lint, formatting, types, layering
 	@echo "==> import-linter" && $(BIN)/lint-imports
 
 docs: $(READY)  ## build the documentation's site in out/site; a broken link is an error
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "==> out/site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "==> out/site/index.html"
 
 bench: $(READY)  ## run the quick form of every benchmark
 	@for file in benchmarks/*.py; do echo "==> $$file" && $(BIN)/python $$file --quick || exit 1; done

@@ -34,7 +34,7 @@ def test_no_word_is_cut_however_narrow_the_terminal() -> None:
 
 
 def test_a_heading_of_several_words_goes_over_two_lines_before_a_table_is_split() -> None:
-    header = ["method", "last 100 slots", "all slots", "regret a slot", "… last 100", "merges"]
+    header = ["method", "last 100 slots", "all slots", "regret per slot", "… last 100", "merges"]
     rows = [["best per slot", "0.652 ± 0.008", "0.652 ± 0.008", "0.000", "0.000", "17"]]
     console = Console(file=io.StringIO(), width=80)
     [table] = fitted("reward", header, rows, width=80)

@@ -19,11 +19,11 @@ from tanbr.train.batches import Batches
 from tanbr.train.checkpoints import load, prepare, upcycled, write
 from tanbr.train.config import FinetuneConfig
 from tanbr.train.finetune import (
-    FixedLearner,
-    GatedLearner,
-    Learner,
-    MergedLearner,
-    ServedLearner,
+    FixedTuner,
+    GatedTuner,
+    MergedTuner,
+    ServedTuner,
+    Tuner,
     finetune,
     norms,
     rewards,
@@ -47,32 +47,32 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return write(moe, start, folder / "moe")
 
 
-def tune(checkpoint: Path, learner: Learner, state: Path, *, stop_at: int | None = None) -> Learner:
-    objective = objective_of(learner.model.config, small.SPACE, small.ENCODER)
+def tune(checkpoint: Path, tuner: Tuner, state: Path, *, stop_at: int | None = None) -> Tuner:
+    objective = objective_of(tuner.model.config, small.SPACE, small.ENCODER)
     batches = Batches(small.TRAIN, objective=objective, sizes=[1] * 3, seed=0)
 
     def report(phase: str, done: int, total: int, loss: float) -> None:
         if done == stop_at:
             raise KeyboardInterrupt
 
-    finetune(learner, batches, MIXES, objective=objective, config=CONFIG, state=state, report=report)
-    return learner
+    finetune(tuner, batches, MIXES, objective=objective, config=CONFIG, state=state, report=report)
+    return tuner
 
 
-def merged(checkpoint: Path) -> MergedLearner:
-    return MergedLearner(open_moe(checkpoint), Tanbr(3, 3, seed=0))
+def merged(checkpoint: Path) -> MergedTuner:
+    return MergedTuner(open_moe(checkpoint), Tanbr(3, 3, seed=0))
 
 
 def test_only_norms_move_and_the_loss_falls(checkpoint: Path, tmp_path: Path) -> None:
-    learner = MergedLearner(open_moe(checkpoint), FixedBlend(3, 3))
-    before = {name: value.clone() for name, value in learner.model.state_dict().items()}
-    tuned = norms(learner.model)
-    objective = objective_of(learner.model.config, small.SPACE, small.ENCODER)
+    tuner = MergedTuner(open_moe(checkpoint), FixedBlend(3, 3))
+    before = {name: value.clone() for name, value in tuner.model.state_dict().items()}
+    tuned = norms(tuner.model)
+    objective = objective_of(tuner.model.config, small.SPACE, small.ENCODER)
     everything = objective.encode([row for rows in small.TRAIN.values() for row in rows])
-    first = objective.row_losses(learner.model, everything).mean().item()
-    tune(checkpoint, learner, tmp_path / "state")
-    assert objective.row_losses(learner.model, everything).mean().item() < first
-    for name, value in learner.model.state_dict().items():
+    first = objective.row_losses(tuner.model, everything).mean().item()
+    tune(checkpoint, tuner, tmp_path / "state")
+    assert objective.row_losses(tuner.model, everything).mean().item() < first
+    for name, value in tuner.model.state_dict().items():
         assert torch.equal(value, before[name]) == (name not in tuned), name
 
 
@@ -83,9 +83,9 @@ def test_an_interrupted_run_resumes_with_the_same_norms_and_router(checkpoint: P
     again = tune(checkpoint, merged(checkpoint), tmp_path / "halved.state")
     for one, other in zip(whole.norms, again.norms, strict=True):
         assert torch.equal(one, other)
-    assert isinstance(whole, MergedLearner)
-    assert isinstance(again, MergedLearner)
-    asked = [learner.router.ask([0.2, 0.5, 0.3]) for learner in (whole, again)]
+    assert isinstance(whole, MergedTuner)
+    assert isinstance(again, MergedTuner)
+    asked = [tuner.router.ask([0.2, 0.5, 0.3]) for tuner in (whole, again)]
     assert asked[0].id == asked[1].id == CONFIG.steps
     assert np.array_equal(asked[0].blend, asked[1].blend)
     assert (tmp_path / "whole.jsonl").read_text() == (tmp_path / "halved.jsonl").read_text()
@@ -93,12 +93,12 @@ def test_an_interrupted_run_resumes_with_the_same_norms_and_router(checkpoint: P
 
 @pytest.mark.parametrize("rival", [Switch, Reinforce, Smear])
 def test_rivals_train_their_gates_and_the_norms(checkpoint: Path, tmp_path: Path, rival: Any) -> None:
-    learner = GatedLearner(rival(load(checkpoint), seed=0))
-    before = {name: value.clone() for name, value in learner.model.state_dict().items()}
-    tune(checkpoint, learner, tmp_path / "state")
-    moved = {name for name, value in learner.model.state_dict().items() if not torch.equal(value, before[name])}
-    assert moved - set(norms(learner.model)) == {name for name in before if name.endswith("gate.weight")}
-    assert set(norms(learner.model)) <= moved
+    tuner = GatedTuner(rival(load(checkpoint), seed=0))
+    before = {name: value.clone() for name, value in tuner.model.state_dict().items()}
+    tune(checkpoint, tuner, tmp_path / "state")
+    moved = {name for name, value in tuner.model.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved - set(norms(tuner.model)) == {name for name in before if name.endswith("gate.weight")}
+    assert set(norms(tuner.model)) <= moved
 
 
 def test_the_reward_is_the_mean_probability_of_the_right_answer() -> None:
@@ -117,21 +117,21 @@ class Astray(RandomBlend):
 
 
 def test_a_blend_out_of_range_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    learner = MergedLearner(open_moe(checkpoint), Astray(3, 3))
+    tuner = MergedTuner(open_moe(checkpoint), Astray(3, 3))
     with pytest.raises(InputError, match="blend must not be negative"):
-        tune(checkpoint, learner, tmp_path / "state")
+        tune(checkpoint, tuner, tmp_path / "state")
     assert not (tmp_path / "state").exists()
 
 
-def served(checkpoint: Path, *, nearness: float = 20.0) -> ServedLearner:
-    return ServedLearner(open_moe(checkpoint), own=(2, 0, 1), nearness=nearness)
+def served(checkpoint: Path, *, nearness: float = 20.0) -> ServedTuner:
+    return ServedTuner(open_moe(checkpoint), own=(2, 0, 1), nearness=nearness)
 
 
 def test_served_blends_are_drawn_around_the_even_and_the_proportional_one(checkpoint: Path) -> None:
-    learner, mix = served(checkpoint, nearness=1e9), np.array([0.5, 0.25, 0.25])
-    proportional = learner.choose(mix)
+    tuner, mix = served(checkpoint, nearness=1e9), np.array([0.5, 0.25, 0.25])
+    proportional = tuner.choose(mix)
     assert proportional.tolist() == [0.25, 0.25, 0.5]
-    draws = np.array([learner.draw(mix, torch.Generator().manual_seed(seed)) for seed in range(200)])
+    draws = np.array([tuner.draw(mix, torch.Generator().manual_seed(seed)) for seed in range(200)])
     near = [np.abs(draws - centre).max(axis=1) < 1e-3 for centre in (proportional, np.full(3, 1 / 3))]  # 60 deviations
     assert (near[0] ^ near[1]).all()
     assert abs(int(near[0].sum()) - 100) < 6 * np.sqrt(200 / 4)
@@ -154,10 +154,10 @@ def test_norms_tuned_under_served_blends_resume(checkpoint: Path, tmp_path: Path
 
 
 def test_a_fixed_merge_keeps_all_but_its_norms(checkpoint: Path, tmp_path: Path) -> None:
-    learner = FixedLearner(open_moe(checkpoint).dense([0.5, 0.5, 0.0]))
-    before = {name: value.clone() for name, value in learner.model.state_dict().items()}
-    tune(checkpoint, learner, tmp_path / "state")
-    tuned = norms(learner.model)
-    for name, value in learner.model.state_dict().items():
+    tuner = FixedTuner(open_moe(checkpoint).dense([0.5, 0.5, 0.0]))
+    before = {name: value.clone() for name, value in tuner.model.state_dict().items()}
+    tune(checkpoint, tuner, tmp_path / "state")
+    tuned = norms(tuner.model)
+    for name, value in tuner.model.state_dict().items():
         assert torch.equal(value, before[name]) == (name not in tuned), name
-    assert learner.choose([1.0, 0.0, 0.0]) is None
+    assert tuner.choose([1.0, 0.0, 0.0]) is None

@@ -26,7 +26,7 @@ class Survey:
     blends: FloatArray  # (N, K); the K one-hot blends first, then the uniform one
     rewards: FloatArray  # (N, V)
     figures: FloatArray  # (N, V) the tasks' own metrics
-    rows: int = 1  # held-out rows a task behind each of them
+    rows: int = 1  # held-out rows per task behind each of them
     tasks: tuple[str, ...] = ()
     model_sha256: str = ""  # of the checkpoint; "" where it is not known
     method: str = "average"  # how its blends were merged

@@ -3,7 +3,7 @@
 Task-SMoE: Kudugunta et al.: Beyond Distillation: Task-level Mixture-of-Experts for Efficient Inference. Findings of
 EMNLP 2021. Task-Merging: He et al.: Merging Experts into One: Improving Computational Efficiency of Mixture of Experts.
 EMNLP 2023. Their routers are learned while the model is trained; here the experts exist already, so that a task's are
-chosen by what they are worth to it on held-out rows. With one expert a task, this is the full MoE with true tags.
+chosen by what they are worth to it on held-out rows. With one expert per task, this is the full MoE with true tags.
 """
 
 from collections.abc import Sequence

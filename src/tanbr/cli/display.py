@@ -91,7 +91,7 @@ def _standing_words(so_far: "Comparison") -> list[str]:
 
 def standings_tables(so_far: "Comparison", *, tail: int) -> list[Table]:
     """Lay out the final figures."""
-    header = ["method", f"last {tail} slots", "all slots", "regret a slot", f"… last {tail}", "merges"]
+    header = ["method", f"last {tail} slots", "all slots", "regret per slot", f"… last {tail}", "merges"]
     rows = [
         [
             method,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 TRAFFIC_SEED = 4_000  # of generated rows that neither training nor the demo uses
-POOL = 600  # rows a task that requests are drawn from
+POOL = 600  # rows per task that requests are drawn from
 
 
 @app.command(

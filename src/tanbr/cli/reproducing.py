@@ -63,7 +63,10 @@ def reproduce(
         ]
         whole = sum(one.seconds for one in rows), max(one.memory for one in rows), sum(one.disk for one in rows)
         cells.append(["all", str(sum(one.missing for one in rows)), _time(whole[0]), _size(whole[1]), _size(whole[2])])
-        title = f"scale {scale}, on one core of this machine; a job that several parts share counts once"
+        title = (
+            f"scale {scale}: time on one quiet core of this machine, memory above that of a process that does nothing; "
+            "a job that several parts share counts once"
+        )
         console.print(*fitted(title, ["part", "jobs to run", "time", "memory", "disk"], cells), sep="\n")
         return
     for part in wanted:
@@ -134,4 +137,6 @@ def _time(seconds: float) -> str:
 
 
 def _size(count: float) -> str:
+    if not count:
+        return "–"
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -60,7 +60,7 @@ def simulate(
     period: Annotated[int, typer.Option(min=1, help="Slots from one drawn mix to the next.")] = 40,
     slots: Annotated[int, typer.Option(min=1, help="How many slots to serve.")] = 200,
     requests: Annotated[int, typer.Option(min=1, help="Requests in a slot.")] = 64,
-    pool: Annotated[int, typer.Option(min=1, help="Most rows a task that requests are drawn from.")] = 1_500,
+    pool: Annotated[int, typer.Option(min=1, help="Most rows per task that requests are drawn from.")] = 1_500,
     seeds: Annotated[str, typer.Option(help="Seeds of stream, monitor and routers, by comma.")] = "0",
     models: Annotated[
         str, typer.Option(help="How many merged models to hold side by side, by comma: for routers and fixed panels.")
@@ -212,7 +212,7 @@ def survey(
 def grams(
     checkpoint: Annotated[
         Path,
-        typer.Argument(help="Folder of the MoE checkpoint, one expert a task; or a list of experts that names them."),
+        typer.Argument(help="Folder of the MoE checkpoint, one expert per task; or a list of experts that names them."),
     ],
     expert: ExpertFolders = None,
     blend_only: BlendWhat = None,

@@ -19,8 +19,8 @@ Rows = Mapping[str, Sequence[Row]]  # task name → rows
 Progress = Callable[[str, int, int, str], None]  # phase, done, total, note
 
 HELD_SEED, STREAM_SEED = 1_000, 2_000  # of generated rows; training uses seed 0
-GENERATED = 600  # rows a task in either part
-HISTORY = 500  # texts a task that a monitor has read beforehand
+GENERATED = 600  # rows per task in either part
+HISTORY = 500  # texts per task that a monitor has read beforehand
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ def generated() -> Corpus:
 
 
 def of_data(place: str | Path, *, pool: int = 1_500, rehearse: bool = False) -> Corpus:
-    """Read a data set: held are 20% of train, which training left alone; requests are at most `pool` dev rows a task.
+    """Read a data set: held are 20% of train, which training left alone; requests are at most `pool` dev rows per task.
 
     To `rehearse` leaves dev alone: the second half of the held rows are the requests.
     """

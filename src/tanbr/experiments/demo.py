@@ -33,7 +33,7 @@ SURVEY = "survey.json"  # lies beside the embedded weights
 
 # Streams of generated rows that never meet: training uses seed 0 of the train split, the monitor's history seed 1000.
 TRAFFIC_SEED = 2_000
-POOL = 600  # rows a task that requests are drawn from
+POOL = 600  # rows per task that requests are drawn from
 
 
 def of_panel(method: str) -> str:

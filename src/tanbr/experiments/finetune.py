@@ -38,12 +38,12 @@ from tanbr.tasks.rows import Task
 from tanbr.train.batches import Batches
 from tanbr.train.checkpoints import digest, load, write
 from tanbr.train.finetune import (
-    BlendLearner,
-    FixedLearner,
-    GatedLearner,
-    Learner,
-    MergedLearner,
-    ServedLearner,
+    BlendTuner,
+    FixedTuner,
+    GatedTuner,
+    MergedTuner,
+    ServedTuner,
+    Tuner,
     finetune,
     norms,
 )
@@ -88,25 +88,25 @@ def run(
     report: Progress,
     command: str,
     tagged: bool = False,
-    also: Callable[[Learner, Objective], Any] | None = None,
+    also: Callable[[Tuner, Objective], Any] | None = None,
 ) -> dict[str, Any]:
     """Tune norms on `rows` while a router or gates learn, and measure on `unseen` rows; all goes to `out`/router.
 
-    What `also` makes of the tuned learner is part of the result, before anything is asked of it or put back.
+    What `also` makes of the tuned tuner is part of the result, before anything is asked of it or put back.
     """
     space, folder = LabelSpace(tasks), out / check(router)
     choosing, tuning = config.router, config.finetune
-    learner = _learner(checkpoint, router, space=space, rows=rows, config=config)
-    with_start(learner.model)
-    encoder = TextEncoder.of(checkpoint, vocab_size=learner.model.config.vocab_size, max_length=tuning.max_length)
-    objective = objective_of(learner.model.config, space, encoder, tagged=tagged)
+    tuner = _tuner(checkpoint, router, space=space, rows=rows, config=config)
+    with_start(tuner.model)
+    encoder = TextEncoder.of(checkpoint, vocab_size=tuner.model.config.vocab_size, max_length=tuning.max_length)
+    objective = objective_of(tuner.model.config, space, encoder, tagged=tagged)
     few = {task.name: rows[task.name][: tuning.train_rows] for task in tasks}
     batches = Batches(few, objective=objective, sizes=[1] * len(tasks), seed=tuning.seed)
     mixes = np.random.default_rng(tuning.seed).dirichlet(np.full(len(tasks), tuning.alpha), tuning.steps)
     measured = {task.name: unseen[task.name][: tuning.eval_rows] for task in tasks}
     origin = digest(checkpoint)
     found = _untuned(checkpoint, objective, measured, out / f"untuned-{origin}-{tuning.eval_rows}.json")
-    before = [weight.detach().clone() for weight in learner.norms]
+    before = [weight.detach().clone() for weight in tuner.norms]
 
     folder.mkdir(parents=True, exist_ok=True)
     ticks: list[float] = []
@@ -117,21 +117,21 @@ def run(
 
     _reset_peak()
     finetune(
-        learner, batches, mixes, objective=objective, config=tuning, state=folder / "tuned.state", report=step,
+        tuner, batches, mixes, objective=objective, config=tuning, state=folder / "tuned.state", report=step,
         origin=origin,
     )  # fmt: skip
     peak = _peak()
-    more = {} if also is None else {"also": also(learner, objective)}
+    more = {} if also is None else {"also": also(tuner, objective)}
     report(f"figures {router}", 0, 1, "")
     V = len(tasks)
-    blends = [learner.choose(mix) for mix in (np.full(V, 1 / V), *np.eye(V))]
-    found |= {f"tuned {kind}": value for kind, value in _measure(learner, objective, measured, blends).items()}
-    tuned = [weight.detach().clone() for weight in learner.norms]
-    _set(learner, before)
-    found |= {f"untuned {kind}": value for kind, value in _measure(learner, objective, measured, blends).items()}
-    _set(learner, tuned)
+    blends = [tuner.choose(mix) for mix in (np.full(V, 1 / V), *np.eye(V))]
+    found |= {f"tuned {kind}": value for kind, value in _measure(tuner, objective, measured, blends).items()}
+    tuned = [weight.detach().clone() for weight in tuner.norms]
+    _set(tuner, before)
+    found |= {f"untuned {kind}": value for kind, value in _measure(tuner, objective, measured, blends).items()}
+    _set(tuner, tuned)
     report(f"figures {router}", 1, 1, "")
-    _write(learner, checkpoint, folder)
+    _write(tuner, checkpoint, folder)
     result = {
         "command": command,
         "router": router,
@@ -148,26 +148,26 @@ def run(
     return result
 
 
-def _learner(checkpoint: Path, router: str, *, space: LabelSpace, rows: Rows, config: Config) -> Learner:
+def _tuner(checkpoint: Path, router: str, *, space: LabelSpace, rows: Rows, config: Config) -> Tuner:
     """Build what is tuned."""
     name, _, method = router.partition("+")
     seed, tasks = config.finetune.seed, [task.name for task in space.tasks]
     if name in GATES:
-        return GatedLearner(GATES[name](load(checkpoint), seed=seed))
+        return GatedTuner(GATES[name](load(checkpoint), seed=seed))
     moe = open_moe(checkpoint, method=method or AVERAGE)
     own = own_experts(moe, tasks)
     if name in ROUTERS:
         settings = config.router.of_requests(own)
-        return MergedLearner(moe, build(name, moe.num_experts, len(tasks), seed=seed, config=settings))
+        return MergedTuner(moe, build(name, moe.num_experts, len(tasks), seed=seed, config=settings))
     if not own:
         raise CheckpointError(
             f"{checkpoint} does not say in its tanbr.json which of its {moe.num_experts} experts was trained for each "
             f"of {', '.join(tasks)}, and {name} needs to know; choose another router"
         )
     if name == SERVED:
-        return ServedLearner(moe, own=own, nearness=config.finetune.blend_nearness)
+        return ServedTuner(moe, own=own, nearness=config.finetune.blend_nearness)
     few = {task: rows[task][:PROBE_ROWS] for task in tasks}
-    return FixedLearner(MERGES[name](moe, probes_of(moe, few, space=space, own=own)))
+    return FixedTuner(MERGES[name](moe, probes_of(moe, few, space=space, own=own)))
 
 
 def _untuned(checkpoint: Path, objective: Objective, rows: Rows, kept: Path) -> dict[str, Figures]:
@@ -180,37 +180,37 @@ def _untuned(checkpoint: Path, objective: Objective, rows: Rows, kept: Path) -> 
         raise StateError(f"{kept} holds no figures ({error}); delete it, and they are measured again") from None
 
 
-def _measure(learner: Learner, objective: Objective, rows: Rows, blends: Sequence[Blend | None]) -> dict[str, Figures]:
+def _measure(tuner: Tuner, objective: Objective, rows: Rows, blends: Sequence[Blend | None]) -> dict[str, Figures]:
     """Score all tasks with the first blend, and each with its own of the others."""
-    learner.settle(blends[0])
-    even = figures(learner.model, objective, rows, serving=learner.serving)
-    if not isinstance(learner, BlendLearner):  # gates and fixed merges know of no mix
+    tuner.settle(blends[0])
+    even = figures(tuner.model, objective, rows, serving=tuner.serving)
+    if not isinstance(tuner, BlendTuner):  # gates and fixed merges know of no mix
         return {"even": even, "own": even}
     own: Figures = {}
     for blend, (name, of_task) in zip(blends[1:], rows.items(), strict=True):
-        learner.settle(blend)
-        own |= figures(learner.model, objective, {name: of_task})
+        tuner.settle(blend)
+        own |= figures(tuner.model, objective, {name: of_task})
     return {"even": even, "own": own}
 
 
 @torch.no_grad()
-def _set(learner: Learner, values: Sequence[torch.Tensor]) -> None:
-    for weight, value in zip(learner.norms, values, strict=True):
+def _set(tuner: Tuner, values: Sequence[torch.Tensor]) -> None:
+    for weight, value in zip(tuner.norms, values, strict=True):
         weight.copy_(value)
 
 
-def _write(learner: Learner, checkpoint: Path, folder: Path) -> None:
+def _write(tuner: Tuner, checkpoint: Path, folder: Path) -> None:
     """Write the MoE with its tuned norms (and gates) and the router that belongs to it; a fixed merge as it is."""
     if (folder / "model").exists():
         return
     moe = load(checkpoint)
-    if isinstance(learner, BlendLearner):
-        moe.load_state_dict({name: weight.detach() for name, weight in norms(learner.model).items()}, strict=False)
-        if isinstance(learner, MergedLearner):
-            learner.router.save(folder / "router.state")
+    if isinstance(tuner, BlendTuner):
+        moe.load_state_dict({name: weight.detach() for name, weight in norms(tuner.model).items()}, strict=False)
+        if isinstance(tuner, MergedTuner):
+            tuner.router.save(folder / "router.state")
         write(moe, checkpoint, folder / "model", card=read_card(checkpoint))
     else:
-        write(learner.model, checkpoint, folder / "model")
+        write(tuner.model, checkpoint, folder / "model")
 
 
 def _reset_peak() -> None:

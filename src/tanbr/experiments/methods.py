@@ -42,7 +42,7 @@ from tanbr.tasks.answering import AnswersBy, by_posterior
 from tanbr.types import FloatArray, Router, Text
 
 AVERAGE = "average"
-STATISTICS = 64  # held rows a task behind the statistics of fisher and regmean
+STATISTICS = 64  # held rows per task behind the statistics of fisher and regmean
 WarmStart: TypeAlias = Literal["none", "probes", "survey"]
 
 
@@ -253,7 +253,7 @@ KINDS: dict[str, Kind] = {
 
 
 @dataclass(frozen=True)
-class Method:
+class ComparedMethod:
     """A method as it was asked for."""
 
     name: str  # as results call it
@@ -308,7 +308,7 @@ class Method:
 
 def method(
     text: str, *, warm_start: WarmStart = "none", oracle: bool = False, models: int = 1, merging: str = AVERAGE
-) -> Method:
+) -> ComparedMethod:
     """Read a method's name; `warm_start` and `oracle` hold for those that learn and do not say otherwise.
 
     `models` holds for those that can fill a panel, `merging` for those that choose blends and do not say otherwise.
@@ -347,7 +347,7 @@ def method(
     said = {warm_start: warm_start != "none", "oracle": oracle, "recognised": recognised}
     shown = base if models == 1 else f"{base}@{models}"
     name = "+".join([shown, *([way] * (way != AVERAGE)), *(extra for extra, is_so in said.items() if is_so)])
-    return Method(name, kind, warm_start, oracle, merging=way, models=models, recognised=recognised)
+    return ComparedMethod(name, kind, warm_start, oracle, merging=way, models=models, recognised=recognised)
 
 
 def methods(
@@ -357,7 +357,7 @@ def methods(
     oracle: bool = False,
     models: Sequence[int] = (1,),
     merging: str = AVERAGE,
-) -> list[Method]:
+) -> list[ComparedMethod]:
     """Read the names of methods, each once, in their order; once for each number of `models` it can hold."""
     found = [
         method(text, warm_start=warm_start, oracle=oracle, models=count, merging=merging)

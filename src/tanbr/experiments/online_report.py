@@ -73,7 +73,7 @@ def lay_out(standings: Standings) -> Iterator[Laid]:
         "method",
         "reward",
         f"from slot {late} on",
-        "regret a slot",
+        "regret per slot",
         "slots to 95%",
         "merges",
     ]

@@ -23,7 +23,7 @@ from tanbr.types import Blend, FloatArray, SlotRecord, TaskMix, Text, as_blend, 
 LEAST_SHARE = 1e-3  # of a task in the mix that posteriors are weighed by: what is not forecast may still come
 
 
-class PanelDecision(Protocol):
+class PanelChoice(Protocol):
     """What a router chose for one slot."""
 
     @property
@@ -39,7 +39,7 @@ class PanelDecision(Protocol):
 class PanelRouter(Protocol):
     """Chooses G blends for a task mix, and learns from the rewards of each."""
 
-    def ask(self, task_mix: ArrayLike, *, models: int, confusion: ArrayLike | None = None) -> PanelDecision:
+    def ask(self, task_mix: ArrayLike, *, models: int, confusion: ArrayLike | None = None) -> PanelChoice:
         """Choose `models` blends for a slot whose task mix is ψ (V,), its requests read as `confusion` (V, V) says."""
         ...
 

@@ -51,7 +51,7 @@ class Study:
     period: int = 40
     slots: int = 200
     requests: int = 64
-    pool: int = 1_500  # most rows a task that requests are drawn from
+    pool: int = 1_500  # most rows per task that requests are drawn from
     rehearse: bool = False
     survey: Path | None = None
     config: Path | None = None

@@ -62,7 +62,7 @@ def load(
     limit: int | None = None,
     seed: int = 0,
 ) -> dict[str, list[Row]]:
-    """Read a split of each task (all eight when None), shuffled, at most `limit` rows a task; "hub" names no folder."""
+    """Read a split of each task (all if None), shuffled, at most `limit` rows per task; "hub" names no folder."""
     if split not in ("train", "dev"):
         raise DataError(f"split must be 'train' or 'dev' (got {split!r}); GLUE's test sets carry no labels")
     if limit is not None and limit < 1:

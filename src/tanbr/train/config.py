@@ -13,7 +13,7 @@ class RunConfig(Section):
     max_length: int = Field(default=64, ge=8)
     """Longest text in tokens; what is longer is cut."""
     train_rows: int = Field(default=30_000, ge=1)
-    """Most rows a task to draw batches from."""
+    """Most rows per task to draw batches from."""
     batch: int = Field(default=8, ge=1)
     """Rows that the task with the fewest rows has in a step."""
     steps: int = Field(default=2_500, ge=1)
@@ -64,7 +64,7 @@ class PretrainConfig(RunConfig):
     look_every: int = Field(default=0, ge=0)
     """Steps between two looks at each task's figure on held-out rows; 0 for none."""
     look_rows: int = Field(default=128, ge=2)
-    """Held-out rows a task in a look."""
+    """Held-out rows per task in a look."""
     patience: int = Field(default=4, ge=1)
     """Looks without a better figure after which a task keeps its best expert and leaves the training."""
 
@@ -91,7 +91,7 @@ class FinetuneConfig(RunConfig):
     """How normalisation layers are tuned while a router learns (the paper: 10,000 steps of 128 rows, length 128)."""
 
     train_rows: int = Field(default=4_000, ge=1)
-    """Most rows a task to draw batches from."""
+    """Most rows per task to draw batches from."""
     batch: int = Field(default=32, ge=1)
     """Rows of a step, drawn by the step's task mix."""
     steps: int = Field(default=300, ge=1)

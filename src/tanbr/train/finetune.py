@@ -31,7 +31,7 @@ from tanbr.types import Blend, FloatArray, Router
 LEAST_CONCENTRATION = 0.1  # of every expert in a draw around a blend that will be served
 
 
-class Learner(nn.Module, ABC):
+class Tuner(nn.Module, ABC):
     """What is tuned: a model's norms, and whatever decides which experts it runs. Nothing else is its state."""
 
     def __init__(self, model: Any) -> None:
@@ -61,7 +61,7 @@ class Learner(nn.Module, ABC):
         return nullcontext()
 
 
-class FixedLearner(Learner):
+class FixedTuner(Tuner):
     """A dense model that is what it is for every batch: a merge that knows no blends."""
 
     def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:  # noqa: ARG002
@@ -71,7 +71,7 @@ class FixedLearner(Learner):
         return losses.detach()
 
 
-class BlendLearner(FixedLearner):
+class BlendTuner(FixedTuner):
     """A dense model into which an MoE's blends are merged."""
 
     def __init__(self, moe: Moe) -> None:
@@ -83,7 +83,7 @@ class BlendLearner(FixedLearner):
         self.moe.merge_into(self.model, self.moe.check(blend))
 
 
-class MergedLearner(BlendLearner):
+class MergedTuner(BlendTuner):
     """For every batch the blend of a router, which learns from the reward."""
 
     def __init__(self, moe: Moe, router: Router) -> None:
@@ -117,7 +117,7 @@ class MergedLearner(BlendLearner):
             self.router = type(self.router).load(path)
 
 
-class ServedLearner(BlendLearner):
+class ServedTuner(BlendTuner):
     """For every batch a draw around a blend that will be served: by a coin the even one, or the mix's proportional one.
 
     `own` names each task's expert (V,). `nearness` is the concentration of the draws; every expert has a little of it,
@@ -149,7 +149,7 @@ class ServedLearner(BlendLearner):
         return blend
 
 
-class GatedLearner(Learner):
+class GatedTuner(Tuner):
     """An un-merged model whose gates learn with its norms."""
 
     def __init__(self, gated: Gated) -> None:
@@ -197,7 +197,7 @@ def norms(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def finetune(
-    learner: Learner,
+    tuner: Tuner,
     batches: Batches,
     mixes: FloatArray,
     *,
@@ -211,18 +211,18 @@ def finetune(
 
     `origin` tells the checkpoint that is tuned from others.
     """
-    learner.requires_grad_(True)
-    tuned = list(learner.norms)
-    deciders = [weight for weight in learner.parameters() if all(weight is not norm for norm in tuned)]
+    tuner.requires_grad_(True)
+    tuned = list(tuner.norms)
+    deciders = [weight for weight in tuner.parameters() if all(weight is not norm for norm in tuned)]
 
     def gradients(step: int) -> dict[str, float]:
         batch = batches.mixed(step, mix=mixes[step], size=config.batch)
         rng = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
-        return {"batch": learner.backward(batch, objective, rng).mean().item()}
+        return {"batch": tuner.backward(batch, objective, rng).mean().item()}
 
     run = Run(
         phase="finetune",
-        model=learner,
+        model=tuner,
         groups=[{"params": tuned, "lr": config.norm_rate}, {"params": deciders, "lr": config.gate_rate}],
         gradients=gradients,
         steps=len(mixes),

@@ -1,6 +1,6 @@
 import pytest
 
-from tanbr.experiments.paper.cost import BYTES, Cost, Size, Speed
+from tanbr.experiments.paper.cost import BYTES, Cost, ModelSize, Speed
 from tanbr.experiments.paper.scale import scale
 from tanbr.merge import Moe
 
@@ -21,13 +21,13 @@ def test_the_published_sizes_are_what_the_paper_says() -> None:
 
 
 def test_a_checkpoints_parameters_are_counted_near_enough(moe: Moe) -> None:
-    size = Size.of(dict(moe.config))
+    size = ModelSize.of(dict(moe.config))
     counted = sum(spec.numel for spec in moe.checkpoint.specs.values())
     assert size.whole == pytest.approx(counted, rel=0.1)
 
 
 def test_more_experts_rows_and_steps_cost_more() -> None:
-    size = Size(64, 128, 2, 2, 8, 100)
+    size = ModelSize(64, 128, 2, 2, 8, 100)
     one = size.forward(rows=8, length=16)
     assert size.forward(rows=16, length=16).flops == pytest.approx(2 * one.flops)
     assert size.forward(rows=8, length=16, experts=3).flops > one.flops

@@ -3,11 +3,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tanbr.experiments.paper.cost import Size
+from tanbr.experiments.paper.cost import ModelSize
 from tanbr.experiments.paper.random_moe import METHODS, Models, random_moe
 from tanbr.experiments.paper.timing import cell, routed, token_merging
 
-SIZES = {"t5": Size(32, 64, 1, 1, 8, 50), "bert": Size(32, 64, 1, 0, 8, 50)}
+SIZES = {"t5": ModelSize(32, 64, 1, 1, 8, 50), "bert": ModelSize(32, 64, 1, 0, 8, 50)}
 
 
 @pytest.fixture(scope="module", params=SIZES)

@@ -61,6 +61,20 @@ def test_the_report_is_self_contained_and_holds_every_claim(done: Reproduction) 
     assert all((out / picture).stat().st_size for picture in pictures)
 
 
+def test_a_report_of_some_parts_says_which_were_not_run(done: Reproduction) -> None:
+    few = setup(done.setup.out)
+    some = Setup(replace(few.scale, name="small"), few.out)
+    told = report.laid_out(reproduce([PARTS["fig6"]], some), command="tanbr reproduce fig6 --scale small")
+    assert told["title"] == "The paper, reproduced in part (small): fig6"
+    commands = [part["command"] for part in told["not_run"]]
+    assert len(commands) == len(PARTS) - 1
+    assert "tanbr reproduce table1 --scale small" in commands
+    assert "tanbr reproduce fig4 --scale small --model MODEL --data DATA" in commands
+    whole = report.laid_out(done, command="tanbr reproduce all")
+    assert (whole["title"], whole["not_run"]) == ("The paper, reproduced (tiny)", [])
+    assert len(whole["models"]) == 2
+
+
 def test_the_figures_are_kept_as_json_with_command_seeds_and_commit(done: Reproduction) -> None:
     kept = json.loads((done.setup.out / "results.json").read_text())
     assert kept["commit"] == job.commit()

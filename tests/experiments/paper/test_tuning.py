@@ -10,7 +10,7 @@ from tanbr.moe import embedded
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks import tiny
 from tanbr.tasks.metrics import LabelSpace
-from tanbr.train.finetune import BlendLearner
+from tanbr.train.finetune import BlendTuner
 from tanbr.train.objectives import TextToText
 
 
@@ -30,11 +30,11 @@ def test_a_router_that_is_untaught_learns_nothing_and_leaves_nothing_open(name: 
 @pytest.fixture(scope="module")
 def served() -> Any:
     moe = open_moe(embedded.path("t5"))
-    learner = BlendLearner(moe)
+    tuner = BlendTuner(moe)
     encoder = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
     rows = [row for task in tiny.TASKS for row in tiny.generate(task.name, 6, seed=3, split="test")]
     space = LabelSpace(tiny.TASKS)
-    server = TunedServer(learner, TextToText(space, encoder), {row.text: row for row in rows}, batch=16)
+    server = TunedServer(tuner, TextToText(space, encoder), {row.text: row for row in rows}, batch=16)
     return server, rows, space
 
 

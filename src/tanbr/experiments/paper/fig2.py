@@ -53,7 +53,7 @@ def findings(setup: Setup, results: Results) -> Findings:
         ]
         for router in tuning.ROUTERS
     ]  # fmt: skip
-    table = Table("loss and time of tuning", ["router", "loss at first", "loss in the end", "CPU ms a step"], rows)
+    table = Table("loss and time of tuning", ["router", "loss at first", "loss in the end", "CPU ms per step"], rows)
     return Findings(claims, [table], {"Loss while norms are tuned, mean over seeds": draw(setup, results)})
 
 

@@ -15,7 +15,7 @@ LESS_MEMORY = 0.20
 
 
 def findings(setup: Setup, results: Results) -> Findings:
-    """Compare averages over tasks, CPU time a batch, and loaded parameters."""
+    """Compare averages over tasks, CPU time per batch, and loaded parameters."""
     seeds = setup.scale.tuning_seeds
     means = {router: tuning.by_seed(results, setup, router, tuning.mean_figure) for router in tuning.ROUTERS}
     seconds = {router: _median(setup, results, router, "answer_seconds") for router in tuning.ROUTERS}
@@ -59,7 +59,7 @@ def findings(setup: Setup, results: Results) -> Findings:
         ]
         for router in tuning.ROUTERS
     ]  # fmt: skip
-    header = ["router", "average, points", "ms a batch", "ms a merge", "parameters, M", "reward"]
+    header = ["router", "average, points", "ms per batch", "ms per merge", "parameters, M", "reward"]
     table = Table("tuned models serving a stream, nothing learns any more", header, rows)
     return Findings(claims, [table], {"Average over the tasks": draw(means)})
 

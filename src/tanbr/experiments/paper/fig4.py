@@ -100,8 +100,8 @@ def draw_after(setup: Setup, results: Results) -> Figure:
 PART = Part(
     "fig4",
     "Fig. 4: learning online on a BERT-MoE",
-    "Untagged requests; every method serves one merged model a slot. “paper” is Algorithm 1 as printed, “tanbr” the "
-    "router of this project. Routers go on learning in the last slots, which the paper evaluates.",
+    "Untagged requests; every method serves one merged model in each slot. “paper” is Algorithm 1 as printed, “tanbr” "
+    "the router of this project. Routers go on learning in the last slots, which the paper evaluates.",
     online.jobs,
     findings,
     needs=("model", "data"),

@@ -26,7 +26,7 @@ RHO, CONSTANT = 0.9, 0.3  # the paper gives no C, nor the ρ of this figure
 EVEN = np.full(TASKS, 1 / TASKS)
 LIMIT = 0.4  # milliseconds, the paper's at K = 192
 REPEATS, LOOPS = 9, 30
-SPLITS = 20  # slots that each expert more costs, about
+SPLITS = 20  # slots that each further expert costs, about
 
 
 def paper_router(experts: int, *, rho: float = RHO, seed: int = 0) -> Algorithm1:
@@ -66,7 +66,7 @@ def milliseconds(call: Callable[[], object], *, repeats: int = REPEATS, loops: i
 
 
 def jobs(setup: Setup) -> list[Job]:
-    """One job a number of experts."""
+    """Make one job for each number of experts."""
     return [
         Job(
             f"fig6-{experts}",
@@ -79,7 +79,7 @@ def jobs(setup: Setup) -> list[Job]:
 
 
 def _cost(experts: int, *, seeds: int) -> Cost:
-    """Count about SPLITS slots an expert on the way to 20 leaves, each a decision and a step of learning."""
+    """Count about SPLITS slots per expert on the way to 20 leaves, each a decision and a step of learning."""
     decision = 2 * LEAVES * WIDTH * (experts + TASKS)
     slots = SPLITS * experts * seeds
     return Cost(flops=decision * (4 * slots + REPEATS * LOOPS), layers=4 * slots + REPEATS * LOOPS)

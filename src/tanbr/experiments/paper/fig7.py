@@ -57,23 +57,23 @@ def findings(setup: Setup, results: Results) -> Findings:
         Claim(
             "a smaller ρ starts faster", "shorter random phase, no figure given", _shown(RHOS, start),
             claim.checks({"lower loss in the first quarter at ρ = 0.3 than at 0.9": start[0] < start[-1],
-                          "ρ and that loss rise together": _rank(RHOS, start) > 0.5}), seeds=seeds,
+                          "the loss rises with ρ": _rank(RHOS, start) > 0.5}), seeds=seeds,
         ),
         Claim(
             "a smaller ρ ends worse", "lower final performance, no figure given", _shown(RHOS, end),
             claim.checks({"higher loss in the last quarter at ρ = 0.3 than at 0.9": end[0] > end[-1],
-                          "ρ and that loss move apart": _rank(RHOS, end) < -0.5}), seeds=seeds,
+                          "the loss falls as ρ rises": _rank(RHOS, end) < -0.5}), seeds=seeds,
         ),
         Claim(
             "a larger η converges faster", "faster, no figure given", _shown(ETAS, fast),
             claim.checks({"lower loss in the first half at η = 0.1 than at 1e-4": fast[-1] < fast[0],
-                          "η and that loss move apart": _rank(ETAS, fast) < -0.5}),
+                          "the loss falls as η rises": _rank(ETAS, fast) < -0.5}),
             "a step of η that raises the router's loss is undone and halved here: see docs/paper.md", seeds,
         ),
         Claim(
             "a larger η is less stable", "may be unstable, no figure given", _shown(ETAS, unrest),
             claim.checks({"the loss moves more from batch to batch at η = 0.1 than at 1e-4": unrest[-1] > unrest[0]}),
-            "deviation of the change from one entry of the curve to the next, second half", seeds,
+            "standard deviation of the change from one point of the curve to the next, in the second half", seeds,
         ),
     ]  # fmt: skip
     spread = max(end) - min(end)
@@ -83,7 +83,7 @@ def findings(setup: Setup, results: Results) -> Findings:
         [f"η = {eta:g}", f"{curves('eta', eta)[:, early].mean():.3f}", f"{curves('eta', eta)[:, late].mean():.3f}"]
         for eta in ETAS
     ]
-    title = f"loss of tuning; over all ρ the end differs by {spread:.3f}, between seeds by {noise:.3f}"
+    title = f"loss while tuning; in the last quarter values of ρ differ by {spread:.3f}, seeds by {noise:.3f}"
     table = Table(title, ["", "first quarter", "last quarter"], rows)
     pictures = {"Sensitivity to ρ and η, mean over seeds": draw(results, seeds)}
     return Findings(claims, [table], pictures)

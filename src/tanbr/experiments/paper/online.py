@@ -20,7 +20,7 @@ TRAFFIC = {"fixed": "fixed", "dynamic": "dirichlet"}  # the paper's word → our
 
 
 def jobs(setup: Setup, mixes: Sequence[str] = tuple(TRAFFIC)) -> list[Job]:
-    """One job a mix, method and seed."""
+    """Make one job for each mix, method and seed."""
     scale = setup.scale
     sizes = {"slots": scale.slots + scale.after, "requests": scale.requests, "pool": scale.pool}
     facts = {"model": setup.name_of("model"), "data": setup.data_name, **sizes}

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from tanbr.experiments.paper.cost import Size
+from tanbr.experiments.paper.cost import ModelSize
 from tanbr.merge import open as open_moe
 from tanbr.merge.int8 import quantised
 from tanbr.moe.families.bert import BertMoeConfig, BertMoeForSequenceClassification
@@ -66,7 +66,7 @@ def random_checkpoint(folder: Path, size: dict[str, int], *, seed: int = 0) -> P
     return folder
 
 
-def random_moe(folder: Path, size: Size) -> Path:
+def random_moe(folder: Path, size: ModelSize) -> Path:
     """Write a random T5-MoE or BERT-MoE with a gate at every site, unless it is there."""
     if folder.exists():
         return folder

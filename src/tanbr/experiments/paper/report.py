@@ -5,7 +5,7 @@ import os
 import platform
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jinja2 import Environment, PackageLoader, select_autoescape
@@ -13,7 +13,10 @@ from markupsafe import Markup
 
 from tanbr.experiments.paper.claim import VERDICTS, Verdict
 from tanbr.experiments.paper.job import commit
+from tanbr.experiments.paper.part import Part
+from tanbr.experiments.paper.parts import PARTS
 from tanbr.experiments.paper.reproduction import Reproduction
+from tanbr.experiments.paper.scale import Setup
 from tanbr.experiments.pictures import png, svg
 from tanbr.files import check_writable, write_atomically
 from tanbr.types import to_jsonable
@@ -61,7 +64,7 @@ def laid_out(found: Reproduction, *, command: str) -> dict[str, Any]:
                 "name": part.name,
                 "title": part.title,
                 "about": part.about,
-                "command": f"tanbr reproduce {part.name} --scale {scale}",
+                "command": _command(part, found.setup),
                 "commits": commits,
                 "seconds": found.seconds(part.name),
                 "claims": [{**claim.to_json(), "mark": MARKS[claim.judgement.verdict]} for claim in findings.claims],
@@ -71,18 +74,44 @@ def laid_out(found: Reproduction, *, command: str) -> dict[str, Any]:
                 "pictures": [{"caption": caption} for caption in findings.pictures],
             }
         )
+    not_run = [part for name, part in PARTS.items() if name not in found.findings]
     counts = Counter(claim["verdict"] for part in parts for claim in part["claims"])
     other = [f"{len(jobs)} of {len(found.kept)} results are of {name}" for name, jobs in found.elsewhere.items()]
     return {
-        "title": f"The paper, reproduced ({scale})",
+        "title": _title(found, len(not_run)),
         "command": command,
         "scale": scale,
         "scale_words": SCALE_WORDS.get(scale, ""),
         "commit": commit(),
         "elsewhere": other,
+        "not_run": [{"title": part.title, "command": _command(part, found.setup)} for part in not_run],
+        "models": _models(found),
         "machine": f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, "
         f"torch {torch.__version__.split('+')[0]}, one thread",
         "counts": [(verdict, MARKS[verdict], counts[verdict]) for verdict in VERDICTS],
         "minutes": sum(kept.seconds for kept in found.kept.values()) / 60,
         "parts": parts,
     }
+
+
+def _title(found: Reproduction, not_run: int) -> str:
+    """Say in the title whether this is all of the paper."""
+    scale = found.setup.scale.name
+    if not_run:
+        return f"The paper, reproduced in part ({scale}): {', '.join(found.findings)}"
+    return f"The paper, reproduced ({scale})"
+
+
+def _command(part: Part, setup: Setup) -> str:
+    """Give the command that runs a part, with what it needs; places are left to whoever runs it."""
+    needs = () if setup.embedded else part.needs
+    tagged = ["--tagged"] if setup.tagged and "t5" in part.needs else []
+    words = [f"--{need} {need.upper()}" for need in needs]
+    return " ".join(["tanbr reproduce", part.name, "--scale", setup.scale.name, *words, *tagged])
+
+
+def _models(found: Reproduction) -> list[str]:
+    """Tell the models behind the parts that ran by their weights."""
+    needed = {need for part in found.parts for need in part.needs}
+    kinds: dict[Literal["model", "t5"], str] = {"model": "BERT-MoE", "t5": "T5-MoE"}
+    return [f"{kind} {found.setup.name_of(which)}" for which, kind in kinds.items() if which in needed]

@@ -5,16 +5,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from tanbr.errors import ConfigError
+from tanbr.errors import CheckpointError, ConfigError, DataError
 from tanbr.experiments.corpus import Corpus, Rows, generated, of_data
 from tanbr.experiments.methods import Bench
-from tanbr.experiments.paper.cost import Size
+from tanbr.experiments.paper.cost import ModelSize
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.settings import Config
 from tanbr.tasks import glue, tiny
 from tanbr.tasks.dataset import Dataset
+from tanbr.tasks.own import is_own
 from tanbr.tasks.rows import Task
 from tanbr.train.config import FinetuneConfig
 
@@ -37,9 +38,9 @@ class Scale:
     slots: int  # of learning online: fig4
     after: int  # further slots once learning is over
     requests: int
-    pool: int  # most rows a task that requests are drawn from
-    t5: Size  # of random weights, for times: table1
-    bert: Size
+    pool: int  # most rows per task that requests are drawn from
+    t5: ModelSize  # of random weights, for times: table1
+    bert: ModelSize
     length: int  # tokens of a timed text
     typical: int  # tokens of a text of the tasks, on average; only for estimates
     batches: tuple[int, ...]
@@ -57,7 +58,7 @@ _TINY = Scale(
                           norm_rate=3e-3, gate_rate=3e-3),
     tuning_seeds=(0, 1, 2), swept_seeds=(0, 1), served_slots=24, least_answers=30,
     slots=90, after=30, requests=48, pool=600,
-    t5=Size(128, 512, 2, 2, K, 500), bert=Size(128, 512, 2, 0, K, 500), length=32, typical=20,
+    t5=ModelSize(128, 512, 2, 2, K, 500), bert=ModelSize(128, 512, 2, 0, K, 500), length=32, typical=20,
     batches=(1, 8, 128), rounds=3, cell_seconds=2.0, experts=(4, 8, 16, 32, 64, 128, 192), tree_seeds=(0,),
     regret_slots=400, regret_seeds=(0, 1, 2),
 )  # fmt: skip
@@ -66,7 +67,7 @@ _SMALL = Scale(
     tuning=FinetuneConfig(steps=150, batch=16, train_rows=4_000, eval_rows=100, max_length=64),
     tuning_seeds=(0, 1, 2), swept_seeds=(0, 1), served_slots=40, least_answers=30,
     slots=300, after=100, requests=64, pool=1_500,
-    t5=Size(512, 1024, 8, 8, K, 32_128), bert=Size(384, 1536, 12, 0, K, 30_522), length=128, typical=40,
+    t5=ModelSize(512, 1024, 8, 8, K, 32_128), bert=ModelSize(384, 1536, 12, 0, K, 30_522), length=128, typical=40,
     batches=(1, 8, 32, 128), rounds=5, cell_seconds=60.0, experts=(4, 8, 16, 32, 64, 128, 192),
     tree_seeds=(0, 1, 2), regret_slots=2_000, regret_seeds=(0, 1, 2, 3, 4),
 )  # fmt: skip
@@ -76,7 +77,7 @@ _PAPER = Scale(
                           save_every=500),
     tuning_seeds=(0, 1, 2), swept_seeds=(0, 1, 2), served_slots=500, least_answers=30,
     slots=5_000, after=500, requests=128,
-    pool=1_000_000, t5=Size(768, 3072, 12, 12, K, 32_128), bert=Size(768, 3072, 12, 0, K, 30_522), length=128,
+    pool=1_000_000, t5=ModelSize(768, 3072, 12, 12, K, 32_128), bert=ModelSize(768, 3072, 12, 0, K, 30_522), length=128,
     typical=40, batches=(1, 8, 32, 128), rounds=7, cell_seconds=600.0, experts=(4, 8, 16, 32, 64, 128, 192),
     tree_seeds=(0, 1, 2), regret_slots=5_000,
     regret_seeds=(0, 1, 2, 3, 4),
@@ -109,12 +110,33 @@ class Setup:
     tagged: bool = False  # whether the T5's texts name their task, as the paper's do
 
     def check(self, needs: tuple[str, ...], part: str) -> None:
-        """Refuse a scale whose models or data are missing."""
-        if self.embedded:
-            return
+        """Refuse a scale whose models or data are missing, or are others than it needs, before anything runs."""
+        for need in needs:
+            if getattr(self, need) is None and not self.embedded:
+                raise ConfigError(f"{part} at scale {self.scale.name} needs {need}: {WHERE[need]}")
         for need in needs:
             if getattr(self, need) is None:
-                raise ConfigError(f"{part} at scale {self.scale.name} needs {need}: {WHERE[need]}")
+                continue
+            if need == "data":
+                self._check_data(part)
+            elif need == "t5" and not self.t5_size.decoder:
+                raise CheckpointError(f"{self.t5} answers by a head, and {part} needs one that writes: {WHERE[need]}")
+            elif need == "model" and self.bert_size.decoder:
+                raise CheckpointError(f"{self.model} writes, and {part} needs a model with a head: {WHERE[need]}")
+
+    def _check_data(self, part: str) -> None:
+        place = Path(str(self.data))
+        if str(place) == glue.HUB or is_own(place):
+            return
+        lacking = [
+            f"{task.name}/{split}.tsv"
+            for task in glue.TASKS
+            for split in ("train", "dev")
+            if not (place / task.name / f"{split}.tsv").is_file()
+        ]
+        if lacking:
+            more = f" and {len(lacking) - 1} more files" if len(lacking) > 1 else ""
+            raise DataError(f"{part} needs GLUE, and {place} lacks {lacking[0]}{more}: {WHERE['data']}")
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -147,16 +169,16 @@ class Setup:
         return (self.bert_moe if which == "model" else self.t5_moe).fingerprint[:12]
 
     @cached_property
-    def bert_size(self) -> Size:
+    def bert_size(self) -> ModelSize:
         """The size of the BERT-MoE, or of the one that the scale is meant for."""
         known = self.model is not None or self.embedded
-        return Size.of(dict(self.bert_moe.config)) if known else self.scale.bert
+        return ModelSize.of(dict(self.bert_moe.config)) if known else self.scale.bert
 
     @cached_property
-    def t5_size(self) -> Size:
+    def t5_size(self) -> ModelSize:
         """The size of the T5-MoE, or of the one that the scale is meant for."""
         known = self.t5 is not None or self.embedded
-        return Size.of(dict(self.t5_moe.config)) if known else self.scale.t5
+        return ModelSize.of(dict(self.t5_moe.config)) if known else self.scale.t5
 
     @cached_property
     def tuning_rows(self) -> tuple[Rows, Rows]:

@@ -1,4 +1,4 @@
-"""Table I: loaded size and time a batch of routed, merging and merged models, T5 and BERT, float32 and int8."""
+"""Table I: loaded size and time per batch of routed, merging and merged models, T5 and BERT, float32 and int8."""
 
 from collections.abc import Iterator
 from functools import lru_cache, partial
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from tanbr.experiments.paper import claim
 from tanbr.experiments.paper.claim import Claim
-from tanbr.experiments.paper.cost import BYTES, Cost, Size
+from tanbr.experiments.paper.cost import BYTES, Cost, ModelSize
 from tanbr.experiments.paper.job import Job, Tick
 from tanbr.experiments.paper.part import Findings, Part, Results, Table
 from tanbr.experiments.paper.random_moe import ANSWER, METHODS, Models, random_moe
@@ -18,7 +18,7 @@ from tanbr.experiments.paper.scale import Setup
 from tanbr.experiments.paper.timing import cell, token_merging
 from tanbr.experiments.pictures import INK, LINES, figure, name_below, styled
 
-PAPER = {  # seconds a batch
+PAPER = {  # seconds per batch
     "merged": 0.61, "task-1": 1.16, "task-2": 1.78, "task-3": 2.41, "token-1": 1.81, "token-2": 2.42, "token-3": 3.05,
     "task-merging": 3.01, "token-merging": 193.88,
 }  # fmt: skip
@@ -29,7 +29,7 @@ SLOW = "token-merging"  # measured on a few tokens, apart
 
 
 def jobs(setup: Setup) -> list[Job]:
-    """One job a model, mode and batch; Token-Merging and memory apart."""
+    """Make one job for each model, mode and batch; Token-Merging and memory have their own."""
     scale = setup.scale
     found = []
     for kind, size in (("t5", scale.t5), ("bert", scale.bert)):
@@ -59,11 +59,11 @@ def cells(kind: str, batches: tuple[int, ...]) -> Iterator[tuple[str, int]]:
             yield "decode", batch
 
 
-def _disk(size: Size) -> float:
+def _disk(size: ModelSize) -> float:
     return float(BYTES * size.whole)
 
 
-def _cost(size: Size, setup: Setup, mode: str, batch: int) -> Cost:
+def _cost(size: ModelSize, setup: Setup, mode: str, batch: int) -> Cost:
     """All methods once a round, and the merged model twice; a round that is begun is ended."""
     scale = setup.scale
     active = [1, 1, 1, 1, 2, 3, 1, 2, 3, 1, 1, 2]  # of METHODS but Token-Merging
@@ -74,11 +74,11 @@ def _cost(size: Size, setup: Setup, mode: str, batch: int) -> Cost:
 
 
 @lru_cache(maxsize=1)  # one family's models in memory at a time
-def _models(folder: Path, size: Size) -> Models:
+def _models(folder: Path, size: ModelSize) -> Models:
     return Models(random_moe(folder, size))
 
 
-def _cell(folder: Path, size: Size, setup: Setup, mode: str, batch: int, tick: Tick) -> dict[str, Any]:
+def _cell(folder: Path, size: ModelSize, setup: Setup, mode: str, batch: int, tick: Tick) -> dict[str, Any]:
     tick(0, 1, "")
     scale = setup.scale
     skip = {SLOW} | ({"task-merging"} if mode == "decode" and batch > 1 else set())  # minutes, and nothing new
@@ -88,12 +88,12 @@ def _cell(folder: Path, size: Size, setup: Setup, mode: str, batch: int, tick: T
     )  # fmt: skip
 
 
-def _token_merging(folder: Path, size: Size, setup: Setup, tick: Tick) -> dict[str, Any]:
+def _token_merging(folder: Path, size: ModelSize, setup: Setup, tick: Tick) -> dict[str, Any]:
     tick(0, 1, "")
     return token_merging(_models(folder, size), length=setup.scale.length, seconds=setup.scale.cell_seconds)
 
 
-def _memory(folder: Path, size: Size, name: str, batch: int, length: int, tick: Tick) -> dict[str, float] | None:
+def _memory(folder: Path, size: ModelSize, name: str, batch: int, length: int, tick: Tick) -> dict[str, float] | None:
     tick(0, 1, "")
     return memory(random_moe(folder, size), name, batch=batch, length=length)
 
@@ -145,7 +145,7 @@ def findings(setup: Setup, results: Results) -> Findings:
         )
     )  # fmt: skip
     claims.append(_memory_claim(results, batch))
-    return Findings(claims, _tables(setup, results), {"Time a batch, relative to the merged model": draw(t5, where)})
+    return Findings(claims, _tables(setup, results), {"Time per batch, relative to the merged model": draw(t5, where)})
 
 
 def _memory_claim(results: Results, batch: int) -> Claim:
@@ -192,7 +192,7 @@ def _tables(setup: Setup, results: Results) -> list[Table]:
     seconds = [["merged", *(f"{of['merged']['seconds']:.4f}" for _, of in columns)]]
     return [
         Table(title, ["method", "paper", *(name for name, _ in columns)], rows),
-        Table("seconds a batch, for what they are worth on a shared machine", ["", *(n for n, _ in columns)], seconds),
+        Table("seconds per batch; they change with what else runs", ["", *(n for n, _ in columns)], seconds),
     ]
 
 
@@ -212,16 +212,16 @@ def draw(found: dict[str, Any], where: str) -> Figure:
     axis.set_yticks(range(len(names)), names)
     axis.invert_yaxis()
     axis.axvline(1, color=INK, lw=0.6, ls=":")
-    axis.set(title="Time a batch / merged", xlabel="times")
+    axis.set(title="Time per batch / merged", xlabel="times")
     name_below(canvas)
     return canvas
 
 
 PART = Part(
     "table1",
-    "Table I: loaded size and time a batch",
-    "Random weights: times do not depend on them. A round runs every method once on the same batch, so that a ratio to "
-    "the merged model is one of neighbours in time. Every batch mixes all tasks.",
+    "Table I: loaded size and time per batch",
+    "The weights are random: times do not depend on them. A round runs every method once on the same batch, so that "
+    "each ratio to the merged model compares two runs that were close in time. Every batch mixes all tasks.",
     jobs,
     findings,
 )

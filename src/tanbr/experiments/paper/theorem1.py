@@ -37,7 +37,7 @@ CURVE = 100  # points of a kept curve
 
 
 def jobs(setup: Setup) -> list[Job]:
-    """One job a router, K, V and seed."""
+    """Make one job for each router, K, V and seed."""
     slots = setup.scale.regret_slots
     return [
         Job(
@@ -130,7 +130,7 @@ def findings(setup: Setup, results: Results) -> Findings:
                 f"the summed regret is sublinear: {words}", "exponent below 1", shown,
                 claim.above(Spread(1 - exponent.mean, exponent.half)),
                 f"over {slots} slots on smooth maps, which proves nothing of the limit; in the last quarter it loses "
-                f"{np.mean(found(router, 'late_regret')):.3f} a slot, random choice "
+                f"{np.mean(found(router, 'late_regret')):.3f} per slot, random choice "
                 f"{np.mean(found('random', 'late_regret')):.3f}", seeds,
             )
         )  # fmt: skip
@@ -163,9 +163,10 @@ def findings(setup: Setup, results: Results) -> Findings:
     claims.append(
         Claim(
             "Lemmas: depth O(log T), leaves N", "depth and leaves below their bounds",
-            f"deepest node {deep:+.1f} of the bound, most leaves {many:.2f} of it",
-            claim.checks({"no node deeper than the bound and one": deep <= 1, "no more leaves than N": many <= 1}),
-            "the bound counts expanded nodes, whose children lie one deeper", seeds,
+            f"deepest node {abs(deep):.1f} levels {'above' if deep <= 0 else 'below'} the bound, at most "
+            f"{many:.0%} of the leaves that are allowed",
+            claim.checks({"none more than a level below the bound": deep <= 1, "no more leaves than N": many <= 1}),
+            "the bound counts expanded nodes, whose children lie one level deeper", seeds,
         )
     )  # fmt: skip
     rows = [
@@ -174,7 +175,7 @@ def findings(setup: Setup, results: Results) -> Findings:
         for k, v in SWEPT
     ]
     header = ["", *(f"exponent, {r}" for r in ROUTERS), *(f"late regret, {r}" for r in ROUTERS)]
-    table = Table("growth exponents, and regret a slot over the last quarter", header, rows)
+    table = Table("growth exponents, and regret per slot over the last quarter", header, rows)
     return Findings(claims, [table], {"Summed regret, K = 8, V = 8, mean over seeds": draw(results, seeds)})
 
 

@@ -31,7 +31,7 @@ from tanbr.tasks.metrics import Answer, figure
 from tanbr.tasks.rows import Row, Task
 from tanbr.tasks.traffic import Traffic
 from tanbr.train.curve import Curve
-from tanbr.train.finetune import Learner, MergedLearner
+from tanbr.train.finetune import MergedTuner, Tuner
 from tanbr.train.objectives import Objective, TextToText
 from tanbr.types import Counts, Decision, FloatArray, Reward, Router, Text
 
@@ -43,7 +43,7 @@ PERIOD = 4  # slots from one drawn mix of that stream to the next, so that all t
 
 
 def jobs(setup: Setup) -> list[Job]:
-    """One job a router and seed."""
+    """Make one job for each router and seed."""
     return [job(setup, router, seed) for router in ROUTERS for seed in setup.scale.tuning_seeds]
 
 
@@ -122,10 +122,10 @@ class Untaught:
 
 
 class TunedServer:
-    """A tuned learner that writes its answers; texts name their task if it was tuned so."""
+    """A tuned tuner that writes its answers; texts name their task if it was tuned so."""
 
-    def __init__(self, learner: Learner, objective: TextToText, row_of: Mapping[Text, Row], *, batch: int) -> None:
-        self._learner, self._objective, self._row_of, self._batch = learner, objective, row_of, batch
+    def __init__(self, tuner: Tuner, objective: TextToText, row_of: Mapping[Text, Row], *, batch: int) -> None:
+        self._tuner, self._objective, self._row_of, self._batch = tuner, objective, row_of, batch
         self._version = 0
         self.answer_seconds: list[float] = []  # CPU time of each batch
         self.merge_seconds: list[float] = []
@@ -133,7 +133,7 @@ class TunedServer:
     def swap(self, blend: ArrayLike) -> int:
         """Merge a blend, where there is one to merge."""
         started = time.process_time()
-        self._learner.settle(np.asarray(blend, dtype=np.float64))
+        self._tuner.settle(np.asarray(blend, dtype=np.float64))
         self.merge_seconds.append(time.process_time() - started)
         self._version += 1
         return self._version
@@ -146,14 +146,14 @@ class TunedServer:
             rows = [self._row_of[text] for text in texts[start : start + self._batch]]
             batch = self._objective.encode(rows)
             started = time.process_time()
-            with self._learner.serving(batch.inputs):
-                found += self._objective.written(self._learner.model, batch)
+            with self._tuner.serving(batch.inputs):
+                found += self._objective.written(self._tuner.model, batch)
             if len(rows) == self._batch:
                 self.answer_seconds.append(time.process_time() - started)
         return found
 
 
-def _serve(setup: Setup, seed: int, learner: Learner, objective: Objective) -> dict[str, Any]:
+def _serve(setup: Setup, seed: int, tuner: Tuner, objective: Objective) -> dict[str, Any]:
     """Let what was tuned answer a stream whose mix moves."""
     if not isinstance(objective, TextToText):
         raise CheckpointError(f"{setup.t5_moe.path} answers by a head; --t5 must name a T5-MoE, which writes")
@@ -163,10 +163,10 @@ def _serve(setup: Setup, seed: int, learner: Learner, objective: Objective) -> d
     )
     stream = Traffic(pools=corpus.stream, mixes=mixes, requests=scale.requests, seed=SERVED_SEED + seed)
     row_of = {row.text: row for rows in corpus.stream.values() for row in rows}
-    server = TunedServer(learner, objective, row_of, batch=min(32, scale.requests))
-    merged = isinstance(learner, MergedLearner)
+    server = TunedServer(tuner, objective, row_of, batch=min(32, scale.requests))
+    merged = isinstance(tuner, MergedTuner)
     K, V = setup.t5_moe.num_experts, len(corpus.tasks)
-    router: Any = Untaught(learner.router) if isinstance(learner, MergedLearner) else FixedBlend(K, V)
+    router: Any = Untaught(tuner.router) if isinstance(tuner, MergedTuner) else FixedBlend(K, V)
     monitor = corpus.taught_monitor(MonitorConfig(), seed=seed)
     told: dict[str, tuple[list[float], list[float]]] = {task.name: ([], []) for task in corpus.tasks}
 
@@ -183,7 +183,7 @@ def _serve(setup: Setup, seed: int, learner: Learner, objective: Objective) -> d
         "answers": {name: len(targets) for name, (targets, _) in told.items()},
         "answer_seconds": statistics.median(server.answer_seconds),
         "merge_seconds": statistics.median(server.merge_seconds) if merged else 0.0,
-        "parameters": sum(weight.numel() for weight in learner.model.parameters()),
+        "parameters": sum(weight.numel() for weight in tuner.model.parameters()),
     }
 
 

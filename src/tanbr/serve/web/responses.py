@@ -128,7 +128,7 @@ class Models(Given):
 
 
 class AdminResponse(Given):
-    """What is the case now."""
+    """The state after the change: what is served, and whether it is pinned."""
 
     slot: int
     merge_version: int
