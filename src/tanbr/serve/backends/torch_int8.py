@@ -25,7 +25,7 @@ WRITTEN = 16  # tokens that a model which writes is compared over, for each prob
 class TorchInt8(TorchEager):
     """An int8 model, and the float FFNs that it is packed from: of these there is one set, whatever the twins."""
 
-    name = "torch-int8"
+    name = "int8"
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class TorchInt8(TorchEager):
     ) -> Self:
         """Put a model in int8: all of its linear maps if it answers alike then, or else those of the FFNs."""
         if device != "cpu":
-            raise ConfigError(f"int8 runs on the CPU (got device {device!r}); set device to cpu, or precision to fp32")
+            raise ConfigError(f"int8 runs on the CPU (got device {device!r}); set device to cpu, or backend to torch")
         exact = TorchEager.build(moe, blend=blend, device=device, probes=probes, least_agreement=0.0)
         outputs = outputs_of(exact.model, moe)
         ffns = _ffns(exact.model, outputs)
