@@ -130,10 +130,10 @@ class ServeConfig(Section):
     @classmethod
     def _former_names(cls, values: Any) -> Any:
         """Take `precision`, which was `backend` before there was ONNX Runtime."""
-        if not isinstance(values, Mapping) or values.get("precision") not in PRECISIONS or "backend" in values:
+        former = values.get("precision") if isinstance(values, Mapping) else None
+        if not isinstance(former, str) or former not in PRECISIONS or "backend" in values:
             return values
-        rest = {name: value for name, value in values.items() if name != "precision"}
-        return rest | {"backend": PRECISIONS[values["precision"]]}
+        return {name: value for name, value in values.items() if name != "precision"} | {"backend": PRECISIONS[former]}
 
     @property
     def precision(self) -> str:

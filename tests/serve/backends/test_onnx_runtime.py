@@ -62,7 +62,7 @@ def test_workers_with_more_threads_have_a_session_of_their_own_and_the_same_weig
 
 
 def test_a_model_that_is_no_bert_classifier_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="runs float32 BERT classifiers .* serve with --backend torch"):
+    with pytest.raises(InputError, match=r"runs float32 BERT classifiers .* serve with --backend torch"):
         Engine(open_moe(write("t5_moe", tmp_path / "model")), backend="onnx")
 
 

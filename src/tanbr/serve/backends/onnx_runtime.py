@@ -1,4 +1,4 @@
-"""The same model run by ONNX Runtime, over the very memory that torch's tensors have: a merge writes there, and no more.
+"""The same model run by ONNX Runtime, over the very memory of torch's tensors: what a merge writes there is served.
 
 ONNX Runtime packs weights into copies of its own unless it is told not to, and then never looks at the originals again:
 what a merge writes would be ignored without a word. It also plans and frees a whole pass at once, outside of Python.
@@ -87,9 +87,7 @@ def session(model: Any, *, threads: int, masked: bool, prepacked: bool = False) 
     for name, parameter in model.named_parameters():
         values[name] = onnxruntime.OrtValue.ortvalue_from_numpy(parameter.detach().numpy())
         options.add_initializer(name, values[name])
-    made = onnxruntime.InferenceSession(
-        graph(model.config, masked=masked), options, providers=["CPUExecutionProvider"]
-    )
+    made = onnxruntime.InferenceSession(graph(model.config, masked=masked), options, providers=["CPUExecutionProvider"])
     made.weights = values  # they must live as long
     return made
 

@@ -1,0 +1,75 @@
+"""The backends beside transformers' own forward pass in float32: speed on one core, and labels on real rows."""
+
+import statistics
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from serving.models import checkpoint, texts
+from serving.speed import spread
+from tanbr.merge import open as open_moe
+from tanbr.moe import embedded
+from tanbr.serve.backends import BACKENDS
+from tanbr.serve.engine import Engine
+from tanbr.tasks import tiny
+
+ROWS = 80  # of each generated task
+
+
+def backends(size: str, work: Path, *, rounds: int) -> dict[str, Any]:
+    """Texts per second of each backend on one core, over those of transformers' pass in the same round."""
+    torch.set_num_threads(1)
+    names = [name for name in BACKENDS if name != "onnx" or find_spec("onnxruntime")]
+    moe = open_moe(checkpoint(size, work))
+    engines = {name: Engine(moe, backend=name, least_agreement=0.0) for name in names}
+    model = moe.dense()
+    result: dict[str, Any] = {"size": size, "rounds": rounds, "threads": 1}
+    for count in (1, 32):
+        encoded = engines["torch"].encode.encode(texts(count)).columns
+        inputs = engines["torch"].encode.pad(encoded)
+        tensors = {name: torch.from_numpy(table) for name, table in inputs.items()}
+        ways: dict[str, Callable[[], Any]] = {"transformers": torch.inference_mode()(lambda t=tensors: model(**t))}
+        for name, engine in engines.items():
+            ways[name] = lambda one=engine.live.backend, given=inputs: one.classify(given)
+        for run in ways.values():
+            run()
+        times = [{name: _seconds(run, 32 // count) for name, run in ways.items()} for _ in range(rounds)]
+        result[f"{count} texts"] = {
+            name: spread([one["transformers"] / one[name] for one in times]) for name in ways if name != "transformers"
+        } | {"transformers_ms_a_text": spread([1e3 * one["transformers"] / count for one in times])}
+    return result | {"labels": agreement(names)}
+
+
+def agreement(names: list[str]) -> dict[str, float]:
+    """Share of the embedded model's rows whose best label is that of float32, over the even blend and each expert."""
+    moe = open_moe(embedded.path())
+    rows = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, ROWS, seed=6, split="test")]
+    engines = {name: Engine(moe, backend=name, least_agreement=0.0) for name in names}
+    same: dict[str, list[float]] = {name: [] for name in names if name != "torch"}
+    for blend in (np.full(8, 1 / 8), *np.eye(8)):
+        labels = {}
+        for name, engine in engines.items():
+            engine.swap(blend)
+            labels[name] = engine.logits(rows)[:, :14].argmax(axis=1)
+        for name in same:
+            same[name].append(float((labels[name] == labels["torch"]).mean()))
+    return {f"{name} {kind}": value for name, one in same.items() for kind, value in _shares(one).items()}
+
+
+def _shares(values: list[float]) -> dict[str, float]:
+    return {"even blend": values[0], "single experts, mean": statistics.mean(values[1:]), "least": min(values)}
+
+
+def _seconds(run: Callable[[], Any], times: int) -> float:
+    """Median seconds of a pass."""
+    found = []
+    for _ in range(max(2, times // 4)):
+        started = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - started)
+    return statistics.median(found)
