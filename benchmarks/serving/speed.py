@@ -141,11 +141,11 @@ def saturated(port: int, batches: int, bodies: list[bytes] | None = None) -> flo
 
 
 def singles(port: int, batches: int, bodies: list[bytes] | None = None) -> float:
-    """Requests of one text each, on as many connections as two batches have texts; texts per second."""
+    """Requests of one text each, on as many connections as two batches have texts; texts per second at saturation."""
     sent = itertools.cycle(bodies or [classify([text]) for text in texts(64)])
-    load = asyncio.run(drive(port, sent, connections=2 * BATCH, until=after(BATCH * batches)))
+    load = asyncio.run(drive(port, sent, connections=2 * BATCH, until=after(BATCH * (batches + 2))))
     _check(load)
-    return len(load.seconds) / load.took
+    return load.steady(BATCH)
 
 
 def _check(load: Load) -> None:

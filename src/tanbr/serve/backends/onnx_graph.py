@@ -4,6 +4,7 @@ It is written out rather than exported: an exporter, or an optimiser, turns weig
 folded), and a merge into the originals would change nothing. It is the pass of `bert_pass.py`, padding included.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ import numpy as np
 OPSET, CONTRIB = 17, "com.microsoft"  # the contributed operators have ONNX Runtime's own kernels
 
 
-def graph(config: Any, *, masked: bool) -> bytes:
-    """Write the graph of a BERT's configuration, for texts of one length or, `masked`, of any.
+def graph(config: Any, *, masked: bool) -> tuple[bytes, list[str]]:
+    """Write the graph of a BERT's configuration, for texts of one length or, `masked`, of any; and the weights it wants.
 
     Inputs are input_ids, token_type_ids and attention_mask (n, length), the output is `logits` (n, columns).
     """
@@ -31,8 +32,7 @@ def graph(config: Any, *, masked: bool) -> bytes:
         opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)],
         ir_version=10,
     )
-    data: bytes = made.SerializeToString()
-    return data
+    return made.SerializeToString(), list(graph.weights)
 
 
 class _Graph:
@@ -69,14 +69,15 @@ class _Graph:
         return name
 
     def weight(self, name: str, *shape: int) -> str:
-        """Take a weight from outside. The graph holds a place for it: one number, said to lie in a file of its own."""
+        """Take a weight from outside: the graph says that it lies in a file, which there is none of."""
         from onnx import TensorProto
 
         if name not in self.weights:
             self.weights[name] = shape
             place = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape)
             place.data_location = TensorProto.EXTERNAL
-            place.external_data.add(key="location", value="torch")
+            for key, value in (("location", "torch"), ("offset", 0), ("length", 4 * math.prod(shape))):
+                place.external_data.add(key=key, value=str(value))
             self.constants.append(place)
         return name
 

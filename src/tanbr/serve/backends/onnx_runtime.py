@@ -83,11 +83,12 @@ def session(model: Any, *, threads: int, masked: bool, prepacked: bool = False) 
     options.add_session_config_entry("session.disable_prepacking", "0" if prepacked else "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
-    values = {}
-    for name, parameter in model.named_parameters():
-        values[name] = onnxruntime.OrtValue.ortvalue_from_numpy(parameter.detach().numpy())
-        options.add_initializer(name, values[name])
-    made = onnxruntime.InferenceSession(graph(model.config, masked=masked), options, providers=["CPUExecutionProvider"])
+    data, names = graph(model.config, masked=masked)
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(model.get_parameter(name).detach().numpy()) for name in names]
+    options.add_external_initializers(names, values)  # it would look for a file otherwise, but this makes copies …
+    for name, value in zip(names, values, strict=True):
+        options.add_initializer(name, value)  # … and this does not
+    made = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     made.weights = values  # they must live as long
     return made
 
