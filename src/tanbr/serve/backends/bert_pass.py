@@ -18,6 +18,13 @@ def takes(model: nn.Module) -> bool:
     return type(model) is BertForSequenceClassification and not model.config.is_decoder
 
 
+def of_one_token(model: Any) -> set[str]:
+    """Name the linear maps outside of FFNs that are asked for one token a text, or not at all: they cost nothing."""
+    last = f"bert.encoder.layer.{len(model.bert.encoder.layer) - 1}.attention"
+    within = [f"{last}.self.{name}" for name in ("query", "key", "value")]
+    return {*within, f"{last}.output.dense", "bert.pooler.dense", "classifier"}
+
+
 def logits(model: Any, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
     """Answer padded texts (n, length), padded on the right: (n, columns)."""
     texts = _Packed(attention_mask)

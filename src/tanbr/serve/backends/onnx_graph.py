@@ -13,7 +13,7 @@ OPSET, CONTRIB = 17, "com.microsoft"  # the contributed operators have ONNX Runt
 
 
 def graph(config: Any, *, masked: bool) -> tuple[bytes, list[str]]:
-    """Write the graph of a BERT's configuration, for texts of one length or, `masked`, of any; and the weights it wants.
+    """Write the graph of a BERT's configuration, for texts of one length or, `masked`, of any; and the weights' names.
 
     Inputs are input_ids, token_type_ids and attention_mask (n, length), the output is `logits` (n, columns).
     """
