@@ -42,7 +42,7 @@ def test_no_sum_overflows_at_the_ends_of_the_range() -> None:
     assert weight_bits() in (7, 8)
     torch.testing.assert_close(
         Int8Linear(linear)(x), torch.full((4, 16), 512.0), rtol=1e-4, atol=0
-    )  # 1 = 63 · 1/63, or of 127
+    )  # 1 = 63 · 1/63
 
 
 def test_the_loss_is_measured_and_reported(moe) -> None:

@@ -1,8 +1,8 @@
 """A dense model in int8: weights per output channel, activations per token; offered with its measured loss, or not.
 
-Activations have 8 bits. So have weights where the CPU's kernels add products up in 32 bits (VNNI, AMX), and 7 elsewhere:
+Activations have 8 bits. Weights have 8 where the CPU's kernels add products up in 32 bits (VNNI, AMX), and 7 elsewhere:
 there two products are added in 16, which 8 bits of both overflow, silently, and 255 · 63 · 2 does not. Which it is, is
-found out by adding up. The bit is missed less in the weights: an activation is more often far below its token's largest.
+found out by adding up. Weights miss the bit less: activations are more often far below the largest of their token.
 Experts of an un-merged model can be put in int8 too, so that the two are compared like with like.
 """
 
