@@ -40,9 +40,7 @@ def test_no_sum_overflows_at_the_ends_of_the_range() -> None:
     torch.nn.init.constant_(linear.weight, 1.0)
     x = torch.ones(4, 512)
     assert weight_bits() in (7, 8)
-    torch.testing.assert_close(
-        Int8Linear(linear)(x), torch.full((4, 16), 512.0), rtol=1e-4, atol=0
-    )  # 1 = 63 · 1/63
+    torch.testing.assert_close(Int8Linear(linear)(x), torch.full((4, 16), 512.0), rtol=1e-4, atol=0)  # 1 = 63 · 1/63
 
 
 def test_the_loss_is_measured_and_reported(moe) -> None:
