@@ -161,25 +161,25 @@ def latency(size: str, work: Path, *, threads: int, rounds: int, requests: int) 
     folder = checkpoint(size, work)
     result: dict[str, Any] = {"size": size, "requests": requests, "rounds": rounds, "threads": threads}
     bodies = itertools.cycle([classify([text]) for text in texts(64)])
-    with processes.bare(folder, work, threads=threads) as model:
+    ways = {name: server for name, server in servers(folder, work, threads=threads).items() if name != "tanbr onnx"}
+    with ExitStack() as stack:
+        model = stack.enter_context(processes.bare(folder, work, threads=threads))
+        started = processes.entered(stack, ways.values())
         model(1, 20)
         model(1, 20, own=True)
-        for name, server in servers(folder, work, threads=threads).items():
-            if name == "tanbr onnx":
-                continue
-            with server as (port, _):
-                asyncio.run(drive(port, bodies, connections=1, until=after(20)))
-                added, share, tails, alone, over = [], [], [], [], []
-                for _ in range(rounds):
-                    whole = statistics.median(model(1, requests))
-                    bare = statistics.median(model(1, requests, own=True)) if name == "tanbr" else whole
-                    load = asyncio.run(drive(port, bodies, connections=1, until=after(requests)))
-                    _check(load)
-                    alone.append(bare * 1e3)
-                    over.append((load.quantile(0.5) - whole) * 1e3)
-                    added.append((load.quantile(0.5) - bare) * 1e3)
-                    share.append(load.quantile(0.5) / bare - 1)
-                    tails.append(load.quantile(0.99) / load.quantile(0.5))
+        for name, (port, _) in zip(ways, started, strict=True):
+            asyncio.run(drive(port, bodies, connections=1, until=after(20)))
+            added, share, tails, alone, over = [], [], [], [], []
+            for _ in range(rounds):
+                whole = statistics.median(model(1, requests))
+                bare = statistics.median(model(1, requests, own=True)) if name == "tanbr" else whole
+                load = asyncio.run(drive(port, bodies, connections=1, until=after(requests)))
+                _check(load)
+                alone.append(bare * 1e3)
+                over.append((load.quantile(0.5) - whole) * 1e3)
+                added.append((load.quantile(0.5) - bare) * 1e3)
+                share.append(load.quantile(0.5) / bare - 1)
+                tails.append(load.quantile(0.99) / load.quantile(0.5))
             result[name] = {
                 "pass_ms": spread(alone),
                 "added_ms": spread(added),
