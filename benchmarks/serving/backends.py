@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,9 @@ def backends(size: str, work: Path, *, rounds: int) -> dict[str, Any]:
         encoded = engines["torch"].encode.encode(texts(count)).columns
         inputs = engines["torch"].encode.pad(encoded)
         tensors = {name: torch.from_numpy(table) for name, table in inputs.items()}
-        ways: dict[str, Callable[[], Any]] = {"transformers": torch.inference_mode()(lambda t=tensors: model(**t))}
+        ways: dict[str, Callable[[], Any]] = {"transformers": partial(_whole, model, tensors)}
         for name, engine in engines.items():
-            ways[name] = lambda one=engine.live.backend, given=inputs: one.classify(given)
+            ways[name] = partial(engine.live.backend.classify, inputs)
         for run in ways.values():
             run()
         times = [{name: _seconds(run, 32 // count) for name, run in ways.items()} for _ in range(rounds)]
@@ -59,6 +60,11 @@ def agreement(names: list[str]) -> dict[str, float]:
         for name in same:
             same[name].append(float((labels[name] == labels["torch"]).mean()))
     return {f"{name} {kind}": value for name, one in same.items() for kind, value in _shares(one).items()}
+
+
+@torch.inference_mode()
+def _whole(model: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    return model(**tensors)
 
 
 def _shares(values: list[float]) -> dict[str, float]:

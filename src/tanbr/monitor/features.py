@@ -3,7 +3,7 @@
 A batch is read as a whole (`tokens.py`): a request costs a few tens of microseconds in a batch, a few hundred alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,7 +134,7 @@ def _shared(values: NDArray[np.uint64], tokens: Tokens) -> list[bool]:
     for start, middle, end in zip(starts, tokens.breaks.tolist(), starts[1:], strict=False):
         first, second = listed[start : middle + 1], listed[middle + 1 : end]
         one = len(second) == 1  # no second text: its frame is all there is
-        both = [value for value in second if value in first] if one else set(first).intersection(second)
+        both: Collection[int] = [v for v in second if v in first] if one else set(first).intersection(second)
         shared += [value in both for value in listed[start:end]] if both else [False] * (end - start)
     return shared
 

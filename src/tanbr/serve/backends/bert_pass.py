@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers import BertForSequenceClassification
 
 
-def takes(model: nn.Module) -> bool:
+def takes(model: Any) -> bool:
     """Whether `logits` can run a model: a BERT with a head, and nothing that transformers would do besides."""
     return type(model) is BertForSequenceClassification and not model.config.is_decoder
 
