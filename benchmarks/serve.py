@@ -134,7 +134,7 @@ def _flat(result: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     for name, value in result.items():
         if isinstance(value, dict) and set(value) == {"median", "least", "most"}:
             rows.append((prefix + name, f"{value['median']:.4g}  ({value['least']:.4g} … {value['most']:.4g})"))
-        elif name == "texts_per_second" and isinstance(value, list):
+        elif name in ("texts_per_second", "processor_ms_a_text") and isinstance(value, list):
             continue  # every round of every server: for the file
         elif isinstance(value, dict):
             rows += _flat(value, f"{prefix}{name}: ")

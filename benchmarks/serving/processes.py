@@ -154,6 +154,16 @@ def resident(pid: int) -> dict[str, float]:
     return total
 
 
+def processor_seconds(pid: int) -> float:
+    """Processor time that a process and its children have taken."""
+    ticks = 0
+    for one in [pid, *_children(pid)]:
+        fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])  # in user and in system mode
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _children(pid: int) -> list[int]:
-    found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    found = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
     return found + [grand for child in found for grand in _children(child)]

@@ -38,7 +38,8 @@ def throughput(
 
     In each round the bare model and all servers run in turn, so that tanbr can be compared with each of them;
     `of_best_rival` is its share of the fastest one in the same round, and of the bare model on all cores if that is
-    faster. Rounds are added to those of `before`, as many as are done `within` so many seconds.
+    faster. The processor time that a server's processes took for a text is there, too: it tells more where the machine
+    is not at rest. Rounds are added to those of `before`, as many as are done `within` so many seconds.
     """
     started, folder = time.perf_counter(), checkpoint(size, work)
     mixed = [classify(texts(BATCH, seed=seed, mixed=True)) for seed in range(8)]
@@ -50,6 +51,7 @@ def throughput(
     if size == "base":  # five minutes are short for it
         del loads["requests of 32, mixed lengths"]
     rates: list[dict[str, dict[str, float]]] = list(before.get("texts_per_second", ()))
+    costs: list[dict[str, dict[str, float]]] = list(before.get("processor_ms_a_text", ()))
     with ExitStack() as stack:
         model = stack.enter_context(processes.bare(folder, work, threads=threads))
         wanted = {
@@ -57,22 +59,32 @@ def throughput(
             for name, server in servers(folder, work, threads=threads).items()
             if name == "tanbr" or not only or name.startswith(tuple(only))
         }
-        ports = {name: port for name, (port, _) in zip(wanted, processes.entered(stack, wanted.values()), strict=True)}
+        running = dict(zip(wanted, processes.entered(stack, wanted.values()), strict=True))
         took = 0.0
         for round_ in range(rounds + 1):  # the first is a warm-up
             if round_ and time.perf_counter() - started + took > within:
                 break
             now, count = time.perf_counter(), batches if round_ else 4
-            found = {
-                load: {name: measure(port, count) for name, port in ports.items()} for load, measure in loads.items()
-            }
+            found: dict[str, dict[str, float]] = {load: {} for load in loads}
+            cost: dict[str, dict[str, float]] = {load: {} for load in loads}
+            for load, measure in loads.items():
+                for name, (port, pid) in running.items():
+                    spent = processes.processor_seconds(pid)
+                    found[load][name] = measure(port, count)
+                    sent = BATCH * (count + 2 * (load == "single texts"))
+                    cost[load][name] = 1e3 * (processes.processor_seconds(pid) - spent) / sent
             alone = BATCH * 2 / sum(model(BATCH, 2))
             rates += [{load: of | {"bare": alone} for load, of in found.items()}] if round_ else []
+            costs += [cost] if round_ else []
             took = max(took if round_ > 1 else 0.0, time.perf_counter() - now)
     result: dict[str, Any] = {"size": size, "batch": BATCH, "batches": batches, "rounds": len(rates)}
     for load in loads:
         result[load] = compared([one[load] for one in rates])
-    return result | {"texts_per_second": rates}
+        cheapest = [min(value for name, value in one[load].items() if not name.startswith("tanbr")) for one in costs]
+        result[load]["processor time of tanbr, of the cheapest rival's"] = spread(
+            [one[load]["tanbr"] / least for one, least in zip(costs, cheapest, strict=True)]
+        )
+    return result | {"texts_per_second": rates, "processor_ms_a_text": costs}
 
 
 def compared(rates: list[dict[str, float]]) -> dict[str, Any]:
