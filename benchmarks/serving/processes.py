@@ -55,7 +55,7 @@ def process(arguments: list[str], *, log: Path, **options: Any) -> Iterator[subp
 
 
 def wait_ready(
-    port: int, running: subprocess.Popen[str], log: Path, seconds: float = 180.0, path: str = "/readyz"
+    port: int, running: subprocess.Popen[str], log: Path, seconds: float = 600.0, path: str = "/readyz"
 ) -> None:
     """Wait until a server answers."""
     ends = time.monotonic() + seconds
