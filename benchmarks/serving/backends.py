@@ -14,8 +14,9 @@ import torch
 from serving.models import checkpoint, texts
 from serving.speed import spread
 from tanbr.merge import open as open_moe
+from tanbr.merge.int8 import quantised
 from tanbr.moe import embedded
-from tanbr.serve.backends import BACKENDS
+from tanbr.serve.backends import BACKENDS, bert_pass
 from tanbr.serve.engine import Engine
 from tanbr.tasks import tiny
 
@@ -30,6 +31,7 @@ def backends(size: str, work: Path, *, rounds: int) -> dict[str, Any]:
     moe = open_moe(checkpoint(size, work))
     engines = {name: Engine(moe, backend=name, least_agreement=0.0) for name in names}
     model = moe.dense()
+    ffns_alone = quantised(model, only={piece.target.removesuffix(".weight") for piece in moe.plan.blended})
     result: dict[str, Any] = {"size": size, "rounds": rounds, "threads": 1}
     for count in (1, 32):
         encoded = engines["torch"].encode.encode(texts(count)).columns
@@ -38,6 +40,7 @@ def backends(size: str, work: Path, *, rounds: int) -> dict[str, Any]:
         ways: dict[str, Callable[[], Any]] = {"transformers": partial(_whole, model, tensors)}
         for name, engine in engines.items():
             ways[name] = partial(engine.live.backend.classify, inputs)
+        ways["int8, FFNs alone"] = partial(_lean, ffns_alone, tensors)
         for run in ways.values():
             run()
         times = [{name: _seconds(run, 32 // count) for name, run in ways.items()} for _ in range(rounds)]
@@ -56,7 +59,8 @@ def agreement(names: list[str]) -> dict[str, list[float]]:
     rows = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, ROWS, seed=6, split="test")]
     probes = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, ROWS, seed=7, split="test")]
     engines = {name: Engine(moe, backend=name, probes=probes, least_agreement=AGREEMENT) for name in names}
-    same: dict[str, list[float]] = {name: [] for name in names if name != "torch"}
+    engines["int8, all maps"] = Engine(moe, backend="int8", least_agreement=0.0)
+    same: dict[str, list[float]] = {name: [] for name in engines if name != "torch"}
     for blend in (np.full(8, 1 / 8), np.eye(8)[2], np.random.default_rng(0).dirichlet(np.full(8, 0.5))):
         labels = {}
         for name, engine in engines.items():
@@ -70,6 +74,11 @@ def agreement(names: list[str]) -> dict[str, list[float]]:
 @torch.inference_mode()
 def _whole(model: Any, tensors: dict[str, torch.Tensor]) -> Any:
     return model(**tensors)
+
+
+@torch.inference_mode()
+def _lean(model: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    return bert_pass.logits(model, **tensors)
 
 
 def _seconds(run: Callable[[], Any], times: int) -> float:

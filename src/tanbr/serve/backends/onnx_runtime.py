@@ -20,7 +20,6 @@ from tanbr.serve.backends.onnx_graph import graph
 from tanbr.serve.backends.torch_eager import TorchEager
 from tanbr.types import Blend, FloatArray
 
-
 TOKENS = 512  # of one pass, about: its products of matrices are quickest while their rows stay in the processor's cache
 
 
