@@ -71,7 +71,9 @@ def _attended(attention: Any, hidden: Tensor, texts: _Packed) -> Tensor:
     """Run a layer's attention over hidden states (N, D)."""
     own = attention.self
     query, key, value = (
-        texts.pad(project(hidden)).unflatten(2, (own.num_attention_heads, -1)).transpose(1, 2)  # (n, heads, length, d)
+        texts.pad(project(hidden))
+        .view(*texts.shape, own.num_attention_heads, -1)
+        .transpose(1, 2)  # (n, heads, length, d)
         for project in (own.query, own.key, own.value)
     )
     mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=texts.mask, scale=own.scaling)
@@ -83,20 +85,25 @@ def _first_attended(attention: Any, hidden: Tensor, texts: _Packed) -> Tensor:
     own, states = attention.self, texts.pad(hidden)  # (n, length, D)
     first = states[:, 0]
     heads = own.num_attention_heads
-    query = own.query(first).unflatten(1, (heads, -1))  # (n, heads, d)
+    query = own.query(first).view(len(first), heads, -1)  # (n, heads, d)
     if isinstance(own.key, nn.Linear) and isinstance(own.value, nn.Linear):
         # a key's bias adds the same to all scores of a head, which softmax takes out again
-        asked = torch.einsum("nhd,hdD->nhD", query, own.key.weight.unflatten(0, (heads, -1)))
+        asked = torch.einsum("nhd,hdD->nhD", query, _by_head(own.key.weight, heads))
         weights = _weights(asked @ states.transpose(1, 2), texts, own.scaling)  # (n, heads, length)
-        mixed = torch.einsum("nhD,hdD->nhd", weights @ states, own.value.weight.unflatten(0, (heads, -1))).flatten(1)
+        mixed = torch.einsum("nhD,hdD->nhd", weights @ states, _by_head(own.value.weight, heads)).flatten(1)
         mixed = mixed if own.value.bias is None else mixed + own.value.bias
     else:  # in int8 a map is all there is
         keys, values = (
-            texts.pad(project(hidden)).unflatten(2, (heads, -1)).transpose(1, 2) for project in (own.key, own.value)
+            texts.pad(project(hidden)).view(*texts.shape, heads, -1).transpose(1, 2) for project in (own.key, own.value)
         )
         weights = _weights((keys @ query[..., None]).squeeze(3), texts, own.scaling)
         mixed = (weights[:, :, None] @ values).flatten(1)
     return _joined(attention.output, mixed, first)
+
+
+def _by_head(weight: Tensor, heads: int) -> Tensor:
+    """(heads · d, D) → (heads, d, D)."""
+    return weight.view(heads, -1, weight.shape[1])
 
 
 def _weights(scores: Tensor, texts: _Packed, scaling: float) -> Tensor:
