@@ -71,9 +71,7 @@ def _attended(attention: Any, hidden: Tensor, texts: _Packed) -> Tensor:
     """Run a layer's attention over hidden states (N, D)."""
     own = attention.self
     query, key, value = (
-        texts.pad(project(hidden))
-        .view(*texts.shape, own.num_attention_heads, -1)
-        .transpose(1, 2)  # (n, heads, length, d)
+        texts.pad(project(hidden)).view(*texts.shape, own.num_attention_heads, -1).transpose(1, 2)  # (n, heads, L, d)
         for project in (own.query, own.key, own.value)
     )
     mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=texts.mask, scale=own.scaling)
