@@ -1,7 +1,8 @@
 """What serving costs, and what it withstands: a real server process and a real client process on loopback.
 
 Every figure is a ratio inside one run, with its spread over rounds. Sections that are done are kept in `--out` and
-skipped when the same command is run again; `--only throughput` runs one. `--quick` uses a tiny model and few rounds.
+skipped when the same command is run again; `--only throughput` runs one, `--within 250` as many of its rounds as that
+many seconds allow, and throughput adds its rounds to those that are there. `--quick` uses a tiny model and few rounds.
 """
 
 import argparse
@@ -23,10 +24,10 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from serving import faults, memory, speed
+from serving import backends, faults, memory, picture, speed
 from tanbr.files import write_atomically
 
-Section = Callable[[], dict[str, Any]]
+Section = Callable[[dict[str, Any]], dict[str, Any]]  # what was measured before → what is known now
 console = Console()
 
 
@@ -37,25 +38,35 @@ def sections(args: argparse.Namespace, work: Path) -> dict[str, Section]:
     rounds = 2 if quick else args.rounds
     found: dict[str, Section] = {}
     for size in dict.fromkeys((small, large)):
-        found[f"throughput {size}"] = lambda size=size: speed.throughput(  # type: ignore[misc]
-            size, work, threads=threads, rounds=rounds, batches=8 if size != "base" else 3
+        found[f"throughput {size}"] = lambda before, size=size: speed.throughput(  # type: ignore[misc]
+            size,
+            work,
+            threads=threads,
+            rounds=rounds,
+            batches=8 if size != "base" else 4,  # 4 connections are busy to the end
+            within=args.within,
+            before=before,
+            only=args.servers or (),
         )
-        found[f"latency {size}"] = lambda size=size: speed.latency(  # type: ignore[misc]
+        found[f"latency {size}"] = lambda _, size=size: speed.latency(  # type: ignore[misc]
             size, work, threads=threads, rounds=rounds, requests=50 if size != "base" else 20
         )
-    found[f"panel {small}"] = lambda: speed.panel(
+    found[f"backends {small}"] = lambda _: backends.backends(small, work, rounds=rounds)
+    if large != small:
+        found[f"backends {large}"] = lambda _: backends.backends(large, work, rounds=rounds)
+    found[f"panel {small}"] = lambda _: speed.panel(
         small, work, threads=threads, rounds=rounds, batches=4 if quick else 16
     )
     for size in dict.fromkeys(("quick", small)):
-        found[f"swaps {size}"] = lambda size=size: speed.swaps(  # type: ignore[misc]
+        found[f"swaps {size}"] = lambda _, size=size: speed.swaps(  # type: ignore[misc]
             size, work, threads=threads, rounds=rounds, count=20 if quick else args.swaps
         )
-    found["memory"] = lambda: memory.memory(large, work, threads=threads, swaps=3 if quick else 10)
-    found["soak"] = lambda: memory.soak(work, threads=1, minutes=args.soak_minutes)
-    found["kills"] = lambda: faults.kills(work, count=4 if quick else args.kills)
-    found["full disk"] = lambda: faults.full_disk(work)
-    found["corrupt experts"] = lambda: faults.corrupt_experts(work)
-    found["raising router"] = lambda: faults.raising_router(work)
+    found["memory"] = lambda _: memory.memory(large, work, threads=threads, swaps=3 if quick else 10)
+    found["soak"] = lambda _: memory.soak(work, threads=1, minutes=args.soak_minutes)
+    found["kills"] = lambda _: faults.kills(work, count=4 if quick else args.kills)
+    found["full disk"] = lambda _: faults.full_disk(work)
+    found["corrupt experts"] = lambda _: faults.corrupt_experts(work)
+    found["raising router"] = lambda _: faults.raising_router(work)
     return found
 
 
@@ -65,6 +76,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tiny model, under a minute")
     parser.add_argument("--only", action="append", help="sections to run, by how their names start")
     parser.add_argument("--again", action="store_true", help="measure sections anew that are in --out")
+    parser.add_argument("--within", type=float, default=float("inf"), help="seconds for the rounds of a throughput")
+    parser.add_argument("--servers", action="append", help="rivals of a throughput to run, by how their names start")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--swaps", type=int, default=1000)
     parser.add_argument("--kills", type=int, default=200)
@@ -78,7 +91,6 @@ def main() -> None:
 
     done: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
     done |= {
-        "command": f"python benchmarks/serve.py {' '.join(a for a in sys.argv[1:] if not a.startswith('/'))}",
         "machine": {"cores": os.cpu_count(), "system": platform.system(), "processor": platform.machine()},
         "versions": {
             "python": platform.python_version(),
@@ -86,6 +98,7 @@ def main() -> None:
             "transformers": transformers.__version__,
         },
     }
+    command = f"python benchmarks/serve.py {' '.join(a for a in sys.argv[1:] if not a.startswith('/'))}"
     results = done.setdefault("sections", {})
     with tempfile.TemporaryDirectory() as temporary:
         work = args.work or Path(temporary)
@@ -93,15 +106,19 @@ def main() -> None:
         for name, measure in sections(args, work).items():
             if args.only and not any(name.startswith(wanted) for wanted in args.only):
                 continue
-            if name in results and not args.again:
+            adds = name.startswith("throughput")
+            if name in results and not args.again and not adds:
                 console.print(f"{name}: done before")
                 continue
             started = time.perf_counter()
-            results[name] = measure()
+            results[name] = measure({} if args.again else results.get(name, {}))
+            results[name]["command"] = command
             console.print(f"[bold]{name}[/] ({time.perf_counter() - started:.0f} s)")
             console.print(table(results[name]))
             if args.out:
                 write_atomically(args.out, json.dumps(done, indent=1) + "\n")
+    if args.out:
+        picture.draw(results, args.out.with_suffix(".png"))
 
 
 def table(result: dict[str, Any]) -> Table:
@@ -117,6 +134,8 @@ def _flat(result: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     for name, value in result.items():
         if isinstance(value, dict) and set(value) == {"median", "least", "most"}:
             rows.append((prefix + name, f"{value['median']:.4g}  ({value['least']:.4g} … {value['most']:.4g})"))
+        elif name in ("texts_per_second", "processor_ms_a_text") and isinstance(value, list):
+            continue  # every round of every server: for the file
         elif isinstance(value, dict):
             rows += _flat(value, f"{prefix}{name}: ")
         else:

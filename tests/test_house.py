@@ -39,6 +39,7 @@ ELSEWHERE = {
     "router/fit.py": "router/test_posterior.py",
     "router/gp_panel.py": "router/test_panel.py",
     "serve/backends/backend.py": "serve/backends/test_contract.py",
+    "serve/backends/onnx_graph.py": "serve/backends/test_onnx_runtime.py",
     "serve/batcher.py": "serve/test_replica.py",
     "serve/config.py": "test_settings.py",
     "serve/engines/dialect.py": "serve/engines/test_vllm.py",

@@ -78,3 +78,20 @@ def test_one_section_as_toml(tmp_path: Path) -> None:
     assert "[serve.guard]" in settings.to_toml(Config(), section="serve")
     with pytest.raises(ConfigError, match=r"no section 'serv'; there are router, router.paper"):
         settings.to_toml(Config(), section="serv")
+
+
+def test_the_former_word_for_a_backend_is_still_read(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text('[serve]\nprecision = "int8"\n')
+    loaded = settings.load(tmp_path / "t.toml")
+    assert (loaded.serve.backend, loaded.serve.precision) == ("int8", "int8")
+    assert settings.with_options(loaded, serve={"backend": "onnx"}).serve.backend == "onnx"
+    assert (Config().serve.backend, Config().serve.precision) == ("torch", "fp32")
+
+
+@pytest.mark.parametrize(
+    "text", ['precision = "fp16"', 'precision = "int8"\nbackend = "torch"', 'backend = "fp32"', "precision = []"]
+)
+def test_a_backend_that_is_none_or_named_twice_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "t.toml").write_text(f"[serve]\n{text}\n")
+    with pytest.raises(ConfigError, match=r"serve\.(precision|backend)"):
+        settings.load(tmp_path / "t.toml")

@@ -80,6 +80,11 @@ class Load:
     failed: list[str] = field(default_factory=list)
     versions: set[int] = field(default_factory=set)
     took: float = 0.0
+    ended: list[float] = field(default_factory=list)  # when each was answered
+
+    def steady(self, skip: int) -> float:
+        """Requests a second without the first and the last few, while not all connections were busy."""
+        return (len(self.ended) - 2 * skip) / (self.ended[len(self.ended) - 1 - skip] - self.ended[skip - 1])
 
     def quantile(self, q: float) -> float:
         """Latency quantile in seconds."""
@@ -127,7 +132,8 @@ async def drive(
             if status != 200:
                 load.failed.append(f"{status}: {data[:200]!r}")
                 continue
-            load.seconds.append(time.perf_counter() - sent)
+            load.ended.append(time.perf_counter())
+            load.seconds.append(load.ended[-1] - sent)
             if look is not None:
                 look(data)
         connection.close()

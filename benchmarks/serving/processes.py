@@ -8,13 +8,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from serving.client import ask
 
+T = TypeVar("T")
 HERE = Path(__file__).parent.parent
 TOKEN = "an-operators-token-of-the-benchmark"
 ENVIRONMENT = {"TANBR_ADMIN_TOKEN": TOKEN, "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
@@ -53,7 +55,7 @@ def process(arguments: list[str], *, log: Path, **options: Any) -> Iterator[subp
 
 
 def wait_ready(
-    port: int, running: subprocess.Popen[str], log: Path, seconds: float = 180.0, path: str = "/readyz"
+    port: int, running: subprocess.Popen[str], log: Path, seconds: float = 600.0, path: str = "/readyz"
 ) -> None:
     """Wait until a server answers."""
     ends = time.monotonic() + seconds
@@ -103,6 +105,18 @@ def rival(kind: str, folder: Path, work: Path, *, threads: int) -> Iterator[tupl
         yield port, running.pid
 
 
+def entered(stack: ExitStack, servers: Iterable[AbstractContextManager[T]]) -> list[T]:
+    """Start servers all at once; what each gives."""
+
+    def enter(server: AbstractContextManager[T]) -> T:
+        found = server.__enter__()
+        stack.push(server)
+        return found
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(enter, servers))
+
+
 class Bare:
     """The bare model's process."""
 
@@ -111,11 +125,11 @@ class Bare:
         assert running.stdout is not None
         running.stdout.readline()
 
-    def __call__(self, size: int, batches: int) -> list[float]:
-        """Seconds of each batch of the forward pass alone."""
+    def __call__(self, size: int, batches: int, *, own: bool = False) -> list[float]:
+        """Seconds of each batch of the forward pass alone, transformers' or `own`."""
         assert self._running.stdin is not None
         assert self._running.stdout is not None
-        self._running.stdin.write(json.dumps({"size": size, "batches": batches}) + "\n")
+        self._running.stdin.write(json.dumps({"size": size, "batches": batches, "own": own}) + "\n")
         self._running.stdin.flush()
         return [float(value) for value in json.loads(self._running.stdout.readline())]
 
@@ -140,6 +154,16 @@ def resident(pid: int) -> dict[str, float]:
     return total
 
 
+def processor_seconds(pid: int) -> float:
+    """Processor time that a process and its children have taken."""
+    ticks = 0
+    for one in [pid, *_children(pid)]:
+        fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])  # in user and in system mode
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _children(pid: int) -> list[int]:
-    found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    found = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
     return found + [grand for child in found for grand in _children(child)]

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,41 +23,81 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "least": min(values), "most": max(values)}
 
 
-def throughput(size: str, work: Path, *, threads: int, rounds: int, batches: int) -> dict[str, Any]:
-    """Texts per second of every way of serving, over those of the bare model on all cores in the same round.
+def throughput(
+    size: str,
+    work: Path,
+    *,
+    threads: int,
+    rounds: int,
+    batches: int,
+    within: float,
+    before: dict[str, Any],
+    only: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Texts per second of every way of serving, or of those whose names start as `only` says, round by round.
 
-    In each round all servers run in turn, so that tanbr can be compared with each of them; `of_best_rival` is its share
-    of the fastest one, round by round.
+    In each round the bare model and all servers run in turn, so that tanbr can be compared with each of them;
+    `of_best_rival` is its share of the fastest one in the same round, and of the bare model on all cores if that is
+    faster. The processor time that a server's processes took for a text is there, too: it tells more where the machine
+    is not at rest. Rounds are added to those of `before`, as many as are done `within` so many seconds.
     """
-    folder = checkpoint(size, work)
-    result: dict[str, Any] = {"size": size, "batch": BATCH, "batches": batches, "rounds": rounds, "threads": threads}
+    started, folder = time.perf_counter(), checkpoint(size, work)
     mixed = [classify(texts(BATCH, seed=seed, mixed=True)) for seed in range(8)]
-    loads: dict[str, Callable[[int], float]] = {
-        "requests of 32": lambda port: saturated(port, batches),
-        "requests of 32, mixed lengths": lambda port: saturated(port, batches, mixed),
-        "single texts": lambda port: singles(port, batches),
+    loads: dict[str, Callable[[int, int], float]] = {
+        "requests of 32": saturated,
+        "single texts": singles,
+        "requests of 32, mixed lengths": lambda port, count: saturated(port, count, mixed),
     }
+    if size == "base":  # five minutes are short for it
+        del loads["requests of 32, mixed lengths"]
+    rates: list[dict[str, dict[str, float]]] = list(before.get("texts_per_second", ()))
+    costs: list[dict[str, dict[str, float]]] = list(before.get("processor_ms_a_text", ()))
     with ExitStack() as stack:
         model = stack.enter_context(processes.bare(folder, work, threads=threads))
-        ports = {
-            name: stack.enter_context(server)[0] for name, server in servers(folder, work, threads=threads).items()
+        wanted = {
+            name: server
+            for name, server in servers(folder, work, threads=threads).items()
+            if name == "tanbr" or not only or name.startswith(tuple(only))
         }
-        rates: dict[str, dict[str, list[float]]] = {load: {name: [] for name in ports} for load in loads}
-        bare: list[float] = []
+        running = dict(zip(wanted, processes.entered(stack, wanted.values()), strict=True))
+        took = 0.0
         for round_ in range(rounds + 1):  # the first is a warm-up
-            alone = BATCH * batches / sum(model(BATCH, batches))
-            bare += [alone] if round_ else []
+            if round_ and time.perf_counter() - started + took > within:
+                break
+            now, count = time.perf_counter(), batches if round_ else 4
+            found: dict[str, dict[str, float]] = {load: {} for load in loads}
+            cost: dict[str, dict[str, float]] = {load: {} for load in loads}
             for load, measure in loads.items():
-                for name, port in ports.items():
-                    rate = measure(port) / alone
-                    rates[load][name] += [rate] if round_ else []
-    for load, of in rates.items():
-        best = [
-            max(values) for values in zip(*(of[name] for name in of if name != "tanbr"), [1.0] * rounds, strict=True)
+                for name, (port, pid) in running.items():
+                    spent = processes.processor_seconds(pid)
+                    found[load][name] = measure(port, count)
+                    sent = BATCH * (count + 2 * (load == "single texts"))
+                    cost[load][name] = 1e3 * (processes.processor_seconds(pid) - spent) / sent
+            alone = BATCH * 2 / sum(model(BATCH, 2))
+            rates += [{load: of | {"bare": alone} for load, of in found.items()}] if round_ else []
+            costs += [cost] if round_ else []
+            took = max(took if round_ > 1 else 0.0, time.perf_counter() - now)
+    result: dict[str, Any] = {"size": size, "batch": BATCH, "batches": batches, "rounds": len(rates)}
+    for load in loads:
+        result[load] = compared([one[load] for one in rates])
+        cheapest = [min(value for name, value in one[load].items() if not name.startswith("tanbr")) for one in costs]
+        result[load]["processor time of tanbr, of the cheapest rival's"] = spread(
+            [one[load]["tanbr"] / least for one, least in zip(costs, cheapest, strict=True)]
+        )
+    return result | {"texts_per_second": rates, "processor_ms_a_text": costs}
+
+
+def compared(rates: list[dict[str, float]]) -> dict[str, Any]:
+    """Compare ways of serving round by round: each with the bare model, and each of tanbr's with the best rival."""
+    names = {name: [one[name] / one["bare"] for one in rates if name in one] for one in rates for name in one}
+    result: dict[str, Any] = {name: spread(values) for name, values in names.items() if name != "bare"}
+    for mine in (name for name in names if name.startswith("tanbr")):
+        of_best = [
+            one[mine] / max(rate for name, rate in one.items() if not name.startswith("tanbr"))
+            for one in rates
+            if mine in one
         ]
-        result[load] = {name: spread(values) for name, values in of.items()}
-        result[load]["of_best_rival"] = spread([mine / other for mine, other in zip(of["tanbr"], best, strict=True)])
-    result["bare_texts_per_second"] = spread(bare)
+        result[f"{mine} of_best_rival"] = spread(of_best)
     return result
 
 
@@ -68,7 +108,8 @@ def panel(size: str, work: Path, *, threads: int, rounds: int, batches: int, mos
     whole = [classify(task_texts(BATCH, seed=seed)) for seed in range(8)]
     single = [classify([text]) for text in task_texts(64)]
     with ExitStack() as stack:
-        ports = {G: stack.enter_context(processes.tanbr(folder, work, models=G))[0] for G in range(1, most + 1)}
+        started = processes.entered(stack, [processes.tanbr(folder, work, models=G) for G in range(1, most + 1)])
+        ports = {G: port for G, (port, _) in enumerate(started, start=1)}
         rates: dict[int, list[tuple[float, float]]] = {G: [] for G in ports}
         for round_ in range(rounds + 1):  # the first is a warm-up
             for G, port in ports.items():
@@ -88,12 +129,15 @@ def panel(size: str, work: Path, *, threads: int, rounds: int, batches: int, mos
 
 
 def servers(folder: Path, work: Path, *, threads: int) -> dict[str, Any]:
-    """Every way of serving the same dense model; each is a context manager of (port, pid).
+    """Every way of serving the same dense model in float32; each is a context manager of (port, pid).
 
     The plain handler answers each request on a thread of its own, LitServe in as many processes as it is told; both are
     tried with one core and with all for a batch. tanbr finds out by itself.
     """
-    found: dict[str, Any] = {"tanbr": processes.tanbr(folder, work)}
+    found: dict[str, Any] = {
+        "tanbr": processes.tanbr(folder, work),
+        "tanbr onnx": processes.tanbr(folder, work, backend="onnx"),
+    }
     for kind in ("plain", "litserve"):
         for each in dict.fromkeys((1, threads)):
             found[f"{kind}, {each} threads"] = processes.rival(kind, folder, work, threads=each)
@@ -109,11 +153,11 @@ def saturated(port: int, batches: int, bodies: list[bytes] | None = None) -> flo
 
 
 def singles(port: int, batches: int, bodies: list[bytes] | None = None) -> float:
-    """Requests of one text each, on as many connections as two batches have texts; texts per second."""
+    """Requests of one text each, on as many connections as two batches have texts; texts per second at saturation."""
     sent = itertools.cycle(bodies or [classify([text]) for text in texts(64)])
-    load = asyncio.run(drive(port, sent, connections=2 * BATCH, until=after(BATCH * batches)))
+    load = asyncio.run(drive(port, sent, connections=2 * BATCH, until=after(BATCH * (batches + 2))))
     _check(load)
-    return len(load.seconds) / load.took
+    return load.steady(BATCH)
 
 
 def _check(load: Load) -> None:
@@ -122,26 +166,39 @@ def _check(load: Load) -> None:
 
 
 def latency(size: str, work: Path, *, threads: int, rounds: int, requests: int) -> dict[str, Any]:
-    """Latency of one text at a time, less the bare forward pass in the same round."""
+    """Latency of one text at a time, less the forward pass alone in the same round.
+
+    For tanbr that is its own pass, and beside it transformers', which is what the others run.
+    """
     folder = checkpoint(size, work)
     result: dict[str, Any] = {"size": size, "requests": requests, "rounds": rounds, "threads": threads}
     bodies = itertools.cycle([classify([text]) for text in texts(64)])
-    with processes.bare(folder, work, threads=threads) as model:
+    ways = {name: server for name, server in servers(folder, work, threads=threads).items() if name != "tanbr onnx"}
+    with ExitStack() as stack:
+        model = stack.enter_context(processes.bare(folder, work, threads=threads))
+        started = processes.entered(stack, ways.values())
         model(1, 20)
-        for name, server in servers(folder, work, threads=threads).items():
-            with server as (port, _):
-                asyncio.run(drive(port, bodies, connections=1, until=after(20)))
-                added, share, tails, alone = [], [], [], []
-                for _ in range(rounds):
-                    bare = statistics.median(model(1, requests))
-                    load = asyncio.run(drive(port, bodies, connections=1, until=after(requests)))
-                    _check(load)
-                    alone.append(bare * 1e3)
-                    added.append((load.quantile(0.5) - bare) * 1e3)
-                    share.append(load.quantile(0.5) / bare - 1)
-                    tails.append(load.quantile(0.99) / load.quantile(0.5))
-            result[name] = {"added_ms": spread(added), "added_share": spread(share), "p99_over_median": spread(tails)}
-            result["bare_ms"] = spread(alone)
+        model(1, 20, own=True)
+        for name, (port, _) in zip(ways, started, strict=True):
+            asyncio.run(drive(port, bodies, connections=1, until=after(20)))
+            added, share, tails, alone, over = [], [], [], [], []
+            for _ in range(rounds):
+                whole = statistics.median(model(1, requests))
+                bare = statistics.median(model(1, requests, own=True)) if name == "tanbr" else whole
+                load = asyncio.run(drive(port, bodies, connections=1, until=after(requests)))
+                _check(load)
+                alone.append(bare * 1e3)
+                over.append((load.quantile(0.5) - whole) * 1e3)
+                added.append((load.quantile(0.5) - bare) * 1e3)
+                share.append(load.quantile(0.5) / bare - 1)
+                tails.append(load.quantile(0.99) / load.quantile(0.5))
+            result[name] = {
+                "pass_ms": spread(alone),
+                "added_ms": spread(added),
+                "added_share": spread(share),
+                "added_to_transformers_pass_ms": spread(over),
+                "p99_over_median": spread(tails),
+            }
     return result
 
 

@@ -8,7 +8,7 @@ import torch
 import tanbr.merge
 from moe.tiny import build
 from tanbr.errors import InputError
-from tanbr.merge.int8 import Int8Linear, activation_bits, measure, offered, quantised
+from tanbr.merge.int8 import Int8Linear, measure, offered, quantised, weight_bits
 from tanbr.moe.layer import TaskRouting, route
 
 
@@ -39,8 +39,8 @@ def test_no_sum_overflows_at_the_ends_of_the_range() -> None:
     linear = torch.nn.Linear(512, 16, bias=False)
     torch.nn.init.constant_(linear.weight, 1.0)
     x = torch.ones(4, 512)
-    assert activation_bits() in (7, 8)
-    torch.testing.assert_close(Int8Linear(linear)(x), torch.full((4, 16), 512.0), rtol=1e-4, atol=0)  # 1 = 127 · 1/127
+    assert weight_bits() in (7, 8)
+    torch.testing.assert_close(Int8Linear(linear)(x), torch.full((4, 16), 512.0), rtol=1e-4, atol=0)  # 1 = 63 · 1/63
 
 
 def test_the_loss_is_measured_and_reported(moe) -> None:

@@ -351,13 +351,13 @@ def test_experts_whose_file_changed_are_not_read(moe: Moe, tmp_path: Path) -> No
 
 
 def test_settings_that_cannot_be_are_refused_in_a_sentence(moe: Moe) -> None:
-    with pytest.raises(ConfigError, match="unknown backend 'abacus'; choose one of torch, torch-int8"):
+    with pytest.raises(ConfigError, match="unknown backend 'abacus'; choose one of int8, onnx, torch"):
         Engine(moe, backend="abacus")
     for device in ("cuda:97", "no such device"):
         with pytest.raises(ConfigError, match=f"device must be one that torch can use here .got '{device}'"):
             Engine(moe, device=device)
     with pytest.raises(ConfigError, match="int8 runs on the CPU"):
-        Engine(moe, device="meta", backend="torch-int8")
+        Engine(moe, device="meta", backend="int8")
 
 
 def test_a_model_that_writes_is_asked_past_the_queue(tmp_path: Path) -> None:

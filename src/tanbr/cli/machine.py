@@ -29,12 +29,16 @@ PACKAGES = {  # package → the commands that need it
     "datasets": "--data hub",
     "peft": "pretrain --adapters",
     "ray": "serve --ray",
+    "onnx": "serve --backend onnx",
+    "onnxruntime": "serve --backend onnx",
 }
 OPTIONAL = {
     "datasets": "tanbr[hub]",
     "pyarrow": "tanbr[parquet]",
     "peft": "tanbr[adapters]",
     "ray": "tanbr[ray]",
+    "onnx": "tanbr[onnx]",
+    "onnxruntime": "tanbr[onnx]",
 }  # package → the extra that brings it
 
 

@@ -16,6 +16,7 @@ from tanbr.cli.display import console
 from tanbr.cli.replicas import serve_on_ray
 from tanbr.cli.running import ConfigFile
 from tanbr.errors import InputError, OutputError
+from tanbr.serve.config import PRECISIONS
 
 if TYPE_CHECKING:
     from tanbr.serve.records import ServiceInfo, ServiceState
@@ -31,7 +32,7 @@ app = typer.Typer()
     "    tanbr serve experts.toml --history past.jsonl\n\n"
     "    tanbr serve mixtral/ --engine vllm --engine-url http://127.0.0.1:8100\n\n"
     "    tanbr serve moe/ --ray --replicas 4\n\n"
-    "    TANBR_ADMIN_TOKEN=$(openssl rand -hex 24) tanbr serve moe/ --precision int8 --port 9000"
+    "    TANBR_ADMIN_TOKEN=$(openssl rand -hex 24) tanbr serve moe/ --backend int8 --port 9000"
 )
 def serve(
     checkpoint: Annotated[
@@ -71,7 +72,11 @@ def serve(
     ] = None,
     slot_requests: Annotated[int | None, typer.Option(help="End a slot after so many requests …")] = None,
     slot_seconds: Annotated[float | None, typer.Option(help="… or after so many seconds.")] = None,
-    precision: Annotated[Literal["fp32", "int8"] | None, typer.Option(help="Arithmetic of the served model.")] = None,
+    backend: Annotated[
+        Literal["torch", "int8", "onnx"] | None,
+        typer.Option(help="What runs the model: torch, torch in int8, or ONNX Runtime (extra onnx)."),
+    ] = None,
+    precision: Annotated[Literal["fp32", "int8"] | None, typer.Option("--precision", hidden=True)] = None,
     engine: Annotated[
         Literal["vllm", "sglang"] | None, typer.Option(help="Let a running engine generate, and load merges into it.")
     ] = None,
@@ -124,7 +129,7 @@ def serve(
             "answers": answers,
             "slot_requests": slot_requests,
             "slot_seconds": slot_seconds,
-            "precision": precision,
+            "backend": backend or (precision and PRECISIONS[precision]),
             "engine": engine,
             "engine_url": engine_url,
             "low_memory": low_memory,
@@ -217,7 +222,7 @@ def _banner(url: str, info: "ServiceInfo", now: "ServiceState", *, state: Path, 
         (
             "loaded",
             f"{several}{_size(info.loaded_bytes)}{spare}, {info.loaded_parameters / 1e6:.3g} M parameters, "
-            f"{info.precision} on {info.device}",
+            f"{info.precision} by {info.backend} on {info.device}",
         ),
         ("full", f"{_size(info.full_bytes)}, {info.full_parameters / 1e6:.3g} M parameters, left on disk"),
         ("slot", " or ".join(slot)),

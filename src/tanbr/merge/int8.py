@@ -1,7 +1,8 @@
 """A dense model in int8: weights per output channel, activations per token; offered with its measured loss, or not.
 
-Activations have 8 bits where the CPU's kernels add them up in 32 (VNNI, AMX), and 7 elsewhere: there 16-bit sums
-overflow with 8, silently. Which it is, is found out by adding up.
+Activations have 8 bits. Weights have 8 where the CPU's kernels add products up in 32 bits (VNNI, AMX), and 7 elsewhere:
+there two products are added in 16, which 8 bits of both overflow, silently, and 255 · 63 · 2 does not. Which it is, is
+found out by adding up. Weights miss the bit less: activations are more often far below the largest of their token.
 Experts of an un-merged model can be put in int8 too, so that the two are compared like with like.
 """
 
@@ -120,15 +121,15 @@ def offered(
 
 
 @cache
-def activation_bits() -> int:
-    """Find out how many bits of an activation this CPU's kernels can add up without overflow: 8 or 7."""
+def weight_bits() -> int:
+    """Find out how many bits of a weight this CPU's kernels can add up without overflow: 8 or 7."""
     ones = torch.ones(64, 256)  # the largest integers everywhere: pairs of products need 17 bits
-    return 8 if float((_product(ones, _packed(ones), bits=8) - 256).abs().max()) < 1 else 7
+    return 8 if float((_product(ones, _packed(ones, bits=8)) - 256).abs().max()) < 1 else 7
 
 
-def _packed(weight: Tensor) -> Any:
-    values = weight.detach().float()
-    scales = (values.abs().amax(dim=1).double() / 127).clamp_min(torch.finfo(torch.float32).tiny)
+def _packed(weight: Tensor, *, bits: int | None = None) -> Any:
+    values, largest = weight.detach().float(), 2 ** ((bits or weight_bits()) - 1) - 1
+    scales = (values.abs().amax(dim=1).double() / largest).clamp_min(torch.finfo(torch.float32).tiny)
     zeros = torch.zeros_like(scales, dtype=torch.int64)
     with warnings.catch_warnings():
         # torch means to drop quantised tensors, but its int8 kernels take their weights in no other form yet
@@ -144,10 +145,10 @@ def _float(bias: Tensor | None) -> Tensor | None:
 def _apply(x: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
     """Map x (…, in): every token has the whole range of the integers to itself."""
     largest = x.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    result = _product(x / largest, packed, bits=activation_bits()).mul_(largest)
+    result = _product(x / largest, packed).mul_(largest)
     return result if bias is None else result.add_(bias)
 
 
-def _product(x: Tensor, packed: Any, *, bits: int) -> Tensor:
-    result: Tensor = torch.ops.quantized.linear_dynamic(x, packed, bits < 8)
+def _product(x: Tensor, packed: Any) -> Tensor:
+    result: Tensor = torch.ops.quantized.linear_dynamic(x, packed, False)
     return result

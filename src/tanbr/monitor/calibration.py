@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import softmax
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
@@ -30,8 +29,9 @@ class Calibration:
 
     def posteriors(self, inputs: FloatArray) -> FloatArray:
         """Probability of each task (n, A) under a uniform prior."""
-        design = _design(inputs, self.centre, self.scale, self.products)
-        return np.asarray(softmax(design @ self.weights + self.bias, axis=1))
+        scores = _design(inputs, self.centre, self.scale, self.products) @ self.weights + self.bias
+        chances = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.asarray(chances / chances.sum(axis=1, keepdims=True))
 
 
 def fit(

@@ -3,7 +3,7 @@
 A batch is read as a whole (`tokens.py`): a request costs a few tens of microseconds in a batch, a few hundred alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,7 +132,9 @@ def _shared(values: NDArray[np.uint64], tokens: Tokens) -> list[bool]:
     """
     listed, starts, shared = values.tolist(), tokens.starts.tolist(), []
     for start, middle, end in zip(starts, tokens.breaks.tolist(), starts[1:], strict=False):
-        both = set(listed[start : middle + 1]).intersection(listed[middle + 1 : end])
+        first, second = listed[start : middle + 1], listed[middle + 1 : end]
+        one = len(second) == 1  # no second text: its frame is all there is
+        both: Collection[int] = [v for v in second if v in first] if one else set(first).intersection(second)
         shared += [value in both for value in listed[start:end]] if both else [False] * (end - start)
     return shared
 
@@ -142,7 +144,9 @@ def _read_edges(tokens: Tokens) -> Ragged:
     words, starts, breaks, ends = tokens.hashes, tokens.starts[:-1], tokens.breaks, tokens.starts[1:] - 1
     opens, opens_second = words[starts + 1], words[breaks + 1]
     two, two_of_second = opens * ODD + words[starts + 2], opens_second * ODD + words[np.minimum(breaks + 2, ends)]
-    edges = np.stack([opens, two, opens_second, two_of_second, words[breaks - 1], words[ends - 1]], axis=1)
+    edges = np.empty((len(breaks), 6), dtype=np.uint64)
+    for place, word in enumerate((opens, two, opens_second, two_of_second, words[breaks - 1], words[ends - 1])):
+        edges[:, place] = word
     return Ragged((edges + SALT[:6]).ravel(), 6 * np.arange(len(breaks) + 1))
 
 
@@ -166,7 +170,7 @@ def _read_habits(batch: Batch, tokens: Tokens, surface: FloatArray) -> None:
     hits[1, :-1] &= marks[1:]  # spaces before marks
     counts = np.add.reduceat(hits, batch.parts, axis=1, dtype=np.float64).reshape(len(hits), -1, 2)
     whole = counts.sum(axis=2)
-    size = np.diff(batch.starts) - 3.0
+    size = batch.starts[1:] - batch.starts[:-1] - 3.0
     surface[:, 7:9] = np.minimum(counts[0], 2)
     surface[:, 9:11] = np.log1p(whole[1:3]).T
     surface[:, 11:13] = np.sqrt(whole[3:] / np.maximum(size, 1)).T

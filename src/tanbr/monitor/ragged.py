@@ -20,7 +20,7 @@ class Ragged:
     @property
     def lengths(self) -> NDArray[np.int64]:
         """How many values each row holds (n,)."""
-        return np.diff(self.starts)
+        return np.asarray(self.starts[1:] - self.starts[:-1])
 
     @property
     def owners(self) -> NDArray[np.int64]:

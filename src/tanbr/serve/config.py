@@ -1,10 +1,13 @@
 """How a model is served: slots and batches, rewards, the guard."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import ByteSize, Field
+from pydantic import ByteSize, Field, model_validator
 
 from tanbr.config import Section
+
+PRECISIONS = {"fp32": "torch", "int8": "int8", "onnx": "onnx"}  # former name → backend
 
 
 class RewardConfig(Section):
@@ -94,10 +97,10 @@ class ServeConfig(Section):
     """Batches that are answered at once; a core each, at most 8, if not given (1 on a GPU, 32 with an engine)."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of a worker's arithmetic; the cores divided by the workers that are busy if not given."""
-    precision: Literal["fp32", "int8"] = "fp32"
-    """int8 is refused when its measured agreement on the probe texts is below `int8_agreement`."""
+    backend: Literal["torch", "int8", "onnx"] = "torch"
+    """What runs the model (docs/backends.md): torch or onnx in float32, or torch in int8, if that agrees with it."""
     int8_agreement: float = Field(default=0.98, ge=0, le=1)
-    """Least share of probe answers that must be the same in int8."""
+    """Least share of probe answers that must be the same in int8, or it is refused."""
     low_memory: bool = False
     """Merge in place, with a pause, instead of into a spare FFN buffer."""
     method: str = "average"
@@ -122,3 +125,17 @@ class ServeConfig(Section):
     """Where rewards come from."""
     guard: GuardConfig = Field(default_factory=GuardConfig)
     """When a blend is not served, or no longer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _former_names(cls, values: Any) -> Any:
+        """Take `precision`, which was `backend` before there was ONNX Runtime."""
+        former = values.get("precision") if isinstance(values, Mapping) else None
+        if not isinstance(former, str) or former not in PRECISIONS or "backend" in values:
+            return values
+        return {name: value for name, value in values.items() if name != "precision"} | {"backend": PRECISIONS[former]}
+
+    @property
+    def precision(self) -> str:
+        """The backend by its former name: fp32 is torch."""
+        return "fp32" if self.backend == "torch" else self.backend

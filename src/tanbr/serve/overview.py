@@ -46,13 +46,14 @@ def describe(
         spare_bytes=0 if config.low_memory else backend.size.own_bytes,
         full_parameters=sum(spec.numel for spec in specs),
         full_bytes=sum(spec.nbytes for spec in specs),
-        precision=config.precision,
+        precision="int8" if config.backend == "int8" else "fp32",
         int8_agreement=None if backend.loss is None else backend.loss.agreement,
         device=config.engine or config.device,
         max_tokens=replica.room.answer,
         slot_requests=config.slot_requests,
         slot_seconds=config.slot_seconds,
         models=replica.engine.models,
+        backend=config.engine or config.backend,
     )
 
 

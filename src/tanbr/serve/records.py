@@ -78,13 +78,14 @@ class ServiceInfo:
     spare_bytes: int  # the spare FFN buffer; 0 with low_memory
     full_parameters: int  # of the whole MoE, which stays on disk
     full_bytes: int
-    precision: Literal["fp32", "int8"]
+    precision: str  # fp32 or int8
     int8_agreement: float | None  # measured on the probe texts; None in fp32
     device: str
     max_tokens: int  # most that `generate` writes for one prompt
     slot_requests: int | None
     slot_seconds: float | None
     models: int = 1  # G, most that answer side by side
+    backend: str = "torch"  # what runs it
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ from tanbr.monitor import Monitor
 from tanbr.router import Tanbr, TreeView
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.backends.torch_eager import device_of
+from tanbr.serve.config import PRECISIONS as PRECISIONS  # where the replicas of a fleet look for it
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.engines.connecting import builder, connected
@@ -62,7 +63,6 @@ Result = TypeVar("Result")
 
 # The model thread asks for the interpreter at every operation; others must not keep it for Python's 5 ms each time.
 SWITCH_SECONDS = 0.0005
-PRECISIONS = {"fp32": "torch", "int8": "torch-int8"}  # → backend
 DEFAULT_SECONDS = 60.0  # of a slot, when neither its seconds nor its requests are given
 ANSWERING_SHARE = 0.8  # of the time for a stop; the rest is for saving
 
@@ -151,7 +151,7 @@ class Service:
             issued=issued,
             slot=0 if opened is None else opened.slot,
             spare=not config.low_memory and config.engine is None,
-            backend=PRECISIONS[config.precision] if self._remote is None else builder(self._remote),
+            backend=config.backend if self._remote is None else builder(self._remote),
             probes=[row.text for row in probes],
             least_agreement=config.int8_agreement,
             max_length=config.max_length,

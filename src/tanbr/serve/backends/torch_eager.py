@@ -1,4 +1,4 @@
-"""transformers' own dense model, run by torch as it is."""
+"""transformers' own dense model, run by torch: as it is, or a BERT classifier without what its answer does not need."""
 
 import copy
 import time
@@ -14,6 +14,7 @@ from tanbr.merge.int8 import Int8Loss
 from tanbr.merge.skeleton import locate
 from tanbr.merge.stream import finite
 from tanbr.moe.text import Inputs
+from tanbr.serve.backends import bert_pass
 from tanbr.serve.backends.backend import Newcomers, Size
 from tanbr.serve.decode import Decoded, Joining, OnStep, decode
 from tanbr.serve.sampling import Sampling
@@ -33,6 +34,7 @@ class TorchEager:
         self.model = model
         self.readers = 0
         self._outputs = outputs  # where merged tensors go, by name: the FFNs
+        self._lean = bert_pass.takes(model)
 
     @classmethod
     def build(
@@ -99,7 +101,9 @@ class TorchEager:
     @torch.inference_mode()
     def classify(self, inputs: Inputs) -> FloatArray:
         """Answer padded texts: logits (n, columns)."""
-        logits: FloatArray = self.model(**self._tensors(inputs)).logits.double().cpu().numpy()
+        tensors = self._tensors(inputs)
+        found = bert_pass.logits(self.model, **tensors) if self._lean else self.model(**tensors).logits
+        logits: FloatArray = found.double().cpu().numpy()
         return logits
 
     def generate(

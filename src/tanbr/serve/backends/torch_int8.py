@@ -14,6 +14,7 @@ from tanbr.errors import ConfigError, InputError
 from tanbr.merge import Moe
 from tanbr.merge.int8 import Int8Linear, Int8Loss, offered
 from tanbr.moe.text import Inputs
+from tanbr.serve.backends import bert_pass
 from tanbr.serve.backends.backend import Size
 from tanbr.serve.backends.torch_eager import TorchEager, outputs_of, rest, storage_of, tensors_of
 from tanbr.serve.decode import Step, decode, decoder_start
@@ -25,7 +26,7 @@ WRITTEN = 16  # tokens that a model which writes is compared over, for each prob
 class TorchInt8(TorchEager):
     """An int8 model, and the float FFNs that it is packed from: of these there is one set, whatever the twins."""
 
-    name = "torch-int8"
+    name = "int8"
 
     def __init__(
         self,
@@ -48,9 +49,9 @@ class TorchInt8(TorchEager):
         probes: Callable[[], Sequence[Inputs]],
         least_agreement: float,
     ) -> Self:
-        """Put a model in int8: all of its linear maps if it answers alike then, or else those of the FFNs."""
+        """Put a model in int8: all linear maps that cost if it answers alike then, or else those of the FFNs."""
         if device != "cpu":
-            raise ConfigError(f"int8 runs on the CPU (got device {device!r}); set device to cpu, or precision to fp32")
+            raise ConfigError(f"int8 runs on the CPU (got device {device!r}); set device to cpu, or backend to torch")
         exact = TorchEager.build(moe, blend=blend, device=device, probes=probes, least_agreement=0.0)
         outputs = outputs_of(exact.model, moe)
         ffns = _ffns(exact.model, outputs)
@@ -59,7 +60,10 @@ class TorchInt8(TorchEager):
         if shared is not None:  # by the model that answers and the one that is merged into
             raise InputError(f"a blend changes {shared}, which is no linear map; serve this model in fp32")
         batches = [batch for inputs in probes() for batch in _comparable(exact, inputs)]
-        model, loss = offered(exact.model, batches, least_agreement=least_agreement, choices=(None, set(ffns)))
+        linear = {name for name, module in exact.model.named_modules() if isinstance(module, nn.Linear)}
+        cheap = bert_pass.of_one_token(exact.model) - ffns.keys() if bert_pass.takes(exact.model) else set()
+        costly = linear - cheap
+        model, loss = offered(exact.model, batches, least_agreement=least_agreement, choices=(costly, set(ffns)))
         return cls(model, outputs, [(model.get_submodule(name), ffn) for name, ffn in ffns.items()], loss)
 
     @property

@@ -1,0 +1,84 @@
+import builtins
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from serve.text_model import write
+from tanbr.errors import ConfigError, InputError
+from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
+from tanbr.serve.engine import Engine
+
+pytest.importorskip("onnxruntime", reason="the backend onnx is an extra: pip install 'tanbr[onnx]'")
+
+from tanbr.serve.backends.onnx_runtime import session
+
+TEXTS = ["the plot is clever", "who found it ?"]  # of one length or of two, as the tokenizer has it
+
+
+def answers(made: Any, engine: Engine) -> np.ndarray:
+    inputs = engine.encode.pad(engine.encode.encode(TEXTS[:1]).columns)
+    return np.asarray(made.run(["logits"], {name: inputs[name] for name in ("input_ids", "token_type_ids")})[0])
+
+
+def test_what_a_merge_writes_is_read_unless_weights_are_prepacked(moe: Moe) -> None:
+    """ONNX Runtime's default takes a copy of the weights, and ignores later writes without a word."""
+    engine = Engine(moe)
+    model = engine.live.backend.model  # type: ignore[attr-defined]
+    shared, packed = (session(model, threads=1, masked=False, prepacked=prepacked) for prepacked in (False, True))
+    before = answers(shared, engine)
+    np.testing.assert_allclose(answers(packed, engine), before, rtol=1000 * 2.0**-24, atol=1000 * 2.0**-24)
+    stale = answers(packed, engine)
+    engine.live.backend.merge(moe, np.eye(8)[3])
+    expected = engine.logits(TEXTS[:1])
+    np.testing.assert_allclose(
+        answers(shared, engine), expected, rtol=0, atol=1000 * 2.0**-24 * float(np.abs(expected).max())
+    )
+    far = float(np.abs(expected - before).max())
+    assert far > 1000 * 1000 * 2.0**-24  # the blends differ, or nothing is shown
+    assert float(np.abs(answers(packed, engine) - expected).max()) > far / 2  # what prepacking does: why it is off
+    assert stale.shape == before.shape
+
+
+def test_workers_with_more_threads_have_a_session_of_their_own_and_the_same_weights(moe: Moe) -> None:
+    engine = Engine(moe, backend="onnx")
+    inputs = engine.encode.pad(engine.encode.encode(TEXTS).columns)
+    backend, found, threads = engine.live.backend, [], torch.get_num_threads()
+    try:
+        for blend in np.eye(8)[:2]:
+            engine.swap(blend)
+            for count in (1, 2):
+                torch.set_num_threads(count)
+                found.append(backend.classify(inputs))
+    finally:
+        torch.set_num_threads(threads)
+    tolerance = 1000 * 2.0**-24 * float(np.abs(found).max())
+    assert np.abs(found[0] - found[1]).max() <= tolerance
+    assert np.abs(found[2] - found[3]).max() <= tolerance
+    assert np.abs(found[0] - found[2]).max() > 10 * tolerance
+
+
+def test_a_model_that_is_no_bert_classifier_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"runs float32 BERT classifiers .* serve with --backend torch"):
+        Engine(open_moe(write("t5_moe", tmp_path / "model")), backend="onnx")
+
+
+def test_other_devices_are_refused(moe: Moe) -> None:
+    with pytest.raises(ConfigError, match="runs on the CPU"):
+        Engine(moe, device="meta", backend="onnx")
+
+
+def test_a_package_that_is_missing_is_named(moe: Moe, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **others: Any) -> Any:
+        if name == "onnxruntime":
+            raise ImportError("none", name=name)
+        return real(name, *args, **others)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigError, match=r"needs onnxruntime; pip install 'tanbr\[onnx\]'"):
+        Engine(moe, backend="onnx")
