@@ -68,7 +68,7 @@ def test_a_mistake_is_one_sentence_and_the_engine_keeps_what_it_has(
         (("--engine-url", "http://127.0.0.1:9"), "--engine-url needs --engine"),
         (("--engine", "vllm", "--engine-url", "http://127.0.0.1:9"), "no engine answers at http://127.0.0.1:9"),
         (("--engine", "vllm", "--engine-url", "{url}", "--models", "2"), "an engine holds one model (got models 2)"),
-        (("--engine", "vllm", "--engine-url", "{url}", "--precision", "int8"), "leave --precision out"),
+        (("--engine", "vllm", "--engine-url", "{url}", "--backend", "int8"), "leave --backend out"),
     ],
 )
 def test_a_mistake_of_serve_before_an_engine(

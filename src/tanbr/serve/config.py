@@ -134,8 +134,3 @@ class ServeConfig(Section):
         if not isinstance(former, str) or former not in PRECISIONS or "backend" in values:
             return values
         return {name: value for name, value in values.items() if name != "precision"} | {"backend": PRECISIONS[former]}
-
-    @property
-    def precision(self) -> str:
-        """The backend by its former name: fp32 is torch."""
-        return "fp32" if self.backend == "torch" else self.backend

@@ -19,7 +19,6 @@ from tanbr.monitor import Monitor
 from tanbr.router import Tanbr, TreeView
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.backends.torch_eager import device_of
-from tanbr.serve.config import PRECISIONS as PRECISIONS  # where the replicas of a fleet look for it
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.engines.connecting import builder, connected

@@ -18,7 +18,7 @@ URL = "http://127.0.0.1:9"
         ({"engine": "vllm"}, 1, "--engine vllm needs --engine-url"),
         ({"engine_url": URL}, 1, "--engine-url needs --engine"),
         ({"engine": "vllm", "engine_url": URL}, 2, "an engine holds one model (got models 2)"),
-        ({"engine": "vllm", "engine_url": URL, "precision": "int8"}, 1, "leave --precision out"),
+        ({"engine": "vllm", "engine_url": URL, "backend": "int8"}, 1, "leave --backend out"),
     ],
 )
 def test_settings_that_do_not_go_together_are_one_sentence(

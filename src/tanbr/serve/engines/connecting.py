@@ -46,8 +46,8 @@ def connected(config: ServeConfig, moe: Moe, *, models: int, fingerprint: str) -
         raise ConfigError(f"--engine {config.engine} needs --engine-url, the address at which it answers")
     if models > 1:
         raise ConfigError(f"an engine holds one model (got models {models}); leave --models and --memory out")
-    if config.precision != "fp32":
-        raise ConfigError(f"an engine computes as it was started (got {config.precision}); leave --precision out")
+    if config.backend != "torch":
+        raise ConfigError(f"an engine computes as it was started (got {config.backend}); leave --backend out")
     url, folder = config.engine_url, config.engine_folder
     return connect(moe, engine=config.engine, url=url, fingerprint=fingerprint, folder=folder)
 

@@ -30,7 +30,7 @@ from tanbr.serve.records import (
     VersionView,
 )
 from tanbr.serve.replica import Replica
-from tanbr.serve.service import ANSWERING_SHARE, PRECISIONS, SWITCH_SECONDS
+from tanbr.serve.service import ANSWERING_SHARE, SWITCH_SECONDS
 from tanbr.tasks.answering import with_posterior
 from tanbr.types import Text
 
@@ -63,7 +63,7 @@ class ReplicaService:
             version=first.versions[0],
             slot=first.slot,
             spare=not config.low_memory,
-            backend=PRECISIONS[config.precision],
+            backend=config.backend,
             least_agreement=config.int8_agreement,
             max_length=config.max_length,
             merge_share=config.merge_share,
