@@ -73,3 +73,16 @@ def test_a_router_takes_it_into_account_and_refuses_what_is_none():
     for odd in (np.eye(3), np.full((4, 4), 0.5), -np.eye(4), np.full((4, 4), np.nan), "eye"):
         with pytest.raises(InputError):
             router.ask(MIX, models=2, confusion=odd)
+
+
+def test_what_was_told_of_readings_survives_save_and_load(tmp_path):
+    router = Tanbr(4, 4, seed=0, config=RouterConfig().of_requests((0, 1, 2, 3)))
+    panel = router.ask(MIX, models=2, confusion=MISREAD)
+    router.save(tmp_path / "router.npz")
+    twin = Tanbr.load(tmp_path / "router.npz")
+    for one in (router, twin):
+        one.tell(panel.id, np.full((2, 4), 0.5), np.full((2, 4), 8.0))
+    assert router.account == twin.account
+    np.testing.assert_array_equal(
+        router.ask(MIX, models=2, confusion=MISREAD).blends, twin.ask(MIX, models=2, confusion=MISREAD).blends
+    )

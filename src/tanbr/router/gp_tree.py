@@ -59,7 +59,7 @@ class GpTreeState:
     tree: TreeState
     ledger: LedgerState
     watch: WatchState
-    misread: FloatArray  # (V, V) how requests are read, as the last panel was told
+    misread: FloatArray  # (V, V) how requests are read, as the last panel was told; (0, V) if rightly
 
 
 class GpTree:
@@ -76,7 +76,7 @@ class GpTree:
         self.opening = min(sizes.experts + 1, config.opening)  # first asks: the even blend, then single experts
         self.ledger = Ledger(sizes.experts, sizes.tasks)  # of a router with a baseline
         self.watch = Watch(sizes.tasks, threshold=config.change)
-        self.misread = np.eye(sizes.tasks)  # how requests are read, as the last panel was told
+        self.misread = np.zeros((0, sizes.tasks))  # how requests are read, as the last panel was told
         self.asked = 0  # decisions and warm starts
         self.told = 0.0  # slots, as far as they are remembered
         self.learned = 0.0  # the same, each by the share of the deviation that was left at its blend

@@ -78,7 +78,7 @@ base_model: base
 dtype: float32
 """
     moe = tanbr.open(written(folder, text, "mergekit.yml"))
-    assert str(moe.method) == "ties"  # density 0.5 is the default
+    assert str(moe.method) == "ties:normalise=True"  # density 0.5 is the default
     assert moe.source.weights == pytest.approx((0.75, 0.25))
 
 
