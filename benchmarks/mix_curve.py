@@ -99,7 +99,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axis.errorbar(x, y, error, color=colour, label=label, capsize=2, linestyle=":" if name == "tags" else "-")
     axis.axhline(0, color="#999999", linewidth=0.8)
     axis.set_xlabel("tasks that a slot holds, 1 / Σψ²")
-    axis.set_ylabel("points above the best fixed merge")
+    axis.set_ylabel("points above the even blend")
     name_below(canvas)
     canvas.savefig(path, dpi=150)
 
