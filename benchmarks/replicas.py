@@ -1,4 +1,4 @@
-"""Replicas on a real Ray with the embedded model: kills and restarts under load, and what a second replica is worth.
+"""Replicas on a real Ray: kills and restarts of the embedded model under load, and what a second replica is worth.
 
     python benchmarks/replicas.py kills --out docs/results/ray/kills.json
     python benchmarks/replicas.py restart --out docs/results/ray/restart.json
@@ -33,6 +33,7 @@ import numpy as np
 import ray
 from ray import serve as ray_serve
 
+from serving.models import with_tasks
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.ray import ClusterConfig, app, run
 from tanbr.serve.ray.learner import NAMESPACE, name_of
@@ -42,6 +43,7 @@ from tanbr.serve.web.config import HttpConfig
 from tanbr.tasks import tiny
 
 PORT = 8672
+PAUSE = 0.05  # seconds of a client between two requests under kills: what is killed should start again, too
 ROUNDING = 1e-4  # of a label's probability in float32, whatever shares its batch
 TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 8, seed=5)]
 
@@ -102,6 +104,7 @@ def give_feedback(ends: Any, out: Any, size: int) -> None:
         receipt = client.post("/v1/feedback", {"feedback": given})
         acknowledged += [one for one, outcome in zip(ids, receipt["outcomes"], strict=True) if outcome != "unknown"]
         repeated, unknown = repeated + receipt["repeated"], unknown + receipt["unknown"]
+        time.sleep(PAUSE)
     out.put((acknowledged, answers, repeated, unknown, dict(client.refused)))
 
 
@@ -282,15 +285,22 @@ def too_old(slots: list[tuple[int, int, float]], answers: list[tuple[float, tupl
 
 
 def throughput(given: argparse.Namespace) -> dict[str, Any]:
-    """Texts a second with one replica and with two, the rounds in turn."""
+    """Texts a second with one replica of one core and with two, of a model of MiniLM's size with random weights."""
     found: dict[int, list[float]] = {1: [], 2: []}
+    work = Path(tempfile.mkdtemp())
+    model = with_tasks("quick" if given.quick else "minilm", work)
     for replicas in found:
-        serve = ServeConfig(slot_seconds=3600.0, explore="never")
-        http_ = HttpConfig(port=PORT)
-        config = ClusterConfig(state=Path(tempfile.mkdtemp()) / "s", replicas=replicas, http=http_, serve=serve)
+        config = ClusterConfig(
+            checkpoint=str(model),
+            force=True,  # random experts have no common ancestor
+            state=work / f"state-{replicas}",
+            replicas=replicas,
+            http=HttpConfig(port=PORT),
+            serve=ServeConfig(slot_seconds=3600.0, explore="never"),
+        )
         with served(config):
             for _ in range(given.rounds):
-                processes, ends, out = clients(ask_only, 2, 32)
+                processes, ends, out = clients(ask_only, 4, 32)
                 for _ in processes:
                     out.get(timeout=120)
                 time.sleep(given.seconds)
@@ -300,7 +310,7 @@ def throughput(given: argparse.Namespace) -> dict[str, Any]:
                     process.join()
     best = {str(replicas): [round(rate, 1) for rate in rates] for replicas, rates in found.items()}
     ratio = sorted(found[2])[len(found[2]) // 2] / sorted(found[1])[len(found[1]) // 2]
-    return {"texts_a_second": best, "two_over_one": round(ratio, 2)}
+    return {"model": model.name, "texts_a_second": best, "two_over_one": round(ratio, 2)}
 
 
 def write(path: Path | None, found: dict[str, Any]) -> None:

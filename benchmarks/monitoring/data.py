@@ -1,6 +1,5 @@
 """Texts with their tasks, slots drawn from them, and a monitor that has read some."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.monitor import Monitor
+from tanbr.monitor.features import plain_text
 from tanbr.tasks import glue, tiny
 from tanbr.types import FloatArray, Text
 
@@ -28,7 +28,7 @@ class Data:
         """Give the same without the writing habits of the sources."""
 
         def clean(pools: tuple[tuple[Text, ...], ...]) -> tuple[tuple[Text, ...], ...]:
-            return tuple(tuple(normalise(text) for text in pool) for pool in pools)
+            return tuple(tuple(plain_text(text) for text in pool) for pool in pools)
 
         return Data(f"{self.name}, normalised", self.tasks, clean(self.history), clean(self.live))
 
@@ -41,15 +41,6 @@ class Data:
         """Give all live texts, and the index of their tasks."""
         labels = np.repeat(np.arange(len(self.tasks)), [len(pool) for pool in self.live])
         return [text for pool in self.live for text in pool], labels
-
-
-def normalise(text: Text) -> Text:
-    """Keep letters and digits in lower case; contractions closed up, every mark and the spacing gone."""
-    if not isinstance(text, str):
-        return (str(normalise(text[0])), str(normalise(text[1])))
-    closed = re.sub(r"\s*n\s?'\s?t\b", "nt", text.lower())
-    closed = re.sub(r"\s*'\s*(?=(?:s|re|ve|ll|d|m)\b)", "", closed)
-    return " ".join(re.findall(r"\w+", closed.replace("'", "")))
 
 
 def load(folder: str | None, *, history: int, live: int, seed: int) -> Data:

@@ -36,10 +36,11 @@ def throughput(
 ) -> dict[str, Any]:
     """Texts per second of every way of serving, or of those whose names start as `only` says, round by round.
 
-    In each round the bare model and all servers run in turn, so that tanbr can be compared with each of them;
-    `of_best_rival` is its share of the fastest one in the same round, and of the bare model on all cores if that is
-    faster. The processor time that a server's processes took for a text is there, too: it tells more where the machine
-    is not at rest. Rounds are added to those of `before`, as many as are done `within` so many seconds.
+    In each round the bare model and all servers run in turn, each alone on the machine, so that tanbr can be compared
+    with each of them; `of_best_rival` is its share of the fastest one in the same round, and of the bare model on all
+    cores if that is faster. The processor time that a server's processes took for a text is there, too: it tells more
+    where the machine is not at rest. Rounds are added to those of `before`, as many as are done `within` so many
+    seconds.
     """
     started, folder = time.perf_counter(), checkpoint(size, work)
     mixed = [classify(texts(BATCH, seed=seed, mixed=True)) for seed in range(8)]
@@ -60,7 +61,7 @@ def throughput(
             if name == "tanbr" or not only or name.startswith(tuple(only))
         }
         running = dict(zip(wanted, processes.entered(stack, wanted.values()), strict=True))
-        took = 0.0
+        pids, took = [pid for _, pid in running.values()], 0.0
         for round_ in range(rounds + 1):  # the first is a warm-up
             if round_ and time.perf_counter() - started + took > within:
                 break
@@ -70,10 +71,12 @@ def throughput(
             for load, measure in loads.items():
                 for name, (port, pid) in running.items():
                     spent = processes.processor_seconds(pid)
-                    found[load][name] = measure(port, count)
+                    with processes.alone(pid, pids):
+                        found[load][name] = measure(port, count)
                     sent = BATCH * (count + 2 * (load == "single texts"))
                     cost[load][name] = 1e3 * (processes.processor_seconds(pid) - spent) / sent
-            alone = BATCH * 2 / sum(model(BATCH, 2))
+            with processes.alone(0, pids):
+                alone = BATCH * 2 / sum(model(BATCH, 2))
             rates += [{load: of | {"bare": alone} for load, of in found.items()}] if round_ else []
             costs += [cost] if round_ else []
             took = max(took if round_ > 1 else 0.0, time.perf_counter() - now)
@@ -179,21 +182,22 @@ def latency(size: str, work: Path, *, threads: int, rounds: int, requests: int) 
         started = processes.entered(stack, ways.values())
         model(1, 20)
         model(1, 20, own=True)
-        for name, (port, _) in zip(ways, started, strict=True):
+        for name, (port, pid) in zip(ways, started, strict=True):
             asyncio.run(drive(port, bodies, connections=1, until=after(20)))
-            added, share, tails, alone, over = [], [], [], [], []
+            added, share, tails, passes, over = [], [], [], [], []
             for _ in range(rounds):
-                whole = statistics.median(model(1, requests))
-                bare = statistics.median(model(1, requests, own=True)) if name == "tanbr" else whole
-                load = asyncio.run(drive(port, bodies, connections=1, until=after(requests)))
+                with processes.alone(pid, [other for _, other in started]):
+                    whole = statistics.median(model(1, requests))
+                    bare = statistics.median(model(1, requests, own=True)) if name == "tanbr" else whole
+                    load = asyncio.run(drive(port, bodies, connections=1, until=after(requests)))
                 _check(load)
-                alone.append(bare * 1e3)
+                passes.append(bare * 1e3)
                 over.append((load.quantile(0.5) - whole) * 1e3)
                 added.append((load.quantile(0.5) - bare) * 1e3)
                 share.append(load.quantile(0.5) / bare - 1)
                 tails.append(load.quantile(0.99) / load.quantile(0.5))
             result[name] = {
-                "pass_ms": spread(alone),
+                "pass_ms": spread(passes),
                 "added_ms": spread(added),
                 "added_share": spread(share),
                 "added_to_transformers_pass_ms": spread(over),

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -91,3 +92,16 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(InputError, match="one length"):
         monitor.count(monitor.snapshot().recognise(["a"]), [])
     assert monitor.close_slot().requests == 0
+
+
+def test_a_plain_monitor_and_its_snapshots_do_not_hear_shouting(tmp_path: Path) -> None:
+    monitor = Monitor(TASKS, config=CONFIG.model_copy(update={"plain": True}))
+    monitor.learn(*history(20))
+    monitor.save(tmp_path / "monitor.state")
+    texts = [text for text in REQUESTS if isinstance(text, str)]
+    shouted = [f"  {text.upper()} !!" for text in texts]
+    for each in (monitor, Monitor.load(tmp_path / "monitor.state")):
+        posteriors = each.snapshot().recognise(texts).posteriors
+        assert np.array_equal(each.snapshot().recognise(shouted).posteriors, posteriors)
+        assert np.array_equal(each.observe(shouted), posteriors)
+    assert not np.array_equal(taught().observe(shouted), taught().observe(texts))

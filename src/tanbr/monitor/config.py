@@ -8,6 +8,8 @@ from tanbr.config import Section
 class MonitorConfig(Section):
     """How the task mix is estimated."""
 
+    plain: bool = False
+    """Read requests without case, marks and spacing, for traffic that is written otherwise than the history."""
     sketch_rows: int = Field(default=3, ge=1, le=16)
     """Hash functions of each Count-Min Sketch."""
     sketch_width: int = Field(default=8192, ge=16)

@@ -3,6 +3,7 @@
 A batch is read as a whole (`tokens.py`): a request costs a few tens of microseconds in a batch, a few hundred alone.
 """
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -86,12 +87,21 @@ def check(texts: Sequence[Text]) -> None:
             raise InputError(f"request {index} must be a text or a pair of texts (got {kind}: {text!r:.60})")
 
 
-def batches(texts: Sequence[Text]) -> Iterator[tuple[Features, slice]]:
-    """Read requests batch by batch, at least one batch, once all of them have proved to be texts."""
+def batches(texts: Sequence[Text], *, plain: bool = False) -> Iterator[tuple[Features, slice]]:
+    """Read requests, or their `plain_text`, batch by batch, once all have proved to be texts; at least one batch."""
     check(texts)
     for start in range(0, max(len(texts), 1), BATCH):
         part = slice(start, min(start + BATCH, len(texts)))
-        yield read(texts[part]), part
+        yield read([plain_text(text) for text in texts[part]] if plain else texts[part]), part
+
+
+def plain_text(text: Text) -> Text:
+    """Keep letters and digits, in lower case, with one space between words; close contractions up."""
+    if not isinstance(text, str):
+        return (str(plain_text(text[0])), str(plain_text(text[1])))
+    closed = re.sub(r"\s*n\s?'\s?t\b", "nt", text.lower())
+    closed = re.sub(r"\s*'\s*(?=(?:s|re|ve|ll|d|m)\b)", "", closed)
+    return " ".join(re.findall(r"\w+", closed.replace("'", "")))
 
 
 def read(texts: Sequence[Text]) -> Features:

@@ -61,7 +61,7 @@ class Monitor:
         if len(texts) != len(tasks):
             raise InputError(f"texts and tasks must be of one length (got {len(texts)} and {len(tasks)})")
         indices = np.array([self._task(task) for task in tasks], dtype=np.int64)
-        for features, part in batches(texts):
+        for features, part in batches(texts, plain=self.config.plain):
             self._knowledge.learn(features, indices[part])
 
     def snapshot(self) -> Recogniser:
@@ -70,7 +70,8 @@ class Monitor:
         The first one after learning is fitted here, which takes about a second for 8 × 500 texts.
         """
         model = self._clusters.groups if self.method == "clusters" else self._knowledge.classifier
-        return Recogniser(self.tasks, self._forecaster.mix, model, grouped=self.method == "clusters")
+        grouped = self.method == "clusters"
+        return Recogniser(self.tasks, self._forecaster.mix, model, grouped=grouped, plain=self.config.plain)
 
     def observe(
         self,
@@ -87,7 +88,7 @@ class Monitor:
         known = self._known(tags, len(texts))
         vectors = self._vectors(embeddings, len(texts))
         results = []
-        for features, part in batches(texts):
+        for features, part in batches(texts, plain=self.config.plain):
             batch = None if vectors is None else vectors[part]
             if self.method == "clusters":
                 self._clusters.add(features.keys, features.surface[:, COARSE] if batch is None else batch)

@@ -57,10 +57,11 @@ class Recogniser:
     mix: TaskMix  # (V,) the forecast it was taken with
     model: Classifier | Groups | None  # None: nothing is known yet
     grouped: bool  # whether the monitor groups traffic without labels
+    plain: bool = False  # whether it reads without case, marks and spacing
 
     def recognise(self, texts: Sequence[Text]) -> Recognition:
         """Recognise requests."""
-        return Recognition.concatenate([self.read(features) for features, _ in batches(texts)])
+        return Recognition.concatenate([self.read(features) for features, _ in batches(texts, plain=self.plain)])
 
     def read(self, features: Features, embeddings: FloatArray | None = None) -> Recognition:
         """Recognise requests whose features were read, by embeddings (n, D) if the groups are of such."""
