@@ -41,6 +41,10 @@ def backends(size: str, work: Path, *, rounds: int) -> dict[str, Any]:
         for name, engine in engines.items():
             ways[name] = partial(engine.live.backend.classify, inputs)
         ways["int8, FFNs alone"] = partial(_lean, ffns_alone, tensors)
+        if find_spec("openvino"):
+            from serving import openvino_way
+
+            ways |= openvino_way.ways(model, tensors)
         for run in ways.values():
             run()
         times = [{name: _seconds(run, 32 // count) for name, run in ways.items()} for _ in range(rounds)]
@@ -82,10 +86,10 @@ def _lean(model: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def _seconds(run: Callable[[], Any], times: int) -> float:
-    """Median seconds of a pass, by this thread's own clock: others may have the processor meanwhile."""
+    """Median seconds of a pass, by this process's own clock: others may have the processor meanwhile."""
     found = []
     for _ in range(max(1, times // 4)):
-        started = time.thread_time()
+        started = time.process_time()
         run()
-        found.append(time.thread_time() - started)
+        found.append(time.process_time() - started)
     return statistics.median(found)
