@@ -29,8 +29,8 @@ app = typer.Typer(
     name="tanbr",
     cls=Commands,
     help="Serve a Mixture-of-Experts model at the cost of a dense one.",
-    epilog="Exit codes: 0 done; 2 a mistake in options, input or files, said in one sentence; 130 stopped by Ctrl-C; "
-    "1 anything unforeseen.",
+    epilog="Exit codes: 0 done; 2 a mistake in options, input or files, explained in one sentence; "
+    "130 stopped by Ctrl-C; 1 an unexpected error.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",

@@ -21,16 +21,16 @@ app = typer.Typer()
     "    tanbr config --config mine.toml"
 )
 def config(
-    section: Annotated[str | None, typer.Option(help="One section only: router, serve.guard, …")] = None,
+    section: Annotated[str | None, typer.Option(help="Print only this section: router, serve.guard, …")] = None,
     config: ConfigFile = None,
 ) -> None:
-    """Print every setting as TOML, with what it means: the defaults, with a file laid over them if one is given."""
+    """Print every setting as TOML with its meaning: the defaults, or a file's settings laid over them."""
     sys.stdout.write(configuration.to_toml(configuration.load(config), section=section) + "\n")
 
 
 @app.command(epilog="Examples:\n\n    tanbr doctor\n\n    tanbr doctor --json")
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False) -> None:
-    """Say what is installed, what the processor can do, and what is missing for which command."""
+    """Show what is installed, what the processor can do, and which commands lack something."""
     from tanbr.cli.machine import examine
 
     found = examine()

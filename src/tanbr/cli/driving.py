@@ -39,11 +39,11 @@ def traffic(
     kind: Annotated[
         str, typer.Option("--traffic", help=f"How the task mix moves: {', '.join(streams.KINDS)}.")
     ] = "dirichlet",
-    alpha: Annotated[float, typer.Option(help="How even the mixes are; small is one task at a time.")] = 0.1,
+    alpha: Annotated[float, typer.Option(help="How even the mixes are; a small value means one task at a time.")] = 0.1,
     period: Annotated[int, typer.Option(min=1, help="Slots from one drawn mix to the next.")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the mixes and of the requests.")] = 0,
     data: Annotated[
-        Path | None, typer.Option(help="GLUE's folder, or files of your own; generated tasks if not given.")
+        Path | None, typer.Option(help="GLUE's folder, or your own files. Default: the generated tasks.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Texts in one HTTP request.")] = 16,
     share: Annotated[float, typer.Option(min=0, max=1, help="Share of the answers that get feedback.")] = 1.0,
@@ -53,7 +53,7 @@ def traffic(
     out: Annotated[Path | None, typer.Option(help="File for the figures, as JSON.")] = None,
     server: Server = LOCAL,
 ) -> None:
-    """Drive a server with a drifting, untagged stream, and send feedback scored by the truth, which stays here."""
+    """Send a server untagged requests that drift, and feedback by the true labels, which it never sees."""
     from tanbr.serve.web.client import Client
     from tanbr.serve.web.drive import drive, summary
     from tanbr.tasks import tiny

@@ -26,17 +26,17 @@ def groups(
     checkpoint: Source,
     expert: ExpertFolders = None,
     blend_only: BlendWhat = None,
-    into: Annotated[int, typer.Option(help="How many groups.")] = 8,
+    into: Annotated[int, typer.Option(help="Number of groups.")] = 8,
     by: Annotated[
         Literal["weights", "routing", "reward"],
-        typer.Option(help="What makes experts alike: weights, use by the model's gates, or what they earn."),
+        typer.Option(help="What makes experts alike: weights, use by the model's gates, or reward."),
     ] = "weights",
-    texts: Annotated[Path | None, typer.Option(help="With --by routing: texts, one a line.")] = None,
-    survey: Annotated[Path | None, typer.Option(help="With --by reward: what `tanbr survey` wrote.")] = None,
+    texts: Annotated[Path | None, typer.Option(help="With --by routing: file with one text per line.")] = None,
+    survey: Annotated[Path | None, typer.Option(help="With --by reward: file written by `tanbr survey`.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the similarities, ordered by group, as a PNG.")] = None,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("out/groups.json"),
 ) -> None:
-    """Put the experts of a checkpoint into groups, for a router over groups: what many experts need."""
+    """Put a checkpoint's many experts into groups, so that a router can learn over groups."""
     from tanbr.grouping.cluster import check_into, draw
     from tanbr.merge import open as open_moe
 

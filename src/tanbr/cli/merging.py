@@ -26,18 +26,20 @@ MANY = 32  # experts from which a router learns sooner over groups of them
 Source = Annotated[
     str,
     typer.Argument(
-        help="Folder of the MoE checkpoint (config.json and safetensors), or a hub id; or --expert's base; or a TOML "
-        "or YAML file that lists experts."
+        help="Folder of the MoE checkpoint (config.json and safetensors), a hub id, the base of --expert, or a TOML or "
+        "YAML file that lists experts."
     ),
 ]
 ExpertFolders = Annotated[
     list[str] | None,
-    typer.Option("--expert", help="A fine-tuned copy, or a LoRA adapter, of the (then dense) checkpoint; repeatable."),
+    typer.Option(
+        "--expert", help="A fine-tuned copy or LoRA adapter of the checkpoint, which is then dense; repeatable."
+    ),
 ]
 BlendWhat = Annotated[
     Literal["all", "ffn"] | None,
     typer.Option(
-        "--blend-only", help="With experts over a base: blend whatever differs, or FFNs alone and keep the base's rest."
+        "--blend-only", help="With experts over a base: blend all that differs, or only FFNs and keep the base's rest."
     ),
 ]
 NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears whole or not at all.")]
@@ -53,25 +55,32 @@ def merge(
     out: NewFolder,
     blend: Annotated[
         str | None,
-        typer.Option(help="One weight per expert, as 0.5,0.5,…; or `uniform`; or `one-hot:3`; a list's if left out."),
+        typer.Option(
+            help="One weight per expert, as 0.5,0.5,…; or `uniform`; or `one-hot:3`. Default: the list's weights."
+        ),
     ] = None,
     mode: Annotated[
         Literal["blend", "concat"],
-        typer.Option(help="Merge a blend of the experts, or put some side by side: a wider FFN, each with 1/k."),
+        typer.Option(
+            help="Merge a blend of experts, or put k of them side by side in a wider FFN, each with weight 1/k."
+        ),
     ] = "blend",
     method: Annotated[
         str | None,
-        typer.Option(help="How a blend is merged: average (unless a list says other), regression, ties:density=0.3, …"),
+        typer.Option(
+            help="How to merge: average, regression, ties:density=0.3, … Default: as the list says, or average."
+        ),
     ] = None,
     experts: Annotated[str | None, typer.Option(help="Which experts to put side by side: 0,3,…")] = None,
     expert: ExpertFolders = None,
     blend_only: BlendWhat = None,
     as_adapter: Annotated[
-        bool, typer.Option("--as-adapter", help="With adapters: write one adapter that adds what all of them do.")
+        bool,
+        typer.Option("--as-adapter", help="With adapters: write one adapter that does what the blend of them does."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
 ) -> None:
-    """Merge an MoE checkpoint into a dense one that any stack loads, with a certificate of what was done."""
+    """Merge an MoE checkpoint into a plain dense one, with a certificate of what was done."""
     from tanbr.merge import open as open_moe
     from tanbr.merge.export import export
     from tanbr.merge.inspect import glance
@@ -123,11 +132,11 @@ def inspect(
     blend_only: BlendWhat = None,
     data: Annotated[
         Path | None,
-        typer.Option(help='JSON lines of model inputs with labels, {"input_ids": […], "labels": …}: adds losses.'),
+        typer.Option(help='JSON lines of model inputs with labels, {"input_ids": […], "labels": …}; adds losses.'),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for inspect.json and a heat map.")] = None,
 ) -> None:
-    """Say whether the experts of a checkpoint will merge: shared ancestor or not, merge, align first, or do not."""
+    """Check whether a checkpoint's experts share an ancestor. The verdict: merge, align first, or do not merge."""
     from tanbr.merge import inspect as inspecting
     from tanbr.merge import open as open_moe
 
@@ -157,7 +166,9 @@ def upcycle(
     ],
     out: NewFolder,
     experts: Annotated[int, typer.Option(help="How many experts each FFN gets.")] = 8,
-    jitter: Annotated[float, typer.Option(help="Noise on each expert, as a share of a matrix's deviation.")] = 0.0,
+    jitter: Annotated[
+        float, typer.Option(help="Noise on each expert, as a share of a matrix's standard deviation.")
+    ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise and of the routers.")] = 0,
 ) -> None:
     """Turn a dense checkpoint into an MoE whose experts start equal."""
@@ -181,7 +192,9 @@ def assemble(
     blend_only: BlendWhat = None,
     rest: Annotated[
         Literal["refuse", "average"],
-        typer.Option(help="What becomes of differences outside FFNs, which an MoE cannot hold: refused, or averaged."),
+        typer.Option(
+            help="What to do with differences outside FFNs, which an MoE cannot hold: refuse them, or average them."
+        ),
     ] = "refuse",
 ) -> None:
     """Write experts over a base as one MoE checkpoint, with a card that names their tasks and labels."""
@@ -202,7 +215,7 @@ def align(
     out: NewFolder,
     reference: Annotated[int, typer.Option(help="The expert whose order of hidden units the others take.")] = 0,
 ) -> None:
-    """Put the hidden units of every expert in one order: what `inspect` asks for before some merges."""
+    """Put the hidden units of all experts in the same order, where `tanbr inspect` says "align first"."""
     from tanbr.merge import align as aligning
     from tanbr.merge import open as open_moe
 

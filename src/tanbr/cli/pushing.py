@@ -20,15 +20,17 @@ def push(
     to: Annotated[str, typer.Option(help="Address of the engine, as http://127.0.0.1:8100.")],
     blend: Annotated[
         str | None,
-        typer.Option(help="One weight per expert, as 0.5,0.5,…; or `uniform`; or `one-hot:3`; a list's if left out."),
+        typer.Option(
+            help="One weight per expert, as 0.5,0.5,…; or `uniform`; or `one-hot:3`. Default: the list's weights."
+        ),
     ] = None,
-    engine: Annotated[Literal["vllm", "sglang"], typer.Option(help="What answers there.")] = "vllm",
+    engine: Annotated[Literal["vllm", "sglang"], typer.Option(help="Which engine runs there.")] = "vllm",
     method: Annotated[str | None, typer.Option(help="How the blend is merged: average, regression, ties, …")] = None,
     expert: ExpertFolders = None,
     blend_only: BlendWhat = None,
     force: Annotated[bool, typer.Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
 ) -> None:
-    """Merge a blend and have a running engine load it, once. A `tanbr serve` before that engine puts its own back."""
+    """Merge a blend and load it into a running engine, once. A `tanbr serve` in front of that engine overwrites it."""
     from tanbr.merge import open as open_moe
     from tanbr.merge.inspect import glance
     from tanbr.serve.engines.connecting import connect

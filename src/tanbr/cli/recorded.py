@@ -23,7 +23,7 @@ def backup(
     state: Annotated[Path, typer.Argument(help="A server's --state folder; the server may be running.")],
     out: Annotated[Path, typer.Argument(help="New folder for the copy: a state that a server can start from.")],
 ) -> None:
-    """Copy what a server has learned, also while it runs."""
+    """Copy what a server has learned, even while it runs."""
     from tanbr.serve.backup import back_up
 
     console.print(f"copied to {escape(str(back_up(state, out)))}")
@@ -40,7 +40,7 @@ def replay(
     out: Annotated[Path | None, typer.Option(help="File for the figures, as JSON.")] = None,
     config: ConfigFile = None,
 ) -> None:
-    """Run other routers over what a server recorded, and say how far the record can vouch for the outcome."""
+    """Run other routers over a server's record, and say how far the record supports the outcome."""
     settings = configuration.load(config)
     names = routers.split(",")
     for name in names:

@@ -31,20 +31,20 @@ def reproduce(
     ] = None,
     scale: Annotated[
         str,
-        typer.Option(help="tiny: embedded models, minutes; small: real ones and GLUE, hours; paper: as published."),
+        typer.Option(help="tiny: embedded models, minutes. small: real models and GLUE, hours. paper: as published."),
     ] = "tiny",
-    out: Annotated[Path, typer.Option(help="Folder for the report; what is there already is not run again.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for the report; existing results are not run again.")] = Path(
         "out/reproduce"
     ),
-    model: Annotated[Path | None, typer.Option(help="Folder of a BERT-MoE; the embedded one at tiny.")] = None,
-    t5: Annotated[Path | None, typer.Option("--t5", help="Folder of a T5-MoE; the embedded one at tiny.")] = None,
-    data: Annotated[Path | None, typer.Option(help="GLUE's folder; the generated tasks at tiny.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Folder of a BERT-MoE. At tiny: the embedded one.")] = None,
+    t5: Annotated[Path | None, typer.Option("--t5", help="Folder of a T5-MoE. At tiny: the embedded one.")] = None,
+    data: Annotated[Path | None, typer.Option(help="GLUE's folder. At tiny: the generated tasks.")] = None,
     tagged: Annotated[
         bool, typer.Option("--tagged", help="The T5's texts name their task, as the paper's do.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate time, memory and disk.")] = False,
 ) -> None:
-    """Reproduce the paper's tables and figures, and report claim by claim what holds; goes on where it stopped."""
+    """Reproduce the paper's tables and figures, and report claim by claim what holds. Resumes where it stopped."""
     import torch
 
     from tanbr.experiments.paper import cost, report, reproduction

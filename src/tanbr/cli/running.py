@@ -30,20 +30,18 @@ def command_line() -> str:
 )
 @keeps("a demo keeps nothing until its end; run it again")
 def demo(
-    model: Annotated[
-        Literal["bert", "t5"], typer.Option(help="Embedded model: one that answers by a head, or one that writes.")
-    ] = "bert",
+    model: Annotated[Literal["bert", "t5"], typer.Option(help="Embedded model: bert classifies, t5 writes.")] = "bert",
     out: Annotated[Path, typer.Option(help="Folder for report.html and demo.json.")] = Path("out/demo"),
     slots: Annotated[int, typer.Option(min=20, help="How many slots to serve.")] = 300,
     requests: Annotated[int, typer.Option(min=8, help="Requests in a slot.")] = 64,
     kind: Annotated[
         str, typer.Option("--traffic", help=f"How the task mix moves: {', '.join(traffic.KINDS)}.")
     ] = "dirichlet",
-    alpha: Annotated[float, typer.Option(help="How even the mixes are; small is one task at a time.")] = 0.1,
+    alpha: Annotated[float, typer.Option(help="How even the mixes are; a small value means one task at a time.")] = 0.1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of traffic and router.")] = 0,
     config: ConfigFile = None,
 ) -> None:
-    """Watch the whole idea work: drifting untagged traffic on the embedded model, one merged model and two."""
+    """Watch the whole idea work: untagged, drifting traffic on the embedded model, one merged model and two."""
     import torch
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
 

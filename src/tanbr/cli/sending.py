@@ -25,16 +25,20 @@ LOCAL = "http://127.0.0.1:8000"
     '    tanbr send "the plot is clever" --feedback 1\n\n    tanbr send --id 0f3a-1 --feedback 0.5'
 )
 def send(
-    texts: Annotated[list[str] | None, typer.Argument(help="Texts; a tab in one separates a pair.")] = None,
-    file: Annotated[Path | None, typer.Option(help="File with a text, or a pair, on each line; - is stdin.")] = None,
-    labels: Annotated[str | None, typer.Option(help="The only labels to choose from: yes,no")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="Texts to send; a tab separates the two texts of a pair.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="File with one text or pair per line; - is stdin.")] = None,
+    labels: Annotated[str | None, typer.Option(help="Restrict the answer to these labels, as yes,no.")] = None,
     feedback: Annotated[float | None, typer.Option(help="Reward in [0, 1] to give the answers.")] = None,
-    task: Annotated[str | None, typer.Option(help="Task that the feedback is for, if you know it.")] = None,
-    ids: Annotated[list[str] | None, typer.Option("--id", help="Give the feedback to this earlier answer.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what the server answers.")] = False,
+    task: Annotated[str | None, typer.Option(help="Task of the feedback, if you know it.")] = None,
+    ids: Annotated[
+        list[str] | None, typer.Option("--id", help="Id of the earlier answer that the feedback is for.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the server's answer as JSON.")] = False,
     server: Server = LOCAL,
 ) -> None:
-    """Send texts to a server, and feedback on its answers. A token is taken from TANBR_TOKEN."""
+    """Send texts to a server, and feedback on its answers. The token comes from TANBR_TOKEN."""
     from tanbr.serve.web.client import Client
 
     if ids and (texts or file):

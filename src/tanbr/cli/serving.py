@@ -38,47 +38,49 @@ def serve(
     checkpoint: Annotated[
         str | None,
         typer.Argument(
-            help="Folder of an MoE checkpoint, a hub id, or a list of experts; the embedded model if not given."
+            help="Folder of an MoE checkpoint, a hub id, or a list of experts. Default: the embedded model."
         ),
     ] = None,
     expert: Annotated[
-        list[str] | None, typer.Option("--expert", help="A fine-tuned copy, or LoRA adapter, of the checkpoint.")
+        list[str] | None,
+        typer.Option("--expert", help="A fine-tuned copy or LoRA adapter of the checkpoint; repeatable."),
     ] = None,
     blend_only: Annotated[
         Literal["all", "ffn"] | None,
-        typer.Option(help="With experts over a base: blend whatever differs, or FFNs alone and keep the base's rest."),
+        typer.Option(help="With experts over a base: blend all that differs, or only FFNs and keep the base's rest."),
     ] = None,
     config: ConfigFile = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on; only this machine if not given.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: this machine only.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     state: Annotated[
-        Path, typer.Option(help="Folder for what is learned; a server that starts there again goes on.")
+        Path, typer.Option(help="Folder for what is learned; a server that starts there again continues.")
     ] = Path("out/serve"),
     history: Annotated[
         Path | None,
         typer.Option(
-            help='JSON lines {"text", "task", "label"?}, or your labelled files: teaches the monitor the tasks.'
+            help='JSON lines {"text", "task", "label"?}, or your labelled files, to teach the monitor the tasks.'
         ),
     ] = None,
     models: Annotated[
-        int | None, typer.Option(help="Merged models to serve side by side, each request by the best for its task.")
+        int | None,
+        typer.Option(help="Number of merged models to serve side by side; each request goes to the best for its task."),
     ] = None,
     memory: Annotated[
-        str | None, typer.Option(help="Serve as many models side by side as fit into this memory, as 300MB.")
+        str | None, typer.Option(help="Serve as many models side by side as fit into this much memory, as 300MB.")
     ] = None,
     answers: Annotated[
         Literal["labels", "posterior"] | None,
-        typer.Option(help="posterior weighs a label by the chance that the text is of a task that has it."),
+        typer.Option(help="With posterior, weigh a label by the chance that the text's task has it."),
     ] = None,
-    slot_requests: Annotated[int | None, typer.Option(help="End a slot after so many requests …")] = None,
-    slot_seconds: Annotated[float | None, typer.Option(help="… or after so many seconds.")] = None,
+    slot_requests: Annotated[int | None, typer.Option(help="End a slot after this many requests …")] = None,
+    slot_seconds: Annotated[float | None, typer.Option(help="… or after this many seconds.")] = None,
     backend: Annotated[
         Literal["torch", "int8", "onnx"] | None,
         typer.Option(help="What runs the model: torch, torch in int8, or ONNX Runtime (extra onnx)."),
     ] = None,
     precision: Annotated[Literal["fp32", "int8"] | None, typer.Option("--precision", hidden=True)] = None,
     engine: Annotated[
-        Literal["vllm", "sglang"] | None, typer.Option(help="Let a running engine generate, and load merges into it.")
+        Literal["vllm", "sglang"] | None, typer.Option(help="Load merges into this running engine and let it generate.")
     ] = None,
     engine_url: Annotated[str | None, typer.Option(help="Address of the engine, as http://127.0.0.1:8100.")] = None,
     low_memory: Annotated[
@@ -86,41 +88,40 @@ def serve(
     ] = None,
     explore: Annotated[
         Literal["never", "careful", "always"] | None,
-        typer.Option(help="When the router may try other blends than the start blend: careful needs rewards."),
+        typer.Option(help="When the router may leave the start blend; careful waits for rewards."),
     ] = None,
     blend: Annotated[
-        str | None, typer.Option(help="Start blend: even, proportional, or weights by comma (0.5,0.5,0,0).")
+        str | None, typer.Option(help="Start blend: even, proportional, or weights, as 0.5,0.5,0,0.")
     ] = None,
     survey: Annotated[
-        Path | None, typer.Option(help="What `tanbr survey` wrote: its best blend for the mix is the start blend.")
+        Path | None, typer.Option(help="File from `tanbr survey`: its best blend for the mix becomes the start blend.")
     ] = None,
     warm_start: Annotated[
-        Path | None, typer.Option(help="What `tanbr survey` wrote: the router knows it before its first slot.")
+        Path | None, typer.Option(help="File from `tanbr survey`: the router learns from it before its first slot.")
     ] = None,
     groups: Annotated[
-        Path | None, typer.Option(help="What `tanbr groups` wrote: the router learns over groups of experts.")
+        Path | None, typer.Option(help="File from `tanbr groups`: the router learns over groups of experts.")
     ] = None,
     adopt: Annotated[
-        bool, typer.Option("--adopt", help="Go on with the state of another checkpoint; what it learned is a prior.")
+        bool,
+        typer.Option("--adopt", help="Continue with the state of another checkpoint; what it learned becomes a prior."),
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Serve experts of which `tanbr inspect` says: do not merge.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Serve even if `tanbr inspect` says not to merge.")] = False,
     method: Annotated[str | None, typer.Option(help="How blends are merged: average, regression, ties, …")] = None,
     regression: Annotated[bool, typer.Option("--regression", hidden=True)] = False,
-    rate: Annotated[float | None, typer.Option(help="Most requests a second of one client.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Most requests per second from one client.")] = None,
     token_file: Annotated[Path | None, typer.Option(help="File with the clients' token (or set TANBR_TOKEN).")] = None,
     admin_token_file: Annotated[
         Path | None, typer.Option(help="File with the operators' token (or set TANBR_ADMIN_TOKEN).")
     ] = None,
     ray: Annotated[
-        bool, typer.Option("--ray", help="Answer with replicas on a Ray cluster; one is started if none is found.")
+        bool, typer.Option("--ray", help="Answer with replicas on a Ray cluster; starts one if it finds none.")
     ] = False,
-    replicas: Annotated[int | None, typer.Option(help="With --ray: how many answer; 2 if not given.")] = None,
+    replicas: Annotated[int | None, typer.Option(help="With --ray: number of replicas. Default: 2.")] = None,
     ray_address: Annotated[str | None, typer.Option(help="With --ray: address of the cluster.")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Also log every request.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log every request too.")] = False,
 ) -> None:
-    """Serve an MoE as one dense model that follows its traffic: HTTP, a dashboard, and learning from feedback."""
+    """Serve an MoE as one dense model that follows its traffic and learns from feedback, with HTTP and a dashboard."""
     settings = configuration.with_options(
         configuration.load(config),
         serve={

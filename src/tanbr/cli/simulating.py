@@ -21,15 +21,17 @@ app = typer.Typer()
 
 Checkpoint = Annotated[
     Path | None,
-    typer.Argument(help="Folder of the MoE checkpoint, or a list of experts; the embedded model if left out."),
+    typer.Argument(help="Folder of the MoE checkpoint, or a list of experts. Default: the embedded model."),
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(help="GLUE's folder, or files of your own (CSV, JSONL, Parquet, tasks.toml); generated if left out."),
+    typer.Option(
+        help="GLUE's folder, or your own files (CSV, JSONL, Parquet, tasks.toml). Default: the generated tasks."
+    ),
 ]
 MergeMethod = Annotated[
     str | None,
-    typer.Option(help="How blends are merged: average, regression, ties, …; as a list says, or average, if left out."),
+    typer.Option(help="How to merge: average, regression, ties, … Default: as the list says, or average."),
 ]
 DEFAULT_METHODS = "tanbr,average,best-fixed,random,best-per-slot"
 
@@ -48,53 +50,56 @@ def simulate(
     methods: Annotated[
         str,
         typer.Option(
-            help="Names by comma; +probes, +survey, +oracle after one that learns, "
-            "+regression, +ties, … after one that blends; package.module:Router."
+            help="Names, separated by commas, or package.module:Router. Add +probes, +survey or +oracle to one that "
+            "learns, and +regression, +ties, … to one that blends."
         ),
     ] = DEFAULT_METHODS,
     method: MergeMethod = None,
     traffic: Annotated[
         str, typer.Option(help=f"How the task mix moves: {', '.join(traffics.KINDS)}; or trace:FILE.")
     ] = "dirichlet",
-    alpha: Annotated[float, typer.Option(help="How even the mixes are; small is one task at a time.")] = 0.3,
+    alpha: Annotated[float, typer.Option(help="How even the mixes are; a small value means one task at a time.")] = 0.3,
     period: Annotated[int, typer.Option(min=1, help="Slots from one drawn mix to the next.")] = 40,
     slots: Annotated[int, typer.Option(min=1, help="How many slots to serve.")] = 200,
     requests: Annotated[int, typer.Option(min=1, help="Requests in a slot.")] = 64,
-    pool: Annotated[int, typer.Option(min=1, help="Most rows per task that requests are drawn from.")] = 1_500,
-    seeds: Annotated[str, typer.Option(help="Seeds of stream, monitor and routers, by comma.")] = "0",
+    pool: Annotated[int, typer.Option(min=1, help="Draw requests from at most this many rows per task.")] = 1_500,
+    seeds: Annotated[str, typer.Option(help="Seeds of stream, monitor and routers, separated by commas.")] = "0",
     models: Annotated[
-        str, typer.Option(help="How many merged models to hold side by side, by comma: for routers and fixed panels.")
+        str, typer.Option(help="Sizes G of panels to try, separated by commas; for routers and fixed panels.")
     ] = "1",
     oracle_mix: Annotated[bool, typer.Option("--oracle-mix", help="Tell every router the true mix.")] = False,
     warm_start: Annotated[
         Literal["none", "probes", "survey"],
-        typer.Option(help="What routers know before the first slot: K+1 probes, or all surveyed blends."),
+        typer.Option(help="What routers learn from before the first slot: K+1 probes, or all surveyed blends."),
     ] = "none",
     survey: Annotated[
         Path | None,
         typer.Option(
-            exists=True, dir_okay=False, help="What `tanbr survey` wrote; survey.json beside the weights if left out."
+            exists=True, dir_okay=False, help="File from `tanbr survey`. Default: survey.json beside the weights."
         ),
     ] = None,
     groups: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="What `tanbr groups` wrote, for the method `grouped`."),
+        typer.Option(exists=True, dir_okay=False, help="File from `tanbr groups`, for the method `grouped`."),
     ] = None,
     rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Leave GLUE's dev alone: requests from held-back train rows.")
+        bool,
+        typer.Option("--rehearse", help="Draw requests from held-back train rows and leave GLUE's dev sets alone."),
     ] = False,
     answers: Annotated[
         AnswersBy,
-        typer.Option(help="A head's best label, or weighed by the monitor's posterior: for every method alike."),
+        typer.Option(
+            help="A head's best label, plain or weighed by the monitor's posterior; the same for every method."
+        ),
     ] = "labels",
     record: Annotated[Path | None, typer.Option(help="Also write the first seed's stream to this file.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Number of processes, with one thread each.")] = 1,
     config: ConfigFile = None,
-    out: Annotated[Path, typer.Option(help="Folder for results; what is there already is not run again.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for results; existing results are not run again.")] = Path(
         "out/simulate"
     ),
 ) -> None:
-    """Compare methods on one stream of untagged requests; interrupted and started again, it goes on."""
+    """Compare methods on one stream of untagged requests. Resumes where it stopped."""
     from tanbr.experiments import methods as registry
     from tanbr.experiments.online_report import lay_out, write
     from tanbr.experiments.panel import memory
@@ -147,23 +152,26 @@ def survey(
     blend_only: BlendWhat = None,
     data: Data = None,
     blends: Annotated[
-        int, typer.Option(min=1, help="How many blends to try, 180 at the most; any number of groups.")
+        int, typer.Option(min=1, help="How many blends to try: at most 180, or any number with --groups.")
     ] = 120,
-    rows: Annotated[int, typer.Option(min=2, help="Held-back rows of every task.")] = 60,
+    rows: Annotated[int, typer.Option(min=2, help="Held-back rows per task.")] = 60,
     searched: Annotated[int, typer.Option(min=0, help="How many of the blends are found by search.")] = 0,
     rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Use the half of the held-back rows that `simulate --rehearse` leaves.")
+        bool,
+        typer.Option("--rehearse", help="Use the half of the held-back rows that `simulate --rehearse` does not use."),
     ] = False,
     method: MergeMethod = None,
     groups: Annotated[
         bool,
-        typer.Option("--groups", help="Try even blends of groups of experts, for fixed panels; small groups first."),
+        typer.Option("--groups", help="Try even blends of subsets of the experts, small ones first; for fixed panels."),
     ] = False,
-    answers: Annotated[AnswersBy, typer.Option(help="A head's best label, or weighed by the posterior.")] = "labels",
+    answers: Annotated[
+        AnswersBy, typer.Option(help="A head's best label, plain or weighed by the monitor's posterior.")
+    ] = "labels",
     regression: Annotated[bool, typer.Option("--regression", hidden=True)] = False,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("out/survey.json"),
 ) -> None:
-    """Measure what a checkpoint's blends are worth on held-out rows; interrupted and started again, it goes on."""
+    """Measure what a checkpoint's blends earn on held-out rows. Resumes where it stopped."""
     import torch
 
     from tanbr.experiments.simulate import Study
@@ -212,17 +220,19 @@ def survey(
 def grams(
     checkpoint: Annotated[
         Path,
-        typer.Argument(help="Folder of the MoE checkpoint, one expert per task; or a list of experts that names them."),
+        typer.Argument(
+            help="Folder of an MoE checkpoint with one expert per task, or a list of experts that names their tasks."
+        ),
     ],
     expert: ExpertFolders = None,
     blend_only: BlendWhat = None,
     data: Data = None,
-    rows: Annotated[int, typer.Option(min=2, help="Held-back rows of every task.")] = 64,
+    rows: Annotated[int, typer.Option(min=2, help="Held-back rows per task.")] = 64,
     merged: Annotated[
-        bool, typer.Option("--merged", help="Behind layers that are merged already, for --method regmeanpp.")
+        bool, typer.Option("--merged", help="Measure after layers that are already merged, for --method regmeanpp.")
     ] = False,
 ) -> None:
-    """Measure what each expert sees, for merges by regression; goes into a folder beside the experts."""
+    """Measure each expert's inputs for regression merging, and write them to a folder beside the experts."""
     import torch
 
     from tanbr.baselines.probes import probes_of

@@ -37,7 +37,7 @@ _WRITER_SURVEY = {"survey_rows": 60, "survey_blends": 80}  # writing takes longe
 
 
 @app.command(
-    epilog="Examples:\n\n    tanbr pretrain --preset tiny --out out/tiny    # again after an interruption: it resumes"
+    epilog="Examples:\n\n    tanbr pretrain --preset tiny --out out/tiny    # the same command resumes it"
     "\n\n    tanbr pretrain --preset minilm --from minilm/ --data glue/ --out out/minilm"
     "\n\n    tanbr pretrain --preset minilm --from minilm/ --data mytasks/ --out out/mine"
     "\n\n    tanbr pretrain --preset minilm --from minilm/ --data mytasks/ --adapters 8 --out out/lora"
@@ -49,7 +49,7 @@ def pretrain(
         Path | None, typer.Option("--from", help="Dense BERT or T5 checkpoint that all experts start from.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="GLUE's folder, 'hub', or files of your own (CSV, JSONL, Parquet, tasks.toml).")
+        Path | None, typer.Option(help="GLUE's folder, 'hub', or your own files (CSV, JSONL, Parquet, tasks.toml).")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the model and the resumable states.")] = Path("out/pretrain"),
     routing: Annotated[
@@ -57,15 +57,16 @@ def pretrain(
     ] = "task",
     tagged: Annotated[bool, typer.Option("--tagged", help="T5 only: texts name their task, as in the paper.")] = False,
     mergeable: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of steps in which experts train in random blends.")
+        float | None, typer.Option(min=0, max=1, help="Share of the steps in which experts train in random blends.")
     ] = None,
     adapters: Annotated[
-        int | None, typer.Option(min=1, help="Train LoRA adapters of this rank, saved as PEFT does, not whole FFNs.")
+        int | None,
+        typer.Option(min=1, help="Train LoRA adapters of this rank instead of whole FFNs; saved in PEFT's format."),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Tasks that train side by side, one core each.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="How many tasks train side by side, one core each.")] = 2,
     config: ConfigFile = None,
 ) -> None:
-    """Train a task-routed MoE and write it; interrupted, the same command goes on where it stopped."""
+    """Train a task-routed MoE and write it. Resumes where it stopped."""
     if preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
     from tanbr.tasks import glue
@@ -122,19 +123,21 @@ def pretrain(
 @keeps("the newest states are in {out}; the same command goes on from them")
 def finetune(
     checkpoint: Annotated[
-        Path | None, typer.Argument(help="Folder of a BERT-MoE or T5-MoE; the embedded model if left out.")
+        Path | None, typer.Argument(help="Folder of a BERT-MoE or T5-MoE. Default: the embedded model.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="GLUE's folder, 'hub', or files of your own; the generated tasks if left out.")
+        Path | None, typer.Option(help="GLUE's folder, 'hub', or your own files. Default: the generated tasks.")
     ] = None,
-    router: Annotated[str, typer.Option(help=f"Who decides, by comma: {ROUTERS}.")] = "tanbr",
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps: one blend and one gradient step each.")] = None,
+    router: Annotated[str, typer.Option(help=f"Routers to compare, separated by commas: {ROUTERS}.")] = "tanbr",
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Number of steps, each with one blend and one gradient step.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of router, batches and mixes.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for models, curves and figures.")] = Path("out/finetune"),
     tagged: Annotated[bool, typer.Option("--tagged", help="T5 only: texts name their task, as in the paper.")] = False,
     config: ConfigFile = None,
 ) -> None:
-    """Tune a merged model's normalisation layers while a router learns from the loss; resumes where it stopped."""
+    """Tune a merged model's normalisation layers while a router learns from the loss. Resumes where it stopped."""
     settings = configuration.with_options(configuration.load(config), finetune={"steps": steps, "seed": seed})
 
     import torch
