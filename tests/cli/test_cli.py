@@ -18,7 +18,7 @@ from cli.running import environment, tanbr
         (("demo", "--out", "file"), "cannot write file/"),
         (("demo", "--alpha", "0"), "alpha above 0"),
         (("pretrain", "--preset", "huge"), "unknown preset 'huge'; choose one of tiny"),
-        (("merge", "nowhere", "out", "--blend", "uniform"), "nowhere"),
+        (("merge", "nowhere", "out", "--blend", "even"), "nowhere"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:

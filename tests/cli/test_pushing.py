@@ -43,12 +43,12 @@ def test_one_blend_is_loaded_by_hand(moe: Moe, engine: FakeVllm, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--to", "http://127.0.0.1:9", "--blend", "uniform"), "no engine answers at http://127.0.0.1:9"),
-        (("--to", "here", "--blend", "uniform"), "an engine's URL must be like"),
+        (("--to", "http://127.0.0.1:9", "--blend", "even"), "no engine answers at http://127.0.0.1:9"),
+        (("--to", "here", "--blend", "even"), "an engine's URL must be like"),
         (("--to", "{url}"), "a push needs --blend"),
         (("--to", "{url}", "--blend", "0.5,0.5"), "blend must be 4 numbers"),
         (("--to", "{url}", "--blend", "0.5,0.6,0,0"), "must sum to 1"),
-        (("--to", "{url}", "--blend", "uniform", "--engine", "sglang"), "/get_model_info with 404"),
+        (("--to", "{url}", "--blend", "even", "--engine", "sglang"), "/get_model_info with 404"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_the_engine_keeps_what_it_has(

@@ -99,6 +99,7 @@ def test_the_certificate_fails_when_a_factor_is_lost(tmp_path, monkeypatch) -> N
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("even", UNIFORM),
         ("uniform", UNIFORM),
         ("one-hot:2", [0, 0, 1, 0]),
         ("0.5,0.5,0,0", [0.5, 0.5, 0, 0]),

@@ -31,7 +31,7 @@ POOL = 600  # rows per task that requests are drawn from
 
 @app.command(
     epilog="Examples:\n\n    tanbr traffic\n\n    tanbr traffic --traffic switching --slots 200 --out traffic.json\n\n"
-    "    tanbr traffic --data glue/ --server http://10.0.0.7:8000"
+    "    tanbr traffic --rate 50    # texts per second\n\n    tanbr traffic --data glue/ --server http://10.0.0.7:8000"
 )
 def traffic(
     slots: Annotated[int, typer.Option(min=1, help="How many slots of requests to send.")] = 100,
@@ -46,6 +46,9 @@ def traffic(
         Path | None, typer.Option(help="GLUE's folder, or your own files. Default: the generated tasks.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Texts in one HTTP request.")] = 16,
+    rate: Annotated[
+        float | None, typer.Option(min=0.1, help="Most texts per second. Default: as fast as they are answered.")
+    ] = None,
     share: Annotated[float, typer.Option(min=0, max=1, help="Share of the answers that get feedback.")] = 1.0,
     tagged: Annotated[
         bool, typer.Option("--tagged", help="Name the task in the feedback (never in requests).")
@@ -77,7 +80,8 @@ def traffic(
         Client(server, token=os.environ.get("TANBR_TOKEN")) as client,
         TrafficDisplay(slots=slots, tasks=[task.name for task in tasks]) as show,
     ):
-        for one in drive(client, stream, space=LabelSpace(tasks), batch=batch, share=share, tagged=tagged, seed=seed):
+        space = LabelSpace(tasks)
+        for one in drive(client, stream, space=space, batch=batch, rate=rate, share=share, tagged=tagged, seed=seed):
             driven.append(one)
             show(driven)
     figures = summary(driven, tail=min(RECENT, slots))

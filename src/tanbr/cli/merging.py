@@ -46,7 +46,7 @@ NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears
 
 
 @app.command(
-    epilog="Examples:\n\n    tanbr merge mixtral/ dense/ --blend uniform\n\n"
+    epilog="Examples:\n\n    tanbr merge mixtral/ dense/ --blend even\n\n"
     "    tanbr merge moe/ dense/ --blend 0.5,0.3,0.2,0\n\n    tanbr merge moe/ wide/ --mode concat --experts 0,3\n\n"
     "    tanbr merge bert/ dense/ --expert sst2/ --expert mnli/ --blend 0.4,0.6\n\n    tanbr merge experts.toml dense/"
 )
@@ -56,7 +56,7 @@ def merge(
     blend: Annotated[
         str | None,
         typer.Option(
-            help="One weight per expert, as 0.5,0.5,…; or `uniform`; or `one-hot:3`. Default: the list's weights."
+            help="One weight per expert, as 0.5,0.5,…; or `even`; or `one-hot:3`. Default: the list's weights."
         ),
     ] = None,
     mode: Annotated[
@@ -209,7 +209,7 @@ def assemble(
         console.print(f"averaged over the experts, not routed: {len(averaged)} tensors ({averaged[0]} for one)")
 
 
-@app.command(epilog="Example:\n\n    tanbr align moe/ aligned/ && tanbr merge aligned/ dense/ --blend uniform")
+@app.command(epilog="Example:\n\n    tanbr align moe/ aligned/ && tanbr merge aligned/ dense/ --blend even")
 def align(
     checkpoint: Source,
     out: NewFolder,
@@ -225,8 +225,8 @@ def align(
 
 
 def parse_blend(text: str, *, experts: int) -> list[float]:
-    """Read a blend of K experts: numbers, `uniform`, or `one-hot:k`."""
-    if text == "uniform":
+    """Read a blend of K experts: numbers, `even` (also `uniform`, as it was once called), or `one-hot:k`."""
+    if text in ("even", "uniform"):
         return [1 / experts] * experts
     if text.startswith("one-hot:"):
         chosen = _numbers(text.removeprefix("one-hot:"), "--blend one-hot:")
@@ -236,7 +236,7 @@ def parse_blend(text: str, *, experts: int) -> list[float]:
     try:
         return [float(word) for word in text.split(",")]
     except ValueError:
-        raise InputError(f"--blend must be numbers like 0.5,0.5, or uniform, or one-hot:3 (got {text!r})") from None
+        raise InputError(f"--blend must be numbers like 0.5,0.5, or even, or one-hot:3 (got {text!r})") from None
 
 
 def _numbers(text: str, name: str) -> list[int]:

@@ -21,7 +21,7 @@ def push(
     blend: Annotated[
         str | None,
         typer.Option(
-            help="One weight per expert, as 0.5,0.5,…; or `uniform`; or `one-hot:3`. Default: the list's weights."
+            help="One weight per expert, as 0.5,0.5,…; or `even`; or `one-hot:3`. Default: the list's weights."
         ),
     ] = None,
     engine: Annotated[Literal["vllm", "sglang"], typer.Option(help="Which engine runs there.")] = "vllm",

@@ -202,8 +202,10 @@ def _announced(stop: Callable[[int, Any], None], *, seconds: float) -> Callable[
 
 
 def _blend(given: str | None) -> str | tuple[float, ...] | None:
-    if given is None or given in ("even", "proportional"):
+    if given in (None, "even", "proportional"):
         return given
+    if given == "uniform":  # as it was once called
+        return "even"
     try:
         return tuple(float(weight) for weight in given.split(","))
     except ValueError:

@@ -201,13 +201,13 @@ def survey(
     best = found.rewards.mean(axis=1).argmax()
     shown = [found.figures[:K].max(axis=0), found.figures[K], found.figures[best]]  # (V,)
     rows_of = [[task.name, *(f"{of[v]:.3f}" for of in shown)] for v, task in enumerate(bench.corpus.tasks)]
-    header = ["task", "best expert alone", "uniform blend", "best fixed blend"]
+    header = ["task", "best expert alone", "even blend", "best fixed blend"]
     console.print(*fitted("the task's metric", header, rows_of), sep="\n")
     for alpha in (0.1, 0.3, 1.0):
         stakes = found.stakes(alpha)
         console.print(
             f"Dirichlet({alpha}): best per mix {stakes['best_per_mix']:.3f}, best fixed {stakes['best_fixed']:.3f}, "
-            f"uniform {stakes['uniform']:.3f}"
+            f"even {stakes['uniform']:.3f}"
         )
     console.print(f"survey: {out}")
 

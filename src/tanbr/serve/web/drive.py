@@ -34,19 +34,21 @@ def drive(
     *,
     space: LabelSpace,
     batch: int = 16,
+    rate: float | None = None,
     share: float = 1.0,
     tagged: bool = False,
     seed: int = 0,
 ) -> Iterator[Drive]:
     """Send a stream slot by slot, `batch` texts in a request, and feedback for a share of the answers.
 
-    The tags stay here: feedback names no task unless `tagged`.
+    With `rate`, at most so many texts a second are sent. The tags stay here: feedback names no task unless `tagged`.
     """
     model = client.state()["model"]
     rng = np.random.default_rng(seed)
+    pace = Pace(rate)
     for slot in stream:
         started = time.perf_counter()
-        names, answers = _answers(client, slot, model=model, space=space, batch=batch)
+        names, answers = _answers(client, slot, model=model, space=space, batch=batch, pace=pace)
         seconds = time.perf_counter() - started
         rewards = space.rewards(slot.rows, answers)
         items = [
@@ -58,14 +60,28 @@ def drive(
         yield Drive(slot.mix, rewards, seconds, accepted, client.state())
 
 
+class Pace:
+    """Waits before texts are sent, so that a stream has at most `rate` texts a second; None never waits."""
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate, self._next = rate, time.monotonic()
+
+    def wait(self, texts: int) -> None:
+        """Return when so many texts may be sent."""
+        if self._rate is not None:
+            time.sleep(max(0.0, self._next - time.monotonic()))
+            self._next = max(self._next, time.monotonic()) + texts / self._rate
+
+
 def _answers(
-    client: Client, slot: SlotRequests, *, model: dict[str, Any], space: LabelSpace, batch: int
+    client: Client, slot: SlotRequests, *, model: dict[str, Any], space: LabelSpace, batch: int, pace: Pace
 ) -> tuple[list[str], FloatArray]:
     """Send a slot's texts: the request ids (n,), and the answers (n,) as `LabelSpace.answers` would read them."""
     names: list[str] = []
     answers: list[float] = []
     for start in range(0, len(slot.rows), batch):
         rows = slot.rows[start : start + batch]
+        pace.wait(len(rows))
         if model["kind"] == "classifier":
             outputs = client.classify([row.text for row in rows])["outputs"]
             answers += [read_answer(output, row, space) for output, row in zip(outputs, rows, strict=True)]
