@@ -22,7 +22,8 @@ def test_traffic_is_the_same_for_the_same_seed_and_hides_the_tags(
     for _ in range(2):
         before = len(service.calls)
         done = tanbr(
-            "traffic", "--slots", "2", "--requests", "8", "--batch", "4", "--seed", "3", "--rate", "500", "--out", "figures.json",
+            "traffic", "--slots", "2", "--requests", "8", "--batch", "4", "--seed", "3", "--rate", "500",
+            "--out", "figures.json",
             cwd=tmp_path, TANBR_SERVER=url, TANBR_TOKEN=TOKEN,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
