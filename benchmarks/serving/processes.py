@@ -177,6 +177,8 @@ def processor_seconds(pid: int) -> float:
 
 
 def _children(pid: int) -> list[int]:
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    found = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            found += map(int, (thread / "children").read_text().split())
     return found + [grand for child in found for grand in _children(child)]
