@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -34,15 +35,17 @@ def serving(backend: Remote, moe: Moe) -> Engine:
 
 @torch.inference_mode()
 def transformers_answers(
-    moe: Moe, blend: Sequence[float], prompts: Sequence[str], *, limit: int
+    moe: Moe, blend: Sequence[float], prompts: Sequence[str], *, limit: int, model: Any = None
 ) -> list[tuple[int, ...]]:
     """Tokens that transformers writes with a merge, greedily, without the token that ends them."""
-    model = moe.dense(blend)
+    model = moe.dense(blend) if model is None else model
     encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
     answers = []
     for prompt in prompts:
         ids = torch.tensor([encode.encode([prompt]).columns["input_ids"][0]])
         mask = torch.ones_like(ids)
-        new = model.generate(ids, attention_mask=mask, max_new_tokens=limit, do_sample=False)[0, ids.shape[1] :]
+        new = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=limit, do_sample=False)[
+            0, ids.shape[1] :
+        ]
         answers.append(tuple(token for token in new.tolist() if token != model.config.eos_token_id))
     return answers

@@ -3,7 +3,9 @@
 from tanbr.serve.engines.dialect import Dialect
 from tanbr.serve.engines.sglang import Sglang
 from tanbr.serve.engines.vllm import Vllm
+from tanbr.serve.engines.vllm_adapter import VllmAdapter
 
-__all__ = ["ENGINES", "Dialect"]
+__all__ = ["ADAPTERS", "ENGINES", "Dialect"]
 
 ENGINES: dict[str, type[Dialect]] = {"vllm": Vllm, "sglang": Sglang}
+ADAPTERS = {"vllm": VllmAdapter}  # … and how a blend of adapters is given to it as one
