@@ -24,7 +24,7 @@ def push(
         str | None,
         typer.Option(help="One weight per expert, as 0.5,0.5,…; or `uniform`; or `one-hot:3`; a list's if left out."),
     ] = None,
-    engine: Annotated[Literal["vllm", "sglang"], typer.Option(help="What answers there.")] = "vllm",
+    engine: Annotated[Literal["vllm", "sglang", "llamacpp"], typer.Option(help="What answers there.")] = "vllm",
     method: Annotated[str | None, typer.Option(help="How the blend is merged: average, regression, ties, …")] = None,
     expert: ExpertFolders = None,
     blend_only: BlendWhat = None,

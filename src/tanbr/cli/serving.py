@@ -78,7 +78,8 @@ def serve(
     ] = None,
     precision: Annotated[Literal["fp32", "int8"] | None, typer.Option("--precision", hidden=True)] = None,
     engine: Annotated[
-        Literal["vllm", "sglang"] | None, typer.Option(help="Let a running engine generate, and load merges into it.")
+        Literal["vllm", "sglang", "llamacpp"] | None,
+        typer.Option(help="Let a running engine generate, and load merges (of adapters, one) into it."),
     ] = None,
     engine_url: Annotated[str | None, typer.Option(help="Address of the engine, as http://127.0.0.1:8100.")] = None,
     low_memory: Annotated[

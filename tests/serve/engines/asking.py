@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from serve.engines.fake_engine import FakeEngine, FakeVllm
+from serve.engines.fake_engine import FakeEngine, FakeLlamaCpp, FakeSglang, FakeVllm
 from tanbr.merge import Moe
 from tanbr.moe.text import TextEncoder
 from tanbr.serve.engine import Engine
@@ -20,7 +20,7 @@ BLENDS = [[1.0, 0, 0, 0], [0, 0, 0.5, 0.5], [0.25] * 4, [0, 1.0, 0, 0]]
 @contextmanager
 def before(engine: FakeEngine, moe: Moe, **changes: str) -> Iterator[Remote]:
     """A backend that talks to an engine."""
-    name = "vllm" if isinstance(engine, FakeVllm) else "sglang"
+    name = {FakeVllm: "vllm", FakeSglang: "sglang", FakeLlamaCpp: "llamacpp"}[type(engine)]
     made = connect(moe, **{"engine": name, "url": engine.url, "fingerprint": "f", **changes})
     try:
         yield made

@@ -19,6 +19,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tanbr.serve.web.config import HttpConfig
@@ -362,3 +363,76 @@ class FakeSglang(FakeEngine):
             yield b"data: [DONE]\n\n"
 
         return StreamingResponse(events(), media_type="text/event-stream")
+
+
+class FakeLlamaCpp(FakeEngine):
+    """llama-server with the adapters of a source, by its documentation and source: no real one was asked."""
+
+    def __init__(self, folder: Path, experts: list[str], *, port: int = 0) -> None:
+        super().__init__(folder, port=port)
+        self.experts, self.scales = experts, [1.0] * len(experts)
+        self.routes = {
+            "/props": self._props,
+            "/tokenize": self._tokenize,
+            "/lora-adapters": self._adapters,
+            "/completion": self._completion,
+        }
+
+    def start(self) -> str:
+        self.scales = [1.0] * len(self.experts)
+        return super().start()
+
+    @property
+    def version(self) -> str:
+        return str(self.scales)
+
+    async def _props(self, body: Any, request: Request) -> Response:
+        said = {"model_path": "base.gguf", "default_generation_settings": {"n_ctx": self.positions}}
+        return JSONResponse(said)
+
+    async def _tokenize(self, body: Any, request: Request) -> Response:
+        return JSONResponse({"tokens": self.tokenizer(body["content"])["input_ids"]})
+
+    async def _adapters(self, body: Any, request: Request) -> Response:
+        if request.method == "GET":
+            rows = enumerate(self.experts)
+            return JSONResponse([{"id": k, "path": f"{path}.gguf", "scale": self.scales[k]} for k, path in rows])
+        if self.refuses:
+            return _error(self.refuses, "invalid_request_error", 400)
+        self.scales = [_float32(one["scale"]) for one in sorted(body, key=lambda one: one["id"])]
+        self.broken = self.nan
+        self.loads += 1
+        return JSONResponse({"success": True})
+
+    async def _completion(self, body: Any, request: Request) -> Response:
+        assert body["return_tokens"]
+        assert not body["cache_prompt"]  # its cache goes by tokens alone
+        self.asked.append(body)
+        self.model = scaled_as_llamacpp(self.folder, self.experts, [one["scale"] for one in body["lora"]])
+        self.cache.clear()
+        rows = [row async for row in self.write(body["prompt"], body["n_predict"], [1])]
+        if rows[-1][2] == "stop":  # its own token that ends an answer is none of it
+            rows[-1:] = []
+        probabilities = [{"id": token, "logprob": None if chance != chance else chance} for token, chance, _ in rows]
+        ended = "limit" if len(rows) == body["n_predict"] else "eos"
+        said = {"tokens": [row[0] for row in rows], "stop": True, "stop_type": ended}
+        return JSONResponse(said | {"completion_probabilities": probabilities})
+
+
+def scaled_as_llamacpp(folder: Path, experts: list[str], scales: list[float]) -> Any:
+    """The base with every adapter at scale · α / r, whatever else PEFT would make of its settings."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    weights = model.state_dict()
+    for path, scale in zip(experts, scales, strict=True):
+        alpha = json.loads(Path(path, "adapter_config.json").read_text(encoding="utf-8"))["lora_alpha"]
+        factors = load_file(Path(path, "adapter_model.safetensors"))
+        for name, down in factors.items():
+            if name.endswith(".lora_A.weight"):
+                up = factors[name.replace("lora_A", "lora_B")]
+                target = name.removeprefix("base_model.model.").replace(".lora_A", "")
+                weights[target] += scale * alpha / len(down) * up @ down
+    return model
+
+
+def _float32(value: float) -> float:
+    return float(torch.tensor(value, dtype=torch.float32))

@@ -47,7 +47,9 @@ def blended_by_peft(moe: Moe, blend: Sequence[float]) -> Any:
     model = PeftModel.from_pretrained(base, active[0][1], adapter_name=active[0][0])
     for name, folder, _ in active[1:]:
         model.load_adapter(folder, adapter_name=name)
-    weights = [weight for _, _, weight in active]
+    if len(active) == 1:
+        return model.eval()
+    weights = [weight for _, _, weight in active]  # the first must not be of rslora, which PEFT would take for all
     model.add_weighted_adapter([name for name, _, _ in active], weights, "blend", combination_type="cat")
     model.set_adapter("blend")
     return model.eval()

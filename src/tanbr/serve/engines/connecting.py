@@ -97,7 +97,7 @@ def _has_adapters(moe: Moe) -> bool:
 def connected(config: ServeConfig, moe: Moe, *, models: int, fingerprint: str) -> Remote | None:
     """Find the engine that a configuration names; None if it names none, an error if the rest does not go with it."""
     if config.engine is None and config.engine_url is not None:
-        raise ConfigError("--engine-url needs --engine, which is vllm or sglang")
+        raise ConfigError(f"--engine-url needs --engine, which is one of {', '.join(ENGINES)}")
     if config.engine is None:
         return None
     if config.engine_url is None:
