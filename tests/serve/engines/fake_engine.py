@@ -411,10 +411,8 @@ class FakeLlamaCpp(FakeEngine):
         self.model = scaled_as_llamacpp(self.folder, self.experts, [one["scale"] for one in body["lora"]])
         self.cache.clear()
         rows = [row async for row in self.write(body["prompt"], body["n_predict"], [1])]
-        if rows[-1][2] == "stop":  # its own token that ends an answer is none of it
-            rows[-1:] = []
         probabilities = [{"id": token, "logprob": None if chance != chance else chance} for token, chance, _ in rows]
-        ended = "limit" if len(rows) == body["n_predict"] else "eos"
+        ended = "eos" if rows[-1][2] == "stop" else "limit"  # the token that ends an answer is among the others
         said = {"tokens": [row[0] for row in rows], "stop": True, "stop_type": ended}
         return JSONResponse(said | {"completion_probabilities": probabilities})
 

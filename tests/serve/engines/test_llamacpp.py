@@ -134,7 +134,7 @@ class Script(Connection):
         ([], EngineLost),
         (
             {"tokens": [5, 6], "completion_probabilities": [{"logprob": -0.5}], "stop_type": "eos"},
-            Piece((5, 6), (-0.5, -0.5), "stop"),
+            Piece((5,), (-0.5,), "stop"),
         ),
         (
             {"tokens": [5, 2, 6], "completion_probabilities": [{"logprob": -0.5}] * 3, "stop_type": "limit"},

@@ -173,4 +173,6 @@ def _piece(answer: dict[str, Any], ends: Collection[int]) -> Piece:
     at = next((at for at, token in enumerate(tokens) if token in ends), None)
     if at is not None:
         return Piece(tokens[: at + 1], tuple(said[: at + 1]), "stop")
-    return Piece(tokens, tuple(said), "length" if answer["stop_type"] == "limit" else "stop")
+    if answer["stop_type"] == "limit":
+        return Piece(tokens, tuple(said), "length")
+    return Piece(tokens[:-1], tuple(said[:-1]), "stop")  # the last is one that ends an answer for the engine
