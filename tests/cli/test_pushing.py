@@ -7,6 +7,7 @@ import pytest
 from cli.running import mistake, tanbr
 from serve.engines.asking import PROMPTS, before, serving, transformers_answers
 from serve.engines.fake_engine import FakeVllm
+from serve.engines.tiny_adapters import write_adapters
 from serve.text_model import write
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
@@ -40,6 +41,27 @@ def test_one_blend_is_loaded_by_hand(moe: Moe, engine: FakeVllm, tmp_path: Path)
         assert [one.tokens for one in answers if one] == transformers_answers(moe, blend, PROMPTS, limit=5)
 
 
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Moe:
+    return open_moe(**write_adapters(tmp_path_factory.mktemp("adapters")))
+
+
+def test_a_blend_of_adapters_is_loaded_by_hand_from_a_folder_that_stays(adapters: Moe, tmp_path: Path) -> None:
+    experts = [word for folder in adapters.source.names for word in ("--expert", folder)]
+    lora = FakeVllm(adapters.path)
+    with lora.running():
+        for takes in (False, True):
+            lora.takes_adapters = takes
+            asked = ("--blend", "0.5,0.5,0,0", "--to", lora.url, "--as-adapter", "one")
+            done = tanbr("push", str(adapters.path), *experts, *asked, cwd=tmp_path)
+            assert done.returncode == (0 if takes else 2), done.stderr
+            assert takes or f"the engine at {lora.url} takes no adapters; start vLLM with" in done.stderr
+            assert (tmp_path / "one").exists() is takes
+        ((name, (folder, _)),) = lora.adapters.items()
+        assert f"answers with {name} where it is asked for" in " ".join(done.stdout.split())
+        assert Path(folder) == (tmp_path / "one").resolve()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -49,6 +71,8 @@ def test_one_blend_is_loaded_by_hand(moe: Moe, engine: FakeVllm, tmp_path: Path)
         (("--to", "{url}", "--blend", "0.5,0.5"), "blend must be 4 numbers"),
         (("--to", "{url}", "--blend", "0.5,0.6,0,0"), "must sum to 1"),
         (("--to", "{url}", "--blend", "even", "--engine", "sglang"), "/get_model_info with 404"),
+        (("--to", "{url}", "--blend", "even", "--as-adapter", "one"), "only a blend of adapters can be written"),
+        (("--to", "{url}", "--blend", "even", "--engine", "sglang", "--as-adapter", "one"), "is for vllm"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_the_engine_keeps_what_it_has(

@@ -1,5 +1,6 @@
 """`tanbr push`."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -13,7 +14,8 @@ app = typer.Typer()
 
 @app.command(
     epilog="Examples:\n\n    tanbr push mixtral/ --blend 0.5,0.5,0,0,0,0,0,0 --to http://127.0.0.1:8100\n\n"
-    "    tanbr push experts.toml --to http://127.0.0.1:30000 --engine sglang"
+    "    tanbr push experts.toml --to http://127.0.0.1:30000 --engine sglang\n\n"
+    "    tanbr push base/ --expert a/ --expert b/ --blend 0.7,0.3 --to http://127.0.0.1:8100 --as-adapter one/"
 )
 def push(
     checkpoint: Source,
@@ -24,10 +26,16 @@ def push(
             help="One weight per expert, as 0.5,0.5,…; or `even`; or `one-hot:3`. Default: the list's weights."
         ),
     ] = None,
-    engine: Annotated[Literal["vllm", "sglang"], typer.Option(help="Which engine runs there.")] = "vllm",
+    engine: Annotated[Literal["vllm", "sglang", "llamacpp"], typer.Option(help="Which engine runs there.")] = "vllm",
     method: Annotated[str | None, typer.Option(help="How the blend is merged: average, regression, ties, …")] = None,
     expert: ExpertFolders = None,
     blend_only: BlendWhat = None,
+    as_adapter: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT", help="With adapters and vLLM: write one adapter to the new folder OUT, to be loaded."
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
 ) -> None:
     """Merge a blend and load it into a running engine, once. A `tanbr serve` in front of that engine overwrites it."""
@@ -45,9 +53,17 @@ def push(
         verdict, reason = glance(moe)
         if verdict != "merge":
             raise InputError(f"{verdict}: {reason} (`tanbr inspect` says more, --force merges all the same)")
-    model = connect(moe, engine=engine, url=to, fingerprint=made_for(moe, ()).checkpoint)
+    model = connect(
+        moe,
+        engine=engine,
+        url=to,
+        fingerprint=made_for(moe, ()).checkpoint,
+        as_adapter=as_adapter is not None,
+        out=as_adapter,
+    )
     try:
         model.merge(moe, wanted)
     finally:
         model.close()
-    console.print(f"{to} answers with {model.label_of(wanted)}, {model.size.nbytes} bytes")
+    named = "" if as_adapter is None else " where it is asked for"
+    console.print(f"{to} answers with {model.label_of(wanted)}{named}, {model.size.own_bytes} bytes")

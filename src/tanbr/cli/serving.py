@@ -80,7 +80,8 @@ def serve(
     ] = None,
     precision: Annotated[Literal["fp32", "int8"] | None, typer.Option("--precision", hidden=True)] = None,
     engine: Annotated[
-        Literal["vllm", "sglang"] | None, typer.Option(help="Load merges into this running engine and let it generate.")
+        Literal["vllm", "sglang", "llamacpp"] | None,
+        typer.Option(help="Load merges (of adapters: one adapter) into this running engine and let it generate."),
     ] = None,
     engine_url: Annotated[str | None, typer.Option(help="Address of the engine, as http://127.0.0.1:8100.")] = None,
     low_memory: Annotated[

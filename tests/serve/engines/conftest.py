@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from serve.engines.fake_engine import FakeSglang, FakeVllm
+from serve.engines.tiny_adapters import write_adapters
 from serve.text_model import write
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
@@ -21,6 +22,21 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Moe:
 def dense(mixtral: Moe) -> Path:
     """What an engine is started with: the even merge of it."""
     return mixtral.export(EVEN, mixtral.path.parent / "dense")
+
+
+@pytest.fixture(scope="session")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Moe:
+    """Four LoRA adapters over a tiny Mistral, of unequal ranks and targets."""
+    return open_moe(**write_adapters(tmp_path_factory.mktemp("adapters")))
+
+
+@pytest.fixture
+def lora(adapters: Moe) -> Iterator[FakeVllm]:
+    """A vLLM that runs the adapters' base, and takes adapters."""
+    engine = FakeVllm(adapters.path)
+    engine.takes_adapters = True
+    with engine.running():
+        yield engine
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ import torch
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tanbr.serve.web.config import HttpConfig
@@ -49,7 +51,8 @@ class FakeEngine:
     def start(self) -> str:
         """Serve, with the folder's own weights; the URL."""
         self.label, self.paused, self.broken = "default", False, False
-        self.cache: dict[tuple[int, ...], list[tuple[int, float]]] = {}
+        self.cache: dict[tuple[int | str, ...], list[tuple[int, float]]] = {}
+        self.adapters: dict[str, tuple[str, Any]] = {}  # name → its folder, and the model that has it
         self.model = AutoModelForCausalLM.from_pretrained(self.folder).eval()
         taken = bind(HttpConfig(port=self._port))
         self.url = address_of(taken)[0]
@@ -92,22 +95,34 @@ class FakeEngine:
 
     # --- a model ------------------------------------------------------------------------------------------------------
 
-    def load(self, folder: str) -> None:
-        """Take the weights of a checkpoint; everything must be there, and nothing else."""
-        self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    def load(self, folder: str, adapter: str = "") -> None:
+        """Take the weights of a checkpoint; everything must be there, and nothing else. Or an adapter of that name."""
+        if adapter:
+            base = AutoModelForCausalLM.from_pretrained(self.folder)
+            self.adapters[adapter] = folder, PeftModel.from_pretrained(base, folder).eval()
+        else:
+            self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
         self.broken = self.nan
         self.loads += 1
 
+    @property
+    def version(self) -> str:
+        """The name of what answers: the adapter's, or the label of the weights."""
+        return next(iter(self.adapters), self.label)
+
     async def write(
-        self, prompt: list[int], limit: int, ends: list[int]
+        self, prompt: list[int], limit: int, ends: list[int], adapter: str = ""
     ) -> AsyncIterator[tuple[int, float, str | None]]:
         """Go on from a prompt greedily: token, its logprob, and how it ended if it did."""
-        known, remembered, ended = self.cache.get(tuple(prompt), []), [], False
+        model = self.adapters[adapter][1] if adapter else None
+        key = (adapter, *prompt) if adapter else tuple(prompt)
+        known, remembered, ended = self.cache.get(key, []), [], False
         try:
             for step in range(limit):
                 while self.paused or (step and self.slow.is_set()):
                     await asyncio.sleep(0.005)
-                token, chance = known[step] if step < len(known) else self.next(prompt, [one for one, _ in remembered])
+                written = [one for one, _ in remembered]
+                token, chance = known[step] if step < len(known) else self.next(prompt, written, model)
                 remembered.append((token, chance))
                 stopped = token in ends
                 end = "stop" if stopped else "length" if step == limit - 1 else None
@@ -119,14 +134,14 @@ class FakeEngine:
         finally:
             self.abandoned += not ended
             if len(remembered) > len(known):
-                self.cache[tuple(prompt)] = remembered
+                self.cache[key] = remembered
 
     @torch.inference_mode()
-    def next(self, prompt: list[int], written: list[int]) -> tuple[int, float]:
+    def next(self, prompt: list[int], written: list[int], model: Any = None) -> tuple[int, float]:
         """The likeliest token, and its logprob."""
         if self.broken:
             return 0, float("nan")
-        chances = self.model(torch.tensor([prompt + written])).logits[0, -1].log_softmax(-1)
+        chances = (model or self.model)(torch.tensor([prompt + written])).logits[0, -1].log_softmax(-1)
         best = int(chances.argmax())
         return best, float(chances[best])
 
@@ -151,6 +166,8 @@ class FakeVllm(FakeEngine):
         super().__init__(folder, port=port)
         self.forgets = True  # False: as if /reset_prefix_cache had not been called
         self.busy = False  # whether it says that it cannot forget
+        self.takes_adapters = False  # VLLM_ALLOW_RUNTIME_LORA_UPDATING
+        self.most_rank = 16  # --max-lora-rank; 0: without --enable-lora
         self.routes = {
             "/v1/models": self._models,
             "/v1/completions": self._completions,
@@ -163,7 +180,37 @@ class FakeVllm(FakeEngine):
             "/pause": self._pause,
             "/resume": self._resume,
             "/is_paused": self._is_paused,
+            "/v1/load_lora_adapter": self._load_adapter,
+            "/v1/unload_lora_adapter": self._unload_adapter,
         }
+
+    async def _load_adapter(self, body: Any, request: Request) -> Response:
+        name, folder = body["lora_name"], body["lora_path"]
+        if not self.takes_adapters:
+            return JSONResponse({"detail": "Not Found"}, 404)
+        if name in self.adapters and not body.get("load_inplace"):
+            return _error(f"The lora adapter '{name}' has already been loaded.", "InvalidUserInput", 400)
+        if self.dies_loading:
+            self._server.should_exit = self._server.force_exit = True
+            await asyncio.sleep(60)
+        rank = json.loads(Path(folder, "adapter_config.json").read_text(encoding="utf-8"))["r"]
+        wrong = f"LoRA rank {rank} is greater than max_lora_rank {self.most_rank}." if rank > self.most_rank else ""
+        wrong = wrong if self.most_rank else "Call to add_lora method failed: LoRA is not enabled."
+        if self.refuses or wrong:
+            return _error(self.refuses or wrong, "InternalServerError", 500)
+        self.load(folder, name)
+        return Response(f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def _unload_adapter(self, body: Any, request: Request) -> Response:
+        name = body["lora_name"]
+        if not self.takes_adapters:
+            return JSONResponse({"detail": "Not Found"}, 404)
+        if not name:
+            return _error("'lora_name' needs to be provided to unload a LoRA adapter.", "InvalidUserInput", 400)
+        if name not in self.adapters:
+            return _error(f"The lora adapter '{name}' cannot be found.", "NotFoundError", 404)
+        del self.adapters[name]
+        return Response(f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def _models(self, body: Any, request: Request) -> Response:
         card = {
@@ -173,7 +220,8 @@ class FakeVllm(FakeEngine):
             "parent": None,
             "max_model_len": self.positions,
         }
-        return JSONResponse({"object": "list", "data": [card]})
+        more = [card | {"id": name, "root": one[0], "parent": MODEL} for name, one in self.adapters.items()]
+        return JSONResponse({"object": "list", "data": [card, *more]})
 
     async def _server_info(self, body: Any, request: Request) -> Response:
         config = {"model": str(self.folder), "dtype": f"torch.{self.dtype}", "quantization": self.quantised}
@@ -222,16 +270,11 @@ class FakeVllm(FakeEngine):
         return JSONResponse({"is_paused": self.paused})
 
     async def _completions(self, body: Any, request: Request) -> Response:
-        if body["model"] != MODEL:
-            said = f"The model `{body['model']}` does not exist."
-            return JSONResponse(
-                {"error": {"message": said, "type": "NotFoundError", "param": "model", "code": 404}}, 404
-            )
+        adapter = "" if body["model"] == MODEL else body["model"]
+        if adapter and adapter not in self.adapters:
+            return _error(f"The model `{adapter}` does not exist.", "NotFoundError", 404, param="model")
         if not body["prompt"]:
-            said = "You must pass at least one prompt"
-            return JSONResponse(
-                {"error": {"message": said, "type": "BadRequestError", "param": None, "code": 400}}, 400
-            )
+            return _error("You must pass at least one prompt", "BadRequestError", 400)
         assert body["stream"]
         assert body["return_token_ids"]
         assert body.get("top_k", 0) == 0
@@ -239,7 +282,8 @@ class FakeVllm(FakeEngine):
         self.asked.append(body)
 
         async def events() -> AsyncIterator[bytes]:
-            async for token, chance, end in self.write(body["prompt"], body["max_tokens"], body["stop_token_ids"]):
+            how = body["prompt"], body["max_tokens"], body["stop_token_ids"], adapter
+            async for token, chance, end in self.write(*how):
                 said = None if chance != chance else chance
                 choice = {
                     "index": 0,
@@ -252,6 +296,10 @@ class FakeVllm(FakeEngine):
             yield b"data: [DONE]\n\n"
 
         return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def _error(said: str, kind: str, status: int, *, param: str | None = None) -> JSONResponse:
+    return JSONResponse({"error": {"message": said, "type": kind, "param": param, "code": status}}, status)
 
 
 class FakeSglang(FakeEngine):
@@ -315,3 +363,74 @@ class FakeSglang(FakeEngine):
             yield b"data: [DONE]\n\n"
 
         return StreamingResponse(events(), media_type="text/event-stream")
+
+
+class FakeLlamaCpp(FakeEngine):
+    """llama-server with the adapters of a source, by its documentation and source: no real one was asked."""
+
+    def __init__(self, folder: Path, experts: list[str], *, port: int = 0) -> None:
+        super().__init__(folder, port=port)
+        self.experts, self.scales = experts, [1.0] * len(experts)
+        self.routes = {
+            "/props": self._props,
+            "/tokenize": self._tokenize,
+            "/lora-adapters": self._adapters,
+            "/completion": self._completion,
+        }
+
+    def start(self) -> str:
+        self.scales = [1.0] * len(self.experts)
+        return super().start()
+
+    @property
+    def version(self) -> str:
+        return str(self.scales)
+
+    async def _props(self, body: Any, request: Request) -> Response:
+        said = {"model_path": "base.gguf", "default_generation_settings": {"n_ctx": self.positions}}
+        return JSONResponse(said)
+
+    async def _tokenize(self, body: Any, request: Request) -> Response:
+        return JSONResponse({"tokens": self.tokenizer(body["content"])["input_ids"]})
+
+    async def _adapters(self, body: Any, request: Request) -> Response:
+        if request.method == "GET":
+            rows = enumerate(self.experts)
+            return JSONResponse([{"id": k, "path": f"{path}.gguf", "scale": self.scales[k]} for k, path in rows])
+        if self.refuses:
+            return _error(self.refuses, "invalid_request_error", 400)
+        self.scales = [_float32(one["scale"]) for one in sorted(body, key=lambda one: one["id"])]
+        self.broken = self.nan
+        self.loads += 1
+        return JSONResponse({"success": True})
+
+    async def _completion(self, body: Any, request: Request) -> Response:
+        assert body["return_tokens"]
+        assert not body["cache_prompt"]  # its cache goes by tokens alone
+        self.asked.append(body)
+        self.model = scaled_as_llamacpp(self.folder, self.experts, [one["scale"] for one in body["lora"]])
+        self.cache.clear()
+        rows = [row async for row in self.write(body["prompt"], body["n_predict"], [1])]
+        probabilities = [{"id": token, "logprob": None if chance != chance else chance} for token, chance, _ in rows]
+        ended = "eos" if rows[-1][2] == "stop" else "limit"  # the token that ends an answer is among the others
+        said = {"tokens": [row[0] for row in rows], "stop": True, "stop_type": ended}
+        return JSONResponse(said | {"completion_probabilities": probabilities})
+
+
+def scaled_as_llamacpp(folder: Path, experts: list[str], scales: list[float]) -> Any:
+    """The base with every adapter at scale · α / r, whatever else PEFT would make of its settings."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    weights = model.state_dict()
+    for path, scale in zip(experts, scales, strict=True):
+        alpha = json.loads(Path(path, "adapter_config.json").read_text(encoding="utf-8"))["lora_alpha"]
+        factors = load_file(Path(path, "adapter_model.safetensors"))
+        for name, down in factors.items():
+            if name.endswith(".lora_A.weight"):
+                up = factors[name.replace("lora_A", "lora_B")]
+                target = name.removeprefix("base_model.model.").replace(".lora_A", "")
+                weights[target] += scale * alpha / len(down) * up @ down
+    return model
+
+
+def _float32(value: float) -> float:
+    return float(torch.tensor(value, dtype=torch.float32))

@@ -5,7 +5,7 @@ import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,16 +70,28 @@ def ready(server: Front) -> None:
     raise AssertionError(server.log.read_text())
 
 
-def texts_of(moe: Moe, blend: Sequence[float], prompts: Sequence[str], *, limit: int, encode: Any) -> list[str]:
-    """What transformers writes with a merge, as text."""
-    answers = transformers_answers(moe, blend, prompts, limit=limit)
+def texts_of(
+    moe: Moe, blend: Sequence[float], prompts: Sequence[str], *, limit: int, encode: Any, model: Any = None
+) -> list[str]:
+    """What transformers writes with a merge, as text; with a `model` that has it already, or our own."""
+    answers = transformers_answers(moe, blend, prompts, limit=limit, model=model)
     return [encode.tokenizer.decode(list(tokens), skip_special_tokens=True) for tokens in answers]
 
 
-def swaps(server: Front, moe: Moe, prompts: Sequence[str], encode: Any, *, count: int, limit: int) -> dict[str, Any]:
+def swaps(
+    server: Front,
+    moe: Moe,
+    prompts: Sequence[str],
+    encode: Any,
+    *,
+    count: int,
+    limit: int,
+    blended: Callable[[Sequence[float]], Any] = lambda _: None,
+) -> dict[str, Any]:
     """Pin one blend after the other; each prompt is asked twice before and after, by OpenAI's client.
 
-    What is asked twice comes from the engine's prefix cache the second time.
+    What is asked twice comes from the engine's prefix cache the second time. `blended` makes the model of a blend whose
+    answers are expected, our own merge unless it is given.
     """
     blends = [[1.0, 0, 0, 0], [0, 0, 0.5, 0.5], [0.25] * 4, [0, 1.0, 0, 0], [0.4, 0.3, 0.2, 0.1]]
     whole, loads, pauses, equal, asked = [], [], [], 0, 0
@@ -93,7 +105,7 @@ def swaps(server: Front, moe: Moe, prompts: Sequence[str], encode: Any, *, count
             state = server.ask("/v1/state").json()
             loads.append(state["swap"]["merge_seconds"] if "swap" in state else state["last_merge_seconds"])
             pauses.append(state["swap"]["pause_seconds"] if "swap" in state else state["last_pause_seconds"])
-            expected = texts_of(moe, blend, prompts, limit=limit, encode=encode)
+            expected = texts_of(moe, blend, prompts, limit=limit, encode=encode, model=blended(blend))
             for _ in range(2):
                 done: Any = client.completions.create(model=model, prompt=list(prompts), max_tokens=limit)
                 assert done.merge_version == pinned["merge_version"]

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,18 +20,22 @@ OPTIONS = ("--dtype", "float32", "--enforce-eager", "--enable-prefix-caching")
 class RealVllm:
     """A process that can be killed and started again."""
 
-    def __init__(self, folder: Path, log: Path, *, port: int) -> None:
-        self.folder, self.log, self.port = folder, log, port
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(self, folder: Path, log: Path, *options: str, **settings: str) -> None:
+        self.folder, self.log, self._options, self._settings = folder, log, options, settings
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
 
     def start(self, **settings: str) -> None:
         """Start it and wait until it answers."""
         command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.folder), *OPTIONS]
+        command += self._options
+        changes = SETTINGS | self._settings | settings
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "--host", "127.0.0.1", "--port", str(self.port)],
-                stdout=log, stderr=log, cwd=self.log.parent, env=kept | SETTINGS | settings, start_new_session=True,
+                stdout=log, stderr=log, cwd=self.log.parent, env=kept | changes, start_new_session=True,
             )  # fmt: skip
         while self.process.poll() is None:
             with suppress(httpx2.TransportError):

@@ -112,3 +112,23 @@ def test_a_client_that_leaves_ends_the_engines_work(server: Front, vllm: FakeVll
         assert next(iter(stream)).choices[0].text
         stream.close()
         wait_for(lambda: vllm.abandoned)
+
+
+def test_adapters_through_the_command_line_before_an_engine_that_takes_them(
+    lora: FakeVllm, adapters: Moe, tmp_path: Path
+) -> None:
+    encode = TextEncoder.of(adapters.path, vocab_size=adapters.config["vocab_size"])
+    arguments = [word for folder in adapters.source.names for word in ("--expert", folder)]
+    with front(tmp_path, adapters.path, "vllm", lora.url, *arguments) as server:
+        done = swaps(server, adapters, PROMPTS, encode, count=5, limit=6)
+        assert done["answers equal to transformers'"] == done["answers"] == 5 * (2 * len(PROMPTS) + 1)
+        assert lora.loads == 6  # the start blend, and five
+        pinned = server.ask("/v1/admin/pin", {"blend": [0, 1, 0, 0]}).json()
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+    with front(tmp_path, adapters.path, "vllm", lora.url, *arguments) as server, server.client() as client:
+        answer = client.completions.create(model=client.models.list().data[0].id, prompt=PROMPTS, max_tokens=6)
+        assert answer.merge_version == pinned["merge_version"]  # type: ignore[attr-defined]
+        expected = texts_of(adapters, [0, 1, 0, 0], PROMPTS, limit=6, encode=encode)
+        assert [choice.text for choice in answer.choices] == expected
+    assert lora.adapters == {}

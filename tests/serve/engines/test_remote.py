@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from serve.engines.asking import BLENDS, PROMPTS, before, serving, transformers_answers
-from serve.engines.fake_engine import FakeSglang, FakeVllm
+from serve.engines.fake_engine import FakeEngine, FakeSglang, FakeVllm
 from serve.web.live import wait_for
 from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
@@ -25,7 +25,7 @@ def written(engine: Engine, backend: Remote, prompts: list[str] = PROMPTS, *, li
     return [() if row is None else row.tokens for row in done]
 
 
-@pytest.fixture(params=["vllm", "sglang", "sglang, incremental"])
+@pytest.fixture(params=["vllm", "lora", "sglang", "sglang, incremental"])
 def fake(request: pytest.FixtureRequest) -> Any:
     engine = request.getfixturevalue(request.param.partition(",")[0])
     if request.param.endswith("incremental"):
@@ -33,14 +33,23 @@ def fake(request: pytest.FixtureRequest) -> Any:
     return engine
 
 
-def test_every_swap_answers_as_transformers_does_though_the_engine_remembers_prefixes(fake: Any, mixtral: Moe) -> None:
-    with before(fake, mixtral) as backend:
-        engine = serving(backend, mixtral)
+@pytest.fixture
+def moe(fake: FakeEngine, request: pytest.FixtureRequest) -> Moe:
+    """What is merged for it: adapters, if it takes such."""
+    return request.getfixturevalue("adapters" if getattr(fake, "takes_adapters", False) else "mixtral")
+
+
+both_ways = pytest.mark.parametrize("fake", ["vllm", "lora"], indirect=True)
+
+
+def test_every_swap_answers_as_transformers_does_though_the_engine_remembers_prefixes(fake: Any, moe: Moe) -> None:
+    with before(fake, moe) as backend:
+        engine = serving(backend, moe)
         for number in range(10):
             blend = BLENDS[number % len(BLENDS)]
             engine.swap(blend)
-            assert fake.label == backend.label_of(np.array(blend))
-            assert written(engine, backend) == transformers_answers(mixtral, blend, PROMPTS, limit=7)
+            assert fake.version == backend.label_of(np.array(blend))
+            assert written(engine, backend) == transformers_answers(moe, blend, PROMPTS, limit=7)
             assert fake.cache  # the next swap has something to forget
         assert fake.loads == 10
 
@@ -55,18 +64,19 @@ def test_an_engine_that_keeps_its_prefixes_would_be_found_out(vllm: FakeVllm, mi
         assert written(engine, backend) == first != transformers_answers(mixtral, BLENDS[1], PROMPTS, limit=7)
 
 
-def test_a_look_costs_no_load_and_what_is_held_is_written_once(vllm: FakeVllm, mixtral: Moe) -> None:
-    with before(vllm, mixtral) as backend:
-        engine = serving(backend, mixtral)
+@both_ways
+def test_a_look_costs_no_load_and_what_is_held_is_written_once(fake: Any, moe: Moe) -> None:
+    with before(fake, moe) as backend:
+        engine = serving(backend, moe)
         engine.swap(BLENDS[0])
         staged = engine.prepare(BLENDS[1])
         assert engine.sane("w1", staged)
-        assert vllm.loads == 1
-        assert written(engine, backend) == transformers_answers(mixtral, BLENDS[0], PROMPTS, limit=7)
+        assert fake.loads == 1
+        assert written(engine, backend) == transformers_answers(moe, BLENDS[0], PROMPTS, limit=7)
         engine.commit(staged)
-        assert vllm.loads == 2
+        assert fake.loads == 2
         engine.swap(BLENDS[0])  # back to what is still there
-        assert written(engine, backend) == transformers_answers(mixtral, BLENDS[0], PROMPTS, limit=7)
+        assert written(engine, backend) == transformers_answers(moe, BLENDS[0], PROMPTS, limit=7)
 
 
 def test_confidence_is_the_mean_chance_of_the_tokens_and_of_the_one_that_ends_them(
@@ -119,9 +129,9 @@ def test_tokens_are_heard_as_they_come_and_a_row_that_is_given_up_is_closed(vllm
         assert [step.added[1] for step in heard if 1 in step.added] == list(done[1].tokens)
 
 
-def test_how_words_are_drawn_is_passed_on_row_by_row(fake: Any, mixtral: Moe) -> None:
-    with before(fake, mixtral) as backend:
-        engine = serving(backend, mixtral)
+def test_how_words_are_drawn_is_passed_on_row_by_row(fake: Any, moe: Moe) -> None:
+    with before(fake, moe) as backend:
+        engine = serving(backend, moe)
         engine.swap(BLENDS[0])
         fake.asked.clear()
         how = [None, Sampling(0.7, 0.9, -5), Sampling(1.5, 1.0, 2**62)]
@@ -150,97 +160,101 @@ def test_several_threads_ask_at_once(vllm: FakeVllm, mixtral: Moe) -> None:
             assert list(pool.map(lambda _: written(engine, backend), range(12))) == [expected] * 12
 
 
-def test_an_engine_that_comes_back_has_what_answered_last(vllm: FakeVllm, mixtral: Moe) -> None:
-    with before(vllm, mixtral) as backend:
-        engine = serving(backend, mixtral)
+@both_ways
+def test_an_engine_that_comes_back_has_what_answered_last(fake: Any, moe: Moe) -> None:
+    with before(fake, moe) as backend:
+        engine = serving(backend, moe)
         engine.swap(BLENDS[0])
-        vllm.kill()
+        fake.kill()
         with pytest.raises(EngineLost):
             written(engine, backend)
         assert not engine.available
         with pytest.raises(CheckpointError, match="cannot be loaded"):
             engine.swap(BLENDS[1])
         assert engine.faults() == ()  # nothing that a restart would mend
-        vllm.start()
-        assert vllm.label == "default"
+        fake.start()
+        assert fake.version == "default"
         wait_for(lambda: engine.available)
-        assert vllm.label == backend.label_of(np.array(BLENDS[0]))
-        assert written(engine, backend) == transformers_answers(mixtral, BLENDS[0], PROMPTS, limit=7)
+        assert fake.version == backend.label_of(np.array(BLENDS[0]))
+        assert written(engine, backend) == transformers_answers(moe, BLENDS[0], PROMPTS, limit=7)
 
 
+@both_ways
 def test_nobody_hears_a_token_of_an_engine_that_was_restarted_unseen(
-    vllm: FakeVllm, mixtral: Moe, monkeypatch: pytest.MonkeyPatch
+    fake: Any, moe: Moe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "LOOK_SECONDS", 1000.0)  # it is seen when it is asked
-    with before(vllm, mixtral) as backend:
-        engine = serving(backend, mixtral)
+    with before(fake, moe) as backend:
+        engine = serving(backend, moe)
         engine.swap(BLENDS[0])
-        vllm.kill()
-        vllm.start()  # with other weights, and nobody has asked it meanwhile
+        fake.kill()
+        fake.start()  # with other weights, and nobody has asked it meanwhile
         heard: list[Step] = []
 
         def on_step(step: Step) -> tuple[int, ...]:
             heard.append(step)
             return ()
 
-        with pytest.raises(EngineLost, match=r"instead of|lost"):
+        with pytest.raises(EngineLost, match=r"instead of|lost|no adapter"):
             backend.generate(engine.padded(PROMPTS)[0], limits=[7] * 3, on_step=on_step)
         assert not any(step.added or step.ended for step in heard)
         wait_for(lambda: engine.available)
-        assert written(engine, backend) == transformers_answers(mixtral, BLENDS[0], PROMPTS, limit=7)
+        assert written(engine, backend) == transformers_answers(moe, BLENDS[0], PROMPTS, limit=7)
 
 
-def test_an_engine_that_dies_while_it_loads_comes_back_with_the_old_version(vllm: FakeVllm, mixtral: Moe) -> None:
-    with before(vllm, mixtral) as backend:
-        engine = serving(backend, mixtral)
+@both_ways
+def test_an_engine_that_dies_while_it_loads_comes_back_with_the_old_version(fake: Any, moe: Moe) -> None:
+    with before(fake, moe) as backend:
+        engine = serving(backend, moe)
         engine.swap(BLENDS[0])
-        vllm.dies_loading = True
+        fake.dies_loading = True
         with pytest.raises(CheckpointError, match="cannot be loaded"):
             engine.swap(BLENDS[1])
-        vllm.kill()
-        vllm.dies_loading = False
-        vllm.start()
+        fake.kill()
+        fake.dies_loading = False
+        fake.start()
         wait_for(lambda: engine.available)
         assert engine.version == 1
-        assert written(engine, backend) == transformers_answers(mixtral, BLENDS[0], PROMPTS, limit=7)
+        assert written(engine, backend) == transformers_answers(moe, BLENDS[0], PROMPTS, limit=7)
 
 
-def test_weights_that_the_engine_refuses_leave_the_old_ones(fake: Any, mixtral: Moe) -> None:
-    with before(fake, mixtral) as backend:
-        engine = serving(backend, mixtral)
+def test_weights_that_the_engine_refuses_leave_the_old_ones(fake: Any, moe: Moe) -> None:
+    with before(fake, moe) as backend:
+        engine = serving(backend, moe)
         engine.swap(BLENDS[0])
         fake.refuses = "no such tensor"
-        fake.model = mixtral.dense(BLENDS[1])  # found out half-way
+        if not fake.adapters:
+            fake.model = moe.dense(BLENDS[1])  # found out half-way
         fake.cache.clear()
         with pytest.raises(CheckpointError, match="no such tensor"):
             engine.swap(BLENDS[1])
         fake.refuses = ""
         wait_for(lambda: engine.available)
         assert engine.version == 1
-        assert written(engine, backend) == transformers_answers(mixtral, BLENDS[0], PROMPTS, limit=7)
+        assert written(engine, backend) == transformers_answers(moe, BLENDS[0], PROMPTS, limit=7)
 
 
-def test_a_merge_that_answers_with_nan_is_taken_back(fake: Any, mixtral: Moe) -> None:
-    with before(fake, mixtral) as backend:
-        engine = serving(backend, mixtral)
+def test_a_merge_that_answers_with_nan_is_taken_back(fake: Any, moe: Moe) -> None:
+    with before(fake, moe) as backend:
+        engine = serving(backend, moe)
         engine.swap(BLENDS[0])
         load = fake.load
 
-        def bad_then_good(folder: str) -> None:
+        def bad_then_good(*what: str) -> None:
             fake.nan = fake.loads == 1
-            load(folder)
+            load(*what)
 
         fake.load = bad_then_good
         with pytest.raises(CheckpointError, match="NaN"):
             engine.swap(BLENDS[1])
         assert engine.version == 1
         assert engine.available
-        assert written(engine, backend) == transformers_answers(mixtral, BLENDS[0], PROMPTS, limit=7)
+        assert written(engine, backend) == transformers_answers(moe, BLENDS[0], PROMPTS, limit=7)
 
 
-def test_nan_in_an_answer_is_said(fake: Any, mixtral: Moe) -> None:
-    with before(fake, mixtral) as backend:
-        engine = serving(backend, mixtral)
+def test_nan_in_an_answer_is_said(fake: Any, moe: Moe) -> None:
+    with before(fake, moe) as backend:
+        engine = serving(backend, moe)
         engine.swap(BLENDS[0])
         fake.broken = True
         with pytest.raises(NotFinite):
@@ -248,20 +262,21 @@ def test_nan_in_an_answer_is_said(fake: Any, mixtral: Moe) -> None:
         assert not engine.sane("w1", engine.live)
 
 
+@both_ways
 def test_what_somebody_else_pushes_answers_nobody_and_is_put_right(
-    vllm: FakeVllm, mixtral: Moe, monkeypatch: pytest.MonkeyPatch
+    fake: Any, moe: Moe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "LOOK_SECONDS", 1000.0)  # it is seen when it is asked
-    with before(vllm, mixtral) as backend:
-        engine = serving(backend, mixtral)
+    with before(fake, moe) as backend:
+        engine = serving(backend, moe)
         engine.swap(BLENDS[0])
-        with before(vllm, mixtral) as other:
-            other.merge(mixtral, mixtral.check(BLENDS[1]))
+        with before(fake, moe) as other:
+            other.merge(moe, moe.check(BLENDS[1]))
         with pytest.raises(EngineLost):
             written(engine, backend)
         wait_for(lambda: engine.available)
-        assert vllm.label == backend.label_of(np.array(BLENDS[0]))
-        assert written(engine, backend) == transformers_answers(mixtral, BLENDS[0], PROMPTS, limit=7)
+        assert fake.version == backend.label_of(np.array(BLENDS[0]))
+        assert written(engine, backend) == transformers_answers(moe, BLENDS[0], PROMPTS, limit=7)
 
 
 def test_a_server_that_starts_again_loads_nothing_and_wakes_an_engine_left_paused(vllm: FakeVllm, mixtral: Moe) -> None:
@@ -275,19 +290,20 @@ def test_a_server_that_starts_again_loads_nothing_and_wakes_an_engine_left_pause
         assert written(engine, backend) == transformers_answers(mixtral, BLENDS[0], PROMPTS, limit=7)
 
 
-def test_another_model_that_comes_back_is_given_nothing(vllm: FakeVllm, mixtral: Moe) -> None:
-    with before(vllm, mixtral) as backend:
-        engine = serving(backend, mixtral)
+@both_ways
+def test_another_model_that_comes_back_is_given_nothing(fake: Any, moe: Moe) -> None:
+    with before(fake, moe) as backend:
+        engine = serving(backend, moe)
         engine.swap(BLENDS[0])
-        vllm.kill()
-        vllm.dtype = "bfloat16"
-        vllm.start()
+        fake.kill()
+        fake.dtype = "bfloat16"
+        fake.start()
         with pytest.raises(EngineLost):
             written(engine, backend)
         asked = threading.Event()
-        wait_for(lambda: vllm.calls.count("/server_info") > 3 or asked.wait(0.01))
+        wait_for(lambda: fake.calls.count("/server_info") > 3 or asked.wait(0.01))
         assert not engine.available
-        assert vllm.label == "default"
+        assert fake.version == "default"
 
 
 @pytest.mark.parametrize("kind", [FakeVllm, FakeSglang])

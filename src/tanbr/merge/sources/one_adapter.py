@@ -17,6 +17,7 @@ from tanbr.errors import InputError
 from tanbr.merge.sources.adapters import LowRank
 from tanbr.merge.sources.over_base import OverBase
 from tanbr.merge.sources.peft_folder import PREFIX, SETTINGS, WEIGHTS
+from tanbr.merge.stream import finite
 from tanbr.moe.checkpoint import SINGLE
 from tanbr.moe.writing import NewTensor, new_folder, write_json, write_tensors
 
@@ -26,15 +27,7 @@ if TYPE_CHECKING:
 
 def export_adapter(moe: "Moe", out: str | Path, *, blend: ArrayLike) -> Path:
     """Write the blend (K,) of adapters to the new folder `out`, as PEFT saves adapters."""
-    source = moe.source
-    if not isinstance(source, OverBase) or len(source.adapters) < source.count:
-        raise InputError("only a blend of adapters can be written as an adapter; give two or more with --expert")
-    if moe.method.name != "average":
-        raise InputError(f"a merge by {moe.method.name} is no sum of adapters; write it as a model, or use average")
-    if any(adapter.settings.get("bias", "none") != "none" for adapter in source.adapters):
-        raise InputError("adapters with biases of their own cannot be joined into one; write the merge as a model")
-    if len(set(source.expert_labels)) > 1:
-        raise InputError("adapters with heads over different labels fit no one base; write the merge as a model")
+    source = joinable(moe)
     weights = moe.check(blend).tolist()
     ranks = {
         target: sum(moe.checkpoint.specs[one.down].shape[0] for k, one in adds.items() if weights[k])
@@ -47,10 +40,11 @@ def export_adapter(moe: "Moe", out: str | Path, *, blend: ArrayLike) -> Path:
     for target, adds in source.factors.items():
         if ranks[target]:
             tensors |= _joined(moe, target, {k: one for k, one in adds.items() if weights[k]}, weights, rank)
-    whole = {piece.target: piece for piece in moe.plan.blended if piece.target not in source.factors}
-    for name, tensor in moe.tensors(weights, changing=True):
-        if name in whole:
-            tensors[PREFIX + name] = tensor
+    whole = {piece.target for piece in moe.plan.blended if piece.target not in source.factors}
+    if whole:
+        tensors |= {PREFIX + name: one for name, one in moe.tensors(weights, changing=True) if name in whole}
+    for name, tensor in tensors.items():
+        finite(name, tensor)
     with new_folder(out) as folder:
         write_json(folder / SETTINGS, _settings(source, [name for name in ranks if ranks[name]], rank))
         specs = [NewTensor(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
@@ -58,6 +52,20 @@ def export_adapter(moe: "Moe", out: str | Path, *, blend: ArrayLike) -> Path:
         write_tensors(folder, specs, tensors.values(), shard_bytes=size)
         (folder / SINGLE).rename(folder / WEIGHTS)
     return Path(out)
+
+
+def joinable(moe: "Moe") -> OverBase:
+    """Give the adapters, if every blend of them is one adapter; refuse otherwise, and say why."""
+    source = moe.source
+    if not isinstance(source, OverBase) or len(source.adapters) < source.count:
+        raise InputError("only a blend of adapters can be written as an adapter; give two or more with --expert")
+    if moe.method.name != "average":
+        raise InputError(f"a merge by {moe.method.name} is no sum of adapters; write it as a model, or use average")
+    if any(adapter.settings.get("bias", "none") != "none" for adapter in source.adapters):
+        raise InputError("adapters with biases of their own cannot be joined into one; write the merge as a model")
+    if len(set(source.expert_labels)) > 1:
+        raise InputError("adapters with heads over different labels fit no one base; write the merge as a model")
+    return source
 
 
 def _joined(moe: "Moe", target: str, adds: dict[int, LowRank], weights: list[float], rank: int) -> dict[str, Tensor]:

@@ -1,31 +1,55 @@
 """From a configuration that names an engine to the backend that talks to it."""
 
+import logging
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from tanbr.errors import ConfigError
+from tanbr.errors import ConfigError, InputError
 from tanbr.merge import Moe
+from tanbr.merge.sources import OverBase
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import Builder
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.engines import ENGINES
+from tanbr.serve.engines import ADAPTERS, ENGINES
+from tanbr.serve.engines.adapter_file import KeptAdapter
 from tanbr.serve.engines.connection import Connection
-from tanbr.serve.engines.dense_file import DenseFiles
+from tanbr.serve.engines.dialect import Dialect, EngineRefused
 from tanbr.serve.engines.identity import check_causal
+from tanbr.serve.engines.merge_files import MergeFiles
 from tanbr.serve.engines.remote import Remote
+from tanbr.serve.engines.vllm import NoDevMode
+from tanbr.serve.engines.vllm_adapter import START
 from tanbr.types import Blend
+
+log = logging.getLogger("tanbr.serve")
 
 TOKEN = "TANBR_ENGINE_TOKEN"  # noqa: S105 - the variable's name
 
 
-def connect(moe: Moe, *, engine: str, url: str, fingerprint: str, folder: str | None = None) -> Remote:
-    """Find an engine that runs this model; refused with a sentence if it is not there, or runs another."""
+def connect(
+    moe: Moe,
+    *,
+    engine: str,
+    url: str,
+    fingerprint: str,
+    folder: str | None = None,
+    as_adapter: bool | None = None,
+    out: Path | None = None,
+) -> Remote:
+    """Find an engine that runs this model; refused with a sentence if it is not there, or runs another.
+
+    Blends of adapters are sent `as_adapter`, or as whole models, or as the engine takes them if that is not said. The
+    first adapter is written to the new folder `out`, and stays there, if that is given.
+    """
     check_causal(moe, engine)
     connection = Connection(url, token=os.environ.get(TOKEN))
     try:
-        dialect = ENGINES[engine](connection)
+        dialect = _dialect(moe, engine, connection, as_adapter)
         connection.call(dialect.served())  # nothing is written for an engine that is not there
-        files = DenseFiles(moe, folder=folder)
+        files = MergeFiles(moe, dialect.kind, folder=folder)
+        if out is not None:
+            files.write_to(KeptAdapter(moe, out))
         try:
             return Remote(moe, dialect, connection, files, fingerprint=fingerprint)
         except BaseException:
@@ -36,10 +60,44 @@ def connect(moe: Moe, *, engine: str, url: str, fingerprint: str, folder: str | 
         raise
 
 
+def _dialect(moe: Moe, engine: str, connection: Connection, as_adapter: bool | None) -> Dialect:
+    """Choose what an engine is given: one adapter, if it takes such and blends are no more than that, or whole models.
+
+    How the engine was started says which: vLLM takes adapters, or whole models, only where it was told to.
+    """
+    if as_adapter and engine not in ADAPTERS:
+        raise ConfigError(f"--as-adapter is for {', '.join(ADAPTERS)} (got {engine}); leave it out")
+    whole = ENGINES[engine](connection)
+    if engine not in ADAPTERS or not (as_adapter or (as_adapter is None and _has_adapters(moe))):
+        return whole
+    adapter = ADAPTERS[engine](connection)
+    try:
+        adapter.check(moe)
+        if connection.call(adapter.takes()):
+            return adapter
+        why = f"or, since all experts are adapters, {START}"
+    except InputError as error:
+        if as_adapter:
+            raise
+        why = f"no adapter can be sent: {error}"
+    if as_adapter:
+        raise EngineRefused(f"the engine at {connection.url} takes no adapters; {START}")
+    try:
+        connection.call(whole.served())
+    except NoDevMode as error:
+        raise EngineRefused(f"{error} ({why})") from None
+    log.info("the engine is sent whole models (%s)", why)
+    return whole
+
+
+def _has_adapters(moe: Moe) -> bool:
+    return isinstance(moe.source, OverBase) and bool(moe.source.adapters)
+
+
 def connected(config: ServeConfig, moe: Moe, *, models: int, fingerprint: str) -> Remote | None:
     """Find the engine that a configuration names; None if it names none, an error if the rest does not go with it."""
     if config.engine is None and config.engine_url is not None:
-        raise ConfigError("--engine-url needs --engine, which is vllm or sglang")
+        raise ConfigError(f"--engine-url needs --engine, which is one of {', '.join(ENGINES)}")
     if config.engine is None:
         return None
     if config.engine_url is None:

@@ -30,7 +30,7 @@ class EngineStatus(ServiceError):  # noqa: N818 - what came
 
     def __init__(self, path: str, status: int, said: str) -> None:
         super().__init__(f"the engine answers {path} with {status}: {said}")
-        self.path, self.status = path, status
+        self.path, self.status, self.said = path, status, said
 
 
 class Connection:
@@ -69,9 +69,9 @@ class Connection:
         """Ask for JSON."""
         return await self._asked("GET", path, None, ANSWER_SECONDS)
 
-    async def post(self, path: str, body: Any = None, *, seconds: float = ANSWER_SECONDS) -> Any:
-        """Send JSON, and read JSON; None for an empty answer."""
-        return await self._asked("POST", path, body, seconds)
+    async def post(self, path: str, body: Any = None, *, seconds: float = ANSWER_SECONDS, plain: bool = False) -> Any:
+        """Send JSON, and read JSON, or `plain` text; None for an empty answer."""
+        return await self._asked("POST", path, body, seconds, plain=plain)
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[Any]:
         """Send JSON, and read the events of a stream as they come."""
@@ -89,7 +89,7 @@ class Connection:
         except ValueError:
             raise EngineLost(f"the engine at {self.url} streams what is no JSON; is it one?") from None
 
-    async def _asked(self, method: str, path: str, body: Any, seconds: float) -> Any:
+    async def _asked(self, method: str, path: str, body: Any, seconds: float, *, plain: bool = False) -> Any:
         timeout = httpx2.Timeout(seconds, connect=CONNECT_SECONDS, pool=None)
         try:
             response = await self._http.request(method, path, json=body, timeout=timeout)
@@ -98,7 +98,7 @@ class Connection:
         if response.status_code != 200:
             raise self._status(path, response)
         try:
-            return response.json() if response.content else None
+            return response.text if plain else response.json() if response.content else None
         except ValueError:
             raise EngineLost(f"{self.url}{path} answers with no JSON; is an engine there?") from None
 

@@ -1,20 +1,11 @@
-"""Dense checkpoints in memory that tanbr and an engine share: a merge is written there, and nowhere else.
+"""A dense checkpoint that an engine loads: what no blend changes is written once, the rest with every merge."""
 
-There are two. The engine has loaded one; the next blend goes to the other, whose attention and embeddings are there
-already, so that a merge writes what a blend changes. What the engine has is never written to.
-"""
-
-import fcntl
 import mmap
 import os
-import shutil
-import tempfile
 import time
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,12 +14,9 @@ from tanbr.merge import Moe
 from tanbr.merge.skeleton import skeleton
 from tanbr.merge.stream import finite
 from tanbr.moe.checkpoint import SINGLE
-from tanbr.moe.writing import NewTensor, copy_companions, header_of, locked, remove_if_abandoned
+from tanbr.moe.writing import NewTensor, copy_companions, header_of
 from tanbr.serve.backends.torch_eager import rest
 from tanbr.types import Blend
-
-SHARED = Path("/dev/shm")  # noqa: S108 - memory that processes share, where there is any
-PREFIX = "tanbr-dense-"
 
 
 class DenseFile:
@@ -60,6 +48,11 @@ class DenseFile:
             start += tensor.nbytes
         self._filled = False  # whether what no blend changes is there
 
+    @staticmethod
+    def room(moe: Moe) -> int:
+        """Bytes of the dense model."""
+        return bytes_of(tensors_of(moe))
+
     def write(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
         """Merge a blend (K,) into it, resting so that at most `share` of the time is work."""
         self.blend = None
@@ -71,39 +64,6 @@ class DenseFile:
         self._filled, self.blend = True, blend
 
 
-class DenseFiles:
-    """Two of them, in a folder that goes when this does; what a killed process left behind goes first."""
-
-    def __init__(self, moe: Moe, *, folder: str | Path | None = None) -> None:
-        """Take shared memory if there is enough of it, or a temporary folder; or the `folder` that is named."""
-        self.nbytes = bytes_of(tensors_of(moe))  # of one
-        root = _roomy([SHARED, Path(tempfile.gettempdir())] if folder is None else [Path(folder)], 2 * self.nbytes)
-        with locked(root):  # nobody tidies up between a folder's making and its locking
-            self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
-            self.folder.chmod(0o755)  # an engine that cannot read its weights dies
-            lock = os.open(self.folder, os.O_RDONLY)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        self._end = weakref.finalize(self, _removed, self.folder, lock)
-        self._moe = moe
-        self._files: list[DenseFile] = []
-
-    def close(self) -> None:
-        """Remove them."""
-        self._end()
-
-    def holding(self, blend: Blend) -> DenseFile | None:
-        """The file that a blend (K,) is in."""
-        return next((one for one in self._files if one.blend is not None and np.array_equal(one.blend, blend)), None)
-
-    def other(self, used: DenseFile | None) -> DenseFile:
-        """The file that may be written to while one is used."""
-        free = next((one for one in self._files if one is not used), None)
-        if free is None:
-            free = DenseFile(self._moe, self.folder / str(len(self._files)))
-            self._files.append(free)
-        return free
-
-
 def tensors_of(moe: Moe) -> list[NewTensor]:
     """List the tensors of the dense model, as they are in its file."""
     dtypes = moe.plan.dtypes(moe.checkpoint)
@@ -113,23 +73,3 @@ def tensors_of(moe: Moe) -> list[NewTensor]:
 def bytes_of(tensors: Sequence[NewTensor]) -> int:
     """Add up what they take."""
     return sum(tensor.nbytes for tensor in tensors)
-
-
-def _roomy(roots: Sequence[Path], wanted: int) -> Path:
-    """Find the first folder with so much room."""
-    for root in roots:
-        if root.is_dir() and os.access(root, os.W_OK):
-            with locked(root):
-                for left in root.glob(f"{PREFIX}*"):
-                    remove_if_abandoned(left)
-            if shutil.disk_usage(root).free > wanted:
-                return root
-    raise OutputError(
-        f"{wanted} bytes for two dense checkpoints are not free in {' or '.join(map(str, roots))}; make room there, or "
-        "name a folder that the engine reads, too (engine_folder)"
-    )
-
-
-def _removed(folder: Path, lock: int) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    os.close(lock)

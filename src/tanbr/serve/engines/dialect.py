@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from tanbr.serve.engines.connection import Connection
+from tanbr.serve.engines.merge_files import MergeFile
 from tanbr.serve.records import ServiceError
 from tanbr.serve.sampling import Sampling
 
-CHANGING = "tanbr-changing"  # label of weights that are being loaded: nobody may take them for a version
+OURS = "tanbr-"  # how the labels begin that we give
+CHANGING = f"{OURS}changing"  # label of weights that are being loaded: nobody may take them for a version
 
 
 class EngineRefused(ServiceError):  # noqa: N818 - a verdict
@@ -39,6 +41,8 @@ class Dialect(Protocol):
     """How one kind of engine is talked to; every call raises EngineLost or EngineRefused."""
 
     name: ClassVar[str]
+    kind: ClassVar[type[MergeFile]]  # what it loads
+    keeps_base: ClassVar[bool]  # whether it adds to the weights it was started with, which must be the base's then
 
     def __init__(self, connection: Connection) -> None: ...
 
@@ -55,7 +59,7 @@ class Dialect(Protocol):
         ...
 
     async def load(self, folder: Path, label: str) -> None:
-        """Wait for what is being generated, load a dense checkpoint, forget every cache of the old one, and go on.
+        """Wait for what is being generated, load a merge, forget every cache of the old one, and go on.
 
         The label says `CHANGING` until all of it is done.
         """
@@ -63,6 +67,10 @@ class Dialect(Protocol):
 
     async def wake(self) -> None:
         """Go on, if somebody who is gone has left it paused."""
+        ...
+
+    async def leave(self, folder: Path) -> None:
+        """Have nobody ask for what it may have to read from `folder` again, which is about to go."""
         ...
 
     def write(

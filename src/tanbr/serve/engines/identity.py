@@ -3,8 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from tanbr.errors import ConfigError, TanbrError
 from tanbr.merge import Moe
+from tanbr.merge.sources.alike import weights_of
+from tanbr.merge.sources.over_base import BASE
 from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.text import TextEncoder, positions
 from tanbr.serve.engines.connection import Connection
@@ -29,7 +33,7 @@ def check_same(moe: Moe, encode: TextEncoder, dialect: Dialect, connection: Conn
     """Ask the engine what it serves; refused if it is another model, by all that the engine tells."""
     served = connection.call(dialect.served())
     where = f"the engine at {connection.url}"
-    _check_tensors(moe, served, where)
+    _check_tensors(moe, served, where, same=dialect.keeps_base)
     longest = positions(moe.path)
     if served.positions is not None and longest is not None and served.positions > longest:
         raise ConfigError(f"{where} reads {served.positions} tokens, and {moe.path} has {longest} positions; {ADVICE}")
@@ -42,21 +46,31 @@ def check_same(moe: Moe, encode: TextEncoder, dialect: Dialect, connection: Conn
     return served
 
 
-def _check_tensors(moe: Moe, served: Served, where: str) -> None:
-    """Compare names and shapes, where the checkpoint that the engine was started with can be read here."""
+def _check_tensors(moe: Moe, served: Served, where: str, *, same: bool) -> None:
+    """Compare names and shapes, where the checkpoint that the engine was started with can be read here.
+
+    If the engine keeps its weights, they must be the `same` as the base's.
+    """
     if not Path(served.model).is_dir():
         return
     try:
-        specs = Checkpoint(served.model).specs
+        started = Checkpoint(served.model)
     except TanbrError:
         return  # weights in another form: the engine reads them, we cannot
-    theirs, ours = {name: spec.shape for name, spec in specs.items()}, moe.plan.shapes
+    theirs, ours = {name: spec.shape for name, spec in weights_of(started).items()}, moe.plan.shapes
     name = next((name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)), None)
     if name is not None:
         raise ConfigError(
             f"{where} runs {served.model}, where {name} is {theirs.get(name, 'missing')}, but in a merge of {moe.path} "
             f"it is {ours.get(name, 'missing')}; {ADVICE}"
         )
+    if same and started.path.resolve() != moe.path.resolve():
+        base = ((name, moe.checkpoint.tensor(f"{BASE}:{name}")) for name in ours)
+        name = next((name for name, tensor in base if not torch.equal(tensor, started.tensor(name))), None)
+        if name is not None:
+            raise ConfigError(
+                f"{where} runs {served.model}, whose {name} is not that of {moe.path}; start it with that base"
+            )
 
 
 def _check_numbers(moe: Moe, served: Served, where: str) -> None:

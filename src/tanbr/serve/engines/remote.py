@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -25,9 +25,10 @@ from tanbr.moe.text import Inputs, TextEncoder
 from tanbr.serve.backends.backend import Newcomers, Size
 from tanbr.serve.decode import Decoded, NotFinite, OnStep
 from tanbr.serve.engines.connection import Connection, EngineLost
-from tanbr.serve.engines.dense_file import DenseFile, DenseFiles
-from tanbr.serve.engines.dialect import Dialect, EngineRefused
+from tanbr.serve.engines.dense_file import bytes_of, tensors_of
+from tanbr.serve.engines.dialect import OURS, Dialect, EngineRefused
 from tanbr.serve.engines.identity import check_same
+from tanbr.serve.engines.merge_files import MergeFile, MergeFiles
 from tanbr.serve.engines.streams import Streams
 from tanbr.serve.sampling import Sampling
 from tanbr.types import Blend, FloatArray
@@ -43,7 +44,7 @@ NEUTRAL = "a"  # even this must not be answered with NaN
 class Loaded:
     """Weights in the engine: another value each time that any are loaded."""
 
-    dense: DenseFile
+    file: MergeFile
     label: str
 
 
@@ -55,7 +56,7 @@ class Remote:
     columns: tuple[str, ...] = ()
 
     def __init__(
-        self, moe: Moe, dialect: Dialect, connection: Connection, files: DenseFiles, *, fingerprint: str
+        self, moe: Moe, dialect: Dialect, connection: Connection, files: MergeFiles, *, fingerprint: str
     ) -> None:
         """Take over an engine that must run this model; what it holds stays until the first `merge`.
 
@@ -75,10 +76,14 @@ class Remote:
         threading.Thread(target=self._watch, name="tanbr-engine-watch", daemon=True).start()
 
     def close(self) -> None:
-        """Let the engine go; it keeps what it has loaded."""
+        """Let the engine go; it keeps what it has loaded, unless it may have to read that again."""
+        if self._ends.is_set():
+            return
         self._ends.set()
         self._wakes.set()
         with self._changing:
+            with suppress(TanbrError):
+                self._connection.call(self._dialect.leave(self._files.folder))
             self._connection.close()
             self._files.close()
 
@@ -89,9 +94,9 @@ class Remote:
 
     @property
     def size(self) -> Size:
-        """What the engine holds; the next blend takes as much in shared memory."""
+        """What the engine holds, and what of it a blend changes, which the next takes in shared memory, too."""
         parameters = sum(math.prod(shape) for shape in self._moe.plan.shapes.values())
-        return Size(parameters, self._files.nbytes, self._files.nbytes)
+        return Size(parameters, bytes_of(tensors_of(self._moe)), self._files.nbytes)
 
     def twin(self, moe: Moe) -> Self:
         """Refuse: an engine holds one model."""
@@ -103,19 +108,19 @@ class Remote:
         """Write a blend (K,) where the engine will read it; nobody waits for that."""
         if self._files.holding(blend) is None:
             started = time.perf_counter()
-            self._files.other(None if self._wanted is None else self._wanted.dense).write(moe, blend, share=share)
+            self._files.other(None if self._wanted is None else self._wanted.file).write(moe, blend, share=share)
             log.info("%s: written in %.3f s", self.label_of(blend), time.perf_counter() - started)
 
     def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
         """Have the engine load a blend (K,); if it cannot, what answered before is what it comes back with."""
         self.stage(moe, blend, share=share)
-        dense = self._files.holding(blend)
-        if dense is None:
+        file = self._files.holding(blend)
+        if file is None:
             raise CheckpointError("a merge was overwritten before it was loaded; try again")
         with self._changing:
-            new = self._wanted is None or self._wanted.dense is not dense
+            new = self._wanted is None or self._wanted.file is not file
             try:
-                self._load(Loaded(dense, self.label_of(blend)), new=new)
+                self._load(Loaded(file, self.label_of(blend)), new=new)
             except (EngineLost, EngineRefused, NotFinite) as error:
                 why = "it answers with NaN" if isinstance(error, NotFinite) else str(error)
                 self._lose(why)
@@ -125,7 +130,7 @@ class Remote:
     def label_of(self, blend: Blend) -> str:
         """Name the weights that a blend (K,) of this checkpoint is merged into."""
         said = f"{self._fingerprint} {self._moe.method} ".encode() + np.ascontiguousarray(blend, dtype="<f8").tobytes()
-        return f"tanbr-{hashlib.sha256(said).hexdigest()[:24]}"
+        return f"{OURS}{hashlib.sha256(said).hexdigest()[:24]}"
 
     def _load(self, loaded: Loaded, *, new: bool) -> None:
         """Load weights unless the engine has them; new ones must answer with numbers before anybody is answered."""
@@ -135,7 +140,7 @@ class Remote:
             ask(self._dialect.wake())
         else:
             self._doubtful = True
-            ask(self._dialect.load(loaded.dense.folder, loaded.label))
+            ask(self._dialect.load(loaded.file.folder, loaded.label))
             if ask(self._dialect.label()) != loaded.label:
                 raise EngineLost("it does not hold the weights that it was given")
         if new:

@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 from tanbr.serve.decode import NotFinite
 from tanbr.serve.engines.connection import LOAD_SECONDS, Connection, EngineLost, EngineStatus
+from tanbr.serve.engines.dense_file import DenseFile
 from tanbr.serve.engines.dialect import EngineRefused, Piece, Served
+from tanbr.serve.engines.merge_files import MergeFile
 from tanbr.serve.sampling import Sampling
 
 GREEDY = {"temperature": 0, "top_p": 1, "top_k": 1, "min_p": 0, "repetition_penalty": 1}
@@ -19,6 +21,8 @@ class Sglang:
     """The calls of SGLang's HTTP server."""
 
     name: ClassVar[str] = "sglang"
+    kind: ClassVar[type[MergeFile]] = DenseFile
+    keeps_base: ClassVar[bool] = False
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -53,6 +57,9 @@ class Sglang:
 
     async def wake(self) -> None:
         """Do nothing: its loads pause by themselves."""
+
+    async def leave(self, folder: Path) -> None:
+        """Do nothing: it has what it has loaded."""
 
     async def write(
         self, prompt: Sequence[int], limit: int, ends: Collection[int], sampling: Sampling | None = None

@@ -8,21 +8,34 @@ from typing import Any, ClassVar
 
 from tanbr.serve.decode import NotFinite
 from tanbr.serve.engines.connection import LOAD_SECONDS, Connection, EngineLost, EngineStatus
+from tanbr.serve.engines.dense_file import DenseFile
 from tanbr.serve.engines.dialect import CHANGING, EngineRefused, Piece, Served
+from tanbr.serve.engines.merge_files import MergeFile
 from tanbr.serve.sampling import Sampling
 
 DEV_MODE = "the engine at {url} does not let its weights be changed; start vLLM with VLLM_SERVER_DEV_MODE=1"
 GREEDY = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}  # whatever its defaults are
 
 
+class NoDevMode(EngineRefused):
+    """The routes that change weights are not there."""
+
+
 class Vllm:
     """The calls of vLLM 0.32."""
 
     name: ClassVar[str] = "vllm"
+    kind: ClassVar[type[MergeFile]] = DenseFile
+    keeps_base: ClassVar[bool] = False
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._model = ""
+
+    @property
+    def _asked_for(self) -> str:
+        """The model that answers."""
+        return self._model
 
     async def served(self) -> Served:
         """Ask /v1/models, and /server_info for the dtype."""
@@ -30,11 +43,14 @@ class Vllm:
         try:
             (card,) = [one for one in models["data"] if one.get("parent") is None]
             self._model, positions = card["id"], card.get("max_model_len")
-            config = (await self._get("/server_info?config_format=json"))["vllm_config"]["model_config"]
-            dtype, quantised = str(config["dtype"]).removeprefix("torch."), config["quantization"]
+            return Served(str(card.get("root") or card["id"]), positions, *await self._numbers())
         except (KeyError, TypeError, ValueError, AttributeError):
             raise EngineRefused(f"{self._connection.url} does not answer as vLLM does; is it one?") from None
-        return Served(str(card.get("root") or card["id"]), positions, dtype, quantised)
+
+    async def _numbers(self) -> tuple[str | None, str | None]:
+        """Ask in what dtype it computes, and how its weights are quantised."""
+        config = (await self._get("/server_info?config_format=json"))["vllm_config"]["model_config"]
+        return str(config["dtype"]).removeprefix("torch."), config["quantization"]
 
     async def tokens(self, text: str) -> Sequence[int] | None:
         """Ask /tokenize."""
@@ -65,11 +81,14 @@ class Vllm:
         if (await self._get("/is_paused")).get("is_paused"):
             await self._post("/resume")
 
+    async def leave(self, folder: Path) -> None:
+        """Do nothing: it has what it has loaded."""
+
     async def write(
         self, prompt: Sequence[int], limit: int, ends: Collection[int], sampling: Sampling | None = None
     ) -> AsyncGenerator[Piece]:
         """Stream a completion, token by token."""
-        asked = {"model": self._model, "prompt": list(prompt), "max_tokens": limit, "stream": True}
+        asked = {"model": self._asked_for, "prompt": list(prompt), "max_tokens": limit, "stream": True}
         asked |= {"logprobs": 0, "return_token_ids": True, "ignore_eos": True, "stop_token_ids": sorted(ends), **GREEDY}
         if sampling is not None:
             asked |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
@@ -101,7 +120,7 @@ class Vllm:
         if error.status == 404 and error.path.startswith("/v1"):
             return EngineRefused(f"{self._connection.url} is no vLLM server ({error})")
         if error.status == 404:
-            return EngineRefused(DEV_MODE.format(url=self._connection.url))
+            return NoDevMode(DEV_MODE.format(url=self._connection.url))
         return EngineRefused(str(error)) if error.status < 500 else EngineLost(str(error))
 
 
