@@ -8,7 +8,7 @@ from rich.progress import TaskID
 
 from tanbr.cli.display import console, fitted, progress
 from tanbr.cli.merging import BlendWhat, ExpertFolders
-from tanbr.cli.running import ConfigFile, command_line
+from tanbr.cli.running import DEVICE, ConfigFile, command_line
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.tasks import traffic as traffics
@@ -89,6 +89,7 @@ def simulate(
     ] = "labels",
     record: Annotated[Path | None, typer.Option(help="Also write the first seed's stream to this file.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")] = 1,
+    device: Annotated[str, DEVICE] = "cpu",
     config: ConfigFile = None,
     out: Annotated[Path, typer.Option(help="Folder for results; what is there already is not run again.")] = Path(
         "out/simulate"
@@ -111,7 +112,7 @@ def simulate(
         checkpoint=folder, experts=tuple(expert or ()), blend_only=blend_only, data=data, traffic=traffic, alpha=alpha,
         period=period, slots=slots, requests=requests, pool=pool, rehearse=rehearse,
         survey=survey or (None if expert else folder / "survey.json"), config=config, answers=answers,
-        groups=groups,
+        groups=groups, device=device,
     )  # fmt: skip
     asked = registry.methods(
         methods.split(","), warm_start=warm_start, oracle=oracle_mix, models=counts, merging=method or study.merging
@@ -161,6 +162,7 @@ def survey(
     ] = False,
     answers: Annotated[AnswersBy, typer.Option(help="A head's best label, or weighed by the posterior.")] = "labels",
     regression: Annotated[bool, typer.Option("--regression", hidden=True)] = False,
+    device: Annotated[str, DEVICE] = "cpu",
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("out/survey.json"),
 ) -> None:
     """Measure what a checkpoint's blends are worth on held-out rows; interrupted and started again, it goes on."""
@@ -173,7 +175,7 @@ def survey(
     torch.set_num_threads(1)
     study = Study(
         checkpoint=checkpoint or embedded.path(), experts=tuple(expert or ()), blend_only=blend_only, data=data,
-        rehearse=rehearse,
+        rehearse=rehearse, device=device,
     )  # fmt: skip
     bench = study.bench().merging("regression" if regression else method or study.merging)
     least = bench.moe.num_experts + 1
@@ -221,6 +223,7 @@ def grams(
     merged: Annotated[
         bool, typer.Option("--merged", help="Behind layers that are merged already, for --method regmeanpp.")
     ] = False,
+    device: Annotated[str, DEVICE] = "cpu",
 ) -> None:
     """Measure what each expert sees, for merges by regression; goes into a folder beside the experts."""
     import torch
@@ -231,7 +234,9 @@ def grams(
     from tanbr.experiments.simulate import Study
 
     torch.set_num_threads(1)
-    bench = Study(checkpoint=checkpoint, experts=tuple(expert or ()), blend_only=blend_only, data=data).bench()
+    bench = Study(
+        checkpoint=checkpoint, experts=tuple(expert or ()), blend_only=blend_only, data=data, device=device
+    ).bench()
     model_for(bench.moe, bench.corpus.space)  # its head must fit
     held = bench.corpus.first_held(rows)
     probes = probes_of(bench.moe, held, space=bench.corpus.space, own=bench.own_experts)

@@ -14,7 +14,7 @@ from rich.table import Table
 from tanbr import settings as configuration
 from tanbr.baselines import registry
 from tanbr.cli.display import console, fitted, progress
-from tanbr.cli.running import ConfigFile, command_line
+from tanbr.cli.running import DEVICE, ConfigFile, command_line
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.files import write_atomically
@@ -63,6 +63,7 @@ def pretrain(
         int | None, typer.Option(min=1, help="Train LoRA adapters of this rank, saved as PEFT does, not whole FFNs.")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Tasks that train side by side, one core each.")] = 2,
+    device: Annotated[str | None, DEVICE] = None,
     config: ConfigFile = None,
 ) -> None:
     """Train a task-routed MoE and write it; interrupted, the same command goes on where it stopped."""
@@ -76,6 +77,8 @@ def pretrain(
     if source is not None and source.tasks != glue.TASKS:  # presets speak of GLUE's tasks
         start = start.model_copy(update={"task_rows": {}, "ancestor_rows": {}})
     settings = configuration.load(config, over=configuration.Config(pretrain=start)).pretrain
+    if device is not None:
+        settings = settings.model_copy(update={"device": device})
     if mergeable is not None:
         settings = settings.model_copy(update={"mergeable": mergeable})
     if adapters is not None:
@@ -132,10 +135,12 @@ def finetune(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of router, batches and mixes.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for models, curves and figures.")] = Path("out/finetune"),
     tagged: Annotated[bool, typer.Option("--tagged", help="T5 only: texts name their task, as in the paper.")] = False,
+    device: Annotated[str | None, DEVICE] = None,
     config: ConfigFile = None,
 ) -> None:
     """Tune a merged model's normalisation layers while a router learns from the loss; resumes where it stopped."""
-    settings = configuration.with_options(configuration.load(config), finetune={"steps": steps, "seed": seed})
+    options = {"steps": steps, "seed": seed, "device": device}
+    settings = configuration.with_options(configuration.load(config), finetune=options)
 
     import torch
 
