@@ -147,12 +147,14 @@ def finetune(
     from tanbr.experiments import finetune as experiment
     from tanbr.experiments.curves import draw_losses
     from tanbr.moe import embedded
+    from tanbr.moe.device import device_of
     from tanbr.tasks import tiny
     from tanbr.tasks.dataset import Dataset
     from tanbr.tasks.rows import Task
     from tanbr.train.curve import Curve
 
     torch.set_num_threads(1)
+    device_of(settings.finetune.device)  # before rows are made
     names = [experiment.check(name.strip()) for name in router.split(",")]
     with _progress() as report:
         report("rows", 0, 1, "reading")

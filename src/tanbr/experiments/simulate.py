@@ -58,7 +58,7 @@ class Study:
     config: Path | None = None
     answers: AnswersBy = "labels"
     groups: Path | None = None  # what `tanbr groups` wrote
-    device: str = "cpu"  # where models answer; no result depends on it
+    device: str = "cpu"  # where models answer; of no result it is a setting
 
     def __post_init__(self) -> None:
         device_of(self.device)  # before anything is written

@@ -3,6 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elsewhere import elsewhere
 from tanbr.baselines import build
 from tanbr.experiments.paper.tuning import TunedServer, Untaught, task_figures
 from tanbr.merge import open as open_moe
@@ -65,3 +66,15 @@ def test_a_task_that_hardly_came_has_no_metric() -> None:
     told["similarity"] = ([1.0, 2.0], [2.0, 1.0])  # two rows correlate by -1, whatever the model is worth
     assert set(task_figures(tiny.TASKS, told, least=3)) == {task.name for task in tiny.TASKS} - {"similarity"}
     assert task_figures(tiny.TASKS, told, least=2)["similarity"] == -1.0
+
+
+def test_answers_are_written_the_same_elsewhere(served: Any) -> None:
+    here, rows, space = served
+    texts = [row.text for row in rows[:8]]
+    here.swap(np.eye(8)[0])
+    with elsewhere() as device:
+        moe = open_moe(embedded.path("t5"), device=str(device))
+        objective = TextToText(space, TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"]))
+        there = TunedServer(BlendTuner(moe), objective, {row.text: row for row in rows}, batch=8)
+        there.swap(np.eye(8)[0])
+        assert there.answers(texts) == here.answers(texts)
