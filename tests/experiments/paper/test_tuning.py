@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -5,7 +6,9 @@ import pytest
 
 from elsewhere import elsewhere
 from tanbr.baselines import build
-from tanbr.experiments.paper.tuning import TunedServer, Untaught, task_figures
+from tanbr.experiments.paper import online
+from tanbr.experiments.paper.scale import Setup, scale
+from tanbr.experiments.paper.tuning import TunedServer, Untaught, job, task_figures
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.moe.text import TextEncoder
@@ -78,3 +81,11 @@ def test_answers_are_written_the_same_elsewhere(served: Any) -> None:
         there = TunedServer(BlendTuner(moe), objective, {row.text: row for row in rows}, batch=8)
         there.swap(np.eye(8)[0])
         assert there.answers(texts) == here.answers(texts)
+
+
+def test_a_device_is_a_fact_of_what_is_timed_alone() -> None:
+    here, there = (Setup(scale("tiny"), Path("out"), device=device) for device in ("cpu", "meta"))
+    facts = job(here, "paper", 0).facts
+    assert "device" not in str(facts)  # results of before there were devices stay what they are
+    assert job(there, "paper", 0).facts == {**facts, "device": "meta"}
+    assert [one.facts for one in online.jobs(here)] == [one.facts for one in online.jobs(there)]
