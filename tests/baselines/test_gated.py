@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from baselines.toy import Toy, sorted_tokens
+from elsewhere import elsewhere
 from moe.tiny import build
 from tanbr.baselines.rl import Reinforce
 from tanbr.baselines.smear import Smear
@@ -33,12 +34,13 @@ def batch(model, rows: int = 3):
     inputs = {"input_ids": torch.randint(3, 64, (rows, 5), generator=rng) * mask, "attention_mask": mask}
     if model.config.is_encoder_decoder:
         inputs["labels"] = torch.tensor([[4, 5], [6, -100], [7, 8]])[:rows]
+    inputs = {name: value.to(model.device) for name, value in inputs.items()}
 
     def row_losses():
         logits = model(**inputs).logits
         if model.config.is_encoder_decoder:
             return F.cross_entropy(logits.transpose(1, 2), inputs["labels"], reduction="none").sum(dim=1)
-        return F.cross_entropy(logits, torch.arange(rows) % 2, reduction="none")
+        return F.cross_entropy(logits, (torch.arange(rows) % 2).to(logits.device), reduction="none")
 
     return inputs, row_losses
 
@@ -126,3 +128,19 @@ def test_it_learns_which_expert_is_right(make) -> None:
         loss.backward()
         optimizer.step()
     assert served() < 0.1 * before
+
+
+@each
+@families
+def test_a_step_teaches_the_same_elsewhere(make, family) -> None:
+    def gradients(model):
+        rival = make(model)
+        rival.loss(*batch(model), torch.Generator().manual_seed(7)).backward()
+        with rival.serving(batch(model)[0]):
+            batch(model)[1]()
+        return [parameter.grad.cpu() for parameter in rival.trained()]
+
+    with elsewhere() as device:
+        here = gradients(whole(family))
+        there = gradients(whole(family).to(device))
+    assert all(torch.equal(one, other) for one, other in zip(here, there, strict=True))

@@ -1,5 +1,7 @@
 """RegMean: by hand for one layer, then on whole models of both families."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from baselines.probed import FAMILIES, saved, some_probes
+from elsewhere import elsewhere
 from moe.tiny import K
-from tanbr.baselines.probes import experts_alone, head_probes, linears
-from tanbr.baselines.regmean import Regression, grams, regmean
+from tanbr.baselines.probes import experts_alone, head_probes, linears, probes_of
+from tanbr.baselines.regmean import Regression, grams, measure, regmean
 from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
+from tanbr.moe import embedded
 from tanbr.tasks import tiny
 from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
@@ -110,3 +115,18 @@ def test_regmean_answers_better_than_the_average(moe: Moe) -> None:
 
     assert K != moe.num_experts == len(probes)
     assert reward(regmean(moe, probes)) > reward(moe.dense()) + 0.03
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_what_is_measured_elsewhere_is_written_alike(merged: bool, tmp_path: Path) -> None:
+    rows = {task.name: tiny.generate(task.name, 3, seed=1) for task in tiny.TASKS}
+    for name in ("here", "there"):
+        shutil.copytree(embedded.path(), tmp_path / name)
+
+    def measured(name: str, device: str) -> bytes:
+        moe = open_moe(tmp_path / name, device=device)
+        probes = probes_of(moe, rows, space=LabelSpace(tiny.TASKS), own=range(8))
+        return (measure(moe, probes, rows=3, merged=merged) / "model.safetensors").read_bytes()
+
+    with elsewhere() as device:
+        assert measured("there", str(device)) == measured("here", "cpu")

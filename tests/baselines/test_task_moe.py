@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from elsewhere import elsewhere
 from moe.tiny import K, build
 from tanbr.baselines.task_moe import TaggedMoe, TaskExperts
 from tanbr.errors import CheckpointError, InputError
@@ -79,3 +80,15 @@ def test_a_model_without_task_routing_is_refused(tmp_path) -> None:
     build("mixtral").save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="tags need one of"):
         TaggedMoe(open_moe(tmp_path), TaskExperts.most_helpful(np.eye(K), per_task=1))
+
+
+def test_tags_are_answered_the_same_elsewhere(moe: Moe) -> None:
+    texts = [tiny.generate(task.name, 1, seed=1)[0].text for task in tiny.TASKS]
+    experts = TaskExperts.most_helpful(np.eye(8), per_task=2)
+
+    def logits(device: str, *, merged: bool) -> list[list[float]]:
+        return TaggedMoe(open_moe(moe.path, device=device), experts, merged=merged).logits(texts, range(8)).tolist()
+
+    with elsewhere() as device:
+        for merged in (False, True):
+            assert logits(str(device), merged=merged) == logits("cpu", merged=merged)

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.running import tanbr
+from cli.running import mistake, tanbr
 from tanbr.cli.running import command_line
+from tanbr.moe import embedded
 
 
 def test_the_demo_runs_and_says_where_its_report_is(tmp_path: Path) -> None:
@@ -16,3 +17,18 @@ def test_the_demo_runs_and_says_where_its_report_is(tmp_path: Path) -> None:
 def test_the_command_is_told_without_the_places_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/bin/tanbr", "demo", "--out", "/home/me/two words/", "--seed", "3"])
     assert command_line() == "tanbr demo --out 'two words' --seed 3"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "demo", "pretrain", "finetune", "survey", "simulate --record stream.jsonl", f"grams {embedded.path()}",
+        "reproduce table1", "serve --port 0",
+    ],
+)  # fmt: skip
+def test_a_device_that_is_not_there_is_one_sentence_and_leaves_nothing_behind(
+    tmp_path: Path, arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = mistake(monkeypatch, capsys, tmp_path, *arguments.split(), "--device", "cuda:97")
+    assert "device must be one that torch can use here (got 'cuda:97'" in said
+    assert not list(tmp_path.iterdir())

@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 import torch
 
+from elsewhere import elsewhere
 from experiments.copies import copy, of_experts
 from tanbr.errors import CheckpointError, InputError
-from tanbr.experiments.classifier import Classifier
+from tanbr.experiments.classifier import Classifier, PlainClassifier
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.tasks import tiny
+from tanbr.tasks.metrics import LabelSpace
 from tanbr.types import FloatArray
 
 TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 5, seed=7, split="test")]
@@ -82,3 +84,14 @@ def test_a_checkpoint_without_a_head_is_refused(tmp_path: Path) -> None:
     copy(tmp_path, lambda name, value: None if name.startswith("classifier") else value)
     with pytest.raises(CheckpointError, match="lacks classifier"):
         Classifier(open_moe(tmp_path))
+
+
+@pytest.mark.parametrize("kind", [Classifier, lambda moe: PlainClassifier(moe, LabelSpace(tiny.TASKS))])
+def test_it_answers_the_same_elsewhere(moe: Moe, kind: Any) -> None:
+    def answers(device: str) -> Any:
+        model = kind(open_moe(moe.path, device=device))
+        model.swap(SOME)
+        return np.array(model.answers(TEXTS))
+
+    with elsewhere() as device:
+        np.testing.assert_array_equal(answers(str(device)), answers("cpu"))

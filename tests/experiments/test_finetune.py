@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from elsewhere import elsewhere
 from tanbr.baselines.probes import head_probes
 from tanbr.baselines.regmean import measure
 from tanbr.errors import CheckpointError, ConfigError
@@ -34,9 +36,10 @@ def moe(folder: Path, kind: str = "bert", *, experts: int = 3, card: Card | None
     return write(model, start, folder / "moe", card=card)
 
 
-def run(checkpoint: Path, router: str, out: Path) -> dict[str, Any]:
+def run(checkpoint: Path, router: str, out: Path, *, device: str = "cpu") -> dict[str, Any]:
+    config = Config(finetune=CONFIG.model_copy(update={"device": device}))
     return finetune.run(
-        checkpoint, router, tasks=small.TASKS, rows=small.TRAIN, unseen=small.HELD, config=Config(finetune=CONFIG),
+        checkpoint, router, tasks=small.TASKS, rows=small.TRAIN, unseen=small.HELD, config=config,
         out=out, report=lambda *_: None, command="test",
     )  # fmt: skip
 
@@ -82,3 +85,16 @@ def test_an_moe_whose_experts_belong_to_no_task_has_no_figures_with_tags(kind: s
 def test_what_may_follow_a_routers_name(router: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         finetune.check(router)
+
+
+@pytest.mark.parametrize(
+    ("kind", "router"), [("bert", "tanbr"), ("bert", "fisher"), ("t5", "regmean"), ("t5", "rl"), ("t5", "served")]
+)
+def test_figures_and_weights_are_the_same_elsewhere(kind: str, router: str, tmp_path: Path) -> None:
+    checkpoint = moe(tmp_path, kind, card=KNOWN)
+    with elsewhere() as device:
+        here = run(checkpoint, router, tmp_path / "here")
+        there = run(checkpoint, router, tmp_path / "there", device=str(device))
+    assert there["figures"] == here["figures"]
+    one, other = (load_file(tmp_path / place / router / "model/model.safetensors") for place in ("here", "there"))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elsewhere import elsewhere
 from experiments.copies import copy, of_experts
 from tanbr.baselines.survey import Survey
 from tanbr.errors import ConfigError, DataError, InputError, StateError
@@ -169,3 +170,15 @@ def test_a_warm_start_counts_the_rows_behind_a_survey(study: Study) -> None:
     assert cold.router.ask(mix).blend.tolist() == [1 / 8] * 8  # the opening starts with the even blend
     chosen = warm.router.ask(mix)
     assert warm.router.explain(chosen).uncertainty < 0.6 * cold.router.explain(0).uncertainty  # type: ignore[attr-defined]
+
+
+def test_outcomes_are_the_same_elsewhere(study: Study, tmp_path: Path) -> None:
+    names = ["tanbr", "fisher", "tags", "average+ties"]
+    with elsewhere() as device:
+        here = simulate(replace(study, slots=3), names, [0], out=tmp_path / "here")
+        there = simulate(replace(study, slots=3, device=str(device)), names, [0], out=tmp_path / "there")
+        kept = simulate(replace(study, slots=3, device=str(device)), names, [0], out=tmp_path / "here")
+    for one, other, again in zip(here, there, kept, strict=True):
+        assert other.facts == one.facts  # what was done on one device is not done again on another
+        assert again.seconds == one.seconds
+        assert [record.total_reward for record in other.records] == [record.total_reward for record in one.records]

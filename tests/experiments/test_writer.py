@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from elsewhere import elsewhere
 from experiments.written import TEXTS, Written, written
 from serve.text_model import write
 from tanbr.errors import CheckpointError
@@ -15,6 +16,7 @@ from tanbr.experiments.writer import Writer
 from tanbr.merge import open as open_moe
 from tanbr.settings import Config
 from tanbr.tasks import text_to_text, traffic
+from tanbr.tasks.metrics import Answer
 from tanbr.tasks.traffic import Traffic
 
 SOME = np.array([0.5, 0.0, 0.25, 0.25])
@@ -60,3 +62,13 @@ def test_written_answers_are_compared_by_exact_match(four: Written) -> None:
 def test_a_model_that_neither_classifies_nor_translates_is_refused(four: Written, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is a mixtral model; answers are compared of"):
         model_for(open_moe(write("mixtral", tmp_path / "m")), four.corpus.space)
+
+
+def test_it_writes_the_same_elsewhere(four: Written) -> None:
+    def answers(device: str) -> list[Answer]:
+        model = model_for(open_moe(four.moe.path, device=device), four.corpus.space)
+        model.swap(SOME)
+        return model.answers(TEXTS)
+
+    with elsewhere() as device:
+        assert answers(str(device)) == answers("cpu")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tanbr.merge
+from elsewhere import elsewhere
 from moe.tiny import build
 from tanbr.errors import CheckpointError, InputError
 from tanbr.merge.stream import finite
@@ -72,3 +73,13 @@ def test_new_tensors_are_whole_also_where_no_blend_changes_them(model_type, tmp_
     every = dict(moe.tensors(BLEND))
     for name, tensor in moe.tensors(BLEND, changing=True):
         assert torch.equal(tensor, every[name]), name
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_dense_model_is_filled_the_same_elsewhere(model_type, tmp_path) -> None:
+    build(model_type).save_pretrained(tmp_path / "moe")
+    here = tanbr.merge.open(tmp_path / "moe").dense(BLEND).state_dict()
+    with elsewhere() as device:
+        model = tanbr.merge.open(tmp_path / "moe", device=str(device)).dense(BLEND)
+        assert {tensor.device for tensor in (*model.parameters(), *model.buffers())} == {device}
+        assert all(torch.equal(value.cpu(), here[name]) for name, value in model.state_dict().items())

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from elsewhere import elsewhere
 from tanbr.errors import InputError
 from tanbr.moe.families.bert import BertMoeConfig, BertMoeForSequenceClassification
 from tanbr.moe.families.t5 import T5MoeConfig, T5MoeEncoderModel, T5MoeForConditionalGeneration
@@ -241,3 +242,27 @@ def test_generation_with_mixed_tasks() -> None:
 def test_a_dense_model_has_nothing_to_route() -> None:
     with pytest.raises(InputError, match="no experts"):
         route(torch.nn.Linear(2, 2), TaskRouting(torch.tensor([0])))
+
+
+@pytest.mark.parametrize(
+    "routing",
+    [
+        TaskRouting(torch.tensor([3, 3, 0, 1, 3, 0, 3, 3])),
+        TaskRouting(torch.tensor([[0, 1], [2, 3]] * 4)),
+        TaskRouting(torch.tensor([[0, 1], [2, 3]] * 4), weights=torch.tensor([[0.2, 0.8]] * 8)),
+        BlendRouting(torch.tensor([0.1, 0.2, 0.3, 0.4])),
+        BlendRouting(torch.eye(4).repeat(2, 1), mix="outputs"),
+        TokenRouting(2),
+        TokenRouting(K, mix="products"),
+        SequenceRouting(K, mix="weights", real=torch.ones(N, LENGTH)),
+    ],
+    ids=lambda routing: type(routing).__name__,
+)
+def test_a_site_computes_the_same_elsewhere_wherever_its_routing_was_made(site, x, routing) -> None:
+    site.routing = routing
+    with elsewhere() as device:
+        here = site(x).detach()
+        there = site.to(device)(x.to(device))
+        there.sum().backward()
+        assert torch.equal(there.detach().cpu(), here)
+        assert site.outer.weight.grad.device == device

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 
+from elsewhere import elsewhere
 from moe.tiny import build
 from tanbr.merge import open as open_moe
 from tanbr.serve.decode import Joining, NotFinite, Step, Written, decode
@@ -171,3 +172,20 @@ def test_without_draws_logits_are_not_looked_at_again(kind: str, model: Any, mon
     monkeypatch.setattr("tanbr.serve.sampling.drawn", lambda *_: called.append(1))
     decode(model, prompts(kind), limits=LIMITS, on_step=listen, sampling=[None, None, None])
     assert called == []
+
+
+def test_decoding_is_the_same_elsewhere(kind: str, model: Any) -> None:
+    def written(place: Any) -> Any:
+        def on(inputs: Any) -> dict[str, torch.Tensor]:
+            return {name: value.to(place) for name, value in inputs.items()}
+
+        others = iter([Joining(on(prompts(kind, ([20, 21], [22, 23, 24]))), [4, 3]), None, None, None, None, None])
+        sampling = (None, Sampling(0.8, 0.9, 1), None)
+        return decode(
+            model.to(place), on(prompts(kind)), limits=LIMITS, on_step=listen, more=lambda _: next(others, None),
+            sampling=sampling,
+        )  # fmt: skip
+
+    with elsewhere() as device:
+        here = written("cpu")
+        assert written(device) == here

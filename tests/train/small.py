@@ -1,13 +1,17 @@
 """Small tasks, tokenizers and dense checkpoints to train from."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 from transformers.utils import logging
 
+from elsewhere import elsewhere
 from tanbr.experiments import glue_moe
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks.metrics import LabelSpace
@@ -93,6 +97,29 @@ def t5(folder: Path, *, seed: int = 0) -> Path:
 
 
 DENSE = {"bert": bert, "t5": t5}
+
+
+class Alone:
+    """A pool of no thread: what stands for another device is known to the thread that asked for it alone."""
+
+    map = staticmethod(map)
+
+    def __init__(self, workers: int) -> None:
+        assert workers == 1  # whatever was asked for: a device has no cores to share
+
+
+def elsewhere_too(out: Path, train: Callable[[PretrainConfig, Path], Path], config: PretrainConfig = CONFIG) -> None:
+    """Train here, and on another device: files that end in the same name hold the same tensors."""
+    with elsewhere() as device:
+        here = train(config, out / "here")
+        with patch("tanbr.train.pretrain.ThreadPoolExecutor", Alone):
+            there = train(config.model_copy(update={"device": str(device)}), out / "there")
+    files = [file.relative_to(here) for file in here.rglob("*.safetensors")]
+    assert files
+    for file in files:
+        one, other = load_file(here / file), load_file(there / file)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(value, other[name]) for name, value in one.items()), file
 
 
 class Stopped(Exception):

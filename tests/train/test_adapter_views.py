@@ -82,3 +82,8 @@ def test_blends_of_adapters_are_not_trained(tmp_path: Path) -> None:
     config = CONFIG.model_copy(update={"mergeable": 0.5})
     with pytest.raises(ConfigError, match="leave out mergeable, or adapters"):
         small.train(small.bert(tmp_path / "dense"), tmp_path, config=config)
+
+
+def test_adapters_are_the_same_elsewhere(tmp_path: Path) -> None:
+    dense = small.bert(tmp_path / "dense")
+    small.elsewhere_too(tmp_path, lambda config, out: small.train(dense, out, config=config).parent, CONFIG)

@@ -10,6 +10,7 @@ from tanbr.moe.text import TextEncoder
 from tanbr.tasks import tiny
 from tanbr.train.ancestor import aligned
 from tanbr.train.config import PretrainConfig
+from train import small
 
 SMALL = PretrainConfig(
     hidden_size=16,
@@ -122,3 +123,12 @@ def test_where_inputs_do_not_say_which_text_a_word_is_of_ends_do() -> None:
     #                  the dog found the apple . </s> the dog discovered a pear . </s>
     assert labels[0].tolist() == [1, 1, 1, 1, 0, 1, -1, 1, 1, 1, 0, 0, 1, -1]
     assert (labels[1] == -1).all()
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_the_embedded_models_are_the_same_elsewhere(writes: bool, tmp_path: Path) -> None:
+    def trained(config: PretrainConfig, out: Path) -> Path:
+        train(out, config=config, writes=writes)
+        return out
+
+    small.elsewhere_too(tmp_path, trained, SMALL)

@@ -13,6 +13,7 @@ from tanbr.experiments import glue_moe
 from tanbr.merge import open as open_moe
 from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
+from tanbr.train.config import PretrainConfig
 from tanbr.train.curve import Curve
 from tanbr.train.objectives import Classification
 from tanbr.train.pretrain import batch_sizes, mergeable_blends
@@ -155,3 +156,29 @@ def test_a_run_may_be_lengthened(tmp_path: Path) -> None:
     assert any(not torch.equal(value, again[name]) for name, value in weights.items())
     with pytest.raises(StateError, match="other settings"):
         small.train(dense, tmp_path / "out", config=longer.model_copy(update={"expert_rate": 1e-5}))
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+def test_weights_are_the_same_elsewhere(kind: str, tmp_path: Path) -> None:
+    dense = small.DENSE[kind](tmp_path / "dense")
+    config = small.CONFIG.model_copy(update={"mergeable": 0.5})
+    small.elsewhere_too(tmp_path, lambda config, out: small.train(dense, out, config=config, workers=2), config)
+
+
+def test_a_run_goes_on_with_another_device(tmp_path: Path) -> None:
+    dense = small.bert(tmp_path / "dense")
+
+    def train(config: PretrainConfig, out: Path) -> Path:
+        if config.device != "cpu":
+            with pytest.raises(small.Stopped):
+                small.train(dense, out, stop_at=("experts", 5))
+        return small.train(dense, out, config=config)
+
+    small.elsewhere_too(tmp_path, train)
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    config = small.CONFIG.model_copy(update={"device": "cuda:97"})
+    with pytest.raises(ConfigError, match="device must be one that torch can use here"):
+        small.train(small.bert(tmp_path / "dense"), tmp_path / "out", config=config)
+    assert not (tmp_path / "out").exists()

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from elsewhere import elsewhere
 from tanbr.errors import OutputError, StateError
 from tanbr.train.config import RunConfig
 from tanbr.train.run import Run
@@ -23,16 +25,17 @@ CONFIG = RunConfig(warmup=2, save_every=100, log_every=4)  # nothing is saved by
 def run(state: Path, *, at: Callable[[int], None] = lambda _: None, **options: Any) -> nn.Module:
     """Teach a small layer for 10 steps; `at` is called with each step before it is taken."""
     torch.manual_seed(0)
-    model = nn.Linear(3, 2)
+    options = {"config": CONFIG, "steps": 10, "report": lambda *_: None} | options
+    device = options["config"].device
+    model = nn.Linear(3, 2).to(device)
 
     def gradients(step: int) -> dict[str, float]:
         at(step)
-        seen = torch.randn(5, 3, generator=torch.Generator().manual_seed(step))
+        seen = torch.randn(5, 3, generator=torch.Generator().manual_seed(step)).to(device)
         loss = (model(seen) - seen[:, :2]).square().mean()
         loss.backward()
         return {"loss": loss.item()}
 
-    options = {"config": CONFIG, "steps": 10, "report": lambda *_: None} | options
     groups = [{"params": list(model.parameters()), "lr": 0.1}]
     Run(phase="test", model=model, groups=groups, gradients=gradients, state=state, **options).train()
     return model
@@ -107,3 +110,21 @@ def test_a_state_that_cannot_be_written_leaves_the_last_one(tmp_path: Path, monk
     assert (tmp_path / "out/model.state").read_bytes() == before
     assert not list((tmp_path / "out").glob("*.partial"))
     assert json.loads((tmp_path / "out/model.jsonl").read_text().splitlines()[0])["step"] == 1
+
+
+@pytest.mark.parametrize(("first", "then"), [("cpu", "meta"), ("meta", "cpu")])
+def test_a_state_goes_on_with_another_device(first: str, then: str, tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole.state")
+    with elsewhere():
+        for device, stop_at in ((first, 5), (then, None)):
+
+            def interrupt(step: int, last: int | None = stop_at) -> None:
+                if step == last:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+            ended = nullcontext() if stop_at is None else pytest.raises(KeyboardInterrupt)
+            config = CONFIG.model_copy(update={"device": device})
+            with ended:
+                again = run(tmp_path / "moved.state", at=interrupt, config=config)
+        assert again.weight.device == torch.device(then)
+        assert torch.equal(whole.weight, again.weight.cpu())

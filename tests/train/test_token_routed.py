@@ -7,7 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tanbr.baselines.rl import Reinforce
 from tanbr.baselines.switch import Switch
+from tanbr.moe.gates import Gated
 from tanbr.tasks.card import read_card
 from train import small
 
@@ -25,3 +27,9 @@ def test_gates_learn_with_token_routing_and_resume(tmp_path: Path) -> None:
     card = read_card(tmp_path / "whole/model")
     assert {task.name for task in card.tasks} == set(small.TRAIN)
     assert card.expert_tasks == ()
+
+
+@pytest.mark.parametrize("gates", [Switch, Reinforce])
+def test_gates_are_the_same_elsewhere(gates: type[Gated], tmp_path: Path) -> None:
+    dense = small.bert(tmp_path / "dense")
+    small.elsewhere_too(tmp_path, lambda config, out: small.train(dense, out, config=config, gates=gates))

@@ -74,7 +74,7 @@ def head_probes(
             return (-chances * (chances.detach() / 2).exp()).T
 
         texts = sorted((row.text for row in rows[task.name]), key=lambda text: len("".join(text)))  # little padding
-        return [Probe(encode(texts[i : i + batch]), surprise) for i in range(0, len(texts), batch)]
+        return [Probe(encode(texts[i : i + batch], device=moe.device), surprise) for i in range(0, len(texts), batch)]
 
     return _by_expert(moe, space, own, probes)
 
@@ -92,9 +92,10 @@ def written_probes(
 
     def probe(task: Task, some: Sequence[Row]) -> Probe:
         ids = encode.tokenizer([text_to_text.answer(row, task) for row in some])["input_ids"]
-        labels = pad_sequence([torch.tensor(one) for one in ids], batch_first=True, padding_value=IGNORED)  # (n, L)
+        labels = pad_sequence([torch.tensor(one) for one in ids], batch_first=True, padding_value=IGNORED)
+        labels = labels.to(moe.device)  # (n, L)
         before = F.pad(labels[:, :-1], (1, 0), value=pad if first is None else first)
-        encoded = encode([row.text for row in some])
+        encoded = encode([row.text for row in some], device=moe.device)
 
         def surprise(logits: Tensor) -> Tensor:
             return F.cross_entropy(logits.mT, labels, reduction="none", ignore_index=IGNORED).sum(dim=1)[None]

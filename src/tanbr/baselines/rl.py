@@ -27,7 +27,7 @@ class Reinforce(Gated):
     def __init__(self, model: Any, *, balance: float = BALANCE, seed: int = 0) -> None:
         super().__init__(model, seed=seed)
         self.balance = balance
-        self.baselines = nn.ModuleList(_zero(gate.in_features) for gate in gates_of(model))  # of the expected reward
+        self.baselines = nn.ModuleList(map(_baseline, gates_of(model)))  # of the expected reward
 
     def loss(self, inputs: Inputs, row_losses: RowLosses, rng: torch.Generator) -> Tensor:
         """Mean task loss under drawn experts, the policy term, the baselines' squared error, the load-balance loss."""
@@ -56,8 +56,8 @@ def policy_loss(logits: Tensor, choice: Tensor, reward: Tensor, baseline: Tensor
     return (advantage.detach() * surprise + advantage.square()).mean()
 
 
-def _zero(features: int) -> nn.Linear:
-    linear = nn.Linear(features, 1)
+def _baseline(gate: nn.Linear) -> nn.Linear:
+    linear = nn.Linear(gate.in_features, 1, device=gate.weight.device)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear

@@ -69,7 +69,7 @@ class TaggedMoe:
         name = moe.config["architectures"][0]
         if name not in CLASSES:
             raise CheckpointError(f"{name} models route by token alone; tags need one of {', '.join(CLASSES)}")
-        self.model = CLASSES[name].from_pretrained(moe.path).eval()
+        self.model = CLASSES[name].from_pretrained(moe.path).to(moe.device).eval()
         self.encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
         self._route = experts.merged if merged else experts.side_by_side
         self._batch = batch
@@ -83,5 +83,6 @@ class TaggedMoe:
         for start in range(0, len(order), self._batch):
             chunk = order[start : start + self._batch]
             with routed(self.model, self._route(tags[chunk])):
-                answers[chunk] = self.model(**self.encode([texts[i] for i in chunk])).logits.double().numpy()
+                inputs = self.encode([texts[i] for i in chunk], device=self.model.device)
+                answers[chunk] = self.model(**inputs).logits.cpu().double().numpy()
         return answers

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tanbr.cli.display import console, fitted, progress
-from tanbr.cli.running import command_line
+from tanbr.cli.running import DEVICE, command_line
 from tanbr.cli.stopping import keeps
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def reproduce(
     tagged: Annotated[
         bool, typer.Option("--tagged", help="The T5's texts name their task, as the paper's do.")
     ] = False,
+    device: Annotated[str, DEVICE] = "cpu",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate time, memory and disk.")] = False,
 ) -> None:
     """Reproduce the paper's tables and figures, and report claim by claim what holds. Resumes where it stopped."""
@@ -54,7 +55,7 @@ def reproduce(
 
     torch.set_num_threads(1)  # as the jobs run
     wanted = chosen(parts or [])
-    setup = Setup(named(scale), out, model=model, t5=t5, data=data, tagged=tagged)
+    setup = Setup(named(scale), out, model=model, t5=t5, data=data, tagged=tagged, device=device)
     if dry_run:
         rows = reproduction.estimate(wanted, setup, speed=cost.measure())
         cells = [

@@ -17,6 +17,7 @@ app = typer.Typer()
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="TOML file with settings that differ from the defaults.")
 ]
+DEVICE = typer.Option("--device", help="Torch device that models run on, as cuda or cuda:1; cpu if left out.")
 
 
 def command_line() -> str:
@@ -39,6 +40,7 @@ def demo(
     ] = "dirichlet",
     alpha: Annotated[float, typer.Option(help="How even the mixes are; a small value means one task at a time.")] = 0.1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of traffic and router.")] = 0,
+    device: Annotated[str, DEVICE] = "cpu",
     config: ConfigFile = None,
 ) -> None:
     """Watch the whole idea work: untagged, drifting traffic on the embedded model, one merged model and two."""
@@ -52,7 +54,7 @@ def demo(
 
     torch.set_num_threads(1)  # a model this small is no faster on more, and far slower when they are busy
     settings = configuration.load(config)
-    moe = open_moe(embedded.path(model))
+    moe = open_moe(embedded.path(model), device=device)
     with (
         threadpool_limits(1),  # so are the router's matrices
         SlotDisplay(slots=slots, tasks=[task.name for task in tiny.TASKS], subject=experiment.TANBR) as display,

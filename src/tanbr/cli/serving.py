@@ -14,7 +14,7 @@ from rich.table import Table
 from tanbr import settings as configuration
 from tanbr.cli.display import console
 from tanbr.cli.replicas import serve_on_ray
-from tanbr.cli.running import ConfigFile
+from tanbr.cli.running import DEVICE, ConfigFile
 from tanbr.errors import InputError, OutputError
 from tanbr.serve.config import PRECISIONS
 
@@ -78,6 +78,7 @@ def serve(
         Literal["torch", "int8", "onnx"] | None,
         typer.Option(help="What runs the model: torch, torch in int8, or ONNX Runtime (extra onnx)."),
     ] = None,
+    device: Annotated[str | None, DEVICE] = None,
     precision: Annotated[Literal["fp32", "int8"] | None, typer.Option("--precision", hidden=True)] = None,
     engine: Annotated[
         Literal["vllm", "sglang", "llamacpp"] | None,
@@ -132,6 +133,7 @@ def serve(
             "slot_requests": slot_requests,
             "slot_seconds": slot_seconds,
             "backend": backend or (precision and PRECISIONS[precision]),
+            "device": device,
             "engine": engine,
             "engine_url": engine_url,
             "low_memory": low_memory,

@@ -8,7 +8,7 @@ from rich.progress import TaskID
 
 from tanbr.cli.display import console, fitted, progress
 from tanbr.cli.merging import BlendWhat, ExpertFolders
-from tanbr.cli.running import ConfigFile, command_line
+from tanbr.cli.running import DEVICE, ConfigFile, command_line
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.tasks import traffic as traffics
@@ -94,6 +94,7 @@ def simulate(
     ] = "labels",
     record: Annotated[Path | None, typer.Option(help="Also write the first seed's stream to this file.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Number of processes, with one thread each.")] = 1,
+    device: Annotated[str, DEVICE] = "cpu",
     config: ConfigFile = None,
     out: Annotated[Path, typer.Option(help="Folder for results; existing results are not run again.")] = Path(
         "out/simulate"
@@ -116,7 +117,7 @@ def simulate(
         checkpoint=folder, experts=tuple(expert or ()), blend_only=blend_only, data=data, traffic=traffic, alpha=alpha,
         period=period, slots=slots, requests=requests, pool=pool, rehearse=rehearse,
         survey=survey or (None if expert else folder / "survey.json"), config=config, answers=answers,
-        groups=groups,
+        groups=groups, device=device,
     )  # fmt: skip
     asked = registry.methods(
         methods.split(","), warm_start=warm_start, oracle=oracle_mix, models=counts, merging=method or study.merging
@@ -169,6 +170,7 @@ def survey(
         AnswersBy, typer.Option(help="A head's best label, plain or weighed by the monitor's posterior.")
     ] = "labels",
     regression: Annotated[bool, typer.Option("--regression", hidden=True)] = False,
+    device: Annotated[str, DEVICE] = "cpu",
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("out/survey.json"),
 ) -> None:
     """Measure what a checkpoint's blends earn on held-out rows. Resumes where it stopped."""
@@ -181,7 +183,7 @@ def survey(
     torch.set_num_threads(1)
     study = Study(
         checkpoint=checkpoint or embedded.path(), experts=tuple(expert or ()), blend_only=blend_only, data=data,
-        rehearse=rehearse,
+        rehearse=rehearse, device=device,
     )  # fmt: skip
     bench = study.bench().merging("regression" if regression else method or study.merging)
     least = bench.moe.num_experts + 1
@@ -231,6 +233,7 @@ def grams(
     merged: Annotated[
         bool, typer.Option("--merged", help="Measure after layers that are already merged, for --method regmeanpp.")
     ] = False,
+    device: Annotated[str, DEVICE] = "cpu",
 ) -> None:
     """Measure each expert's inputs for regression merging, and write them to a folder beside the experts."""
     import torch
@@ -241,7 +244,9 @@ def grams(
     from tanbr.experiments.simulate import Study
 
     torch.set_num_threads(1)
-    bench = Study(checkpoint=checkpoint, experts=tuple(expert or ()), blend_only=blend_only, data=data).bench()
+    bench = Study(
+        checkpoint=checkpoint, experts=tuple(expert or ()), blend_only=blend_only, data=data, device=device
+    ).bench()
     model_for(bench.moe, bench.corpus.space)  # its head must fit
     held = bench.corpus.first_held(rows)
     probes = probes_of(bench.moe, held, space=bench.corpus.space, own=bench.own_experts)

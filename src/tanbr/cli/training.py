@@ -14,7 +14,7 @@ from rich.table import Table
 from tanbr import settings as configuration
 from tanbr.baselines import registry
 from tanbr.cli.display import console, fitted, progress
-from tanbr.cli.running import ConfigFile, command_line
+from tanbr.cli.running import DEVICE, ConfigFile, command_line
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.files import write_atomically
@@ -64,6 +64,7 @@ def pretrain(
         typer.Option(min=1, help="Train LoRA adapters of this rank instead of whole FFNs; saved in PEFT's format."),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="How many tasks train side by side, one core each.")] = 2,
+    device: Annotated[str | None, DEVICE] = None,
     config: ConfigFile = None,
 ) -> None:
     """Train a task-routed MoE and write it. Resumes where it stopped."""
@@ -77,6 +78,8 @@ def pretrain(
     if source is not None and source.tasks != glue.TASKS:  # presets speak of GLUE's tasks
         start = start.model_copy(update={"task_rows": {}, "ancestor_rows": {}})
     settings = configuration.load(config, over=configuration.Config(pretrain=start)).pretrain
+    if device is not None:
+        settings = settings.model_copy(update={"device": device})
     if mergeable is not None:
         settings = settings.model_copy(update={"mergeable": mergeable})
     if adapters is not None:
@@ -135,6 +138,7 @@ def finetune(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of router, batches and mixes.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for models, curves and figures.")] = Path("out/finetune"),
     tagged: Annotated[bool, typer.Option("--tagged", help="T5 only: texts name their task, as in the paper.")] = False,
+    device: Annotated[str | None, DEVICE] = None,
     config: ConfigFile = None,
 ) -> None:
     """Tune a merged model's normalisation layers while a router learns from the loss. Resumes where it stopped."""
@@ -145,12 +149,14 @@ def finetune(
     from tanbr.experiments import finetune as experiment
     from tanbr.experiments.curves import draw_losses
     from tanbr.moe import embedded
+    from tanbr.moe.device import device_of
     from tanbr.tasks import tiny
     from tanbr.tasks.dataset import Dataset
     from tanbr.tasks.rows import Task
     from tanbr.train.curve import Curve
 
     torch.set_num_threads(1)
+    device_of(settings.finetune.device)  # before rows are made
     names = [experiment.check(name.strip()) for name in router.split(",")]
     with _progress() as report:
         report("rows", 0, 1, "reading")

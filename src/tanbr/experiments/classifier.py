@@ -44,13 +44,13 @@ class Classifier(DenseModel):
         stems = [self._stems[text] for text in texts]
         logits = np.empty((len(texts), len(self.columns)))
         for chunk in self.by_length([len(stem) for stem in stems]):
-            logits[chunk] = self._upper([stems[i] for i in chunk]).double().numpy()
+            logits[chunk] = self._upper([stems[i] for i in chunk]).cpu().double().numpy()
         return logits
 
     def _meet(self, texts: Sequence[Text]) -> None:
         new = list(dict.fromkeys(text for text in texts if text not in self._stems))
         for chunk in self.by_length([len("".join(text)) for text in new]):
-            inputs = self.encode([new[i] for i in chunk])
+            inputs = self.encode([new[i] for i in chunk], device=self.model.device)
             real = inputs.pop("attention_mask").bool()  # (n, length)
             hidden = self.model.bert.embeddings(**inputs)
             for layer in self._layers[: self.first]:
@@ -62,7 +62,7 @@ class Classifier(DenseModel):
     def _upper(self, stems: list[Tensor]) -> Tensor:
         hidden = nn.utils.rnn.pad_sequence(stems, batch_first=True)  # (n, length, D)
         lengths = torch.tensor([len(stem) for stem in stems])
-        real = torch.arange(hidden.shape[1]) < lengths[:, None]
+        real = (torch.arange(hidden.shape[1]) < lengths[:, None]).to(hidden.device)
         above = self._layers[self.first + 1 :]
         if not above:
             hidden = hidden[:, :1]
@@ -88,8 +88,8 @@ class PlainClassifier(DenseModel):
         """Answer each text by its logits (columns,)."""
         logits = np.empty((len(texts), len(self.columns)))
         for chunk in self.by_length([len("".join(text)) for text in texts]):
-            found = self.model(**self.encode([texts[i] for i in chunk])).logits
-            logits[chunk] = found[:, self._order].double().numpy()
+            inputs = self.encode([texts[i] for i in chunk], device=self.model.device)
+            logits[chunk] = self.model(**inputs).logits[:, self._order].cpu().double().numpy()
         return list(logits)
 
 

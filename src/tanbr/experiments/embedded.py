@@ -17,6 +17,7 @@ from tanbr.experiments.answers import model_for
 from tanbr.experiments.corpus import Progress
 from tanbr.experiments.survey import candidates, survey
 from tanbr.merge import open as open_moe
+from tanbr.moe.device import device_of
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks import lexicon, text_to_text, tiny
 from tanbr.tasks.metrics import LabelSpace
@@ -43,6 +44,7 @@ def train(
     survey_blends: int = 180,
 ) -> tuple[Path, Survey]:
     """Train a BERT-MoE, or a T5-MoE that `writes`, survey the blends, and write both into `out`/model."""
+    device = device_of(config.device)  # before anything is written
     names = [task.name for task in tiny.TASKS]
     space = LabelSpace(tiny.TASKS)
     rows = {}
@@ -58,12 +60,13 @@ def train(
 
     out.mkdir(parents=True, exist_ok=True)
     objective: Objective = (TextToText if writes else Classification)(space, encoder)
-    batches = Batches(rows, objective=objective, sizes=[config.batch] * len(names), seed=config.seed)
+    sizes = [config.batch] * len(names)
+    batches = Batches(rows, objective=objective, sizes=sizes, seed=config.seed, device=device)
     course = Course(batches, objective, config, steps)
     ancestor = train_ancestor(course, meanings=meanings(encoder), out=out / "ancestor")
     model = train_experts(ancestor, course, out=out / "model", first_step=config.ancestor_steps)
 
-    answering = model_for(open_moe(model), space)
+    answering = model_for(open_moe(model, device=config.device), space)
     held_out = {name: tiny.generate(name, survey_rows, seed=SURVEY_SEED) for name in names}
     blends = candidates(answering.moe.num_experts)[:survey_blends]
     worth = survey(answering, held_out, space=space, blends=blends, report=lambda n, N: report("survey", n, N, ""))

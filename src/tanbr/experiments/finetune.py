@@ -29,6 +29,7 @@ from tanbr.experiments.task_figures import Figures, as_trained, figures, own_exp
 from tanbr.files import write_atomically
 from tanbr.merge import open as open_moe
 from tanbr.merge.methods import check_name
+from tanbr.moe.device import device_of, finish
 from tanbr.moe.gates import Gated
 from tanbr.moe.text import TextEncoder
 from tanbr.settings import Config
@@ -97,30 +98,32 @@ def run(
     space, folder = LabelSpace(tasks), out / check(router)
     choosing, tuning = config.router, config.finetune
     tuner = _tuner(checkpoint, router, space=space, rows=rows, config=config)
-    with_start(tuner.model)
+    device = with_start(tuner.model).device
     encoder = TextEncoder.of(checkpoint, vocab_size=tuner.model.config.vocab_size, max_length=tuning.max_length)
     objective = objective_of(tuner.model.config, space, encoder, tagged=tagged)
     few = {task.name: rows[task.name][: tuning.train_rows] for task in tasks}
-    batches = Batches(few, objective=objective, sizes=[1] * len(tasks), seed=tuning.seed)
+    batches = Batches(few, objective=objective, sizes=[1] * len(tasks), seed=tuning.seed, device=device)
     mixes = np.random.default_rng(tuning.seed).dirichlet(np.full(len(tasks), tuning.alpha), tuning.steps)
     measured = {task.name: unseen[task.name][: tuning.eval_rows] for task in tasks}
     origin = digest(checkpoint)
-    found = _untuned(checkpoint, objective, measured, out / f"untuned-{origin}-{tuning.eval_rows}.json")
+    kept = out / f"untuned-{origin}-{tuning.eval_rows}.json"
+    found = _untuned(checkpoint, objective, measured, kept, device=tuning.device)
     before = [weight.detach().clone() for weight in tuner.norms]
 
     folder.mkdir(parents=True, exist_ok=True)
     ticks: list[float] = []
 
     def step(phase: str, done: int, total: int, loss: float) -> None:
+        finish(device)
         ticks.append(time.perf_counter())
         report(f"{phase} {router}", done, total, f"loss {loss:.3f}")
 
-    _reset_peak()
+    _reset_peak(device)
     finetune(
         tuner, batches, mixes, objective=objective, config=tuning, state=folder / "tuned.state", report=step,
         origin=origin,
     )  # fmt: skip
-    peak = _peak()
+    peak = _peak(device)
     more = {} if also is None else {"also": also(tuner, objective)}
     report(f"figures {router}", 0, 1, "")
     V = len(tasks)
@@ -151,10 +154,10 @@ def run(
 def _tuner(checkpoint: Path, router: str, *, space: LabelSpace, rows: Rows, config: Config) -> Tuner:
     """Build what is tuned."""
     name, _, method = router.partition("+")
-    seed, tasks = config.finetune.seed, [task.name for task in space.tasks]
+    seed, tasks, device = config.finetune.seed, [task.name for task in space.tasks], config.finetune.device
     if name in GATES:
-        return GatedTuner(GATES[name](load(checkpoint), seed=seed))
-    moe = open_moe(checkpoint, method=method or AVERAGE)
+        return GatedTuner(GATES[name](load(checkpoint).to(device_of(device)), seed=seed))
+    moe = open_moe(checkpoint, method=method or AVERAGE, device=device)
     own = own_experts(moe, tasks)
     if name in ROUTERS:
         settings = config.router.of_requests(own)
@@ -170,10 +173,10 @@ def _tuner(checkpoint: Path, router: str, *, space: LabelSpace, rows: Rows, conf
     return FixedTuner(MERGES[name](moe, probes_of(moe, few, space=space, own=own)))
 
 
-def _untuned(checkpoint: Path, objective: Objective, rows: Rows, kept: Path) -> dict[str, Figures]:
+def _untuned(checkpoint: Path, objective: Objective, rows: Rows, kept: Path, *, device: str) -> dict[str, Figures]:
     """Measure the MoE with tags and the uniform merge, both as they are; once for all routers."""
     if not kept.exists():
-        write_atomically(kept, json.dumps(as_trained(checkpoint, objective, rows)) + "\n")
+        write_atomically(kept, json.dumps(as_trained(checkpoint, objective, rows, device=device)) + "\n")
     try:
         return dict(json.loads(kept.read_text(encoding="utf-8")))
     except (ValueError, TypeError, RecursionError) as error:
@@ -213,13 +216,17 @@ def _write(tuner: Tuner, checkpoint: Path, folder: Path) -> None:
         write(tuner.model, checkpoint, folder / "model")
 
 
-def _reset_peak() -> None:
+def _reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts here
 
 
-def _peak() -> float | None:
-    """Read the peak of resident memory, in MB; None where the system does not tell."""
+def _peak(device: torch.device) -> float | None:
+    """Read the peak of resident memory, or of a GPU's, in MB; None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tanbr.experiments.corpus import Progress, Rows
 from tanbr.experiments.task_figures import Figures, as_trained
+from tanbr.moe.device import device_of
 from tanbr.moe.gates import Gated
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks import glue
@@ -42,19 +43,21 @@ def train(
     experts belong to no task: learned gates route every token. In the end an MoE of experts by task is scored on
     `unseen` rows, if there are any: with tags, and merged evenly.
     """
+    device = device_of(config.device)  # before anything is written
     space = LabelSpace(tuple(task for task in tasks if task.name in rows))
     rows = {task.name: rows[task.name][: config.train_rows] for task in space.tasks}
     ancestor = prepare(dense, space, out / f"start-{digest(dense)}", max_length=config.max_length, seed=config.seed)
     settings = load(ancestor).config
     encoder = TextEncoder.of(ancestor, vocab_size=settings.vocab_size, max_length=config.max_length)
     objective = objective_of(settings, space, encoder, tagged=tagged)
-    batches = Batches(rows, objective=objective, sizes=batch_sizes(rows, config), seed=config.seed)
-    report("rows", 1, 1, f"{sum(map(len, rows.values()))} rows, {sum(batches.sizes)} a step")
+    sizes = batch_sizes(rows, config)
+    batches = Batches(rows, objective=objective, sizes=sizes, seed=config.seed, device=device)
+    report("rows", 1, 1, f"{sum(map(len, rows.values()))} rows, {sum(sizes)} a step")
 
     def steps(phase: str, done: int, total: int, loss: float) -> None:
         report(phase, done, total, f"loss {loss:.3f}")
 
-    course = Course(batches, objective, config, steps, workers)
+    course = Course(batches, objective, config, steps, workers if device.type == "cpu" else 1)
     if gates:
         return train_gates(ancestor, course, gates=gates, out=out / "model"), {}
     if config.ancestor_steps:
@@ -62,4 +65,4 @@ def train(
     folder = out / ("adapters" if config.adapters else "model")
     model = train_experts(ancestor, course, out=folder, held=held, first_step=config.ancestor_steps)
     model = model / LIST if config.adapters else model
-    return model, as_trained(model, objective, unseen) if unseen else {}
+    return model, as_trained(model, objective, unseen, device=config.device) if unseen else {}

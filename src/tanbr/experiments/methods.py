@@ -63,7 +63,9 @@ class Bench:
         if method == str(self.moe.method):
             return self
         if method not in self._others:
-            self._others[method] = replace(self, moe=Moe(self.moe.source, method=method), _others={})
+            self._others[method] = replace(
+                self, moe=Moe(self.moe.source, method=method, device=str(self.moe.device)), _others={}
+            )
         return self._others[method]
 
     @cached_property

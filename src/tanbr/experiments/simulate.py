@@ -27,6 +27,7 @@ from tanbr.files import check_writable, write_atomically
 from tanbr.groups import Groups
 from tanbr.merge import open as open_moe
 from tanbr.merge.sources.expert_list import is_list, read_list
+from tanbr.moe.device import device_of
 from tanbr.tasks import trace, traffic
 from tanbr.tasks.answering import AnswersBy
 from tanbr.tasks.metrics import figure
@@ -57,6 +58,10 @@ class Study:
     config: Path | None = None
     answers: AnswersBy = "labels"
     groups: Path | None = None  # what `tanbr groups` wrote
+    device: str = "cpu"  # where models answer; of no result it is a setting
+
+    def __post_init__(self) -> None:
+        device_of(self.device)  # before anything is written
 
     @property
     def merging(self) -> str:
@@ -79,7 +84,9 @@ class Study:
     def bench(self) -> Bench:
         """Open the checkpoint and what belongs to it; whatever does not fit together is refused here."""
         # methods say how they merge; what a list of experts says of that may need what is to be measured first
-        moe = open_moe(self.checkpoint, experts=self.experts, blend_only=self.blend_only, method=AVERAGE)
+        moe = open_moe(
+            self.checkpoint, experts=self.experts, blend_only=self.blend_only, method=AVERAGE, device=self.device
+        )
         corpus = self.corpus()
         settings = configuration.load(self.config)
         groups = None

@@ -32,9 +32,9 @@ def figures(model: Any, objective: Objective, rows: Rows, **options: Any) -> Fig
     return {name: objective.figure(model, of_task, **options) for name, of_task in rows.items()}
 
 
-def as_trained(checkpoint: Path, objective: Objective, rows: Rows) -> dict[str, Figures]:
+def as_trained(checkpoint: Path, objective: Objective, rows: Rows, *, device: str = "cpu") -> dict[str, Figures]:
     """Score the uniform merge, and with `tags` each task by its own expert, where the checkpoint says which that is."""
-    moe = open_moe(checkpoint)
+    moe = open_moe(checkpoint, device=device)
     model = with_start(moe.dense())
     result = {"average": figures(model, objective, rows)}
     for name, expert in zip(rows, own_experts(moe, list(rows)), strict=False):  # none, or one for each task

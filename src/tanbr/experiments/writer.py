@@ -30,7 +30,7 @@ class Writer(DenseModel):
         """Write an answer to each text."""
         written: list[Answer] = [""] * len(texts)
         for chunk in self.by_length([len("".join(text)) for text in texts]):
-            encoded = self.encode([texts[i] for i in chunk])
+            encoded = self.encode([texts[i] for i in chunk], device=self.model.device)
             inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
             tokens = self.model.generate(**inputs, max_new_tokens=self.longest, do_sample=False)
             decoded = self.encode.tokenizer.batch_decode(tokens, skip_special_tokens=True)

@@ -22,6 +22,7 @@ from tanbr.merge.sources.expert_list import is_list, read_list
 from tanbr.merge.sources.peft_folder import is_adapter, read_adapter
 from tanbr.merge.stream import Places, stream
 from tanbr.moe.checkpoint import Checkpoint, TensorFile, understood
+from tanbr.moe.device import device_of
 from tanbr.moe.family import Settings, Site
 from tanbr.types import Blend, as_blend
 
@@ -31,7 +32,8 @@ FETCHED = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "LICENSE*"]
 class Moe:
     """Experts of a source (an MoE checkpoint is one) that a method of `merge/methods` merges; none is in memory."""
 
-    def __init__(self, source: Checkpoint | ExpertSource, *, method: str = "average") -> None:
+    def __init__(self, source: Checkpoint | ExpertSource, *, method: str = "average", device: str = "cpu") -> None:
+        self.device = device_of(device)  # where dense models are built
         self.source = MoeCheckpoint(source) if isinstance(source, Checkpoint) else source
         self.checkpoint = self.source.checkpoint
         self.family = self.source.family
@@ -70,7 +72,7 @@ class Moe:
         model = skeleton(self.plan, self.checkpoint)
         for _ in self.tensors(weights, into=partial(locate, model)):
             pass
-        return model.eval()
+        return model.to(self.device).eval()
 
     def merge_into(self, model: nn.Module, blend: ArrayLike) -> None:
         """Merge a blend (K,) into a dense model in place; only the tensors that depend on it change."""
@@ -113,13 +115,15 @@ def open(  # noqa: A001
     experts: Sequence[str | Path] = (),
     blend_only: BlendOnly | None = None,
     method: str | None = None,
+    device: str = "cpu",
 ) -> Moe:
     """Open an MoE checkpoint: a folder with a config.json and safetensors files, or a model id of the hub.
 
     With `experts`, `path` is the dense base that these folders (or ids) were fine-tuned from: checkpoints, LoRA
     adapters as PEFT saves them, or both; `blend_only="ffn"` takes their FFNs and keeps the rest of the base. A TOML or
     YAML file lists base and experts, and may say the rest (`merge/sources/expert_list.py`); arguments go before it.
-    `method` says how blends are merged: a name of `tanbr.merge.methods`, with settings as `ties:density=0.3`.
+    `method` says how blends are merged: a name of `tanbr.merge.methods`, with settings as `ties:density=0.3`; `device`
+    where its dense models are built, as cuda.
     """
     if is_list(path):
         if experts:
@@ -132,11 +136,11 @@ def open(  # noqa: A001
             labels=[expert.labels for expert in listed.experts],
         )
         source.expert_tasks, source.weights = listed.tasks, listed.weights
-        return Moe(source, method=listed.method if method is None else method)
+        return Moe(source, method=listed.method if method is None else method, device=device)
     method = "average" if method is None else method
     if not experts:
-        return Moe(Checkpoint(_local(path)), method=method)
-    return Moe(_over_base(path, experts, blend_only or "all"), method=method)
+        return Moe(Checkpoint(_local(path)), method=method, device=device)
+    return Moe(_over_base(path, experts, blend_only or "all"), method=method, device=device)
 
 
 def _over_base(

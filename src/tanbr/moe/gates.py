@@ -118,4 +118,4 @@ def real_tokens(model: nn.Module, inputs: Inputs) -> list[Tensor]:
 def gumbel(logits: Tensor, rng: torch.Generator) -> Tensor:
     """Add the noise with which the highest of logits (m, K) is a draw from their softmax."""
     uniform = torch.rand(logits.shape, generator=rng, dtype=logits.dtype).clamp_min(torch.finfo(logits.dtype).tiny)
-    return logits - (-uniform.log()).log()
+    return logits - (-uniform.log()).log().to(logits.device)

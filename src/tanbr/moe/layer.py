@@ -157,12 +157,12 @@ class ExpertFfn:
             raise InputError("an un-merged MoE model needs a routing: call tanbr.moe.layer.route(model, ...) first")
         if isinstance(routing, TaskRouting):
             experts, weights = _named_experts(routing, batch=x.shape[0], experts=K)
-            return self._mix_outputs(x, experts, weights)
+            return self._mix_outputs(x, experts.to(x.device), None if weights is None else weights.to(x.device))
         if isinstance(routing, BlendRouting):
             blends = _checked_blends(routing.blends, batch=x.shape[0], experts=K)
             if routing.mix == "weights":
-                return self._mix_weights(x, blends.to(x.dtype))
-            return self._mix_outputs(x, *_active(blends.to(x.dtype).expand(x.shape[0], K)))
+                return self._mix_weights(x, blends.to(x))
+            return self._mix_outputs(x, *_active(blends.to(x).expand(x.shape[0], K)))
         return self._gated(x, site, routing)
 
     def _gated(self, x: Tensor, site: MoeSite, routing: TokenRouting | SequenceRouting) -> Tensor:
@@ -265,7 +265,7 @@ def mean_token(x: Tensor, real: Tensor | None) -> Tensor:
         return x.mean(dim=1)
     if real.shape != x.shape[:2]:
         raise InputError(f"real tokens must be {tuple(x.shape[:2])}, one flag a token (got {tuple(real.shape)})")
-    flags = (real > 0).to(x.dtype).unsqueeze(-1)
+    flags = (real > 0).to(x).unsqueeze(-1)
     return (x * flags).sum(dim=1) / flags.sum(dim=1).clamp_min(1.0)
 
 

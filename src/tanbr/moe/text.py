@@ -56,9 +56,10 @@ class TextEncoder:
             )
         return cls(tokenizer, max_length=longest(Path(checkpoint), tokenizer, max_length))
 
-    def __call__(self, texts: Sequence[Text]) -> dict[str, Tensor]:
+    def __call__(self, texts: Sequence[Text], *, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """Encode texts, cut on the right and padded to the longest: input_ids, attention_mask, … each (n, length)."""
-        return {name: torch.from_numpy(table) for name, table in self.pad(self.encode(texts).columns).items()}
+        padded = self.pad(self.encode(texts).columns)
+        return {name: torch.from_numpy(table).to(device) for name, table in padded.items()}
 
     def encode(
         self, texts: Sequence[Text], *, limit: int | None = None, side: Literal["left", "right"] = "right"

@@ -174,4 +174,4 @@ def _write_shard(file: BinaryIO, tensors: Sequence[NewTensor], flow: Iterator[Te
         written = 0
         while written < tensor.nbytes:
             chunk = next(flow)
-            written += file.write(chunk.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+            written += file.write(chunk.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

@@ -15,10 +15,10 @@ from numpy.typing import ArrayLike
 from tanbr.baselines.survey import Survey
 from tanbr.errors import ConfigError
 from tanbr.merge import Moe
+from tanbr.moe.device import device_of
 from tanbr.monitor import Monitor
 from tanbr.router import Tanbr, TreeView
 from tanbr.serve.answer_log import AnswerLog
-from tanbr.serve.backends.torch_eager import device_of
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.engines.connecting import builder, connected

@@ -1,7 +1,7 @@
 """The un-merged MoE, run from disk: its answers are what a merged model is compared with.
 
 Its parameters are views of the mapped checkpoint. When a site has run, the pages it touched are let go: the experts
-are never all in memory.
+are never all in memory. So it runs on the CPU, on whatever device the models are that answer.
 """
 
 from collections.abc import Mapping, Sequence

@@ -43,6 +43,8 @@ def train_ancestor(course: Course, *, meanings: Tensor, out: Path) -> Path:
         else BertForSequenceClassification(_bert_config(space, encoder, config))
     )
     probe = nn.Linear(config.hidden_size, 1)  # reads alignment off a token's hidden state; thrown away at the end
+    both = nn.ModuleList([model, probe]).to(course.device)
+    meanings = meanings.to(course.device)
 
     def gradients(step: int) -> dict[str, float]:
         batch = course.batches.at(step)
@@ -57,7 +59,6 @@ def train_ancestor(course: Course, *, meanings: Tensor, out: Path) -> Path:
         loss.backward()  # type: ignore[no-untyped-call]
         return {"ancestor": loss.item()}
 
-    both = nn.ModuleList([model, probe])
     return course.phase(
         "ancestor",
         both,

@@ -20,12 +20,18 @@ _STRETCH = 32  # batches' worth of shuffled rows that are sorted by length
 
 
 class Batches:
-    """Draws batches of each task, `sizes` (one number a task) rows at a time."""
+    """Draws batches of each task, `sizes` (one number a task) rows at a time; what is drawn is put on `device`."""
 
     def __init__(
-        self, rows: Mapping[str, Sequence[Row]], *, objective: Objective, sizes: Sequence[int], seed: int
+        self,
+        rows: Mapping[str, Sequence[Row]],
+        *,
+        objective: Objective,
+        sizes: Sequence[int],
+        seed: int,
+        device: str | torch.device = "cpu",
     ) -> None:
-        self.sizes, self._seed = sizes, seed
+        self.sizes, self._seed, self.device = sizes, seed, torch.device(device)
         self._pools = [
             _weighed(objective.encode(rows[task.name]), task, rows[task.name]) for task in objective.space.tasks
         ]
@@ -44,7 +50,7 @@ class Batches:
         if task not in self._epochs or self._epochs[task][0] != epoch:
             rng = torch.Generator().manual_seed((self._seed * 1_009 + task) * 1_000_003 + epoch)
             self._epochs[task] = epoch, _lay_out(pool.lengths, size, rng)
-        return pool.take(self._epochs[task][1][number])
+        return pool.take(self._epochs[task][1][number]).to(self.device)
 
     def at(self, step: int) -> Batch:
         """Give the batches of all tasks as one."""
@@ -57,7 +63,7 @@ class Batches:
         draws = [rng.integers(len(pool), size=n) for pool, n in zip(self._pools, counts, strict=True)]
         return joined(
             [pool.take(torch.from_numpy(rows)) for pool, rows in zip(self._pools, draws, strict=True) if len(rows)]
-        )
+        ).to(self.device)
 
 
 def _weighed(pool: Batch, task: Task, rows: Sequence[Row]) -> Batch:

@@ -30,6 +30,8 @@ class RunConfig(Section):
     """Steps between two resumable states."""
     seed: int = 0
     """Seed of whatever is drawn: initial weights, rows, batches."""
+    device: str = "cpu"
+    """Torch device to train on, as cuda; a state goes on with another one."""
 
 
 class PretrainConfig(RunConfig):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from tanbr.train.batches import Batches
@@ -22,6 +23,11 @@ class Course:
     config: PretrainConfig
     report: OnStep
     workers: int = 1  # tasks that run side by side; weights do not depend on it
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are, and what learns from them."""
+        return self.batches.device
 
     def phase(
         self,

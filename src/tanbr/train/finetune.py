@@ -175,13 +175,14 @@ class GatedTuner(Tuner):
 
 def task_counts(batch: Batch, *, tasks: int) -> FloatArray:
     """Count a batch's rows by task (V,)."""
-    return np.bincount(batch.tasks.numpy(), minlength=tasks).astype(np.float64)
+    return np.bincount(batch.tasks.cpu().numpy(), minlength=tasks).astype(np.float64)
 
 
 def rewards(losses: Tensor, batch: Batch, *, tasks: int) -> FloatArray:
     """Turn rows' losses (n,) into a reward per task (V,): exp(−mean loss), NaN for a task without rows."""
-    counts = torch.bincount(batch.tasks, minlength=tasks)
-    sums = torch.zeros(tasks, dtype=torch.float64).index_add(0, batch.tasks, losses.double())
+    of = batch.tasks.cpu()
+    counts = torch.bincount(of, minlength=tasks)
+    sums = torch.zeros(tasks, dtype=torch.float64).index_add(0, of, losses.cpu().double())
     result: FloatArray = torch.exp(-sums / counts).numpy()  # 0 / 0 is NaN
     return result
 

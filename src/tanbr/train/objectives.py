@@ -47,6 +47,11 @@ class Batch:
             tasks=self.tasks[index],
         )
 
+    def to(self, device: torch.device) -> "Batch":
+        """Put all of it on a device."""
+        inputs, truth = ({name: value.to(device) for name, value in of.items()} for of in (self.inputs, self.truth))
+        return Batch(inputs, truth, self.tasks.to(device))
+
 
 def joined(batches: Sequence[Batch]) -> Batch:
     """Put batches one below the other, padded (with 0, which is padding for every input) to the longest."""
@@ -127,7 +132,7 @@ class Objective(ABC):
         pool = self.encode(rows)
         answers = np.empty(len(rows))
         for chunk in torch.split(pool.lengths.argsort(), size):
-            batch = pool.take(chunk)
+            batch = pool.take(chunk).to(model.device)
             with serving(batch.inputs):
                 answers[chunk.numpy()] = self.answers(model, [rows[i] for i in chunk.tolist()], batch)
         return figure(self.space.task(rows[0].task), np.array([row.target for row in rows]), answers)
@@ -150,7 +155,7 @@ class Classification(Objective):
 
     def answers(self, model: Any, rows: Sequence[Row], batch: Batch) -> FloatArray:
         """Read answers (n,) off the head."""
-        return self.space.answers(rows, model(**batch.inputs).logits.double().numpy())
+        return self.space.answers(rows, model(**batch.inputs).logits.cpu().double().numpy())
 
     def _inputs(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         return self.encoder([row.text for row in rows])

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from tanbr.errors import ConfigError
 from tanbr.tasks.rows import Row
@@ -79,7 +80,7 @@ def mergeable_blends(step: int, tasks: int, config: PretrainConfig) -> FloatArra
 def train_together(dense: Path, course: Course, *, out: Path) -> Path:
     """Train a dense checkpoint on all tasks at once, for `ancestor_steps`, and write it to `out`."""
     config, tasks = course.config, course.objective.space.tasks
-    one = ExpertViews(load(dense), experts=1)
+    one = ExpertViews(load(dense).to(course.device), experts=1)
     pool, batches = ThreadPoolExecutor(course.workers), course.batches.resized(ancestor_sizes(course))
 
     def gradients(step: int) -> dict[str, float]:
@@ -116,7 +117,8 @@ def train_experts(
     `first_step`: those before it have taught the ancestor.
     """
     config, objective, tasks = course.config, course.objective, course.objective.space.tasks
-    experts = ExpertViews(load(ancestor), experts=len(tasks)) if not config.adapters else _adapters(ancestor, course)
+    dense = load(ancestor).to(course.device)
+    experts = _adapters(dense, course) if config.adapters else ExpertViews(dense, experts=len(tasks))
     stop = EarlyStop(experts, patience=config.patience)
     pool = ThreadPoolExecutor(course.workers)
     curve = Curve.beside(out)
@@ -157,11 +159,11 @@ def train_experts(
     )
 
 
-def _adapters(dense: Path, course: Course) -> ExpertViews:
+def _adapters(dense: PreTrainedModel, course: Course) -> ExpertViews:
     config = course.config
     if config.mergeable:
         raise ConfigError("blends of adapters cannot be trained; leave out mergeable, or adapters")
-    return AdapterViews(load(dense), experts=len(course.objective.space.tasks), rank=config.adapters, seed=config.seed)
+    return AdapterViews(dense, experts=len(course.objective.space.tasks), rank=config.adapters, seed=config.seed)
 
 
 def _share(objective: Objective, batch: Batch, view: Any) -> Tensor:

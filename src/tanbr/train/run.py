@@ -81,9 +81,8 @@ class Run:
         return warm * (0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * step / self.steps)))
 
     def _run(self) -> str:
-        return json.dumps(
-            {"phase": self.phase, "origin": self.origin, "config": self.config.model_dump(exclude=set(self.ignored))}
-        )
+        settings = self.config.model_dump(exclude={"device", *self.ignored})
+        return json.dumps({"phase": self.phase, "origin": self.origin, "config": settings})
 
     def _changing(self) -> dict[str, Tensor]:
         """What steps change: trained parameters, each once, buffers, and what modules keep beside them."""
@@ -98,9 +97,9 @@ class Run:
     def _save(
         self, optimizer: torch.optim.Optimizer, step: int, smoothed: float, recent: list[Mapping[str, float]]
     ) -> None:
-        tensors = {f"model/{name}": value.contiguous() for name, value in self._changing().items()}
+        tensors = {f"model/{name}": value.cpu().contiguous() for name, value in self._changing().items()}
         for index, moments in optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer/{index}/{name}": value for name, value in moments.items()}
+            tensors |= {f"optimizer/{index}/{name}": value.cpu() for name, value in moments.items()}
         progress = {"step": step, "smoothed": smoothed, "recent": [dict(losses) for losses in recent]}
         metadata = {"progress": json.dumps(progress), "run": self._run()}
         partial = self.state.with_suffix(".partial")

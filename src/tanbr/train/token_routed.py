@@ -18,7 +18,7 @@ from tanbr.train.rates import groups
 def train_gates(ancestor: Path, course: Course, *, gates: Callable[[Any], Gated], out: Path) -> Path:
     """Upcycle a dense checkpoint to as many experts as tasks, train it and its gates, and write it to `out`."""
     config, objective = course.config, course.objective
-    moe = upcycled(ancestor, experts=len(objective.space.tasks))
+    moe = upcycled(ancestor, experts=len(objective.space.tasks)).to(course.device)
     gated = gates(moe)
     experts = {
         f"{at}.{name}": weight

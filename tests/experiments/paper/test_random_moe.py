@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from elsewhere import elsewhere
 from tanbr.experiments.paper.cost import ModelSize
 from tanbr.experiments.paper.random_moe import METHODS, Models, random_moe
 from tanbr.experiments.paper.timing import cell, routed, token_merging
@@ -42,3 +43,12 @@ def test_merging_for_every_token_is_timed_on_a_few_tokens(models: Models) -> Non
     found = token_merging(models, length=16, seconds=0.1)
     assert found["tokens"] == 8
     assert found["weights_ratio"] > 0
+
+
+def test_all_but_int8_is_timed_elsewhere(models: Models) -> None:
+    with elsewhere() as device:
+        there = Models(models.folder, device=str(device))
+        skip = {"token-merging"} | {name for name in METHODS if name.endswith(" int8")}
+        for mode in ("forward", "decode") if models.writes else ("forward",):
+            assert set(cell(there, mode, batch=2, length=8, rounds=1, seconds=5, skip=skip)) == set(METHODS) - skip
+        assert token_merging(there, length=16, seconds=0.1)["weights_ratio"] > 0

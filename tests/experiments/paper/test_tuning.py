@@ -1,10 +1,14 @@
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from elsewhere import elsewhere
 from tanbr.baselines import build
-from tanbr.experiments.paper.tuning import TunedServer, Untaught, task_figures
+from tanbr.experiments.paper import online
+from tanbr.experiments.paper.scale import Setup, scale
+from tanbr.experiments.paper.tuning import TunedServer, Untaught, job, task_figures
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.moe.text import TextEncoder
@@ -65,3 +69,23 @@ def test_a_task_that_hardly_came_has_no_metric() -> None:
     told["similarity"] = ([1.0, 2.0], [2.0, 1.0])  # two rows correlate by -1, whatever the model is worth
     assert set(task_figures(tiny.TASKS, told, least=3)) == {task.name for task in tiny.TASKS} - {"similarity"}
     assert task_figures(tiny.TASKS, told, least=2)["similarity"] == -1.0
+
+
+def test_answers_are_written_the_same_elsewhere(served: Any) -> None:
+    here, rows, space = served
+    texts = [row.text for row in rows[:8]]
+    here.swap(np.eye(8)[0])
+    with elsewhere() as device:
+        moe = open_moe(embedded.path("t5"), device=str(device))
+        objective = TextToText(space, TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"]))
+        there = TunedServer(BlendTuner(moe), objective, {row.text: row for row in rows}, batch=8)
+        there.swap(np.eye(8)[0])
+        assert there.answers(texts) == here.answers(texts)
+
+
+def test_a_device_is_a_fact_of_what_is_timed_alone() -> None:
+    here, there = (Setup(scale("tiny"), Path("out"), device=device) for device in ("cpu", "meta"))
+    facts = job(here, "paper", 0).facts
+    assert "device" not in str(facts)  # results of before there were devices stay what they are
+    assert job(there, "paper", 0).facts == {**facts, "device": "meta"}
+    assert [one.facts for one in online.jobs(here)] == [one.facts for one in online.jobs(there)]

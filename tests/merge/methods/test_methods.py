@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 import tanbr
+from elsewhere import elsewhere
 from tanbr.errors import ConfigError
 from tanbr.merge import Moe
 from tanbr.merge.methods import METHODS, Method, check_name
@@ -80,3 +81,15 @@ def test_every_method_says_what_it_needs_and_costs() -> None:
         assert kind.needs
         assert kind.cost
         assert kind.__doc__
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("regression", "regmeanpp")])
+def test_every_method_merges_the_same_elsewhere(related, name) -> None:
+    here = tanbr.open(related, method=name).dense([0.1, 0.6, 0.0, 0.3]).state_dict()
+    with elsewhere() as device:
+        moe = tanbr.open(related, method=name, device=str(device))
+        model = moe.dense()
+        moe.merge_into(model, [0.1, 0.6, 0.0, 0.3])
+        there = {key: value.cpu() for key, value in model.state_dict().items()}
+        assert model.device == device
+    assert all(torch.equal(value, there[key]) for key, value in here.items())

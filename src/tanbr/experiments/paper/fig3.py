@@ -38,7 +38,7 @@ def findings(setup: Setup, results: Results) -> Findings:
                 f"a batch takes less time than with {tuning.RIVALS[rival]}", f"−{paper:.0%}",
                 f"{-less:+.0%} ({1e3 * seconds['paper']:.0f} ms against {1e3 * seconds[rival]:.0f} ms)",
                 claim.reduction(less, paper),
-                "CPU time of writing the answers to a batch, in runs that were not side by side as Table I's are"
+                f"{setup.clock} of writing the answers to a batch, in runs that were not side by side as Table I's are"
                 + ("; SMEAR's sums are computed as products of all experts, which is far cheaper" * (rival == "smear")),
                 seeds,
             )

@@ -92,16 +92,17 @@ def random_moe(folder: Path, size: ModelSize) -> Path:
 class Models:
     """The models of one checkpoint, built when first asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, device: str = "cpu") -> None:
         self.folder = folder
-        self.moe = open_moe(folder)
+        self.moe = open_moe(folder, device=device)
+        self.device = self.moe.device
         self.writes = self.moe.family.model_type == "t5_moe"
         self._built: dict[str, Any] = {}
 
     def get(self, name: str) -> Any:
         """Give the model that a method runs on."""
         if name not in self._built:
-            self._built[name] = self._build(name).eval()
+            self._built[name] = self._build(name).to(self.device).eval()
         return self._built[name]
 
     def _build(self, name: str) -> Any:
@@ -122,11 +123,15 @@ class Models:
         """Keep none of the models."""
         self._built.clear()
 
+    def tokens(self, name: str, *, batch: int, length: int, seed: int) -> Tensor:
+        """Draw tokens (batch, length) for a model."""
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randint(3, self.get(name).config.vocab_size, (batch, length), generator=generator)
+        return drawn.to(self.device)
+
     def work(self, name: str, mode: str, *, batch: int, length: int) -> Callable[[], Any]:
         """Give the call that is timed: a forward pass, or greedy decoding of a fixed number of tokens."""
-        model = self.get(name)
-        generator = torch.Generator().manual_seed(batch)
-        ids = torch.randint(3, model.config.vocab_size, (batch, length), generator=generator)
+        model, ids = self.get(name), self.tokens(name, batch=batch, length=length, seed=batch)
         if mode == "decode":
             return lambda: model.generate(ids, max_new_tokens=ANSWER, min_new_tokens=ANSWER, do_sample=False)
         more = {"decoder_input_ids": ids[:, :ANSWER]} if self.writes else {}

@@ -87,7 +87,8 @@ def laid_out(found: Reproduction, *, command: str) -> dict[str, Any]:
         "not_run": [{"title": part.title, "command": _command(part, found.setup)} for part in not_run],
         "models": _models(found),
         "machine": f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, "
-        f"torch {torch.__version__.split('+')[0]}, one thread",
+        f"torch {torch.__version__.split('+')[0]}, one thread"
+        + "".join(f", models on {device}" for device in found.setup.timed_on.values()),
         "counts": [(verdict, MARKS[verdict], counts[verdict]) for verdict in VERDICTS],
         "minutes": sum(kept.seconds for kept in found.kept.values()) / 60,
         "parts": parts,
@@ -106,7 +107,7 @@ def _command(part: Part, setup: Setup) -> str:
     """Give the command that runs a part, with what it needs; places are left to whoever runs it."""
     needs = () if setup.embedded else part.needs
     tagged = ["--tagged"] if setup.tagged and "t5" in part.needs else []
-    words = [f"--{need} {need.upper()}" for need in needs]
+    words = [f"--{need} {need.upper()}" for need in needs] + [f"--device {name}" for name in setup.timed_on.values()]
     return " ".join(["tanbr reproduce", part.name, "--scale", setup.scale.name, *words, *tagged])
 
 

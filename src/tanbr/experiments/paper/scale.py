@@ -12,6 +12,7 @@ from tanbr.experiments.paper.cost import ModelSize
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
+from tanbr.moe.device import device_of
 from tanbr.settings import Config
 from tanbr.tasks import glue, tiny
 from tanbr.tasks.dataset import Dataset
@@ -108,9 +109,11 @@ class Setup:
     t5: Path | None = None
     data: Path | None = None
     tagged: bool = False  # whether the T5's texts name their task, as the paper's do
+    device: str = "cpu"
 
     def check(self, needs: tuple[str, ...], part: str) -> None:
         """Refuse a scale whose models or data are missing, or are others than it needs, before anything runs."""
+        device_of(self.device)
         for need in needs:
             if getattr(self, need) is None and not self.embedded:
                 raise ConfigError(f"{part} at scale {self.scale.name} needs {need}: {WHERE[need]}")
@@ -162,6 +165,21 @@ class Setup:
             return "generated" if self.embedded else "none"
         return f"{Dataset(str(self.data)).name} dev"
 
+    @property
+    def timed_on(self) -> dict[str, str]:
+        """What times depend on beside the machine, and rewards do not: the device, where it is not the CPU."""
+        return {} if self.device == "cpu" else {"device": self.device}
+
+    @property
+    def clock(self) -> str:
+        """What times are of, in words."""
+        return "CPU time" if self.device == "cpu" else f"time on {self.device}"
+
+    @property
+    def memory(self) -> str:
+        """What a peak of memory is of, in words."""
+        return "the whole process" if self.device == "cpu" else f"tensors on {self.device}"
+
     def name_of(self, which: Literal["model", "t5"]) -> str:
         """Tell a model by its weights; nothing where none is named yet."""
         if getattr(self, which) is None and not self.embedded:
@@ -194,12 +212,12 @@ class Setup:
     @cached_property
     def bert_moe(self) -> Moe:
         """The model that answers by a head."""
-        return open_moe(self.model or embedded.path())
+        return open_moe(self.model or embedded.path(), device=self.device)
 
     @cached_property
     def t5_moe(self) -> Moe:
         """The model that writes."""
-        return open_moe(self.t5 or embedded.path("t5"))
+        return open_moe(self.t5 or embedded.path("t5"), device=self.device)
 
     @cached_property
     def bench(self) -> Bench:

@@ -34,7 +34,7 @@ def jobs(setup: Setup) -> list[Job]:
     found = []
     for kind, size in (("t5", scale.t5), ("bert", scale.bert)):
         folder = setup.out / "work" / f"random-{kind}"
-        facts = {"size": vars(size), "length": scale.length}
+        facts = {"size": vars(size), "length": scale.length, **setup.timed_on}
         for mode, batch in cells(kind, scale.batches):
             done = partial(_cell, folder, size, setup, mode, batch)
             cost = _cost(size, setup, mode, batch)
@@ -46,7 +46,7 @@ def jobs(setup: Setup) -> list[Job]:
             most = max(scale.batches)
             own = size.forward(rows=most, length=scale.length, written=ANSWER, experts=3 if name == "task-1" else 1)
             starts = Cost(seconds=5.0, memory=own.memory)  # of a process that loads torch
-            job = partial(_memory, folder, size, name, most, scale.length)
+            job = partial(_memory, folder, size, setup, name, most)
             found.append(Job(f"table1-memory-{name.replace(' ', '-')}", job, facts | {"batch": most}, own + starts))
     return found
 
@@ -74,28 +74,30 @@ def _cost(size: ModelSize, setup: Setup, mode: str, batch: int) -> Cost:
 
 
 @lru_cache(maxsize=1)  # one family's models in memory at a time
-def _models(folder: Path, size: ModelSize) -> Models:
-    return Models(random_moe(folder, size))
+def _models(folder: Path, size: ModelSize, device: str) -> Models:
+    return Models(random_moe(folder, size), device=device)
 
 
 def _cell(folder: Path, size: ModelSize, setup: Setup, mode: str, batch: int, tick: Tick) -> dict[str, Any]:
     tick(0, 1, "")
     scale = setup.scale
     skip = {SLOW} | ({"task-merging"} if mode == "decode" and batch > 1 else set())  # minutes, and nothing new
+    skip |= set() if setup.device == "cpu" else {name for name in METHODS if name.endswith(" int8")}  # the CPU's alone
     return cell(
-        _models(folder, size), mode, batch=batch, length=scale.length, rounds=scale.rounds,
+        _models(folder, size, setup.device), mode, batch=batch, length=scale.length, rounds=scale.rounds,
         seconds=scale.cell_seconds, skip=skip,
     )  # fmt: skip
 
 
 def _token_merging(folder: Path, size: ModelSize, setup: Setup, tick: Tick) -> dict[str, Any]:
     tick(0, 1, "")
-    return token_merging(_models(folder, size), length=setup.scale.length, seconds=setup.scale.cell_seconds)
+    models = _models(folder, size, setup.device)
+    return token_merging(models, length=setup.scale.length, seconds=setup.scale.cell_seconds)
 
 
-def _memory(folder: Path, size: ModelSize, name: str, batch: int, length: int, tick: Tick) -> dict[str, float] | None:
+def _memory(folder: Path, size: ModelSize, setup: Setup, name: str, batch: int, tick: Tick) -> dict[str, float] | None:
     tick(0, 1, "")
-    return memory(random_moe(folder, size), name, batch=batch, length=length)
+    return memory(random_moe(folder, size), name, batch=batch, length=setup.scale.length, device=setup.device)
 
 
 def findings(setup: Setup, results: Results) -> Findings:
@@ -103,7 +105,7 @@ def findings(setup: Setup, results: Results) -> Findings:
     scale = setup.scale
     batch = max(scale.batches)
     t5 = results[f"table1-t5-forward-{batch}"]
-    where = f"T5, batch {batch}, CPU time"
+    where = f"T5, batch {batch}, {setup.clock}"
     claims = []
     whole, dense = scale.t5.whole, scale.t5.dense
     claims.append(
@@ -122,7 +124,7 @@ def findings(setup: Setup, results: Results) -> Findings:
                 Claim(
                     f"merged is faster than {_spoken(name)}", f"−{paper:.0%} ({PAPER[name]} s → {PAPER['merged']} s)",
                     f"{-ours:+.0%} ({where})", claim.reduction(ours, paper),
-                    _reason(results, scale.batches, name, words, width=scale.t5.width),
+                    _reason(results, scale.batches, name, words, setup=setup),
                 )
             )  # fmt: skip
     ours = 1 - 1 / t5["task-merging"]["cpu_ratio"]
@@ -144,31 +146,32 @@ def findings(setup: Setup, results: Results) -> Findings:
             f"the same sums, by running every expert on every token, take {slow['products_ratio']:.1f} times as long",
         )
     )  # fmt: skip
-    claims.append(_memory_claim(results, batch))
+    claims.append(_memory_claim(setup, results, batch))
     return Findings(claims, _tables(setup, results), {"Time per batch, relative to the merged model": draw(t5, where)})
 
 
-def _memory_claim(results: Results, batch: int) -> Claim:
+def _memory_claim(setup: Setup, results: Results, batch: int) -> Claim:
     one, other = results["table1-memory-merged"], results["table1-memory-task-1"]
     says = "only the merged model is loaded, so less memory is needed"
     if one is None or other is None:
         return Claim(says, "−20% to −25%", "–", claim.untested(), "memory is read from /proc, which only Linux has")
     less = 1 - one["peak_resident"] / other["peak_resident"]
     reason = (
-        f"above an idle process: {one['peak_resident'] / 1e6:.0f} MB against {other['peak_resident'] / 1e6:.0f} MB at "
-        f"the peak of a batch of {batch}"
+        f"{'above an idle process' if setup.device == 'cpu' else setup.memory}: {one['peak_resident'] / 1e6:.0f} MB "
+        f"against {other['peak_resident'] / 1e6:.0f} MB at the peak of a batch of {batch}"
     )
     return Claim(says, "−20% to −25%", f"{-less:+.0%}", claim.reduction(less, LESS_MEMORY), reason)
 
 
-def _reason(results: Results, batches: tuple[int, ...], name: str, words: str, *, width: int) -> str:
+def _reason(results: Results, batches: tuple[int, ...], name: str, words: str, *, setup: Setup) -> str:
     parts = [
         f"batch {batch}: {1 / results[f'table1-t5-forward-{batch}'][name]['cpu_ratio'] - 1:+.0%}" for batch in batches
     ]
     int8 = results[f"table1-t5-forward-{max(batches)}"]
     against = int8.get(f"{name} int8")
     more = f"; both in int8: {int8['merged int8']['cpu_ratio'] / against['cpu_ratio'] - 1:+.0%}" if against else ""
-    return f"with {words} on this CPU, D = {width}: {', '.join(parts)}{more}"
+    place = "this CPU" if setup.device == "cpu" else setup.device
+    return f"with {words} on {place}, D = {setup.scale.t5.width}: {', '.join(parts)}{more}"
 
 
 def _spoken(name: str) -> str:
@@ -188,7 +191,8 @@ def _tables(setup: Setup, results: Results) -> list[Table]:
         for name in METHODS
         if name != SLOW
     ]
-    title = "CPU time relative to the merged model, medians; the paper's is of wall time on an A100, T5, batch 128"
+    paper = "the paper's is of wall time on an A100, T5, batch 128"
+    title = f"{setup.clock} relative to the merged model, medians; {paper}"
     seconds = [["merged", *(f"{of['merged']['seconds']:.4f}" for _, of in columns)]]
     return [
         Table(title, ["method", "paper", *(name for name, _ in columns)], rows),

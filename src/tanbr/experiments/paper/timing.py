@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tanbr.experiments.paper.random_moe import METHODS, K, Models
+from tanbr.moe.device import finish
 from tanbr.moe.layer import Routing, TokenRouting, route
 
 STEADY = 1.25  # how far `merged` may move within a round that counts
@@ -32,8 +33,8 @@ def cell(
         call()  # warms up
     ends = time.monotonic() + seconds
     while len(wall["merged"]) < rounds and (time.monotonic() < ends or not wall["merged"]):
-        times = {name: timed(call) for name, call in calls.items()}
-        again = timed(calls["merged"])[0] / times["merged"][0]
+        times = {name: timed(call, models.device) for name, call in calls.items()}
+        again = timed(calls["merged"], models.device)[0] / times["merged"][0]
         if not 1 / STEADY < again < STEADY and time.monotonic() < ends:
             disturbed += 1  # something else ran meanwhile: a round counts if it ends as fast as it began
             continue
@@ -58,7 +59,7 @@ def cell(
 def token_merging(models: Models, *, length: int, seconds: float) -> dict[str, Any]:
     """Time merging an FFN for every token, on a few tokens, as a ratio to the merged model's time for as many."""
     model = models.get("moe")
-    ids = torch.randint(3, model.config.vocab_size, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+    ids = models.tokens("moe", batch=1, length=TOKENS, seed=0)
     more = {"decoder_input_ids": ids[:, :1]} if models.writes else {}
     merged = models.work("merged", "forward", batch=1, length=length)
     by_weights = routed(model, TokenRouting(K, mix="weights"), lambda: model(input_ids=ids, **more))
@@ -69,17 +70,24 @@ def token_merging(models: Models, *, length: int, seconds: float) -> dict[str, A
     for call in (merged, by_products):
         call()  # warms up
     while len(found["weights"]) < 5 and (time.monotonic() < ends or not found["weights"]):
-        whole = timed(merged)[1]
-        found["weights"].append(timed(by_weights)[1] * length / TOKENS / whole)
-        found["products"].append(timed(by_products)[1] / whole)
+        whole = timed(merged, models.device)[1]
+        found["weights"].append(timed(by_weights, models.device)[1] * length / TOKENS / whole)
+        found["products"].append(timed(by_products, models.device)[1] / whole)
     return {"tokens": TOKENS, "length": length, **{f"{n}_ratio": statistics.median(v) for n, v in found.items()}}
 
 
-def timed(call: Callable[[], Any]) -> tuple[float, float]:
-    """Take the wall and CPU time of a call."""
-    start, start_cpu = time.perf_counter(), time.process_time()
+def timed(call: Callable[[], Any], device: torch.device) -> tuple[float, float]:
+    """Take the wall time of a call, and that of its work."""
+    worked, start = work_time(device), time.perf_counter()
     call()
-    return time.perf_counter() - start, time.process_time() - start_cpu
+    worked = work_time(device) - worked
+    return time.perf_counter() - start, worked
+
+
+def work_time(device: torch.device) -> float:
+    """Read a clock of work: CPU time, for other work on the machine does not count; elsewhere the wall's, when done."""
+    finish(device)
+    return time.process_time() if device.type == "cpu" else time.perf_counter()
 
 
 def routed(model: nn.Module, routing: Routing | None, call: Callable[[], Any]) -> Callable[[], Any]:

@@ -5,7 +5,6 @@ are written, and scored as written.
 """
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from tanbr.experiments.contestant import OneModel
 from tanbr.experiments.paper.cost import BYTES, Cost
 from tanbr.experiments.paper.job import Job, Tick
 from tanbr.experiments.paper.scale import Setup
+from tanbr.experiments.paper.timing import work_time
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router.config import PaperModeConfig, RouterConfig
 from tanbr.settings import Config
@@ -55,12 +55,14 @@ def job(setup: Setup, router: str, seed: int, *, name: str = "", serve: bool = T
         "model": setup.name_of("t5"),
         "data": setup.data_name,
         "tagged": setup.tagged,
-        "tuning": tuning.model_dump(),
+        "tuning": tuning.model_dump(exclude={"device"}),
         "slots": setup.scale.served_slots if serve else 0,
         "requests": setup.scale.requests,
         **({"least_answers": setup.scale.least_answers, "period": PERIOD} if serve else {}),
         **paper_mode,
+        **setup.timed_on,
     }
+    tuning = tuning.model_copy(update={"device": setup.device})
     config = Config(finetune=tuning, router=RouterConfig(paper=PaperModeConfig(**paper_mode)))
     run = partial(_tune, setup, router, config, setup.out / "work" / called, serve)
     return Job(called, run, facts, _cost(setup, router, serve=serve))
@@ -88,7 +90,7 @@ def _tune(setup: Setup, router: str, config: Config, out: Path, serve: bool, tic
 
     def report(phase: str, done: int, _: int, note: str) -> None:
         if phase.startswith("finetune"):
-            ticks.append(time.process_time())  # other work on the machine does not count
+            ticks.append(work_time(setup.t5_moe.device))
         tick(min(done, steps), steps + 1, f"{phase} {note}")
 
     found = finetune.run(
@@ -126,15 +128,15 @@ class TunedServer:
 
     def __init__(self, tuner: Tuner, objective: TextToText, row_of: Mapping[Text, Row], *, batch: int) -> None:
         self._tuner, self._objective, self._row_of, self._batch = tuner, objective, row_of, batch
-        self._version = 0
-        self.answer_seconds: list[float] = []  # CPU time of each batch
+        self._version, self._device = 0, tuner.model.device
+        self.answer_seconds: list[float] = []  # of each batch, as `work_time` counts
         self.merge_seconds: list[float] = []
 
     def swap(self, blend: ArrayLike) -> int:
         """Merge a blend, where there is one to merge."""
-        started = time.process_time()
+        started = work_time(self._device)
         self._tuner.settle(np.asarray(blend, dtype=np.float64))
-        self.merge_seconds.append(time.process_time() - started)
+        self.merge_seconds.append(work_time(self._device) - started)
         self._version += 1
         return self._version
 
@@ -144,12 +146,12 @@ class TunedServer:
         found: list[Answer] = []
         for start in range(0, len(texts), self._batch):
             rows = [self._row_of[text] for text in texts[start : start + self._batch]]
-            batch = self._objective.encode(rows)
-            started = time.process_time()
+            batch = self._objective.encode(rows).to(self._device)
+            started = work_time(self._device)
             with self._tuner.serving(batch.inputs):
                 found += self._objective.written(self._tuner.model, batch)
             if len(rows) == self._batch:
-                self.answer_seconds.append(time.process_time() - started)
+                self.answer_seconds.append(work_time(self._device) - started)
         return found
 
 

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from tanbr.errors import ConfigError
 from tanbr.merge import Moe
 from tanbr.merge.int8 import Int8Loss
 from tanbr.merge.skeleton import locate
 from tanbr.merge.stream import finite
+from tanbr.moe.device import device_of
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import bert_pass
 from tanbr.serve.backends.backend import Newcomers, Size
@@ -126,19 +126,6 @@ class TorchEager:
 
     def _tensors(self, inputs: Inputs) -> Mapping[str, Tensor]:
         return {name: torch.from_numpy(table).to(self.model.device) for name, table in inputs.items()}
-
-
-def device_of(name: str) -> torch.device:
-    """Find a torch device that works here."""
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise ConfigError(
-            f"device must be one that torch can use here (got {name!r}: {reason}); set device to cpu"
-        ) from None
-    return device
 
 
 def outputs_of(model: nn.Module, moe: Moe) -> dict[str, Tensor]:

@@ -1,0 +1,28 @@
+"""Where a model computes: the torch device that a name means here, and when it has done its work.
+
+Tensors are made where the model is (`model.device`), and come back by `.cpu()`. Whatever is drawn is drawn on the CPU,
+so that a seed means the same everywhere.
+"""
+
+import torch
+
+from tanbr.errors import ConfigError
+
+
+def device_of(name: str) -> torch.device:
+    """Find a torch device that works here."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"device must be one that torch can use here (got {name!r}: {reason}); set device to cpu"
+        ) from None
+    return device
+
+
+def finish(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given: only then does a clock say how long it took."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
