@@ -142,7 +142,8 @@ def finetune(
     config: ConfigFile = None,
 ) -> None:
     """Tune a merged model's normalisation layers while a router learns from the loss. Resumes where it stopped."""
-    settings = configuration.with_options(configuration.load(config), finetune={"steps": steps, "seed": seed})
+    options = {"steps": steps, "seed": seed, "device": device}
+    settings = configuration.with_options(configuration.load(config), finetune=options)
 
     import torch
 
