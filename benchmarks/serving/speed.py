@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +138,10 @@ def servers(folder: Path, work: Path, *, threads: int) -> dict[str, Any]:
     The plain handler answers each request on a thread of its own, LitServe in as many processes as it is told; both are
     tried with one core and with all for a batch. tanbr finds out by itself.
     """
-    found: dict[str, Any] = {
-        "tanbr": processes.tanbr(folder, work),
-        "tanbr onnx": processes.tanbr(folder, work, backend="onnx"),
-    }
-    for kind in ("plain", "litserve"):
+    found: dict[str, Any] = {"tanbr": processes.tanbr(folder, work)}
+    if find_spec("onnxruntime"):
+        found["tanbr onnx"] = processes.tanbr(folder, work, backend="onnx")
+    for kind in ("plain", *(["litserve"] if find_spec("litserve") else [])):
         for each in dict.fromkeys((1, threads)):
             found[f"{kind}, {each} threads"] = processes.rival(kind, folder, work, threads=each)
     return found
