@@ -33,6 +33,7 @@ from tanbr.tasks.answering import AnswersBy
 from tanbr.tasks.metrics import figure
 from tanbr.tasks.rows import Row
 from tanbr.tasks.traffic import Stream, Traffic
+from tanbr.train.interruption import Interruption
 from tanbr.types import FloatArray, SlotRecord, to_jsonable
 
 Watch = Callable[[int, str, int, float], None]  # seed, method, slots done, mean reward of the last few
@@ -281,11 +282,14 @@ def _work(jobs: Sequence[Job]) -> list[Result]:
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Put Ctrl-C off until the block ends; processes that start in it never hear of it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with Interruption() as interruption:  # the mask is this thread's: another may still receive the signal
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if interruption.asked:
+        raise KeyboardInterrupt
 
 
 @contextmanager
