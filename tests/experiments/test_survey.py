@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from tanbr.baselines.survey import Survey
-from tanbr.errors import DataError
+from tanbr.errors import ConfigError, DataError
 from tanbr.experiments.classifier import Classifier
 from tanbr.experiments.corpus import generated
-from tanbr.experiments.survey import candidates, even_groups, survey, survey_path
+from tanbr.experiments.survey import candidates, even_groups, survey, survey_path, survey_to
 from tanbr.merge import Moe
 from tanbr.monitor.config import MonitorConfig
 from tanbr.tasks import tiny
@@ -81,3 +81,10 @@ def test_a_survey_of_answers_by_the_posterior_is_another_one(moe: Moe, tmp_path:
     assert found.check(moe, made.tasks, path, answers_by="posterior") is found
     with pytest.raises(DataError, match="answers by posterior; pass a survey of answers by labels"):
         found.check(moe, made.tasks, path)
+
+
+@pytest.mark.parametrize(("groups", "most"), [(False, 180), (True, 255)])
+def test_more_blends_than_are_laid_out_are_refused(moe: Moe, tmp_path: Path, *, groups: bool, most: int) -> None:
+    with pytest.raises(ConfigError, match=f"at most {most} blends"):
+        survey_to(tmp_path / "s.json", moe, generated(), blends=most + 1, rows=2, groups=groups, command="test")
+    assert not list(tmp_path.iterdir())

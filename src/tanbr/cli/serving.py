@@ -63,7 +63,9 @@ def serve(
     ] = None,
     models: Annotated[
         int | None,
-        typer.Option(help="Number of merged models to serve side by side; each request goes to the best for its task."),
+        typer.Option(
+            min=1, help="Number of merged models to serve side by side; each request goes to the best for its task."
+        ),
     ] = None,
     memory: Annotated[
         str | None, typer.Option(help="Serve as many models side by side as fit into this much memory, as 300MB.")

@@ -153,7 +153,7 @@ def survey(
     blend_only: BlendWhat = None,
     data: Data = None,
     blends: Annotated[
-        int, typer.Option(min=1, help="How many blends to try: at most 180, or any number with --groups.")
+        int, typer.Option(min=1, help="How many blends to try: of 8 experts at most 180, or 255 with --groups.")
     ] = 120,
     rows: Annotated[int, typer.Option(min=2, help="Held-back rows per task.")] = 60,
     searched: Annotated[int, typer.Option(min=0, help="How many of the blends are found by search.")] = 0,

@@ -14,7 +14,7 @@ import numpy as np
 
 from tanbr.baselines.search import Table, search
 from tanbr.baselines.survey import Survey
-from tanbr.errors import DataError
+from tanbr.errors import ConfigError, DataError
 from tanbr.experiments.answers import model_for
 from tanbr.experiments.corpus import Corpus
 from tanbr.experiments.dense import DenseModel
@@ -109,7 +109,13 @@ def survey_to(
     if answers_by == "posterior":
         recogniser = corpus.taught_monitor(MonitorConfig(), seed=0, after=rows).snapshot()
     measure = partial(survey, model, held, space=corpus.space, recogniser=recogniser)
-    fixed = (even_groups if groups else candidates)(moe.num_experts)[: blends - searched]
+    laid_out = (even_groups if groups else candidates)(moe.num_experts)
+    if blends - searched > len(laid_out):
+        raise ConfigError(
+            f"for {moe.num_experts} experts at most {len(laid_out)} blends are laid out, beside those that are searched "
+            f"(got {blends} blends, {searched} of them searched)"
+        )
+    fixed = laid_out[: blends - searched]
     unfinished = path.with_name(f"{path.name}.partial")
     done = _resumed(unfinished, moe, corpus, fixed, rows, answers_by)
     found = 0 if done is None else len(done.blends)
