@@ -112,7 +112,7 @@ def survey_to(
     laid_out = (even_groups if groups else candidates)(moe.num_experts)
     if blends - searched > len(laid_out):
         raise ConfigError(
-            f"for {moe.num_experts} experts at most {len(laid_out)} blends are laid out, beside those that are searched "
+            f"for {moe.num_experts} experts at most {len(laid_out)} blends are laid out, beside the searched ones "
             f"(got {blends} blends, {searched} of them searched)"
         )
     fixed = laid_out[: blends - searched]

@@ -135,7 +135,7 @@ MINILM = PretrainConfig(
 .652; with `--mergeable 0` it is .722 and .629."""
 
 FLAN_T5 = PretrainConfig(
-    max_length=64, train_rows=20_000, ancestor_steps=140, steps=240, warmup=15,
+    max_length=64, train_rows=20_000, ancestor_steps=110, steps=180, warmup=15,
     task_rows={"CoLA": 8, "SST-2": 4, "MRPC": 5, "STS-B": 6, "QQP": 8, "MNLI": 10, "QNLI": 8, "RTE": 5},
     ancestor_rate=5e-4, expert_rate=5e-4, shared_rate=2e-4, head_rate=4e-4, train_embeddings=False,
     log_every=5, save_every=25, final_rows=200,
