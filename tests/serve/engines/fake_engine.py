@@ -168,6 +168,7 @@ class FakeVllm(FakeEngine):
         self.busy = False  # whether it says that it cannot forget
         self.takes_adapters = False  # VLLM_ALLOW_RUNTIME_LORA_UPDATING
         self.most_rank = 16  # --max-lora-rank; 0: without --enable-lora
+        self.lora_targets: list[str] | None = None  # --lora-target-modules
         self.routes = {
             "/v1/models": self._models,
             "/v1/completions": self._completions,
@@ -225,7 +226,8 @@ class FakeVllm(FakeEngine):
 
     async def _server_info(self, body: Any, request: Request) -> Response:
         config = {"model": str(self.folder), "dtype": f"torch.{self.dtype}", "quantization": self.quantised}
-        return JSONResponse({"vllm_config": {"model_config": config}})
+        lora = {"target_modules": self.lora_targets} if self.most_rank else None
+        return JSONResponse({"vllm_config": {"model_config": config, "lora_config": lora}})
 
     async def _tokenize(self, body: Any, request: Request) -> Response:
         tokens = self.tokenizer(body["prompt"])["input_ids"]

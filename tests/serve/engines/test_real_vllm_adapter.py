@@ -26,6 +26,7 @@ pytestmark = [
 ]
 SIZES = {"head_dim": 32, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+ENABLE = "--enable-lora"
 SWAPS = 10
 
 
@@ -36,7 +37,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Moe:
 
 @pytest.fixture(scope="module")
 def engine(moe: Moe) -> Iterator[RealVllm]:
-    options = ("--enable-lora", "--max-lora-rank", "16")
+    options = (ENABLE, "--max-lora-rank", "16")
     with RealVllm(moe.path, moe.path.parent / "vllm.log", *options, **{RUNTIME: "True"}).running() as running:
         yield running
 
@@ -129,26 +130,31 @@ def test_a_push_by_hand_and_what_the_server_makes_of_it(
 
 
 @pytest.mark.parametrize(
-    ("options", "runtime", "says"),
+    ("options", "runtime", "develops", "says"),
     [
-        (("--enable-lora", "--max-lora-rank", "8"), "True", "LoRA rank 9 is greater than max_lora_rank 8"),
-        ((), "True", "LoRA"),
-        (("--enable-lora", "--max-lora-rank", "16"), "False", "or, since all experts are adapters"),
+        ((ENABLE, "--max-lora-rank", "8"), "True", "0", ("LoRA rank 9 is greater than max_lora_rank 8", ENABLE)),
+        ((), "True", "0", ("LoRA", ENABLE)),
+        ((ENABLE, "--max-lora-rank", "16"), "False", "0", ("or, since all experts are adapters", ENABLE)),
+        ((ENABLE, "--lora-target-modules", "q_proj"), "True", "1", ("some layers alone (q_proj)",)),
     ],
 )
 def test_an_engine_that_was_started_otherwise_is_one_sentence(
-    options: tuple[str, ...], runtime: str, says: str, engine: RealVllm, moe: Moe, tmp_path: Path
+    options: tuple[str, ...],
+    runtime: str,
+    develops: str,
+    says: tuple[str, ...],
+    engine: RealVllm,
+    moe: Moe,
+    tmp_path: Path,
 ) -> None:
     engine.kill()
-    other = RealVllm(
-        moe.path, moe.path.parent / "vllm.log", *options, **{RUNTIME: runtime, "VLLM_SERVER_DEV_MODE": "0"}
-    )
+    started = {RUNTIME: runtime, "VLLM_SERVER_DEV_MODE": develops}
+    other = RealVllm(moe.path, moe.path.parent / "vllm.log", *options, **started)
     with other.running():
         asked = ("--engine", "vllm", "--engine-url", other.url, "--port", "0")
         done = tanbr("serve", str(moe.path), *experts(moe), *asked, cwd=tmp_path)
         alive = httpx2.get(f"{other.url}/health").is_success
     assert done.returncode == 2, done.stdout
     said = done.stderr.splitlines()[-1]  # below what is logged
-    assert says in said
-    assert "--enable-lora" in said
+    assert all(one in said for one in says)
     assert alive

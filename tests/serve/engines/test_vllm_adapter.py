@@ -210,3 +210,11 @@ def test_what_is_no_list_of_models_is_an_error(body: Any, lora: FakeVllm) -> Non
     with pytest.raises(EngineLost, match="does not list its models"):
         connection.call(VllmAdapter(connection).label())
     connection.close()
+
+
+def test_an_engine_that_would_add_half_an_adapter_is_refused(lora: FakeVllm, adapters: Moe) -> None:
+    lora.lora_targets = ["q_proj"]
+    said = r"some layers alone \(q_proj\).*without --lora-target-modules"
+    with pytest.raises(EngineRefused, match=said), before(lora, adapters):
+        pass
+    assert not lora.loads

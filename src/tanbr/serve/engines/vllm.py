@@ -49,8 +49,13 @@ class Vllm:
 
     async def _numbers(self) -> tuple[str | None, str | None]:
         """Ask in what dtype it computes, and how its weights are quantised."""
-        config = (await self._get("/server_info?config_format=json"))["vllm_config"]["model_config"]
+        config = (await self._config())["model_config"]
         return str(config["dtype"]).removeprefix("torch."), config["quantization"]
+
+    async def _config(self) -> dict[str, Any]:
+        """Ask how it was started."""
+        config: dict[str, Any] = (await self._get("/server_info?config_format=json"))["vllm_config"]
+        return config
 
     async def tokens(self, text: str) -> Sequence[int] | None:
         """Ask /tokenize."""
