@@ -59,7 +59,7 @@ class VllmAdapter(Vllm):
         self._develops = numbers is not None
         if self._develops and (only := ((await self._config()).get("lora_config") or {}).get("target_modules")):
             raise EngineRefused(
-                f"the engine adds adapters to some layers alone ({', '.join(only)}) and would answer with half a blend; "
+                f"the engine adds adapters to some layers alone ({', '.join(only)}): half a blend would answer; "
                 "start it without --lora-target-modules"
             )
         return numbers or (None, None)
