@@ -57,7 +57,7 @@ def sections(args: argparse.Namespace, work: Path) -> dict[str, Section]:
     found[f"panel {small}"] = lambda _: speed.panel(
         small, work, threads=threads, rounds=rounds, batches=4 if quick else 16
     )
-    for size in dict.fromkeys(("quick", small)):
+    for size in dict.fromkeys(("quick", small, large)):
         found[f"swaps {size}"] = lambda _, size=size: speed.swaps(  # type: ignore[misc]
             size, work, threads=threads, rounds=rounds, count=20 if quick else args.swaps
         )
