@@ -35,10 +35,11 @@ def mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     monkeypatch.setattr("sys.argv", ["tanbr", *arguments])
     monkeypatch.setattr("sys.stdin", io.StringIO())
     monkeypatch.setenv("TANBR_SERVER", "http://127.0.0.1:9")
+    before = sorted(cwd.iterdir())
     with pytest.raises(SystemExit) as left:
         main()
     error = capsys.readouterr().err
     assert left.value.code == 2
     assert error.count("\n") == 1
-    assert not list(cwd.iterdir())
+    assert sorted(cwd.iterdir()) == before
     return error
