@@ -125,7 +125,7 @@ def draw(setup: Setup, results: Results) -> Figure:
         runs = [results[f"tuning-{router}-seed{seed}"] for seed in setup.scale.tuning_seeds]
         mean = np.mean([run["losses"] for run in runs], axis=0)
         axis.plot(runs[0]["steps"], smooth(mean, max(1, len(mean) // 10)), **line)
-    axis.set(title="Loss of the labelled batches, smoothed", xlabel="step")
+    axis.set(title="Loss of the labelled batches, smoothed, on a logarithmic scale", xlabel="step", yscale="log")
     name_below(canvas)
     return canvas
 
