@@ -163,9 +163,9 @@ def findings(setup: Setup, results: Results) -> Findings:
     claims.append(
         Claim(
             "Lemmas: depth O(log T), leaves N", "depth and leaves below their bounds",
-            f"the deepest node is {abs(deep):.1f} levels {'less deep' if deep <= 0 else 'deeper'} than the bound, at most "
+            f"deepest node {abs(deep):.1f} levels {'less deep' if deep <= 0 else 'deeper'} than the bound, at most "
             f"{many:.0%} of the leaves that are allowed",
-            claim.checks({"none more than a level deeper than the bound": deep <= 1, "no more leaves than N": many <= 1}),
+            claim.checks({"at most a level deeper than the bound": deep <= 1, "no more leaves than N": many <= 1}),
             "the bound counts expanded nodes, whose children lie one level deeper", seeds,
         )
     )  # fmt: skip
