@@ -140,5 +140,5 @@ FLAN_T5 = PretrainConfig(
     ancestor_rate=5e-4, expert_rate=5e-4, shared_rate=2e-4, head_rate=4e-4, train_embeddings=False,
     log_every=5, save_every=25, final_rows=200,
 )  # fmt: skip
-"""Of `tanbr pretrain --preset flan-t5`: about 27 core-minutes. On dev own experts have .631 on average, the even blend
+"""Of `tanbr pretrain --preset flan-t5`: about 35 core-minutes. On dev own experts have .631 on average, the even blend
 .436."""
