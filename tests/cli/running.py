@@ -1,16 +1,15 @@
 """The command line as a user runs it, of this tree: what is installed may be another one."""
 
-import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
+from typing import TypeAlias
 
 import tanbr as package
-from tanbr.cli import main
 
+Mistake: TypeAlias = Callable[..., str]  # the fixture `mistake`
 TANBR = (sys.executable, "-m", "tanbr")
 
 
@@ -27,19 +26,3 @@ def tanbr(*arguments: str, cwd: Path, stdin: str = "", **settings: str) -> subpr
         [*TANBR, *arguments], capture_output=True, text=True, cwd=cwd, timeout=240, input=stdin,
         env=environment(**settings),
     )  # fmt: skip
-
-
-def mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cwd: Path, *arguments: str) -> str:
-    """Run a command that fails, in this process; its one sentence. It exits with 2, and leaves no file behind."""
-    monkeypatch.chdir(cwd)
-    monkeypatch.setattr("sys.argv", ["tanbr", *arguments])
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    monkeypatch.setenv("TANBR_SERVER", "http://127.0.0.1:9")
-    before = sorted(cwd.iterdir())
-    with pytest.raises(SystemExit) as left:
-        main()
-    error = capsys.readouterr().err
-    assert left.value.code == 2
-    assert error.count("\n") == 1
-    assert sorted(cwd.iterdir()) == before
-    return error

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import tanbr as package
-from cli.running import environment, mistake, tanbr
+from cli.running import Mistake, environment, tanbr
 
 
 @pytest.mark.parametrize(
@@ -22,16 +22,12 @@ from cli.running import environment, mistake, tanbr
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    arguments: tuple[str, ...],
-    says: str,
+    mistake: Mistake, tmp_path: Path, arguments: tuple[str, ...], says: str
 ) -> None:
     (tmp_path / "bad.toml").write_text("[router]\ncolour = 'red'\n")
     (tmp_path / "deep.toml").write_text(f"a = {'[' * 5_000}{']' * 5_000}")
     (tmp_path / "file").write_text("keep me")
-    assert says in mistake(monkeypatch, capsys, tmp_path, *arguments)
+    assert says in mistake(*arguments)
     assert (tmp_path / "file").read_text() == "keep me"
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from cli.running import mistake, tanbr
+from cli.running import Mistake, tanbr
 from serve.web.fake import FakeService
 from serve.web.live import TOKEN
 from tanbr.cli import driving
@@ -60,5 +60,5 @@ def test_its_panels_fit_a_terminal_of_80_columns(url: str, monkeypatch: pytest.M
         (("traffic", "--slots", "1"), "cannot reach http://127.0.0.1:9"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, arguments, says, monkeypatch, capsys) -> None:
-    assert says in mistake(monkeypatch, capsys, tmp_path, *arguments)
+def test_a_mistake_is_one_sentence_and_exit_code_2(mistake: Mistake, arguments, says) -> None:
+    assert says in mistake(*arguments)

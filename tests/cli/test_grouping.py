@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cli.running import mistake
+from cli.running import Mistake
 from tanbr.baselines.survey import Survey
 from tanbr.cli.grouping import app, read_texts
 from tanbr.cli.merging import app as merging
@@ -51,22 +51,19 @@ def test_groups_by_reward_come_from_a_survey(tmp_path: Path) -> None:
         (["--by", "routing", "--texts", "missing.txt", "--into", "2"], "cannot read the texts"),
     ],
 )
-def test_mistakes_are_one_sentence(
-    options: list[str], why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert why in mistake(monkeypatch, capsys, tmp_path, "groups", MODEL, *options)
+def test_mistakes_are_one_sentence(mistake: Mistake, options: list[str], why: str) -> None:
+    assert why in mistake("groups", MODEL, *options)
 
 
 @pytest.mark.parametrize("content", ["{", '{"groups": [[0, 1], [1]]}', '{"groups": [[0], [1]]}'])
 @pytest.mark.parametrize("command", ["serve", "simulate"])
 def test_groups_that_do_not_fit_are_one_sentence(
-    command: str, content: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path,
-) -> None:  # fmt: skip
+    mistake: Mistake, command: str, content: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     file = tmp_path_factory.mktemp("groups") / "groups.json"
     file.write_text(content)
     options = ["--port", "0"] if command == "serve" else ["--methods", "grouped", "--slots", "1"]
-    assert "groups.json" in mistake(monkeypatch, capsys, tmp_path, command, "--groups", str(file), *options)
+    assert "groups.json" in mistake(command, "--groups", str(file), *options)
 
 
 def test_texts_are_one_a_line(tmp_path: Path) -> None:

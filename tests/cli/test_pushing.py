@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.running import mistake, tanbr
+from cli.running import Mistake, tanbr
 from serve.engines.asking import PROMPTS, before, serving, transformers_answers
 from serve.engines.fake_engine import FakeVllm
 from serve.engines.tiny_adapters import write_adapters
@@ -76,12 +76,11 @@ def test_a_blend_of_adapters_is_loaded_by_hand_from_a_folder_that_stays(adapters
     ],
 )
 def test_a_mistake_is_one_sentence_and_the_engine_keeps_what_it_has(
-    moe: Moe, engine: FakeVllm, tmp_path: Path, arguments: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    mistake: Mistake, moe: Moe, engine: FakeVllm, arguments: tuple[str, ...], says: str
+) -> None:
     held = engine.label, engine.loads
     given = [one.format(url=engine.url) for one in arguments]
-    assert says in mistake(monkeypatch, capsys, tmp_path, "push", str(moe.path), "--force", *given)
+    assert says in mistake("push", str(moe.path), "--force", *given)
     assert (engine.label, engine.loads) == held
 
 
@@ -96,11 +95,10 @@ def test_a_mistake_is_one_sentence_and_the_engine_keeps_what_it_has(
     ],
 )
 def test_a_mistake_of_serve_before_an_engine(
-    moe: Moe, engine: FakeVllm, tmp_path: Path, arguments: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    mistake: Mistake, moe: Moe, engine: FakeVllm, arguments: tuple[str, ...], says: str
+) -> None:
     given = [one.format(url=engine.url) for one in arguments]
-    assert says in mistake(monkeypatch, capsys, tmp_path, "serve", str(moe.path), "--force", "--port", "0", *given)
+    assert says in mistake("serve", str(moe.path), "--force", "--port", "0", *given)
 
 
 def test_help_has_an_example(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from cli.running import mistake
+from cli.running import Mistake
 
 
 @pytest.mark.parametrize(
@@ -11,5 +11,5 @@ from cli.running import mistake
         (("backup", "nowhere", "copy"), "nowhere holds no state of a server"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, arguments, says, monkeypatch, capsys) -> None:
-    assert says in mistake(monkeypatch, capsys, tmp_path, *arguments)
+def test_a_mistake_is_one_sentence_and_exit_code_2(mistake: Mistake, arguments, says) -> None:
+    assert says in mistake(*arguments)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.running import mistake, tanbr
+from cli.running import Mistake, tanbr
 from tanbr.cli import main
 from tanbr.experiments.paper import job
 from tanbr.experiments.paper.fig6 import jobs
@@ -22,14 +22,8 @@ from tanbr.experiments.paper.scale import Setup, scale
         (("fig4", "--model", "nowhere"), "nowhere is not a folder; a checkpoint is a folder with config.json"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    arguments: tuple[str, ...],
-    says: str,
-) -> None:
-    assert says in mistake(monkeypatch, capsys, tmp_path, "reproduce", *arguments)
+def test_a_mistake_is_one_sentence_and_exit_code_2(mistake: Mistake, arguments: tuple[str, ...], says: str) -> None:
+    assert says in mistake("reproduce", *arguments)
 
 
 def test_a_dry_run_estimates_and_writes_nothing(tmp_path: Path) -> None:

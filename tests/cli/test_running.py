@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.running import mistake, tanbr
+from cli.running import Mistake, tanbr
 from tanbr.cli.running import command_line
 from tanbr.moe import embedded
 
@@ -27,8 +27,8 @@ def test_the_command_is_told_without_the_places_of_this_machine(monkeypatch: pyt
     ],
 )  # fmt: skip
 def test_a_device_that_is_not_there_is_one_sentence_and_leaves_nothing_behind(
-    tmp_path: Path, arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mistake: Mistake, tmp_path: Path, arguments: str
 ) -> None:
-    said = mistake(monkeypatch, capsys, tmp_path, *arguments.split(), "--device", "cuda:97")
+    said = mistake(*arguments.split(), "--device", "cuda:97")
     assert "device must be one that torch can use here (got 'cuda:97'" in said
     assert not list(tmp_path.iterdir())

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.running import mistake, tanbr
+from cli.running import Mistake, tanbr
 from serve.web.fake import FakeService
 from serve.web.live import TOKEN, live
 
@@ -54,5 +54,5 @@ def test_send_talks_to_a_model_that_writes(tmp_path: Path) -> None:
         (("send", "--id", "x"), "--id needs --feedback"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, arguments, says, monkeypatch, capsys) -> None:
-    assert says in mistake(monkeypatch, capsys, tmp_path, *arguments)
+def test_a_mistake_is_one_sentence_and_exit_code_2(mistake: Mistake, arguments, says) -> None:
+    assert says in mistake(*arguments)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.running import environment, mistake, tanbr
+from cli.running import Mistake, environment, tanbr
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,8 @@ from cli.running import environment, mistake, tanbr
         (("serve", "--token-file", "none"), "cannot read the token in none: No such file"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, arguments, says, monkeypatch, capsys) -> None:
-    assert says in mistake(monkeypatch, capsys, tmp_path, *arguments)
+def test_a_mistake_is_one_sentence_and_exit_code_2(mistake: Mistake, arguments, says) -> None:
+    assert says in mistake(*arguments)
 
 
 def test_a_device_that_is_not_there_is_one_sentence_and_leaves_nothing_behind(tmp_path: Path) -> None:

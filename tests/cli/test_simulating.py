@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.running import mistake, tanbr
+from cli.running import Mistake, tanbr
 from serve.text_model import write
 
 
@@ -42,11 +42,5 @@ def test_a_t5_that_writes_its_answers_takes_part(tmp_path: Path) -> None:
         (("--data", "none"), "no GLUE folder at none"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    arguments: tuple[str, ...],
-    says: str,
-) -> None:
-    assert says in mistake(monkeypatch, capsys, tmp_path, "simulate", *arguments)
+def test_a_mistake_is_one_sentence_and_exit_code_2(mistake: Mistake, arguments: tuple[str, ...], says: str) -> None:
+    assert says in mistake("simulate", *arguments)
