@@ -58,6 +58,14 @@ def task_mixes(kind: MixKind, *, tasks: int, slots: int, rng: np.random.Generato
     return np.asarray(wave / wave.sum(axis=1, keepdims=True))
 
 
+def _searched(search: BestBlends, mix: FloatArray) -> float:
+    """Search on from what was found until a round adds nothing: with many experts one round is far from enough."""
+    best, found = -1.0, search.value(mix)
+    while found > best + 1e-4:
+        best, found = found, max(search.value(mix) for _ in range(4))
+    return found
+
+
 class World:
     """A scenario's maps, mixes and best rewards; built once, run by many routers."""
 
@@ -75,7 +83,7 @@ class World:
             search = BestBlends(self.maps[which], experts=s.experts, max_active=s.max_active or s.experts, seed=s.seed)
             rows = np.flatnonzero(self.when == which)
             distinct, place = np.unique(self.mixes[rows], axis=0, return_inverse=True)
-            self.best[rows] = np.array([search.value(mix) for mix in distinct])[place]
+            self.best[rows] = np.array([_searched(search, mix) for mix in distinct])[place]
         self.noise_seed = int(rng.integers(2**31))
 
     def run(self, router: Chooser) -> Trace:

@@ -153,5 +153,5 @@ def test_what_rewards_of_one_blend_differ_by_corrects_the_noise():
     rng, pool = np.random.default_rng(0), PooledPosterior(np.eye(3), tasks=V, config=DefaultModeConfig(noise=0.05))
     for _ in range(200):
         pool.observe(np.eye(3)[0], 0.5 + 0.15 * rng.normal(size=V), np.ones(V))
-    pool.refit_noise()
+    pool.refit_early()
     assert np.sqrt(pool.noise) == pytest.approx(0.15, rel=5 / np.sqrt(2 * 400))  # five deviations of an estimate

@@ -79,7 +79,7 @@ def test_optimism_falls_as_slots_are_told_but_no_faster_than_there_was_something
 
 def test_open_decisions_are_not_repeated():
     router = default()
-    toy.play(router, 8)
+    toy.play(router, 2)
     decisions = [router.ask(toy.EVEN) for _ in range(4)]
     assert len({decision.blend.tobytes() for decision in decisions}) > 1
 

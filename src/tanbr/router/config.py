@@ -57,7 +57,7 @@ class DefaultModeConfig(Section):
     """Most blends whose rewards are pooled; bounds the cost of a slot."""
     snap: float = Field(0.03, gt=0, lt=0.5)
     """A blend this near (Euclid) to a known arm is played as that arm."""
-    opening: int = Field(33, ge=1)
+    opening: int = Field(1, ge=1)
     """Most first asks that are spent on the even blend and on single experts."""
 
     pool: int = Field(600, ge=16)
@@ -83,7 +83,7 @@ class DefaultModeConfig(Section):
     """Standard deviations in the upper confidence bound, in the end."""
     beta_half: float = Field(200.0, gt=0)
     """Told slots in which the way from the one to the other is halved, if they taught enough."""
-    learned_half: float = Field(60.0, gt=0)
+    learned_half: float = Field(25.0, gt=0)
     """The same in slots at blends nobody knew anything of; others count by the deviation that was left there."""
     open_reach: float = Field(0.5, gt=0)
     """How far, in kernel widths, a decision that is still open lowers the variance around it."""
@@ -121,7 +121,7 @@ class DefaultModeConfig(Section):
     steps: int = Field(6, ge=0)
     """Gradient steps up the bound, from the baseline and from the served blend, at each ask with a baseline."""
     noise_fits: tuple[int, ...] = (20, 40)
-    """Told slots after which the noise alone is corrected, by how far rewards of the same blend differ."""
+    """Told slots after which noise and correlation alone are corrected; the kernel waits for the first refit."""
     refits: tuple[int, ...] = (80, 160, 320, 640, 1280)
     """Told slots after which width, variance, noise and correlation are fitted; earlier fits declare the map flat."""
     change: float = Field(12.0, ge=0)
@@ -144,7 +144,7 @@ class GroupsConfig(Section):
 
 
 OF_REQUESTS: dict[str, Any] = {
-    "variance": 0.01, "variances": (0.01, 0.03, 0.08, 0.15), "width": 0.5, "beta": 0.5, "opening": 1, "margin": 0.003,
+    "variance": 0.01, "variances": (0.01, 0.03, 0.08, 0.15), "width": 0.5, "beta": 0.5, "margin": 0.003,
 }  # fmt: skip
 """Rewards around a baseline; chosen by hand on the tables of `benchmarks/harm.py`, seeds 100 to 105."""
 

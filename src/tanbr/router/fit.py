@@ -37,8 +37,22 @@ def best_fit(pool: "PooledPosterior") -> tuple[float, float, float, float]:
     noises = np.clip(pool.noise * np.array([0.0625, 0.25, 0.5, 1.0, 2.0, 4.0, 16.0, 64.0]), 1e-6, 1.0)
     _, width, noise = max((likelihood(w, s, pool.variance), w, s) for w in config.widths for s in noises)
     variance = max(config.variances, key=lambda v: likelihood(width, noise, v))
-    spread = targets - targets.mean(axis=0)
-    own = float((spread**2).mean() - (noise / weight).mean())
-    shared = float((spread.mean(axis=1) ** 2).mean() * pool.tasks - (spread**2).mean()) / max(pool.tasks - 1, 1)
-    correlation = float(np.clip(shared / max(own, 1e-6), 0.0, 1.0))
-    return float(width), float(noise), float(variance), correlation
+    return float(width), float(noise), float(variance), tasks_correlation(pool, noise)
+
+
+def tasks_correlation(pool: "PooledPosterior", noise: float) -> float:
+    """How alike the tasks' rewards differ between blends; as it was, where they differ by no more than their noise.
+
+    With e_v(x) what task v was told at arm x beyond the prior and its own mean, the mean of e_v·e_u over the pairs of
+    tasks seen at one arm, over the mean of e_v² without its noise.
+    """
+    weights, arms = pool.weights[: pool.used], pool.arms[: pool.used]
+    seen = weights > 0
+    excess = np.where(seen, pool.means[: pool.used] - pool.expected(arms), 0.0)
+    excess = np.where(seen, excess - excess.sum(axis=0) / np.maximum(seen.sum(axis=0), 1), 0.0)
+    squares, told = float((excess**2).sum()), seen.sum(axis=1)
+    pairs, chance = int((told * (told - 1)).sum()), float((noise / weights[seen]).sum())
+    if squares <= 2.0 * chance or pairs == 0:
+        return pool.correlation
+    shared = (float((excess.sum(axis=1) ** 2).sum()) - squares) / pairs
+    return float(np.clip(shared * seen.sum() / (squares - chance), 0.0, 1.0))

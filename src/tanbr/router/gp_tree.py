@@ -264,7 +264,7 @@ class GpTree:
             self.watch.begin()
             self.fitted = self.slots
         elif self.since in self.config.noise_fits:
-            self.posterior.refit_noise()
+            self.posterior.refit_early()
 
     def _grow(self, mix: TaskMix) -> None:
         """Expand the leaf of highest bound, or else of highest mean, once its variance is low enough."""

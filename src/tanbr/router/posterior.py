@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tanbr.errors import StateError
 from tanbr.router.config import DefaultModeConfig
-from tanbr.router.fit import best_fit
+from tanbr.router.fit import best_fit, tasks_correlation
 from tanbr.router.kernel import CENTRE, correlation, matern, share_slope, share_value
 from tanbr.types import Blend, Counts, FloatArray, Reward
 
@@ -317,10 +317,14 @@ class PooledPosterior:
         self.width, self.noise, self.variance, self.correlation = best_fit(self)
         self.rebuild()
 
-    def refit_noise(self) -> None:
-        """Correct the noise alone, by how far rewards of one blend differ; what it was counts as `TRUST` of them."""
+    def refit_early(self) -> None:
+        """Correct the noise, by how far rewards of one blend differ, and the tasks' correlation; the kernel stays.
+
+        What the noise was counts as `TRUST` such differences.
+        """
         within, freedom = self.scatter
         self.noise = float((TRUST * self.noise + within) / (TRUST + freedom))
+        self.correlation = tasks_correlation(self, self.noise)
         self.rebuild()
 
     @property

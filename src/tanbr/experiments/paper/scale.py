@@ -66,10 +66,10 @@ _TINY = Scale(
 _SMALL = Scale(
     name="small", seeds=(0, 1, 2),
     tuning=FinetuneConfig(steps=40, batch=12, train_rows=4_000, eval_rows=16, max_length=64, log_every=1, warmup=5),
-    tuning_seeds=(0, 1), swept_seeds=(0,), served_slots=12, least_answers=30,
+    tuning_seeds=(0, 1, 2), swept_seeds=(0,), served_slots=12, least_answers=30,
     slots=160, after=40, requests=64, pool=1_500,
     t5=ModelSize(512, 1024, 8, 8, K, 32_128), bert=ModelSize(384, 1536, 12, 0, K, 30_522), length=128, typical=40,
-    batches=(1, 8, 32), rounds=3, cell_seconds=8.0, experts=(4, 8, 16, 32, 64, 128, 192),
+    batches=(1, 8, 32, 128), rounds=3, cell_seconds=8.0, experts=(4, 8, 16, 32, 64, 128, 192),
     tree_seeds=(0, 1, 2), regret_slots=2_000, regret_seeds=(0, 1, 2, 3, 4),
 )  # fmt: skip
 _PAPER = Scale(
