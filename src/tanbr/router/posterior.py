@@ -318,13 +318,14 @@ class PooledPosterior:
         self.rebuild()
 
     def refit_early(self) -> None:
-        """Correct the noise, by how far rewards of one blend differ, and the tasks' correlation; the kernel stays.
+        """Correct the noise, by how far rewards of one blend differ, and the tasks' correlation, which may only rise.
 
-        What the noise was counts as `TRUST` such differences.
+        What the noise was counts as `TRUST` such differences. Few rewards may hide what tasks have in common, and too
+        low a correlation ends the search for better blends; the kernel waits for `refit`.
         """
         within, freedom = self.scatter
         self.noise = float((TRUST * self.noise + within) / (TRUST + freedom))
-        self.correlation = tasks_correlation(self, self.noise)
+        self.correlation = max(self.correlation, tasks_correlation(self, self.noise))
         self.rebuild()
 
     @property
