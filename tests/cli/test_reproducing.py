@@ -18,6 +18,7 @@ from tanbr.experiments.paper.scale import Setup, scale
         (("fig4", "--scale", "small"), "fig4 at scale small needs model: --model names"),
         (("fig4", "--scale", "small", "--model", "m"), "fig4 at scale small needs data: --data names GLUE's folder"),
         (("fig2", "--scale", "paper"), "fig2 at scale paper needs t5: --t5 names"),
+        (("fig2", "--tagged"), "fig2 with --tagged needs a T5-MoE that knows the names of tasks"),
         (("fig4", "--data", "nowhere"), "fig4 needs GLUE, and nowhere lacks CoLA/train.tsv and 15 more files"),
         (("fig4", "--model", "nowhere"), "nowhere is not a folder; a checkpoint is a folder with config.json"),
     ],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tanbr.errors import CheckpointError
+from tanbr.errors import CheckpointError, ConfigError
 from tanbr.tasks.rows import Row
 from tanbr.train.checkpoints import load, prepare
 from tanbr.train.objectives import Classification, TextToText, joined, objective_of
@@ -94,6 +94,8 @@ def test_a_head_of_other_tasks_is_refused(tmp_path: Any) -> None:
     headless = load(tmp_path / "bert")
     with pytest.raises(CheckpointError, match=r"head must have the columns entailment, .* \(got LABEL_0, LABEL_1\)"):
         objective_of(headless.config, small.SPACE, small.ENCODER)
+    with pytest.raises(ConfigError, match="--tagged is for models that write"):
+        objective_of(model.config, small.SPACE, small.ENCODER, tagged=True)
 
 
 def test_targets_of_graded_tasks_lie_on_their_scale() -> None:

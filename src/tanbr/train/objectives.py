@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tanbr.errors import CheckpointError
+from tanbr.errors import CheckpointError, ConfigError
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks import text_to_text
 from tanbr.tasks.metrics import LabelSpace, figure
@@ -215,6 +215,8 @@ def objective_of(config: Any, space: LabelSpace, encoder: TextEncoder, *, tagged
     """Choose by a model's configuration; a head must be the label space's."""
     if config.is_encoder_decoder:
         return TextToText(space, encoder, tagged=tagged)
+    if tagged:
+        raise ConfigError("--tagged is for models that write: a model with a head is never told a task")
     columns = tuple(config.id2label[column] for column in range(len(config.id2label)))
     if columns != space.columns:
         raise CheckpointError(

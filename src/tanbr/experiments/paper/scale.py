@@ -114,6 +114,11 @@ class Setup:
     def check(self, needs: tuple[str, ...], part: str) -> None:
         """Refuse a scale whose models or data are missing, or are others than it needs, before anything runs."""
         device_of(self.device)
+        if self.tagged and self.embedded and self.t5 is None and "t5" in needs:
+            raise ConfigError(
+                f"{part} with --tagged needs a T5-MoE that knows the names of tasks, and the embedded one does not: "
+                "name one with --t5"
+            )
         for need in needs:
             if getattr(self, need) is None and not self.embedded:
                 raise ConfigError(f"{part} at scale {self.scale.name} needs {need}: {WHERE[need]}")
