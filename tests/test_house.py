@@ -36,7 +36,6 @@ ELSEWHERE = {
     "merge/sources/source.py": "merge/sources/test_sources.py",
     "moe/family.py": "merge/test_families.py",
     "monitor/config.py": "test_settings.py",
-    "router/fit.py": "router/test_posterior.py",
     "router/gp_panel.py": "router/test_panel.py",
     "serve/backends/backend.py": "serve/backends/test_contract.py",
     "serve/backends/onnx_graph.py": "serve/backends/test_onnx_runtime.py",
