@@ -10,8 +10,8 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from scipy import stats
 
+from tanbr.experiments.intervals import interval
 from tanbr.experiments.simulate import Outcome, place
 from tanbr.types import FloatArray
 
@@ -19,11 +19,6 @@ from tanbr.types import FloatArray
 def rewards(out: Path, seed: int, method: str) -> FloatArray:
     """Mean reward of every slot: (T,)."""
     return np.array([record.total_reward for record in Outcome.load(place(out, seed, method)).records])
-
-
-def lead(out: Path, seeds: list[int], method: str, rival: str, slots: slice) -> FloatArray:
-    """Points of a method above a rival in some slots, seed by seed."""
-    return np.array([100 * (rewards(out, s, method) - rewards(out, s, rival))[slots].mean() for s in seeds])
 
 
 def main() -> None:
@@ -37,10 +32,11 @@ def main() -> None:
     options = parser.parse_args()
     seeds = [int(seed) for seed in options.seeds.split(",")]
     for rival in options.rivals.split(","):
+        leads = [rewards(options.out, s, options.method) - rewards(options.out, s, rival) for s in seeds]
         for name, slots in ((f"first {options.slots}", slice(options.slots)), ("all", slice(None))):
-            points = lead(options.out, seeds, options.method, rival, slots)
-            half = stats.t.ppf(0.975, len(points) - 1) * points.std(ddof=1) / np.sqrt(len(points))
-            print(f"above {rival}, {name} slots: {points.mean():+.1f} ± {half:.1f}, lowest {points.min():+.1f}")
+            found = interval([100 * lead[slots] for lead in leads])
+            spread = f"{found.mean:+.1f} ± {found.over_seeds:.1f}, lowest {min(found.seeds):+.1f}"
+            print(f"above {rival}, {name} slots: {spread}")
 
 
 if __name__ == "__main__":

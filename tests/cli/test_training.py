@@ -27,7 +27,7 @@ RUN = CliRunner()
         ("pretrain --preset minilm", "needs a dense checkpoint"),
         ("pretrain --preset minilm --from here", "needs a dense checkpoint"),
         ("pretrain --preset minilm --from here --data nowhere", "no GLUE folder at nowhere"),
-        ("pretrain --preset tiny-t5 --tagged", "preset tiny-t5 has no words for the names of tasks"),
+        ("pretrain --preset tiny-t5 --tagged", "the generated tasks have no words for the names of tasks"),
         ("finetune --router thompson", "unknown router 'thompson'; choose one of tanbr"),
         ("finetune --data nowhere", "no GLUE folder at nowhere"),
     ],

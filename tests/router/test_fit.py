@@ -39,6 +39,13 @@ def test_rewards_that_differ_by_noise_alone_say_nothing_about_the_tasks():
     assert tasks_correlation(pool, NOISE**2) == pool.correlation == CONFIG.correlation
 
 
+def test_before_the_first_fit_the_correlation_may_only_rise():
+    pool = told(drawn(ARMS, V))
+    assert tasks_correlation(pool, NOISE**2) < CONFIG.correlation
+    pool.refit_early()
+    assert pool.correlation == CONFIG.correlation
+
+
 def test_an_early_fit_corrects_noise_and_correlation_and_leaves_the_kernel():
     pool = told(drawn(ARMS, 1) + np.zeros((ARMS, V)))
     kernel = pool.width, pool.variance

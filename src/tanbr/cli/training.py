@@ -85,10 +85,10 @@ def pretrain(
     if adapters is not None:
         settings = settings.model_copy(update={"adapters": adapters, "mergeable": mergeable or 0.0})
     generated = preset.startswith("tiny")
-    if generated and tagged:
-        raise ConfigError(f"preset {preset} has no words for the names of tasks; --tagged needs another, with --data")
     if not generated and not (dense and source):
         raise ConfigError(f"preset {preset} needs a dense checkpoint (--from) and labelled rows (--data)")
+    if tagged and not (dense and source):
+        raise ConfigError("the generated tasks have no words for the names of tasks: --tagged needs --from and --data")
 
     import torch
 
