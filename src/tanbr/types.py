@@ -7,7 +7,7 @@ the `as_*` functions, which are the only place where shape and range are checked
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias, overload
+from typing import Any, Literal, Protocol, Self, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +21,7 @@ Reward: TypeAlias = FloatArray  # r (V,): reward per task in [0, 1], NaN where t
 Counts: TypeAlias = FloatArray  # (V,): how many requests stand behind each reward
 
 Text: TypeAlias = str | tuple[str, str]  # what a request carries: one text, or a pair
+AnswersBy: TypeAlias = Literal["labels", "posterior"]  # a head's best label, or weighed by the monitor's posterior
 
 SIMPLEX_TOLERANCE = 1e-6
 UNFORESEEN = 0.02  # share of a slot's requests that no forecast rules out

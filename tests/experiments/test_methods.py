@@ -7,7 +7,7 @@ from tanbr.experiments.corpus import generated
 from tanbr.experiments.methods import KINDS, Bench, method, methods
 from tanbr.merge import Moe
 from tanbr.settings import Config
-from tanbr.tasks.answering import AnswersBy
+from tanbr.types import AnswersBy
 
 
 def test_names_say_how_a_router_starts_and_what_mix_it_gets() -> None:

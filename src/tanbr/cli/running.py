@@ -10,6 +10,7 @@ import typer
 from tanbr import settings as configuration
 from tanbr.cli.display import SlotDisplay, console, standings_tables
 from tanbr.cli.stopping import keeps
+from tanbr.files import check_writable
 from tanbr.tasks import traffic
 
 app = typer.Typer()
@@ -44,6 +45,10 @@ def demo(
     config: ConfigFile = None,
 ) -> None:
     """Watch the whole idea work: untagged, drifting traffic on the embedded model, one merged model and two."""
+    traffic.check(kind, slots=slots, alpha=alpha)  # what can be refused at once is, before seconds of imports
+    settings = configuration.load(config)
+    check_writable(out)
+
     import torch
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
 
@@ -53,7 +58,6 @@ def demo(
     from tanbr.tasks import tiny
 
     torch.set_num_threads(1)  # a model this small is no faster on more, and far slower when they are busy
-    settings = configuration.load(config)
     moe = open_moe(embedded.path(model), device=device)
     with (
         threadpool_limits(1),  # so are the router's matrices

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.progress import TaskID
 
+from tanbr import settings as configuration
 from tanbr.cli.display import console, fitted, progress
 from tanbr.cli.merging import BlendWhat, ExpertFolders
 from tanbr.cli.running import DEVICE, ConfigFile, command_line
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.tasks import traffic as traffics
-from tanbr.tasks.answering import AnswersBy
+from tanbr.types import AnswersBy
 
 if TYPE_CHECKING:
     from tanbr.experiments.simulate import Outcome
@@ -101,6 +102,12 @@ def simulate(
     ),
 ) -> None:
     """Compare methods on one stream of untagged requests. Resumes where it stopped."""
+    counts = _numbers(models, option="--models", least=1)
+    numbers = _numbers(seeds, option="--seeds", least=0)
+    if not traffic.startswith("trace:"):
+        traffics.check(traffic, slots=slots, alpha=alpha, period=period)
+    configuration.load(config)  # what can be refused at once is, before seconds of imports
+
     from tanbr.experiments import methods as registry
     from tanbr.experiments.online_report import lay_out, write
     from tanbr.experiments.panel import memory
@@ -111,7 +118,6 @@ def simulate(
     from tanbr.moe import embedded
     from tanbr.tasks import trace
 
-    counts = _numbers(models, option="--models", least=1)
     folder = checkpoint or embedded.path()
     study = Study(
         checkpoint=folder, experts=tuple(expert or ()), blend_only=blend_only, data=data, traffic=traffic, alpha=alpha,
@@ -123,7 +129,6 @@ def simulate(
         methods.split(","), warm_start=warm_start, oracle=oracle_mix, models=counts, merging=method or study.merging
     )
     names = [one.name for one in asked]
-    numbers = _numbers(seeds, option="--seeds", least=0)
     corpus = study.corpus()
     streams = {seed: study.stream(corpus, seed) for seed in numbers}
     if record is not None:

@@ -38,8 +38,8 @@ from tanbr.merge import Moe
 from tanbr.merge.methods import METHODS, check_name
 from tanbr.router import GroupedRouter
 from tanbr.settings import Config
-from tanbr.tasks.answering import AnswersBy, by_posterior
-from tanbr.types import FloatArray, Router, Text
+from tanbr.tasks.answering import by_posterior
+from tanbr.types import AnswersBy, FloatArray, Router, Text
 
 AVERAGE = "average"
 STATISTICS = 64  # held rows per task behind the statistics of fisher and regmean

@@ -29,12 +29,11 @@ from tanbr.merge import open as open_moe
 from tanbr.merge.sources.expert_list import is_list, read_list
 from tanbr.moe.device import device_of
 from tanbr.tasks import trace, traffic
-from tanbr.tasks.answering import AnswersBy
 from tanbr.tasks.metrics import figure
 from tanbr.tasks.rows import Row
 from tanbr.tasks.traffic import Stream, Traffic
 from tanbr.train.interruption import Interruption
-from tanbr.types import FloatArray, SlotRecord, to_jsonable
+from tanbr.types import AnswersBy, FloatArray, SlotRecord, to_jsonable
 
 Watch = Callable[[int, str, int, float], None]  # seed, method, slots done, mean reward of the last few
 RECENT = 20

@@ -21,10 +21,10 @@ from tanbr.experiments.dense import DenseModel
 from tanbr.merge import Moe
 from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.recogniser import Recogniser
-from tanbr.tasks.answering import AnswersBy, by_posterior
+from tanbr.tasks.answering import by_posterior
 from tanbr.tasks.metrics import LabelSpace, figure
 from tanbr.tasks.rows import Row
-from tanbr.types import Blend, FloatArray
+from tanbr.types import AnswersBy, Blend, FloatArray
 
 
 def candidates(experts: int, *, random: int = 143, seed: int = 0) -> FloatArray:

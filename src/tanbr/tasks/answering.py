@@ -1,7 +1,6 @@
 """Answers that use the posterior p(task | text): an answer in another task's words is repaired."""
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
 
 import numpy as np
 from scipy.special import log_softmax
@@ -9,7 +8,6 @@ from scipy.special import log_softmax
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.types import FloatArray
 
-AnswersBy: TypeAlias = Literal["labels", "posterior"]  # a head's best label, or weighed by the posterior
 LEAST = 1e-3  # chance that a label's tasks keep, whatever the posterior says
 
 

@@ -40,6 +40,14 @@ class Stream(Protocol):
     def __iter__(self) -> Iterator[SlotRequests]: ...
 
 
+def check(kind: str, *, slots: int, alpha: float, period: int = 1) -> None:
+    """Refuse traffic that cannot be drawn."""
+    if kind not in KINDS:
+        raise InputError(f"unknown kind of traffic {kind!r}; choose one of {', '.join(KINDS)}")
+    if slots < 1 or period < 1 or not alpha > 0:
+        raise InputError(f"slots and period must be at least 1 and alpha above 0 (got {slots}, {period}, {alpha})")
+
+
 def mixes(
     kind: str,
     *,
@@ -56,10 +64,7 @@ def mixes(
     Dirichlet(alpha), one per `period` slots. `switching`: jumps to a new draw every `period` slots.
     `sinusoidal`: each task's share swells and fades with its own phase, once per `period` slots.
     """
-    if kind not in KINDS:
-        raise InputError(f"unknown kind of traffic {kind!r}; choose one of {', '.join(KINDS)}")
-    if slots < 1 or period < 1 or not alpha > 0:
-        raise InputError(f"slots and period must be at least 1 and alpha above 0 (got {slots}, {period}, {alpha})")
+    check(kind, slots=slots, alpha=alpha, period=period)
     rng = np.random.default_rng(seed)
     time = np.arange(slots)
     if kind == "fixed":

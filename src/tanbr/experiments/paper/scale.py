@@ -69,7 +69,7 @@ _SMALL = Scale(
     tuning_seeds=(0, 1, 2), swept_seeds=(0,), served_slots=12, least_answers=30,
     slots=160, after=40, requests=64, pool=1_500,
     t5=ModelSize(512, 1024, 8, 8, K, 32_128), bert=ModelSize(384, 1536, 12, 0, K, 30_522), length=128, typical=40,
-    batches=(1, 8, 32), rounds=3, cell_seconds=8.0, experts=(4, 8, 16, 32, 64, 128, 192),
+    batches=(1, 8, 32, 128), rounds=3, cell_seconds=8.0, experts=(4, 8, 16, 32, 64, 128, 192),
     tree_seeds=(0, 1, 2), regret_slots=2_000, regret_seeds=(0, 1, 2, 3, 4),
 )  # fmt: skip
 _PAPER = Scale(
