@@ -87,8 +87,14 @@ def pretrain(
     generated = preset.startswith("tiny")
     if not generated and not (dense and source):
         raise ConfigError(f"preset {preset} needs a dense checkpoint (--from) and labelled rows (--data)")
-    if tagged and not (dense and source):
+    if generated and (dense is None) != (source is None):
+        raise ConfigError("--from and --data go together; with neither, a tiny model learns the generated tasks")
+    if tagged and dense is None:
         raise ConfigError("the generated tasks have no words for the names of tasks: --tagged needs --from and --data")
+    if routing == "token" and dense is None:
+        raise ConfigError("the generated tasks train one expert per task: --routing token needs --from and --data")
+    if settings.adapters and dense is None:
+        raise ConfigError("the generated tasks train whole FFNs: --adapters needs --from and --data")
 
     import torch
 
