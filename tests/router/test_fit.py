@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from tanbr.router import fit
 from tanbr.router.config import DefaultModeConfig
-from tanbr.router.fit import tasks_correlation
+from tanbr.router.fit import Evidence, tasks_correlation
 from tanbr.router.posterior import PooledPosterior
 
 K, V, ARMS, NOISE = 4, 6, 60, 0.05
@@ -52,3 +53,69 @@ def test_an_early_fit_corrects_noise_and_correlation_and_leaves_the_kernel():
     pool.refit_early()
     assert pool.correlation > 0.9
     assert (pool.width, pool.variance) == kernel
+
+
+OWN = (2, 0, 3)
+
+
+@pytest.fixture(params=[0.0, 0.5], ids=["all seen", "half unseen"])
+def lifted(request):
+    """Make a posterior that was told rewards which rise with the weight of each task's own expert, by a lift."""
+
+    def make(lift, *, deviation=0.02, own_lift=0.4, **more):
+        rng = np.random.default_rng(3)
+        config = DefaultModeConfig(
+            arms=ARMS, own_experts=OWN, own_lift=own_lift, noise=deviation, variance=0.003, **more
+        )  # fmt: skip
+        pool = PooledPosterior(np.eye(K), tasks=len(OWN), config=config)
+        for blend in rng.dirichlet(np.ones(K), size=ARMS):
+            seen = rng.random(len(OWN)) >= request.param
+            reward = 0.5 + lift * pool.feature(blend[None])[0] + deviation * rng.normal(size=len(OWN))
+            pool.observe(blend, np.where(seen, reward, np.nan), seen.astype(float))
+        return pool
+
+    return make
+
+
+@pytest.mark.parametrize("lift", [0.0, 0.05, 0.3, 0.7])
+def test_the_lift_is_learned_early_and_late(lifted, lift):
+    pool = lifted(lift)
+    assert pool.lift == 0.4
+    evidence = Evidence(pool)
+    # the slope's standard error, were residuals as wide as noise and kernel together: at least 80 rewards, features
+    # that differ by .2 or more, (.02² + .003)^½ = .058: .058 / (.2·√80) = .03; four of them
+    pool.refit_early()
+    assert pool.lift == pytest.approx(lift, abs=0.13)
+    assert pool.lift == evidence(pool.width, pool.noise, pool.variance)[1]
+    pool.refit()
+    assert pool.lift == pytest.approx(lift, abs=0.13)
+
+
+def test_the_lift_is_where_the_likelihood_is_highest(lifted):
+    pool = lifted(0.2)
+    height, best = Evidence(pool)(0.5, 0.02**2, 0.003)
+    for other in (best - 0.05, best + 0.05):  # the same likelihood at another lift: a prior that is sure of it
+        sure = lifted(0.2, own_lift=other)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fit, "DOUBT", 1e-6)
+            there, lift = Evidence(sure)(0.5, 0.02**2, 0.003)
+        assert lift == pytest.approx(other, abs=1e-6)
+        assert there < height
+
+
+def test_nothing_is_lifted_where_no_blend_is_expected_above_another():
+    pool = told(drawn(ARMS, V))
+    pool.refit()
+    assert pool.lift == CONFIG.own_lift
+    assert pool.expected(np.eye(K)) == 0.5
+
+
+def test_a_router_that_starts_over_and_one_that_is_restored_have_their_lift(lifted):
+    pool = lifted(0.05)
+    pool.refit_early()
+    other = lifted(0.6)
+    other.restore(pool.state)
+    assert other.lift == pool.lift
+    np.testing.assert_array_equal(other.mean_at(np.eye(K)), pool.mean_at(np.eye(K)))
+    other.start_over()
+    assert other.lift == 0.4

@@ -22,6 +22,11 @@ def test_a_router_from_before_the_watch_has_seen_nothing_and_watches_once_it_had
         assert not new["watch.evidence"].any()
 
 
+def test_a_router_from_before_the_lift_was_fitted_has_what_was_expected_of_it() -> None:
+    like = {"posterior.lift": np.full((), 0.4), "told": np.ones(())}
+    assert migrated({"told": np.full((), 7.0)}, like, 4) == {"posterior.lift": 0.4, "told": 7.0}
+
+
 def test_the_default_routers_numbers_get_names() -> None:
     old = {
         "numbers": np.array([4.0, 5.0, 2.5]),

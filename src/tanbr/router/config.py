@@ -107,7 +107,7 @@ class DefaultModeConfig(Section):
     own_experts: tuple[int, ...] = ()
     """Expert that was trained for each task, where that is known (V numbers); none if empty."""
     own_lift: float = Field(0.4, ge=0, le=1)
-    """How much more reward a task is expected to earn from its own expert alone than without it, before it is seen."""
+    """How much more reward a task is expected to earn from its own expert alone than without it; fits correct it."""
     interference: tuple[tuple[float, ...], ...] = ()
     """Reward that each task loses where another's expert has the rest of the blend (V rows of V); none if empty."""
     baseline: Literal["none", "even", "proportional"] | tuple[float, ...] = "none"
@@ -121,9 +121,9 @@ class DefaultModeConfig(Section):
     steps: int = Field(6, ge=0)
     """Gradient steps up the bound, from the baseline and from the served blend, at each ask with a baseline."""
     noise_fits: tuple[int, ...] = (20, 40)
-    """Told slots after which noise and correlation alone are corrected; the kernel waits for the first refit."""
+    """Told slots after which noise, correlation and lift are corrected; the kernel waits for the first refit."""
     refits: tuple[int, ...] = (80, 160, 320, 640, 1280)
-    """Told slots after which width, variance, noise and correlation are fitted; earlier fits declare the map flat."""
+    """Told slots after which kernel, noise, lift and correlation are fitted; earlier fits declare the map flat."""
     change: float = Field(12.0, ge=0)
     """Evidence (logarithm of a Bayes factor) at which a task's rewards are taken to have changed; 0 never."""
     forgetting: float = Field(1.0, gt=0, le=1)
@@ -144,9 +144,9 @@ class GroupsConfig(Section):
 
 
 OF_REQUESTS: dict[str, Any] = {
-    "variance": 0.01, "variances": (0.01, 0.03, 0.08, 0.15), "width": 0.5, "beta": 0.5, "margin": 0.003,
+    "variance": 0.003, "variances": (0.0005, 0.002, 0.01, 0.03, 0.08, 0.15), "width": 0.5, "beta": 0.5, "margin": 0.003,
 }  # fmt: skip
-"""Rewards around a baseline; chosen by hand on the tables of `benchmarks/harm.py`, seeds 100 to 105."""
+"""Rewards around a baseline; chosen by hand on the worlds of `benchmarks/harm.py`, seeds from 100 on."""
 
 
 class RouterConfig(Section):

@@ -1,43 +1,67 @@
-"""Kernel width, noise, variance and correlation, fitted to what was told."""
+"""Kernel width, noise, variance, lift and correlation, fitted to what was told."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tanbr.router.kernel import ROOT5, matern, squared_distance
+from tanbr.router.kernel import CENTRE, ROOT5, matern, squared_distance
 
 if TYPE_CHECKING:
     from tanbr.router.posterior import PooledPosterior
 
+DOUBT = 0.2  # standard deviation of the lift around what was expected of it
+
+
+class Evidence:
+    """Marginal likelihood of what was told, over the tasks, with the lift that makes it highest.
+
+    The lift λ is the one coefficient of the prior mean, 1/2 + λ·feature, and a normal variable around `own_lift`
+    with deviation `DOUBT`: given the kernel, its best value has a closed form (generalised least squares).
+    """
+
+    def __init__(self, pool: "PooledPosterior") -> None:
+        used, self._config = pool.used, pool.config
+        weights = pool.weights[:used]
+        offset = np.where(weights > 0, pool.means[:used] - CENTRE, 0.0)  # (used, V)
+        feature = np.where(weights > 0, pool.feature(pool.arms[:used]), 0.0)
+        self._squared = squared_distance(pool.arms[:used], pool.arms[:used])
+        self._within, self._freedom = pool.scatter
+        alike = bool((weights == weights[:, :1]).all())  # one matrix serves all tasks
+        groups = [slice(None)] if alike else [slice(task, task + 1) for task in range(pool.tasks)]
+        self._groups = [
+            (seen, weights[seen, tasks][:, 0], offset[seen, tasks], feature[seen, tasks])
+            for tasks in groups if (seen := weights[:, tasks][:, 0] > 0).any()
+        ]  # fmt: skip
+
+    def __call__(self, width: float, noise: float, variance: float) -> tuple[float, float]:
+        """The logarithm of the likelihood, up to a constant, and the lift."""
+        kernel = self._config.mean_variance + variance * matern(np.sqrt(self._squared / width**2) * ROOT5)
+        square, slope, curve, volume = 0.0, 0.0, DOUBT**-2, 0.0
+        for seen, behind, offset, feature in self._groups:
+            factor = np.linalg.cholesky(kernel[np.ix_(seen, seen)] + np.diag(noise / behind))
+            target = offset - self._config.own_lift * feature
+            white, tilt = np.split(np.linalg.solve(factor, np.hstack([target, feature])), 2, axis=1)
+            square += float((white * white).sum())
+            slope += float((white * tilt).sum())
+            curve += float((tilt * tilt).sum())
+            volume += target.shape[1] * 2.0 * float(np.log(np.diag(factor)).sum())
+        more = float(np.clip(slope / curve, -self._config.own_lift, 1.0 - self._config.own_lift))
+        fit = square - 2.0 * more * slope + more * more * curve + volume
+        return -0.5 * (fit + self._within / noise + self._freedom * np.log(noise)), self._config.own_lift + more
+
 
 def best_fit(pool: "PooledPosterior") -> tuple[float, float, float, float]:
-    """Kernel width, noise and prior variance of highest marginal likelihood over the tasks, and their correlation."""
-    used, config = pool.used, pool.config
-    weights = pool.weights[:used]
-    weight = np.maximum(weights.mean(axis=1), 1e-9)
-    targets = np.where(weights > 0, pool.means[:used] - pool.expected(pool.arms[:used]), 0.0)
-    squared = squared_distance(pool.arms[:used], pool.arms[:used])
-    within, freedom = pool.scatter
-    alike = bool((weights == weights[:, :1]).all())  # one matrix serves all tasks
-    everywhere = np.ones(used, dtype=np.bool_)
-    groups = [(everywhere, weight, targets)] if alike else [
-        (seen, behind[seen], target[seen, None])
-        for seen, behind, target in zip((weights > 0).T, weights.T, targets.T, strict=True) if seen.any()
-    ]  # fmt: skip
-
-    def likelihood(width: float, noise: float, variance: float) -> float:
-        kernel = config.mean_variance + variance * matern(np.sqrt(squared / width**2) * ROOT5)
-        fit = 0.0
-        for seen, behind, target in groups:
-            factor = np.linalg.cholesky(kernel[np.ix_(seen, seen)] + np.diag(noise / behind))
-            white = np.linalg.solve(factor, target)
-            fit += float((white * white).sum()) + target.shape[1] * 2.0 * float(np.log(np.diag(factor)).sum())
-        return -0.5 * (fit + within / noise + freedom * np.log(noise))
-
+    """Kernel width, noise, prior variance and lift of highest marginal likelihood over the tasks."""
+    evidence, config = Evidence(pool), pool.config
     noises = np.clip(pool.noise * np.array([0.0625, 0.25, 0.5, 1.0, 2.0, 4.0, 16.0, 64.0]), 1e-6, 1.0)
-    _, width, noise = max((likelihood(w, s, pool.variance), w, s) for w in config.widths for s in noises)
-    variance = max(config.variances, key=lambda v: likelihood(width, noise, v))
-    return float(width), float(noise), float(variance), tasks_correlation(pool, noise)
+    _, width, noise = max((evidence(w, s, pool.variance)[0], w, s) for w in config.widths for s in noises)
+    variance = max(config.variances, key=lambda v: evidence(width, noise, v)[0])
+    return float(width), float(noise), float(variance), evidence(width, noise, variance)[1]
+
+
+def best_lift(pool: "PooledPosterior") -> float:
+    """The lift of highest likelihood for the kernel as it is."""
+    return Evidence(pool)(pool.width, pool.noise, pool.variance)[1]
 
 
 def tasks_correlation(pool: "PooledPosterior", noise: float) -> float:

@@ -2,22 +2,22 @@
 
 from tanbr.state import Arrays
 
-LAYOUT = 4  # written into the header; states without it are of layout 1
-PANELS, ACCOUNTS = 2, 3  # the layouts that came with panels, and with accounts
+LAYOUT = 5  # written into the header; states without it are of layout 1
+PANELS, ACCOUNTS, WATCH, LIFT = 2, 3, 4, 5  # the layouts that came with panels, accounts, watch, and a fitted lift
 FIRST_FIT = 80  # slots before which no earlier layout had fitted its kernel
 FIT = ("width", "noise", "variance", "correlation")
 
 
 def migrated(policy: Arrays, like: Arrays, layout: int) -> Arrays:
     """Rename the arrays of a policy; `like` are those of a fresh one, for what was not written then."""
-    fresh = {"watch.": LAYOUT, "misread": LAYOUT, "ledger.": ACCOUNTS}  # what earlier layouts have nothing of
+    fresh = {"posterior.lift": LIFT, "watch.": WATCH, "misread": WATCH, "ledger.": ACCOUNTS}  # unknown to earlier ones
     old = {
         name: array for name, array in like.items()
         if any(name.startswith(part) and layout < first for part, first in fresh.items())
     } | policy  # fmt: skip
     if layout < PANELS and "numbers" in old:
         old = _named(old, like)
-    if layout < LAYOUT and "since" in like:  # fits were counted from the first slot on, and every slot taught alike
+    if layout < WATCH and "since" in like:  # fits were counted from the first slot on, and every slot taught alike
         fitted = old["slots"] if old["slots"] >= FIRST_FIT else like["fitted"]
         old |= {"learned": old["told"], "since": old["slots"], "fitted": fitted}
     return old

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tanbr.errors import StateError
 from tanbr.router.config import DefaultModeConfig
-from tanbr.router.fit import best_fit, tasks_correlation
+from tanbr.router.fit import best_fit, best_lift, tasks_correlation
 from tanbr.router.kernel import CENTRE, correlation, matern, share_slope, share_value
 from tanbr.types import Blend, Counts, FloatArray, Reward
 
@@ -36,6 +36,7 @@ class PosteriorState:
     noise: float  # variance of one request's reward
     variance: float  # s²
     correlation: float  # of two tasks' rewards
+    lift: float  # how much more a task's own expert alone earns
     arms: FloatArray  # (m, K) blends told
     visits: FloatArray  # (m,) slots told at each arm
     weights: FloatArray  # (m, V) requests behind each arm's mean reward
@@ -60,6 +61,7 @@ class PooledPosterior:
         self.width, self.noise = config.width, config.noise**2  # ℓ, variance of one request's reward
         self.variance = config.variance  # s²
         self.correlation = config.correlation  # of two tasks' rewards
+        self.lift = config.own_lift  # how much more a task's own expert alone earns than none of it
         self.used = 0  # arms in use, m; tables by arm have room for more
         self.arms = np.zeros((size, experts))
         self.norms = np.zeros(size)  # ‖arm‖²
@@ -80,14 +82,16 @@ class PooledPosterior:
 
     def expected(self, points: FloatArray) -> FloatArray | float:
         """Prior mean of the rewards at points (n, K): (n, V), or one number for all."""
-        config, own = self.config, list(self.config.own_experts)
-        if own:
-            even = share_value(np.array(1.0 / points.shape[1]))
-            return np.asarray(CENTRE + config.own_lift * (share_value(points[:, own]) - even))
+        return CENTRE + self.lift * self.feature(points)
+
+    def feature(self, points: FloatArray) -> FloatArray | float:
+        """What the lift multiplies, at points (n, K): (n, V), or 0 where no blend is expected above another."""
+        if own := list(self.config.own_experts):
+            return np.asarray(share_value(points[:, own]) - share_value(np.array(1.0 / points.shape[1])))
         if self._shares is None:
-            return CENTRE
+            return 0.0
         fall = (share_value(points) - share_value(self._shares)) @ self._shares  # 0 at the baseline, below it elsewhere
-        return np.asarray(np.repeat(CENTRE + config.own_lift * fall[:, None], self.tasks, axis=1))
+        return np.repeat(fall[:, None], self.tasks, axis=1)
 
     def kernel(self, points: FloatArray) -> FloatArray:
         """Kernel of points (n, K) with the arms in use: (n, used)."""
@@ -120,9 +124,9 @@ class PooledPosterior:
         pull *= -5.0 * self.variance / (3.0 * width * width)
         slope = points * pull.sum(axis=1)[:, None] - pull @ self.arms[:used]
         for task, expert in enumerate(self.config.own_experts):
-            slope[:, expert] += mix[task] * self.config.own_lift * share_slope(points[:, expert])
+            slope[:, expert] += mix[task] * self.lift * share_slope(points[:, expert])
         if self._shares is not None and not self.config.own_experts:
-            slope += self.config.own_lift * self._shares * share_slope(points)
+            slope += self.lift * self._shares * share_slope(points)
         return np.asarray(slope)
 
     def _mixed(self, mix: FloatArray, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -289,6 +293,7 @@ class PooledPosterior:
     def start_over(self) -> None:
         """Go back to the first kernel; the noise stays as it was fitted."""
         self.width, self.variance, self.correlation = self.config.width, self.config.variance, self.config.correlation
+        self.lift = self.config.own_lift
 
     def rebuild(self) -> None:
         """Compute A, α and the points' posterior from the pooled rewards."""
@@ -311,20 +316,22 @@ class PooledPosterior:
         self.gain = self._gain(self.cross[:, :used])
 
     def refit(self) -> None:
-        """Choose kernel width, noise and variance by marginal likelihood over a grid, then rebuild."""
+        """Choose kernel width, noise, variance and lift by marginal likelihood, then rebuild."""
         if self.used < 3:
             return
-        self.width, self.noise, self.variance, self.correlation = best_fit(self)
+        self.width, self.noise, self.variance, self.lift = best_fit(self)
+        self.correlation = tasks_correlation(self, self.noise)
         self.rebuild()
 
     def refit_early(self) -> None:
-        """Correct the noise, by how far rewards of one blend differ, and the tasks' correlation, which may only rise.
+        """Correct the noise, by how far rewards of one blend differ, the lift, and the correlation, but upwards only.
 
         What the noise was counts as `TRUST` such differences. Few rewards may hide what tasks have in common, and too
         low a correlation ends the search for better blends; the kernel waits for `refit`.
         """
         within, freedom = self.scatter
         self.noise = float((TRUST * self.noise + within) / (TRUST + freedom))
+        self.lift = best_lift(self)
         self.correlation = max(self.correlation, tasks_correlation(self, self.noise))
         self.rebuild()
 
@@ -334,8 +341,9 @@ class PooledPosterior:
         used = self.used
         return PosteriorState(
             width=self.width, noise=self.noise, variance=self.variance, correlation=self.correlation,
-            arms=self.arms[:used].copy(), visits=self.visits[:used].copy(), weights=self.weights[:used].copy(),
-            means=self.means[:used].copy(), scatter=self.scatter.copy(), alpha=self.alpha[:used].copy(),
+            lift=self.lift, arms=self.arms[:used].copy(), visits=self.visits[:used].copy(),
+            weights=self.weights[:used].copy(), means=self.means[:used].copy(), scatter=self.scatter.copy(),
+            alpha=self.alpha[:used].copy(),
             inverse=self.inverse[:, :used, :used].copy(), cross=self.cross[:, :used].copy(),
             points=self.points.copy(), mean=self.mean.copy(), gain=self.gain.copy(),
         )  # fmt: skip
@@ -345,7 +353,7 @@ class PooledPosterior:
         if min(state.width, state.noise, state.variance) <= 0 or (state.weights < 0).any():
             raise StateError("widths, variances and weights must not be negative")
         self.width, self.noise = state.width, state.noise
-        self.variance, self.correlation = state.variance, state.correlation
+        self.variance, self.correlation, self.lift = state.variance, state.correlation, state.lift
         self.used, self.gain = 0, state.gain.copy()
         size = min(max(FIRST_ARMS, 1 << (len(state.arms) - 1).bit_length()), self.config.arms)
         self._make_room(max(size, len(state.arms)))
