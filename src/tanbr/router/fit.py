@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tanbr.router.posterior import PooledPosterior
 
 DOUBT = 0.2  # standard deviation of the lift around what was expected of it
+CAUTION = 2.0  # standard errors that are added to it
 
 
 class Evidence:
@@ -33,8 +34,8 @@ class Evidence:
             for tasks in groups if (seen := weights[:, tasks][:, 0] > 0).any()
         ]  # fmt: skip
 
-    def __call__(self, width: float, noise: float, variance: float) -> tuple[float, float]:
-        """The logarithm of the likelihood, up to a constant, and the lift."""
+    def __call__(self, width: float, noise: float, variance: float) -> tuple[float, float, float]:
+        """The logarithm of the likelihood, up to a constant, and the lift with its standard error."""
         kernel = self._config.mean_variance + variance * matern(np.sqrt(self._squared / width**2) * ROOT5)
         square, slope, curve, volume = 0.0, 0.0, DOUBT**-2, 0.0
         for seen, behind, offset, feature in self._groups:
@@ -47,7 +48,11 @@ class Evidence:
             volume += target.shape[1] * 2.0 * float(np.log(np.diag(factor)).sum())
         more = float(np.clip(slope / curve, -self._config.own_lift, 1.0 - self._config.own_lift))
         fit = square - 2.0 * more * slope + more * more * curve + volume
-        return -0.5 * (fit + self._within / noise + self._freedom * np.log(noise)), self._config.own_lift + more
+        return (
+            -0.5 * (fit + self._within / noise + self._freedom * np.log(noise)),
+            self._config.own_lift + more,
+            curve**-0.5,
+        )
 
 
 def best_fit(pool: "PooledPosterior") -> tuple[float, float, float, float]:
@@ -56,12 +61,17 @@ def best_fit(pool: "PooledPosterior") -> tuple[float, float, float, float]:
     noises = np.clip(pool.noise * np.array([0.0625, 0.25, 0.5, 1.0, 2.0, 4.0, 16.0, 64.0]), 1e-6, 1.0)
     _, width, noise = max((evidence(w, s, pool.variance)[0], w, s) for w in config.widths for s in noises)
     variance = max(config.variances, key=lambda v: evidence(width, noise, v)[0])
-    return float(width), float(noise), float(variance), evidence(width, noise, variance)[1]
+    return float(width), float(noise), float(variance), _cautious(*evidence(width, noise, variance))
 
 
 def best_lift(pool: "PooledPosterior") -> float:
-    """The lift of highest likelihood for the kernel as it is."""
-    return Evidence(pool)(pool.width, pool.noise, pool.variance)[1]
+    """The lift that the rewards speak for, with the kernel as it is."""
+    return _cautious(*Evidence(pool)(pool.width, pool.noise, pool.variance))
+
+
+def _cautious(_: float, lift: float, error: float) -> float:
+    """Rather too high a lift, which follows the mix more closely, than too low a one, which stays where it is."""
+    return min(lift + CAUTION * error, 1.0)
 
 
 def tasks_correlation(pool: "PooledPosterior", noise: float) -> float:
