@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tanbr.router.posterior import PooledPosterior
 
 DOUBT = 0.2  # standard deviation of the lift around what was expected of it
-CAUTION = 2.0  # standard errors that are added to it
+CAUTION = 2.0  # standard errors by which it must lie below that to count as lower
 
 
 class Evidence:
@@ -61,17 +61,21 @@ def best_fit(pool: "PooledPosterior") -> tuple[float, float, float, float]:
     noises = np.clip(pool.noise * np.array([0.0625, 0.25, 0.5, 1.0, 2.0, 4.0, 16.0, 64.0]), 1e-6, 1.0)
     _, width, noise = max((evidence(w, s, pool.variance)[0], w, s) for w in config.widths for s in noises)
     variance = max(config.variances, key=lambda v: evidence(width, noise, v)[0])
-    return float(width), float(noise), float(variance), _cautious(*evidence(width, noise, variance))
+    return float(width), float(noise), float(variance), _cautious(evidence(width, noise, variance), config.own_lift)
 
 
 def best_lift(pool: "PooledPosterior") -> float:
     """The lift that the rewards speak for, with the kernel as it is."""
-    return _cautious(*Evidence(pool)(pool.width, pool.noise, pool.variance))
+    return _cautious(Evidence(pool)(pool.width, pool.noise, pool.variance), pool.config.own_lift)
 
 
-def _cautious(_: float, lift: float, error: float) -> float:
-    """Rather too high a lift, which follows the mix more closely, than too low a one, which stays where it is."""
-    return min(lift + CAUTION * error, 1.0)
+def _cautious(found: tuple[float, float, float], expected: float) -> float:
+    """Go below what was expected of the lift only as far as the rewards say for sure.
+
+    Too high a lift follows the mix too closely; too low a one stays with a blend that the mix has left.
+    """
+    _, lift, error = found
+    return max(lift, min(lift + CAUTION * error, expected))
 
 
 def tasks_correlation(pool: "PooledPosterior", noise: float) -> float:
