@@ -62,5 +62,6 @@ def test_results_of_another_commit_are_kept_and_said_to_be_so(tmp_path: Path) ->
         path.write_text(json.dumps(values))
     done = tanbr("reproduce", "fig6", "--out", "o", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "note: 7 of 7 results in o/jobs are of 0123456789, not of this code" in done.stdout
-    assert "7 of 7 results are of 0123456789" in (tmp_path / "o" / "report.md").read_text()
+    said = "7 of 7 results are of other commits (7 of 0123456789)"
+    assert f"note: {said}; delete them in o/jobs" in done.stdout
+    assert said in (tmp_path / "o" / "report.md").read_text()

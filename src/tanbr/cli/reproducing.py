@@ -86,12 +86,9 @@ def _say(found: "Reproduction") -> None:
         console.print(f"[bold]{part.title}[/]")
         for verdict, says, paper, ours in rows:
             console.print(f"  {verdict:<22} {says}: paper {paper}; here {ours}", markup=False, soft_wrap=True)
-    for commit, jobs in found.elsewhere.items():
-        console.print(
-            f"note: {len(jobs)} of {len(found.kept)} results in {found.setup.out}/jobs are of {commit}, not of this "
-            "code; delete them or choose another --out to measure anew",
-            markup=False, soft_wrap=True,
-        )  # fmt: skip
+    if found.of_others:
+        anew = f"delete them in {found.setup.out}/jobs or choose another --out to measure anew"
+        console.print(f"note: {found.of_others}; {anew}", markup=False, soft_wrap=True)
 
 
 class _Bars:

@@ -105,7 +105,8 @@ def test_results_of_another_commit_are_said_to_be_so(done: Reproduction, monkeyp
         monkeypatch.setattr(f"tanbr.experiments.paper.{module}.commit", lambda: "another")
     assert done.elsewhere == {there: list(done.kept)}
     told = report.laid_out(done, command="tanbr reproduce all")
-    assert told["elsewhere"] == [f"{len(done.kept)} of {len(done.kept)} results are of {there}"]
+    count = len(done.kept)
+    assert told["elsewhere"] == f"{count} of {count} results are of other commits ({count} of {there})"
 
 
 def test_estimates_grow_with_the_scale_and_need_no_model(tmp_path: Path) -> None:

@@ -76,14 +76,13 @@ def laid_out(found: Reproduction, *, command: str) -> dict[str, Any]:
         )
     not_run = [part for name, part in PARTS.items() if name not in found.findings]
     counts = Counter(claim["verdict"] for part in parts for claim in part["claims"])
-    other = [f"{len(jobs)} of {len(found.kept)} results are of {name}" for name, jobs in found.elsewhere.items()]
     return {
         "title": _title(found, len(not_run)),
         "command": command,
         "scale": scale,
         "scale_words": SCALE_WORDS.get(scale, ""),
         "commit": commit(),
-        "elsewhere": other,
+        "elsewhere": found.of_others,
         "not_run": [{"title": part.title, "command": _command(part, found.setup)} for part in not_run],
         "models": _models(found),
         "machine": f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, "

@@ -39,6 +39,14 @@ class Reproduction:
                 found.setdefault(kept.commit, []).append(name)
         return found
 
+    @property
+    def of_others(self) -> str:
+        """Say so in words; nothing where all results are of this code."""
+        there = self.elsewhere
+        counts = ", ".join(f"{len(jobs)} of {name}" for name, jobs in there.items())
+        count = sum(map(len, there.values()))
+        return f"{count} of {len(self.kept)} results are of other commits ({counts})" if there else ""
+
 
 def reproduce(parts: Sequence[Part], setup: Setup, *, watch: Watch | None = None) -> Reproduction:
     """Run the jobs of all parts that are missing, each once, and judge the claims."""
