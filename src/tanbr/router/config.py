@@ -144,9 +144,11 @@ class GroupsConfig(Section):
 
 
 OF_REQUESTS: dict[str, Any] = {
-    "variance": 0.003, "variances": (0.0005, 0.002, 0.01, 0.03, 0.08, 0.15), "width": 0.5, "beta": 0.5, "margin": 0.003,
+    "variance": 0.01, "variances": (0.01, 0.03, 0.08, 0.15), "width": 0.5, "beta": 0.5, "margin": 0.003,
 }  # fmt: skip
 """Rewards around a baseline; chosen by hand on the worlds of `benchmarks/harm.py`, seeds from 100 on."""
+OF_KNOWN_EXPERTS: dict[str, Any] = {"variance": 0.003, "variances": (0.0005, 0.002, *OF_REQUESTS["variances"])}
+"""The same where the experts' tasks are known, and the baseline is a better one to stay at."""
 
 
 class RouterConfig(Section):
@@ -171,6 +173,6 @@ class RouterConfig(Section):
         default = self.default
         update: dict[str, Any] = {"noise": default.request_noise, **OF_REQUESTS, "baseline": "even"}
         if own_experts:
-            update |= {"own_experts": own_experts, "baseline": "proportional"}
+            update |= {**OF_KNOWN_EXPERTS, "own_experts": own_experts, "baseline": "proportional"}
         update = {name: value for name, value in update.items() if name not in default.model_fields_set}
         return self.model_copy(update={"default": default.model_copy(update=update)})
