@@ -9,7 +9,7 @@ from tanbr.errors import ConfigError, InputError
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.router.conservative import baseline_of
-from tanbr.router.kernel import LEAST
+from tanbr.router.kernel import LEAST, rise
 from tanbr.router.posterior import PooledPosterior
 from tanbr.router.sizes import Sizes
 
@@ -150,3 +150,19 @@ def test_a_reward_on_another_scale_is_refused_and_costs_nothing():
     with pytest.raises(InputError, match=r"must lie in \[0, 1\]"):
         router.tell(decision, [50.0, 60.0, 70.0])
     assert router.account.slots == 0
+
+
+def test_a_router_that_knows_nothing_leaves_its_start_where_that_pays() -> None:
+    experts, seed = 8, 0
+    mix = np.array([0.7] + [0.3 / (experts - 1)] * (experts - 1))
+    router = Tanbr(experts, experts, seed=seed, config=RouterConfig().of_requests())
+    rng, even, earned = np.random.default_rng(seed), np.full(experts, 1 / experts), []
+    for _ in range(150):
+        decision = router.ask(mix)
+        truth = 0.3 + 0.6 * np.asarray(rise(decision.blend))  # each task's own expert is the one of its number
+        earned.append(mix @ truth)
+        counts = rng.multinomial(64, mix)
+        told = np.where(counts > 0, rng.binomial(counts, truth) / np.maximum(counts, 1), np.nan)
+        router.tell(decision, told, counts)
+    best, start = (mix @ (0.3 + 0.6 * np.asarray(rise(blend))) for blend in (np.eye(experts)[0], even))
+    assert np.mean(earned[100:]) - start > 0.5 * (best - start)  # 0 where it stays at the even blend
