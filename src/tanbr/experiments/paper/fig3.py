@@ -83,8 +83,9 @@ def draw(means: dict[str, FloatArray]) -> Figure:
 PART = Part(
     "fig3",
     "Fig. 3: a tuned T5-MoE serving",
-    "The tuned models of Fig. 2 answer untagged requests under a moving mix; routers choose by the monitor's forecast, "
-    "and nothing learns any more. Answers are written word by word and scored as written.",
+    "The tuned models of Fig. 2 answer requests under a moving mix, whose tasks no router is told (with --tagged the "
+    "texts name them, for the model); routers choose by the monitor's forecast, and nothing learns any more. Answers "
+    "are written word by word and scored as written.",
     tuning.jobs,
     findings,
     needs=("t5", "data"),
