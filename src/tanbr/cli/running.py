@@ -10,7 +10,6 @@ import typer
 from tanbr import settings as configuration
 from tanbr.cli.display import SlotDisplay, console, standings_tables
 from tanbr.cli.stopping import keeps
-from tanbr.files import check_writable
 from tanbr.tasks import traffic
 
 app = typer.Typer()
@@ -47,7 +46,6 @@ def demo(
     """Watch the whole idea work: untagged, drifting traffic on the embedded model, one merged model and two."""
     traffic.check(kind, slots=slots, alpha=alpha)  # what can be refused at once is, before seconds of imports
     settings = configuration.load(config)
-    check_writable(out)
 
     import torch
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
