@@ -4,16 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from elsewhere import elsewhere
 from experiments.copies import copy, of_experts
 from tanbr.baselines.survey import Survey
-from tanbr.errors import ConfigError, DataError, InputError, StateError
+from tanbr.errors import CheckpointError, ConfigError, DataError, InputError, StateError
 from tanbr.experiments import simulate as simulating
 from tanbr.experiments.corpus import generated
 from tanbr.experiments.simulate import Outcome, Study, place, simulate
 from tanbr.experiments.survey import survey_to
 from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.tasks import trace
 from tanbr.tasks.card import read_card, write_card
@@ -102,6 +104,40 @@ def test_a_trace_is_replayed(study: Study, done: tuple[Path, list[Outcome]], tmp
     [average] = simulate(replayed, ["average"], [0], out=tmp_path)
     drawn = next(o for o in done[1] if (o.seed, o.method) == (0, "average"))
     np.testing.assert_allclose([r.reward for r in average.records], [r.reward for r in drawn.records])
+
+
+def test_a_dense_checkpoint_answers_as_it_is(study: Study, done: tuple[Path, list[Outcome]], tmp_path: Path) -> None:
+    """The even blend, written as a dense checkpoint, earns what the average earns; with another norm it does not."""
+    open_moe(study.checkpoint).export(np.full(8, 1 / 8), tmp_path / "a+b")
+    [dense] = simulate(study, [f"dense:{tmp_path / 'a+b'}"], [0], out=tmp_path)
+    average = next(o for o in done[1] if (o.seed, o.method) == (0, "average"))
+    np.testing.assert_allclose([r.reward for r in dense.records], [r.reward for r in average.records])
+    tensors = load_file(tmp_path / "a+b" / "model.safetensors")
+    tensors["bert.embeddings.LayerNorm.weight"] *= -1
+    save_file(tensors, tmp_path / "a+b" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(StateError, match="belongs to a run with other settings"):
+        simulate(study, [dense.method], [0], out=tmp_path)
+    [other] = simulate(study, [dense.method], [0], out=tmp_path / "anew")
+    assert not np.allclose([r.total_reward for r in other.records], [r.total_reward for r in dense.records])
+
+
+def test_a_dense_checkpoint_that_does_not_fit_is_refused(study: Study, tmp_path: Path) -> None:
+    few = replace(study, slots=1)
+    open_moe(study.checkpoint).export(np.full(8, 1 / 8), tmp_path / "dense")
+    name = f"dense:{tmp_path / 'dense'}"
+    config = json.loads((tmp_path / "dense" / "config.json").read_text())
+    turned = dict(zip(config["id2label"], reversed(config["id2label"].values()), strict=True))
+    (tmp_path / "dense" / "config.json").write_text(json.dumps(config | {"id2label": turned}))
+    with pytest.raises(CheckpointError, match="answers other labels"):
+        simulate(few, [name], [0], out=tmp_path)
+    tensors = load_file(tmp_path / "dense" / "model.safetensors")
+    save_file({n: t for n, t in tensors.items() if n != "classifier.bias"}, tmp_path / "dense" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"classifier\.bias does not fit"):
+        simulate(few, [name], [0], out=tmp_path)
+    with pytest.raises(CheckpointError, match=r"is not built like the merged .*: .* does not fit"):
+        simulate(few, [f"dense:{study.checkpoint}"], [0], out=tmp_path)
+    with pytest.raises(CheckpointError, match="is not a folder"):
+        simulate(few, ["dense:nowhere"], [0], out=tmp_path)
 
 
 def test_what_needs_a_survey_says_so(study: Study, tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def simulate(
     methods: Annotated[
         str,
         typer.Option(
-            help="Names, separated by commas, or package.module:Router. Add +probes, +survey or +oracle to one that "
-            "learns, and +regression, +ties, … to one that blends."
+            help="Names, separated by commas, dense:FOLDER, or package.module:Router. Add +probes, +survey or +oracle "
+            "to one that learns, and +regression, +ties, … to one that blends."
         ),
     ] = DEFAULT_METHODS,
     method: MergeMethod = None,

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import torch
 from numpy.typing import ArrayLike
 from torch import nn
 
+from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
+from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks.metrics import Answer
 from tanbr.types import Blend, Text, as_blend
@@ -47,6 +50,22 @@ class DenseModel(ABC):
         self.blend = None
         for piece in self.moe.plan.blended:
             self.model.get_parameter(piece.target).copy_(merged.get_parameter(piece.target))
+
+    @torch.no_grad()
+    def become(self, folder: Path) -> None:
+        """Take over all weights of a dense checkpoint of the same architecture, before the first answer."""
+        given, own = Checkpoint(folder), dict(self.model.named_parameters())
+        fits = [name in given.specs and given.specs[name].shape == weight.shape for name, weight in own.items()]
+        odd = [name for name, fit in zip(own, fits, strict=True) if not fit]
+        odd += sorted(given.specs.keys() - self.model.state_dict().keys())
+        if odd:
+            raise CheckpointError(f"{folder} is not built like the merged {self.moe.path}: {odd[0]} does not fit")
+        labels = given.config.get("id2label") or {}
+        if labels and list(labels.values()) != list(self.model.config.id2label.values()):
+            raise CheckpointError(f"{folder} answers other labels than {self.moe.path}, or in another order")
+        for name, weight in own.items():
+            weight.copy_(given.tensor(name))
+        self.blend = None
 
     @abstractmethod
     def answers(self, texts: Sequence[Text]) -> list[Answer]:

@@ -6,6 +6,7 @@
 reward of known blends before the first slot: each expert alone and the uniform blend, or all that were surveyed.
 `+oracle` hands it the true mix instead of the monitor's forecast, `+recognised` every request's true task but no mix.
 `+regression`, or another name of `merge/methods`, after any that chooses blends merges them by that method.
+`dense:FOLDER` is a dense checkpoint, answering as it is.
 """
 
 import difflib
@@ -42,6 +43,7 @@ from tanbr.tasks.answering import by_posterior
 from tanbr.types import AnswersBy, FloatArray, Router, Text
 
 AVERAGE = "average"
+DENSE = "dense:"  # before the folder of a dense checkpoint
 STATISTICS = 64  # held rows per task behind the statistics of fisher and regmean
 WarmStart: TypeAlias = Literal["none", "probes", "survey"]
 
@@ -57,6 +59,7 @@ class Bench:
     answers_by: AnswersBy = "labels"
     groups: Groups | None = None  # of the experts, for a router over groups
     _others: dict[str, "Bench"] = field(default_factory=dict)
+    _dense: dict[Path, Answers] = field(default_factory=dict)
 
     def merging(self, method: str) -> "Bench":
         """Give the same with blends that are merged by another method."""
@@ -64,7 +67,7 @@ class Bench:
             return self
         if method not in self._others:
             self._others[method] = replace(
-                self, moe=Moe(self.moe.source, method=method, device=str(self.moe.device)), _others={}
+                self, moe=Moe(self.moe.source, method=method, device=str(self.moe.device)), _others={}, _dense={}
             )
         return self._others[method]
 
@@ -101,6 +104,15 @@ class Bench:
     def answers(self) -> Answers:
         """The one model, and every answer it has given."""
         return Answers(model_for(self.moe, self.corpus.space))
+
+    def holding(self, folder: Path) -> Answers:
+        """Give another model of the same architecture, with the weights of a dense checkpoint, and its answers."""
+        if folder not in self._dense:
+            model = model_for(self.moe, self.corpus.space)
+            model.become(folder)
+            self._dense[folder] = Answers(model)
+            self._dense[folder].kept[DENSE] = model.model
+        return self._dense[folder]
 
     @property
     def known(self) -> Survey:
@@ -266,6 +278,11 @@ class ComparedMethod:
     models: int = 1  # G
     recognised: bool = False
 
+    @property
+    def dense(self) -> Path | None:
+        """The folder of a dense checkpoint that answers as it is."""
+        return Path(self.name.removeprefix(DENSE)) if self.name.startswith(DENSE) else None
+
     def bench(self, shared: Bench) -> Bench:
         """Choose how its blends are merged."""
         return shared.merging(self.merging)
@@ -315,13 +332,16 @@ def method(
 
     `models` holds for those that can fill a panel, `merging` for those that choose blends and do not say otherwise.
     """
+    if text.strip().startswith(DENSE):
+        return ComparedMethod(text.strip(), _dense(Path(text.strip().removeprefix(DENSE))))
     place, *extras = text.strip().split("+")
     base, at, count = place.partition("@")
     kind = _third_party(base) if ":" in base else KINDS.get(base)
     if kind is None:
         near = difflib.get_close_matches(base, KINDS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"unknown method {base!r}; {hint}known: {', '.join(KINDS)}, or package.module:Router")
+        known = f"{', '.join(KINDS)}, dense:FOLDER, or package.module:Router"
+        raise ConfigError(f"unknown method {base!r}; {hint}known: {known}")
     allowed = ["probes", "survey", "oracle"] if kind.learns else []
     allowed += ["recognised"] if kind.fills_panels or kind.whole else []
     ways = list(METHODS) if kind.blends else []
@@ -370,6 +390,13 @@ def methods(
     if not found:
         raise ConfigError(f"no methods to compare; known: {', '.join(KINDS)}")
     return list({one.name: one for one in found}.values())
+
+
+def _dense(folder: Path) -> Kind:
+    def build(bench: Bench, _: int) -> Parts:
+        return OtherMerge(bench.holding(folder), DENSE), FixedBlend(*bench.sizes)
+
+    return Kind("a dense checkpoint, as it is", build, blends=False)
 
 
 def _third_party(place: str) -> Kind:

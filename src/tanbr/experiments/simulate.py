@@ -32,6 +32,7 @@ from tanbr.tasks import trace, traffic
 from tanbr.tasks.metrics import figure
 from tanbr.tasks.rows import Row
 from tanbr.tasks.traffic import Stream, Traffic
+from tanbr.train.checkpoints import digest
 from tanbr.train.interruption import Interruption
 from tanbr.types import AnswersBy, FloatArray, SlotRecord, to_jsonable
 
@@ -112,6 +113,7 @@ class Study:
             **(drawn if synthetic else {}),
             "survey": one.bench(bench).known.digest if one.surveyed else None,
             **one.bench(bench).moe.method.facts,
+            **({"dense_sha256": digest(one.dense)} if one.dense else {}),
             **({"groups": bench.groups.digest} if bench.groups is not None and name.startswith("grouped") else {}),
             "config": bench.config.model_dump(mode="json", exclude_defaults=True, include={"router", "monitor"}),
         }
@@ -185,7 +187,7 @@ def play(study: Study, bench: Bench, seed: int, name: str, watch: Watch | None =
 
 def place(out: Path, seed: int, name: str) -> Path:
     """Name the file of a job's outcome."""
-    return out / "runs" / f"seed{seed}-{name.replace(':', '.')}.json"
+    return out / "runs" / f"seed{seed}-{name.replace(':', '.').replace('/', '.')}.json"
 
 
 def simulate(
