@@ -94,6 +94,14 @@ def test_a_state_of_other_settings_or_another_checkpoint_is_refused(tmp_path: Pa
             run(tmp_path / "state", **options)
 
 
+def test_a_state_goes_on_where_a_setting_no_longer_matters(tmp_path: Path) -> None:
+    run(tmp_path / "state")
+    taken: list[int] = []
+    other = CONFIG.model_copy(update={"clip": 2.0})
+    run(tmp_path / "state", config=other, steps=12, ignored=frozenset({"clip"}), at=taken.append)
+    assert taken == [10, 11]
+
+
 def test_a_state_that_cannot_be_written_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dense = small.bert(tmp_path / "dense")
     with pytest.raises(small.Stopped):

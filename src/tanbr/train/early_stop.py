@@ -1,6 +1,10 @@
-"""Early stop per task: a task whose figure no longer improves keeps its best expert and leaves the training."""
+"""Early stop per task: a task whose figure no longer improves leaves the training, with its best expert.
 
-from collections.abc import Mapping
+What the experts share has learnt on since that expert was kept, and may no longer fit it. So it is measured again, and
+comes back only if it is still the better one.
+"""
+
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +35,10 @@ class EarlyStop(nn.Module):
         return [k for k, left in enumerate(self.left.tolist()) if not left]
 
     @torch.no_grad()
-    def look(self, figures: Mapping[int, float]) -> None:
-        """Take in the figures of the tasks that still train."""
+    def look(self, figures: Mapping[int, float], measure: Callable[[int], float]) -> None:
+        """Take in the figures of the tasks that still train; `measure` gives a task's as its expert is then."""
         for k, figure in figures.items():
-            better = (
-                figure >= self.best[k]
-            )  # a figure that stays where it is, such as 0 before a task is learnt, is no reason to stop
+            better = figure >= self.best[k]  # one that stays, such as 0 before a task is learnt, is no reason to stop
             self.stale[k] = 0 if better else self.stale[k] + 1
             kept = [self.get_buffer(f"kept_{k}_{i}") for i in range(len(self._experts[0].names))]
             live: list[Tensor] = list(self._experts[0].weights(k).values())
@@ -45,4 +47,7 @@ class EarlyStop(nn.Module):
                 torch._foreach_copy_(kept, live)
             elif self.stale[k] >= self._patience:
                 self.left[k] = True
+                last = [weight.clone() for weight in live]
                 torch._foreach_copy_(live, kept)
+                if measure(k) < figure:
+                    torch._foreach_copy_(live, last)

@@ -42,7 +42,7 @@ EXPERTS_ALONE = frozenset(
 ADAPTERS = frozenset({"adapters", "adapter_rate"})
 """Settings that mean nothing to whole experts."""
 
-LENGTH = frozenset({"steps", "final_rows", "save_every"})
+LENGTH = frozenset({"steps", "patience", "final_rows", "save_every"})
 """Settings of the experts that may change before a state goes on: with more steps, rates rise to the longer run's."""
 
 
@@ -133,10 +133,12 @@ def train_experts(
     def look(step: int) -> None:
         if not held or not config.look_every or step % config.look_every:
             return
-        figures = {
-            v: objective.figure(experts.view(v), held[tasks[v].name][: config.look_rows]) for v in stop.staying()
-        }
-        stop.look(figures)
+
+        def figure(v: int) -> float:
+            return objective.figure(experts.view(v), held[tasks[v].name][: config.look_rows])
+
+        figures = {v: figure(v) for v in stop.staying()}
+        stop.look(figures, figure)
         curve.add(step, "figure", {tasks[v].name: value for v, value in figures.items()})
 
     frozen = max(config.frozen_layers, config.expert_frozen_layers)
