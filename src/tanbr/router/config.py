@@ -90,7 +90,7 @@ class DefaultModeConfig(Section):
 
     width: float = Field(0.5, gt=0)
     """Kernel width before the first refit: rather too narrow, which explores, than too wide, which does not."""
-    widths: tuple[float, ...] = Field((0.42, 0.55, 0.7, 0.85, 1.0), min_length=1)
+    widths: tuple[float, ...] = Field((0.42, 0.55, 0.7, 0.85, 1.0, 1.4, 2.0), min_length=1)
     """Kernel widths a refit chooses from."""
     variance: float = Field(0.08, gt=0)
     """Prior variance of a task's reward around the task's mean."""
