@@ -11,12 +11,14 @@ CONFIG = DefaultModeConfig(arms=ARMS, refits=(), noise=NOISE)
 
 
 def told(signal, *, unseen=0.0, noise=NOISE):
-    """A posterior that was told signal (ARMS, V) around each task's own level, once per arm."""
+    """A posterior that was told signal (ARMS, V), or a function of the arms, around each task's own level."""
     rng = np.random.default_rng(0)
     pool = PooledPosterior(np.eye(K), tasks=V, config=CONFIG)
-    rewards = rng.uniform(0.3, 0.7, V) + signal + noise * rng.normal(size=(ARMS, V))
+    level, error = rng.uniform(0.3, 0.7, V), noise * rng.normal(size=(ARMS, V))
     counts = (rng.random((ARMS, V)) >= unseen).astype(float)
-    for blend, reward, count in zip(rng.dirichlet(np.ones(K), size=ARMS), rewards, counts, strict=True):
+    arms = rng.dirichlet(np.ones(K), size=ARMS)
+    rewards = level + (signal(arms) if callable(signal) else signal) + error
+    for blend, reward, count in zip(arms, rewards, counts, strict=True):
         pool.observe(blend, np.where(count > 0, reward, np.nan), count)
     return pool
 
@@ -53,6 +55,15 @@ def test_an_early_fit_corrects_noise_and_correlation_and_leaves_the_kernel():
     pool.refit_early()
     assert pool.correlation > 0.9
     assert (pool.width, pool.variance) == kernel
+
+
+def test_a_smooth_map_gets_a_wide_kernel_and_a_rough_one_a_narrow_one():
+    smooth = told(lambda arms: 0.3 * arms[:, :1] + np.zeros(V))
+    rough = told(lambda arms: 0.2 * np.sin(12 * arms[:, :1]) + np.zeros(V))
+    for pool in (smooth, rough):
+        pool.refit()
+    assert (rough.width, smooth.width) == (min(CONFIG.widths), max(CONFIG.widths))
+    assert smooth.width > 1.0  # √2 is the distance of two experts
 
 
 OWN = (2, 0, 3)
