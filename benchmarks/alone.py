@@ -5,7 +5,7 @@ and a rate that falls to 0: the usual recipe, one setting for all tasks, chosen 
 `tanbr pretrain` trains on and is scored once, at the end, on the same rows of GLUE's dev. Such a model has all of its
 weights for one task; an expert has its FFNs, and shares the rest with seven other tasks.
 
-    python benchmarks/alone.py minilm/ --data glue/ --tasks CoLA,MNLI,RTE --out docs/results/training/alone.json
+    python benchmarks/alone.py minilm/ --data glue/ --tasks CoLA,RTE --out docs/results/training/alone.json
 """
 
 import argparse
