@@ -1,4 +1,4 @@
-"""What a dense model reaches on one task alone, with the same rows: a ceiling for a task's own expert.
+"""What a dense model reaches on one task alone, with the same rows, beside a task's own expert.
 
 Every task trains a copy of the dense checkpoint of its own, all of it (embeddings and lowest layers, too), with dropout
 and a rate that falls to 0: the usual recipe, one setting for all tasks, chosen beforehand. It trains on the rows that
@@ -59,6 +59,9 @@ def main() -> None:
     if options.dense is None or options.data is None:
         print("needs a dense checkpoint and GLUE's rows: see --help")
         return
+    unknown = sorted(set(options.tasks.split(",")) - set(EPOCHS))
+    if unknown:
+        parser.error(f"--tasks must be of {', '.join(EPOCHS)} (got {unknown[0]!r})")
     rows, _ = glue.divided(options.data)
     dev = glue.load(options.data, split="dev", limit=40 if options.quick else MINILM.final_rows)
     found: dict[str, Any] = {}

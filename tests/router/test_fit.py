@@ -63,7 +63,7 @@ def test_a_smooth_map_gets_a_wide_kernel_and_a_rough_one_a_narrow_one():
     for pool in (smooth, rough):
         pool.refit()
     assert (rough.width, smooth.width) == (min(CONFIG.widths), max(CONFIG.widths))
-    assert smooth.width > 1.0  # √2 is the distance of two experts
+    assert smooth.width > 1.0  # experts are √2 apart: a line across the simplex needs a kernel of that order
 
 
 OWN = (2, 0, 3)
