@@ -8,6 +8,7 @@ expert (`tags`). Answers are a head's best label, and weighed by the monitor's p
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -84,7 +85,7 @@ def main() -> None:
     corpus = generated() if arguments.data is None else of_data(arguments.data, rehearse=arguments.rehearse)
     drawn = settings(corpus, draws=arguments.draws, requests=arguments.requests)
     recogniser = corpus.taught_monitor(MonitorConfig(), seed=0).snapshot()
-    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+    words = [re.sub(r"(^|=)/\S*/", r"\1", word) for word in sys.argv[1:]]  # without this machine's folders
     result: dict[str, Any] = {
         "command": " ".join(["python benchmarks/levers.py", *words]),
         "requests": f"{corpus.name}, {arguments.draws} mixes × {arguments.requests}",
