@@ -15,6 +15,7 @@ import httpx2
 import openai
 
 from cli.running import TANBR, environment
+from processes import started
 from serve.engines.asking import transformers_answers
 from tanbr.merge import Moe
 
@@ -42,11 +43,13 @@ class Front:
 def front(folder: Path, checkpoint: Path, engine: str, url: str, *arguments: str) -> Iterator[Front]:
     """Run the server until the block ends."""
     command = [*TANBR, "serve", checkpoint, "--engine", engine, "--engine-url", url, "--port", "0", "--force"]
-    with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(
+    with (
+        (folder / "log").open("ab") as log,
+        started(
             [*command, "--state", folder / "state", "--slot-seconds", "3600", *arguments],
-            stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder, env=environment(TANBR_ADMIN_TOKEN=ADMIN_TOKEN),
-        )  # fmt: skip
+            stdout=subprocess.PIPE, stderr=log, cwd=folder, env=environment(TANBR_ADMIN_TOKEN=ADMIN_TOKEN),
+        ) as process,
+    ):  # fmt: skip
         try:
             assert process.stdout
             found = next((one[0] for line in process.stdout if (one := re.search(r"http://\S+", line))), None)
