@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from browsing import browser
 from grouping.kindred import write as write_kindred
@@ -17,7 +18,13 @@ from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 
 __all__ = ["browser"]  # a fixture for every test
+pytest_plugins = ["leftovers"]
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+# A busy machine is slow: no test fails by that. Every run tries the same examples, unless it is told to explore.
+settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", settings.get_profile("same"), derandomize=False, database=None, max_examples=1000)
+settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -149,7 +149,7 @@ def test_strange_traffic_raises_the_alarm_and_leaves_the_mix_alone(monitor: Moni
     assert all_strange.forecast == pytest.approx(closed.forecast, abs=0.05)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(any_text, max_size=20))
 def test_anything_yields_a_mix(texts: list[Text]) -> None:
     monitor = Monitor(TASKS, config=CONFIG)
@@ -165,7 +165,7 @@ def test_anything_yields_a_mix(texts: list[Text]) -> None:
     assert 0 <= closed.unknown <= 1
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(labelled, labelled)
 def test_merging_is_having_seen_both(one: list[tuple[Text, str]], two: list[tuple[Text, str]]) -> None:
     left, right, whole = (Monitor(TASKS, config=CONFIG) for _ in range(3))
@@ -177,7 +177,7 @@ def test_merging_is_having_seen_both(one: list[tuple[Text, str]], two: list[tupl
     same(left.close_slot(), whole.close_slot())
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.data())
 def test_open_slots_of_any_number_of_replicas_merge(data: st.DataObject) -> None:
     recogniser = learned()
@@ -195,7 +195,7 @@ def test_open_slots_of_any_number_of_replicas_merge(data: st.DataObject) -> None
     same(replicas[0].close_slot(), whole.close_slot())
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.permutations(range(40)), st.integers(1, 39))
 def test_order_and_batches_do_not_matter(order: list[int], cut: int) -> None:
     requests = traffic({"weather": 10, "question": 5, "pair": 25}, 0)

@@ -15,7 +15,7 @@ from tanbr.router.sizes import Sizes
 
 K, V = 4, 3
 OWN = (2, 0, 1)
-few = settings(max_examples=12, deadline=None)
+few = settings(max_examples=12)
 seeds = st.integers(0, 2**31)
 baselines = st.sampled_from([(), OWN])
 

@@ -50,7 +50,7 @@ def told(seed, slots, *, unseen, counted):
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5]), st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_posterior_is_the_textbooks_whatever_is_unseen_or_counted(seed, unseen, counted):
     blends, rewards, counts, points = told(seed, 25, unseen=unseen, counted=counted)
     pool = PooledPosterior(points.copy(), tasks=V, config=CONFIG)

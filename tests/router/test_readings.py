@@ -22,7 +22,7 @@ def simplices(count: int) -> st.SearchStrategy[np.ndarray]:
     return st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed).dirichlet(np.full(4, 0.5), count))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(mixes=simplices(1), confusion=simplices(4), seed=st.integers(0, 1000))
 def test_the_worth_of_a_panel_is_that_of_the_best_model_for_each_reading(mixes, confusion, seed):
     """By trying every way to send readings to models."""
