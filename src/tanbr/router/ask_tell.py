@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tanbr.errors import DecisionError, InputError, StateError
-from tanbr.router.migration import LAYOUT, migrated
+from tanbr.router.migration import LAYOUT, migrated, settings_of
 from tanbr.router.panel import Panel
 from tanbr.router.readings import Readings
 from tanbr.router.records import Open, Terms, Told, TreeView
@@ -242,10 +242,11 @@ class AskTell:
 
     @classmethod
     def _restored(cls, header: Mapping[str, Any], arrays: Arrays) -> Self:
-        held, least = sum(array.size for array in arrays.values()), cls.least_numbers(header["settings"])
+        settings = settings_of(header)
+        held, least = sum(array.size for array in arrays.values()), cls.least_numbers(settings)
         if held < least:
             raise StateError(f"its settings speak of {least} numbers, it holds {held}")
-        router = cls(**header["settings"])
+        router = cls(**settings)
         policy = {k.removeprefix("policy."): v for k, v in arrays.items() if k.startswith("policy.")}
         start = router._policy.state
         policy = migrated(policy, to_arrays(start), int(header.get("layout", 1)))

@@ -126,8 +126,6 @@ class DefaultModeConfig(Section):
     """Told slots after which kernel, noise, lift and correlation are fitted; earlier fits declare the map flat."""
     change: float = Field(12.0, ge=0)
     """Evidence (logarithm of a Bayes factor) at which a task's rewards are taken to have changed; 0 never."""
-    forgetting: float = Field(1.0, gt=0, le=1)
-    """Share of what is known that survives a slot; below 1 for rewards that drift."""
 
 
 class GroupsConfig(Section):

@@ -185,9 +185,6 @@ class GpTree:
 
     def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:  # noqa: ARG002
         """Pool the reward, then grow the tree and climb for this mix."""
-        if self.config.forgetting < 1.0:
-            self.posterior.forget(self.config.forgetting)
-            self._forget(self.config.forgetting)
         self._absorb(blend, reward, counts)
         if self.config.baseline != "none":
             base = baseline_of(self.config, self.sizes, mix)
@@ -200,9 +197,6 @@ class GpTree:
 
     def learn_panel(self, mix: TaskMix, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
         """Pool the rewards of all models, one slot in all, and grow the tree for each model's own mix."""
-        if self.config.forgetting < 1.0:
-            self.posterior.forget(self.config.forgetting)
-            self._forget(self.config.forgetting)
         mixes = group_mixes(panel.estimates, Readings.of(mix, self.misread))
         taught: list[float] = []
         for blend, own, reward, count in zip(panel.blends, mixes, rewards, counts, strict=True):
@@ -243,16 +237,13 @@ class GpTree:
             self.posterior.start_over()
             self.watch.begin()
             self.asked = self.since = self.fitted = 0
-        self._forget(1.0 - len(changed) / all_)
+        self.told *= 1.0 - len(changed) / all_
+        self.learned *= 1.0 - len(changed) / all_
         self.posterior.forget_tasks(changed)
 
     def _remember(self, mix: TaskMix) -> None:
         if not any(np.array_equal(mix, known) for known in self.mixes):
             self.mixes.append(mix)
-
-    def _forget(self, share: float) -> None:
-        self.told *= share
-        self.learned *= share
 
     def _count(self, taught: float) -> None:
         self.told += 1.0

@@ -76,7 +76,6 @@ class GroupedTree:
 
     def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:
         """Learn over groups, keep the reward for those to come, and split a group where that is due."""
-        self._age()
         among = self._among(blend)
         self.inner.learn(mix, among, terms, reward, counts)
         self._keep(blend, reward, counts)
@@ -84,7 +83,6 @@ class GroupedTree:
 
     def learn_panel(self, mix: TaskMix, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
         """Learn from all models, one slot in all."""
-        self._age()
         among = np.array([self._among(blend) for blend in panel.blends])
         self.inner.learn_panel(mix, replace(panel, blends=among), rewards, counts)
         for blend, reward, count in zip(panel.blends, rewards, counts, strict=True):
@@ -115,11 +113,6 @@ class GroupedTree:
         if isinstance(slot.decision, PanelDecision):
             return replace(slot, decision=replace(slot.decision, blends=over))
         return replace(slot, decision=replace(slot.decision, blend=over[0]))
-
-    def _age(self) -> None:
-        if self.config.default.forgetting < 1.0:
-            self._sums *= self.config.default.forgetting
-            self._counts *= self.config.default.forgetting
 
     def _keep(self, blend: Blend, reward: Reward, counts: Counts) -> None:
         if not self.config.groups.splits or not counts.any():

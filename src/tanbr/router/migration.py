@@ -1,11 +1,24 @@
 """States of earlier versions of the router, brought to the names of this one."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from tanbr.state import Arrays
 
 LAYOUT = 5  # written into the header; states without it are of layout 1
 PANELS, ACCOUNTS, WATCH, LIFT = 2, 3, 4, 5  # the layouts that came with panels, accounts, watch, and a fitted lift
 FIRST_FIT = 80  # slots before which no earlier layout had fitted its kernel
 FIT = ("width", "noise", "variance", "correlation")
+GONE = {"forgetting"}  # settings of the default mode that earlier versions had
+
+
+def settings_of(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the settings that a router was saved with, as far as they still exist."""
+    settings = dict(header["settings"])
+    if "default" in (config := settings.get("config", {})):
+        kept = {name: value for name, value in config["default"].items() if name not in GONE}
+        settings["config"] = {**config, "default": kept}
+    return settings
 
 
 def migrated(policy: Arrays, like: Arrays, layout: int) -> Arrays:

@@ -281,15 +281,6 @@ class PooledPosterior:
         self.mean[rows] = self.expected(points) + kernel @ self.alpha[: self.used]
         self.gain[rows] = self._gain(kernel)
 
-    def forget(self, share: float) -> None:
-        """Let knowledge decay towards the prior, as if each f_v were an Ornstein-Uhlenbeck process in time."""
-        root = float(np.sqrt(share))
-        self.inverse *= share
-        self.gain *= share
-        self.weights *= share
-        self.alpha *= root
-        self.mean += (self.expected(self.points) - self.mean) * (1.0 - root)
-
     def start_over(self) -> None:
         """Go back to the first kernel; the noise stays as it was fitted."""
         self.width, self.variance, self.correlation = self.config.width, self.config.variance, self.config.correlation
