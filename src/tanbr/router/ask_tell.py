@@ -50,8 +50,8 @@ class Policy(Protocol):
         """Choose G > 1 blends jointly for ψ, as it is read."""
         ...
 
-    def learn_panel(self, mix: TaskMix, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
-        """Learn what the rewards of all models in a slot say, (G, V); 0 counts where unseen."""
+    def learn_panel(self, readings: Readings, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
+        """Learn what the rewards of all models in a slot say, (G, V), by the readings it was chosen by; 0 counts where unseen."""
         ...
 
     def warm_start(self, blend: Blend, reward: Reward, counts: Counts) -> None:
@@ -117,7 +117,7 @@ class AskTell:
         decision: Decision | PanelDecision = Decision(self._next_id, mix, blends[0])
         if models is not None:
             decision = PanelDecision(self._next_id, mix, _read_only(blends), _read_only(panel.estimates))
-        self._open[decision.id] = Open(decision, panel.terms)
+        self._open[decision.id] = Open(decision, panel.terms, readings.confusion)
         self._next_id += 1
         return decision
 
@@ -134,7 +134,7 @@ class AskTell:
             told = self._as_table(reward, counts, rows=len(asked.blends))
             panel = Panel(asked.blends, asked.estimates, slot.why)
             if told.counts.any() and len(asked.blends) > 1:
-                self._policy.learn_panel(asked.task_mix, panel, *told)
+                self._policy.learn_panel(Readings.of(asked.task_mix, slot.confusion), panel, *told)
             elif told.counts.any():
                 self._policy.learn(asked.task_mix, asked.blends[0], slot.why[0], told.reward[0], told.counts[0])
         else:

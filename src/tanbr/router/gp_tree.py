@@ -59,7 +59,6 @@ class GpTreeState:
     tree: TreeState
     ledger: LedgerState
     watch: WatchState
-    misread: FloatArray  # (V, V) how requests are read, as the last panel was told; (0, V) if rightly
 
 
 class GpTree:
@@ -76,7 +75,6 @@ class GpTree:
         self.opening = min(sizes.experts + 1, config.opening)  # first asks: the even blend, then single experts
         self.ledger = Ledger(sizes.experts, sizes.tasks)  # of a router with a baseline
         self.watch = Watch(sizes.tasks, threshold=config.change)
-        self.misread = np.zeros((0, sizes.tasks))  # how requests are read, as the last panel was told
         self.asked = 0  # decisions and warm starts
         self.told = 0.0  # slots, as far as they are remembered
         self.learned = 0.0  # the same, each by the share of the deviation that was left at its blend
@@ -124,7 +122,6 @@ class GpTree:
         panel = choose_panel(self, readings, models, blends_of(open_slots))
         panel = replace(panel, blends=np.array([self.snapped(blend) for blend in panel.blends]))
         if self.config.baseline != "none":
-            self.misread = readings.confusion
             panel = careful_panel(self, readings, panel, open_slots)
             self.ledger.serve(panel.blends)
         self.asked += models
@@ -195,9 +192,9 @@ class GpTree:
         if len(self.climbers):
             self._climb(mix)
 
-    def learn_panel(self, mix: TaskMix, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
+    def learn_panel(self, readings: Readings, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
         """Pool the rewards of all models, one slot in all, and grow the tree for each model's own mix."""
-        mixes = group_mixes(panel.estimates, Readings.of(mix, self.misread))
+        mixes = group_mixes(panel.estimates, readings)
         taught: list[float] = []
         for blend, own, reward, count in zip(panel.blends, mixes, rewards, counts, strict=True):
             if count.any():
@@ -205,7 +202,7 @@ class GpTree:
                 self._remember(own)
         self._count(float(np.mean(taught)))
         if self.config.baseline != "none":
-            self.ledger.tell(entries(self, Readings.of(mix, self.misread), panel), self.posterior.mean_at)
+            self.ledger.tell(entries(self, readings, panel), self.posterior.mean_at)
         for own in mixes if self.config.room else ():
             self._grow(own)
 
@@ -340,7 +337,7 @@ class GpTree:
         mixes = np.array(list(self.mixes)).reshape(len(self.mixes), self.sizes.tasks)
         return GpTreeState(
             self.slots, self.asked, self.told, self.learned, self.since, self.fitted, mixes,
-            self.posterior.state, self.tree.state, self.ledger.state, self.watch.state, self.misread.copy(),
+            self.posterior.state, self.tree.state, self.ledger.state, self.watch.state,
         )  # fmt: skip
 
     def restore(self, state: GpTreeState) -> None:
@@ -352,4 +349,3 @@ class GpTree:
         self.tree.restore(state.tree)
         self.ledger.restore(state.ledger)
         self.watch.restore(state.watch)
-        self.misread = state.misread.copy()

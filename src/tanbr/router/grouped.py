@@ -81,10 +81,10 @@ class GroupedTree:
         self._keep(blend, reward, counts)
         self._turn(among)
 
-    def learn_panel(self, mix: TaskMix, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
+    def learn_panel(self, readings: Readings, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
         """Learn from all models, one slot in all."""
         among = np.array([self._among(blend) for blend in panel.blends])
-        self.inner.learn_panel(mix, replace(panel, blends=among), rewards, counts)
+        self.inner.learn_panel(readings, replace(panel, blends=among), rewards, counts)
         for blend, reward, count in zip(panel.blends, rewards, counts, strict=True):
             self._keep(blend, reward, count)
         self._turn(among.mean(axis=0))

@@ -21,14 +21,17 @@ def pack(told: Iterable[Told], open_: Iterable[Open], *, tasks: int) -> Arrays:
     """Name the arrays of told and then open slots; what is still to come is NaN."""
     done = [row for slot in told for row in _rows(slot.decision, slot.why, slot.reward, slot.counts)]
     unseen = np.full(tasks, np.nan)
-    rows = done + [row for slot in open_ for row in _rows(slot.decision, slot.why, unseen, unseen)]
+    waiting = list(open_)
+    rows = done + [row for slot in waiting for row in _rows(slot.decision, slot.why, unseen, unseen)]
+    panels = [slot for slot in waiting if isinstance(slot.decision, PanelDecision)]
+    read = [np.eye(tasks) if slot.confusion is None else slot.confusion for slot in panels]
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(COLUMNS)
     whole = ("place", "model")
     arrays = {
         f"slot.{name}": np.array(column, dtype=np.int64 if name in whole else np.float64)
         for name, column in zip(COLUMNS, columns, strict=True)
     }
-    return {"told": np.array(len(done)), **arrays}
+    return {"told": np.array(len(done)), "open.confusion": np.array(read).reshape(-1, tasks, tasks), **arrays}
 
 
 def _rows(
@@ -70,7 +73,16 @@ def unpack(arrays: Arrays, *, experts: int, tasks: int) -> tuple[list[Told], lis
     rows = np.array(ends)
     told = int(arrays["told"])
     count = int((rows <= told).sum())
-    return slots[:count], [Open(slot.decision, slot.why) for slot in slots[count:]]
+    waiting = slots[count:]
+    panels = sum(isinstance(slot.decision, PanelDecision) for slot in waiting)
+    read = arrays.get("open.confusion", np.tile(np.eye(tasks), (panels, 1, 1)))  # layout 6 has it
+    if read.shape != (panels, tasks, tasks):
+        raise StateError(f"'open.confusion' must be {panels} tables of {tasks} by {tasks} (got shape {read.shape})")
+    of_panel = iter(read)
+    return slots[:count], [
+        Open(slot.decision, slot.why, next(of_panel) if isinstance(slot.decision, PanelDecision) else None)
+        for slot in waiting
+    ]
 
 
 def _slot(columns: list[NDArray[Any]]) -> Told:
