@@ -77,7 +77,9 @@ def test_a_router_takes_it_into_account_and_refuses_what_is_none():
             router.ask(MIX, models=2, confusion=odd)
 
 
-@pytest.mark.parametrize("config", [RouterConfig(), RouterConfig().of_requests((0, 1, 2, 3))], ids=["plain", "baseline"])
+@pytest.mark.parametrize(
+    "config", [RouterConfig(), RouterConfig().of_requests((0, 1, 2, 3))], ids=["plain", "baseline"]
+)
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_panel_is_learned_by_the_readings_that_it_was_chosen_by(tmp_path, config, resumed):
     """However late, whatever was asked since, and after a restart; with a baseline or without."""

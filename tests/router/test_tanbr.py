@@ -49,7 +49,7 @@ def test_refuses_modes_and_settings_that_do_not_exist():
         Tanbr(4, 3, mode="paper", config={"paper": {"gamma": "theory", "learning_rate": 0.5}})
     with pytest.raises(ConfigError, match="did you mean 'snap'"):
         Tanbr(4, 3, config={"default": {"snapp": 0.1}})
-    with pytest.raises(ConfigError, match="unknown key 'default.forgetting'"):  # a rebuild brought all of it back
+    with pytest.raises(ConfigError, match=r"unknown key 'default\.forgetting'"):  # a rebuild brought all of it back
         Tanbr(4, 3, config={"default": {"forgetting": 0.98}})
     with pytest.raises(InputError, match="seed"):
         Tanbr(4, 3, seed=-1)

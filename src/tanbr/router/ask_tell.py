@@ -39,7 +39,7 @@ class Policy(Protocol):
     """Chooses and learns; knows nothing of ids, files or bad input."""
 
     def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:
-        """Choose x for ψ while the rewards of `open_slots` are still to come."""
+        """Choose x for ψ while the rewards of `open_slots` are still to come; changes nothing but the random stream."""
         ...
 
     def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:
@@ -47,11 +47,11 @@ class Policy(Protocol):
         ...
 
     def choose_panel(self, readings: Readings, models: int, open_slots: list[Open]) -> Panel:
-        """Choose G > 1 blends jointly for ψ, as it is read."""
+        """Choose G > 1 blends jointly for ψ, as it is read; changes nothing but the random stream."""
         ...
 
     def learn_panel(self, readings: Readings, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
-        """Learn what the rewards of all models in a slot say, (G, V), by the readings it was chosen by; 0 counts where unseen."""
+        """Learn what the rewards of all models in a slot say, (G, V); 0 counts where unseen."""
         ...
 
     def warm_start(self, blend: Blend, reward: Reward, counts: Counts) -> None:
@@ -124,7 +124,7 @@ class AskTell:
     def tell(
         self, decision: Decision | PanelDecision | int, reward: ArrayLike, counts: ArrayLike | None = None
     ) -> None:
-        """Learn from the reward (V,), of a panel (G, V); NaN where unseen, and all NaN teaches nothing.
+        """Learn from the reward (V,), of a panel (G, V); NaN where unseen. All NaN declines: it leaves no trace.
 
         Rewards may come late and out of order. `counts`, of the same shape, are the requests behind them.
         """
@@ -132,18 +132,18 @@ class AskTell:
         asked = slot.decision
         if isinstance(asked, PanelDecision):
             told = self._as_table(reward, counts, rows=len(asked.blends))
-            panel = Panel(asked.blends, asked.estimates, slot.why)
-            if told.counts.any() and len(asked.blends) > 1:
-                self._policy.learn_panel(Readings.of(asked.task_mix, slot.confusion), panel, *told)
-            elif told.counts.any():
-                self._policy.learn(asked.task_mix, asked.blends[0], slot.why[0], told.reward[0], told.counts[0])
         else:
             checked = as_reward(reward, tasks=self.tasks)
             told = _Rewards(checked, as_counts(counts, reward=checked))
-            if told.counts.any():
-                self._policy.learn(asked.task_mix, asked.blend, slot.why[0], *told)
+        if told.counts.any():
+            if isinstance(asked, PanelDecision) and len(asked.blends) > 1:
+                panel = Panel(asked.blends, asked.estimates, slot.why)
+                self._policy.learn_panel(Readings.of(asked.task_mix, slot.confusion), panel, *told)
+            else:
+                one = (np.reshape(table, self.tasks) for table in told)
+                self._policy.learn(asked.task_mix, slot.blends[0], slot.why[0], *one)
+            self._told.append(Told(asked, *told, slot.why))
         del self._open[asked.id]
-        self._told.append(Told(asked, *told, slot.why))
 
     def _as_table(self, rewards: ArrayLike, counts: ArrayLike | None, *, rows: int) -> "_Rewards":
         """Check the rewards (G, V) of a panel and the counts behind them."""

@@ -49,7 +49,7 @@ class GpTreeState:
     """Everything that changes in a `GpTree`."""
 
     slots: int  # rewards told
-    asked: int  # decisions and warm starts
+    asked: int  # blends of decisions that were told, and of warm starts
     told: float  # slots, as far as they are remembered
     learned: float  # the same, each by the share of the deviation that was left at its blend
     since: int  # slots told since the router started, or started over
@@ -75,7 +75,7 @@ class GpTree:
         self.opening = min(sizes.experts + 1, config.opening)  # first asks: the even blend, then single experts
         self.ledger = Ledger(sizes.experts, sizes.tasks)  # of a router with a baseline
         self.watch = Watch(sizes.tasks, threshold=config.change)
-        self.asked = 0  # decisions and warm starts
+        self.asked = 0  # blends of decisions that were told, and of warm starts
         self.told = 0.0  # slots, as far as they are remembered
         self.learned = 0.0  # the same, each by the share of the deviation that was left at its blend
         self.slots = self.since = self.fitted = 0
@@ -91,9 +91,7 @@ class GpTree:
     def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:
         """Take the candidate of highest bound; one near a known arm is played as that arm."""
         if self.config.baseline != "none":
-            self.asked += 1
             blend, terms = choose_carefully(self, mix, open_slots)
-            self.ledger.serve(blend[None])
             return blend, self._watched(terms)
         pool, beta = self.posterior, self.beta
         variance = pool.variance_of(mix, pool.gain)
@@ -103,9 +101,9 @@ class GpTree:
         bound = mean + beta * deviation
         bound[self.nodes][~self.tree.used] = -np.inf
         best = first_best(bound)
-        if self.asked < self.opening:
-            best = self.sizes.experts if self.asked == 0 else self.asked - 1
-        self.asked += 1
+        asked = self.asked + len(blends_of(open_slots))
+        if asked < self.opening:
+            best = self.sizes.experts if asked == 0 else asked - 1
         blend, node = pool.points[best], best - self.nodes.start
         inside = 0 <= node < self.config.room
         terms = Terms(
@@ -123,8 +121,6 @@ class GpTree:
         panel = replace(panel, blends=np.array([self.snapped(blend) for blend in panel.blends]))
         if self.config.baseline != "none":
             panel = careful_panel(self, readings, panel, open_slots)
-            self.ledger.serve(panel.blends)
-        self.asked += models
         return replace(panel, terms=tuple(self._watched(terms) for terms in panel.terms))
 
     def _watched(self, terms: Terms) -> Terms:
@@ -182,9 +178,11 @@ class GpTree:
 
     def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:  # noqa: ARG002
         """Pool the reward, then grow the tree and climb for this mix."""
+        self.asked += 1
         self._absorb(blend, reward, counts)
         if self.config.baseline != "none":
             base = baseline_of(self.config, self.sizes, mix)
+            self.ledger.serve(blend[None])
             self.ledger.tell([(mix, blend, base)], self.posterior.mean_at)
         self._remember(mix)
         if self.config.room:
@@ -194,6 +192,7 @@ class GpTree:
 
     def learn_panel(self, readings: Readings, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
         """Pool the rewards of all models, one slot in all, and grow the tree for each model's own mix."""
+        self.asked += len(panel.blends)
         mixes = group_mixes(panel.estimates, readings)
         taught: list[float] = []
         for blend, own, reward, count in zip(panel.blends, mixes, rewards, counts, strict=True):
@@ -202,6 +201,7 @@ class GpTree:
                 self._remember(own)
         self._count(float(np.mean(taught)))
         if self.config.baseline != "none":
+            self.ledger.serve(panel.blends)
             self.ledger.tell(entries(self, readings, panel), self.posterior.mean_at)
         for own in mixes if self.config.room else ():
             self._grow(own)

@@ -4,6 +4,7 @@ A panel of G models takes G rows, a single blend one row of model −1.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,14 @@ def pack(told: Iterable[Told], open_: Iterable[Open], *, tasks: int) -> Arrays:
         f"slot.{name}": np.array(column, dtype=np.int64 if name in whole else np.float64)
         for name, column in zip(COLUMNS, columns, strict=True)
     }
-    return {"told": np.array(len(done)), "open.confusion": np.array(read).reshape(-1, tasks, tasks), **arrays}
+    groups = [why.groups for slot in waiting for why in slot.why]  # of different lengths if a group was split between
+    width = max(map(len, groups), default=0)
+    padded = [[*own, *[np.nan] * (width - len(own))] for own in groups]
+    only_open = {
+        "open.confusion": np.array(read).reshape(-1, tasks, tasks),
+        "open.groups": np.array(padded, dtype=np.float64).reshape(len(groups), width),
+    }
+    return {"told": np.array(len(done)), **only_open, **arrays}
 
 
 def _rows(
@@ -73,15 +81,24 @@ def unpack(arrays: Arrays, *, experts: int, tasks: int) -> tuple[list[Told], lis
     rows = np.array(ends)
     told = int(arrays["told"])
     count = int((rows <= told).sum())
-    waiting = slots[count:]
-    panels = sum(isinstance(slot.decision, PanelDecision) for slot in waiting)
-    read = arrays.get("open.confusion", np.tile(np.eye(tasks), (panels, 1, 1)))  # layout 6 has it
-    if read.shape != (panels, tasks, tasks):
-        raise StateError(f"'open.confusion' must be {panels} tables of {tasks} by {tasks} (got shape {read.shape})")
-    of_panel = iter(read)
-    return slots[:count], [
-        Open(slot.decision, slot.why, next(of_panel) if isinstance(slot.decision, PanelDecision) else None)
-        for slot in waiting
+    return slots[:count], _opened(slots[count:], arrays, tasks=tasks)
+
+
+def _opened(slots: list[Told], arrays: Arrays, *, tasks: int) -> list[Open]:
+    """Add to open slots what is kept of them alone, since layout 6."""
+    panels, models = sum(isinstance(slot.decision, PanelDecision) for slot in slots), sum(len(s.why) for s in slots)
+    read = arrays.get("open.confusion", np.tile(np.eye(tasks), (panels, 1, 1)))
+    groups = arrays.get("open.groups", np.zeros((models, 0)))
+    if read.shape != (panels, tasks, tasks) or groups.shape[:1] != (models,) or groups.ndim != 2:
+        raise StateError(f"{panels} open panels of {models} models do not go with {read.shape} and {groups.shape}")
+    of_panel, of_model = iter(read), (tuple(row[~np.isnan(row)].tolist()) for row in groups)
+    return [
+        Open(
+            slot.decision,
+            tuple(replace(why, groups=own) for why, own in zip(slot.why, of_model, strict=False)),
+            next(of_panel) if isinstance(slot.decision, PanelDecision) else None,
+        )
+        for slot in slots
     ]
 
 
