@@ -215,6 +215,10 @@ class Router(Protocol):
         """Write the whole state atomically."""
         ...
 
+    def resumed(self, path: str | Path) -> Self:
+        """Resume from what `save` wrote, with this router's settings; SettingsError where the state cannot do that."""
+        ...
+
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Resume bit for bit from what `save` wrote."""

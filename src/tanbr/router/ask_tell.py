@@ -3,8 +3,9 @@
 What is chosen and learned is a `Policy`; this module never looks inside one.
 """
 
+import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, overload
@@ -12,7 +13,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tanbr.errors import DecisionError, InputError, StateError
+from tanbr.config import check_kept
+from tanbr.errors import DecisionError, InputError, SettingsError, StateError
 from tanbr.router.migration import LAYOUT, migrated, settings_of
 from tanbr.router.panel import Panel
 from tanbr.router.readings import Readings
@@ -76,6 +78,7 @@ class AskTell:
     """A router: a policy behind `ask` and `tell`."""
 
     kind: ClassVar[str] = ""  # written into saved states
+    may_change: ClassVar[Collection[str]] = ()  # settings that a saved state goes on with as they are asked for
 
     def __init__(
         self,
@@ -221,16 +224,30 @@ class AskTell:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Resume bit for bit from what `save` wrote; a copy plays a slot first, to see that it can."""
+        """Resume bit for bit from what `save` wrote, with the settings it was saved with."""
+        return cls._loaded(path, None)
+
+    def resumed(self, path: str | Path) -> Self:
+        """Resume from what `save` wrote, with this router's settings; SettingsError where the state cannot do that."""
+        return self._loaded(path, json.loads(json.dumps(self._settings)))
+
+    @classmethod
+    def _loaded(cls, path: str | Path, asked: dict[str, Any] | None) -> Self:
+        """Read a state; a copy plays a slot first, to see that it can."""
         header, arrays = read_state(path)
         if header.get("kind") != cls.kind:
             raise StateError(
                 f"{path} holds a {header.get('kind')!r} router, not {cls.kind!r}; load it with its own class"
             )
         try:
+            if asked is not None:
+                check_kept(settings_of(header), asked, source=path, may_change=cls.may_change)
+                header["settings"] = asked
             with np.errstate(divide="raise", invalid="raise"):
                 cls._restored(header, arrays)._play()
             return cls._restored(header, arrays)
+        except SettingsError:
+            raise
         except Exception as error:  # whatever it is that these values make a router stumble over
             said = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise StateError(f"{path} does not fit this router ({said}); use the tanbr that wrote it") from None

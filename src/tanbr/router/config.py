@@ -149,6 +149,22 @@ OF_KNOWN_EXPERTS: dict[str, Any] = {"variance": 0.003, "variances": (0.0005, 0.0
 """The same where the experts' tasks are known, and the baseline is a better one to stay at."""
 
 
+MADE_WITH = {  # settings of the default mode
+    "pool", "room", "climbers", "climbs",  # the candidates are in the state
+    "width", "variance", "mean_variance", "noise", "correlation", "own_experts", "own_lift",  # the prior is behind it
+    "baseline",  # the accounts are kept against it
+}  # fmt: skip
+MAY_CHANGE = {
+    "config.history", "config.groups.settle", "config.groups.share", "config.groups.known",
+    *(f"config.default.{name}" for name in DefaultModeConfig.model_fields if name not in MADE_WITH),
+}  # fmt: skip
+"""What a saved router goes on with as it is asked to: it says how to choose and learn from now on.
+
+Algorithm 1 has one set of settings for a whole run. Splits need the rewards of all blends, which are kept only with
+them.
+"""
+
+
 class RouterConfig(Section):
     """How `Tanbr` chooses and learns."""
 

@@ -16,7 +16,7 @@ from tanbr.config import read
 from tanbr.errors import InputError
 from tanbr.groups import Groups
 from tanbr.router.ask_tell import AskTell
-from tanbr.router.config import DefaultModeConfig, RouterConfig
+from tanbr.router.config import MAY_CHANGE, DefaultModeConfig, RouterConfig
 from tanbr.router.gp_tree import GpTree, GpTreeState
 from tanbr.router.panel import Panel
 from tanbr.router.readings import Readings
@@ -220,6 +220,7 @@ class GroupedRouter(AskTell):
     """
 
     kind = "grouped"
+    may_change = MAY_CHANGE
 
     def __init__(
         self,
@@ -243,9 +244,8 @@ class GroupedRouter(AskTell):
         check_settings(config, sizes)
         self.config = config
         self._grouped = GroupedTree(sizes, self.first_groups, config=config, seed=seed)
-        settings = {
-            "groups": self.first_groups.to_json(), "seed": seed, "config": config.model_dump(mode="json"),
-        }  # fmt: skip
+        used = config.model_dump(mode="json", exclude={"paper"})
+        settings = {"groups": self.first_groups.to_json(), "seed": seed, "config": used}
         super().__init__(self._grouped, np.random.default_rng(seed), sizes, settings=settings, history=config.history)
 
     @property

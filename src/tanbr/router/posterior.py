@@ -221,7 +221,7 @@ class PooledPosterior:
         arm, distance = self.nearest(blend)
         if distance <= 1e-9:
             return arm
-        if self.used == self.config.arms:
+        if self.used >= self.config.arms:
             self._forget_least()
         if self.used == len(self.arms):
             self._make_room(min(2 * self.used, self.config.arms))
