@@ -234,6 +234,20 @@ def test_a_saved_monitor_resumes(method: str, tmp_path: Path) -> None:
         assert all(np.array_equal(getattr(one, field.name), getattr(two, field.name)) for field in fields(SlotMix))
 
 
+def test_a_saved_monitor_goes_on_with_new_settings(monitor: Monitor, tmp_path: Path) -> None:
+    monitor.snapshot()  # fits
+    monitor.save(tmp_path / "state.npz")
+    requests = traffic({"weather": 50, "pair": 20}, 3)
+    new = CONFIG.model_copy(update={"penalty": 0.5, "alarm_share": 0.5})
+    resumed = Monitor.load(tmp_path / "state.npz", config=new)
+    assert resumed.config == new
+    found = resumed.observe(requests)
+    assert not np.array_equal(found, monitor.observe(requests))
+    fresh = Monitor(TASKS, config=new)
+    fresh.learn(*history(40))
+    np.testing.assert_allclose(found, fresh.observe(requests))  # as if it had been taught with them
+
+
 def held(monitor: Monitor, folder: Path) -> dict[str, np.ndarray]:
     """Give every array of a monitor's state."""
     monitor.save(folder / "held.npz")
@@ -259,7 +273,7 @@ def test_states_that_are_none(monitor: Monitor, tmp_path: Path) -> None:
     monitor.save(good)
     with pytest.raises(StateError, match="no saved state"):
         Monitor.load(tmp_path / "nowhere.npz")
-    with pytest.raises(StateError, match="saved with sketch_width = 512"):
+    with pytest.raises(StateError, match="with sketch_width = 512, and cannot go on with 1024"):
         Monitor.load(good, config=CONFIG.model_copy(update={"sketch_width": 1024}))
     for damaged in (good.read_bytes()[:-2000], b"nothing of the kind", b""):
         bad.write_bytes(damaged)

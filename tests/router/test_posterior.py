@@ -128,22 +128,6 @@ def test_correlated_tasks_average_out_less():
     assert pool.prior_of(mix) == pytest.approx(pool.prior)
 
 
-def test_forgetting_is_an_ornstein_uhlenbeck_process_in_time():
-    """Two rewards some slots apart: compare with plain GP regression under k(x, y)·√share^|s − t|."""
-    x, share, rewards = np.eye(K)[:2], 0.9, np.array([[0.9] * V, [0.2] * V])
-    pool = PooledPosterior(np.eye(K), tasks=V, config=CONFIG)
-    pool.observe(x[0], rewards[0], np.ones(V))
-    for _ in range(3):
-        pool.forget(share)
-    pool.observe(x[1], rewards[1], np.ones(V))
-    space = CONFIG.mean_variance + CONFIG.variance * correlation(np.eye(K), x, CONFIG.width)
-    age = share ** (np.array([3, 0]) / 2)
-    gram = space[:2] * share ** (np.abs(np.subtract.outer([3, 0], [3, 0])) / 2) + CONFIG.noise**2 * np.eye(2)
-    cross = space * age
-    assert np.allclose(pool.mean[:, 0], CENTRE + cross @ np.linalg.solve(gram, rewards[:, 0] - CENTRE))
-    assert np.allclose(pool.gain[:, 0], np.einsum("nt,nt->n", cross @ np.linalg.inv(gram), cross))
-
-
 def test_full_pool_makes_room_and_keeps_what_was_told_most():
     config = DefaultModeConfig(arms=8, refits=())
     pool = PooledPosterior(np.eye(K), tasks=V, config=config)
