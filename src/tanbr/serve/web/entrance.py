@@ -3,9 +3,11 @@
 import time
 from typing import Protocol
 
+from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Match
+from starlette.types import Message, Receive, Scope, Send
 
 from tanbr.serve.web import logs
 from tanbr.serve.web.auth import HEALTH, Tokens
@@ -36,10 +38,10 @@ class OnRequest(Protocol):
 
 
 class Entrance:
-    """An ASGI application around another."""
+    """An ASGI application around the one that has the routes."""
 
     def __init__(
-        self, app: ASGIApp, *, config: HttpConfig, tokens: Tokens, loopback: bool, on_request: OnRequest
+        self, app: FastAPI, *, config: HttpConfig, tokens: Tokens, loopback: bool, on_request: OnRequest
     ) -> None:
         self._app, self._config, self._tokens, self._on_request = app, config, tokens, on_request
         self._rate = RateLimit(config.rate, config.burst)
@@ -54,6 +56,7 @@ class Entrance:
             return
         started = time.perf_counter()
         status, held = 499, 0  # until something is sent: the client left
+        route = self._route(scope)
 
         async def send_secure(message: Message) -> None:
             nonlocal status
@@ -63,7 +66,7 @@ class Entrance:
             await send(message)
 
         try:
-            await self._check_head(scope)
+            await self._check_head(scope, route)
             if scope["method"] == "POST":
                 body = await self._body(Headers(scope=scope), receive)
                 if body is None:
@@ -79,7 +82,7 @@ class Entrance:
         finally:
             self._held.give_back(held)
             self._on_request(
-                route=getattr(scope.get("route"), "path", "other"),
+                route=route or "other",
                 method=scope["method"],
                 path=scope["path"],
                 status=status,
@@ -87,16 +90,21 @@ class Entrance:
                 client=address_of(scope),
             )
 
-    async def _check_head(self, scope: Scope) -> None:
+    def _route(self, scope: Scope) -> str:
+        """Find the declared path that will answer, as the router does: the raw path may begin with a root path."""
+        found = [(route.matches(scope)[0].value, getattr(route, "path", "")) for route in self._app.routes]
+        return max([(Match.NONE.value, ""), *found], key=lambda one: one[0])[1]  # the first, if several match as well
+
+    async def _check_head(self, scope: Scope, route: str) -> None:
         headers = Headers(scope=scope)
         if "host" in headers and not await self._is_ours(scope):
             # A page elsewhere whose name is made to point here would otherwise be this server to a browser.
             raise Refusal(421, "this server listens on loopback and is called localhost; see `hosts` in its settings")
-        if scope["path"] not in HEALTH:
+        if route not in HEALTH:
             wait = self._rate.wait(client_of(address_of(scope)), time.monotonic())
             if wait:
                 raise Refusal.later(429, f"more than {self._config.rate:g} requests a second; slow down", seconds=wait)
-        self._tokens.check(scope["path"], headers.get("authorization"))
+        self._tokens.check(route, headers.get("authorization"))
 
     async def _is_ours(self, scope: Scope) -> bool:
         """Have Starlette judge the Host header; what it would answer is not sent, because it is no sentence of ours."""
