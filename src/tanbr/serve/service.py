@@ -1,5 +1,6 @@
 """The service: everything below HTTP. Thread-safe; a replica's threads answer, one runs the slots."""
 
+import hashlib
 import math
 import os
 import sys
@@ -254,6 +255,11 @@ class Service:
     def info(self) -> ServiceInfo:
         """What is served."""
         return self._info
+
+    @property
+    def client_secret(self) -> bytes:
+        """What clients' keys are made with, the same after a restart and at every replica."""
+        return hashlib.blake2b(self.store.key, person=b"clients", digest_size=16).digest()
 
     @property
     def tasks(self) -> tuple[Task, ...]:
