@@ -215,6 +215,39 @@ def test_rewards_of_texts_unlike_any_task_are_left_out(tmp_path: Path, taught: P
     live.stop()
 
 
+# --- one address among nine -------------------------------------------------------------------------------------------
+
+HONEST = [f"honest {n}" for n in range(8)]
+
+
+def say(live: Service, client: str, texts: Any, **said: Any) -> None:
+    """Have a client ask and say something of every answer, and the learner read it and judge."""
+    ids = live.submit(texts).result(30).request_ids
+    assert live.feedback([Feedback(i, **said) for i in ids], client=client).accepted == len(ids)
+    for _ in range(2):  # the second one is heard after the step that heard the first
+        live.call(lambda operator: None)
+
+
+def test_a_stranger_rolls_back_no_version_in_any_slot_and_moves_a_reward_by_its_share(
+    tmp_path: Path, taught: Path
+) -> None:
+    live = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 0})
+    live.start()
+    for slot in range(9):
+        if slot:
+            say(live, f"stranger {slot}", TEXTS, reward=0.0, task="sentiment")
+        for n, client in enumerate(HONEST):
+            say(live, client, TEXTS[8 * n : 8 * n + 8], reward=0.9, task="sentiment")
+        live.end_slot()
+    ended = live.slots()[1:]
+    assert [view.reason for view in ended] == [Reason.CHOSEN] * 9  # nothing was rolled back
+    assert min(view.record.reward[6] for view in ended) >= 0.8 * 0.9 - 1e-9
+    for n, client in enumerate(HONEST):  # the guard sleeps no more for that
+        say(live, client, TEXTS[8 * n : 8 * n + 8], reward=0.1, task="sentiment")
+    assert live.slots()[0].reason is Reason.ROLLED_BACK
+    live.stop()
+
+
 # --- turns ------------------------------------------------------------------------------------------------------------
 
 

@@ -123,7 +123,7 @@ class Learner:
             if row.task is not None or not row.novel:
                 share = share_out(row.task, row.posterior, self.forecast)
                 model = row.slot, place_of(row.id, len(self.current.versions))
-                self._show(model, self._telling.clients.trust(row.client) * share, row.reward)
+                self._show(model, self._telling.clients.trust(row.client) * share, row.reward, row.client)
 
     def read_safely(self) -> bool:
         """Read, and say so if that fails; whether it did not."""
@@ -134,10 +134,14 @@ class Learner:
             return False
         return True
 
-    def _show(self, model: Place, share: FloatArray, reward: float) -> None:
+    def judge(self) -> tuple[int, str] | None:
+        """Name a version that the guard wants rolled back, and why; none while an operator has chosen."""
+        return None if self.pin is not None else self.guard.judge(self._telling.clients)
+
+    def _show(self, model: Place, share: FloatArray, reward: float, client: str = "") -> None:
         slot, place = model
         if slot == self.current.slot:
-            self.guard.see(self.current.versions[place], share, reward)
+            self.guard.see(self.current.versions[place], share, reward, client)
 
     # --- the turn of a slot -----------------------------------------------------------------------------------------
 
@@ -212,6 +216,7 @@ class Learner:
         turn.meta = {
             "guard": self.guard.remembered(),
             "clients": json.dumps(self._telling.clients.evidence),
+            "led": json.dumps(self._telling.clients.led),
             "rewarded": turn.rewarded,
         }
         states: dict[str, Saves] = {"monitor": self.monitor, "router": self.router}

@@ -184,7 +184,9 @@ class Service:
             router=router,
             monitor=monitor,
             start=self._start_blend,
-            guard=Guard(config.guard, self._engine, space, probes, tasks=names),
+            guard=Guard(
+                config.guard, self._engine, space, probes, tasks=names, client_share=config.rewards.client_share
+            ),
             store=store,
             answers=answers,
             config=config,
