@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 
 import numpy as np
 
@@ -88,3 +89,13 @@ def test_only_who_gives_most_of_what_counts_slot_after_slot_leads() -> None:
         rows = said("loud", 0.0, 999) + [row for n in range(8) for row in said(f"c{n}", 1.0, 8)]
         several.learn(rows, np.ones((len(rows), 1)))
     assert not several.leads("loud")
+
+
+def test_what_is_chosen_is_one_of_each_in_turn_and_of_none_more_than_its_share() -> None:
+    clients = Clients(RewardConfig())
+    rows = said("loud", 0.0, 900) + [row for n in range(8) for row in said(f"c{n}", 1.0, 10)]
+    chosen = Counter(row.client for row in clients.fair(rows, 1000))
+    assert chosen == {"loud": 20} | {f"c{n}": 10 for n in range(8)}  # a fifth of all
+    assert Counter(row.client for row in clients.fair(rows, 18)) == dict.fromkeys(chosen, 2)
+    assert len(clients.fair(said("only", 0.0, 900), 256)) == 256
+    assert clients.fair([], 256) == []

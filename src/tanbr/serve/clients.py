@@ -9,6 +9,7 @@ reward r where the others' mean is p speaks for the client by (2r − 1)·log(p 
 coin from one that is turned over. While most are honest, those that are not end up with a weight near 0.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -83,6 +84,16 @@ class Clients:
         names, of = np.unique([row.client for row in rows], return_inverse=True)
         given = np.bincount(of, weights=trust).astype(np.float64)
         return np.asarray(trust * capped(names.tolist(), given, self._config.client_share)[of])
+
+    def fair(self, rows: Sequence[Given], most: int) -> list[Given]:
+        """Choose up to `most` rows, one of each client in turn, and of none more than counts."""
+        given, turns = Counter(row.client for row in rows), Counter[str]()
+        chosen: list[tuple[int, Given]] = []
+        for row, weight in zip(rows, self.weights(rows), strict=True):
+            if turns[row.client] < weight * given[row.client]:
+                chosen.append((turns[row.client], row))
+            turns[row.client] += 1
+        return [row for _, row in sorted(chosen, key=lambda one: one[0])[:most]]
 
 
 def capped(names: Sequence[str], given: FloatArray, share: float) -> FloatArray:

@@ -47,12 +47,13 @@ from tanbr.serve.start_blend import StartBlend
 from tanbr.serve.store import Store
 from tanbr.serve.telling import Telling
 from tanbr.serve.view import View, explained
-from tanbr.types import FloatArray, Router, SlotRecord, TaskMix
+from tanbr.types import FloatArray, Router, SlotRecord, TaskMix, Text
 
 log = logging.getLogger("tanbr.serve")
 
 ALARMS = 50  # kept for operators
 FORGET_EVERY = 20  # slots
+FIRM = 0.9  # posterior of a familiar text's task beyond which no label teaches the monitor otherwise
 
 
 class Learner:
@@ -280,13 +281,29 @@ class Learner:
         return Assignment(opened.panel, self.monitor.snapshot())
 
     def _teach_monitor(self, turn: Turn) -> None:
-        """Let the monitor learn from texts whose labels, and so tasks, have come since the last turn."""
+        """Let the monitor learn from texts whose labels, and so tasks, have come since the last turn.
+
+        Never against what it firmly believes. What it does not believe itself, it takes from a client that leads (or is
+        nobody in particular), or from several clients that say the same of a text.
+        """
         if not self.monitor.learns:
             return
-        rows = [row for row in self.store.feedback(after=self._telling.mark, upto=turn.mark) if row.source == "labels"]
-        rows = [row for row in rows if row.task is not None and self._telling.clients.trust(row.client) > 0.5]
+        clients, rows = self._telling.clients, self.store.feedback(after=self._telling.mark, upto=turn.mark)
+        rows = [row for row in rows if row.source == "labels" and clients.trust(row.client) > 0.5]
         texts = self.answers.texts_of([row.id for row in rows])
-        taught = [row for row in rows if row.id in texts][: self.config.rewards.taught_labels]
+        rows = [row for row in rows if row.id in texts]
+        claims: dict[tuple[Text, int | None], set[str]] = {}
+        for row in rows:
+            claims.setdefault((texts[row.id], row.task), set()).add(row.client)
+        fair = clients.fair(rows, self.config.rewards.taught_labels)
+        seen = self.monitor.snapshot().recognise([texts[row.id] for row in fair])
+        best, known = seen.posteriors.argmax(axis=1), ~seen.novel & seen.informed
+        firm = known & (seen.posteriors.max(axis=1, initial=0.0) > FIRM)
+        taught = []
+        for row, task, is_known, is_firm in zip(fair, best, known, firm, strict=True):
+            believed = not row.client or clients.leads(row.client) or len(claims[texts[row.id], row.task]) > 1
+            if (is_known and row.task == task) or (believed and not is_firm):
+                taught.append(row)
         names = [self.monitor.tasks[row.task] for row in taught if row.task is not None]
         self.monitor.learn([texts[row.id] for row in taught], names)
 
