@@ -1,6 +1,7 @@
 """The service: everything below HTTP. Thread-safe; a replica's threads answer, one runs the slots."""
 
 import contextlib
+import hashlib
 import math
 import os
 import sys
@@ -197,7 +198,9 @@ class Service:
             router=router,
             monitor=monitor,
             start=self._start_blend,
-            guard=Guard(config.guard, self._engine, space, probes, tasks=names),
+            guard=Guard(
+                config.guard, self._engine, space, probes, tasks=names, client_share=config.rewards.client_share
+            ),
             store=store,
             answers=answers,
             config=config,
@@ -268,6 +271,11 @@ class Service:
     def info(self) -> ServiceInfo:
         """What is served."""
         return self._info
+
+    @property
+    def client_secret(self) -> bytes:
+        """What clients' keys are made with, the same after a restart and at every replica."""
+        return hashlib.blake2b(self.store.key, person=b"clients", digest_size=16).digest()
 
     @property
     def tasks(self) -> tuple[Task, ...]:

@@ -152,7 +152,7 @@ class SlotThread:
 
     def _judge(self) -> None:
         """Roll back if the guard says so."""
-        judged = None if self.learner.pin is not None else self.learner.guard.judge()
+        judged = self.learner.judge()
         if judged is not None:
             self.operator.dismiss(*judged)
 

@@ -50,7 +50,7 @@ class FakeService:
             spare_bytes=8, full_parameters=30, full_bytes=120, precision="fp32", int8_agreement=None, device="cpu",
             max_tokens=16, slot_requests=64, slot_seconds=None,
         )  # fmt: skip
-        self.ready = False
+        self.ready, self.client_secret = False, b"secret"
         self.failing: Exception | None = None  # raised by the next calls
         self.stuck = False  # futures that never come
         self.broken: tuple[str, ...] = ()  # what `faults` says

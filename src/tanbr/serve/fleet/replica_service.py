@@ -107,6 +107,11 @@ class ReplicaService:
         return self._link.answering
 
     @property
+    def client_secret(self) -> bytes:
+        """What clients' keys are made with: the learner's."""
+        return self.welcome.secret
+
+    @property
     def info(self) -> ServiceInfo:
         """What is served."""
         return self.welcome.info

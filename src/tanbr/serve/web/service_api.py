@@ -44,6 +44,11 @@ class ServiceApi(Protocol):
         """What is served."""
         ...
 
+    @property
+    def client_secret(self) -> bytes:
+        """What clients' keys are made with: kept in the state, as the evidence about clients is."""
+        ...
+
     def faults(self) -> tuple[str, ...]:
         """What is broken, a sentence each; none if all is well. Quick, never blocks."""
         ...
