@@ -37,11 +37,11 @@ class Assignment:
         total = weighed.sum(axis=1, keepdims=True)
         return np.asarray(weighed / np.maximum(total, 1e-300))
 
-    def without(self, place: int) -> "Assignment":
-        """Leave one model out."""
+    def without(self, *places: int) -> "Assignment":
+        """Leave some models out."""
         panel = self.panel
         left = replace(
-            panel, blends=np.delete(panel.blends, place, axis=0), estimates=np.delete(panel.estimates, place, axis=0)
+            panel, blends=np.delete(panel.blends, places, axis=0), estimates=np.delete(panel.estimates, places, axis=0)
         )
         return replace(self, panel=left)
 

@@ -174,7 +174,7 @@ class Learner:
             return None
         rows, opened = [one.place for one in models], self.current
         estimates = opened.estimates
-        if len(models) == 1 or estimates is None or max(rows) >= len(estimates):
+        if len(models) == 1 or estimates is None or models[0].slot != opened.slot:  # a commit may have failed
             return Choice.one(np.asarray(models[0].blend), Reason.KEPT, version=models[0].version)
         versions, blends = tuple(one.version for one in models), np.array([one.blend for one in models])
         return Choice(blends, Reason.KEPT, versions=versions, estimates=estimates[rows])
