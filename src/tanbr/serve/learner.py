@@ -118,7 +118,12 @@ class Learner:
 
     def read(self) -> None:
         """Read what was answered, and show the guard the feedback on it."""
-        self.answers.read(self.monitor, self.forecast, self._show)
+        try:
+            self.answers.read(self.monitor, self.forecast, self._show)
+        finally:  # what cannot be read must not blind the guard
+            self._show_feedback()
+
+    def _show_feedback(self) -> None:
         for row in self.store.feedback(after=self._seen):
             self._seen = row.seq
             if row.task is not None or not row.novel:
@@ -179,7 +184,7 @@ class Learner:
             return None
         rows, opened = [one.place for one in models], self.current
         estimates = opened.estimates
-        if len(models) == 1 or estimates is None or max(rows) >= len(estimates):
+        if len(models) == 1 or estimates is None or models[0].slot != opened.slot:  # a commit may have failed
             return Choice.one(np.asarray(models[0].blend), Reason.KEPT, version=models[0].version)
         versions, blends = tuple(one.version for one in models), np.array([one.blend for one in models])
         return Choice(blends, Reason.KEPT, versions=versions, estimates=estimates[rows])
