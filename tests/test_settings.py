@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,15 @@ def test_a_mistake_is_one_sentence_that_names_it(tmp_path: Path, text: str, says
     (tmp_path / "t.toml").write_text(text)
     with pytest.raises(ConfigError, match=says):
         settings.load(tmp_path / "t.toml")
+
+
+def test_a_file_does_not_import_what_it_names_as_merge_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trap_of_a_file.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "t.toml").write_text('[serve]\nmethod = "trap_of_a_file:Kind:gain=2"\n')
+    with pytest.raises(ConfigError, match=r"t\.toml: .*--method"):
+        settings.load(tmp_path / "t.toml")
+    assert "trap_of_a_file" not in sys.modules
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

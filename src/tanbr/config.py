@@ -29,6 +29,15 @@ def read(section: type[Settings], values: Mapping[str, Any], *, source: str = "c
         raise ConfigError(f"{source} is nested too deeply; a setting is a value in a section") from None
 
 
+def check_method(text: str, *, source: str) -> None:
+    """Refuse a merge method `package.module:Class` in a file: an import runs code, and files come from strangers."""
+    if sum("=" not in part for part in text.split(":")) > 1:
+        raise ConfigError(
+            f"{source}: method must be the name of an installed merge method (got {reprlib.repr(text)}); name a "
+            "class of a module with --method instead"
+        )
+
+
 def _first_problem(section: type[BaseModel], error: ValidationError) -> str:
     problem = error.errors()[0]
     where = ".".join(str(part) for part in problem["loc"])

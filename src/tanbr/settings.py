@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from tanbr.config import Section, read
+from tanbr.config import Section, check_method, read
 from tanbr.errors import ConfigError
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router.config import RouterConfig
@@ -41,7 +41,7 @@ def load(path: str | Path | None, *, over: Config | None = None) -> Config:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{path} is nested too deeply; a setting is a value in a section") from None
-    parse(values, source=str(path))  # what is wrong is named as the file has it
+    check_method(parse(values, source=str(path)).serve.method, source=str(path))  # what is wrong is as the file has it
     return parse(_laid_over(base.model_dump(exclude_unset=True), values), source=str(path))
 
 

@@ -1,5 +1,7 @@
 """Experts that a file lists, in TOML or YAML."""
 
+import sys
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -115,6 +117,18 @@ def test_a_wrong_list_is_refused_in_one_sentence(what, tmp_path) -> None:
 def test_wrong_yaml_is_refused(text, tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"experts\.yaml"):
         read_list(written(tmp_path, text, "experts.yaml"))
+
+
+@pytest.mark.parametrize("file", ["experts.toml", "experts.yaml"])
+def test_a_list_does_not_import_what_it_names_as_its_method(folder, tmp_path, monkeypatch, file) -> None:
+    (tmp_path / "trap_of_a_list.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    text = SHORT if file.endswith("toml") else SHORT.replace(" =", ":")
+    named = "method = 'trap_of_a_list:Kind'\n" if file.endswith("toml") else "method: trap_of_a_list:Kind\n"
+    with pytest.raises(ConfigError, match=f"{file}: .*--method") as refused:
+        tanbr.open(written(folder, named + text, file))
+    assert "\n" not in str(refused.value)
+    assert "trap_of_a_list" not in sys.modules
 
 
 def test_a_list_that_is_not_there_and_experts_beside_a_list_are_refused(folder) -> None:

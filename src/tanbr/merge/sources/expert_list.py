@@ -21,7 +21,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from pydantic import Field
 
-from tanbr.config import Section, read
+from tanbr.config import Section, check_method, read
 from tanbr.errors import ConfigError
 from tanbr.merge.sources.mergekit import from_mergekit
 from tanbr.merge.sources.over_base import BlendOnly
@@ -80,6 +80,7 @@ def read_list(path: str | Path) -> ExpertList:
     if isinstance(listed, list):
         values = values | {"experts": [{"path": one} if isinstance(one, str) else one for one in listed]}
     found = read(ExpertList, values, source=str(path))
+    check_method(found.method, source=str(path))
     tasks = [expert.task for expert in found.experts]
     if any(tasks) and (not all(tasks) or len(set(tasks)) < len(tasks)):
         raise ConfigError(f"{path}: name the task of every expert or of none, and each but once (got {tasks})")
