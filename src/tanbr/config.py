@@ -5,7 +5,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from tanbr.errors import ConfigError
 
@@ -13,7 +13,15 @@ from tanbr.errors import ConfigError
 class Section(BaseModel):
     """A frozen group of settings, one documented field each, that refuses what it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _tuples(cls, value: Any) -> Any:
+        """Make tuples of lists, which is all that TOML and YAML have."""
+        return tuple(map(cls._tuples, value)) if isinstance(value, list) else value
 
 
 Settings = TypeVar("Settings", bound=Section)
@@ -42,7 +50,11 @@ def _first_problem(section: type[BaseModel], error: ValidationError) -> str:
     problem = error.errors()[0]
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] != "extra_forbidden":
-        return f"{where}: {problem['msg']} (got {reprlib.repr(problem['input'])})"
+        try:
+            got = reprlib.repr(problem["input"])
+        except ValueError:  # Python writes no integer of more than 4,300 digits
+            got = "a number with thousands of digits"
+        return f"{where}: {problem['msg']} (got {got})"
     for part in problem["loc"][:-1]:  # a number is the place in a list of sections
         kind: Any = get_args(section)[0] if isinstance(part, int) else section.model_fields[part].annotation
         section = kind

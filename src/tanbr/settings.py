@@ -37,7 +37,7 @@ def load(path: str | Path | None, *, over: Config | None = None) -> Config:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except ValueError as error:  # no UTF-8, no TOML, or a number of too many digits
         raise ConfigError(f"{path} is not TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{path} is nested too deeply; a setting is a value in a section") from None
