@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from tanbr.errors import ConfigError, SettingsError
 
@@ -14,7 +14,15 @@ from tanbr.errors import ConfigError, SettingsError
 class Section(BaseModel):
     """A frozen group of settings, one documented field each, that refuses what it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _tuples(cls, value: Any) -> Any:
+        """Make tuples of lists, which is all that TOML and YAML have."""
+        return tuple(map(cls._tuples, value)) if isinstance(value, list) else value
 
 
 Settings = TypeVar("Settings", bound=Section)
@@ -53,11 +61,24 @@ def check_kept(
             )
 
 
+def check_method(text: str, *, source: str) -> None:
+    """Refuse a merge method `package.module:Class` in a file: an import runs code, and files come from strangers."""
+    if sum("=" not in part for part in text.split(":")) > 1:
+        raise ConfigError(
+            f"{source}: method must be the name of an installed merge method (got {reprlib.repr(text)}); name a "
+            "class of a module with --method instead"
+        )
+
+
 def _first_problem(section: type[BaseModel], error: ValidationError) -> str:
     problem = error.errors()[0]
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] != "extra_forbidden":
-        return f"{where}: {problem['msg']} (got {reprlib.repr(problem['input'])})"
+        try:
+            got = reprlib.repr(problem["input"])
+        except ValueError:  # Python writes no integer of more than 4,300 digits
+            got = "a number with thousands of digits"
+        return f"{where}: {problem['msg']} (got {got})"
     for part in problem["loc"][:-1]:  # a number is the place in a list of sections
         kind: Any = get_args(section)[0] if isinstance(part, int) else section.model_fields[part].annotation
         section = kind

@@ -309,8 +309,11 @@ class Service:
         about = named(self._tasks, task)
         return self._replica.generate(prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, named=about)
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template."""
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
+        """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template; never blocks.
+
+        The future fails with an InputError if the model has no way to, a CheckpointError if its template is bad.
+        """
         return self._replica.chat(messages)
 
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:

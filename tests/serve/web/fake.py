@@ -127,10 +127,13 @@ class FakeService:
         if task is not None and task not in TASKS:
             raise InputError(f"unknown task {task!r}; the model knows {', '.join(TASKS)}")
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
+        future: Future[str] = Future()
         if messages[0]["role"] == "assistant":
-            raise InputError("the model's chat template refuses these messages")
-        return " ".join(message["content"] for message in messages)
+            future.set_exception(InputError("the model's chat template refuses these messages"))
+        else:
+            future.set_result(" ".join(message["content"] for message in messages))
+        return future
 
     def generate(
         self,

@@ -1,5 +1,6 @@
 """The entrance before every route: who may pass, how often, and with how large a body. Nothing is parsed before it."""
 
+import asyncio
 import time
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from tanbr.serve.web.limits import REFUSED_BURST, REFUSED_RATE, BodyMemory, Rate
 from tanbr.serve.web.refusals import Refusal
 
 DRAINED = 8  # bodies' worth of what is too large that is read and dropped, so that the client sees why
+STOPS = Refusal.later(503, "the server stops before this is answered; send it again", seconds=1)
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 SECURE = [
     (b"x-content-type-options", b"nosniff"),
@@ -57,6 +59,7 @@ class Entrance:
             return
         started = time.perf_counter()
         status, held, read = 499, 0, 0  # until something is sent: the client left
+        streaming = False
         route, client = self._route(scope), client_of(address_of(scope))
 
         async def receive_counted() -> Message:
@@ -66,9 +69,10 @@ class Entrance:
             return message
 
         async def send_secure(message: Message) -> None:
-            nonlocal status
+            nonlocal status, streaming
             if message["type"] == "http.response.start":
                 status = message["status"]
+                streaming = "event-stream" in Headers(raw=list(message["headers"])).get("content-type", "")
                 message["headers"] = [*message.get("headers", ()), *SECURE]
             await send(message)
 
@@ -86,6 +90,12 @@ class Entrance:
             await self._app(scope, given, send_secure)
         except Refusal as refusal:
             await refusal.response()(scope, receive, send_secure)
+        except asyncio.CancelledError:  # uvicorn's: the time to finish what was accepted is over
+            if status == 499:
+                await STOPS.response()(scope, receive, send_secure)
+            elif streaming:
+                last = b"data: " + STOPS.body() + b"\n\ndata: [DONE]\n\n"
+                await send({"type": "http.response.body", "body": last, "more_body": False})
         except Exception as error:  # with a 500, the application has answered and logged it already
             if status != 500:
                 logs.say_fault(type(error).__name__, error=error)
