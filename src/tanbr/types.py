@@ -106,7 +106,7 @@ class Account:
 
     slots: int  # told
     explored: int  # of them, off the baseline
-    swaps: int  # times the chosen blend was another than the one before
+    swaps: int  # times the told blend was another than the one told before
     baseline: float  # what the baseline is expected to have earned in the told slots
     gain: float  # what leaving it is expected to have earned beyond that; below 0: what it has cost
     budget: float  # the most that it may be expected to cost
