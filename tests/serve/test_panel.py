@@ -1,6 +1,7 @@
 """Several merged models side by side in one service, each request by the one that is best for its task."""
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,30 @@ def test_a_client_that_names_a_task_or_its_labels_is_believed(live: Service) -> 
         assert set(named.merge_versions or (named.merge_version,)) == {versions[place]}
     with pytest.raises(InputError, match="unknown task 'cooking'; this server knows"):
         live.submit(ALL, task="cooking")
+
+
+def test_a_cancelled_request_frees_the_places_of_all_its_parts(live: Service) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    for model in live.learner.engine.lineup.models:
+        classify = model.backend.classify
+
+        def held(inputs: Any, classify: Any = classify) -> Any:
+            begun.release()
+            assert go_on.wait(60)
+            return classify(inputs)
+
+        model.backend.classify = held  # type: ignore[method-assign]
+    at_work = []
+    for _ in range(2):  # both workers are busy
+        at_work.append(live.submit([ALL[0]]))
+        assert begun.acquire(timeout=60)
+    waiting = [live.submit(ALL) for _ in range(3)]
+    until(lambda: sum(job.whole is not None for job in list(live._replica._batcher._encoded)) == 6)
+    for future in waiting:
+        future.cancel()
+    assert live.state().queue == 0
+    go_on.set()
+    assert all(len(future.result(60).request_ids) == 1 for future in at_work)
 
 
 def test_the_state_says_who_serves_what(live: Service) -> None:
