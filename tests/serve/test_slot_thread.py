@@ -140,6 +140,28 @@ def test_a_thread_that_dies_is_a_fault(tmp_path: Path, taught: Path, monkeypatch
     live.stop()
 
 
+def test_whoever_asks_just_as_the_thread_ends_is_refused(still: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = SlotThread(still.learner)
+    slots.start()
+    alive = threading.Thread.is_alive
+    said: list[str] = []
+
+    def last_seen_alive(thread: threading.Thread) -> bool:
+        if thread.name != "tanbr-slots":
+            return alive(thread)
+        monkeypatch.undo()
+        return slots.stop(30)  # it has ended when the caller goes on
+
+    def ask() -> None:
+        with pytest.raises(ServiceError) as refused:
+            slots.call(lambda: None)
+        said.append(str(refused.value))
+
+    monkeypatch.setattr(threading.Thread, "is_alive", last_seen_alive)
+    threading.Thread(target=ask, daemon=True).start()
+    until(lambda: said == ["the server is stopping"])
+
+
 def test_requests_do_not_wait_for_a_locked_store_where_blends_are_merged_in_place(tmp_path: Path, taught: Path) -> None:
     live = service(tmp_path, taught, router=Ledger(), low_memory=True)
     live.start()
