@@ -1,5 +1,6 @@
 """What answers: an engine and its batches. It does as the learner says, and says what it answered; no more."""
 
+import copy
 import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -43,6 +44,7 @@ class Replica:
         """Make a replica that is not yet started; `classes` is how many of a classifier's columns are labels."""
         self.engine = engine
         self.room = room_of(engine, config)
+        self._tokenizer = copy.deepcopy(engine.encode.tokenizer)  # the learner's thread uses that one
         self._batcher = Batcher(
             engine,
             ids,
@@ -93,7 +95,7 @@ class Replica:
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template."""
-        return chat_prompt(self.engine.encode.tokenizer, messages)
+        return chat_prompt(self._tokenizer, messages)
 
     @property
     def depth(self) -> int:
