@@ -117,7 +117,12 @@ class Learner:
 
     def read(self) -> None:
         """Read what was answered, and show the guard the feedback on it."""
-        self.answers.read(self.monitor, self.forecast, self._show)
+        try:
+            self.answers.read(self.monitor, self.forecast, self._show)
+        finally:  # what cannot be read must not blind the guard
+            self._show_feedback()
+
+    def _show_feedback(self) -> None:
         for row in self.store.feedback(after=self._seen):
             self._seen = row.seq
             if row.task is not None or not row.novel:
