@@ -20,8 +20,13 @@ V = 2
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> AnswerLog:
-    return AnswerLog(Store(tmp_path), config=CONFIG, encode=ENCODER, shadow=None, classes=2, keep_logits=True, tasks=V)
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+@pytest.fixture
+def log(store: Store) -> AnswerLog:
+    return AnswerLog(store, config=CONFIG, encode=ENCODER, shadow=None, classes=2, keep_logits=True, tasks=V)
 
 
 def batch(number: int, texts: tuple[Any, ...], *, slot: int = 3, place: int = 0) -> Answers:
@@ -72,7 +77,9 @@ def see(model: Any, share: Any, reward: float) -> None:
     """The guard, which has nothing to see without a shadow."""
 
 
-def test_what_cannot_be_read_is_read_again_and_counted_once(log: AnswerLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_read_again_and_counted_once(
+    store: Store, log: AnswerLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     untaught, mix, recognise = Monitor(("first", "second")), np.full(V, 0.5), Recogniser.recognise
 
     def failing(recogniser: Recogniser, texts: Any) -> Recognition:
@@ -87,21 +94,19 @@ def test_what_cannot_be_read_is_read_again_and_counted_once(log: AnswerLog, monk
         for _ in range(2):
             with pytest.raises(MemoryError, match="not now"):
                 log.read(untaught, mix, see)
-            assert log._store.count_requests(3).total() == 2  # the others are not held up
+            assert store.count_requests(3).total() == 2  # the others are not held up
     log.read(untaught, mix, see)
     log.read(untaught, mix, see)
-    assert log._store.count_requests(3).total() == untaught.close_slot().requests == 3
+    assert store.count_requests(3).total() == untaught.close_slot().requests == 3
     ((_, _, counts),) = log.tally(3).parts
     assert counts.sum() == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("tasks", [[5], [5, 6]])
-def test_the_tasks_that_clients_name_are_in_the_mix(tmp_path: Path, taught: Path, tasks: list[int]) -> None:
+def test_the_tasks_that_clients_name_are_in_the_mix(store: Store, taught: Path, tasks: list[int]) -> None:
     known = monitor(taught)
     all_of = len(known.tasks)
-    log = AnswerLog(
-        Store(tmp_path), config=CONFIG, encode=ENCODER, shadow=None, classes=2, keep_logits=True, tasks=all_of
-    )
+    log = AnswerLog(store, config=CONFIG, encode=ENCODER, shadow=None, classes=2, keep_logits=True, tasks=all_of)
     texts = tuple(row.text for row in tiny.generate(known.tasks[0], 20, seed=3, split="test"))
     named = np.tile(np.isin(np.arange(all_of), tasks).astype(float), (len(texts), 1))
     log.put(replace(batch(1, texts), named=named))

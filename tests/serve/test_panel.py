@@ -17,9 +17,12 @@ from tanbr.files import write_atomically
 from tanbr.merge import open as open_moe
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
+from tanbr.serve import batcher
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.ids import place_of, slot_of
+from tanbr.serve.jobs import Job
 from tanbr.serve.lineup import Lineup
+from tanbr.serve.parts import placed
 from tanbr.serve.records import Answered, Feedback, Phase, Reason
 from tanbr.serve.service import Service
 from tanbr.tasks import tiny
@@ -154,7 +157,7 @@ def test_a_client_that_names_a_task_or_its_labels_is_believed(live: Service) -> 
         live.submit(ALL, task="cooking")
 
 
-def test_a_cancelled_request_frees_the_places_of_all_its_parts(live: Service) -> None:
+def test_a_cancelled_request_frees_the_places_of_all_its_parts(live: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Semaphore(0), threading.Event()
     for model in live.learner.engine.lineup.models:
         classify = model.backend.classify
@@ -169,11 +172,19 @@ def test_a_cancelled_request_frees_the_places_of_all_its_parts(live: Service) ->
     for _ in range(2):  # both workers are busy
         at_work.append(live.submit([ALL[0]]))
         assert begun.acquire(timeout=60)
+    parts: list[Job] = []
+
+    def noted(job: Job, lineup: Lineup) -> list[Job]:
+        some = placed(job, lineup)
+        parts.extend(some)
+        return some
+
+    monkeypatch.setattr(batcher, "placed", noted)
     waiting = [live.submit(ALL) for _ in range(3)]
-    until(lambda: sum(job.whole is not None for job in list(live._replica._batcher._encoded)) == 6)
+    until(lambda: len(parts) == 6)
     for future in waiting:
         future.cancel()
-    assert live.state().queue == 0
+    until(lambda: live.state().queue == 0)
     go_on.set()
     assert all(len(future.result(60).request_ids) == 1 for future in at_work)
 

@@ -141,21 +141,23 @@ def test_a_thread_that_dies_is_a_fault(tmp_path: Path, taught: Path, monkeypatch
 
 
 def test_whoever_asks_just_as_the_thread_ends_is_refused(still: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    thread = SlotThread(still.learner)
-    thread.start()
-    send = thread._send
+    slots = SlotThread(still.learner)
+    slots.start()
+    alive = threading.Thread.is_alive
     said: list[str] = []
 
-    def late(command: Any) -> Any:
-        assert thread.stop(30)  # after `call` has found the thread alive
-        return send(command)
+    def last_seen_alive(thread: threading.Thread) -> bool:
+        if thread.name != "tanbr-slots":
+            return alive(thread)
+        monkeypatch.undo()
+        return slots.stop(30)  # it has ended when the caller goes on
 
     def ask() -> None:
         with pytest.raises(ServiceError) as refused:
-            thread.call(lambda: None)
+            slots.call(lambda: None)
         said.append(str(refused.value))
 
-    monkeypatch.setattr(thread, "_send", late)
+    monkeypatch.setattr(threading.Thread, "is_alive", last_seen_alive)
     threading.Thread(target=ask, daemon=True).start()
     until(lambda: said == ["the server is stopping"])
 
