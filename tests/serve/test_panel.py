@@ -13,13 +13,13 @@ from serve.serving import K, Ledger, V, service, until
 from serve.text_model import write
 from tanbr.errors import ConfigError, InputError
 from tanbr.files import write_atomically
+from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Feedback, Phase, Reason
 from tanbr.serve.service import Service
-from tanbr.tasks import tiny
 from tanbr.tasks.rows import Task
 from tanbr.types import Decision, PanelDecision
 

@@ -12,6 +12,7 @@ learner has to write that down.
 Who answers holds the pointer for the whole batch: one batch, one merge version.
 """
 
+import json
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,16 +24,16 @@ from numpy.typing import ArrayLike
 
 from tanbr.errors import CheckpointError, ConfigError
 from tanbr.merge import Moe
+from tanbr.moe import embedded
 from tanbr.moe.text import TextEncoder
 from tanbr.serve.asking import Asking
 from tanbr.serve.assignment import Assignment
 from tanbr.serve.backends import BACKENDS, Backend, Builder
 from tanbr.serve.lineup import Lineup, Live, Staged
 from tanbr.serve.watch import FileWatch
-from tanbr.tasks import tiny
 from tanbr.types import Blend, Text, as_blend
 
-SENTENCES, SENTENCE_SEED = 8, 4_000  # of each generated task, to measure a backend on
+SENTENCES = 64  # that a backend is measured on: enough to see one answer in fifty change
 
 
 class Engine(Asking):
@@ -383,5 +384,7 @@ def _found_broken(version: int) -> CheckpointError:
 
 
 def sentences() -> list[Text]:
-    """Give texts to measure a backend on where nobody gave any: those of the generated tasks."""
-    return [row.text for task in tiny.TASKS for row in tiny.generate(task.name, SENTENCES, seed=SENTENCE_SEED)]
+    """Give texts to measure a backend on where nobody gave any: some of the embedded model's past ones."""
+    lines = (embedded.path() / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = (json.loads(line)["text"] for line in lines[:: len(lines) // SENTENCES])
+    return [text if isinstance(text, str) else (text[0], text[1]) for text in texts]
