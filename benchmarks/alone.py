@@ -18,13 +18,13 @@ import torch
 from rich.progress import track
 from transformers import get_linear_schedule_with_warmup
 
+from tanbr.lab.tasks import glue
+from tanbr.lab.train.batches import Batches
+from tanbr.lab.train.checkpoints import load, prepare
+from tanbr.lab.train.config import MINILM
+from tanbr.lab.train.objectives import Objective, objective_of
 from tanbr.moe.text import TextEncoder
-from tanbr.tasks import glue
 from tanbr.tasks.metrics import LabelSpace
-from tanbr.train.batches import Batches
-from tanbr.train.checkpoints import load, prepare
-from tanbr.train.config import MINILM
-from tanbr.train.objectives import Objective, objective_of
 
 BATCH, RATE, SEED = 32, 1e-4, 0
 EPOCHS = {"CoLA": 5, "SST-2": 1, "MRPC": 6, "STS-B": 5, "QQP": 3, "MNLI": 3, "QNLI": 3, "RTE": 8}

@@ -14,11 +14,11 @@ import torch
 import tanbr
 from levers import played, settings, table
 from suite.affine import AffineRegression, means_of
-from tanbr.baselines.probes import probes_of
-from tanbr.experiments.answers import Answers, model_for
-from tanbr.experiments.corpus import of_data
-from tanbr.experiments.task_figures import own_experts
 from tanbr.files import write_atomically
+from tanbr.lab.answers import Answers, model_for
+from tanbr.lab.corpus import of_data
+from tanbr.lab.rivals.probes import probes_of
+from tanbr.lab.task_figures import own_experts
 from tanbr.monitor.config import MonitorConfig
 
 METHODS = ("regression", "suite.affine:AffineRegression")

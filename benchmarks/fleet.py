@@ -18,17 +18,17 @@ from typing import Any
 
 import numpy as np
 
+from tanbr.fleet.fleet import Fleet
+from tanbr.fleet.link import Link
+from tanbr.fleet.messages import Hello, Order, Proposal, Reply, Report, Welcome
+from tanbr.fleet.outbox import ReportBox
+from tanbr.lab.tasks import tiny
 from tanbr.monitor import Monitor
 from tanbr.serve.build import build, taught_monitor
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.fleet.fleet import Fleet
-from tanbr.serve.fleet.link import Link
-from tanbr.serve.fleet.messages import Hello, Order, Proposal, Reply, Report, Welcome
-from tanbr.serve.fleet.outbox import ReportBox
 from tanbr.serve.lineage import MadeFor
 from tanbr.serve.lineup import Lineup, Live, Staged
 from tanbr.serve.messages import Answers
-from tanbr.tasks import tiny
 
 K, V, COLUMNS = 8, 8, 15
 MADE_FOR = MadeFor((), K, "average", "0" * 32)

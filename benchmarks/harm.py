@@ -29,11 +29,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from tanbr.experiments.paper.reward_maps import BestBlends
+from tanbr.lab.paper.reward_maps import BestBlends
+from tanbr.lab.tasks.traffic import mixes as task_mixes
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.router.kernel import correlation, rise
-from tanbr.tasks.traffic import mixes as task_mixes
 from tanbr.types import FloatArray
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results" / "router" / "harm"

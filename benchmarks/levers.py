@@ -19,16 +19,16 @@ import torch
 
 import tanbr
 from suite.slots import active_tasks, earned, task_numbers
-from tanbr.experiments.answers import Answers, model_for
-from tanbr.experiments.corpus import Corpus, generated, of_data
-from tanbr.experiments.task_figures import own_experts
 from tanbr.files import write_atomically
+from tanbr.lab.answers import Answers, model_for
+from tanbr.lab.corpus import Corpus, generated, of_data
+from tanbr.lab.task_figures import own_experts
+from tanbr.lab.tasks.traffic import SlotRequests, Traffic
 from tanbr.moe import embedded
 from tanbr.monitor.belief import by_mix
 from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.recogniser import Recogniser
 from tanbr.tasks.metrics import LabelSpace
-from tanbr.tasks.traffic import SlotRequests, Traffic
 from tanbr.types import FloatArray
 
 

@@ -10,7 +10,7 @@ import argparse
 import numpy as np
 from sklearn.neighbors import KNeighborsRegressor
 
-from tanbr.baselines.survey import Survey
+from tanbr.lab.tasks import traffic
 from tanbr.moe import embedded
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
@@ -18,7 +18,7 @@ from tanbr.serve.clients import Clients
 from tanbr.serve.config import RewardConfig
 from tanbr.serve.rewards import Tally
 from tanbr.serve.rows import Given
-from tanbr.tasks import traffic
+from tanbr.serve.survey import Survey
 
 K = V = 8
 SLOTS, CLIENTS, EACH = 150, 32, 4

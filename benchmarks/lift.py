@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tanbr.experiments.intervals import interval
-from tanbr.experiments.simulate import Outcome, place
+from tanbr.lab.intervals import interval
+from tanbr.lab.simulate import Outcome, place
 from tanbr.router.kernel import rise
 from tanbr.types import FloatArray
 

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 import tanbr
-from tanbr.baselines.probes import probes_of
-from tanbr.baselines.regmean import measure
-from tanbr.experiments.answers import model_for
-from tanbr.experiments.corpus import Corpus, generated, of_data
-from tanbr.experiments.survey import survey
-from tanbr.experiments.task_figures import own_experts
+from tanbr.lab.answers import model_for
+from tanbr.lab.corpus import Corpus, generated, of_data
+from tanbr.lab.rivals.probes import probes_of
+from tanbr.lab.rivals.regmean import measure
+from tanbr.lab.survey import survey
+from tanbr.lab.task_figures import own_experts
 from tanbr.merge.methods import METHODS
 from tanbr.moe.embedded import path as embedded
 

@@ -18,16 +18,16 @@ import torch
 
 import tanbr
 from suite.slots import active_tasks, earned, task_numbers
-from tanbr.experiments.answers import Answers, model_for
-from tanbr.experiments.corpus import Corpus, generated, of_data
-from tanbr.experiments.pictures import LINES, figure, name_below, styled
-from tanbr.experiments.task_figures import own_experts
 from tanbr.files import write_atomically
+from tanbr.lab.answers import Answers, model_for
+from tanbr.lab.corpus import Corpus, generated, of_data
+from tanbr.lab.pictures import LINES, figure, name_below, styled
+from tanbr.lab.task_figures import own_experts
+from tanbr.lab.tasks.traffic import Traffic
 from tanbr.moe import embedded
 from tanbr.monitor import Monitor
 from tanbr.monitor.belief import by_mix
 from tanbr.monitor.config import MonitorConfig
-from tanbr.tasks.traffic import Traffic
 from tanbr.types import FloatArray
 
 ALPHAS = (0.03, 0.1, 0.3, 1.0, 5.0)  # from one task alone to all alike

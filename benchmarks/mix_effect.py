@@ -12,19 +12,19 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from tanbr.experiments.answers import Answers, Blended, model_for
-from tanbr.experiments.compare import KnownMix, compare
-from tanbr.experiments.contestant import Contestant, MixSource, OneModel
-from tanbr.experiments.demo import POOL, TRAFFIC_SEED
 from tanbr.files import write_atomically
+from tanbr.lab.answers import Answers, Blended, model_for
+from tanbr.lab.compare import KnownMix, compare
+from tanbr.lab.contestant import Contestant, MixSource, OneModel
+from tanbr.lab.demo import POOL, TRAFFIC_SEED
+from tanbr.lab.settings import Config
+from tanbr.lab.tasks import tiny, traffic
+from tanbr.lab.tasks.traffic import Traffic
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.router import Tanbr
 from tanbr.serve.build import taught_monitor
-from tanbr.settings import Config
-from tanbr.tasks import tiny, traffic
 from tanbr.tasks.metrics import LabelSpace
-from tanbr.tasks.traffic import Traffic
 
 ESTIMATED, TRUE = "estimated mix", "true mix"
 

@@ -21,14 +21,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from tanbr.baselines import Proportional
-from tanbr.baselines.search import Table
+from tanbr.lab.rivals import Proportional
+from tanbr.lab.rivals.search import Table
+from tanbr.lab.tasks.traffic import mixes as task_mixes
 from tanbr.moe.embedded import path as embedded
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.router.panel import Candidates, chosen
 from tanbr.router.readings import Readings
-from tanbr.tasks.traffic import mixes as task_mixes
 from tanbr.types import FloatArray, PanelDecision, Router
 
 REQUESTS, RECOGNISED = 64, 0.927

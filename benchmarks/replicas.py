@@ -34,13 +34,13 @@ import ray
 from ray import serve as ray_serve
 
 from serving.models import with_tasks
+from tanbr.fleet.ray import ClusterConfig, app, run
+from tanbr.fleet.ray.learner import NAMESPACE, name_of
+from tanbr.fleet.ray.machine import RayMachine
+from tanbr.lab.tasks import tiny
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.ray import ClusterConfig, app, run
-from tanbr.serve.ray.learner import NAMESPACE, name_of
-from tanbr.serve.ray.machine import RayMachine
 from tanbr.serve.store import FILE
 from tanbr.serve.web.config import HttpConfig
-from tanbr.tasks import tiny
 
 PORT = 8672
 PAUSE = 0.05  # seconds of a client between two requests under kills: what is killed should start again, too

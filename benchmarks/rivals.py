@@ -25,28 +25,28 @@ import numpy as np
 import torch
 import transformers
 
-from tanbr.baselines.fisher import fisher
-from tanbr.baselines.probes import head_probes
-from tanbr.baselines.regmean import regmean
-from tanbr.baselines.rl import Reinforce
-from tanbr.baselines.search import Table, search
-from tanbr.baselines.smear import Smear
-from tanbr.baselines.survey import Survey
-from tanbr.baselines.switch import Switch
-from tanbr.baselines.task_moe import TaggedMoe, TaskExperts
 from tanbr.files import write_atomically
+from tanbr.lab.rivals.fisher import fisher
+from tanbr.lab.rivals.probes import head_probes
+from tanbr.lab.rivals.regmean import regmean
+from tanbr.lab.rivals.rl import Reinforce
+from tanbr.lab.rivals.search import Table, search
+from tanbr.lab.rivals.smear import Smear
+from tanbr.lab.rivals.switch import Switch
+from tanbr.lab.rivals.task_moe import TaggedMoe, TaskExperts
+from tanbr.lab.tasks import tiny
+from tanbr.lab.train.batches import Batches
+from tanbr.lab.train.finetune import norms
+from tanbr.lab.train.objectives import Classification
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.moe.families.bert import BertMoeForSequenceClassification
 from tanbr.moe.text import TextEncoder
-from tanbr.tasks import tiny
+from tanbr.serve.survey import Survey
 from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
-from tanbr.train.batches import Batches
-from tanbr.train.finetune import norms
-from tanbr.train.objectives import Classification
 from tanbr.types import FloatArray, Text, to_jsonable
 
 SPACE = LabelSpace(tiny.TASKS)

@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # both sides of a comparison on o
 import numpy as np
 import torch
 
-from tanbr.experiments.paper.fig6 import (
+from tanbr.lab.paper.fig6 import (
     EVEN,
     TASKS,
     WIDTH,

@@ -72,7 +72,7 @@ def test_the_unit_runs_what_there_is() -> None:
 def test_ray_serves_configuration_has_settings_that_there_are() -> None:
     config = yaml.safe_load((DEPLOY / "ray-serve.yaml").read_text())
     (application,) = config["applications"]
-    assert application["import_path"] == "tanbr.serve.ray:app"
+    assert application["import_path"] == "tanbr.fleet.ray:app"
     source = (ROOT / "src/tanbr/serve/ray/config.py").read_text()  # read, not imported: that takes Ray
     fields = set(re.findall(r"^    (\w+): ", source, re.M))
     assert set(application["args"]) <= fields

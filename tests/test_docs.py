@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import tanbr
 from tanbr.cli import app
-from tanbr.settings import Config
+from tanbr.lab.settings import Config
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tanbr.baselines import Nucb, RandomBlend, VectorGP
 from tanbr.errors import StateError
+from tanbr.lab.rivals import Nucb, RandomBlend, VectorGP
 from tanbr.router import Tanbr
 from tanbr.state import HEADER, from_arrays, read_state, to_arrays, write_state
 from tanbr.testing import toy

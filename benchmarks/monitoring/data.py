@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tanbr.lab.tasks import glue, tiny
 from tanbr.monitor import Monitor
 from tanbr.monitor.features import plain_text
-from tanbr.tasks import glue, tiny
 from tanbr.types import FloatArray, Text
 
 SIZES = (64, 256, 1024)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from monitoring.data import SIZES, Data, taught
-from tanbr.tasks import traffic
+from tanbr.lab.tasks import traffic
 from tanbr.types import FloatArray
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tanbr.baselines.probes import Probes, experts_alone, linears, real_tokens, watched
+from tanbr.lab.rivals.probes import Probes, experts_alone, linears, real_tokens, watched
 from tanbr.merge import Moe
 from tanbr.merge.gram_matrices import SHRINKAGE, solved
 from tanbr.merge.methods.regression import Regression

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from suite.run import Trace, task_mixes
-from tanbr.experiments.paper.reward_maps import FAMILIES, BestBlends, RewardMap
 from tanbr.groups import Groups
+from tanbr.lab.paper.reward_maps import FAMILIES, BestBlends, RewardMap
 from tanbr.types import Chooser, FloatArray
 
 ANCESTORS, TASKS, NOISE = 8, 8, 0.05

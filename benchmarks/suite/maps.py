@@ -1,6 +1,6 @@
 """Harder reward maps than the study's own, in two suites: one to try settings on, one that is only run at the end.
 
-`HARD` has what `tanbr.experiments.paper.reward_maps` softened: decoys whose hill is nearly as high as the peak, decoys
+`HARD` has what `tanbr.lab.paper.reward_maps` softened: decoys whose hill is nearly as high as the peak, decoys
 whose peak is narrow, sigmoids three times as steep. `HELD` has other shapes; no constant may be chosen on it.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tanbr.experiments.paper.reward_maps import FAMILIES, RewardMap
+from tanbr.lab.paper.reward_maps import FAMILIES, RewardMap
 from tanbr.types import FloatArray
 
 Family = Callable[[int, int, np.random.Generator], RewardMap]

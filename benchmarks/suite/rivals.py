@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from suite.run import Scenario
-from tanbr.baselines import Nucb, RandomBlend, VectorGP
+from tanbr.lab.rivals import Nucb, RandomBlend, VectorGP
 from tanbr.router import Tanbr
 from tanbr.router.config import PaperModeConfig, RouterConfig
 from tanbr.types import Chooser, Decision

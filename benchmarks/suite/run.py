@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from suite.maps import MAPS
-from tanbr.experiments.paper.reward_maps import BestBlends, RewardMap
+from tanbr.lab.paper.reward_maps import BestBlends, RewardMap
 from tanbr.types import Chooser, Decision, FloatArray
 
 MixKind = Literal["fixed", "switching", "sinusoidal"]

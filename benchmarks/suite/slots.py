@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.experiments.answers import Answers
+from tanbr.lab.answers import Answers
+from tanbr.lab.tasks.traffic import SlotRequests
 from tanbr.tasks.answering import by_posterior
 from tanbr.tasks.metrics import LabelSpace
-from tanbr.tasks.traffic import SlotRequests
 from tanbr.types import Blend, FloatArray
 
 WAYS = ("labels", "posterior")  # a head's best label, or weighed by the monitor's posterior

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tanbr import settings
 from tanbr.cli import app, machine
 from tanbr.errors import ConfigError
-from tanbr.settings import Config
+from tanbr.lab import settings
+from tanbr.lab.settings import Config
 
 RUN = CliRunner()
 

@@ -10,9 +10,9 @@ from cli.running import Mistake, tanbr
 from serve.web.fake import FakeService
 from serve.web.live import TOKEN
 from tanbr.cli import driving
+from tanbr.lab.drive import Drive
+from tanbr.lab.tasks import tiny
 from tanbr.serve.web.client import Client
-from tanbr.serve.web.drive import Drive
-from tanbr.tasks import tiny
 
 
 def test_traffic_is_the_same_for_the_same_seed_and_hides_the_tags(

@@ -6,13 +6,13 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.running import Mistake
-from tanbr.baselines.survey import Survey
 from tanbr.cli.grouping import app, read_texts
 from tanbr.cli.merging import app as merging
 from tanbr.cli.simulating import app as simulating
 from tanbr.errors import ConfigError, DataError, StateError
 from tanbr.groups import Groups
 from tanbr.moe import embedded
+from tanbr.serve.survey import Survey
 
 MODEL = str(embedded.path())
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from cli.running import Mistake, tanbr
-from serve.engines.asking import PROMPTS, before, serving, transformers_answers
-from serve.engines.fake_engine import FakeVllm
-from serve.engines.tiny_adapters import write_adapters
+from engines.asking import PROMPTS, before, serving, transformers_answers
+from engines.fake_engine import FakeVllm
+from engines.tiny_adapters import write_adapters
 from serve.text_model import write
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe

@@ -6,7 +6,7 @@ from cli.running import Mistake
 
 
 def test_without_ray_one_sentence_says_what_to_install(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("ray.", "tanbr.serve.ray"))]:
+    for name in [name for name in sys.modules if name.startswith(("ray.", "tanbr.fleet.ray"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
     says = mistake("serve", "--ray")

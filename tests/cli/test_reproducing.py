@@ -5,9 +5,9 @@ import pytest
 
 from cli.running import Mistake, tanbr
 from tanbr.cli import main
-from tanbr.experiments.paper import job
-from tanbr.experiments.paper.fig6 import jobs
-from tanbr.experiments.paper.scale import Setup, scale
+from tanbr.lab.paper import job
+from tanbr.lab.paper.fig6 import jobs
+from tanbr.lab.paper.scale import Setup, scale
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_stopped_it_says_what_is_kept_and_how_to_go_on(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["tanbr", "reproduce", "fig6", "--out", "o"])
-    monkeypatch.setattr("tanbr.experiments.paper.reproduction.reproduce", stop)
+    monkeypatch.setattr("tanbr.lab.paper.reproduction.reproduce", stop)
     monkeypatch.setattr("tanbr.cli.on_signals", lambda: None)  # those of this process are pytest's
     with pytest.raises(SystemExit) as left:
         main()

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from lab.train.small import bert
 from serve.text_model import write
-from tanbr.baselines import registry
 from tanbr.cli import app
 from tanbr.errors import ConfigError, StateError, TanbrError
-from tanbr.experiments import glue_moe
+from tanbr.lab import glue_moe
+from tanbr.lab.rivals import registry
+from tanbr.lab.tasks import glue
+from tanbr.lab.train.config import MINILM, PretrainConfig
+from tanbr.lab.train.interruption import Interruption
 from tanbr.router.config import RouterConfig
-from tanbr.tasks import glue
 from tanbr.tasks.card import read_card
-from tanbr.train.config import MINILM, PretrainConfig
-from tanbr.train.interruption import Interruption
-from train.small import bert
 
 RUN = CliRunner()
 
@@ -128,7 +128,7 @@ class Asked(Interruption):
 
 def test_a_run_that_is_interrupted_says_where_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "few.toml").write_text("[finetune]\ntrain_rows = 40\neval_rows = 8\nbatch = 8\nsteps = 3\n")
-    monkeypatch.setattr("tanbr.train.run.Interruption", Asked)
+    monkeypatch.setattr("tanbr.lab.train.run.Interruption", Asked)
     done = RUN.invoke(app, ["finetune", "--config", f"{tmp_path}/few.toml", "--out", f"{tmp_path}/out"])
     assert done.exit_code == 130
     assert "tuned.state holds step 1; the same command goes on from there" in " ".join(done.output.split())

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tanbr.baselines import Nucb, RandomBlend, VectorGP
+from tanbr.lab.rivals import Nucb, RandomBlend, VectorGP
 from tanbr.router import Tanbr
 from tanbr.router.ask_tell import AskTell
 from tanbr.router.config import RouterConfig

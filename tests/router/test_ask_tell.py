@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from tanbr import state
-from tanbr.baselines import FixedBlend, Nucb, Proportional, RandomBlend, VectorGP
 from tanbr.errors import DecisionError, InputError, SettingsError, StateError
+from tanbr.lab.rivals import FixedBlend, Nucb, Proportional, RandomBlend, VectorGP
 from tanbr.router import Tanbr
 from tanbr.router.config import MADE_WITH, DefaultModeConfig, RouterConfig
 from tanbr.state import HEADER, read_state, write_state

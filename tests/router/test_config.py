@@ -1,5 +1,5 @@
+from tanbr.lab.settings import parse, with_options
 from tanbr.router.config import RouterConfig
-from tanbr.settings import parse, with_options
 
 
 def test_what_the_user_has_set_stays():

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tanbr.files import write_atomically
+from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.monitor import Monitor
@@ -18,7 +19,6 @@ from tanbr.serve.build import taught_monitor
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Feedback
 from tanbr.serve.service import Service
-from tanbr.tasks import tiny
 from tanbr.types import Decision, FloatArray
 
 ROWS = [row for task in tiny.TASKS for row in tiny.generate(task.name, 8, seed=11, split="test")]

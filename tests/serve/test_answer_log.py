@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from serve.serving import monitor
+from tanbr.lab.tasks import tiny
 from tanbr.monitor import Monitor
 from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.answer_log import CHARACTERS, RECENT, AnswerLog
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.messages import Answers
 from tanbr.serve.store import Store
-from tanbr.tasks import tiny
 
 CONFIG = ServeConfig.model_validate({"rewards": {"confidence": 0.1}})
 ENCODER: Any = None

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.serve.engine import Engine
-from tanbr.tasks import tiny
 
 TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 6, seed=5, split="test")]
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from serve.text_model import write
-from tanbr.baselines.survey import Survey
 from tanbr.errors import CheckpointError, DataError, SettingsError
+from tanbr.lab.settings import parse
+from tanbr.lab.tasks import tiny
 from tanbr.moe import embedded
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr
 from tanbr.serve.build import build, read_history
 from tanbr.serve.records import Feedback
-from tanbr.settings import parse
-from tanbr.tasks import tiny
+from tanbr.serve.survey import Survey
 
 CONFIG = parse({"serve": {"slot_seconds": 3600, "threads": 1}}).serve
 

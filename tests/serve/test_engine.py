@@ -11,10 +11,10 @@ import torch
 
 from serve.text_model import write
 from tanbr.errors import CheckpointError, ConfigError, InputError
+from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.serve.engine import Engine
-from tanbr.tasks import tiny
 from tanbr.tasks.metrics import LabelSpace
 
 TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 6, seed=5, split="test")]

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.serve.clients import Clients
 from tanbr.serve.config import GuardConfig, RewardConfig
@@ -8,7 +9,6 @@ from tanbr.serve.engine import Engine
 from tanbr.serve.guard import Guard, Refused
 from tanbr.serve.labels import label_space
 from tanbr.serve.rows import Given
-from tanbr.tasks import tiny
 
 NAMES = [task.name for task in tiny.TASKS]
 PROBES = [row for task in tiny.TASKS for row in tiny.generate(task.name, 8, seed=3_000)]

@@ -11,11 +11,11 @@ import pytest
 
 from serve.serving import ROWS, TEXTS, K, Ledger, V, answer, service, until
 from tanbr.errors import StateError
+from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.serve.engine import Engine
 from tanbr.serve.records import Feedback, Phase, Reason, ServiceError
 from tanbr.serve.service import Service
-from tanbr.tasks import tiny
 
 OWN = tuple(range(V))  # of the embedded model, the expert of each task
 

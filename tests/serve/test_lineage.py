@@ -9,13 +9,13 @@ from safetensors.torch import load_file, save_file
 
 from serve.serving import TEXTS, K, Ledger, V, answer, monitor, service
 from tanbr.errors import StateError
+from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.lineage import made_for
 from tanbr.serve.records import Feedback
 from tanbr.serve.service import Service
-from tanbr.tasks import tiny
 
 
 def other_weights(moe: Moe, folder: Path) -> Path:

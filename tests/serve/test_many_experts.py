@@ -8,13 +8,13 @@ import pytest
 from tanbr.errors import DataError, StateError
 from tanbr.grouping.by_weights import by_weights
 from tanbr.groups import Groups
+from tanbr.lab.settings import parse
 from tanbr.merge import open as open_moe
 from tanbr.router import GroupedRouter
 from tanbr.router.config import RouterConfig
 from tanbr.serve.build import build
 from tanbr.serve.records import Feedback
 from tanbr.serve.service import Service
-from tanbr.settings import parse
 
 FAMILIES = Groups.by_labels((np.arange(64) % 8).tolist())
 CONFIG = parse(

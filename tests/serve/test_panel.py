@@ -13,6 +13,7 @@ from serve.serving import K, Ledger, V, service, until
 from serve.text_model import write
 from tanbr.errors import ConfigError, InputError
 from tanbr.files import write_atomically
+from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
@@ -21,7 +22,6 @@ from tanbr.serve.ids import place_of, slot_of
 from tanbr.serve.lineup import Lineup
 from tanbr.serve.records import Answered, Feedback, Phase, Reason
 from tanbr.serve.service import Service
-from tanbr.tasks import tiny
 from tanbr.tasks.rows import Task
 from tanbr.types import Decision, PanelDecision
 

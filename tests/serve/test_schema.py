@@ -10,11 +10,11 @@ import pytest
 
 from serve.serving import TEXTS, K, Ledger, V, answer, monitor, service
 from tanbr.errors import StateError
+from tanbr.lab.tasks import tiny
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.records import Feedback, Reason
 from tanbr.serve.schema import VERSION
 from tanbr.serve.store import FILE, Store
-from tanbr.tasks import tiny
 
 # as version 2 made them; version 1 had no regret
 OLD = """

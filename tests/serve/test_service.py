@@ -9,13 +9,13 @@ import pytest
 
 from serve.serving import ROWS, TEXTS, K, Ledger, answer, service, until
 from tanbr.errors import ConfigError, InputError, StateError
+from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.router import Tanbr
 from tanbr.serve.engine import Engine
 from tanbr.serve.labels import label_space
 from tanbr.serve.records import Answered, Feedback, Overloaded, ServiceError, Stopping
 from tanbr.serve.service import Service
-from tanbr.tasks import tiny
 
 
 @pytest.fixture

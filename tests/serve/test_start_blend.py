@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from tanbr.baselines.survey import Survey
 from tanbr.errors import ConfigError
 from tanbr.serve.start_blend import StartBlend
+from tanbr.serve.survey import Survey
 
 MIX = np.array([0.75, 0.25])
 

@@ -5,9 +5,9 @@ import pytest
 from serve.serving import until
 from serve.text_model import write
 from tanbr.errors import InputError
+from tanbr.lab.settings import parse
 from tanbr.serve.build import build
 from tanbr.serve.records import Feedback
-from tanbr.settings import parse
 from tanbr.tasks.card import Card, write_card
 
 PROMPTS = ["w1 w2 w3", "w9", "w5 w5 w5 w5 w5 w5"]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tanbr.tasks import glue
+from tanbr.lab.tasks import glue
 from tanbr.tasks.rows import Row
 from tanbr.tasks.text_to_text import NO_ANSWER, answer, answers, question, understood
 

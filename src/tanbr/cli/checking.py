@@ -9,9 +9,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from tanbr import settings as configuration
 from tanbr.cli.display import console
 from tanbr.cli.running import ConfigFile
+from tanbr.lab import settings as configuration
 
 app = typer.Typer()
 

@@ -16,8 +16,8 @@ from rich.table import Table
 from tanbr.types import FloatArray
 
 if TYPE_CHECKING:  # torch is not needed to show help
-    from tanbr.experiments.compare import Comparison
-    from tanbr.tasks.traffic import SlotRequests
+    from tanbr.lab.compare import Comparison
+    from tanbr.lab.tasks.traffic import SlotRequests
 
 console = Console(highlight=False)
 RECENT = 20  # slots that a moving figure averages

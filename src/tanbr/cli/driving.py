@@ -18,10 +18,10 @@ from tanbr.cli.display import RECENT, bars, console, progress
 from tanbr.cli.running import command_line
 from tanbr.cli.sending import LOCAL, Server
 from tanbr.files import write_atomically
-from tanbr.tasks import traffic as streams
+from tanbr.lab.tasks import traffic as streams
 
 if TYPE_CHECKING:
-    from tanbr.serve.web.drive import Drive
+    from tanbr.lab.drive import Drive
     from tanbr.tasks.rows import Row
 
 app = typer.Typer()
@@ -57,10 +57,10 @@ def traffic(
     server: Server = LOCAL,
 ) -> None:
     """Send a server untagged requests that drift, and feedback by the true labels, which it never sees."""
+    from tanbr.lab.drive import drive, summary
+    from tanbr.lab.tasks import tiny
+    from tanbr.lab.tasks.dataset import Dataset
     from tanbr.serve.web.client import Client
-    from tanbr.serve.web.drive import drive, summary
-    from tanbr.tasks import tiny
-    from tanbr.tasks.dataset import Dataset
     from tanbr.tasks.metrics import LabelSpace
 
     source = None if data is None else Dataset(str(data))

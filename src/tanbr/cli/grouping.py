@@ -57,10 +57,10 @@ def groups(
 
 
 def _found(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None) -> "Grouping":
-    from tanbr.baselines.survey import Survey
     from tanbr.grouping.by_reward import by_reward
     from tanbr.grouping.by_routing import by_routing
     from tanbr.grouping.by_weights import by_weights
+    from tanbr.serve.survey import Survey
 
     if survey is not None:
         known = Survey.load(survey)

@@ -39,9 +39,9 @@ def push(
     force: Annotated[bool, typer.Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
 ) -> None:
     """Merge a blend and load it into a running engine, once. A `tanbr serve` in front of that engine overwrites it."""
+    from tanbr.engines.connecting import connect
     from tanbr.merge import open as open_moe
     from tanbr.merge.inspect import glance
-    from tanbr.serve.engines.connecting import connect
     from tanbr.serve.lineage import made_for
 
     moe = open_moe(checkpoint, experts=expert or (), blend_only=blend_only, method=method)

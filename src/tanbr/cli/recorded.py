@@ -9,11 +9,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from tanbr import settings as configuration
-from tanbr.baselines.registry import ROUTERS, build, kind
 from tanbr.cli.display import console
 from tanbr.cli.running import ConfigFile, command_line
 from tanbr.files import write_atomically
+from tanbr.lab import settings as configuration
+from tanbr.lab.rivals.registry import ROUTERS, build, kind
 
 app = typer.Typer()
 

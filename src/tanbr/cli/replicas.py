@@ -11,7 +11,7 @@ from tanbr.cli.display import console
 from tanbr.cli.stopping import on_signals
 from tanbr.config import read
 from tanbr.errors import OutputError
-from tanbr.settings import Config
+from tanbr.lab.settings import Config
 
 if TYPE_CHECKING:
     from tanbr.serve.records import ServiceInfo, ServiceState
@@ -22,7 +22,7 @@ def serve_on_ray(
     what: dict[str, Any], settings: Config, tokens: "Tokens", *, address: str | None, banner: Callable[..., Any]
 ) -> None:
     """Serve until a signal; `what` are fields of a `ClusterConfig`."""
-    from tanbr.serve.ray import ClusterConfig, run
+    from tanbr.fleet.ray import ClusterConfig, run
     from tanbr.serve.web.server import bind
 
     with bind(settings.http) as taken:  # found out at once if it is taken; Ray's proxy takes it again

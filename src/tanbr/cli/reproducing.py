@@ -10,9 +10,9 @@ from tanbr.cli.running import DEVICE, command_line
 from tanbr.cli.stopping import keeps
 
 if TYPE_CHECKING:
-    from tanbr.experiments.paper.cost import Speed
-    from tanbr.experiments.paper.job import Job, Kept
-    from tanbr.experiments.paper.reproduction import Reproduction
+    from tanbr.lab.paper.cost import Speed
+    from tanbr.lab.paper.job import Job, Kept
+    from tanbr.lab.paper.reproduction import Reproduction
 
 app = typer.Typer()
 
@@ -48,10 +48,10 @@ def reproduce(
     """Reproduce the paper's tables and figures, and report claim by claim what holds. Resumes where it stopped."""
     import torch
 
-    from tanbr.experiments.paper import cost, report, reproduction
-    from tanbr.experiments.paper.parts import chosen
-    from tanbr.experiments.paper.scale import Setup
-    from tanbr.experiments.paper.scale import scale as named
+    from tanbr.lab.paper import cost, report, reproduction
+    from tanbr.lab.paper.parts import chosen
+    from tanbr.lab.paper.scale import Setup
+    from tanbr.lab.paper.scale import scale as named
 
     torch.set_num_threads(1)  # as the jobs run
     wanted = chosen(parts or [])

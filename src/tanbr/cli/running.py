@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from tanbr import settings as configuration
 from tanbr.cli.display import SlotDisplay, console, standings_tables
 from tanbr.cli.stopping import keeps
-from tanbr.tasks import traffic
+from tanbr.lab import settings as configuration
+from tanbr.lab.tasks import traffic
 
 app = typer.Typer()
 
@@ -50,10 +50,10 @@ def demo(
     import torch
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
 
-    from tanbr.experiments import demo as experiment
+    from tanbr.lab import demo as experiment
+    from tanbr.lab.tasks import tiny
     from tanbr.merge import open as open_moe
     from tanbr.moe import embedded
-    from tanbr.tasks import tiny
 
     torch.set_num_threads(1)  # a model this small is no faster on more, and far slower when they are busy
     moe = open_moe(embedded.path(model), device=device)

@@ -11,11 +11,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from tanbr import settings as configuration
 from tanbr.cli.display import console
 from tanbr.cli.replicas import serve_on_ray
 from tanbr.cli.running import DEVICE, ConfigFile
 from tanbr.errors import InputError, OutputError
+from tanbr.lab import settings as configuration
 from tanbr.serve.config import PRECISIONS
 
 if TYPE_CHECKING:

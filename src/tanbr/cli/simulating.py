@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.progress import TaskID
 
-from tanbr import settings as configuration
 from tanbr.cli.display import console, fitted, progress
 from tanbr.cli.merging import BlendWhat, ExpertFolders
 from tanbr.cli.running import DEVICE, ConfigFile, command_line
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
-from tanbr.tasks import traffic as traffics
+from tanbr.lab import settings as configuration
+from tanbr.lab.tasks import traffic as traffics
 from tanbr.types import AnswersBy
 
 if TYPE_CHECKING:
-    from tanbr.experiments.simulate import Outcome
+    from tanbr.lab.simulate import Outcome
 
 app = typer.Typer()
 
@@ -108,15 +108,15 @@ def simulate(
         traffics.check(traffic, slots=slots, alpha=alpha, period=period)
     configuration.load(config)  # what can be refused at once is, before seconds of imports
 
-    from tanbr.experiments import methods as registry
-    from tanbr.experiments.online_report import lay_out, write
-    from tanbr.experiments.panel import memory
-    from tanbr.experiments.simulate import Study
-    from tanbr.experiments.simulate import simulate as run
-    from tanbr.experiments.standings import Standings
+    from tanbr.lab import methods as registry
+    from tanbr.lab.online_report import lay_out, write
+    from tanbr.lab.panel import memory
+    from tanbr.lab.simulate import Study
+    from tanbr.lab.simulate import simulate as run
+    from tanbr.lab.standings import Standings
+    from tanbr.lab.tasks import trace
     from tanbr.merge import open as open_moe
     from tanbr.moe import embedded
-    from tanbr.tasks import trace
 
     folder = checkpoint or embedded.path()
     study = Study(
@@ -181,8 +181,8 @@ def survey(
     """Measure what a checkpoint's blends earn on held-out rows. Resumes where it stopped."""
     import torch
 
-    from tanbr.experiments.simulate import Study
-    from tanbr.experiments.survey import survey_to
+    from tanbr.lab.simulate import Study
+    from tanbr.lab.survey import survey_to
     from tanbr.moe import embedded
 
     torch.set_num_threads(1)
@@ -243,10 +243,10 @@ def grams(
     """Measure each expert's inputs for regression merging, and write them to a folder beside the experts."""
     import torch
 
-    from tanbr.baselines.probes import probes_of
-    from tanbr.baselines.regmean import measure
-    from tanbr.experiments.answers import model_for
-    from tanbr.experiments.simulate import Study
+    from tanbr.lab.answers import model_for
+    from tanbr.lab.rivals.probes import probes_of
+    from tanbr.lab.rivals.regmean import measure
+    from tanbr.lab.simulate import Study
 
     torch.set_num_threads(1)
     bench = Study(

@@ -11,14 +11,14 @@ import typer
 from rich.progress import TaskID
 from rich.table import Table
 
-from tanbr import settings as configuration
-from tanbr.baselines import registry
 from tanbr.cli.display import console, fitted, progress
 from tanbr.cli.running import DEVICE, ConfigFile, command_line
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.files import write_atomically
-from tanbr.train.config import FLAN_T5, MINILM, TINY_T5, PretrainConfig
+from tanbr.lab import settings as configuration
+from tanbr.lab.rivals import registry
+from tanbr.lab.train.config import FLAN_T5, MINILM, TINY_T5, PretrainConfig
 
 app = typer.Typer()
 
@@ -70,8 +70,8 @@ def pretrain(
     """Train a task-routed MoE and write it. Resumes where it stopped."""
     if preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
-    from tanbr.tasks import glue
-    from tanbr.tasks.dataset import Dataset
+    from tanbr.lab.tasks import glue
+    from tanbr.lab.tasks.dataset import Dataset
 
     source = None if data is None else Dataset(str(data))
     start = PRESETS[preset]
@@ -103,10 +103,10 @@ def pretrain(
         _pretrain_tiny(settings, out, writes=preset == "tiny-t5")
         return
 
-    from tanbr.baselines.switch import Switch
-    from tanbr.experiments import glue_moe
-    from tanbr.experiments.curves import draw_training
-    from tanbr.train.curve import Curve
+    from tanbr.lab import glue_moe
+    from tanbr.lab.curves import draw_training
+    from tanbr.lab.rivals.switch import Switch
+    from tanbr.lab.train.curve import Curve
 
     begun = time.monotonic()
     with _progress() as report:
@@ -155,14 +155,14 @@ def finetune(
 
     import torch
 
-    from tanbr.experiments import finetune as experiment
-    from tanbr.experiments.curves import draw_losses
+    from tanbr.lab import finetune as experiment
+    from tanbr.lab.curves import draw_losses
+    from tanbr.lab.tasks import tiny
+    from tanbr.lab.tasks.dataset import Dataset
+    from tanbr.lab.train.curve import Curve
     from tanbr.moe import embedded
     from tanbr.moe.device import device_of
-    from tanbr.tasks import tiny
-    from tanbr.tasks.dataset import Dataset
     from tanbr.tasks.rows import Task
-    from tanbr.train.curve import Curve
 
     torch.set_num_threads(1)
     device_of(settings.finetune.device)  # before rows are made
@@ -204,7 +204,7 @@ def _tables(columns: dict[str, dict[str, float]], title: str = "the tasks' metri
 
 
 def _pretrain_tiny(settings: PretrainConfig, out: Path, *, writes: bool) -> None:
-    from tanbr.experiments import embedded as experiment
+    from tanbr.lab import embedded as experiment
 
     with _progress() as report:
         survey = _WRITER_SURVEY if writes else {}

@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from tanbr.baselines.survey import Survey
 from tanbr.errors import CheckpointError, DataError
+from tanbr.fleet.fleet import Fleet
 from tanbr.groups import Groups
+from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
 from tanbr.merge.inspect import glance
 from tanbr.moe import embedded
@@ -18,10 +19,9 @@ from tanbr.monitor.config import MonitorConfig
 from tanbr.router import GroupedRouter, Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.fleet.fleet import Fleet
 from tanbr.serve.records import Observer
 from tanbr.serve.service import Service
-from tanbr.tasks import tiny
+from tanbr.serve.survey import Survey
 from tanbr.tasks.card import read_card
 from tanbr.tasks.own import is_own, read_own
 from tanbr.tasks.rows import Row, Task

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tanbr.errors import CheckpointError, ConfigError
+from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.moe.text import TextEncoder
 from tanbr.serve.asking import Asking
@@ -30,7 +31,6 @@ from tanbr.serve.assignment import Assignment
 from tanbr.serve.backends import BACKENDS, Backend, Builder
 from tanbr.serve.lineup import Lineup, Live, Staged
 from tanbr.serve.watch import FileWatch
-from tanbr.tasks import tiny
 from tanbr.types import Blend, Text, as_blend
 
 SENTENCES, SENTENCE_SEED = 8, 4_000  # of each generated task, to measure a backend on

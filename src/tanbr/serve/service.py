@@ -14,8 +14,10 @@ from typing import TypeVar
 
 from numpy.typing import ArrayLike
 
-from tanbr.baselines.survey import Survey
+from tanbr.engines.connecting import builder, connected
 from tanbr.errors import ConfigError, SettingsError
+from tanbr.fleet.engine import FleetEngine
+from tanbr.fleet.fleet import Fleet
 from tanbr.merge import Moe
 from tanbr.moe.device import device_of
 from tanbr.monitor import Monitor
@@ -24,10 +26,7 @@ from tanbr.router import Tanbr, TreeView
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
-from tanbr.serve.engines.connecting import builder, connected
 from tanbr.serve.feedback import FeedbackReader
-from tanbr.serve.fleet.engine import FleetEngine
-from tanbr.serve.fleet.fleet import Fleet
 from tanbr.serve.guard import Guard
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.journal import read_slot, state_file
@@ -56,6 +55,7 @@ from tanbr.serve.shadow import Shadow
 from tanbr.serve.slot_thread import SlotThread
 from tanbr.serve.start_blend import StartBlend
 from tanbr.serve.store import Store
+from tanbr.serve.survey import Survey
 from tanbr.tasks.answering import with_posterior
 from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task

@@ -5,12 +5,12 @@ from typing import Literal
 
 import numpy as np
 
-from tanbr.baselines.survey import Survey
 from tanbr.errors import ConfigError, InputError
 from tanbr.router.panel import Candidates, chosen, proportional_blends, task_groups
 from tanbr.router.readings import Readings
 from tanbr.router.simplex import keep_largest
 from tanbr.router.sizes import Sizes
+from tanbr.serve.survey import Survey
 from tanbr.types import Blend, FloatArray, TaskMix, as_blend
 
 NEAR = 0.05  # two start blends whose weights differ by no more in all are not worth a merge

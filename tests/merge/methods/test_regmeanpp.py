@@ -9,8 +9,8 @@ import torch
 
 from merge.methods.test_regression import some_probes
 from moe.tiny import K
-from tanbr.baselines.regmean import measure
 from tanbr.errors import CheckpointError, OutputError
+from tanbr.lab.rivals.regmean import measure
 from tanbr.merge import open as open_moe
 from tanbr.merge.gram_matrices import SHRINKAGE
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe.tiny import K, build
-from tanbr.baselines.probes import Probe, Probes
-from tanbr.baselines.regmean import measure, regmean
 from tanbr.errors import CheckpointError
+from tanbr.lab.rivals.probes import Probe, Probes
+from tanbr.lab.rivals.regmean import measure, regmean
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.export import export

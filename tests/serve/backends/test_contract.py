@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from serve.text_model import write
+from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.serve.backends import BACKENDS as ALL
 from tanbr.serve.decode import Step
 from tanbr.serve.engine import Engine
-from tanbr.tasks import tiny
 
 TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 6, seed=5, split="test")]
 SWAPS, TINY_SWAPS = 40, 1000

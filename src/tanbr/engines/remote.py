@@ -1,0 +1,234 @@
+"""A model that an engine runs: blends are written where the engine can read them, prompts go to it over HTTP.
+
+Weights in the engine have a label that names checkpoint, method and blend. Before anybody hears a token of an answer,
+the engine is asked for its label. If that is another one, or nobody answers, the engine is *lost*: requests fail at
+once, and a thread waits for it to come back and loads what answered last.
+"""
+
+import hashlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from transformers import GenerationConfig
+
+from tanbr.engines.connection import Connection, EngineLost
+from tanbr.engines.dense_file import bytes_of, tensors_of
+from tanbr.engines.dialect import OURS, Dialect, EngineRefused
+from tanbr.engines.identity import check_same
+from tanbr.engines.merge_files import MergeFile, MergeFiles
+from tanbr.engines.streams import Streams
+from tanbr.errors import CheckpointError, InputError, TanbrError
+from tanbr.merge import Moe
+from tanbr.merge.int8 import Int8Loss
+from tanbr.moe.text import Inputs, TextEncoder
+from tanbr.serve.backends.backend import Newcomers, Size
+from tanbr.serve.decode import Decoded, NotFinite, OnStep
+from tanbr.serve.sampling import Sampling
+from tanbr.types import Blend, FloatArray
+
+log = logging.getLogger("tanbr.serve")
+
+LOOK_SECONDS = 5.0  # between two looks at an engine that answers
+LOST_SECONDS = 0.5  # … and at one that does not
+NEUTRAL = "a"  # even this must not be answered with NaN
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """Weights in the engine: another value each time that any are loaded."""
+
+    file: MergeFile
+    label: str
+
+
+class Remote:
+    """A backend that any number of threads may ask at once; the engine makes batches of what they ask."""
+
+    loss: Int8Loss | None = None
+    writes, causal, asked_when_loaded = True, True, True
+    columns: tuple[str, ...] = ()
+
+    def __init__(
+        self, moe: Moe, dialect: Dialect, connection: Connection, files: MergeFiles, *, fingerprint: str
+    ) -> None:
+        """Take over an engine that must run this model; what it holds stays until the first `merge`.
+
+        The fingerprint is that of the checkpoint.
+        """
+        self.readers = 0
+        self._moe, self._dialect, self._connection, self._files = moe, dialect, connection, files
+        self._encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
+        self._fingerprint, self._stops = fingerprint, _stops(moe)
+        self.positions = check_same(moe, self._encode, dialect, connection).positions
+        self._wanted: Loaded | None = None  # what answers, or is to answer when the engine is back
+        self._loaded: Loaded | None = None  # what it answers with; None while it is lost …
+        self._why = "nothing was loaded yet"  # … and why
+        self._doubtful = False  # whether a load has failed: its label may be that of weights it has in part
+        self._changing = threading.Lock()  # one load at a time
+        self._wakes, self._ends = threading.Event(), threading.Event()
+        threading.Thread(target=self._watch, name="tanbr-engine-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Let the engine go; it keeps what it has loaded, unless it may have to read that again."""
+        if self._ends.is_set():
+            return
+        self._ends.set()
+        self._wakes.set()
+        with self._changing:
+            with suppress(TanbrError):
+                self._connection.call(self._dialect.leave(self._files.folder))
+            self._connection.close()
+            self._files.close()
+
+    @property
+    def available(self) -> bool:
+        """Whether the engine answers, and with the right weights."""
+        return self._loaded is not None
+
+    @property
+    def size(self) -> Size:
+        """What the engine holds, and what of it a blend changes, which the next takes in shared memory, too."""
+        parameters = sum(math.prod(shape) for shape in self._moe.plan.shapes.values())
+        return Size(parameters, bytes_of(tensors_of(self._moe)), self._files.nbytes)
+
+    def twin(self, moe: Moe) -> Self:
+        """Refuse: an engine holds one model."""
+        raise CheckpointError(f"an engine holds one merge of {moe.path} at a time")
+
+    # --- weights ------------------------------------------------------------------------------------------------------
+
+    def stage(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
+        """Write a blend (K,) where the engine will read it; nobody waits for that."""
+        if self._files.holding(blend) is None:
+            started = time.perf_counter()
+            self._files.other(None if self._wanted is None else self._wanted.file).write(moe, blend, share=share)
+            log.info("%s: written in %.3f s", self.label_of(blend), time.perf_counter() - started)
+
+    def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
+        """Have the engine load a blend (K,); if it cannot, what answered before is what it comes back with."""
+        self.stage(moe, blend, share=share)
+        file = self._files.holding(blend)
+        if file is None:
+            raise CheckpointError("a merge was overwritten before it was loaded; try again")
+        with self._changing:
+            new = self._wanted is None or self._wanted.file is not file
+            try:
+                self._load(Loaded(file, self.label_of(blend)), new=new)
+            except (EngineLost, EngineRefused, NotFinite) as error:
+                why = "it answers with NaN" if isinstance(error, NotFinite) else str(error)
+                self._lose(why)
+                if new:
+                    raise CheckpointError(f"the merge cannot be loaded: {why}") from None
+
+    def label_of(self, blend: Blend) -> str:
+        """Name the weights that a blend (K,) of this checkpoint is merged into."""
+        said = f"{self._fingerprint} {self._moe.method} ".encode() + np.ascontiguousarray(blend, dtype="<f8").tobytes()
+        return f"{OURS}{hashlib.sha256(said).hexdigest()[:24]}"
+
+    def _load(self, loaded: Loaded, *, new: bool) -> None:
+        """Load weights unless the engine has them; new ones must answer with numbers before anybody is answered."""
+        self._loaded, self._why = None, "its weights are being changed"
+        ask, started = self._connection.call, time.perf_counter()
+        if ask(self._dialect.label()) == loaded.label and not self._doubtful:
+            ask(self._dialect.wake())
+        else:
+            self._doubtful = True
+            ask(self._dialect.load(loaded.file.folder, loaded.label))
+            if ask(self._dialect.label()) != loaded.label:
+                raise EngineLost("it does not hold the weights that it was given")
+        if new:
+            ask(self._answer_once())
+        log.info("%s: loaded in %.3f s", loaded.label, time.perf_counter() - started)
+        self._doubtful = False
+        self._wanted = self._loaded = loaded
+
+    async def _answer_once(self) -> None:
+        # One token alone: vLLM's CPU kernels let NaN that a longer prompt leaves behind reach later answers.
+        prompt = self._encode.encode([NEUTRAL]).columns["input_ids"][0][:1] or [0]
+        async with aclosing(self._dialect.write(prompt, 1, self._stops)) as pieces:
+            async for _ in pieces:
+                pass
+
+    # --- an engine that is lost ---------------------------------------------------------------------------------------
+
+    def _lose(self, why: str) -> None:
+        if self._loaded is not None or self._why != why:
+            log.warning("the engine is lost: %s", why)
+        self._loaded, self._why = None, why
+        self._wakes.set()
+
+    def _watch(self) -> None:
+        while not self._ends.is_set():
+            self._wakes.wait(LOOK_SECONDS)
+            self._wakes.clear()
+            with self._changing:
+                if self._wanted is not None and not self._ends.is_set():
+                    self._look(self._wanted)
+            if self._wakes.is_set():  # it is lost: not too often
+                self._ends.wait(LOST_SECONDS)
+
+    def _look(self, wanted: Loaded) -> None:
+        """See that the engine has what it is to have, and give it what it has lost."""
+        try:
+            if self.available:
+                label = self._connection.call(self._dialect.label())
+                if label == wanted.label:
+                    return
+                self._lose(f"it holds {label} instead of {wanted.label}")
+            check_same(self._moe, self._encode, self._dialect, self._connection)
+            self._load(wanted, new=False)
+            log.warning("the engine is back, with what answered last")
+        except TanbrError as error:
+            self._lose(str(error))
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def classify(self, inputs: Inputs) -> FloatArray:
+        """Refuse: engines write."""
+        raise InputError(f"this model writes text; it has no labels for {len(inputs['input_ids'])} texts")
+
+    def generate(
+        self,
+        inputs: Inputs,
+        *,
+        limits: Sequence[int],
+        on_step: OnStep,
+        more: Newcomers | None = None,  # noqa: ARG002 - the engine lets prompts join by itself
+        sampling: Sequence[Sampling | None] = (),
+    ) -> Decoded:
+        """Answer padded prompts with at most limits[i] tokens, drawn as sampling[i] says."""
+        loaded = self._loaded
+        if loaded is None:
+            raise EngineLost(f"the engine is lost: {self._why}")
+        rows = zip(inputs["input_ids"], inputs["attention_mask"].astype(bool), strict=True)
+        prompts = [ids[real].tolist() for ids, real in rows]
+        streams = Streams(self._connection, self._dialect, prompts, limits, self._stops, sampling)
+        try:
+            return streams.hear(lambda: self._check(loaded), on_step)
+        except EngineLost as error:
+            if self._loaded is loaded:
+                self._lose(str(error))
+            raise
+        finally:
+            streams.close()
+
+    def _check(self, loaded: Loaded) -> None:
+        """Make sure that what was just heard came from these weights, which no load has replaced meanwhile."""
+        label = self._connection.call(self._dialect.label())
+        if label != loaded.label or self._loaded is not loaded:
+            raise EngineLost(f"it holds {label} instead of {loaded.label}")
+
+
+def _stops(moe: Moe) -> frozenset[int]:
+    """Find the tokens that end an answer: what the checkpoint's configurations say, whatever its tokenizer does."""
+    said = [moe.plan.config().eos_token_id]
+    if (moe.path / "generation_config.json").is_file():
+        said.append(GenerationConfig.from_pretrained(str(moe.path)).eos_token_id)
+    return frozenset(one for ids in said if ids is not None for one in ([ids] if isinstance(ids, int) else ids))

@@ -1,0 +1,113 @@
+"""A BERT-MoE that answers the same texts under many blends, computing once what no blend changes.
+
+Below the first FFN whose experts differ, a text's hidden states are the same for every blend: they are kept. Above the
+last FFN only the first token is read, so the last layer computes no other. Both are exact; the rest is the dense model.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tanbr.lab.dense import DenseModel
+from tanbr.merge import Moe
+from tanbr.tasks.metrics import Answer, LabelSpace
+from tanbr.types import FloatArray, Text
+
+
+class Classifier(DenseModel):
+    """Remembers the stem of every text it has met."""
+
+    def __init__(self, moe: Moe, *, batch: int = 8) -> None:
+        super().__init__(moe, batch=batch)
+        self._layers = list(self.model.bert.encoder.layer)
+        self._stems: dict[Text, Tensor] = {}  # (length, D) after the attention of layer `first`
+        self.first = _first_that_differs(moe)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the head's columns."""
+        names = self.model.config.id2label
+        return tuple(names[column] for column in range(len(names)))
+
+    def answers(self, texts: Sequence[Text]) -> list[Answer]:
+        """Answer each text by its logits (columns,)."""
+        return list(self.logits(texts))
+
+    @torch.inference_mode()
+    def logits(self, texts: Sequence[Text]) -> FloatArray:
+        """Answer texts: (n, columns)."""
+        self._meet(texts)
+        stems = [self._stems[text] for text in texts]
+        logits = np.empty((len(texts), len(self.columns)))
+        for chunk in self.by_length([len(stem) for stem in stems]):
+            logits[chunk] = self._upper([stems[i] for i in chunk]).cpu().double().numpy()
+        return logits
+
+    def _meet(self, texts: Sequence[Text]) -> None:
+        new = list(dict.fromkeys(text for text in texts if text not in self._stems))
+        for chunk in self.by_length([len("".join(text)) for text in new]):
+            inputs = self.encode([new[i] for i in chunk], device=self.model.device)
+            real = inputs.pop("attention_mask").bool()  # (n, length)
+            hidden = self.model.bert.embeddings(**inputs)
+            for layer in self._layers[: self.first]:
+                hidden = layer.feed_forward_chunk(_attend(layer, hidden, real))
+            hidden = _attend(self._layers[self.first], hidden, real)
+            for i, stem, length in zip(chunk, hidden, real.sum(dim=1).tolist(), strict=True):
+                self._stems[new[i]] = stem[:length].clone()
+
+    def _upper(self, stems: list[Tensor]) -> Tensor:
+        hidden = nn.utils.rnn.pad_sequence(stems, batch_first=True)  # (n, length, D)
+        lengths = torch.tensor([len(stem) for stem in stems])
+        real = (torch.arange(hidden.shape[1]) < lengths[:, None]).to(hidden.device)
+        above = self._layers[self.first + 1 :]
+        if not above:
+            hidden = hidden[:, :1]
+        hidden = self._layers[self.first].feed_forward_chunk(hidden)
+        for layer in above:
+            hidden = layer.feed_forward_chunk(_attend(layer, hidden, real, first_only=layer is above[-1]))
+        return self.model.classifier(self.model.bert.pooler(hidden))
+
+
+class PlainClassifier(DenseModel):
+    """Any model with a classification head, run as it is; its columns are put in the order of a label space."""
+
+    def __init__(self, moe: Moe, space: LabelSpace, *, batch: int = 8) -> None:
+        super().__init__(moe, batch=batch)
+        names = self.model.config.id2label
+        head = tuple(names[column] for column in range(len(names)))
+        fits = sorted(head) == sorted(space.columns)
+        self.columns = space.columns if fits else head
+        self._order = [head.index(name) for name in self.columns]
+
+    @torch.inference_mode()
+    def answers(self, texts: Sequence[Text]) -> list[Answer]:
+        """Answer each text by its logits (columns,)."""
+        logits = np.empty((len(texts), len(self.columns)))
+        for chunk in self.by_length([len("".join(text)) for text in texts]):
+            inputs = self.encode([texts[i] for i in chunk], device=self.model.device)
+            logits[chunk] = self.model(**inputs).logits[:, self._order].cpu().double().numpy()
+        return list(logits)
+
+
+def _attend(layer: Any, hidden: Tensor, real: Tensor, *, first_only: bool = False) -> Tensor:
+    """Run a layer's attention on (n, length, D), real (n, length); of the first token alone if `first_only`."""
+    part = layer.attention.self
+    asking = hidden[:, :1] if first_only else hidden
+
+    def heads(states: Tensor) -> Tensor:  # (n, length, D) → (n, heads, length, D / heads)
+        return states.view(*states.shape[:2], part.num_attention_heads, -1).transpose(1, 2)
+
+    mixed = F.scaled_dot_product_attention(
+        heads(part.query(asking)), heads(part.key(hidden)), heads(part.value(hidden)), attn_mask=real[:, None, None, :]
+    )
+    return layer.attention.output(mixed.transpose(1, 2).flatten(2), asking)
+
+
+def _first_that_differs(moe: Moe) -> int:
+    """Find the lowest layer whose experts are not all equal."""
+    differing = [piece.target for piece in moe.plan.blended if moe.experts.differ(piece)]
+    return min((int(target.split("encoder.layer.")[1].split(".")[0]) for target in differing), default=0)

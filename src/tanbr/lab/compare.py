@@ -1,0 +1,145 @@
+"""Several methods on one stream of untagged requests, slot by slot, and the figures that compare them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tanbr.lab.contestant import Contestant, MixSource, Scorer
+from tanbr.lab.tasks.traffic import SlotRequests, Stream
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.rows import Row
+from tanbr.types import FloatArray, SlotMix, SlotRecord, Text, to_jsonable
+
+
+class KnownMix:
+    """A mix source that is told the true mixes: for upper bounds and for separating two errors.
+
+    What single requests are is for a `recogniser` to say; without one they are all like the mix.
+    """
+
+    def __init__(self, mixes: FloatArray, recogniser: MixSource | None = None) -> None:
+        self._mixes, self._slot, self._recogniser = mixes, 0, recogniser
+
+    @property
+    def confusion(self) -> FloatArray | None:
+        """The recogniser's."""
+        return None if self._recogniser is None else self._recogniser.confusion
+
+    def observe(self, texts: Sequence[Text]) -> FloatArray:
+        """Give posteriors (n, V)."""
+        if self._recogniser is not None:
+            return self._recogniser.observe(texts)
+        return np.tile(self._mixes[self._slot], (len(texts), 1))
+
+    def close_slot(self) -> SlotMix:
+        """Give the true mix of the slot that ended and of the one that starts."""
+        if self._recogniser is not None:
+            self._recogniser.close_slot()
+        ended, coming = self._mixes[self._slot], self._mixes[min(self._slot + 1, len(self._mixes) - 1)]
+        self._slot += 1
+        return SlotMix(estimate=ended, forecast=coming, uncertainty=np.zeros_like(ended), unknown=0.0, requests=0)
+
+
+class KnownTasks:
+    """A mix source that is told every request's task, and else does as another does."""
+
+    def __init__(self, task_of: Mapping[Text, int], other: MixSource, *, tasks: int) -> None:
+        self._task_of, self._other, self._tasks = task_of, other, tasks
+
+    @property
+    def confusion(self) -> None:
+        """Nothing is misread."""
+
+    def observe(self, texts: Sequence[Text]) -> FloatArray:
+        """Give posteriors (n, V), each sure."""
+        self._other.observe(texts)
+        return np.eye(self._tasks)[[self._task_of[text] for text in texts]]
+
+    def close_slot(self) -> SlotMix:
+        """Give the other's mix and forecast."""
+        return self._other.close_slot()
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What every method did in every slot."""
+
+    mixes: FloatArray  # (T, V) true mixes
+    records: dict[str, list[SlotRecord]]  # method → T records
+    best: str  # the method that regret is measured against
+
+    def rewards(self, method: str) -> FloatArray:
+        """Mean reward of each slot's requests (T,)."""
+        return np.array([record.total_reward for record in self.records[method]])
+
+    def regret(self, method: str) -> FloatArray:
+        """Cumulative difference to the best blend per slot, on the same requests (T,)."""
+        return np.cumsum(self.rewards(self.best) - self.rewards(method))
+
+    def summary(self, *, tail: int = 100) -> dict[str, dict[str, Any]]:
+        """Give per method: mean reward, mean over the last `tail` slots, regret per slot, with standard errors."""
+        table = {}
+        for method in self.records:
+            rewards, lost = self.rewards(method), np.diff(self.regret(method), prepend=0.0)
+            ended = rewards[-tail:]
+            table[method] = {
+                "reward": float(rewards.mean()),
+                "reward_se": _standard_error(rewards),
+                "tail_reward": float(ended.mean()),
+                "tail_reward_se": _standard_error(ended),
+                "regret_per_slot": float(lost.mean()),
+                "tail_regret_per_slot": float(lost[-tail:].mean()),
+                "merges": self.records[method][-1].merge_version,
+            }
+        return table
+
+    def paired(self, method: str, rival: str, *, tail: int = 100) -> tuple[float, float]:
+        """Mean and standard error of the reward above a rival's over the last `tail` slots, on the same requests."""
+        difference = (self.rewards(method) - self.rewards(rival))[-tail:]
+        return float(difference.mean()), _standard_error(difference)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        slots = {
+            method: [
+                {
+                    "task_mix": r.task_mix,
+                    "blend": r.blend,
+                    "reward": r.reward,
+                    "counts": r.counts,
+                    "merge_version": r.merge_version,
+                }
+                for r in records
+            ]
+            for method, records in self.records.items()
+        }
+        result: dict[str, Any] = to_jsonable({"summary": self.summary(), "mixes": self.mixes, "slots": slots})
+        return result
+
+
+def _standard_error(values: FloatArray) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+
+
+def compare(
+    contestants: dict[str, Contestant],
+    traffic: Stream,
+    *,
+    space: LabelSpace,
+    best: str,
+    watch: Callable[[Comparison, SlotRequests], None] | None = None,
+    collect: Callable[[Sequence[Row], FloatArray], None] | None = None,
+) -> Comparison:
+    """Let every method serve the same requests.
+
+    `watch` sees the comparison so far after every slot, `collect` what each method answered (n,) to a slot's rows.
+    """
+    result = Comparison(mixes=traffic.mixes, records={method: [] for method in contestants}, best=best)
+    for slot in traffic:
+        for method, contestant in contestants.items():
+            result.records[method].append(contestant.play(slot.texts, Scorer(space, slot.rows, collect)))
+        if watch:
+            watch(result, slot)
+    return result

@@ -1,0 +1,137 @@
+"""The whole idea in two minutes: drifting untagged traffic on the embedded model, next to its rivals and a bound.
+
+Both the router and the best fixed blend are there twice: with one merged model, and with a panel of two.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tanbr.files import check_writable, write_atomically
+from tanbr.lab.answers import Answers, Blended, model_for
+from tanbr.lab.compare import Comparison, KnownMix, compare
+from tanbr.lab.contestant import Contestant, MixSource, OneModel
+from tanbr.lab.panel import BestPanel, PanelRouter, PanelServer, SeveralModels, memory
+from tanbr.lab.report import write_report
+from tanbr.lab.rivals import BestKnown, FixedBlend, RandomBlend
+from tanbr.lab.settings import Config
+from tanbr.lab.tasks import tiny, traffic
+from tanbr.lab.tasks.traffic import SlotRequests, Traffic
+from tanbr.merge import Moe
+from tanbr.router import Tanbr
+from tanbr.serve.build import taught_monitor
+from tanbr.serve.survey import Survey
+from tanbr.tasks.card import read_card
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.types import Router
+
+TANBR, FIXED, BOUND = "tanbr", "best fixed", "best per slot"
+MODELS = 2  # of the panels
+KINDS = {"bert_moe": "BERT-MoE", "t5_moe": "T5-MoE that writes its answers"}
+SURVEY = "survey.json"  # lies beside the embedded weights
+
+# Streams of generated rows that never meet: training uses seed 0 of the train split, the monitor's history seed 1000.
+TRAFFIC_SEED = 2_000
+POOL = 600  # rows per task that requests are drawn from
+
+
+def of_panel(method: str) -> str:
+    """Name a method that holds a panel."""
+    return f"{method}, {MODELS} models"
+
+
+@dataclass(frozen=True, eq=False)
+class Demo:
+    """What the demo did."""
+
+    result: Comparison
+    router: Tanbr
+    report: Path
+    figures: Path
+    facts: dict[str, str]
+
+
+def run(
+    moe: Moe,
+    *,
+    out: Path,
+    config: Config,
+    slots: int = 300,
+    requests: int = 64,
+    kind: str = "dirichlet",
+    alpha: float = 0.1,
+    seed: int = 0,
+    watch: Callable[[Comparison, SlotRequests], None] | None = None,
+    command: str = "tanbr demo",
+) -> Demo:
+    """Run every method over the same requests and write `report.html` and `demo.json` to `out`."""
+    space = LabelSpace(tiny.TASKS)
+    names = [task.name for task in tiny.TASKS]
+    K, V = moe.num_experts, len(names)
+    known = Survey.load(moe.path / SURVEY)
+    mixes = traffic.mixes(kind, tasks=V, slots=slots, seed=seed, alpha=alpha)
+    pools = {name: tiny.generate(name, POOL, seed=TRAFFIC_SEED + seed, split="test") for name in names}
+    stream = Traffic(pools=pools, mixes=mixes, requests=requests, seed=seed)
+    check_writable(out)
+
+    monitor, *monitors = (taught_monitor(config.monitor, seed=seed) for _ in range(3))  # each counts for itself
+    settings = config.router.of_requests(read_card(moe.path).experts_of(names))
+    router, for_panel = (Tanbr(K, V, seed=seed, config=settings) for _ in range(2))
+    methods: dict[str, tuple[Router, MixSource]] = {  # all but the first either ignore the mix or are told it
+        TANBR: (router, monitor),
+        FIXED: (FixedBlend(K, V, blend=known.best_fixed), KnownMix(mixes)),
+        "average": (FixedBlend(K, V), KnownMix(mixes)),
+        BOUND: (BestKnown(K, V, blends=known.blends, rewards=known.rewards), KnownMix(mixes)),
+        "random": (RandomBlend(K, V, seed=seed), KnownMix(mixes)),
+    }
+    fixed = BestPanel(known.blends, known.rewards, mix=[1 / V] * V)
+    panels: dict[str, tuple[PanelRouter, MixSource]] = {
+        TANBR: (for_panel, monitors[0]),
+        FIXED: (fixed, KnownMix(mixes, monitors[1])),
+    }
+    answers = Answers(model_for(moe, space))
+    contestants: dict[str, Contestant] = {}
+    for name, (chooser, source) in methods.items():
+        contestants[name] = OneModel(Blended(answers), chooser, source, V)
+        if name in panels:
+            filler, recognising = panels[name]
+            contestants[of_panel(name)] = SeveralModels(PanelServer(answers), filler, recognising, V, MODELS)
+    result = compare(contestants, stream, space=space, best=BOUND, watch=watch)
+
+    tail = min(100, slots)
+    above, error = result.paired(TANBR, FIXED, tail=tail)
+    second, second_error = result.paired(of_panel(TANBR), TANBR, tail=tail)
+    one, several = (memory(moe, count) / 1e6 for count in (1, MODELS))
+    named = KINDS[moe.family.model_type]
+    facts = (
+        ("model", f"{named}, {K} experts in each of {len(moe.sites)} FFN layers, {V} generated text tasks"),
+        ("traffic", f"{slots} slots of {requests} requests, {kind} mixes (α = {alpha}), no tags"),
+        (
+            "tanbr above the best fixed blend",
+            f"{100 * above:+.1f} ± {100 * error:.1f} points over the last {tail} slots",
+        ),
+        (
+            f"{MODELS} models above one",
+            f"{100 * second:+.1f} ± {100 * second_error:.1f} points, in {several:.1f} MB instead of {one:.1f}",
+        ),
+        ("seed", str(seed)),
+    )
+    figures = write_atomically(
+        out / "demo.json",
+        json.dumps(
+            {
+                "command": command,
+                "facts": dict(facts),
+                "tail": tail,
+                "methods": result.summary(tail=tail),
+                **result.to_json(),
+            }
+        )
+        + "\n",
+    )
+    report = write_report(
+        out / "report.html", result, title="tanbr: one dense model that follows its traffic", command=command,
+        facts=facts, tasks=names, tree=router.tree, tail=tail,
+    )  # fmt: skip
+    return Demo(result=result, router=router, report=report, figures=figures, facts=dict(facts))

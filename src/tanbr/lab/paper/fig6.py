@@ -1,0 +1,154 @@
+"""Fig. 6: update steps until the tree has 20 feasible leaves, and the time of a decision among them, K = 4 … 192."""
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from tanbr.lab.paper import claim
+from tanbr.lab.paper.claim import Claim
+from tanbr.lab.paper.cost import Cost
+from tanbr.lab.paper.job import Job, Tick
+from tanbr.lab.paper.part import Findings, Part, Results, Table
+from tanbr.lab.paper.scale import Setup
+from tanbr.lab.pictures import LINES, figure, styled
+from tanbr.router.algorithm1 import Algorithm1
+from tanbr.router.config import PaperModeConfig
+from tanbr.router.sizes import Sizes
+from tanbr.types import FloatArray
+
+TASKS, WIDTH, LEAVES, MOST = 8, 64, 20, 20_000
+RHO, CONSTANT = 0.9, 0.3  # the paper gives no C, nor the ρ of this figure
+EVEN = np.full(TASKS, 1 / TASKS)
+LIMIT = 0.4  # milliseconds, the paper's at K = 192
+REPEATS, LOOPS = 9, 30
+SPLITS = 20  # slots that each further expert costs, about
+
+
+def paper_router(experts: int, *, rho: float = RHO, seed: int = 0) -> Algorithm1:
+    """Make Algorithm 1 with the paper's width, λ, υ, δ and a diagonal Z."""
+    config = PaperModeConfig(rho=rho, width=WIDTH, steps=1, threshold_constant=CONSTANT)
+    return Algorithm1(Sizes.check(experts, TASKS), config=config, rng=np.random.default_rng(seed))
+
+
+def random_reward(rng: np.random.Generator, blend: FloatArray) -> FloatArray:
+    """Make up a smooth reward with noise; what it is does not matter here."""
+    reward: FloatArray = np.clip(0.5 + 0.4 * np.cos(3 * blend[:TASKS].sum()) + 0.05 * rng.normal(size=TASKS), 0, 1)
+    return reward
+
+
+def steps_to_leaves(router: Algorithm1, *, most: int = MOST, seed: int = 0) -> int:
+    """Count slots until the tree has LEAVES feasible leaves."""
+    rng = np.random.default_rng(seed)
+    for slot in range(most):
+        if len(router.state.tree.active_leaves) >= LEAVES:
+            return slot
+        blend, terms = router.choose(EVEN, [])
+        router.learn(EVEN, blend, terms, random_reward(rng, blend), np.ones(TASKS))
+    return most
+
+
+def milliseconds(call: Callable[[], object], *, repeats: int = REPEATS, loops: int = LOOPS) -> dict[str, float]:
+    """Take the median CPU time of a call over repeats, with quartiles."""
+    call()
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        for _ in range(loops):
+            call()
+        times.append(1e3 * (time.process_time() - start) / loops)
+    low, middle, high = statistics.quantiles(times, n=4)
+    return {"median": middle, "low": low, "high": high, "fastest": min(times)}
+
+
+def jobs(setup: Setup) -> list[Job]:
+    """Make one job for each number of experts."""
+    return [
+        Job(
+            f"fig6-{experts}",
+            partial(_measure, experts, setup.scale.tree_seeds),
+            {"experts": experts, "rho": RHO, "constant": CONSTANT, "seeds": list(setup.scale.tree_seeds)},
+            _cost(experts, seeds=len(setup.scale.tree_seeds)),
+        )
+        for experts in setup.scale.experts
+    ]
+
+
+def _cost(experts: int, *, seeds: int) -> Cost:
+    """Count about SPLITS slots per expert on the way to 20 leaves, each a decision and a step of learning."""
+    decision = 2 * LEAVES * WIDTH * (experts + TASKS)
+    slots = SPLITS * experts * seeds
+    return Cost(flops=decision * (4 * slots + REPEATS * LOOPS), layers=4 * slots + REPEATS * LOOPS)
+
+
+def _measure(experts: int, seeds: tuple[int, ...], tick: Tick) -> dict[str, Any]:
+    steps = []
+    for done, seed in enumerate(seeds):
+        tick(done, len(seeds), f"K = {experts}")
+        router = paper_router(experts, seed=seed)
+        steps.append(steps_to_leaves(router, seed=seed))
+    leaves = len(router.state.tree.active_leaves)
+    return {"steps": steps, "leaves": leaves, "decision": milliseconds(partial(router.choose, EVEN, []))}
+
+
+def findings(setup: Setup, results: Results) -> Findings:
+    """Say whether steps grow with K, and whether a decision stays below the paper's limit."""
+    experts = setup.scale.experts
+    found = [results[f"fig6-{k}"] for k in experts]
+    steps = [statistics.mean(one["steps"]) for one in found]
+    times = [one["decision"] for one in found]
+    seeds = setup.scale.tree_seeds
+    rank = float(np.corrcoef(np.argsort(np.argsort(experts)), np.argsort(np.argsort(steps)))[0, 1])
+    claims = [
+        Claim(
+            "more experts need more update steps to 20 feasible leaves", "rising with K, no figure given",
+            f"{steps[0]:.0f} at K = {experts[0]}, {steps[-1]:.0f} at K = {experts[-1]}, rank correlation {rank:.2f}",
+            claim.checks({"more steps at the largest K than at the smallest": steps[-1] > steps[0],
+                          "rank correlation of steps and K above 0.7": rank > 0.7}),
+            "boxes of more dimensions are more often infeasible, so more splits are wasted", seeds,
+        ),
+        Claim(
+            "a decision at the largest K takes below 0.4 ms", f"< {LIMIT} ms at K = 192",
+            f"{times[-1]['median']:.3f} ms at K = {experts[-1]} "
+            f"(quartiles {times[-1]['low']:.3f}–{times[-1]['high']:.3f})",
+            claim.below(times[-1]["median"], LIMIT, unit=" ms"), f"one CPU core, {LEAVES} leaves, width {WIDTH}", seeds,
+        ),
+        Claim(
+            "a decision takes longer with more experts", "rising with K, no figure given",
+            f"{times[0]['median']:.3f} ms at K = {experts[0]}, {times[-1]['median']:.3f} ms at K = {experts[-1]}",
+            claim.checks({"slower at the largest K than at the smallest": times[-1]["median"] > times[0]["median"]}),
+            seeds=seeds,
+        ),
+    ]  # fmt: skip
+    rows = [
+        [str(k), f"{step:.0f}", f"{t['median']:.3f}", f"{t['low']:.3f}–{t['high']:.3f}"]
+        for k, step, t in zip(experts, steps, times, strict=True)
+    ]
+    table = Table("Algorithm 1, one core", ["K", "steps to 20 leaves", "decision, ms", "quartiles"], rows)
+    return Findings(claims, [table], {"Steps and decision time against K": draw(experts, steps, times)})
+
+
+@styled
+def draw(experts: tuple[int, ...], steps: list[float], times: list[dict[str, float]]) -> Figure:
+    """Draw steps above and decision time below."""
+    canvas, (above, below) = figure(height=4.2, rows=2)
+    above.plot(experts, steps, marker="o", color=LINES[0])
+    above.set(title=f"update steps to {LEAVES} feasible leaves", ylim=(0, None))
+    below.plot(experts, [t["median"] for t in times], marker="o", color=LINES[0])
+    below.fill_between(experts, [t["low"] for t in times], [t["high"] for t in times], alpha=0.25, color=LINES[0], lw=0)
+    below.axhline(LIMIT, color=LINES[1], ls="--", lw=1)
+    below.set(title="decision, ms (quartiles); dashed: the paper's 0.4 ms", xlabel="experts K", ylim=(0, None))
+    return canvas
+
+
+PART = Part(
+    "fig6",
+    "Fig. 6: cost of the router against the number of experts",
+    f"Algorithm 1 as printed (ρ = {RHO}, C = {CONSTANT}, which the paper does not give), on made-up rewards.",
+    jobs,
+    findings,
+)

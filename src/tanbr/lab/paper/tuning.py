@@ -1,0 +1,213 @@
+"""The runs behind Fig. 2, 3, 7 and Table II: a T5-MoE's norms are tuned while a router learns, then it serves.
+
+What was tuned is put before a stream of untagged requests, with neither model nor router learning any more. Answers
+are written, and scored as written.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from tanbr.errors import CheckpointError
+from tanbr.lab import finetune
+from tanbr.lab.compare import compare
+from tanbr.lab.contestant import OneModel
+from tanbr.lab.paper.cost import BYTES, Cost
+from tanbr.lab.paper.job import Job, Tick
+from tanbr.lab.paper.scale import Setup
+from tanbr.lab.paper.timing import work_time
+from tanbr.lab.rivals import FixedBlend
+from tanbr.lab.settings import Config
+from tanbr.lab.tasks import traffic
+from tanbr.lab.tasks.traffic import Traffic
+from tanbr.lab.train.curve import Curve
+from tanbr.lab.train.finetune import MergedTuner, Tuner
+from tanbr.lab.train.objectives import Objective, TextToText
+from tanbr.monitor.config import MonitorConfig
+from tanbr.router.config import PaperModeConfig, RouterConfig
+from tanbr.tasks.metrics import Answer, figure
+from tanbr.tasks.rows import Row, Task
+from tanbr.types import Counts, Decision, FloatArray, Reward, Router, Text
+
+OURS = {"paper": "Algorithm 1 as printed", "tanbr": "this project's default mode"}
+RIVALS = {"nucb": "NUCB", "rl": "RL", "switch": "Switch", "smear": "SMEAR"}
+ROUTERS = (*OURS, *RIVALS)
+SERVED_SEED = 7_000  # of the stream after tuning
+PERIOD = 4  # slots from one drawn mix of that stream to the next, so that all tasks come
+
+
+def jobs(setup: Setup) -> list[Job]:
+    """Make one job for each router and seed."""
+    return [job(setup, router, seed) for router in ROUTERS for seed in setup.scale.tuning_seeds]
+
+
+def job(setup: Setup, router: str, seed: int, *, name: str = "", serve: bool = True, **paper_mode: float) -> Job:
+    """Tune with a router and seed, Algorithm 1 with other constants if some are given; then serve, unless told not."""
+    tuning = setup.scale.tuning.model_copy(update={"seed": seed} if serve else {"seed": seed, "eval_rows": 2})
+    called = f"tuning-{name or router}-seed{seed}"
+    facts = {
+        "model": setup.name_of("t5"),
+        "data": setup.data_name,
+        "tagged": setup.tagged,
+        "tuning": tuning.model_dump(exclude={"device"}),
+        "slots": setup.scale.served_slots if serve else 0,
+        "requests": setup.scale.requests,
+        **({"least_answers": setup.scale.least_answers, "period": PERIOD} if serve else {}),
+        **paper_mode,
+        **setup.timed_on,
+    }
+    tuning = tuning.model_copy(update={"device": setup.device})
+    config = Config(finetune=tuning, router=RouterConfig(paper=PaperModeConfig.model_validate(paper_mode)))
+    run = partial(_tune, setup, router, config, setup.out / "work" / called, serve)
+    return Job(called, run, facts, _cost(setup, router, serve=serve))
+
+
+def _cost(setup: Setup, router: str, *, serve: bool) -> Cost:
+    scale, size = setup.scale, setup.t5_size
+    active = {"rl": 1.5, "switch": 1.5, "smear": float(size.experts)}.get(router, 1.0)  # of which groups are small
+    step = size.training(rows=scale.tuning.batch, length=scale.typical, experts=active)
+    step = Cost(step.flops, step.layers * (2 if active > 1 else 1), step.memory)
+    if router in (*OURS, "nucb"):
+        step = step + size.merge() + Cost(layers=4 if router != "paper" else 8)
+    total = step.times(scale.tuning.steps)
+    if serve:
+        rows = 4 * len(setup.tasks) * scale.tuning.eval_rows + scale.served_slots * scale.requests
+        written = size.forward(rows=32, length=scale.typical, written=3, experts=active)
+        total = total + written.times(3 * rows / 32)  # a library that writes does more than a forward pass
+    return total + Cost(disk=BYTES * size.whole + 30_000)
+
+
+def _tune(setup: Setup, router: str, config: Config, out: Path, serve: bool, tick: Tick) -> dict[str, Any]:
+    rows, unseen = setup.tuning_rows
+    steps = config.finetune.steps
+    ticks: list[float] = []
+
+    def report(phase: str, done: int, _: int, note: str) -> None:
+        if phase.startswith("finetune"):
+            ticks.append(work_time(setup.t5_moe.device))
+        tick(min(done, steps), steps + 1, f"{phase} {note}")
+
+    found = finetune.run(
+        setup.t5_moe.path, router, tasks=setup.tasks, rows=rows, unseen=unseen, config=config, out=out,
+        report=report, command="tanbr reproduce", tagged=setup.tagged,
+        also=partial(_serve, setup, config.finetune.seed) if serve else None,
+    )  # fmt: skip
+    at, losses = Curve.beside(out / router / "tuned.state").series("loss", "batch")
+    kinds = ("tags", "average", "tuned even", "tuned own") if serve else ()
+    figures = {kind: found["figures"][kind] for kind in kinds if kind in found["figures"]}
+    seconds = float(np.median(np.diff(ticks))) if len(ticks) > 1 else None
+    return {
+        "steps": list(at), "losses": np.round(losses, 4), "seconds_per_step": seconds,
+        "peak_memory_mb": found["peak_memory_mb"], "figures": figures, "served": found.get("also"),
+    }  # fmt: skip
+
+
+class Untaught:
+    """A router that goes on choosing but learns no more."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def ask(self, task_mix: ArrayLike) -> Decision:
+        """Choose."""
+        return self._router.ask(task_mix)
+
+    def tell(self, decision: Decision, reward: Reward, counts: Counts | None = None) -> None:  # noqa: ARG002
+        """Close the slot; it teaches nothing."""
+        self._router.tell(decision, np.full(np.shape(reward), np.nan))
+
+
+class TunedServer:
+    """A tuned tuner that writes its answers; texts name their task if it was tuned so."""
+
+    def __init__(self, tuner: Tuner, objective: TextToText, row_of: Mapping[Text, Row], *, batch: int) -> None:
+        self._tuner, self._objective, self._row_of, self._batch = tuner, objective, row_of, batch
+        self._version, self._device = 0, tuner.model.device
+        self.answer_seconds: list[float] = []  # of each batch, as `work_time` counts
+        self.merge_seconds: list[float] = []
+
+    def swap(self, blend: ArrayLike) -> int:
+        """Merge a blend, where there is one to merge."""
+        started = work_time(self._device)
+        self._tuner.settle(np.asarray(blend, dtype=np.float64))
+        self.merge_seconds.append(work_time(self._device) - started)
+        self._version += 1
+        return self._version
+
+    @torch.inference_mode()
+    def answers(self, texts: Sequence[Text]) -> list[Answer]:
+        """Write an answer to each text."""
+        found: list[Answer] = []
+        for start in range(0, len(texts), self._batch):
+            rows = [self._row_of[text] for text in texts[start : start + self._batch]]
+            batch = self._objective.encode(rows).to(self._device)
+            started = work_time(self._device)
+            with self._tuner.serving(batch.inputs):
+                found += self._objective.written(self._tuner.model, batch)
+            if len(rows) == self._batch:
+                self.answer_seconds.append(work_time(self._device) - started)
+        return found
+
+
+def _serve(setup: Setup, seed: int, tuner: Tuner, objective: Objective) -> dict[str, Any]:
+    """Let what was tuned answer a stream whose mix moves."""
+    if not isinstance(objective, TextToText):
+        raise CheckpointError(f"{setup.t5_moe.path} answers by a head; --t5 must name a T5-MoE, which writes")
+    scale, corpus = setup.scale, setup.corpus
+    mixes = traffic.mixes(
+        "dirichlet", tasks=len(corpus.tasks), slots=scale.served_slots, seed=SERVED_SEED + seed, period=PERIOD
+    )
+    stream = Traffic(pools=corpus.stream, mixes=mixes, requests=scale.requests, seed=SERVED_SEED + seed)
+    row_of = {row.text: row for rows in corpus.stream.values() for row in rows}
+    server = TunedServer(tuner, objective, row_of, batch=min(32, scale.requests))
+    merged = isinstance(tuner, MergedTuner)
+    K, V = setup.t5_moe.num_experts, len(corpus.tasks)
+    router: Any = Untaught(tuner.router) if isinstance(tuner, MergedTuner) else FixedBlend(K, V)
+    monitor = corpus.taught_monitor(MonitorConfig(), seed=seed)
+    told: dict[str, tuple[list[float], list[float]]] = {task.name: ([], []) for task in corpus.tasks}
+
+    def collect(rows: Sequence[Row], given: FloatArray) -> None:
+        for row, answer in zip(rows, given, strict=True):
+            told[row.task][0].append(row.target)
+            told[row.task][1].append(float(answer))
+
+    contestant = OneModel(server, router, monitor, V)
+    result = compare({"tuned": contestant}, stream, space=corpus.space, best="tuned", collect=collect)
+    return {
+        "reward": float(result.rewards("tuned").mean()),
+        "figures": task_figures(corpus.tasks, told, least=scale.least_answers),
+        "answers": {name: len(targets) for name, (targets, _) in told.items()},
+        "answer_seconds": statistics.median(server.answer_seconds),
+        "merge_seconds": statistics.median(server.merge_seconds) if merged else 0.0,
+        "parameters": sum(weight.numel() for weight in tuner.model.parameters()),
+    }
+
+
+def task_figures(
+    tasks: Sequence[Task], told: Mapping[str, tuple[list[float], list[float]]], *, least: int
+) -> dict[str, float]:
+    """Score the targets and answers of each task by its metric, but for tasks with fewer than `least` answers."""
+    enough = [task for task in tasks if len(told[task.name][0]) >= least]
+    return {task.name: figure(task, *map(np.array, told[task.name])) for task in enough}
+
+
+def by_seed(results: Mapping[str, Any], setup: Setup, router: str, value: Callable[[Any], float]) -> FloatArray:
+    """Give a figure of a router's runs (seeds,)."""
+    return np.array([value(results[f"tuning-{router}-seed{seed}"]) for seed in setup.scale.tuning_seeds])
+
+
+def mean_figure(run: Any, kind: str = "served") -> float:
+    """Average the tasks' metrics: those of the stream (`served`), or of another way of answering."""
+    figures = run["served"]["figures"] if kind == "served" else run["figures"][kind]
+    return float(np.mean(list(figures.values())))
+
+
+def loss(run: Any, part: slice) -> float:
+    """Average the loss over a part of the curve."""
+    return float(np.mean(run["losses"][part]))

@@ -1,0 +1,173 @@
+"""Task-routed training: every task trains its own copy of a dense ancestor's FFNs.
+
+The ancestor may learn all tasks first (`train_together`): nobody tells a merged model a request's task, and what
+routing told the experts while they trained, their blends cannot know, unless the ancestor has learnt to recognise it.
+The experts of all sites start equal, which is what makes blends of them meaningful; what they share (embeddings,
+attention, norms, head) goes on learning at a rate of its own. A step takes a batch of every task, one after the other,
+and moves all weights once. In steps that are meant for merging, a task's batch runs through a blend of all experts
+around its own (`mergeable_blends`), so that experts learn to be good together, too.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tanbr.errors import ConfigError
+from tanbr.lab.train.adapter_views import AdapterViews
+from tanbr.lab.train.checkpoints import digest, load, write
+from tanbr.lab.train.config import PretrainConfig
+from tanbr.lab.train.course import Course
+from tanbr.lab.train.curve import Curve
+from tanbr.lab.train.early_stop import EarlyStop
+from tanbr.lab.train.expert_views import ExpertViews
+from tanbr.lab.train.objectives import Batch, Objective
+from tanbr.lab.train.rates import groups
+from tanbr.tasks.rows import Row
+from tanbr.types import FloatArray
+
+EXPERTS_ALONE = frozenset(
+    {
+        "ancestor_steps", "steps", "expert_rate", "shared_rate", "expert_frozen_layers", "mergeable", "blend_alpha",
+        "look_every", "look_rows", "patience", "final_rows", "save_every", "adapters", "adapter_rate",
+    }
+)  # fmt: skip
+"""Settings that do not change what an ancestor learns; at its constant rate, not even the number of its steps does."""
+
+ADAPTERS = frozenset({"adapters", "adapter_rate"})
+"""Settings that mean nothing to whole experts."""
+
+LENGTH = frozenset({"steps", "patience", "final_rows", "save_every"})
+"""Settings of the experts that may change before a state goes on: with more steps, rates rise to the longer run's."""
+
+
+def batch_sizes(rows: Mapping[str, Sequence[Row]], config: PretrainConfig) -> list[int]:
+    """Give a task with n times the rows of the smallest n**batch_growth times its share of a step, or `task_rows`."""
+    unknown = sorted({*config.task_rows, *config.ancestor_rows} - set(rows))
+    if unknown:
+        raise ConfigError(f"task_rows must name tasks that are trained: {', '.join(rows)} (got {unknown[0]!r})")
+    least = min(map(len, rows.values()))
+    return [
+        config.task_rows.get(name, round(config.batch * (len(of_task) / least) ** config.batch_growth))
+        for name, of_task in rows.items()
+    ]
+
+
+def ancestor_sizes(course: Course) -> list[int]:
+    """Give the rows of each task in a step of the ancestor."""
+    names = [task.name for task in course.objective.space.tasks]
+    sizes = zip(names, course.batches.sizes, strict=True)
+    return [course.config.ancestor_rows.get(name, size) for name, size in sizes]
+
+
+def mergeable_blends(step: int, tasks: int, config: PretrainConfig) -> FloatArray | None:
+    """Draw each task's blend (V, K) of a step around its own expert; None for a step of every expert alone.
+
+    All experts have `blend_alpha` in a Dirichlet draw, and a task's own has K times that on top, about half the weight.
+    """
+    rng = np.random.default_rng((config.seed, step))
+    if rng.random() >= config.mergeable:
+        return None
+    around = config.blend_alpha * (np.ones((tasks, tasks)) + tasks * np.eye(tasks))
+    return np.stack([rng.dirichlet(concentration) for concentration in around])
+
+
+def train_together(dense: Path, course: Course, *, out: Path) -> Path:
+    """Train a dense checkpoint on all tasks at once, for `ancestor_steps`, and write it to `out`."""
+    config, tasks = course.config, course.objective.space.tasks
+    one = ExpertViews(load(dense).to(course.device), experts=1)
+    pool, batches = ThreadPoolExecutor(course.workers), course.batches.resized(ancestor_sizes(course))
+
+    def gradients(step: int) -> dict[str, float]:
+        losses = [(0, partial(_share, course.objective, batches.of(v, step))) for v in range(len(tasks))]
+        values = one.backward(losses, workers=pool)
+        return {task.name: value * len(tasks) for task, value in zip(tasks, values, strict=True)}
+
+    rates = config.model_copy(update={"shared_rate": config.ancestor_rate, "expert_rate": config.ancestor_rate})
+    return course.phase(
+        "ancestor",
+        one,
+        groups(one.shared(), one.named_weights(), rates),
+        gradients,
+        steps=config.ancestor_steps,
+        origin=digest(dense),
+        out=out,
+        write=lambda: write(one.view(0), dense, out),
+        falls=False,
+        ignored=EXPERTS_ALONE,
+    )
+
+
+def train_experts(
+    ancestor: Path,
+    course: Course,
+    *,
+    out: Path,
+    held: Mapping[str, Sequence[Row]] | None = None,
+    first_step: int = 0,
+) -> Path:
+    """Train one expert per task from a dense checkpoint, and write the MoE to `out`; early stop by `held` rows, if any.
+
+    With `adapters` the experts are LoRA adapters, and `out` is a folder of these. The first batch is that of
+    `first_step`: those before it have taught the ancestor.
+    """
+    config, objective, tasks = course.config, course.objective, course.objective.space.tasks
+    dense = load(ancestor).to(course.device)
+    experts = _adapters(dense, course) if config.adapters else ExpertViews(dense, experts=len(tasks))
+    stop = EarlyStop(experts, patience=config.patience)
+    pool = ThreadPoolExecutor(course.workers)
+    curve = Curve.beside(out)
+
+    def gradients(step: int) -> dict[str, float]:
+        staying = stop.staying()
+        losses = [(v, partial(_share, objective, course.batches.of(v, first_step + step))) for v in staying]
+        blends = mergeable_blends(step, len(tasks), config)
+        values = experts.backward(losses, workers=pool, blends=None if blends is None else blends[staying])
+        return {tasks[v].name: value * len(tasks) for v, value in zip(staying, values, strict=True)}
+
+    def look(step: int) -> None:
+        if not held or not config.look_every or step % config.look_every:
+            return
+
+        def figure(v: int) -> float:
+            return objective.figure(experts.view(v), held[tasks[v].name][: config.look_rows])
+
+        figures = {v: figure(v) for v in stop.staying()}
+        stop.look(figures, figure)
+        curve.add(step, "figure", {tasks[v].name: value for v, value in figures.items()})
+
+    frozen = max(config.frozen_layers, config.expert_frozen_layers)
+    rates = config.model_copy(
+        update={"frozen_layers": 0, "expert_rate": config.adapter_rate}
+        if config.adapters
+        else {"frozen_layers": frozen}
+    )
+    return course.phase(
+        "experts",
+        nn.ModuleList([experts, stop]),
+        groups(experts.shared(), experts.named_weights(), rates),
+        gradients,
+        steps=config.steps,
+        origin=digest(ancestor),
+        out=out,
+        write=lambda: experts.export(ancestor, out, tasks=tasks),
+        look=look,
+        ignored=LENGTH if config.adapters else LENGTH | ADAPTERS,
+    )
+
+
+def _adapters(dense: PreTrainedModel, course: Course) -> ExpertViews:
+    config = course.config
+    if config.mergeable:
+        raise ConfigError("blends of adapters cannot be trained; leave out mergeable, or adapters")
+    return AdapterViews(dense, experts=len(course.objective.space.tasks), rank=config.adapters, seed=config.seed)
+
+
+def _share(objective: Objective, batch: Batch, view: Any) -> Tensor:
+    """Give a task's share of a step's loss, from its batch."""
+    return (objective.row_losses(view, batch) * batch.truth["weight"]).mean() / len(objective.space.tasks)

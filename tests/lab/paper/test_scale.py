@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import pytest
+
+from tanbr.errors import CheckpointError, ConfigError, DataError
+from tanbr.lab.paper.scale import NAMED, Setup, scale
+from tanbr.lab.tasks import glue, tiny
+from tanbr.moe import embedded
+
+
+def test_paper_is_the_published_size() -> None:
+    named = scale("paper")
+    assert (named.tuning.steps, named.tuning.batch, named.tuning.max_length) == (10_000, 128, 128)
+    assert (named.slots, max(named.batches)) == (5_000, 128)
+
+
+def test_an_unknown_scale_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown scale 'huge'; choose one of tiny, small, paper"):
+        scale("huge")
+
+
+@pytest.mark.parametrize("name", ["small", "paper"])
+@pytest.mark.parametrize(("need", "how"), [("model", "--preset minilm"), ("t5", "--preset flan-t5"), ("data", "GLUE")])
+def test_what_a_scale_lacks_is_said_with_how_to_get_it(name: str, need: str, how: str) -> None:
+    with pytest.raises(ConfigError, match=rf"fig2 at scale {name} needs {need}: --{need} names .*{how}"):
+        Setup(NAMED[name], Path("out")).check((need,), "fig2")
+
+
+@pytest.mark.parametrize("there", [[], ["CoLA/train.tsv", "CoLA/dev.tsv"]])
+def test_data_that_are_not_whole_are_refused_before_anything_runs(tmp_path: Path, there: list[str]) -> None:
+    for name in there:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    setup = Setup(scale("small"), tmp_path / "out", model=embedded.path(), data=tmp_path)
+    first = "SST-2/train.tsv and 13" if there else "CoLA/train.tsv and 15"
+    with pytest.raises(
+        DataError, match=rf"fig4 needs GLUE, and .* lacks {first} more files: --data names GLUE's folder"
+    ):
+        setup.check(("model", "data"), "fig4")
+
+
+def test_a_model_of_the_other_kind_is_refused() -> None:
+    swapped = Setup(scale("tiny"), Path("out"), model=embedded.path("t5"), t5=embedded.path())
+    with pytest.raises(CheckpointError, match="writes, and fig4 needs a model with a head: --model names"):
+        swapped.check(("model",), "fig4")
+    with pytest.raises(CheckpointError, match="answers by a head, and fig2 needs one that writes: --t5 names"):
+        swapped.check(("t5",), "fig2")
+
+
+def test_tiny_needs_nothing() -> None:
+    setup = Setup(scale("tiny"), Path("out"))
+    setup.check(("model", "t5", "data"), "fig2")
+    assert setup.tasks == tiny.TASKS
+    assert setup.bert_size.experts == setup.t5_size.experts == 8
+
+
+def test_sizes_and_tasks_are_known_before_models_and_data_are() -> None:
+    setup = Setup(scale("paper"), Path("out"))
+    assert setup.tasks == glue.TASKS
+    assert setup.t5_size == setup.scale.t5
+    assert (setup.name_of("t5"), setup.data_name) == ("none", "none")

@@ -1,0 +1,25 @@
+"""Dense checkpoints that training can start from, and those that it cannot."""
+
+from pathlib import Path
+
+import pytest
+
+from lab.train import small
+from tanbr.errors import CheckpointError
+from tanbr.lab.train.checkpoints import prepare
+
+
+def test_what_cannot_be_trained_from(tmp_path: Path) -> None:
+    def start(dense: Path) -> None:
+        prepare(dense, small.SPACE, tmp_path / "start", max_length=16, seed=0)
+
+    with pytest.raises(CheckpointError, match="nowhere"):
+        start(tmp_path / "nowhere")
+    dense = small.bert(tmp_path / "bert")
+    small.tokenizer(words=[f"v{i}" for i in range(100)]).save_pretrained(dense)
+    with pytest.raises(CheckpointError, match=r"tokenizer in .* has 103 words but the model only 64"):
+        start(dense)
+    (dense / "config.json").write_text((dense / "config.json").read_text().replace('"bert"', '"roberta"'))
+    with pytest.raises(CheckpointError, match="must be a BERT or a T5"):
+        start(dense)
+    assert not (tmp_path / "start").exists()
