@@ -22,7 +22,7 @@ def listed(history: History) -> list[tuple[int, int, int]]:
     return list(zip(tasks.tolist(), features.keys.tolist(), counts.tolist(), strict=True))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(words, words)
 def test_histories_merge_into_one_that_saw_both(one: list[tuple[str, int]], two: list[tuple[str, int]]) -> None:
     left, right = learned(one), learned(two)
@@ -30,7 +30,7 @@ def test_histories_merge_into_one_that_saw_both(one: list[tuple[str, int]], two:
     assert listed(left) == listed(learned(two + one))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(words)
 def test_a_history_is_bounded_and_counts_exactly(rows: list[tuple[str, int]]) -> None:
     kept = listed(learned(rows))

@@ -149,7 +149,7 @@ def test_strange_traffic_raises_the_alarm_and_leaves_the_mix_alone(monitor: Moni
     assert all_strange.forecast == pytest.approx(closed.forecast, abs=0.05)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(any_text, max_size=20))
 def test_anything_yields_a_mix(texts: list[Text]) -> None:
     monitor = Monitor(TASKS, config=CONFIG)
@@ -165,7 +165,7 @@ def test_anything_yields_a_mix(texts: list[Text]) -> None:
     assert 0 <= closed.unknown <= 1
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(labelled, labelled)
 def test_merging_is_having_seen_both(one: list[tuple[Text, str]], two: list[tuple[Text, str]]) -> None:
     left, right, whole = (Monitor(TASKS, config=CONFIG) for _ in range(3))
@@ -177,7 +177,7 @@ def test_merging_is_having_seen_both(one: list[tuple[Text, str]], two: list[tupl
     same(left.close_slot(), whole.close_slot())
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.data())
 def test_open_slots_of_any_number_of_replicas_merge(data: st.DataObject) -> None:
     recogniser = learned()
@@ -195,7 +195,7 @@ def test_open_slots_of_any_number_of_replicas_merge(data: st.DataObject) -> None
     same(replicas[0].close_slot(), whole.close_slot())
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.permutations(range(40)), st.integers(1, 39))
 def test_order_and_batches_do_not_matter(order: list[int], cut: int) -> None:
     requests = traffic({"weather": 10, "question": 5, "pair": 25}, 0)
@@ -234,6 +234,20 @@ def test_a_saved_monitor_resumes(method: str, tmp_path: Path) -> None:
         assert all(np.array_equal(getattr(one, field.name), getattr(two, field.name)) for field in fields(SlotMix))
 
 
+def test_a_saved_monitor_goes_on_with_new_settings(monitor: Monitor, tmp_path: Path) -> None:
+    monitor.snapshot()  # fits
+    monitor.save(tmp_path / "state.npz")
+    requests = traffic({"weather": 50, "pair": 20}, 3)
+    new = CONFIG.model_copy(update={"penalty": 0.5, "alarm_share": 0.5})
+    resumed = Monitor.load(tmp_path / "state.npz", config=new)
+    assert resumed.config == new
+    found = resumed.observe(requests)
+    assert not np.array_equal(found, monitor.observe(requests))
+    fresh = Monitor(TASKS, config=new)
+    fresh.learn(*history(40))
+    np.testing.assert_allclose(found, fresh.observe(requests))  # as if it had been taught with them
+
+
 def held(monitor: Monitor, folder: Path) -> dict[str, np.ndarray]:
     """Give every array of a monitor's state."""
     monitor.save(folder / "held.npz")
@@ -259,7 +273,7 @@ def test_states_that_are_none(monitor: Monitor, tmp_path: Path) -> None:
     monitor.save(good)
     with pytest.raises(StateError, match="no saved state"):
         Monitor.load(tmp_path / "nowhere.npz")
-    with pytest.raises(StateError, match="saved with sketch_width = 512"):
+    with pytest.raises(StateError, match="with sketch_width = 512, and cannot go on with 1024"):
         Monitor.load(good, config=CONFIG.model_copy(update={"sketch_width": 1024}))
     for damaged in (good.read_bytes()[:-2000], b"nothing of the kind", b""):
         bad.write_bytes(damaged)

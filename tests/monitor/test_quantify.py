@@ -61,7 +61,7 @@ def test_counts_are_repeated_rows() -> None:
     np.testing.assert_allclose(counted, repeated, atol=1e-9)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     st.lists(st.lists(st.floats(0, 1), min_size=4, max_size=4).filter(sum), max_size=12),
     st.lists(st.integers(0, 5), min_size=4, max_size=4),

@@ -14,7 +14,7 @@ def filled(keys: list[int], capacity: int = 8) -> SlotSample:
     return slot
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 99), max_size=60), st.lists(st.integers(0, 99), max_size=60))
 def test_slots_merge_and_order_does_not_matter(one: list[int], two: list[int]) -> None:
     left = filled(one)

@@ -11,7 +11,7 @@ from tanbr.monitor.tokens import MAX_CHARS, Batch, Tokens
 ascii_texts = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(ascii_texts, ascii_texts), min_size=1, max_size=5))
 def test_tokens_are_words_and_marks(texts: list[tuple[str, str]]) -> None:
     tokens = Tokens.of(Batch.of(texts))

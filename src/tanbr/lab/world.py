@@ -24,7 +24,9 @@ from tanbr.types import Blend, FloatArray, SlotRecord, Text
 Credit: TypeAlias = Literal["labels", "rewards"]  # what a client sends back
 Answer_ = Callable[[FloatArray, NDArray[np.intp], Sequence[Text]], list[Answer]]
 # blends (G, K), the place of each text's model (n,), texts → answers
-Answering: TypeAlias = Callable[[Sequence[Answer], FloatArray], list[Answer]]  # with posteriors (n, V) by the slot's mix
+Answering: TypeAlias = Callable[
+    [Sequence[Answer], FloatArray], list[Answer]
+]  # with posteriors (n, V) by the slot's mix
 
 
 @dataclass(frozen=True, eq=False)

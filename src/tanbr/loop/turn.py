@@ -173,13 +173,22 @@ class Learner:
 
 
 def first(
-    rules: Rules, world: World, *, router: Router, monitor: MixSource, tasks: int, number: int = 0, pin: Pin | None = None
+    rules: Rules,
+    world: World,
+    *,
+    router: Router,
+    monitor: MixSource,
+    tasks: int,
+    number: int = 0,
+    pin: Pin | None = None,
 ) -> Learner:
     """Open the first slot: nothing is known of the traffic, so every task is expected alike."""
     mix = np.full(tasks, 1.0 / tasks)
     nothing = Slot(number - 1, (), mix, np.zeros((0, 0)), np.zeros((0, tasks)), None, Reason.START)
     trust = Trust(rules.config.rewards.doubt, rules.config.rewards.client_share)
-    learner = Learner(rules, fork(router), monitor, nothing, Guard(tasks), trust, mix, mark=world.last_reward(), pin=pin)
+    learner = Learner(
+        rules, fork(router), monitor, nothing, Guard(tasks), trust, mix, mark=world.last_reward(), pin=pin
+    )
     chosen, learner = _choose(learner, None)
     prepared, learner = _prepare(learner, world, chosen, None)
     return _finish(learner, world, prepared, Turn(learner.slot, None, None))
@@ -371,9 +380,7 @@ def _decline(router: Any, decision: Decision) -> None:
     router.tell(decision, np.full(decision.estimates.shape, np.nan))
 
 
-def _prepare(
-    learner: Learner, world: World, choice: Choice, kept: Choice | None
-) -> tuple[Sequence[Prepared], Learner]:
+def _prepare(learner: Learner, world: World, choice: Choice, kept: Choice | None) -> tuple[Sequence[Prepared], Learner]:
     """Merge what was chosen and have the guard look at it: what is ready, and the learner with the next slot open.
 
     What is refused is told to the router, which may choose again; at last what answers is `kept`.

@@ -57,3 +57,8 @@ class MonitorConfig(Section):
         if value & (value - 1):
             raise ValueError("must be a power of two")
         return value
+
+
+# A saved monitor goes on with these as it is asked to. Not with another way to read and count texts, and its gain has
+# adapted since.
+MAY_CHANGE = MonitorConfig.model_fields.keys() - {"plain", "sketch_rows", "sketch_width", "gain"}

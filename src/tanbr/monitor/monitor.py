@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import ValidationError
 
+from tanbr.config import check_kept
 from tanbr.errors import InputError, StateError
 from tanbr.monitor.bounds import bounded
 from tanbr.monitor.clusters import Clusters
-from tanbr.monitor.config import MonitorConfig
+from tanbr.monitor.config import MAY_CHANGE, MonitorConfig
 from tanbr.monitor.features import COARSE, VIEWS, batches
 from tanbr.monitor.forecast import Forecaster
 from tanbr.monitor.knowledge import Knowledge
@@ -168,7 +169,10 @@ class Monitor:
 
     @classmethod
     def load(cls, path: str | Path, *, config: MonitorConfig | None = None) -> "Monitor":
-        """Read a state that `save` wrote; with `config`, refuse one of another configuration."""
+        """Read a state that `save` wrote, to go on with `config`, or with its own if None.
+
+        SettingsError for what it cannot go on with. Where anything changed, classifier and groups are fitted anew.
+        """
         description, arrays = read_state(path)
         try:
             saved = MonitorConfig.model_validate(description["config"])
@@ -176,14 +180,14 @@ class Monitor:
                 size = saved.sketch_rows, saved.sketch_width, len(description["tasks"])
                 if arrays[f"recogniser.sketch.{view}"].shape != size:
                     raise StateError(f"{path} is damaged: 'recogniser.sketch.{view}' must be of shape {size}")
-            monitor = cls(description["tasks"], description["method"], config=saved)
+            if config is not None:
+                asked = config.model_dump(mode="json")
+                check_kept(saved.model_dump(mode="json"), asked, source=path, may_change=MAY_CHANGE)
+            monitor = cls(description["tasks"], description["method"], config=config or saved)
         except (KeyError, TypeError, ValidationError, InputError):
             raise StateError(f"{path} is damaged, or from another version of the monitor") from None
-        if config is not None and config != saved:
-            odd = next(name for name in MonitorConfig.model_fields if getattr(config, name) != getattr(saved, name))
-            raise StateError(f"{path} was saved with {odd} = {getattr(saved, odd)} (expected {getattr(config, odd)})")
         fresh = monitor._arrays()
-        if not any(name.startswith(_FITTED) for name in arrays):  # of the first version: fitted when next needed
+        if monitor.config != saved or not any(name.startswith(_FITTED) for name in arrays):  # fitted when next needed
             arrays |= {name: array for name, array in fresh.items() if name.startswith(_FITTED)}
         check_alike(arrays, fresh, path)
         try:
