@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tanbr.monitor.belief import by_mix
 from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.types import FloatArray, PanelDecision, Text
 
-LEAST_SHARE = 1e-3  # of a task in the mix: what is not forecast may still come
 Places = NDArray[np.intp]  # (n,) number of each request's model
 
 
@@ -33,9 +33,7 @@ class Assignment:
 
     def posteriors(self, seen: Recognition, named: FloatArray | None = None) -> FloatArray:
         """What is known of each request's task (n, V), with the slot's mix for a prior."""
-        weighed = seen.posteriors * np.maximum(self.panel.task_mix, LEAST_SHARE) * (1.0 if named is None else named)
-        total = weighed.sum(axis=1, keepdims=True)
-        return np.asarray(weighed / np.maximum(total, 1e-300))
+        return by_mix(seen.posteriors, self.panel.task_mix, among=named)
 
     def without(self, place: int) -> "Assignment":
         """Leave one model out."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tanbr.monitor.belief import by_mix
 from tanbr.serve.clients import Clients
 from tanbr.serve.config import RewardConfig
 from tanbr.serve.rows import Given
@@ -23,8 +24,7 @@ def share_out(task: int | None, posterior: FloatArray | None, mix: TaskMix) -> F
         return np.eye(len(mix))[task]
     if posterior is None:
         return mix
-    weights = posterior * np.maximum(mix, 1e-3)
-    return np.asarray(weights / weights.sum())
+    return by_mix(posterior, mix)
 
 
 @dataclass(eq=False)
