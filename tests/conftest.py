@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from browsing import browser
-from grouping.kindred import write as write_kindred
+from moe.kindred import write as write_kindred
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
