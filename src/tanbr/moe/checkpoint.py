@@ -142,6 +142,8 @@ class TensorFile:
 class Checkpoint:
     """A folder with a `config.json` and safetensors files, whole or in shards."""
 
+    settings_file = "config.json"
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config = _read_config(self.path)
