@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from numpy.typing import ArrayLike
 from scipy.cluster.hierarchy import cut_tree, linkage, to_tree
 from scipy.spatial.distance import squareform
@@ -22,7 +21,7 @@ from tanbr.groups import DEEPEST, Groups
 from tanbr.lab.gates import heard
 from tanbr.merge import Moe
 from tanbr.merge.inspect import expert_gram
-from tanbr.moe.families import CLASSES
+from tanbr.moe.families import model_class
 from tanbr.moe.layer import MoeSite, TokenRouting, route
 from tanbr.moe.writing import Progress, silent
 from tanbr.types import FloatArray, as_blend, as_reward
@@ -180,8 +179,7 @@ def gate_profiles(moe: Moe, texts: Sequence[str], *, progress: Progress = silent
 
 def _whole(moe: Moe) -> Any:
     """Load the un-merged model."""
-    name = moe.config["architectures"][0]
-    model = (CLASSES.get(name) or getattr(transformers, name)).from_pretrained(moe.path).eval()
+    model = model_class(moe.config["architectures"][0]).from_pretrained(moe.path).eval()
     sites = _own_sites(model)
     if any(site.gate is None for site in sites):
         raise CheckpointError(f"{moe.path} has no gates of its own (it routes by task); group by weights or reward")

@@ -3,7 +3,7 @@
 import pytest
 
 from tanbr.errors import ConfigError
-from tanbr.merge.sources.expert_list import from_mergekit
+from tanbr.merge.sources.mergekit import from_mergekit
 
 
 def read(method, *models, **values):
