@@ -23,8 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from suite.kindred import TASKS, Kindred, KindredWorld
-from tanbr.grouping.by_reward import by_reward
 from tanbr.groups import Groups
+from tanbr.lab.grouping import by_reward
 from tanbr.router import Tanbr
 from tanbr.router.grouped import GroupedRouter
 from tanbr.types import Router

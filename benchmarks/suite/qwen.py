@@ -17,8 +17,8 @@ from transformers.utils import logging
 
 import tanbr
 from suite.run import task_mixes
-from tanbr.grouping.by_weights import by_weights
 from tanbr.groups import Groups
+from tanbr.lab.grouping import by_weights
 from tanbr.router import GroupedRouter, Tanbr
 from tanbr.types import FloatArray
 

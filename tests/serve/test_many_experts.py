@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tanbr.errors import DataError, StateError
-from tanbr.grouping.by_weights import by_weights
 from tanbr.groups import Groups
+from tanbr.lab.grouping import by_weights
 from tanbr.lab.settings import parse
 from tanbr.merge import open as open_moe
 from tanbr.router import GroupedRouter

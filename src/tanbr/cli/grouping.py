@@ -11,7 +11,7 @@ from tanbr.cli.running import command_line
 from tanbr.errors import DataError, InputError
 
 if TYPE_CHECKING:
-    from tanbr.grouping.cluster import Grouping
+    from tanbr.lab.grouping import Grouping
     from tanbr.merge import Moe
 
 app = typer.Typer()
@@ -37,7 +37,7 @@ def groups(
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("out/groups.json"),
 ) -> None:
     """Put a checkpoint's many experts into groups, so that a router can learn over groups."""
-    from tanbr.grouping.cluster import check_into, draw
+    from tanbr.lab.grouping import check_into, draw
     from tanbr.merge import open as open_moe
 
     if (by == "routing") != (texts is not None) or (by == "reward") != (survey is not None):
@@ -57,9 +57,7 @@ def groups(
 
 
 def _found(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None) -> "Grouping":
-    from tanbr.grouping.by_reward import by_reward
-    from tanbr.grouping.by_routing import by_routing
-    from tanbr.grouping.by_weights import by_weights
+    from tanbr.lab.grouping import by_reward, by_routing, by_weights
     from tanbr.serve.survey import Survey
 
     if survey is not None:

@@ -19,6 +19,7 @@ from tanbr.errors import CheckpointError, ConfigError, StateError
 from tanbr.files import write_atomically
 from tanbr.lab.corpus import Progress, Rows
 from tanbr.lab.dense import with_start
+from tanbr.lab.gates import Gated
 from tanbr.lab.rivals import ROUTERS, build
 from tanbr.lab.rivals.fisher import fisher
 from tanbr.lab.rivals.probes import probes_of
@@ -44,7 +45,6 @@ from tanbr.lab.train.objectives import Objective, objective_of
 from tanbr.merge import open as open_moe
 from tanbr.merge.methods import check_name
 from tanbr.moe.device import device_of, finish
-from tanbr.moe.gates import Gated
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace

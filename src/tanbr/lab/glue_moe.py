@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tanbr.lab.corpus import Progress, Rows
+from tanbr.lab.gates import Gated
 from tanbr.lab.task_figures import Figures, as_trained
 from tanbr.lab.tasks import glue
 from tanbr.lab.train.adapter_views import LIST
@@ -16,7 +17,6 @@ from tanbr.lab.train.objectives import objective_of
 from tanbr.lab.train.pretrain import batch_sizes, train_experts, train_together
 from tanbr.lab.train.token_routed import train_gates
 from tanbr.moe.device import device_of
-from tanbr.moe.gates import Gated
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Task

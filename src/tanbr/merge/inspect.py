@@ -21,7 +21,7 @@ Verdict: TypeAlias = Literal["merge", "align first", "do not merge"]
 ALIKE = 0.5  # cosine from which two experts count as descended from one: independent ones are near 0, fine-tuned near 1
 BARRIER = 0.1  # relative rise of the loss half-way that a merge may have
 SAMPLED_UNITS = 256
-CHUNK = 1 << 20
+BLOCK = 1 << 22  # numbers that are in memory at a time, of all experts together
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ def glance(moe: Moe, *, sites: int = 3) -> tuple[Verdict, str]:
 
 
 def _site_kinship(moe: Moe, site: Site) -> SiteKinship:
-    gram = _gram(moe, site)
+    gram = expert_gram(moe, site)
     K = len(gram)
     norms = np.sqrt(np.diag(gram).clip(1e-30))
     squared = np.diag(gram)[:, None] + np.diag(gram)[None] - 2 * gram
@@ -123,18 +123,22 @@ def _site_kinship(moe: Moe, site: Site) -> SiteKinship:
     )
 
 
-def _gram(moe: Moe, site: Site) -> FloatArray:
-    """Inner products of the experts' weights, (K, K), summed chunk by chunk."""
+def expert_gram(moe: Moe, site: Site, *, centred: bool = False) -> FloatArray:
+    """Inner products (K, K) of the experts' weights at a site, or of their differences from their mean.
+
+    Experts are read block by block, the same block of all experts at a time, so that they are never all in memory.
+    """
     total = torch.zeros(site.experts, site.experts, dtype=torch.float64)
+    step = max(1, BLOCK // site.experts)
     for part in site.parts:
-        if part.role in {"router", "router_bias"}:
+        if part.role in ("router", "router_bias"):
             continue
-        size = torch.Size(part.shape).numel()
-        for start in range(0, size, CHUNK):
-            count = min(CHUNK, size - start)
-            piece = Piece(part.target, part.shape, part.blocks)
-            chunk = moe.experts.rows(piece, range(site.experts), slice(start, start + count)).float()
-            total += (chunk @ chunk.T).double()
+        piece, size = Piece(part.target, part.shape, part.blocks), torch.Size(part.shape).numel()
+        for start in range(0, size, step):
+            rows = moe.experts.rows(piece, range(site.experts), slice(start, min(start + step, size)))
+            if centred:  # subtracted first, so that little is lost to rounding
+                rows = rows - rows.mean(dim=0)
+            total += (rows @ rows.T).double()
     gram: FloatArray = total.numpy()
     return gram
 

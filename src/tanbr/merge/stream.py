@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tanbr.errors import CheckpointError
-from tanbr.merge.blend import weighted_sum
+from tanbr.merge.blend import is_finite, weighted_sum
 from tanbr.merge.methods import Method
-from tanbr.merge.plan import DensePlan
+from tanbr.merge.skeleton import DensePlan
 from tanbr.moe.checkpoint import Checkpoint
 
 Places: TypeAlias = Callable[[str], Tensor]  # the name of a dense tensor → where it is to be written
@@ -55,7 +55,6 @@ def stream(
 
 def finite(name: str, tensor: Tensor) -> Tensor:
     """Refuse a merged tensor that holds NaN or infinity."""
-    # The sum of finite weights is finite in float32, and a sum is the fastest way to see each of them.
-    if not torch.isfinite(tensor.detach().sum(dtype=torch.float32)):
+    if not is_finite(tensor):
         raise CheckpointError(f"the merge of {name} holds NaN or infinity; restore the checkpoint")
     return tensor

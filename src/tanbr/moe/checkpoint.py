@@ -27,19 +27,10 @@ from tanbr.errors import CheckpointError, TanbrError
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER_LIMIT = 100_000_000  # bytes; the format's own bound
 DIMENSIONS = 16  # more than any tensor has
@@ -142,6 +133,8 @@ class TensorFile:
 class Checkpoint:
     """A folder with a `config.json` and safetensors files, whole or in shards."""
 
+    settings_file = "config.json"
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config = _read_config(self.path)
@@ -168,9 +161,8 @@ class Checkpoint:
         spec = self.specs[starts[0][0]]
         flat, lead = self.files[spec.file].typed(spec.dtype)
         step = addresses[1][1] - addresses[0][1] if len(addresses) > 1 else count
-        return flat.as_strided(
-            (len(starts), count), (step // spec.dtype.itemsize, 1), _element(addresses[0], spec, lead)
-        )
+        size = spec.dtype.itemsize
+        return flat.as_strided((len(starts), count), (step // size, 1), (addresses[0][1] - lead) // size)
 
     def address(self, name: str, first: int) -> tuple[int, int]:
         """Find the file and byte of element `first` of a tensor."""
@@ -210,10 +202,6 @@ def understood(checkpoint: Checkpoint) -> Iterator[None]:
     except Exception as error:  # nobody lists what a configuration that was made to hurt can raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise CheckpointError(f"{checkpoint.path}: config.json and tensors make up no model: {reason}") from error
-
-
-def _element(address: tuple[int, int], spec: TensorSpec, lead: int) -> int:
-    return (address[1] - lead) // spec.dtype.itemsize
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import math
 import os
 import shutil
 import struct
@@ -42,10 +43,7 @@ class NewTensor:
     @property
     def nbytes(self) -> int:
         """Size in the file."""
-        size = self.dtype.itemsize
-        for length in self.shape:
-            size *= length
-        return size
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
 @contextmanager

@@ -112,8 +112,8 @@ class AnswerLog:
             unread.append(batch)
             try:
                 seen = snapshot.recognise(batch.texts) if batch.seen is None else batch.seen
-                seen, tags = (seen, None) if batch.named is None else believed(seen, batch.named, monitor.tasks)
-                monitor.count(seen, tags)
+                seen = seen if batch.named is None else believed(seen, batch.named)
+                monitor.count(seen)
                 unread.pop()
                 self._unsaved += self._rows(batch, seen)
                 shadowed += self._measure(batch, seen, mix)

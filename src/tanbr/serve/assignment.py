@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tanbr.monitor.belief import by_mix
 from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.types import FloatArray, PanelDecision, Text
 
-LEAST_SHARE = 1e-3  # of a task in the mix: what is not forecast may still come
 Places = NDArray[np.intp]  # (n,) number of each request's model
 
 
@@ -33,9 +33,7 @@ class Assignment:
 
     def posteriors(self, seen: Recognition, named: FloatArray | None = None) -> FloatArray:
         """What is known of each request's task (n, V), with the slot's mix for a prior."""
-        weighed = seen.posteriors * np.maximum(self.panel.task_mix, LEAST_SHARE) * (1.0 if named is None else named)
-        total = weighed.sum(axis=1, keepdims=True)
-        return np.asarray(weighed / np.maximum(total, 1e-300))
+        return by_mix(seen.posteriors, self.panel.task_mix, among=named)
 
     def without(self, *places: int) -> "Assignment":
         """Leave some models out."""
@@ -53,8 +51,8 @@ def within(posteriors: FloatArray, named: FloatArray) -> FloatArray:
     return np.where(total > 0, inside / np.maximum(total, 1e-300), named / named.sum(axis=-1, keepdims=True))
 
 
-def believed(seen: Recognition, named: FloatArray, tasks: Sequence[str]) -> tuple[Recognition, list[str | None]]:
-    """Believe clients that name tasks (n, V), 1 or 0 each: what is known of their requests then, and the lone tasks."""
+def believed(seen: Recognition, named: FloatArray) -> Recognition:
+    """Believe clients that name tasks (n, V), 1 or 0 each: what is known of their requests then."""
     familiarity = np.where(named.all(axis=1), seen.familiarity, np.maximum(seen.familiarity, 0.0))
-    tags = [tasks[int(row.argmax())] if row.sum() == 1 < len(row) else None for row in named]
-    return replace(seen, posteriors=within(seen.posteriors, named), familiarity=familiarity), tags
+    informed = seen.informed or bool((named.sum(axis=1) == 1).all())
+    return replace(seen, posteriors=within(seen.posteriors, named), familiarity=familiarity, informed=informed)

@@ -9,11 +9,11 @@ from torch.nn import functional as F
 from elsewhere import elsewhere
 from lab.rivals.toy import Toy, sorted_tokens
 from moe.tiny import build
+from tanbr.lab.gates import gates_of
 from tanbr.lab.rivals.rl import Reinforce
 from tanbr.lab.rivals.smear import Smear
 from tanbr.lab.rivals.switch import Switch
 from tanbr.moe.families.bert import BertMoeForSequenceClassification
-from tanbr.moe.gates import gates_of
 from tanbr.moe.layer import sites_of
 
 RIVALS = {

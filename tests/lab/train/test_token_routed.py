@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from lab.train import small
+from tanbr.lab.gates import Gated
 from tanbr.lab.rivals.rl import Reinforce
 from tanbr.lab.rivals.switch import Switch
-from tanbr.moe.gates import Gated
 from tanbr.tasks.card import read_card
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tanbr.moe.gates import Gated, Inputs, RowLosses, decoder_sites, gates_of
+from tanbr.lab.gates import Gated, Inputs, RowLosses, decoder_sites, gates_of
 from tanbr.moe.layer import BlendRouting, Routing, SequenceRouting, TokenRouting, mean_token, routed
 
 

@@ -20,12 +20,12 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from tanbr.lab.gates import Gated, Inputs, gates_of
 from tanbr.lab.train.batches import Batches
 from tanbr.lab.train.config import FinetuneConfig
 from tanbr.lab.train.objectives import Batch, Objective
 from tanbr.lab.train.run import OnStep, Run
 from tanbr.merge import Moe
-from tanbr.moe.gates import Gated, Inputs, gates_of
 from tanbr.types import Blend, FloatArray, Router
 
 LEAST_CONCENTRATION = 0.1  # of every expert in a draw around a blend that will be served

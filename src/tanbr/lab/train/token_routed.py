@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tanbr.lab.gates import Gated
 from tanbr.lab.train.checkpoints import digest, upcycled, write
 from tanbr.lab.train.course import Course
 from tanbr.lab.train.rates import groups
-from tanbr.moe.gates import Gated
 from tanbr.moe.layer import ExpertLinear
 from tanbr.tasks.card import Card
 

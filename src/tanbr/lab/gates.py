@@ -1,6 +1,6 @@
 """Learned gates: fresh ones for a model that has none, what they say during a pass, and what trains them.
 
-`Gated` is the contract between a rival that trains gates (`baselines/`) and whatever drives the training (`train/`):
+`Gated` is the contract between a rival that trains gates (`rivals/`) and whatever drives the training (`train/`):
 neither imports the other.
 """
 
@@ -37,7 +37,7 @@ def gates_of(model: nn.Module) -> list[nn.Linear]:
     """Every site's gate, in the order in which they run."""
     gates = [site.gate for site in sites_of(model) if site.gate is not None]
     if len(gates) < len(sites_of(model)):
-        raise InputError("this model has no gates; add fresh ones with tanbr.moe.gates.add_gates(model)")
+        raise InputError("this model has no gates; add fresh ones with tanbr.lab.gates.add_gates(model)")
     return gates
 
 

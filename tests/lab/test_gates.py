@@ -5,7 +5,7 @@ import torch
 
 from moe.tiny import K, build
 from tanbr.errors import InputError
-from tanbr.moe.gates import add_gates, gates_of, gumbel, heard, real_tokens
+from tanbr.lab.gates import add_gates, gates_of, gumbel, heard, real_tokens
 from tanbr.moe.layer import TokenRouting, routed, sites_of
 
 IDS = torch.tensor([[5, 6, 7], [8, 9, 0]])
