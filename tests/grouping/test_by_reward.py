@@ -3,7 +3,7 @@ import pytest
 
 from tanbr.errors import InputError
 from tanbr.grouping.by_reward import by_reward, effects
-from tanbr.groups import Groups
+from tanbr.router.groups import Groups
 
 
 def planted(*, experts=24, families=4, tasks=5, seed=0):

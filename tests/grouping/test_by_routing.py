@@ -7,11 +7,11 @@ from moe.tiny import build
 from serve.text_model import write_tokenizer
 from tanbr.errors import CheckpointError, InputError
 from tanbr.grouping.by_routing import by_routing, correlations, gate_profiles, loads
-from tanbr.groups import Groups
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.moe.gates import add_gates
+from tanbr.router.groups import Groups
 
 RNG = np.random.default_rng(0)
 TEXTS = [" ".join(f"w{n}" for n in RNG.integers(0, 60, 10)) for _ in range(24)]

@@ -5,8 +5,8 @@ import torch
 from tanbr.errors import InputError
 from tanbr.grouping import by_weights as module
 from tanbr.grouping.by_weights import by_weights, centred_gram, distances
-from tanbr.groups import Groups
 from tanbr.merge import Moe
+from tanbr.router.groups import Groups
 
 PLANTED = Groups.by_labels((np.arange(64) % 8).tolist())
 

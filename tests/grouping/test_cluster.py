@@ -5,7 +5,7 @@ import pytest
 
 from tanbr.errors import InputError
 from tanbr.grouping.cluster import Grouping, clustered, draw
-from tanbr.groups import Groups
+from tanbr.router.groups import Groups
 
 
 def apart(points):

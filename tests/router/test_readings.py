@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tanbr.router.readings import Readings
+from tanbr.router.sizes import Sizes
 
 from tanbr.errors import InputError
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.router.panel import group_mixes, proportional_blends, task_groups, worth
-from tanbr.router.readings import Readings
-from tanbr.router.sizes import Sizes
 
 MIX = np.array([0.4, 0.3, 0.2, 0.1])
 MISREAD = np.array([[0.9, 0.1, 0, 0], [0.3, 0.7, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])  # 0 and 1 are taken for each other

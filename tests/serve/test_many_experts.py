@@ -7,11 +7,11 @@ import pytest
 
 from tanbr.errors import DataError, StateError
 from tanbr.grouping.by_weights import by_weights
-from tanbr.groups import Groups
 from tanbr.lab.settings import parse
 from tanbr.merge import open as open_moe
 from tanbr.router import GroupedRouter
 from tanbr.router.config import RouterConfig
+from tanbr.router.groups import Groups
 from tanbr.serve.build import build
 from tanbr.serve.records import Feedback
 from tanbr.serve.service import Service

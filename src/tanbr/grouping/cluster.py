@@ -9,7 +9,7 @@ from scipy.cluster.hierarchy import cut_tree, linkage, to_tree
 from scipy.spatial.distance import squareform
 
 from tanbr.errors import InputError
-from tanbr.groups import DEEPEST, Groups
+from tanbr.router.groups import DEEPEST, Groups
 from tanbr.types import FloatArray
 
 

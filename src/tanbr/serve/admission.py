@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tanbr.router.panel import Candidates, chosen, group_mixes
-from tanbr.router.readings import Readings
+from tanbr.router.panel import Readings, chosen, group_mixes
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Reason
-from tanbr.types import Blend, Decision, FloatArray, PanelDecision, TaskMix
+from tanbr.types import Blend, Decision, FloatArray, TaskMix
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +37,7 @@ class Choice:
     reason: Reason
     note: str = ""
     versions: tuple[int | None, ...] = ()  # (G,) of blends that had a number before; empty if none had
-    decision: Decision | PanelDecision | None = None  # the router's, if it is its choice
+    decision: Decision | None = None  # the router's, if it is its choice
     estimates: FloatArray | None = None  # (G, V) what each task is taken to earn at each; None for one blend
 
     @classmethod
@@ -49,10 +48,8 @@ class Choice:
         return cls(np.asarray(blend)[None], reason, note, (version,), decision)
 
     @classmethod
-    def of(cls, decision: Decision | PanelDecision) -> "Choice":
+    def of(cls, decision: Decision) -> "Choice":
         """Take what the router chose; blends that it names twice are one model."""
-        if isinstance(decision, Decision):
-            return cls.one(decision.blend, Reason.CHOSEN, decision=decision)
         return replace(cls.panel(decision.blends, decision.estimates, Reason.CHOSEN), decision=decision)
 
     @classmethod
@@ -89,9 +86,9 @@ def best_panel(known: Sequence[KnownVersion], mix: TaskMix, models: int) -> Choi
     if not known or not np.isfinite(panel_worth(known, mix)):
         return None
     earned = np.array([np.where(one.counts >= 1, one.sums / np.maximum(one.counts, 1), 0.0) for one in known])
-    found = Candidates.of(np.array([one.blend for one in known]), earned, np.zeros_like(earned))
-    rows = sorted(set(chosen(found, Readings.of(mix), min(models, len(known))).tolist()))
-    best = Choice.panel(found.blends[rows], earned[rows], Reason.BEST, "no rewards any more: the best known blends")
+    rows = sorted(set(chosen(earned, Readings.of(mix), min(models, len(known))).tolist()))
+    blends = np.array([known[row].blend for row in rows])
+    best = Choice.panel(blends, earned[rows], Reason.BEST, "no rewards any more: the best known blends")
     return replace(best, versions=tuple(known[row].version for row in rows))
 
 
@@ -112,7 +109,7 @@ class Admission:
 
     def admit(
         self,
-        decision: Decision | PanelDecision,
+        decision: Decision,
         bound: float,
         now: Sequence[KnownVersion],
         known: Sequence[KnownVersion],

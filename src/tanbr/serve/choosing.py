@@ -5,15 +5,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tanbr.router.panel import worth
-from tanbr.router.readings import Readings
+from tanbr.router.panel import Readings
 from tanbr.serve.admission import Admission, Choice, KnownVersion, best_known, best_panel
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.journal import Turn
 from tanbr.serve.records import Phase, Reason
 from tanbr.serve.start_blend import StartBlend
 from tanbr.serve.store import Store
-from tanbr.types import Blend, Decision, FloatArray, PanelDecision, Router, TaskMix
+from tanbr.types import Blend, Decision, FloatArray, Router, TaskMix
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,14 +65,12 @@ class Choosing:
         now = [one for one in known if kept is not None and one.version in kept.versions]
         if kept is None or len(now) < len(kept.blends):
             return Choice.of(decision)
-        bound = router.explain(decision).bound if isinstance(decision, Decision) else worth(decision.estimates, mix)
-        choice = self._admission.admit(decision, bound, now, known, kept)
-        if choice.decision is None:  # never served: it teaches nothing
-            unseen = (len(mix),) if isinstance(decision, Decision) else decision.estimates.shape
-            router.tell(decision, np.full(unseen, np.nan))
+        choice = self._admission.admit(decision, decision.why.bound, now, known, kept)
+        if choice.decision is None:  # never served: it leaves no trace
+            router.tell(decision, np.full(decision.estimates.shape, np.nan))
         return choice
 
-    def ask(self, router: Router, mix: TaskMix) -> Decision | PanelDecision:
+    def ask(self, router: Router, mix: TaskMix) -> Decision:
         """Ask for a blend, or for as many as are served side by side."""
         if self._models == 1:
             return router.ask(mix)

@@ -21,7 +21,6 @@ from tanbr.types import (
     Blend,
     Decision,
     FloatArray,
-    PanelDecision,
     SlotMix,
     SlotRecord,
     TaskMix,
@@ -53,7 +52,7 @@ class OpenSlot:
     versions: tuple[int, ...]  # (G,) of its models
     task_mix: TaskMix  # (V,) forecast that it was opened with
     blends: FloatArray  # (G, K) as served
-    decision: Decision | PanelDecision | None  # the router's, if it is its choice
+    decision: Decision | None  # the router's, if it is its choice
     reason: Reason
     note: str = ""
     estimates: FloatArray | None = None  # (G, V) what each task is taken to earn at each model; None if there is one
@@ -69,10 +68,10 @@ class OpenSlot:
         return np.asarray(self.blends[0])
 
     @property
-    def panel(self) -> PanelDecision:
+    def panel(self) -> Decision:
         """Its models, and which request goes to which."""
         estimates = np.ones((1, len(self.task_mix))) if self.estimates is None else self.estimates
-        return PanelDecision(-1, self.task_mix, self.blends, estimates)
+        return Decision(-1, self.task_mix, self.blends, estimates)
 
     @property
     def task_models(self) -> NDArray[np.intp]:
@@ -165,9 +164,7 @@ def count_requests(write: Connection, requests: dict[Place, int]) -> None:
         write.execute(_COUNT, named)
 
 
-def read_slot(
-    row: dict[str, Any], *, experts: int, tasks: int, decisions: Iterable[Decision | PanelDecision] = ()
-) -> OpenSlot:
+def read_slot(row: dict[str, Any], *, experts: int, tasks: int, decisions: Iterable[Decision] = ()) -> OpenSlot:
     """Make a slot of its row in the store; its decision is one of the `decisions` that the router still waits for."""
     try:
         models = row["models"]

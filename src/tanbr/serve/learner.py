@@ -214,7 +214,10 @@ class Learner:
             "clients": json.dumps(self._telling.clients.evidence),
             "rewarded": turn.rewarded,
         }
-        states: dict[str, Saves] = {"monitor": self.monitor, "router": self.router}
+        states: dict[str, Saves] = {"monitor": self.monitor}
+        router: Any = self.router
+        if hasattr(router, "save"):
+            states["router"] = router
         ended = turn.ended
         places = () if ended is None else range(len(ended.versions))
         measured = [] if ended is None else [self.answers.tally(ended.slot, place) for place in places]
@@ -322,7 +325,10 @@ class Learner:
         """Go on with the slots that the router was not told of; the newest of them is open."""
         *ended, newest = rows
         opened = read_slot(
-            newest, experts=self.engine.moe.num_experts, tasks=len(self.forecast), decisions=self.router.open
+            newest,
+            experts=self.engine.moe.num_experts,
+            tasks=len(self.forecast),
+            decisions=getattr(self.router, "open", ()),
         )
         self.forecast = opened.task_mix
         try:

@@ -9,7 +9,6 @@ import numpy as np
 
 from tanbr.errors import StateError
 from tanbr.merge import Moe
-from tanbr.router import GroupedRouter
 from tanbr.serve.clients import Clients
 from tanbr.serve.config import RewardConfig
 from tanbr.serve.ids import place_of
@@ -44,7 +43,7 @@ class Prior:
 
 def made_for(moe: Moe, tasks: Sequence[str], router: Router | None = None) -> MadeFor:
     """Say what a state of this checkpoint, with a router like this, is made for."""
-    groups = router.first_groups.digest if isinstance(router, GroupedRouter) else "none"
+    groups = first.digest if (first := getattr(router, "groups", None)) is not None else "none"
     digest = hashlib.sha256()
     for (
         file

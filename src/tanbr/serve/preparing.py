@@ -13,7 +13,7 @@ from tanbr.serve.journal import OpenSlot, Turn
 from tanbr.serve.lineup import Staged
 from tanbr.serve.records import Reason
 from tanbr.serve.telling import rewards_for
-from tanbr.types import Decision, PanelDecision, Router, TaskMix
+from tanbr.types import Decision, Router, TaskMix
 
 log = logging.getLogger("tanbr.serve")
 
@@ -81,10 +81,8 @@ class _RefusedModel(Exception):  # noqa: N818 - a verdict
         self.staged, self.why = staged, why
 
 
-def _tell(router: Router, decision: Decision | PanelDecision, refused: _RefusedModel) -> None:
+def _tell(router: Router, decision: Decision, refused: _RefusedModel) -> None:
     """Tell the router what the probes of the blend that was refused have earned; nothing of its other blends."""
     reward, counts, blend = refused.why.reward, refused.why.counts, refused.staged.blend
-    if isinstance(decision, PanelDecision):
-        reward = rewards_for(decision, blend[None], reward[None], unseen=np.nan)
-        counts = rewards_for(decision, blend[None], counts[None], unseen=0.0)
-    router.tell(decision, reward, counts)
+    shown = rewards_for(decision, blend[None], reward[None], unseen=np.nan)
+    router.tell(decision, shown, rewards_for(decision, blend[None], counts[None], unseen=0.0))

@@ -6,10 +6,8 @@ from typing import Literal
 import numpy as np
 
 from tanbr.errors import ConfigError, InputError
-from tanbr.router.panel import Candidates, chosen, proportional_blends, task_groups
-from tanbr.router.readings import Readings
-from tanbr.router.simplex import keep_largest
-from tanbr.router.sizes import Sizes
+from tanbr.router.panel import Readings, chosen, proportional_blends, task_groups
+from tanbr.router.simplex import Sizes, keep_largest
 from tanbr.serve.survey import Survey
 from tanbr.types import Blend, FloatArray, TaskMix, as_blend
 
@@ -70,7 +68,7 @@ class StartBlend:
         blends, estimates = self(mix)[None].copy(), np.ones((1, len(mix)))
         if self._survey is not None:
             known = np.nan_to_num(self._survey.rewards)
-            rows = chosen(Candidates.of(self._survey.blends, known, np.zeros_like(known)), readings, models)
+            rows = chosen(known, readings, models)
             blends, estimates = self._survey.blends[rows].copy(), known[rows]
         elif self._own is not None:
             groups = min(models, len(mix))

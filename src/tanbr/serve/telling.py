@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.router.panel import group_mixes
-from tanbr.router.readings import Readings
+from tanbr.router.panel import Readings, group_mixes
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.clients import Clients
 from tanbr.serve.config import ServeConfig
@@ -16,7 +15,7 @@ from tanbr.serve.journal import OpenSlot, SlotReward, Turn, read_slot
 from tanbr.serve.rewards import VERDICT, Tally, shares_of
 from tanbr.serve.rows import Given
 from tanbr.serve.store import Store
-from tanbr.types import Decision, FloatArray, PanelDecision, Router, TaskMix
+from tanbr.types import Decision, FloatArray, Router, TaskMix
 
 
 class Telling:
@@ -76,15 +75,15 @@ class Telling:
 
     def resume(self, ended: list[dict[str, Any]], router: Router) -> None:
         """Go on with what is on disk, and with ended slots that the router was not told of."""
-        self.settling = {row["slot"]: (self._slot(row, router.open), row["estimate"]) for row in ended}
+        self.settling = {row["slot"]: (self._slot(row, getattr(router, "open", ())), row["estimate"]) for row in ended}
         self.mark, self.rewarded = int(self._store.meta("mark") or 0), self._store.meta("rewarded")
         self.clients = Clients(self._config.rewards, json.loads(self._store.meta("clients") or "{}"))
 
-    def _slot(self, row: dict[str, Any], decisions: Sequence[Decision | PanelDecision] = ()) -> OpenSlot:
+    def _slot(self, row: dict[str, Any], decisions: Sequence[Decision] = ()) -> OpenSlot:
         return read_slot(row, experts=self._experts, tasks=self._tasks, decisions=decisions)
 
 
-def rewards_for(decision: PanelDecision, blends: FloatArray, values: FloatArray, *, unseen: float) -> FloatArray:
+def rewards_for(decision: Decision, blends: FloatArray, values: FloatArray, *, unseen: float) -> FloatArray:
     """Put values (n, V) of the models that were served, blends (n, K), into the rows of a decision's own (G, V)."""
     table = np.full(decision.estimates.shape, unseen)
     for blend, value in zip(blends, values, strict=True):
@@ -96,16 +95,15 @@ def _settle(turn: Turn, router: Router, opened: OpenSlot, tallies: Sequence[Tall
     """Tell the router the rewards of a slot's models; what it did not choose teaches it as a warm start."""
     rewards, counts = (np.array(table) for table in zip(*(tally.reward for tally in tallies), strict=True))  # (G, V)
     taught = (counts > 0).any(axis=1)
-    if isinstance(opened.decision, PanelDecision):
+    warm_start = getattr(router, "warm_start", None)
+    if opened.decision is not None:
         shown, behind = (
             rewards_for(opened.decision, opened.blends, table, unseen=unseen)
             for table, unseen in ((rewards, np.nan), (counts, 0.0))
         )
         router.tell(opened.decision, shown, behind)
-    elif opened.decision is not None:
-        router.tell(opened.decision, rewards[0], counts[0])
-    elif taught.any():
-        router.warm_start(opened.blends[taught], rewards[taught], counts[taught])
+    elif taught.any() and warm_start is not None:
+        warm_start(opened.blends[taught], rewards[taught], counts[taught])
     if taught.any():
         turn.rewarded = turn.next
     turn.told.append(SlotReward(opened, rewards, counts, late, shares_of(tallies)))

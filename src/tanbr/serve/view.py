@@ -7,7 +7,7 @@ import numpy as np
 
 from tanbr.serve.journal import OpenSlot
 from tanbr.serve.records import Phase, Why
-from tanbr.types import Account, PanelDecision, Router, SlotRecord, Terms, TreeView
+from tanbr.types import Account, Router, SlotRecord, TreeView
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,28 +27,18 @@ class View:
 
 def explained(view: View, router: Router) -> View:
     """Add the router's tree, and why it chose what is served, if it did."""
-    tree, decision = router.tree, view.opened.decision
+    tree, decision = getattr(router, "tree", None), view.opened.decision
     view = replace(view, account=getattr(router, "account", None))
     if decision is None or tree is None:
         return replace(view, tree=tree)
-    if isinstance(decision, PanelDecision):
-        terms, this = _together(router.explain(decision), decision), "these together"
+    terms, this = decision.why, "this one"
+    best = float(np.nanmax(tree.value @ decision.task_mix, initial=-np.inf))
+    if len(decision.blends) > 1:
+        this = "these together"
         best = float(np.nanmax(tree.value, axis=0, initial=-np.inf) @ decision.task_mix)  # every task at its best blend
-    else:
-        terms, this = router.explain(decision), "this one"
-        best = float(np.nanmax(tree.value @ decision.task_mix, initial=-np.inf))
     sentence = (
         f"of {terms.candidates} blends {this} may earn most for the mix: {terms.mean:.3f} is expected, "
         f"and it may be up to {terms.bound:.3f}"
     )
     why = Why(sentence, terms.mean, terms.uncertainty, terms.bound)
     return replace(view, tree=tree, regret=max(0.0, best - terms.mean), why=why)
-
-
-def _together(terms: tuple[Terms, ...], decision: PanelDecision) -> Terms:
-    """Weigh the terms of a panel's models by the shares of the mix that go to them."""
-    shares = np.bincount(decision.task_models, weights=decision.task_mix, minlength=len(terms))
-    mean, uncertainty, granularity = (
-        float(shares @ [getattr(one, name) for one in terms]) for name in ("mean", "uncertainty", "granularity")
-    )
-    return Terms(mean=mean, uncertainty=uncertainty, granularity=granularity, candidates=terms[0].candidates)
