@@ -33,7 +33,8 @@ from tanbr.lab.paper.reward_maps import BestBlends
 from tanbr.lab.tasks.traffic import mixes as task_mixes
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
-from tanbr.router.kernel import correlation, rise
+from tanbr.router.gp import correlation
+from tanbr.router.panel import rise
 from tanbr.types import FloatArray
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results" / "router" / "harm"
@@ -46,7 +47,7 @@ LEVELS = np.array([0.74, 0.82, 0.72, 0.85, 0.76, 0.62, 0.76, 0.60])  # about wha
 FLAT = {"flat": (0.04, 0.0), "nearly flat": (0.04, 0.02), "low hills": (0.15, 0.03)}  # lift, deviation of the hills
 SPANS = {"0-50": (0, 50), "50-100": (50, 100), "100-200": (100, 200)}
 BEFORE = {  # the settings for requests before there was a baseline
-    "baseline": "none", "variance": 0.08, "variances": (0.08, 0.15), "width": 0.5, "beta": 1.0, "opening": 1,
+    "baseline": "none", "prior": "slots", "noise": 0.4, "beta": 1.0,
 }  # fmt: skip
 ROUTERS: dict[str, dict[str, Any]] = {
     "tanbr": {},

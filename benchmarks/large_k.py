@@ -21,12 +21,11 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+from tanbr.grouping.by_reward import by_reward
 
 from suite.kindred import TASKS, Kindred, KindredWorld
-from tanbr.groups import Groups
-from tanbr.lab.grouping import by_reward
 from tanbr.router import Tanbr
-from tanbr.router.grouped import GroupedRouter
+from tanbr.router.groups import Groups
 from tanbr.types import Router
 
 MAPS, INSIDE, EXPERTS = ("bumps", "sigmoids"), (0.1, 0.3), (8, 64, 192)
@@ -41,13 +40,13 @@ def surveyed(world: KindredWorld) -> tuple[np.ndarray, np.ndarray]:
     return alone, rng.binomial(SURVEYED, np.clip(world.map(alone), 0, 1)) / SURVEYED
 
 
-def router_of(name: str, world: KindredWorld, *, settle: int) -> Router:
+def router_of(name: str, world: KindredWorld, *, settle: int) -> Tanbr:
     """Make a router of the study."""
     K, seed = world.what.experts, SEED + world.what.seed
     if name == "plain":
         return Tanbr(K, TASKS, seed=seed)
     config = {"groups": {"splits": 4 if "splits" in name else 0, "settle": settle}}
-    return GroupedRouter(K, TASKS, groups=world.partition(name.split(",")[0]), seed=seed, config=config)
+    return Tanbr(K, TASKS, groups=world.partition(name.split(",")[0]), seed=seed, config=config)
 
 
 class Timed:
@@ -56,10 +55,10 @@ class Timed:
     def __init__(self, router: Router) -> None:
         self._router, self.asks, self.tells = router, list[float](), list[float]()
 
-    def ask(self, task_mix: Any) -> Any:
+    def ask(self, task_mix: Any, **asked: Any) -> Any:
         """Ask."""
         start = time.process_time()
-        decision = self._router.ask(task_mix)
+        decision = self._router.ask(task_mix, **asked)
         self.asks.append(1e3 * (time.process_time() - start))
         return decision
 
@@ -118,7 +117,7 @@ def memory() -> list[dict[str, Any]]:
         rows.append({"experts": K, "router": "plain", "peak_bytes": peak_bytes(partial(Tanbr, K, TASKS))})
         if K > 8:
             groups = Groups.by_labels((np.arange(K) % 8).tolist())
-            grouped = peak_bytes(partial(GroupedRouter, K, TASKS, groups=groups))
+            grouped = peak_bytes(partial(Tanbr, K, TASKS, groups=groups))
             rows.append({"experts": K, "router": "grouped", "peak_bytes": grouped})
     return rows
 

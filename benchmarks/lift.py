@@ -15,7 +15,7 @@ import numpy as np
 
 from tanbr.lab.intervals import interval
 from tanbr.lab.simulate import Outcome, place
-from tanbr.router.kernel import rise
+from tanbr.router.panel import rise
 from tanbr.types import FloatArray
 
 

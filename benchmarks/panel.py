@@ -27,9 +27,8 @@ from tanbr.lab.tasks.traffic import mixes as task_mixes
 from tanbr.moe.embedded import path as embedded
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
-from tanbr.router.panel import Candidates, chosen
-from tanbr.router.readings import Readings
-from tanbr.types import FloatArray, PanelDecision, Router
+from tanbr.router.panel import Readings, chosen
+from tanbr.types import Decision, FloatArray, Router
 
 REQUESTS, RECOGNISED = 64, 0.927
 Make = Callable[[int], Router]  # of a seed
@@ -66,7 +65,7 @@ class World:
             earned[t] = self.serve(panel, router, rng, mix)
         return earned
 
-    def serve(self, panel: PanelDecision, router: Router | None, rng: np.random.Generator, mix: FloatArray) -> float:
+    def serve(self, panel: Decision, router: Router | None, rng: np.random.Generator, mix: FloatArray) -> float:
         """Assign a slot's requests, answer and tell them."""
         truth = self.rewards(panel.blends)  # (G, V)
         tasks = rng.choice(self.tasks, size=REQUESTS, p=mix)
@@ -86,12 +85,12 @@ class World:
 
     def best(self, models: int, *, fixed: bool = False) -> FloatArray:
         """The best panel of surveyed blends for each slot's mix, or for an even one, the true rewards known: (T,)."""
-        known = Candidates.of(self.table.blends, self.rewards(self.table.blends), np.zeros_like(self.table.rewards))
+        known = self.rewards(self.table.blends)
         rng, earned = np.random.default_rng([self.seed, 7]), np.zeros(len(self.mixes))
         even = np.full(self.tasks, 1 / self.tasks)
         for t, mix in enumerate(self.mixes):
             rows = chosen(known, Readings.of(even if fixed else mix, self.told), models)
-            panel = PanelDecision(t, mix, known.blends[rows], known.mean[rows])
+            panel = Decision(t, mix, self.table.blends[rows], known[rows])
             earned[t] = self.serve(panel, None, rng, mix)
         return earned
 
@@ -100,7 +99,7 @@ class World:
         own = np.diag(self.rewards(np.eye(self.experts)))  # the experts are in the tasks' order
         rng, recognised = np.random.default_rng([self.seed, 7]), np.zeros(len(self.mixes))
         for t, mix in enumerate(self.mixes):
-            panel = PanelDecision(t, mix, np.eye(self.experts), np.diag(own))
+            panel = Decision(t, mix, np.eye(self.experts), np.diag(own))
             recognised[t] = self.serve(panel, None, rng, mix)
         even = self.rewards(np.full((1, self.experts), 1 / self.experts))[0]
         return {"un-merged, recognised": recognised, "un-merged, tagged": self.mixes @ own, "even": self.mixes @ even}

@@ -112,7 +112,7 @@ def spread(values: list[float]) -> tuple[float, float]:
 
 
 def moving(study: Study, worlds: list[Scenario], asked: list[str] | None) -> None:
-    """Replace the map half way: by evidence, and without."""
+    """Replace the map half way: with the change watch and without it."""
     routers = {
         "tanbr": default(),
         "tanbr that never forgets": default(change=0.0),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tanbr.errors import DataError, InputError
-from tanbr.groups import Groups
+from tanbr.router.groups import Groups
 
 NESTED = [[[0, 3], 5], [1, 2], [4]]
 

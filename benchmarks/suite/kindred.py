@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from suite.run import Trace, task_mixes
-from tanbr.groups import Groups
 from tanbr.lab.paper.reward_maps import FAMILIES, BestBlends, RewardMap
-from tanbr.types import Chooser, FloatArray
+from tanbr.router.groups import Groups
+from tanbr.types import FloatArray, Router
 
 ANCESTORS, TASKS, NOISE = 8, 8, 0.05
 
@@ -83,7 +83,7 @@ class KindredWorld:
         labels[chosen] = labels[rng.permutation(chosen)]
         return Groups.by_labels(labels.tolist())
 
-    def run(self, router: Chooser) -> Trace:
+    def run(self, router: Router) -> Trace:
         """Play every slot."""
         rng = np.random.default_rng(self.noise_seed)
         reward = np.zeros(self.what.slots)

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from tanbr.grouping.by_weights import by_weights
 from transformers import AutoConfig, Qwen3MoeForCausalLM
 from transformers.utils import logging
 
 import tanbr
 from suite.run import task_mixes
-from tanbr.groups import Groups
-from tanbr.lab.grouping import by_weights
-from tanbr.router import GroupedRouter, Tanbr
+from tanbr.router import Tanbr
+from tanbr.router.groups import Groups
 from tanbr.types import FloatArray
 
 K, FAMILIES, OWN = 64, 8, 0.35  # OWN: an expert's own difference, as a share of its family's
@@ -88,7 +88,7 @@ def study(*, seeds: int, slots: int) -> dict[str, Any]:
             mixes = task_mixes("switching", tasks=FAMILIES, slots=slots, rng=np.random.default_rng(seed))
             routers = {
                 "plain": Tanbr(K, FAMILIES, seed=1000 + seed),
-                "grouped": GroupedRouter(K, FAMILIES, groups=found.groups, seed=1000 + seed),
+                "grouped": Tanbr(K, FAMILIES, groups=found.groups, seed=1000 + seed),
             }
             row = {"seed": seed, "families found": right, "grouping_cpu_seconds": took}
             row |= {"within": found.within, "between": found.between}

@@ -10,7 +10,7 @@ from suite.run import Scenario
 from tanbr.lab.rivals import Nucb, RandomBlend, VectorGP
 from tanbr.router import Tanbr
 from tanbr.router.config import PaperModeConfig, RouterConfig
-from tanbr.types import Chooser, Decision
+from tanbr.types import Decision, Router
 
 SEED = 1000  # added to a scenario's seed: routers and maps never share one
 OTHER_PAPER = {"rho": 0.9, "loss": "mean", "learning_rate": 0.01, "representative": "proportional"}
@@ -21,19 +21,19 @@ def _sizes(scenario: Scenario) -> tuple[int, int]:
     return scenario.experts, scenario.tasks
 
 
-def default(**settings: object) -> Callable[[Scenario], Chooser]:
+def default(**settings: object) -> Callable[[Scenario], Router]:
     """Make the default mode, with settings changed."""
     config = RouterConfig.model_validate({"default": settings})
     return lambda s: Tanbr(*_sizes(s), max_active=s.max_active, seed=SEED + s.seed, config=config)
 
 
-def paper(**settings: object) -> Callable[[Scenario], Chooser]:
+def paper(**settings: object) -> Callable[[Scenario], Router]:
     """Algorithm 1, with settings changed."""
     config = RouterConfig.model_validate({"paper": settings})
     return lambda s: Tanbr(*_sizes(s), max_active=s.max_active, mode="paper", seed=SEED + s.seed, config=config)
 
 
-def nucb(scenario: Scenario) -> Chooser:
+def nucb(scenario: Scenario) -> Router:
     """Make NUCB with the mean loss, a larger step and less exploration, picked by hand."""
     config = PaperModeConfig.model_validate(OTHER_NUCB)
     return Nucb(*_sizes(scenario), max_active=scenario.max_active, seed=SEED + scenario.seed, config=config)
@@ -50,7 +50,7 @@ class Hct:
         domain = [[1e-3, 1.0]] * scenario.experts
         self._hct, self._slot = HCT(domain=domain, partition=BinaryPartition), 0
 
-    def ask(self, task_mix: ArrayLike) -> Decision:
+    def ask(self, task_mix: ArrayLike, *, models: int = 1, confusion: ArrayLike | None = None) -> Decision:  # noqa: ARG002
         """Pull an arm."""
         self._slot += 1
         point = np.array(self._hct.pull(self._slot), dtype=np.float64)
@@ -65,7 +65,7 @@ class Hct:
         self._hct.receive_reward(self._slot, total)
 
 
-RIVALS: dict[str, Callable[[Scenario], Chooser]] = {
+RIVALS: dict[str, Callable[[Scenario], Router]] = {
     "random": lambda s: RandomBlend(*_sizes(s), max_active=s.max_active, seed=SEED + s.seed),
     "Alg. 1 as printed": paper(),
     "Alg. 1, other settings": paper(**OTHER_PAPER),

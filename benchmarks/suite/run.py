@@ -8,7 +8,7 @@ import numpy as np
 
 from suite.maps import MAPS
 from tanbr.lab.paper.reward_maps import BestBlends, RewardMap
-from tanbr.types import Chooser, Decision, FloatArray
+from tanbr.types import Decision, FloatArray, Router
 
 MixKind = Literal["fixed", "switching", "sinusoidal"]
 MIXES: tuple[MixKind, ...] = ("fixed", "switching", "sinusoidal")
@@ -86,7 +86,7 @@ class World:
             self.best[rows] = np.array([_searched(search, mix) for mix in distinct])[place]
         self.noise_seed = int(rng.integers(2**31))
 
-    def run(self, router: Chooser) -> Trace:
+    def run(self, router: Router) -> Trace:
         """Play every slot."""
         s, rng = self.scenario, np.random.default_rng(self.noise_seed)
         reward = np.zeros(s.slots)

@@ -10,8 +10,8 @@ from tanbr.cli.grouping import app, read_texts
 from tanbr.cli.merging import app as merging
 from tanbr.cli.simulating import app as simulating
 from tanbr.errors import ConfigError, DataError, StateError
-from tanbr.groups import Groups
 from tanbr.moe import embedded
+from tanbr.router.groups import Groups
 from tanbr.serve.survey import Survey
 
 MODEL = str(embedded.path())

@@ -7,9 +7,9 @@ import numpy as np
 
 from tanbr.lab.rivals import Nucb, RandomBlend, VectorGP
 from tanbr.router import Tanbr
-from tanbr.router.ask_tell import AskTell
+from tanbr.router import contract as toy
 from tanbr.router.config import RouterConfig
-from tanbr.testing import toy
+from tanbr.router.shell import AskTell
 
 FOLDER = Path(__file__).parent
 SLOTS = 50
@@ -27,7 +27,7 @@ ROUTERS: dict[str, AskTell] = {
 def record(router: AskTell) -> dict[str, list[object]]:
     """Blends, bounds and the tree's depths of a short run with unseen tasks."""
     blends = toy.play(router, SLOTS, seed=11, unseen=0.2)
-    bounds = [told.terms.bound for told in router.history]
+    bounds = [told.decision.why.bound for told in router.history]
     return {
         "blends": np.round(blends, 9).tolist(),
         "bounds": [None if np.isnan(bound) else round(bound, 9) for bound in bounds],

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-
-from tanbr.router import network, theory
 from tanbr.router.algorithm1 import Algorithm1
 from tanbr.router.argmax import first_best
-from tanbr.router.config import PaperModeConfig, RouterConfig
 from tanbr.router.network import unit
 from tanbr.router.rewards import RewardTable
 from tanbr.router.sizes import Sizes
+
+from tanbr.router import network, theory
+from tanbr.router.config import PaperModeConfig, RouterConfig
 
 K, V = 4, 3
 MIX = np.array([0.5, 0.3, 0.2])

@@ -1,5 +1,4 @@
 import numpy as np
-
 from tanbr.router.argmax import first_best
 
 

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tanbr.testing import toy
 
 from tanbr import state
 from tanbr.errors import DecisionError, InputError, SettingsError, StateError
@@ -10,7 +11,6 @@ from tanbr.lab.rivals import FixedBlend, Nucb, Proportional, RandomBlend, Vector
 from tanbr.router import Tanbr
 from tanbr.router.config import MADE_WITH, DefaultModeConfig, RouterConfig
 from tanbr.state import HEADER, read_state, write_state
-from tanbr.testing import toy
 
 K, V = toy.K, toy.V
 STATES = Path(__file__).parent / "states"

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-
-from tanbr.router import Tanbr
 from tanbr.router.careful_panel import baseline_panel, entries
-from tanbr.router.config import RouterConfig
 from tanbr.router.gp_tree import GpTree
 from tanbr.router.readings import Readings
 from tanbr.router.sizes import Sizes
+
+from tanbr.router import Tanbr
+from tanbr.router.config import RouterConfig
 
 K = V = 4
 OWN = (2, 0, 1, 3)

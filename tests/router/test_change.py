@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from tanbr.router.change import FIRST, Watch
+from tanbr.router.posterior import PooledPosterior
 
 from tanbr.errors import ConfigError
 from tanbr.router import Tanbr
-from tanbr.router.change import FIRST, Watch
 from tanbr.router.config import DefaultModeConfig
-from tanbr.router.posterior import PooledPosterior
 from tanbr.types import Terms
 
 V = 2

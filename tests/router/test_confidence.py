@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
+from tanbr.router.confidence import DiagonalConfidence, ExactConfidence, theory_gamma
+from tanbr.router.network import initial_weights, unit, value_and_gradient
 
 from tanbr.errors import ConfigError
-from tanbr.router.confidence import DiagonalConfidence, ExactConfidence, theory_gamma
 from tanbr.router.config import PaperModeConfig
-from tanbr.router.network import initial_weights, unit, value_and_gradient
 
 K, W, V, RIDGE = 3, 4, 2, 0.8
 

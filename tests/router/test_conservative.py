@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tanbr.router.kernel import LEAST, rise
+from tanbr.router.posterior import PooledPosterior
+from tanbr.router.sizes import Sizes
 
 from tanbr.errors import ConfigError, InputError
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.router.conservative import baseline_of
-from tanbr.router.kernel import LEAST, rise
-from tanbr.router.posterior import PooledPosterior
-from tanbr.router.sizes import Sizes
 
 K, V = 4, 3
 OWN = (2, 0, 1)

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
+from tanbr.router.fit import Evidence, tasks_correlation
+from tanbr.router.posterior import PooledPosterior
 
 from tanbr.router import fit
 from tanbr.router.config import DefaultModeConfig
-from tanbr.router.fit import Evidence, tasks_correlation
-from tanbr.router.posterior import PooledPosterior
 
 K, V, ARMS, NOISE = 4, 6, 60, 0.05
 CONFIG = DefaultModeConfig(arms=ARMS, refits=(), noise=NOISE)

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
+from tanbr.router.gp_tree import GpTree, fixed_blends
+from tanbr.router.sizes import Sizes
+from tanbr.testing import toy
 
 from tanbr.errors import InputError
 from tanbr.router import Tanbr
 from tanbr.router.config import DefaultModeConfig, RouterConfig
-from tanbr.router.gp_tree import GpTree, fixed_blends
-from tanbr.router.sizes import Sizes
-from tanbr.testing import toy
 
 K, V = toy.K, toy.V
 

@@ -2,13 +2,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from tanbr.errors import InputError, StateError
 from tanbr.groups import Groups
-from tanbr.router import GroupedRouter, Tanbr
-from tanbr.router.config import RouterConfig
 from tanbr.testing import CHECKS, check_learns
 from tanbr.testing.toy import EVEN, V, play, toy_reward
+
+from tanbr.errors import InputError, StateError
+from tanbr.router import GroupedRouter, Tanbr
+from tanbr.router.config import RouterConfig
 
 EIGHT = Groups.of([[0, 1, [2, 3]], [4, 5], [6, 7]])
 

@@ -1,6 +1,5 @@
 import numpy as np
 from sklearn.gaussian_process.kernels import Matern
-
 from tanbr.router.kernel import correlation, rise, squared_distance
 
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
+from tanbr.router.ledger import Ledger
 
 from tanbr.router import ledger
-from tanbr.router.ledger import Ledger
 
 ONE, TWO = np.eye(2)
 MIX = np.array([0.75, 0.25])

@@ -1,5 +1,4 @@
 import numpy as np
-
 from tanbr.router.migration import LAYOUT, migrated
 
 

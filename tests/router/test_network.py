@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
+from tanbr.router.rewards import RewardTable
 
 from tanbr.router import network
-from tanbr.router.rewards import RewardTable
 
 SIZES = [(4, 8, 3, 2), (5, 16, 2, 3), (3, 8, 1, 4)]  # K, w, V, L
 

@@ -2,6 +2,8 @@ import itertools
 
 import numpy as np
 import pytest
+from tanbr.router.readings import Readings
+from tanbr.router.sizes import Sizes
 
 from tanbr.errors import InputError
 from tanbr.router import Tanbr
@@ -17,8 +19,6 @@ from tanbr.router.panel import (
     task_groups,
     worth,
 )
-from tanbr.router.readings import Readings
-from tanbr.router.sizes import Sizes
 from tanbr.types import PanelDecision
 
 MIX = np.array([0.4, 0.3, 0.2, 0.1])

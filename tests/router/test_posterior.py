@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from tanbr.router.config import DefaultModeConfig
 from tanbr.router.kernel import CENTRE, correlation
 from tanbr.router.posterior import PooledPosterior
+
+from tanbr.router.config import DefaultModeConfig
 
 K, V = 4, 3
 CONFIG = DefaultModeConfig(arms=40, refits=())

@@ -1,6 +1,6 @@
 import numpy as np
-
 from tanbr.router.records import Open, Told, lone_root
+
 from tanbr.types import Decision, PanelDecision, Terms
 
 MIX = np.array([0.5, 0.5])

@@ -1,5 +1,4 @@
 import numpy as np
-
 from tanbr.router.rewards import RewardTable
 
 ONE, TWO, THREE = np.eye(3)

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
+from tanbr.router.sizes import MOST, Sizes
 
 from tanbr.errors import InputError
-from tanbr.router.sizes import MOST, Sizes
 
 
 def test_without_a_bound_all_experts_may_be_active() -> None:

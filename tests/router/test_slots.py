@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-
-from tanbr.errors import StateError
 from tanbr.router.records import Open, Told
 from tanbr.router.slots import pack, unpack
+
+from tanbr.errors import StateError
 from tanbr.types import Decision, PanelDecision, Terms
 
 MIX = np.array([0.75, 0.25])

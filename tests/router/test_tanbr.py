@@ -1,11 +1,11 @@
 import functools
 
 import pytest
+from tanbr.testing import CHECKS, check_learns
 
 from tanbr.errors import ConfigError, InputError
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
-from tanbr.testing import CHECKS, check_learns
 
 EXACT = RouterConfig.model_validate({"paper": {"confidence": "exact", "rho": 0.9, "layers": 3, "width": 16}})
 THEORY = RouterConfig.model_validate({"paper": {"gamma": "theory", "learning_rate": 1e-3, "loss": "mean"}})

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-
 from tanbr.router.sizes import Sizes
 from tanbr.router.vertex_tree import VertexTree
 

@@ -15,7 +15,7 @@ from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.monitor import Monitor
 from tanbr.router import Terms, TreeView
-from tanbr.router.records import lone_root
+from tanbr.router.shell import lone_root
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Feedback
 from tanbr.serve.service import Service

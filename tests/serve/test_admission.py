@@ -1,9 +1,9 @@
 import numpy as np
-
 from tanbr.serve.admission import Admission, Choice, KnownVersion, best_known, best_panel, panel_worth
+
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Reason
-from tanbr.types import Decision, PanelDecision
+from tanbr.types import Decision
 
 MIX = np.array([0.5, 0.5])
 NEW = np.array([0.2, 0.8])
@@ -32,12 +32,12 @@ def test_a_panel_is_worth_what_each_task_earns_at_its_best_model() -> None:
 
 def test_equal_blends_of_a_panel_are_one_model() -> None:
     blends, estimates = np.array([NEW, [1.0, 0.0], NEW]), np.array([[0.1, 0.5], [0.9, 0.2], [0.3, 0.4]])
-    choice = Choice.of(PanelDecision(0, MIX, blends, estimates))
+    choice = Choice.of(Decision(0, MIX, blends, estimates))
     assert choice.blends.tolist() == blends[:2].tolist()
     assert choice.estimates is not None
     assert choice.estimates.tolist() == [[0.3, 0.5], [0.9, 0.2]]
     assert choice.mixes(MIX).tolist() == [[0.0, 1.0], [1.0, 0.0]]
-    alike = Choice.of(PanelDecision(0, MIX, blends[[0, 2]], estimates[[0, 2]]))
+    alike = Choice.of(Decision(0, MIX, blends[[0, 2]], estimates[[0, 2]]))
     assert (alike.blends.tolist(), alike.estimates) == ([NEW.tolist()], None)
 
 

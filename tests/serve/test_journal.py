@@ -12,7 +12,7 @@ from tanbr.files import write_atomically
 from tanbr.serve.journal import OpenSlot, SlotReward, Turn, read_slot, state_file, tidy, write_turn
 from tanbr.serve.records import Reason, ServiceError
 from tanbr.serve.store import Store
-from tanbr.types import Decision, PanelDecision, SlotMix
+from tanbr.types import Decision, SlotMix
 
 MIX, BLEND = np.array([0.75, 0.25]), np.array([0.5, 0.5, 0.0])
 ASKED = Decision(4, MIX, BLEND)
@@ -65,7 +65,7 @@ def test_a_slot_is_read_back_as_it_was_opened(store: Store) -> None:
 
 def test_the_models_of_a_panel_are_kept_and_counted_apart(store: Store) -> None:
     blends, estimates = np.array([BLEND, [0.0, 0.0, 1.0]]), np.array([[0.7, 0.2], [0.3, 0.9]])
-    asked = PanelDecision(4, MIX, blends, estimates)
+    asked = Decision(4, MIX, blends, estimates)
     panel = OpenSlot(0, (1, 2), MIX, blends, asked, Reason.CHOSEN, estimates=estimates)
     write(store, Turn(None, 0), panel)
     again = read_slot(store.untold()[0], experts=3, tasks=2, decisions=[asked])

@@ -23,7 +23,7 @@ from tanbr.serve.lineup import Lineup
 from tanbr.serve.records import Answered, Feedback, Phase, Reason
 from tanbr.serve.service import Service
 from tanbr.tasks.rows import Task
-from tanbr.types import Decision, PanelDecision
+from tanbr.types import Decision
 
 NAMES = [task.name for task in tiny.TASKS]
 OWN = tuple(range(V))
@@ -47,14 +47,14 @@ class PanelLedger(Ledger):
         if self.alike:
             blends[1:] = blends[0]
         estimates = np.eye(models)[np.arange(V) % models].T
-        decision = PanelDecision(self.asked, np.asarray(task_mix), blends, estimates)
+        decision = Decision(self.asked, np.asarray(task_mix), blends, estimates)
         self.asked += 1
         self.open.append(decision)  # type: ignore[arg-type]
         return decision
 
     def tell(self, decision: Any, reward: Any, counts: Any = None) -> None:
         super().tell(decision, reward, counts)
-        if isinstance(decision, PanelDecision):
+        if isinstance(decision):
             self.tables.append(np.array(np.nan_to_num(reward)))
 
     def save(self, path: str | Path) -> None:
@@ -66,7 +66,7 @@ class PanelLedger(Ledger):
         router = cls()
         router.asked, router.told, waiting = json.loads(Path(path).read_text())
         for number, *tables in waiting:
-            kind: Any = Decision if len(tables) == 2 else PanelDecision
+            kind: Any = Decision if len(tables) == 2 else Decision
             router.open.append(kind(number, *map(np.array, tables)))
         return router
 

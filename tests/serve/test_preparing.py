@@ -3,14 +3,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from tanbr.serve.admission import Choice
 from tanbr.serve.guard import Refused
+from tanbr.serve.preparing import Preparing
+
 from tanbr.serve.journal import Turn
 from tanbr.serve.lineup import Staged
-from tanbr.serve.preparing import Preparing
 from tanbr.serve.records import Reason
-from tanbr.types import PanelDecision
+from tanbr.types import Decision
 
 MIX = np.array([0.75, 0.25])
 GOOD, BAD = np.array([1.0, 0.0]), np.array([0.0, 1.0])
@@ -48,9 +48,9 @@ class Router:
     def __init__(self) -> None:
         self.asked, self.told, self.taught = 0, list[Any](), list[Any]()
 
-    def ask(self, mix: Any, *, models: int, confusion: Any = None) -> PanelDecision:
+    def ask(self, mix: Any, *, models: int, confusion: Any = None) -> Decision:
         self.asked += 1
-        return PanelDecision(self.asked, mix, np.array([GOOD, BAD]), ESTIMATES)
+        return Decision(self.asked, mix, np.array([GOOD, BAD]), ESTIMATES)
 
     def tell(self, decision: Any, reward: Any) -> None:
         self.told.append((decision.id, reward))

@@ -7,7 +7,7 @@ import pytest
 
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
-from tanbr.router.records import lone_root
+from tanbr.router.shell import lone_root
 from tanbr.serve.journal import OpenSlot
 from tanbr.serve.records import Phase, Reason
 from tanbr.serve.view import View, explained

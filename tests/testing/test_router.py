@@ -1,9 +1,9 @@
 from itertools import count
 
 import pytest
+from tanbr.testing.router import blends_are_feasible, check_learns, same_seed_same_choices
 
 from tanbr.router import Tanbr
-from tanbr.testing.router import blends_are_feasible, check_learns, same_seed_same_choices
 from tanbr.types import Decision
 
 

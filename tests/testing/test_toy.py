@@ -1,7 +1,7 @@
 import numpy as np
+from tanbr.testing.toy import EVEN, K, V, play, play_panels, toy_reward
 
 from tanbr.router import Tanbr
-from tanbr.testing.toy import EVEN, K, V, play, play_panels, toy_reward
 
 BEST = np.array([0.75, 0.25, 0, 0, 0])
 

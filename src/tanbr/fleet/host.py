@@ -26,9 +26,9 @@ class LearnerHost:
         """Make the service of a fleet, and start it."""
         self._fleet = Fleet(machine, patience=patience)
         self._service = service = make(self._fleet)
-        self._fleet.on_lost = service.learner.alarm
+        self._fleet.on_lost = service.learning.alarms
         self._metrics = metrics
-        self._made_for = made_for(service.learner.engine.moe, ())
+        self._made_for = made_for(service.learning.world.engine.moe, ())
         service.start()
 
     @property
@@ -45,7 +45,9 @@ class LearnerHost:
         """Take a replica in; StateError if it has another checkpoint."""
         check_alike(self._made_for, hello.made_for)
         order, service = self._fleet.hello(hello), self._service
-        return Welcome(order, service.ids, service.learner.config, service.info, service.tasks, service.client_secret)
+        return Welcome(
+            order, service.ids, service.learning.world.config, service.info, service.tasks, service.client_secret
+        )
 
     def ask(self, report: Report) -> "Future[Reply]":
         """Take a report; the future holds what to do, once there is anything."""

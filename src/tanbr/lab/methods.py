@@ -15,14 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from tanbr.errors import ConfigError, DataError
-from tanbr.groups import Groups
 from tanbr.lab.answers import Answers, Blended, OtherMerge, Tagged, model_for
 from tanbr.lab.compare import KnownMix, KnownTasks
 from tanbr.lab.contestant import Answering, Contestant, MixSource, OneModel, Server, as_given
@@ -37,8 +35,9 @@ from tanbr.lab.settings import Config
 from tanbr.lab.survey import survey_path
 from tanbr.lab.task_figures import own_experts
 from tanbr.merge import Moe
-from tanbr.merge.methods import GROUP, METHODS, check_name
-from tanbr.router import GroupedRouter
+from tanbr.merge.methods import METHODS, check_name
+from tanbr.router import Tanbr
+from tanbr.router.groups import Groups
 from tanbr.serve.survey import Survey
 from tanbr.tasks.answering import by_posterior
 from tanbr.types import AnswersBy, FloatArray, Router, Text
@@ -168,7 +167,7 @@ def _grouped(bench: Bench, seed: int) -> Parts:
     if bench.groups is None:
         raise ConfigError("method grouped needs groups of experts: make them with `tanbr groups`, and pass --groups")
     config = bench.config.router.of_requests(bench.own_experts)
-    return Blended(bench.answers), GroupedRouter(*bench.sizes, groups=bench.groups, seed=seed, config=config)
+    return Blended(bench.answers), Tanbr(*bench.sizes, groups=bench.groups, seed=seed, config=config)
 
 
 def _fixed(choose: Callable[[Bench], Any]) -> Builder:
@@ -302,6 +301,8 @@ class ComparedMethod:
         if self.warm_start != "none":
             known, probes = bench.known, bench.moe.num_experts + 1
             rows = slice(probes if self.warm_start == "probes" else None)
+            if not hasattr(router, "warm_start"):
+                raise ConfigError(f"{self.name}: this router has no warm_start")
             router.warm_start(known.blends[rows], known.rewards[rows], known.counts[rows])
         V, models = bench.sizes[1], bench.sizes[1] if self.kind.whole else self.models
         source = self._mix_source(bench, mixes, seed)
@@ -345,7 +346,7 @@ def method(
         raise ConfigError(f"unknown method {base!r}; {hint}known: {known}")
     allowed = ["probes", "survey", "oracle"] if kind.learns else []
     allowed += ["recognised"] if kind.fills_panels or kind.whole else []
-    ways = [*METHODS, *entry_points(group=GROUP).names] if kind.blends else []
+    ways = list(METHODS) if kind.blends else []
     odd = [extra for extra in extras if extra not in allowed and extra.partition(":")[0] not in ways]
     if odd:
         may = ", ".join([*allowed, *ways]) or "nothing, as it neither learns nor chooses blends"

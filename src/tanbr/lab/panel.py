@@ -16,7 +16,7 @@ from tanbr.lab.answers import Answers
 from tanbr.lab.contestant import Answering, MixSource, Scorer, as_given
 from tanbr.merge import Moe
 from tanbr.monitor.belief import by_mix
-from tanbr.router.readings import Readings
+from tanbr.router.panel import Readings
 from tanbr.tasks.metrics import Answer
 from tanbr.types import Blend, FloatArray, SlotRecord, TaskMix, Text, as_blend, as_task_mix
 

@@ -20,7 +20,6 @@ import torch
 
 from tanbr.errors import StateError, TanbrError
 from tanbr.files import check_writable, write_atomically
-from tanbr.groups import Groups
 from tanbr.lab import settings as configuration
 from tanbr.lab.compare import Comparison, compare
 from tanbr.lab.corpus import Corpus, generated, of_data
@@ -32,6 +31,7 @@ from tanbr.lab.train.interruption import Interruption
 from tanbr.merge import open as open_moe
 from tanbr.merge.sources.expert_list import is_list, read_list
 from tanbr.moe.device import device_of
+from tanbr.router.groups import Groups
 from tanbr.tasks.metrics import figure
 from tanbr.tasks.rows import Row
 from tanbr.types import AnswersBy, FloatArray, SlotRecord, to_jsonable

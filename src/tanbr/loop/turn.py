@@ -14,7 +14,7 @@ import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from tanbr.loop.guard import Guard, Probes, Refused
 from tanbr.loop.rewards import VERDICT, Given, Tally, Trust, credited
 from tanbr.loop.slot import Choice, Phase, Reason, Slot, Told, Turn, Version
 from tanbr.monitor.recogniser import Recognition
-from tanbr.router.readings import Readings
+from tanbr.router.panel import Readings
 from tanbr.types import Blend, Decision, FloatArray, Router, SlotMix, TaskMix, Text
 
 log = logging.getLogger("tanbr.loop")
@@ -68,7 +68,10 @@ class Prepared(Protocol):
         ...
 
 
-class World(Protocol):
+P = TypeVar("P", bound=Prepared)
+
+
+class World(Protocol[P]):
     """Where slots are served."""
 
     def last_reward(self) -> int:
@@ -99,11 +102,11 @@ class World(Protocol):
         """Say what answers now, where `slot` is open: all of its models, unless one broke. None: nothing does."""
         ...
 
-    def prepare(self, blend: Blend, version: int | None) -> Prepared:
+    def prepare(self, blend: Blend, version: int | None) -> P:
         """Make the merge of a blend (K,) ready to answer; `version` numbers one that had a number before."""
         ...
 
-    def probe(self, prepared: Prepared, *, fully: bool) -> Probes:
+    def probe(self, prepared: P, *, fully: bool) -> Probes:
         """Ask a blend that is ready the probe texts, or only whether it answers with numbers."""
         ...
 
@@ -115,7 +118,7 @@ class World(Protocol):
         """Write the turn down, before anything of it shows; if it raises, nothing happened."""
         ...
 
-    def commit(self, prepared: Sequence[Prepared], learner: "Learner") -> None:
+    def commit(self, prepared: Sequence[P], learner: "Learner") -> None:
         """Let what was prepared, and nothing else, answer from now on.
 
         Where it has to merge for that it may fail: what answers then is whole, old or new.
@@ -177,7 +180,7 @@ class Learner:
 
 def first(
     rules: Rules,
-    world: World,
+    world: World[P],
     *,
     router: Router,
     monitor: MixSource,
@@ -212,7 +215,7 @@ def observe(learner: Learner, seen: Recognition | None, rewards: Sequence[Given]
 
 
 def turn(
-    learner: Learner, world: World, *, forced: Choice | None = None, bad: Sequence[int] = (), worthless: bool = False
+    learner: Learner, world: World[P], *, forced: Choice | None = None, bad: Sequence[int] = (), worthless: bool = False
 ) -> Learner:
     """End the slot and open the next; the learner that goes on. If it raises, the old slot goes on.
 
@@ -251,7 +254,7 @@ def fork(router: Router) -> Router:
     return forked
 
 
-def _teach_monitor(monitor: Any, world: World, rows: Sequence[Given], trust: Trust) -> None:
+def _teach_monitor(monitor: Any, world: World[P], rows: Sequence[Given], trust: Trust) -> None:
     """Let the monitor learn from texts whose labels, and so tasks, have come since the last turn.
 
     Never against what it firmly believes. What it does not believe itself, it takes from a client that leads (or is
@@ -278,7 +281,7 @@ def _teach_monitor(monitor: Any, world: World, rows: Sequence[Given], trust: Tru
 
 
 def _tell(
-    learner: Learner, world: World, mark: int, *, bad: Sequence[int], worthless: bool
+    learner: Learner, world: World[P], mark: int, *, bad: Sequence[int], worthless: bool
 ) -> tuple[Learner, tuple[Told, ...]]:
     """Tell the router the slots whose rewards are due, and what came late for those it was told."""
     config, told = learner.rules.config, []
@@ -327,7 +330,7 @@ def _held(slot: Slot) -> TaskMix:
     return slot.task_mix if slot.held is None else slot.held
 
 
-def _measured(world: World, slot: Slot, tasks: int) -> list[Tally]:
+def _measured(world: World[P], slot: Slot, tasks: int) -> list[Tally]:
     measured = world.measured(slot.number)
     return [measured.get(place, Tally(tasks)) for place in range(len(slot.versions))]
 
@@ -387,7 +390,7 @@ def _choose(learner: Learner, kept: Choice | None) -> tuple[Choice, Learner]:
         served = np.empty((0, 0)) if kept is None else kept.blends
         blends, estimates = rules.start(Readings.of(mix, confusion), served, models=rules.models)
         choice = Choice.panel(blends, estimates, Reason.START, f"{phase}: the start blend")
-        return choice if kept is None else choice.numbered(list(zip(kept.blends, kept.versions, strict=True))), learner
+        return choice if kept is None else choice.numbered(kept), learner
     decision = ask(learner.router, mix, models=rules.models, confusion=confusion)
     if kept is None:
         return Choice.of(decision), learner
@@ -405,18 +408,21 @@ def _choose(learner: Learner, kept: Choice | None) -> tuple[Choice, Learner]:
 
 
 def _decline(router: Any, decision: Decision) -> None:
-    """Tell the router that a decision was never served."""
-    router.tell(decision, np.full(decision.estimates.shape, np.nan))
+    """Take back a decision that was never served: it leaves no trace in the router."""
+    if hasattr(router, "decline"):
+        router.decline(decision)
+    else:
+        router.tell(decision, np.full(decision.estimates.shape, np.nan))
 
 
-def _prepare(learner: Learner, world: World, choice: Choice, kept: Choice | None) -> tuple[Sequence[Prepared], Learner]:
+def _prepare(learner: Learner, world: World[P], choice: Choice, kept: Choice | None) -> tuple[Sequence[P], Learner]:
     """Merge what was chosen and have the guard look at it: what is ready, and the learner with the next slot open.
 
     What is refused is told to the router, which may choose again; at last what answers is `kept`.
     """
     rules, mix = learner.rules, learner.forecast
     for chance in range(rules.config.guard.tries, -1, -1):
-        prepared: list[Prepared] = []
+        prepared: list[P] = []
         slot = Slot.of(choice, number=learner.slot.number + 1, versions=(), task_mix=mix)
         guard, numbers = learner.guard, choice.versions or (None,) * len(choice.blends)
         try:
@@ -449,7 +455,7 @@ def _prepare(learner: Learner, world: World, choice: Choice, kept: Choice | None
     raise AssertionError("the last chance keeps what answers")
 
 
-def _finish(learner: Learner, world: World, prepared: Sequence[Prepared], done: Turn) -> Learner:
+def _finish(learner: Learner, world: World[P], prepared: Sequence[P], done: Turn) -> Learner:
     """Write the turn down, then let what was prepared answer."""
     config, opened = learner.rules.config, learner.slot
     keep = config.keep_versions * learner.rules.models

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from tanbr.monitor.belief import by_mix
 from tanbr.monitor.recogniser import Recogniser, Recognition
-from tanbr.types import FloatArray, PanelDecision, Text
+from tanbr.types import Decision, FloatArray, Text
 
 Places = NDArray[np.intp]  # (n,) number of each request's model
 
@@ -17,7 +17,7 @@ Places = NDArray[np.intp]  # (n,) number of each request's model
 class Assignment:
     """A slot's panel and the recogniser that was taken when it opened; both never change."""
 
-    panel: PanelDecision
+    panel: Decision
     recogniser: Recogniser
 
     def recognise(self, texts: Sequence[Text]) -> Recognition:

@@ -3,20 +3,19 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from tanbr.errors import CheckpointError, DataError
 from tanbr.fleet.fleet import Fleet
-from tanbr.groups import Groups
 from tanbr.merge import open as open_moe
 from tanbr.merge.inspect import glance
 from tanbr.moe import embedded
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
-from tanbr.router import GroupedRouter, Tanbr
+from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
+from tanbr.router.groups import Groups
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Observer
 from tanbr.serve.service import Service
@@ -92,8 +91,9 @@ def build(
     own = card.experts_of(names) if past is not None else ()
     # where nobody taught the monitor, its tasks are groups of its own, and no expert is known to be theirs
     settings = (router or RouterConfig()).of_requests(own)
-    make = Tanbr if found is None else partial(GroupedRouter, groups=found)
-    chooser = make(moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings)
+    chooser = Tanbr(
+        moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings, groups=found
+    )
     if warm_start is not None:
         known = Survey.load(warm_start).check(moe, tasks, warm_start)
         chooser.warm_start(known.blends, known.rewards, known.counts)

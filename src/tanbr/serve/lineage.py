@@ -11,7 +11,6 @@ from tanbr.errors import StateError
 from tanbr.loop.config import RewardConfig
 from tanbr.loop.rewards import Tally, Trust, credited
 from tanbr.merge import Moe
-from tanbr.router import GroupedRouter
 from tanbr.serve.store import Store
 from tanbr.types import FloatArray, Router
 
@@ -42,7 +41,7 @@ class Prior:
 
 def made_for(moe: Moe, tasks: Sequence[str], router: Router | None = None) -> MadeFor:
     """Say what a state of this checkpoint, with a router like this, is made for."""
-    groups = router.first_groups.digest if isinstance(router, GroupedRouter) else "none"
+    groups = first.digest if (first := getattr(router, "groups", None)) is not None else "none"
     digest = hashlib.sha256()
     for (
         file

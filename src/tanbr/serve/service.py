@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -145,7 +145,7 @@ class Service:
             monitor_config = monitor.config
         if rows:
             try:
-                saved = router.resumed(state_file(store, "router"))
+                saved = resumed(router, state_file(store, "router"))
                 router, monitor = saved, Monitor.load(state_file(store, "monitor"), config=monitor_config)
             except SettingsError:
                 if not adopt:
@@ -175,7 +175,7 @@ class Service:
         )
         space = None if self._engine.writes else label_space(self._tasks, self._engine.columns)
         classes = len(self._engine.columns) if space is None else space.classes
-        if prior is not None and len(prior.blends):
+        if prior is not None and len(prior.blends) and hasattr(router, "warm_start"):
             router.warm_start(prior.blends, prior.rewards, prior.counts)
         if prior is not None and prior.keeps_monitor:
             with contextlib.suppress(SettingsError):  # else a new one
@@ -377,3 +377,8 @@ def _models(moe: Moe, config: ServeConfig) -> int:
 
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the front thread tokenises; the cores are the model's
+
+
+def resumed(router: Any, path: Path) -> Any:
+    """Resume a router from its saved state, with the settings it is given now where it can do that."""
+    return router.resumed(path) if hasattr(router, "resumed") else router.load(path)

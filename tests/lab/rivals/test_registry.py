@@ -4,7 +4,7 @@ import pytest
 from tanbr.errors import ConfigError
 from tanbr.lab.rivals import ROUTERS, BestKnown, FixedBlend, Nucb, Proportional, RandomBlend, VectorGP, build
 from tanbr.router.config import RouterConfig
-from tanbr.testing import CHECKS, check_learns
+from tanbr.router.contract import CHECKS, check_learns
 
 
 def fixed(experts, tasks, *, seed=0, **options):

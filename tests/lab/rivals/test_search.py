@@ -4,7 +4,7 @@ import pytest
 from tanbr.errors import InputError
 from tanbr.lab.rivals.search import Table, search
 from tanbr.lab.rivals.vector_gp import NOISE, VARIANCE, covariance
-from tanbr.testing.toy import toy_reward
+from tanbr.router.contract import toy_reward
 
 K, V = 4, 2
 CORNERS = np.vstack([np.eye(K), np.full(K, 1 / K)])

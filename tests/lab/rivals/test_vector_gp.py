@@ -3,7 +3,7 @@ import pytest
 
 from tanbr.lab.rivals import VectorGP
 from tanbr.lab.rivals.vector_gp import BETA, CENTRE, NOISE, VARIANCE, covariance
-from tanbr.router.argmax import first_best
+from tanbr.router.simplex import first_best
 
 
 def test_the_choice_is_that_of_the_textbooks_posterior():

@@ -16,23 +16,25 @@ from tanbr.lab.paper.job import Job, Tick
 from tanbr.lab.paper.part import Findings, Part, Results, Table
 from tanbr.lab.paper.scale import Setup
 from tanbr.lab.pictures import LINES, figure, styled
-from tanbr.router.algorithm1 import Algorithm1
 from tanbr.router.config import PaperModeConfig
-from tanbr.router.sizes import Sizes
+from tanbr.router.paper import Algorithm1, PaperState
+from tanbr.router.shell import Question
+from tanbr.router.simplex import Sizes
 from tanbr.types import FloatArray
 
 TASKS, WIDTH, LEAVES, MOST = 8, 64, 20, 20_000
 RHO, CONSTANT = 0.9, 0.3  # the paper gives no C, nor the ρ of this figure
 EVEN = np.full(TASKS, 1 / TASKS)
+ASKED = Question(0, EVEN)
 LIMIT = 0.4  # milliseconds, the paper's at K = 192
 REPEATS, LOOPS = 9, 30
 SPLITS = 20  # slots that each further expert costs, about
 
 
-def paper_router(experts: int, *, rho: float = RHO, seed: int = 0) -> Algorithm1:
+def paper_router(experts: int, *, rho: float = RHO) -> Algorithm1:
     """Make Algorithm 1 with the paper's width, λ, υ, δ and a diagonal Z."""
     config = PaperModeConfig(rho=rho, width=WIDTH, steps=1, threshold_constant=CONSTANT)
-    return Algorithm1(Sizes.check(experts, TASKS), config=config, rng=np.random.default_rng(seed))
+    return Algorithm1(Sizes.check(experts, TASKS), config)
 
 
 def random_reward(rng: np.random.Generator, blend: FloatArray) -> FloatArray:
@@ -41,15 +43,16 @@ def random_reward(rng: np.random.Generator, blend: FloatArray) -> FloatArray:
     return reward
 
 
-def steps_to_leaves(router: Algorithm1, *, most: int = MOST, seed: int = 0) -> int:
-    """Count slots until the tree has LEAVES feasible leaves."""
-    rng = np.random.default_rng(seed)
+def steps_to_leaves(router: Algorithm1, *, most: int = MOST, seed: int = 0) -> tuple[PaperState, int]:
+    """Play until the tree has LEAVES feasible leaves: the state then, and how many slots that took."""
+    rng, own = (np.random.default_rng(seed) for _ in range(2))
+    state = router.start(own)
     for slot in range(most):
-        if len(router.state.tree.active_leaves) >= LEAVES:
-            return slot
-        blend, terms = router.choose(EVEN, [])
-        router.learn(EVEN, blend, terms, random_reward(rng, blend), np.ones(TASKS))
-    return most
+        if len(state.tree.active_leaves) >= LEAVES:
+            return state, slot
+        decision = router.choose(state, ASKED, own)
+        state = router.learn(state, decision, random_reward(rng, decision.blend)[None], np.ones((1, TASKS)), own)
+    return state, most
 
 
 def milliseconds(call: Callable[[], object], *, repeats: int = REPEATS, loops: int = LOOPS) -> dict[str, float]:
@@ -89,10 +92,11 @@ def _measure(experts: int, seeds: tuple[int, ...], tick: Tick) -> dict[str, Any]
     steps = []
     for done, seed in enumerate(seeds):
         tick(done, len(seeds), f"K = {experts}")
-        router = paper_router(experts, seed=seed)
-        steps.append(steps_to_leaves(router, seed=seed))
-    leaves = len(router.state.tree.active_leaves)
-    return {"steps": steps, "leaves": leaves, "decision": milliseconds(partial(router.choose, EVEN, []))}
+        router = paper_router(experts)
+        state, slots = steps_to_leaves(router, seed=seed)
+        steps.append(slots)
+    decide = partial(router.choose, state, ASKED, np.random.default_rng(0))
+    return {"steps": steps, "leaves": len(state.tree.active_leaves), "decision": milliseconds(decide)}
 
 
 def findings(setup: Setup, results: Results) -> Findings:

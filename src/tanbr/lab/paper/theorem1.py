@@ -16,7 +16,7 @@ from tanbr.lab.paper.scale import Setup
 from tanbr.lab.pictures import INK, figure, lines, name_below, styled
 from tanbr.lab.rivals import build
 from tanbr.router.config import PaperModeConfig
-from tanbr.router.network import unit
+from tanbr.router.paper import unit
 from tanbr.router.tanbr import Tanbr
 from tanbr.router.theory import (
     depth_bound,

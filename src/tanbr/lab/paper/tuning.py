@@ -114,9 +114,9 @@ class Untaught:
     def __init__(self, router: Router) -> None:
         self._router = router
 
-    def ask(self, task_mix: ArrayLike) -> Decision:
+    def ask(self, task_mix: ArrayLike, *, models: int = 1, confusion: ArrayLike | None = None) -> Decision:
         """Choose."""
-        return self._router.ask(task_mix)
+        return self._router.ask(task_mix, models=models, confusion=confusion)
 
     def tell(self, decision: Decision, reward: Reward, counts: Counts | None = None) -> None:  # noqa: ARG002
         """Close the slot; it teaches nothing."""

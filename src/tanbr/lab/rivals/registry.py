@@ -11,9 +11,9 @@ from tanbr.lab.rivals.rules import FixedBlend, Proportional, RandomBlend
 from tanbr.lab.rivals.vector_gp import VectorGP
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
-from tanbr.types import Router
+from tanbr.router.shell import AskTell
 
-Build: TypeAlias = Callable[[int, int, int, RouterConfig], Router]  # of K, V, seed and settings
+Build: TypeAlias = Callable[[int, int, int, RouterConfig], AskTell]  # of K, V, seed and settings
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ ROUTERS: dict[str, Kind] = {
 }
 
 
-def build(name: str, experts: int, tasks: int, *, seed: int = 0, config: RouterConfig | None = None) -> Router:
+def build(name: str, experts: int, tasks: int, *, seed: int = 0, config: RouterConfig | None = None) -> AskTell:
     """Make the router of this name; settings that it does not have are not asked for."""
     return kind(name).build(experts, tasks, seed, config or RouterConfig())
 

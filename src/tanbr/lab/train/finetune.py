@@ -26,7 +26,8 @@ from tanbr.lab.train.config import FinetuneConfig
 from tanbr.lab.train.objectives import Batch, Objective
 from tanbr.lab.train.run import OnStep, Run
 from tanbr.merge import Moe
-from tanbr.types import Blend, FloatArray, Router
+from tanbr.router.shell import AskTell
+from tanbr.types import Blend, FloatArray
 
 LEAST_CONCENTRATION = 0.1  # of every expert in a draw around a blend that will be served
 
@@ -86,7 +87,7 @@ class BlendTuner(FixedTuner):
 class MergedTuner(BlendTuner):
     """For every batch the blend of a router, which learns from the reward."""
 
-    def __init__(self, moe: Moe, router: Router) -> None:
+    def __init__(self, moe: Moe, router: AskTell) -> None:
         super().__init__(moe)
         self.router = router
 

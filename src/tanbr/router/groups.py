@@ -1,7 +1,8 @@
-"""Groups of experts: K experts in M groups, each group with fixed shares of its experts.
+"""A router for many experts learns over groups of them: M dimensions to explore instead of K.
 
-A blend y over groups (M,) stands for the blend x over experts (K,) with x_k = y_g · load_k / (loads of the group g that
-k is in). A group is a list of experts; lists inside it say how it would be split, as a tree: [[0, 3], [5, [1, 2]]].
+K experts are in M groups, each with fixed shares of its experts. A blend y over groups (M,) stands for the blend x over
+experts (K,) with x_k = y_g · load_k / (loads of the group g that k is in). A group is a list of experts; `tanbr groups`
+writes lists inside lists, which show how experts were joined: [[0, 3], [5, [1, 2]]].
 """
 
 import hashlib
@@ -17,7 +18,12 @@ from numpy.typing import NDArray
 
 from tanbr.errors import DataError, InputError
 from tanbr.files import write_atomically
-from tanbr.types import FloatArray
+from tanbr.router.config import DefaultModeConfig
+from tanbr.router.default import GpTree
+from tanbr.router.known import Known, Rules
+from tanbr.router.shell import Question
+from tanbr.router.simplex import Sizes, keep_largest
+from tanbr.types import Account, Blend, Counts, Decision, FloatArray, Reward, TreeView
 
 Node: TypeAlias = "int | tuple[Node, ...]"  # an expert, or what is split further
 DEEPEST = 64  # lists within lists
@@ -129,15 +135,6 @@ class Groups:
         np.add.at(out.T, self.of_expert, blends.T)
         return out
 
-    def split(self, group: int) -> "Groups":
-        """Split a group in two, by its own lists or else in halves: the first part keeps its number, the other is M."""
-        node = self.nodes[group]
-        if not isinstance(node, tuple):
-            raise InputError(f"group {group} holds one expert and cannot be split")
-        half = (len(node) + 1) // 2
-        first, second = _plain(node[:half]), _plain(node[half:])
-        return replace(self, nodes=(*self.nodes[:group], first, *self.nodes[group + 1 :], second))
-
     def check(self, experts: int, model_sha256: str, *, source: str | Path = "these groups") -> "Groups":
         """Refuse groups that are of another checkpoint."""
         if self.experts != experts:
@@ -195,3 +192,55 @@ def _experts(node: Node) -> Iterator[int]:
 
 def _rows(table: FloatArray) -> FloatArray:
     return table.reshape(-1, table.shape[-1])
+
+
+class GroupedTree:
+    """The default policy over groups; it speaks of blends over experts."""
+
+    panels = True
+
+    def __init__(self, sizes: Sizes, groups: Groups, config: DefaultModeConfig) -> None:
+        self.sizes, self.groups = sizes, groups
+        inside = Sizes(len(groups), sizes.tasks, min(sizes.max_active, len(groups)))
+        self.inner = GpTree(Rules.of(inside, _over_groups(config, sizes, groups)))
+
+    def start(self, rng: np.random.Generator) -> Known:
+        """Know nothing yet."""
+        return self.inner.start(rng)
+
+    def choose(self, state: Known, asked: Question, rng: np.random.Generator) -> Decision:
+        """Choose over groups."""
+        waiting = tuple(replace(one, blends=self.groups.project(one.blends)) for one in asked.open)
+        decision = self.inner.choose(state, replace(asked, open=waiting), rng)
+        return replace(decision, blends=self.groups.expand(decision.blends, max_active=self.sizes.max_active))
+
+    def learn(
+        self, state: Known, decision: Decision, rewards: FloatArray, counts: FloatArray, rng: np.random.Generator
+    ) -> Known:
+        """Learn over groups."""
+        return self.inner.learn(
+            state, replace(decision, blends=self.groups.project(decision.blends)), rewards, counts, rng
+        )
+
+    def warm_start(self, state: Known, blend: Blend, reward: Reward, counts: Counts) -> Known:
+        """Learn a reward of any blend over experts as that of its groups."""
+        return self.inner.warm_start(state, self.groups.project(blend), reward, counts)
+
+    def account(self, state: Known) -> Account | None:
+        """What exploration has cost and may cost; None without a baseline."""
+        return self.inner.account(state)
+
+    def view(self, state: Known) -> TreeView:
+        """Show the tree over groups, its blends over experts."""
+        view = self.inner.view(state)
+        return replace(view, blend=self.groups.expand(view.blend, max_active=self.sizes.max_active))
+
+
+def _over_groups(config: DefaultModeConfig, sizes: Sizes, groups: Groups) -> DefaultModeConfig:
+    """Say of groups what the settings say of experts: whose tasks are whose, and the baseline."""
+    update: dict[str, Any] = {"own_experts": tuple(int(groups.of_expert[k]) for k in config.own_experts)}
+    if config.baseline not in ("none", "proportional"):
+        even = np.full(sizes.experts, 1.0 / sizes.experts)
+        over = groups.project(even if config.baseline == "even" else np.array(config.baseline))
+        update["baseline"] = tuple(keep_largest(over, min(sizes.max_active, len(groups))).tolist())
+    return config.model_copy(update=update)
