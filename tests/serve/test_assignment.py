@@ -1,12 +1,13 @@
 import numpy as np
 
+from tanbr.monitor.classifier import Classifier
 from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.assignment import Assignment, within
 from tanbr.types import Decision
 
 MIX = np.array([0.5, 0.25, 0.25])
 PANEL = Decision(0, MIX, np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[0.9, 0.2, 0.2], [0.1, 0.6, 0.8]]))
-ASSIGNMENT = Assignment(PANEL, Recogniser(("a", "b", "c"), MIX, None, grouped=False))
+ASSIGNMENT = Assignment(PANEL, Recogniser(("a", "b", "c"), MIX, Classifier.empty(3)))
 
 
 def seen(*posteriors: list[float], novel: tuple[int, ...] = ()) -> Recognition:

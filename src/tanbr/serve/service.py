@@ -18,6 +18,7 @@ from tanbr.engines.connecting import builder, connected
 from tanbr.errors import ConfigError, SettingsError
 from tanbr.fleet.engine import FleetEngine
 from tanbr.fleet.fleet import Fleet
+from tanbr.loop import Learner
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.turn import Rules
 from tanbr.merge import Moe
@@ -244,6 +245,11 @@ class Service:
     def faults(self) -> tuple[str, ...]:
         """What is broken, a sentence each; none if all is well."""
         return self._replica.faults() + self.learning.faults()
+
+    @property
+    def learner(self) -> Learner:
+        """All that is known now, as one value."""
+        return self.learning.learner
 
     @property
     def saved(self) -> bool:
