@@ -55,7 +55,7 @@ class Ledger:
         return lone_root(K, V)
 
     def save(self, path: str | Path) -> None:
-        waiting = [[one.id, one.task_mix.tolist(), one.blend.tolist()] for one in self.open]
+        waiting = [[one.id, *(x.tolist() for x in (one.task_mix, one.blends, one.estimates))] for one in self.open]
         write_atomically(path, json.dumps([self.asked, self.told, waiting]))
 
     def resumed(self, path: str | Path) -> "Ledger":
@@ -65,7 +65,7 @@ class Ledger:
     def load(cls, path: str | Path) -> "Ledger":
         router = cls()
         router.asked, router.told, waiting = json.loads(Path(path).read_text())
-        router.open = [Decision(number, np.array(mix), np.array(blend)) for number, mix, blend in waiting]
+        router.open = [Decision(number, *map(np.array, tables)) for number, *tables in waiting]
         return router
 
 

@@ -1,6 +1,5 @@
 """Several merged models side by side in one service, each request by the one that is best for its task."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 from serve.serving import K, Ledger, V, service, until
 from serve.text_model import write
 from tanbr.errors import ConfigError, InputError
-from tanbr.files import write_atomically
 from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
 from tanbr.router import Tanbr
@@ -54,25 +52,8 @@ class PanelLedger(Ledger):
 
     def tell(self, decision: Any, reward: Any, counts: Any = None) -> None:
         super().tell(decision, reward, counts)
-        if isinstance(decision):
+        if len(decision.blends) > 1:
             self.tables.append(np.array(np.nan_to_num(reward)))
-
-    def save(self, path: str | Path) -> None:
-        waiting = [[one.id, *(table.tolist() for table in list(vars(one).values())[1:])] for one in self.open]
-        write_atomically(path, json.dumps([self.asked, self.told, waiting]))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "PanelLedger":
-        router = cls()
-        router.asked, router.told, waiting = json.loads(Path(path).read_text())
-        for number, *tables in waiting:
-            kind: Any = Decision if len(tables) == 2 else Decision
-            router.open.append(kind(number, *map(np.array, tables)))
-        return router
-
-    def explain(self, decision: Any) -> Any:
-        one = super().explain(decision)
-        return one if isinstance(decision, Decision) else (one,) * len(decision.blends)
 
 
 @pytest.fixture
@@ -114,7 +95,7 @@ def test_every_request_goes_to_the_model_of_its_task_and_its_reward_with_it(live
 
 def test_whatever_answers_while_a_panel_is_replaced_is_credited_to_itself(live: Service) -> None:
     """Ask during every merge of 15 turns that replace both models; the last merge of a turn is part of its commit."""
-    engine, store = live.learner.engine, live.learner.store
+    engine, store = live.learning.world.engine, live.learning.world.store
     answers: list[Answered] = []
     unfit: list[Lineup] = []
     merge = type(engine.live.backend).merge
@@ -176,11 +157,11 @@ def test_before_any_reward_groups_of_tasks_share_a_model_each(tmp_path: Path, ta
 
 
 def test_a_model_that_answers_with_nan_leaves_its_requests_to_the_other(live: Service) -> None:
-    broken = live.learner.engine.lineup.models[0]
+    broken = live.learning.world.engine.lineup.models[0]
     with torch.no_grad():
         for parameter in broken.backend.model.parameters():  # type: ignore[attr-defined]
             own = all(
-                parameter is not other for other in live.learner.engine.lineup.models[1].backend.model.parameters()
+                parameter is not other for other in live.learning.world.engine.lineup.models[1].backend.model.parameters()
             )  # type: ignore[attr-defined]
             if own:
                 parameter.fill_(float("nan"))
