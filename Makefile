@@ -28,7 +28,7 @@ test: $(READY)  ## run every test
 	@echo "==> pytest"
 	@$(BIN)/python -m pytest -q -n $(WORKERS)
 
-test-matrix: $(READY)  ## run every test under other instruction sets, threads, load, order (up to an hour)
+test-matrix: $(READY)  ## run every test under other instruction sets, threads, load, order, signals, examples (up to two hours)
 	@$(BIN)/python tests/matrix.py
 
 $(ENGINES)/.ready:

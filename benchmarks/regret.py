@@ -112,10 +112,9 @@ def spread(values: list[float]) -> tuple[float, float]:
 
 
 def moving(study: Study, worlds: list[Scenario], asked: list[str] | None) -> None:
-    """Replace the map half way: by evidence, with forgetting instead, and with neither."""
+    """Replace the map half way: by evidence, and without."""
     routers = {
         "tanbr": default(),
-        "tanbr, forgetting 0.98": default(forgetting=0.98, change=0.0),
         "tanbr that never forgets": default(change=0.0),
     }
     for scenario in worlds:

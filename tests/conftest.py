@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from browsing import browser
 from moe.kindred import write as write_kindred
@@ -20,7 +21,13 @@ from tanbr.moe import embedded
 from tanbr.serve.store import Store
 
 __all__ = ["browser"]  # a fixture for every test
+pytest_plugins = ["leftovers"]
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+# A busy machine is slow: no test fails by that. Every run tries the same examples, unless it is told to explore.
+settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", settings.get_profile("same"), derandomize=False, database=None, max_examples=1000)
+settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

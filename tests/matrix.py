@@ -1,11 +1,13 @@
-"""The suite under other conditions: instruction sets, threads, load, order, Python versions. `make test-matrix`.
+"""The suite under other conditions: CPUs, threads, load, order, signals, examples, Python versions. `make test-matrix`.
 
 A CPU cannot be imitated in full, but part of the spread can: what is green here under all of these has little left
-that depends on the machine. Prints a line a variant, and exits with 1 if any of them failed.
+that depends on the machine. Prints a line for each variant, and exits with 1 if any of them failed. An example that
+Hypothesis found is printed as the decorator to put above its test.
 """
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,6 +38,7 @@ class Variant:
     name: str
     environment: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
+    under: tuple[str, ...] = ()  # the command that runs it
     busy: int = 0  # endless loops beside it
     python: str = sys.executable
 
@@ -47,6 +50,9 @@ VARIANTS = (
     Variant("no AVX-512", NO_AVX512),
     Variant("an old CPU", OLD_CPU),
     Variant("beside two busy loops", options=("--shuffle", "3"), busy=2),
+    Variant("SIGINT ignored", under=("sh", "-c", 'trap "" INT; exec "$@"', "sh")),
+    Variant("without a terminal", under=("setsid", "--wait", "nohup")),
+    Variant("other examples", options=("--hypothesis-profile", "explore")),
 )
 
 
@@ -56,15 +62,26 @@ def other_pythons() -> list[Variant]:
     return [Variant(f"Python {path.parts[-3].removeprefix('.venv-')}", python=str(path)) for path in found]
 
 
+def examples(output: str) -> list[str]:
+    """Find what Hypothesis reported, each as the line to keep above its test."""
+    pattern = r"^E +(?:Failing test case|Falsifying example): (\w+)\(\n((?:E .*\n)*?)E +\)$"
+    lines = []
+    for name, block in re.findall(pattern, output, re.M):
+        words = [re.sub(r"^E +| *# (or any other|The test) .*$", "", line) for line in block.splitlines()]
+        lines.append(f"@example({' '.join(filter(None, words)).removesuffix(',')})  # {name}")
+    return lines
+
+
 def run(variant: Variant, arguments: list[str]) -> bool:
     """Run the suite once; whether it passed."""
     started = time.monotonic()
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(variant.busy)]
     try:
-        command = [variant.python, "-m", "pytest", "-q", "-n", "2", *variant.options, *arguments]
+        command = [*variant.under, variant.python, "-m", "pytest", "-q", "-n", "2", *variant.options, *arguments]
         done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | variant.environment, capture_output=True, text=True, check=False
-        )
+            command, cwd=ROOT, env=os.environ | variant.environment, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
     finally:
         for loop in loops:
             loop.kill()
@@ -72,6 +89,8 @@ def run(variant: Variant, arguments: list[str]) -> bool:
     width = shutil.get_terminal_size().columns
     for line in [line for line in lines if line.startswith(("FAILED", "ERROR"))]:
         print("   ", line[: max(60, width - 4)])
+    for example in examples(done.stdout):
+        print("   ", example)
     verdict, seconds = "ok" if done.returncode == 0 else "FAILED", time.monotonic() - started
     print(f"{variant.name:24} {verdict:6} {seconds:5.0f} s  {lines[-1]}")
     sys.stdout.flush()

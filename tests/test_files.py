@@ -1,4 +1,5 @@
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,20 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypa
         write_atomically(target, "new")
     assert target.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_the_new_name_is_on_the_disk_when_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            synced.extend(os.listdir(descriptor))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write_atomically(tmp_path / "file.txt", "new")
+    assert synced == ["file.txt"]
 
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_with_few_experts_every_group_keeps_its_weight_and_its_largest_shares() 
     np.testing.assert_allclose(two, [0.625, 0.375, 0], rtol=0, atol=1e-15)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=12), st.integers(1, 12), st.integers(0, 2**31))
 def test_whatever_the_groups_a_blend_stays_one(labels: list[int], most: int, seed: int) -> None:
     groups, rng = Groups.by_labels(labels), np.random.default_rng(seed)

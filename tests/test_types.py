@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tanbr.errors import InputError
@@ -10,7 +10,6 @@ shares = st.lists(st.floats(0, 1, allow_subnormal=False), min_size=2, max_size=1
 
 
 @given(shares)
-@settings(deadline=None)
 def test_what_is_divided_by_its_sum_is_a_mix_and_a_blend(values: list[float]) -> None:
     share = np.array(values) / sum(values)
     for checked in (as_task_mix(share, tasks=len(values)), as_blend(share, experts=len(values))):

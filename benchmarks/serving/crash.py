@@ -35,6 +35,10 @@ class Counted(Tanbr):
         super().__init__(*sizes, **settings)
         self._settings |= {"total": total, "mood": mood}  # written and read with the state
 
+    def resumed(self, path: str | Path) -> "Counted":
+        """Go on with the total that was saved."""
+        return self.load(path)
+
     def ask(self, task_mix: ArrayLike, **panel: Any) -> Any:
         """Choose, unless in a mood."""
         if self._settings["mood"] and Path(self._settings["mood"]).exists():

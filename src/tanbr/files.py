@@ -29,6 +29,11 @@ def write_atomically(path: str | Path, data: bytes | str, *, mode: int = 0o644) 
             os.fsync(file.fileno())
         Path(partial).chmod(mode)
         Path(partial).replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name, too: whoever deletes what this replaces may do so now
+        finally:
+            os.close(folder)
     except OSError as error:
         if partial is not None:
             Path(partial).unlink(missing_ok=True)

@@ -129,6 +129,7 @@ class Terms:
     evidence: float = 0.0  # for a change of some task's rewards: logarithm of a Bayes factor, the highest of all
     suspect: int = -1  # that task, -1 where nothing speaks for a change
     changes: int = 0  # times that a task was found changed, and its rewards of before forgotten
+    groups: tuple[float, ...] = ()  # (M,) the blend over groups of experts that it stands for; empty without groups
 
     @property
     def bound(self) -> float:
@@ -212,6 +213,10 @@ class Router(Protocol):
 
     def save(self, path: str | Path) -> None:
         """Write the whole state atomically."""
+        ...
+
+    def resumed(self, path: str | Path) -> Self:
+        """Resume from what `save` wrote, with this router's settings; SettingsError where the state cannot do that."""
         ...
 
     @classmethod

@@ -30,6 +30,7 @@ def mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr("sys.argv", ["tanbr", *arguments])
         monkeypatch.setattr("sys.stdin", io.StringIO())
+        monkeypatch.setattr("tanbr.cli.on_signals", lambda: None)  # those of this process are pytest's
         monkeypatch.setenv("TANBR_SERVER", "http://127.0.0.1:9")
         before = sorted(tmp_path.iterdir())
         with pytest.raises(SystemExit) as left:

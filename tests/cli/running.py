@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import tanbr as package
+from processes import finished
 
 Mistake: TypeAlias = Callable[..., str]  # the fixture `mistake`
 TANBR = (sys.executable, "-m", "tanbr")
@@ -22,7 +23,4 @@ def environment(**more: str) -> dict[str, str]:
 
 def tanbr(*arguments: str, cwd: Path, stdin: str = "", **settings: str) -> subprocess.CompletedProcess[str]:
     """Run a command; no server answers unless one is named."""
-    return subprocess.run(
-        [*TANBR, *arguments], capture_output=True, text=True, cwd=cwd, timeout=240, input=stdin,
-        env=environment(**settings),
-    )  # fmt: skip
+    return finished([*TANBR, *arguments], cwd=cwd, stdin=stdin, env=environment(**settings))

@@ -45,6 +45,7 @@ def test_stopped_it_says_what_is_kept_and_how_to_go_on(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["tanbr", "reproduce", "fig6", "--out", "o"])
     monkeypatch.setattr("tanbr.lab.paper.reproduction.reproduce", stop)
+    monkeypatch.setattr("tanbr.cli.on_signals", lambda: None)  # those of this process are pytest's
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 130

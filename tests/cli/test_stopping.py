@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from cli.running import TANBR, environment
+from processes import started
 from tanbr.cli.stopping import Commands, keeps
 
 app = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
@@ -40,17 +42,27 @@ def test_ctrl_c_is_one_sentence_and_exit_code_130(arguments: list[str], says: st
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_stopped_simulation_says_what_it_keeps(tmp_path: Path, workers: str) -> None:
+@pytest.mark.parametrize(
+    ("workers", "send", "number"),
+    [
+        ("1", os.killpg, signal.SIGINT),  # as a terminal does: to all processes of the command
+        ("2", os.killpg, signal.SIGINT),
+        ("2", os.kill, signal.SIGTERM),  # as a supervisor does
+    ],
+)
+def test_a_stopped_simulation_says_what_it_keeps(
+    tmp_path: Path, workers: str, send: Callable[[int, int], None], number: signal.Signals
+) -> None:
+    """Also if the parent ignores signals, as nohup and scripts do."""
     command = [*TANBR, "simulate", "--slots", "100000", "--methods", "average,random", "--workers", workers]
-    running = subprocess.Popen(
-        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    while not (tmp_path / "out/simulate/runs").exists() and running.poll() is None:
-        time.sleep(0.1)  # until it works; Ctrl-C before that says no more than "stopped"
-    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to all processes of the command
-    out, err = running.communicate(timeout=120)
+    with started(
+        ["sh", "-c", 'trap "" INT TERM; exec "$@"', "sh", *command], cwd=tmp_path, env=environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as running:  # fmt: skip
+        while not (tmp_path / "out/simulate/runs").exists() and running.poll() is None:
+            time.sleep(0.1)  # until it works; Ctrl-C before that says no more than "stopped"
+        send(running.pid, number)
+        out, err = running.communicate(timeout=120)  # until its workers have ended, too
     assert running.returncode == 130, err
     assert err == "stopped: runs that had ended are in out/simulate/runs; the same command goes on with the others\n"
     assert "Traceback" not in out

@@ -16,6 +16,7 @@ import openai
 
 from cli.running import TANBR, environment
 from engines.asking import transformers_answers
+from processes import started
 from tanbr.merge import Moe
 
 ADMIN_TOKEN = "the-operator-of-the-test"
@@ -42,11 +43,13 @@ class Front:
 def front(folder: Path, checkpoint: Path, engine: str, url: str, *arguments: str) -> Iterator[Front]:
     """Run the server until the block ends."""
     command = [*TANBR, "serve", checkpoint, "--engine", engine, "--engine-url", url, "--port", "0", "--force"]
-    with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(
+    with (
+        (folder / "log").open("ab") as log,
+        started(
             [*command, "--state", folder / "state", "--slot-seconds", "3600", *arguments],
-            stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder, env=environment(TANBR_ADMIN_TOKEN=ADMIN_TOKEN),
-        )  # fmt: skip
+            stdout=subprocess.PIPE, stderr=log, cwd=folder, env=environment(TANBR_ADMIN_TOKEN=ADMIN_TOKEN),
+        ) as process,
+    ):  # fmt: skip
         try:
             assert process.stdout
             found = next((one[0] for line in process.stdout if (one := re.search(r"http://\S+", line))), None)

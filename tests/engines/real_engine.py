@@ -60,8 +60,8 @@ class RealVllm:
 
     @contextmanager
     def running(self) -> Iterator["RealVllm"]:
-        self.start()
         try:
+            self.start()
             yield self
         finally:
             self.kill()

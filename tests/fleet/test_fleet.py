@@ -252,7 +252,7 @@ def test_another_checkpoint_is_refused(other: MadeFor, said: str) -> None:
 EVENTS = st.sampled_from(["step", "lose report", "lose reply", "die", "hang", "born", "kill learner", "leave"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(EVENTS, st.integers(0, 7)), max_size=60), st.integers(1, 4))
 def test_no_interleaving_parts_replicas_or_shows_what_was_not_committed(
     events: list[tuple[str, int]], count: int

@@ -134,6 +134,7 @@ def test_all_replicas_answer_alike_and_change_together(house: House) -> None:
 
 def test_feedback_is_known_whoever_answered_and_told_once(house: House) -> None:
     first, second = house.replicas
+    assert first.client_secret == second.client_secret  # a client is the same one at all of them
     answered = first.submit(TEXTS[:6]).result(30)
     items = [Feedback(key, reward=0.5, task="sentiment") for key in answered.request_ids]
     assert second.feedback(items).accepted == 6

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,10 @@ def test_a_file_overrides_only_what_it_names(tmp_path: Path) -> None:
         ("[nonsense]\na = 1", "unknown key 'nonsense'; known keys: router"),
         ("[pretrain]\nsteps = 0", "pretrain.steps.*greater than or equal to 1.*got 0"),
         ("[pretrain]\nsteps = 'many'", "pretrain.steps"),
+        ("[serve.rewards]\nfeedback = inf", r"serve\.rewards\.feedback: .*finite number"),
+        ("[serve]\nqueue = true", r"serve\.queue: .*valid integer"),
+        (f"[serve]\nqueue = {'9' * 5_000}", "is not TOML: .*digits"),
+        ("[serve]\nqueue = 2024-02-31", "is not TOML"),
         ("[pretrain", "is not TOML"),
         (f"a = {'[' * 5_000}{']' * 5_000}", "nested too deeply"),
         (f"[pretrain]\nsteps = {'{a = ' * 5_000}1{'}' * 5_000}", "nested too deeply"),
@@ -46,6 +51,15 @@ def test_a_mistake_is_one_sentence_that_names_it(tmp_path: Path, text: str, says
     (tmp_path / "t.toml").write_text(text)
     with pytest.raises(ConfigError, match=says):
         settings.load(tmp_path / "t.toml")
+
+
+def test_a_file_does_not_import_what_it_names_as_merge_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trap_of_a_file.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "t.toml").write_text('[serve]\nmethod = "trap_of_a_file:Kind:gain=2"\n')
+    with pytest.raises(ConfigError, match=r"t\.toml: .*--method"):
+        settings.load(tmp_path / "t.toml")
+    assert "trap_of_a_file" not in sys.modules
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

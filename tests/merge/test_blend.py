@@ -23,7 +23,7 @@ def checkpoint_of(folder, tensors) -> Checkpoint:
     return Checkpoint(folder)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     experts=st.integers(1, 12),
     rows=st.integers(1, 40),

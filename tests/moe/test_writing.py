@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from processes import started
 from tanbr.errors import OutputError
 from tanbr.moe.writing import new_folder
 
@@ -19,14 +22,14 @@ with new_folder(sys.argv[1]) as folder:
 """
 
 
-def start(out: Path) -> subprocess.Popen[str]:
+@contextmanager
+def writer(out: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that is in the middle of writing to `out`."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "writing\n"
-    return process
+    command = [sys.executable, "-c", WRITER, out]
+    with started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        yield process
 
 
 def names(folder: Path) -> list[str]:
@@ -34,8 +37,9 @@ def names(folder: Path) -> list[str]:
 
 
 def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    with start(tmp_path / "out") as killed:
+    with writer(tmp_path / "out") as killed:
         killed.kill()
+        killed.wait()
     [left] = names(tmp_path)
     assert left.startswith(".out.")
     (tmp_path / ".outer.x.unfinished").mkdir()  # another's, by its name
@@ -45,7 +49,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> Non
 
 
 def test_what_a_live_writer_is_at_stays(tmp_path: Path) -> None:
-    with start(tmp_path / "out") as living:
+    with writer(tmp_path / "out") as living:
         with new_folder(tmp_path / "out") as folder:
             (folder / "mine").write_text("")
             assert len(names(tmp_path)) == 2

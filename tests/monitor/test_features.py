@@ -32,20 +32,20 @@ def surface(text: Text, name: str) -> float:
     return float(read([text]).surface[0, SURFACE.index(name)])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(any_text, max_size=6))
 def test_a_request_reads_the_same_alone_and_in_a_batch(texts: list[Text]) -> None:
     assert same(read(texts), Features.concatenate([Features.empty(), *(read([text]) for text in texts)]))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(any_text, min_size=1, max_size=6), st.randoms())
 def test_take_is_reading_those(texts: list[Text], random: object) -> None:
     rows = np.random.default_rng(0).integers(len(texts), size=4)
     assert same(read(texts).take(rows), read([texts[row] for row in rows]))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(any_text, min_size=1, max_size=4))
 def test_surface_is_finite_and_every_view_has_something(texts: list[Text]) -> None:
     features = read(texts)
@@ -121,7 +121,7 @@ def test_plain_texts_have_neither_case_nor_marks() -> None:
     assert plain_text(("Who?", "The farmer's dog.")) == ("who", "the farmers dog")
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=5))
 def test_read_plainly_nothing_else_counts(texts: list[str]) -> None:
     [(plain, _)] = batches(texts, plain=True)
@@ -131,7 +131,7 @@ def test_read_plainly_nothing_else_counts(texts: list[str]) -> None:
         assert same(plain, shouted)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(ascii_texts, ascii_texts), min_size=1, max_size=5))
 def test_tokens_are_words_and_marks(texts: list[tuple[str, str]]) -> None:
     tokens = Tokens.of(Batch.of(texts))

@@ -111,7 +111,7 @@ def test_strange_traffic_raises_the_alarm_and_leaves_the_mix_alone(monitor: Moni
     assert all_strange.forecast == pytest.approx(closed.forecast, abs=0.05)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(any_text, max_size=20))
 def test_anything_yields_a_mix(texts: list[Text]) -> None:
     monitor = Monitor(TASKS, config=CONFIG)
@@ -127,7 +127,7 @@ def test_anything_yields_a_mix(texts: list[Text]) -> None:
     assert 0 <= closed.unknown <= 1
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.permutations(range(40)), st.integers(1, 39))
 def test_order_and_batches_do_not_matter(order: list[int], cut: int) -> None:
     requests = traffic({"weather": 10, "question": 5, "pair": 25}, 0)
@@ -144,6 +144,35 @@ def test_order_and_batches_do_not_matter(order: list[int], cut: int) -> None:
     for name in ("estimate", "forecast", "uncertainty", "unknown"):
         np.testing.assert_allclose(getattr(closed[0], name), getattr(closed[1], name), atol=1e-7)
     assert (closed[0].requests, closed[0].alarm) == (closed[1].requests, closed[1].alarm)
+
+
+def test_a_saved_monitor_goes_on_with_new_settings(monitor: Monitor, tmp_path: Path) -> None:
+    monitor.snapshot()  # fits
+    monitor.save(tmp_path / "state.npz")
+    requests = traffic({"weather": 50, "pair": 20}, 3)
+    new = CONFIG.model_copy(update={"history": 32, "slot_sample": 64})
+    resumed = Monitor.load(tmp_path / "state.npz", config=new)
+    assert resumed.config == new
+    resumed.learn(*history(12, seed=4))  # beyond the new bound
+    fresh = Monitor(TASKS, config=new)
+    fresh.learn(*history(40))
+    fresh.learn(*history(12, seed=4))
+    np.testing.assert_allclose(resumed.observe(requests), fresh.observe(requests))  # as if it had been taught with them
+
+
+def test_a_task_that_a_client_names_is_in_the_mix(monitor: Monitor) -> None:
+    texts = traffic({"weather": 50}, 1) + traffic({"pair": 50}, 2)
+    monitor.count(monitor.snapshot().recognise(texts), ["question"] * 50 + [None] * 50)
+    assert monitor.close_slot().estimate == pytest.approx([0, 0.5, 0.5], abs=0.02)
+    knows_nothing = Monitor(TASKS, config=CONFIG)
+    knows_nothing.count(knows_nothing.snapshot().recognise(["x", "y", "z", "w", "v"]), ["pair"] * 3 + ["weather", None])
+    closed = knows_nothing.close_slot()
+    assert closed.estimate == pytest.approx([0.25, 0, 0.75])
+    assert closed.requests == 5
+    for tags, why in ((["pair"], "one length"), (["nonsense", None], "unknown task 'nonsense'")):
+        with pytest.raises(InputError, match=why):
+            monitor.count(monitor.snapshot().recognise(["a", "b"]), tags)
+    assert monitor.close_slot().requests == 0
 
 
 def test_memory_does_not_grow_with_what_is_seen(monitor: Monitor, tmp_path: Path) -> None:
@@ -165,7 +194,7 @@ def test_states_that_are_none(monitor: Monitor, tmp_path: Path) -> None:
     monitor.save(good)
     with pytest.raises(StateError, match="no saved state"):
         Monitor.load(tmp_path / "nowhere.npz")
-    with pytest.raises(StateError, match="saved with sketch_width = 512"):
+    with pytest.raises(StateError, match="with sketch_width = 512, and cannot go on with 1024"):
         Monitor.load(good, config=CONFIG.model_copy(update={"sketch_width": 1024}))
     for damaged in (good.read_bytes()[:-2000], b"nothing of the kind", b""):
         bad.write_bytes(damaged)

@@ -25,7 +25,7 @@ def log_probability(counted: CountMin, values: list[int]) -> np.ndarray:
     return log_likelihood([ragged(*([value] for value in values))], counted.log_table()[None])[0]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(hashes, hashes)
 def test_a_count_is_never_too_low_and_totals_are_exact(one: list[int], two: list[int]) -> None:
     counted = sketch(width=16).add(ragged(one, two), np.array([0, 1]))
@@ -44,7 +44,7 @@ def test_a_wide_sketch_counts_exactly() -> None:
     np.testing.assert_allclose(log_probability(counted, values.tolist()), np.tile(truth, (200, 1)), rtol=FLOAT32)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(hashes, hashes), min_size=1, max_size=4))
 def test_views_read_together_are_views_read_alone(rows: list[tuple[list[int], list[int]]]) -> None:
     views = [ragged(*(row[view] for row in rows)) for view in (0, 1)]
@@ -54,7 +54,7 @@ def test_views_read_together_are_views_read_alone(rows: list[tuple[list[int], li
         assert np.array_equal(together[view], log_likelihood([views[view]], tables[[view]])[0])
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(hashes, hashes, st.integers(1, 3))
 def test_leaving_one_out_is_never_having_learned_it(one: list[int], two: list[int], times: int) -> None:
     """Exact wherever the least counter is the same one with and without the text: here, as the sketch is wide."""

@@ -51,7 +51,7 @@ def test_counts_are_repeated_rows() -> None:
     np.testing.assert_allclose(counted, repeated, atol=1e-9)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.lists(st.lists(st.floats(0, 1), min_size=4, max_size=4).filter(sum), min_size=1, max_size=12))
 def test_the_mix_is_on_the_simplex(rows: list[list[float]]) -> None:
     posteriors = np.array(rows) / np.sum(rows, axis=1, keepdims=True)
@@ -90,7 +90,7 @@ def filled(keys: list[int], capacity: int = 8) -> SlotSample:
     return slot
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 99), max_size=60).flatmap(lambda keys: st.tuples(st.just(keys), st.permutations(keys))))
 def test_the_order_of_requests_does_not_matter(arranged: tuple[list[int], list[int]]) -> None:
     one, two = (filled(keys) for keys in arranged)

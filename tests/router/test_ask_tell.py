@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from tanbr import state
-from tanbr.errors import DecisionError, InputError, StateError
+from tanbr.errors import DecisionError, InputError, SettingsError, StateError
 from tanbr.lab.rivals import FixedBlend, Nucb, Proportional, RandomBlend, VectorGP
 from tanbr.router import Tanbr
-from tanbr.router.config import RouterConfig
+from tanbr.router.config import MADE_WITH, DefaultModeConfig, RouterConfig
 from tanbr.state import HEADER, read_state, write_state
 from tanbr.testing import toy
 
@@ -135,3 +135,64 @@ def test_a_slot_without_rewards_teaches_nothing_at_all():
     assert router.open == ()
     assert np.array_equal(before.visits, router.tree.visits)
     assert np.array_equal(before.value, router.tree.value, equal_nan=True)
+
+
+def changed(value):
+    """Another value of the same kind, near enough to be allowed wherever `value` is."""
+    if isinstance(value, bool | str):
+        return {False: True, True: False, "none": "even"}.get(value, value)
+    if isinstance(value, tuple):
+        return (*value, *value[-1:])
+    return value + 1 if isinstance(value, int) else value * 0.9
+
+
+@pytest.mark.parametrize("name", DefaultModeConfig.model_fields)
+def test_every_setting_is_applied_to_a_saved_router_or_refused(tmp_path, name):
+    config = {"own_experts": (0, 1, 2, 3), "interference": ((0.0,) * V,) * V, "margin": 0.01}
+    config["baseline"] = "proportional" if name == "own_experts" else "none"
+    old = Tanbr(K, V, config={"default": config})
+    toy.play(old, 30)
+    old.save(tmp_path / "state.npz")
+    value = getattr(old.config.default, name)
+    other = {"own_experts": (3, 2, 1, 0), "interference": ((0.1,) * V,) * V, "arms": 8}.get(name, changed(value))
+    asked = Tanbr(K, V, config={"default": {**config, name: other}})
+    if name in MADE_WITH:
+        with pytest.raises(SettingsError, match=rf"with default\.{name} = .*--state.*--adopt") as raised:
+            asked.resumed(tmp_path / "state.npz")
+        assert "\n" not in str(raised.value)
+        return
+    resumed = asked.resumed(tmp_path / "state.npz")
+    assert getattr(resumed.config.default, name) == other != value
+    assert [told.decision.id for told in resumed.history] == [told.decision.id for told in old.history]
+    np.testing.assert_array_equal(resumed.tree.value, old.tree.value)  # what was learned is there
+    toy.play(resumed, 30)  # and goes on
+
+
+def test_a_new_beta_widens_the_bound_of_a_saved_router(tmp_path):
+    old = Tanbr(K, V, config={"default": {"beta": 0.5}})
+    toy.play(old, 10)
+    old.save(tmp_path / "state.npz")
+    new = Tanbr(K, V, config={"default": {"beta": 3.0}}).resumed(tmp_path / "state.npz")
+    widths = [router.explain(router.ask(toy.EVEN)).uncertainty for router in (old, new)]
+    assert widths[1] > 2 * widths[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (Tanbr(K, V, max_active=2), "max_active = 5, and cannot go on with 2"),
+        (Tanbr(K, V, seed=3), "seed = 0, and cannot go on with 3"),
+        (Tanbr(K, V, mode="paper"), "mode = 'default', and cannot go on with 'paper'"),
+        (Tanbr(K, V + 1), "tasks = 4, and cannot go on with 5"),
+    ],
+)
+def test_a_router_of_other_arguments_is_refused(tmp_path, asked, said):
+    Tanbr(K, V).save(tmp_path / "state.npz")
+    with pytest.raises(SettingsError, match=said):
+        asked.resumed(tmp_path / "state.npz")
+
+
+def test_settings_that_a_router_does_not_use_are_not_compared(tmp_path):
+    Tanbr(K, V).save(tmp_path / "state.npz")
+    Tanbr(K, V, config={"paper": {"width": 16}}).resumed(tmp_path / "state.npz")
+    assert len(Tanbr(K, V, config={"history": 3}).resumed(tmp_path / "state.npz").history) == 0

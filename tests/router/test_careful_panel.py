@@ -90,7 +90,7 @@ def test_a_panels_entries_add_up_to_its_gain():
     policy, base = GpTree(Sizes(K, V, K), config=router.config.default, rng=rng), straight(router, MIX)
     for _ in range(6):
         panel = policy.choose_panel(Readings.of(MIX), 2, [])
-        policy.learn_panel(MIX, panel, rng.random((2, V)), np.full((2, V), 50.0))
+        policy.learn_panel(Readings.of(MIX), panel, rng.random((2, V)), np.full((2, V), 50.0))
     panel = policy.choose_panel(Readings.of(MIX), 2, [])
     goes = panel.estimates.argmax(axis=0)
     rows = entries(policy, Readings.of(MIX), panel)

@@ -15,7 +15,7 @@ from tanbr.router.sizes import Sizes
 
 K, V = 4, 3
 OWN = (2, 0, 1)
-few = settings(max_examples=12, deadline=None)
+few = settings(max_examples=12)
 seeds = st.integers(0, 2**31)
 baselines = st.sampled_from([(), OWN])
 
@@ -112,6 +112,17 @@ def test_the_served_blend_stays_where_little_is_to_gain():
             router.tell(decision, np.full(V, 0.6), np.full(V, 20.0))
         swaps[margin] = router.account.swaps
     assert swaps[0.05] < swaps[0.0]
+
+
+def test_what_was_declined_is_no_anchor_and_no_swap():
+    """The margin keeps what is served, and not what was only offered for another mix."""
+    router, twin = (careful(margin=0.1, budget=1.0) for _ in range(2))
+    for one in (router, twin):
+        one.tell(one.ask(np.eye(V)[0]), np.full(V, 0.6), np.full(V, 20.0))
+    router.tell(router.ask(np.eye(V)[2]), np.full(V, np.nan))
+    assert router.account == twin.account
+    mix = np.array([0.7, 0.0, 0.3])
+    np.testing.assert_array_equal(router.ask(mix).blend, twin.ask(mix).blend)
 
 
 def test_accounts_survive_save_and_load(tmp_path):

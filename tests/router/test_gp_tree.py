@@ -74,7 +74,6 @@ def test_optimism_falls_as_slots_are_told_but_no_faster_than_there_was_something
     assert many.told == policy.told == 80.0
     assert many.learned > 2 * policy.learned
     assert many.beta < policy.beta < 2.0
-    assert policy_after(80, **quick, forgetting=0.9).beta > 1.4  # about ten slots are remembered
 
 
 def test_open_decisions_are_not_repeated():
@@ -125,7 +124,7 @@ def test_the_tree_goes_deep_where_reward_is_high():
     assert best[tree.depth >= 3].mean() > best[0] + 0.1
 
 
-def test_forgetting_follows_a_map_that_moves():
+def test_a_map_that_moves_is_followed():
     def reward_after_move(**settings):
         router, rng, total = default(**settings), np.random.default_rng(0), 0.0
         for slot in range(180):
@@ -137,5 +136,4 @@ def test_forgetting_follows_a_map_that_moves():
         return total / 60
 
     still = reward_after_move(change=0.0)
-    assert reward_after_move(change=0.0, forgetting=0.98) > still + 0.3
-    assert reward_after_move() > still + 0.3  # by evidence, without being told to
+    assert reward_after_move() > still + 0.3

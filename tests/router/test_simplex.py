@@ -8,7 +8,7 @@ from scipy.optimize import linprog
 from tanbr.router import simplex
 
 unit = st.floats(0.0, 1.0)
-QUICK = settings(max_examples=40, deadline=None)
+QUICK = settings(max_examples=40)
 
 
 @st.composite

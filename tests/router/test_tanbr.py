@@ -9,7 +9,7 @@ from tanbr.testing import CHECKS, check_learns
 
 EXACT = RouterConfig.model_validate({"paper": {"confidence": "exact", "rho": 0.9, "layers": 3, "width": 16}})
 THEORY = RouterConfig.model_validate({"paper": {"gamma": "theory", "learning_rate": 1e-3, "loss": "mean"}})
-SMALL = RouterConfig.model_validate({"default": {"arms": 12, "room": 20, "forgetting": 0.98}})
+SMALL = RouterConfig.model_validate({"default": {"arms": 12, "room": 20}})
 
 
 def taught(experts, tasks, **options):
@@ -19,7 +19,7 @@ def taught(experts, tasks, **options):
 
 ROUTERS = {
     "default": Tanbr,
-    "default, small and forgetting": functools.partial(Tanbr, config=SMALL),
+    "default, small": functools.partial(Tanbr, config=SMALL),
     "default, own experts known": taught,
     "paper": functools.partial(Tanbr, mode="paper"),
     "paper, exact": functools.partial(Tanbr, mode="paper", config=EXACT),
@@ -49,6 +49,8 @@ def test_refuses_modes_and_settings_that_do_not_exist():
         Tanbr(4, 3, mode="paper", config={"paper": {"gamma": "theory", "learning_rate": 0.5}})
     with pytest.raises(ConfigError, match="did you mean 'snap'"):
         Tanbr(4, 3, config={"default": {"snapp": 0.1}})
+    with pytest.raises(ConfigError, match=r"unknown key 'default\.forgetting'"):  # a rebuild brought all of it back
+        Tanbr(4, 3, config={"default": {"forgetting": 0.98}})
     with pytest.raises(InputError, match="seed"):
         Tanbr(4, 3, seed=-1)
     with pytest.raises(InputError, match="from 2 to 4096"):

@@ -21,7 +21,7 @@ def test_threshold_as_printed():
     st.sampled_from([0.1, 0.5, 1.0]),
     st.integers(0, 100),
 )
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_runs_respect_the_bounds_on_depth_and_leaves(rho, constant, delta, seed):
     config = RouterConfig.model_validate(
         {"paper": {"rho": rho, "threshold_constant": constant, "delta": delta, "width": 8, "steps": 1}}

@@ -15,7 +15,7 @@ def grown(experts, seed, expansions, *, interior=False):
 
 
 @given(st.integers(2, 6), st.integers(0, 1000), st.integers(0, 25), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_leaves_cover_the_simplex_without_overlap(experts, seed, expansions, interior):
     tree = grown(experts, seed, expansions, interior=interior)
     points = np.random.default_rng(seed).dirichlet(np.ones(experts), size=50)

@@ -1,23 +1,27 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from serve.serving import monitor
+from tanbr.lab.tasks import tiny
+from tanbr.monitor import Monitor
+from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.answer_log import CHARACTERS, RECENT, AnswerLog
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.messages import Answers
 from tanbr.serve.store import Store
 
+CONFIG = ServeConfig.model_validate({"rewards": {"confidence": 0.1}})
 ENCODER: Any = None
 V = 2
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> AnswerLog:
-    return AnswerLog(
-        Store(tmp_path), config=ServeConfig(), encode=ENCODER, shadow=None, classes=2, keep_logits=True, tasks=V
-    )
+    return AnswerLog(Store(tmp_path), config=CONFIG, encode=ENCODER, shadow=None, classes=2, keep_logits=True, tasks=V)
 
 
 def batch(number: int, texts: tuple[Any, ...], *, slot: int = 3, place: int = 0) -> Answers:
@@ -62,3 +66,44 @@ def test_requests_are_counted_by_slot_and_model(log: AnswerLog) -> None:
     assert (log.held_by(3, 0), log.held_by(3, 1), log.held[3]) == (2, 1, 3)
     log.forget(6)
     assert log.uncounted() == {}
+
+
+def see(model: Any, share: Any, reward: float) -> None:
+    """The guard, which has nothing to see without a shadow."""
+
+
+def test_what_cannot_be_read_is_read_again_and_counted_once(log: AnswerLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    untaught, mix, recognise = Monitor(("first", "second")), np.full(V, 0.5), Recogniser.recognise
+
+    def failing(recogniser: Recogniser, texts: Any) -> Recognition:
+        if "bad" in texts:
+            raise MemoryError("not now")
+        return recognise(recogniser, texts)
+
+    for number, text in enumerate(("good", "bad", "good")):
+        log.put(batch(number, (text,)))
+    with monkeypatch.context() as patched:
+        patched.setattr(Recogniser, "recognise", failing)
+        for _ in range(2):
+            with pytest.raises(MemoryError, match="not now"):
+                log.read(untaught, mix, see)
+            assert log._store.count_requests(3).total() == 2  # the others are not held up
+    log.read(untaught, mix, see)
+    log.read(untaught, mix, see)
+    assert log._store.count_requests(3).total() == untaught.close_slot().requests == 3
+    ((_, _, counts),) = log.tally(3).parts
+    assert counts.sum() == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("tasks", [[5], [5, 6]])
+def test_the_tasks_that_clients_name_are_in_the_mix(tmp_path: Path, taught: Path, tasks: list[int]) -> None:
+    known = monitor(taught)
+    all_of = len(known.tasks)
+    log = AnswerLog(
+        Store(tmp_path), config=CONFIG, encode=ENCODER, shadow=None, classes=2, keep_logits=True, tasks=all_of
+    )
+    texts = tuple(row.text for row in tiny.generate(known.tasks[0], 20, seed=3, split="test"))
+    named = np.tile(np.isin(np.arange(all_of), tasks).astype(float), (len(texts), 1))
+    log.put(replace(batch(1, texts), named=named))
+    log.read(known, np.full(all_of, 1 / all_of), see)
+    assert known.close_slot().estimate[tasks].sum() > 0.99

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from serve.text_model import write
-from tanbr.errors import CheckpointError, DataError
+from tanbr.errors import CheckpointError, DataError, SettingsError
 from tanbr.lab.settings import parse
 from tanbr.lab.tasks import tiny
 from tanbr.moe import embedded
+from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr
 from tanbr.serve.build import build, read_history
+from tanbr.serve.records import Feedback
 from tanbr.serve.survey import Survey
 
 CONFIG = parse({"serve": {"slot_seconds": 3600, "threads": 1}}).serve
@@ -147,3 +149,33 @@ def test_what_the_user_says_of_the_router_stays(tmp_path: Path) -> None:
     default = live.learner.router.config.default
     assert (default.noise, default.beta, default.opening) == (0.11, 3.0, 4)
     live.stop()
+
+
+def test_a_restart_goes_on_with_the_settings_it_is_given_or_says_why_it_cannot(tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"explore": "always"})
+    live = build(None, config=config, state=tmp_path)
+    live.start()
+    ids = live.submit(["a good film", "a bad film"]).result(30).request_ids
+    live.feedback([Feedback(i, reward=1.0, task="sentiment") for i in ids])
+    live.end_slot()
+    live.end_slot()
+    slot = live.state().slot
+    live.stop()
+    changed = parse({"router": {"default": {"beta": 3.0}}, "monitor": {"alarm_share": 0.5}})
+    again = build(None, config=config, router=changed.router, monitor=changed.monitor, state=tmp_path)
+    router = again.learner.router
+    assert isinstance(router, Tanbr)
+    assert (router.config.default.beta, again.learner.monitor.config.alarm_share) == (3.0, 0.5)
+    assert (again.state().slot, len(router.history)) == (slot, 1)
+    again.stop()
+    few = config.model_copy(update={"max_active": 2})
+    for settings, said in (
+        ({"config": few}, "max_active = 8, and cannot go on with 2"),
+        ({"config": config, "monitor": MonitorConfig(plain=True)}, "plain = False, and cannot go on with True"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            build(None, state=tmp_path, **settings)  # type: ignore[arg-type]
+    adopted = build(None, config=few, monitor=MonitorConfig(plain=True), state=tmp_path, adopt=True)
+    assert (adopted.learner.router.max_active, adopted.state().slot) == (2, slot + 1)  # type: ignore[attr-defined]
+    assert adopted.learner.monitor.config.plain
+    adopted.stop()

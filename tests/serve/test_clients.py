@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 
 import numpy as np
 
@@ -59,3 +60,42 @@ def test_one_client_counts_for_its_share_at_most_and_nobody_in_particular_counts
     assert Clients(config).weights(nameless).tolist() == [1.0] * 500
     alone = [Given(0, 0, "feedback", 0, 0.0, None, "only")] * 500
     assert Clients(config).weights(alone).tolist() == [1.0] * 500
+
+
+def said(client: str, reward: float, times: int) -> list[Given]:
+    return [Given(0, 0, "feedback", 0, reward, None, client)] * times
+
+
+def test_a_loud_liar_cannot_make_honest_clients_look_like_liars() -> None:
+    clients = Clients(RewardConfig())
+    rows = said("loud", 0.0, 640) + [row for n in range(8) for row in said(f"c{n}", 1.0, 8)]
+    for _ in range(3):
+        clients.learn(rows, np.ones((len(rows), 1)))
+    assert [clients.trust(f"c{n}") for n in range(8)] == [1.0] * 8
+    assert clients.trust("loud") < 1e-6
+
+
+def test_only_who_gives_most_of_what_counts_slot_after_slot_leads() -> None:
+    clients = Clients(RewardConfig())
+    assert not clients.leads("app")  # a stranger, as everybody at first
+    for slot in range(20):
+        rows = said("app", 1.0, 50) + (said("visitor", 1.0, 3) if slot % 4 == 0 else [])
+        clients.learn(rows, np.ones((len(rows), 1)))
+    assert (clients.leads("app"), clients.leads("visitor"), clients.leads("stranger")) == (True, False, False)
+    again = Clients(RewardConfig(), {}, json.loads(json.dumps(clients.led)))
+    assert again.leads("app")
+    several = Clients(RewardConfig())
+    for _ in range(20):  # among nine, the loudest has a fifth of what counts
+        rows = said("loud", 0.0, 999) + [row for n in range(8) for row in said(f"c{n}", 1.0, 8)]
+        several.learn(rows, np.ones((len(rows), 1)))
+    assert not several.leads("loud")
+
+
+def test_what_is_chosen_is_one_of_each_in_turn_and_of_none_more_than_its_share() -> None:
+    clients = Clients(RewardConfig())
+    rows = said("loud", 0.0, 900) + [row for n in range(8) for row in said(f"c{n}", 1.0, 10)]
+    chosen = Counter(row.client for row in clients.fair(rows, 1000))
+    assert chosen == {"loud": 20} | {f"c{n}": 10 for n in range(8)}  # a fifth of all
+    assert Counter(row.client for row in clients.fair(rows, 18)) == dict.fromkeys(chosen, 2)
+    assert len(clients.fair(said("only", 0.0, 900), 256)) == 256
+    assert clients.fair([], 256) == []

@@ -18,6 +18,7 @@ import openai
 import pytest
 
 from cli.running import TANBR, environment
+from processes import started
 from serve.text_model import write
 from tanbr.lab.drive import Drive, drive
 from tanbr.lab.tasks import tiny
@@ -44,26 +45,21 @@ class Server:
 @contextmanager
 def serving(folder: Path, *arguments: str | Path) -> Iterator[Server]:
     """Run `tanbr serve` and wait until it is ready."""
-    with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(
-            [*TANBR, "serve", *arguments, "--port", "0", "--state", folder / "state", "--slot-requests", str(SLOT)],
-            stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder,
-            env=environment(TANBR_TOKEN=TOKEN, TANBR_ADMIN_TOKEN=ADMIN_TOKEN),
-        )  # fmt: skip
-        try:
-            assert process.stdout
-            url = next((found[0] for line in process.stdout if (found := re.search(r"http://\S+", line))), None)
-            assert url, (folder / "log").read_text()
-            while process.poll() is None:
-                with suppress(httpx2.TransportError):
-                    if httpx2.get(f"{url}/readyz").is_success:
-                        break
-                time.sleep(0.05)
-            yield Server(url, process)
-        finally:
-            process.kill()
-            process.wait()
-            process.stdout.close() if process.stdout else None
+    command = [*TANBR, "serve", *arguments, "--port", "0", "--state", folder / "state", "--slot-requests", str(SLOT)]
+    settings = environment(TANBR_TOKEN=TOKEN, TANBR_ADMIN_TOKEN=ADMIN_TOKEN)
+    with (
+        (folder / "log").open("ab") as log,
+        started(command, stdout=subprocess.PIPE, stderr=log, cwd=folder, env=settings) as process,
+    ):
+        assert process.stdout
+        url = next((found[0] for line in process.stdout if (found := re.search(r"http://\S+", line))), None)
+        assert url, (folder / "log").read_text()
+        while process.poll() is None:
+            with suppress(httpx2.TransportError):
+                if httpx2.get(f"{url}/readyz").is_success:
+                    break
+            time.sleep(0.05)
+        yield Server(url, process)
 
 
 def stream(*, slots: int, seed: int) -> Traffic:
@@ -138,7 +134,7 @@ def test_what_is_learned_through_a_drift_outlives_the_process(tmp_path: Path, mo
         server.ask("/v1/admin/unpin", None, ADMIN_TOKEN)
         assert server.ask("/v1/state")["slot"] > again["slot"]  # and it goes on
         server.process.terminate()
-        server.process.wait(30)
+        assert server.process.wait(30) == 0  # saved, and not ended by the signal
     events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert events[-1]["event"] == "stopped"
     assert events[-1]["finished"] is True

@@ -258,8 +258,32 @@ def test_a_whole_panel_changes_through_one_spare_and_what_fails_leaves_whole_mod
     last.merge = fails  # type: ignore[method-assign]  # the buffer that the second one needs
     with pytest.raises(CheckpointError, match="no more"):
         engine.commit(*staged, slot=2)
-    assert served(engine) == {4: 3, 2: 1}  # one has taken over, the other's old model still answers
-    assert [live.slot for live in engine.lineup.models] == [2, 1]
+    assert served(engine) == {2: 1}  # one has left its buffer, the other still answers
+    assert [(live.slot, live.place) for live in engine.lineup.models] == [(1, 1)]
+    assert [live.version for live in engine.held] == []  # nor is there anything that has answered to go back to
+
+
+@pytest.mark.parametrize(
+    ("spare", "between"), [(True, [[(2, 1, 1)]]), (False, [[(2, 1, 1)], [(3, 2, 0)]])], ids=["spare", "none"]
+)
+def test_all_that_answer_while_a_panel_is_replaced_are_of_one_slot(
+    moe: Moe, spare: bool, between: list[list[tuple[int, int, int]]]
+) -> None:
+    engine = Engine(moe, models=2, blend=np.eye(8)[0], version=1, spare=spare)
+    engine.commit(engine.prepare(np.eye(8)[0]), engine.prepare(np.eye(8)[1]), slot=1)
+    staged = [engine.prepare(np.eye(8)[k]) for k in (2, 3)]
+    seen = []
+    merge = type(engine.live.backend).merge
+    for backend in engine.backends:
+
+        def noted(*arguments: Any, of: Any = backend, **named: Any) -> None:
+            seen.append([(live.version, live.slot, live.place) for live in engine.lineup.models])
+            merge(of, *arguments, **named)
+
+        backend.merge = noted  # type: ignore[method-assign]
+    engine.commit(*staged, slot=2)
+    assert seen == between
+    assert served(engine) == {3: 2, 4: 3}
 
 
 def test_a_model_of_a_panel_that_breaks_leaves_its_requests_to_the_others(moe: Moe) -> None:
@@ -316,7 +340,7 @@ def test_a_commit_that_fails_loses_no_buffer(moe: Moe) -> None:
         backend.merge = fails  # type: ignore[method-assign]
     with pytest.raises(CheckpointError, match="no more"):
         engine.commit(first, *others, slot=2)
-    assert list(served(engine).values()) == [2]  # the one that was ready and found a place
+    assert served(engine) == {1: 0}  # not all of the new ones were ready
     assert buffers(engine) == 4
 
 

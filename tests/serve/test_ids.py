@@ -9,7 +9,7 @@ IDS = RequestIds(b"k" * 32)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_an_id_is_read_back_and_says_its_slot(slot: int, count: int) -> None:
     issued = IDS.issue(slot, count)
     assert len(set(issued)) == count
@@ -18,7 +18,7 @@ def test_an_id_is_read_back_and_says_its_slot(slot: int, count: int) -> None:
 
 
 @given(st.text(max_size=40))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_whatever_a_client_makes_up_is_unknown(text: str) -> None:
     assert IDS.read(text) is None
 

@@ -1,3 +1,5 @@
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -6,6 +8,7 @@ import numpy as np
 import pytest
 
 from tanbr.errors import StateError
+from tanbr.files import write_atomically
 from tanbr.serve.journal import OpenSlot, SlotReward, Turn, read_slot, state_file, tidy, write_turn
 from tanbr.serve.records import Reason, ServiceError
 from tanbr.serve.store import Store
@@ -21,7 +24,7 @@ class Saved:
         self.text = text
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.text)
+        write_atomically(path, self.text)
 
 
 class Broken:
@@ -94,6 +97,29 @@ def test_a_turn_is_one_transaction_with_the_states_it_names(store: Store) -> Non
     assert opened["slot"] == 1
     bad = next(row for row in store.versions() if row["version"] == 1)
     assert (bad["good"], bad["sums"].tolist(), bad["counts"].tolist()) == (0, [2.0, 0.0], [4.0, 0.0])
+
+
+def test_an_old_state_goes_only_when_the_new_one_s_name_is_on_the_disk(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(store, Turn(None, 0), FIRST)
+    said: list[tuple[str, bool]] = []
+    synced: set[str] = set()
+    fsync, unlink = os.fsync, Path.unlink
+
+    def sync(descriptor: int) -> None:
+        fsync(descriptor)
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            synced.update(os.listdir(descriptor))
+
+    def remove(path: Path, **named: Any) -> None:
+        said.append((path.name, path.name.replace("0", "1") in synced))
+        unlink(path, **named)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "unlink", remove)
+    second(store)
+    assert said == [("router-0.state", True), ("monitor-0.state", True)]
 
 
 def test_a_state_that_cannot_be_saved_leaves_everything_as_it_was(store: Store) -> None:

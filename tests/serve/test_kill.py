@@ -1,10 +1,10 @@
 """`kill -9` at any instant: nothing acknowledged is lost, nothing counts twice, the router is the saved one."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from processes import finished
 from serve.serving import Ledger, answer, service
 
 # Forks a server, lets it run for a moment, kills it; prints how much feedback was acknowledged. Imports only once.
@@ -41,12 +41,8 @@ print(acknowledged)
 def test_what_was_acknowledged_is_told_exactly_once_whenever_the_process_dies(tmp_path: Path, taught: Path) -> None:
     service(tmp_path / "first", taught)  # teaches the monitor, once
     state = tmp_path / "state"
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(state), str(taught)],
-        capture_output=True,
-        check=True,
-        cwd=Path(__file__).parent.parent,
-    )
+    done = finished([sys.executable, "-c", PROGRAM, state, taught], cwd=Path(__file__).parent.parent)
+    assert done.returncode == 0, done.stderr
     acknowledged = int(done.stdout)
     live = service(state, taught, router=Ledger())
     live.start()

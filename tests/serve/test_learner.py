@@ -215,6 +215,92 @@ def test_rewards_of_texts_unlike_any_task_are_left_out(tmp_path: Path, taught: P
     live.stop()
 
 
+# --- one address among nine -------------------------------------------------------------------------------------------
+
+HONEST = [f"honest {n}" for n in range(8)]
+
+
+def say(live: Service, client: str, texts: Any, **said: Any) -> None:
+    """Have a client ask and say something of every answer, and the learner read it and judge."""
+    ids = live.submit(texts).result(30).request_ids
+    assert live.feedback([Feedback(i, **said) for i in ids], client=client).accepted == len(ids)
+    for _ in range(2):  # the second one is heard after the step that heard the first
+        live.call(lambda operator: None)
+
+
+def test_a_stranger_rolls_back_no_version_in_any_slot_and_moves_a_reward_by_its_share(
+    tmp_path: Path, taught: Path
+) -> None:
+    live = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 0})
+    live.start()
+    for slot in range(9):
+        if slot:
+            say(live, f"stranger {slot}", TEXTS, reward=0.0, task="sentiment")
+        for n, client in enumerate(HONEST):
+            say(live, client, TEXTS[8 * n : 8 * n + 8], reward=0.9, task="sentiment")
+        live.end_slot()
+    ended = live.slots()[1:]
+    assert [view.reason for view in ended] == [Reason.CHOSEN] * 9  # nothing was rolled back
+    assert min(view.record.reward[6] for view in ended) >= 0.8 * 0.9 - 1e-9
+    for n, client in enumerate(HONEST):  # the guard sleeps no more for that
+        say(live, client, TEXTS[8 * n : 8 * n + 8], reward=0.1, task="sentiment")
+    assert live.slots()[0].reason is Reason.ROLLED_BACK
+    live.stop()
+
+
+def recognised(live: Service, rows: Any) -> float:
+    """Share of texts whose task the monitor names."""
+    seen = live.learner.monitor.snapshot().recognise([row.text for row in rows]).posteriors.argmax(axis=1)
+    return float(np.mean([tiny.TASKS[best].name == row.task for best, row in zip(seen, rows, strict=True)]))
+
+
+def label_of(task: str) -> Any:
+    spec = tiny.BY_NAME[task]
+    return spec.scale[0] if spec.graded else spec.labels[0]
+
+
+@pytest.mark.parametrize("honest", [8, 0])
+def test_labels_that_lie_teach_the_monitor_nothing(tmp_path: Path, taught: Path, honest: int) -> None:
+    live = service(tmp_path, taught, router=Ledger())
+    live.start()
+    fresh = [row for task in tiny.TASKS for row in tiny.generate(task.name, 50, seed=99, split="test")]
+    before = recognised(live, fresh)
+    names = [task.name for task in tiny.TASKS]
+    for slot in range(6):
+        rows = [row for name in names for row in tiny.generate(name, 32, seed=slot, split="test")]  # 256 of them
+        ids = live.submit([row.text for row in rows]).result(30).request_ids
+        wrong = [names[(names.index(row.task) + 1) % V] for row in rows]
+        lies = [Feedback(i, task=task, label=label_of(task)) for i, task in zip(ids, wrong, strict=True)]
+        assert live.feedback(lies, client=f"liar {slot}").accepted == 256
+        for client in HONEST[:honest]:
+            say(live, client, [row.text for row in rows[:32]], task=rows[0].task, label=label_of(rows[0].task))
+        live.end_slot()
+    assert recognised(live, fresh) >= before - 0.01
+    live.stop()
+
+
+def test_a_new_look_of_a_task_is_learned_from_several_clients_or_from_one_that_leads(
+    tmp_path: Path, taught: Path
+) -> None:
+    texts = [f"zorp quux blip {n} flarn wibble" for n in range(40)]
+
+    def learned(name: str, clients: list[str]) -> bool:
+        live = service(tmp_path / name, taught, router=Ledger(), rewards={"settle_slots": 0})
+        live.start()
+        for _ in range(5):
+            for client in clients:
+                say(live, client, texts, task="sentiment", label="positive")
+            say(live, "liar", [f"{text} snarf" for text in texts], task="paraphrase", label=label_of("paraphrase"))
+            live.end_slot()
+        posteriors = live.learner.monitor.observe([texts[0], f"{texts[0]} snarf"])
+        live.stop()
+        assert posteriors[1, 2] < 0.5  # nobody else says so
+        return bool(posteriors[0, 6] > 0.8)
+
+    assert learned("several", HONEST[:3])
+    assert learned("alone", ["app"] * 2)
+
+
 # --- turns ------------------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,9 @@ from tanbr.merge import open as open_moe
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.records import Feedback, Phase, Reason
+from tanbr.serve.ids import place_of, slot_of
+from tanbr.serve.lineup import Lineup
+from tanbr.serve.records import Answered, Feedback, Phase, Reason
 from tanbr.serve.service import Service
 from tanbr.tasks.rows import Task
 from tanbr.types import Decision, PanelDecision
@@ -108,6 +110,38 @@ def test_every_request_goes_to_the_model_of_its_task_and_its_reward_with_it(live
     assert last.counts.sum() == len(ALL)
     requests = {view.merge_version: view.requests for view in live.versions()}
     assert (requests[first], requests[second]) == (places.count(0), places.count(1))
+
+
+def test_whatever_answers_while_a_panel_is_replaced_is_credited_to_itself(live: Service) -> None:
+    """Ask during every merge of 15 turns that replace both models; the last merge of a turn is part of its commit."""
+    engine, store = live.learner.engine, live.learner.store
+    answers: list[Answered] = []
+    unfit: list[Lineup] = []
+    merge = type(engine.live.backend).merge
+    for backend in engine.backends:
+
+        def asked(*arguments: Any, of: Any = backend, **named: Any) -> None:
+            lineup = engine.lineup
+            fits = lineup.assignment and np.array_equal(
+                lineup.assignment.panel.blends, [one.blend for one in lineup.models]
+            )
+            unfit.extend([] if fits else [lineup])
+            answers.append(live.submit(ALL).result(30))
+            merge(of, *arguments, **named)
+
+        backend.merge = asked  # type: ignore[method-assign]
+    for _ in range(15):
+        live.end_slot()
+    served = {slot["slot"]: [model["version"] for model in slot["models"]] for slot in store.slots()}
+    wrong = 0
+    for answered in answers:
+        versions = answered.merge_versions or (answered.merge_version,) * len(ALL)
+        for shown, version in zip(answered.request_ids, versions, strict=True):
+            raw = live.ids.read(shown)
+            assert raw is not None
+            wrong += served[slot_of(raw)][place_of(raw, 2)] != version
+    assert len(answers) == 3 * 15  # both blends are merged to be looked at, and the first of them again to answer
+    assert (wrong, unfit) == (0, [])
 
 
 def test_a_client_that_names_a_task_or_its_labels_is_believed(live: Service) -> None:

@@ -1,12 +1,11 @@
 from pathlib import Path
 
 import pytest
-from tokenizers.processors import TemplateProcessing
 
 from serve.text_model import write
 from tanbr.errors import InputError
 from tanbr.moe.text import TextEncoder
-from tanbr.serve.prompts import Room, chat_prompt
+from tanbr.serve.prompts import Room
 
 
 @pytest.fixture
@@ -50,27 +49,3 @@ def test_more_than_can_be_written_is_refused(encoder: TextEncoder, wrong: int) -
     room = Room(prompt=64, answer=30, both=64, too_long="cut")
     with pytest.raises(InputError, match=rf"max_tokens must be 1..30 \(got {wrong}\)"):
         room.check(wrong)
-
-
-TEMPLATE = "{{ bos_token }} {% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
-ASKED = [{"role": "w1", "content": "w2 w3"}]
-
-
-def test_a_conversation_becomes_a_prompt_by_the_tokenizers_own_template(encoder: TextEncoder) -> None:
-    tokenizer = encoder.tokenizer
-    tokenizer.bos_token, tokenizer.chat_template = "w9", TEMPLATE
-    assert chat_prompt(tokenizer, ASKED) == "w9 w1 w2 w3 "
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="w9 $A", special_tokens=[("w9", tokenizer.bos_token_id)]
-    )
-    prompt = chat_prompt(tokenizer, ASKED)  # what begins every text is added when the prompt is read, and but once
-    assert prompt == " w1 w2 w3 "
-    assert tokenizer(prompt).input_ids == tokenizer.apply_chat_template(ASKED, tokenize=True, return_dict=False)
-
-
-def test_what_makes_no_prompt_is_said(encoder: TextEncoder) -> None:
-    with pytest.raises(InputError, match="no chat template"):
-        chat_prompt(encoder.tokenizer, ASKED)
-    encoder.tokenizer.chat_template = "{{ raise_exception('after the user comes the assistant') }}"
-    with pytest.raises(InputError, match=r"refuses these messages .after the user comes the assistant"):
-        chat_prompt(encoder.tokenizer, ASKED)

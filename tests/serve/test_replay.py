@@ -1,3 +1,7 @@
+import os
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +12,7 @@ from tanbr.errors import DataError
 from tanbr.lab.rivals import FixedBlend
 from tanbr.router import Tanbr
 from tanbr.serve.replay import Log, read_log, replay
+from tanbr.serve.store import FILE
 from tanbr.types import FloatArray
 
 K = V = 3
@@ -61,3 +66,16 @@ def test_a_servers_own_state_is_a_log(tmp_path: Path, taught: Path) -> None:
     assert log.rewards[:, 6].tolist() == [0.5] * 11
     with pytest.raises(DataError, match="no log"):
         read_log(tmp_path / "nowhere")
+    for column, value in (("blend", "[NaN]"), ("counts", "[Infinity]"), ("reward", "[7]"), ("mix", "[0.5, 0.5]")):
+        damaged = tmp_path / f"{column}.sqlite"
+        shutil.copy(tmp_path / FILE, damaged)
+        with closing(sqlite3.connect(damaged)) as connection, connection:
+            connection.execute(f"UPDATE {'slots' if column == 'mix' else 'models'} SET {column} = '{value}'")
+        with pytest.raises(DataError, match="holds a damaged slot"):
+            read_log(damaged)
+
+
+def test_a_pipe_is_no_log(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="holds no log of a server"):
+        read_log(tmp_path / "pipe")

@@ -371,6 +371,14 @@ def test_what_was_streamed_is_not_streamed_again_when_a_batch_fails(make: Made) 
     assert other.result(30).completion_tokens == (5,)  # of which nobody had heard anything
 
 
+def test_conversations_do_not_share_the_learner_s_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write("mixtral", tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    one, _ = replica(folder)
+    monkeypatch.setattr(one.engine.encode.tokenizer, "apply_chat_template", None)  # as if another thread had it
+    assert one.chat([{"role": "user", "content": "w1 w2"}]) == "w1 w2"
+
+
 def test_the_wrong_question_is_refused(make: Made) -> None:
     one, _ = make()
     with pytest.raises(InputError, match="cannot write"):

@@ -35,7 +35,7 @@ def test_sources_count_by_their_weights_and_a_task_nobody_speaks_for_is_unseen()
 @given(
     st.lists(st.tuples(st.floats(0, 1), st.lists(st.floats(0.01, 1), min_size=3, max_size=3)), min_size=1, max_size=20)
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_every_reward_is_shared_out_whole_and_the_mean_stays_between_its_rewards(
     given_rewards: list[tuple[float, list[float]]],
 ) -> None:

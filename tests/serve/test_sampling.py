@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -42,6 +42,7 @@ def test_of_equal_words_the_nucleus_has_the_first() -> None:
 
 
 @given(LOGITS, st.floats(0.1, 2.0), st.floats(0.01, 1.0), st.floats(0, 1, exclude_max=True))
+@example(logits=[0.0, 5.0], temperature=0.125, p=1.0, uniform=0.0)
 def test_a_word_is_drawn_where_the_sum_of_the_chances_passes_the_number(
     logits: list[float], temperature: float, p: float, uniform: float
 ) -> None:
@@ -51,6 +52,27 @@ def test_a_word_is_drawn_where_the_sum_of_the_chances_passes_the_number(
     assert row[word] > 0
     sums, slack = np.concatenate([[0.0], np.cumsum(row)]) / row.sum(), 4 * len(row) * EPS
     assert sums[word] - slack <= uniform <= sums[word + 1] + slack
+
+
+@pytest.mark.parametrize("neighbours_p", [1.0, 0.5])
+def test_a_top_p_of_1_leaves_no_word_out_whatever_the_neighbours_ask(neighbours_p: float) -> None:
+    """The first word's chance is lost in the sum of all, but it is not 0."""
+    logits = torch.tensor([[0.0, 5.0]] * 2, dtype=torch.float64)
+    temperature, top_p = torch.full((2,), 0.125), torch.tensor([1.0, neighbours_p], dtype=torch.float64)
+    assert drawn(logits, temperature, top_p, torch.zeros(2, dtype=torch.float64))[0] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_no_word_of_chance_0_is_drawn(dtype: torch.dtype, top_p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even if sums are rounded such that they grow where the chance is 0, as those of a GPU may."""
+    exact = torch.Tensor.cumsum
+    drift = torch.arange(1, 6, dtype=dtype) * torch.finfo(dtype).eps
+    ends = torch.tensor([0.0, 1 - torch.finfo(dtype).eps / 2], dtype=dtype)
+    rows = torch.tensor([[-1000.0, 1.0, -1000.0, 1.0, -1000.0]] * 2, dtype=dtype)
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda chances, dim: exact(chances, dim) + drift)
+    words = drawn(rows, torch.ones(2, dtype=dtype), torch.full((2,), top_p, dtype=dtype), ends)
+    assert words.tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])

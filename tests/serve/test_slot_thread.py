@@ -140,6 +140,26 @@ def test_a_thread_that_dies_is_a_fault(tmp_path: Path, taught: Path, monkeypatch
     live.stop()
 
 
+def test_whoever_asks_just_as_the_thread_ends_is_refused(still: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = SlotThread(still.learner)
+    thread.start()
+    send = thread._send
+    said: list[str] = []
+
+    def late(command: Any) -> Any:
+        assert thread.stop(30)  # after `call` has found the thread alive
+        return send(command)
+
+    def ask() -> None:
+        with pytest.raises(ServiceError) as refused:
+            thread.call(lambda: None)
+        said.append(str(refused.value))
+
+    monkeypatch.setattr(thread, "_send", late)
+    threading.Thread(target=ask, daemon=True).start()
+    until(lambda: said == ["the server is stopping"])
+
+
 def test_requests_do_not_wait_for_a_locked_store_where_blends_are_merged_in_place(tmp_path: Path, taught: Path) -> None:
     live = service(tmp_path, taught, router=Ledger(), low_memory=True)
     live.start()

@@ -89,6 +89,14 @@ def test_the_oldest_slots_are_forgotten_and_their_feedback_refused(tmp_path: Pat
                 "INSERT INTO slots (slot, version, mix, blend, note, started) VALUES (?, 1, '[1]', '[1]', '', 0)",
                 (slot,),
             )
+    with store.transaction() as write:
+        write.execute("CREATE TRIGGER full BEFORE DELETE ON slots BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+    with pytest.raises(ServiceError, match="disk full"):
+        store.forget(slots=10, requests=10**6)
+    assert store.oldest == 0  # nothing is forgotten before it is deleted
+    assert len(store.slots()) == 30
+    with store.transaction() as write:
+        write.execute("DROP TRIGGER full")
     store.forget(slots=10, requests=10**6)
     assert store.oldest == 20
     assert [row["slot"] for row in store.slots()] == list(range(29, 19, -1))

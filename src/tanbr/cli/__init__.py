@@ -22,7 +22,7 @@ from tanbr.cli import (
     simulating,
     training,
 )
-from tanbr.cli.stopping import Commands
+from tanbr.cli.stopping import Commands, on_signals
 from tanbr.errors import TanbrError
 
 app = typer.Typer(
@@ -30,7 +30,7 @@ app = typer.Typer(
     cls=Commands,
     help="Serve a Mixture-of-Experts model at the cost of a dense one.",
     epilog="Exit codes: 0 done; 2 a mistake in options, input or files, explained in one sentence; "
-    "130 stopped by Ctrl-C; 1 an unexpected error.",
+    "130 stopped by Ctrl-C or SIGTERM; 1 an unexpected error.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -60,6 +60,7 @@ def everywhere(
 
 def main() -> None:
     """Run the command line; the console script `tanbr` starts here."""
+    on_signals()
     try:
         app()
     except TanbrError as error:

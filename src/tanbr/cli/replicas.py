@@ -1,6 +1,5 @@
 """`tanbr serve --ray`: replicas on a Ray cluster."""
 
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from tanbr.cli.display import console
+from tanbr.cli.stopping import on_signals
 from tanbr.config import read
 from tanbr.errors import OutputError
 from tanbr.lab.settings import Config
@@ -34,8 +34,7 @@ def serve_on_ray(
     state: Path = config.state
 
     def ready(url: str, info: "ServiceInfo", now: "ServiceState") -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop.set())
+        on_signals(lambda *_: stop.set())  # Ray has installed its own
         table = banner(url, info, now, state=state, tokens=tokens)
         table.add_row("replicas", f"{config.replicas} on Ray, {config.cpus} core each, and one learner")
         console.print(table)

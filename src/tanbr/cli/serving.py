@@ -108,7 +108,10 @@ def serve(
     ] = None,
     adopt: Annotated[
         bool,
-        typer.Option("--adopt", help="Continue with the state of another checkpoint; what it learned becomes a prior."),
+        typer.Option(
+            "--adopt",
+            help="Keep what a state of another checkpoint or other settings has learned, as a prior.",
+        ),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Serve even if `tanbr inspect` says not to merge.")] = False,
     method: Annotated[str | None, typer.Option(help="How blends are merged: average, regression, ties, …")] = None,

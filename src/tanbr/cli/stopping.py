@@ -1,5 +1,6 @@
-"""Ctrl-C: one sentence that says what is kept and how to go on, exit code 130, no traceback."""
+"""Ctrl-C or SIGTERM: one sentence that says what is kept and how to go on, exit code 130, no traceback."""
 
+import signal
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -15,13 +16,19 @@ R = TypeVar("R")
 STOPPED = 130  # 128 and the number of SIGINT, as shells count
 
 
+def on_signals(act: Callable[[int, Any], Any] = signal.default_int_handler) -> None:
+    """Handle SIGINT and SIGTERM, even if the parent process ignored them (nohup, `&` in a script, a supervisor)."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, act)
+
+
 def _stop(kept: str) -> typer.Exit:
     Console(stderr=True, highlight=False).print(f"[bold]stopped[/]{escape(kept)}", soft_wrap=True)
     return typer.Exit(STOPPED)
 
 
 def keeps(sentence: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Say of a command what Ctrl-C leaves; {names} in the sentence are the command's own options."""
+    """Say of a command what a stop leaves; {names} in the sentence are the command's own options."""
 
     def stoppable(command: Callable[P, R]) -> Callable[P, R]:
         @wraps(command)

@@ -1,6 +1,5 @@
 """The learner where replicas elsewhere answer: a service without a replica of its own, and what these ask of it."""
 
-import hashlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -30,7 +29,6 @@ class LearnerHost:
         self._fleet.on_lost = service.learner.alarm
         self._metrics = metrics
         self._made_for = made_for(service.learner.engine.moe, ())
-        self._secret = hashlib.blake2b(service.store.key, person=b"clients", digest_size=16).digest()
         service.start()
 
     @property
@@ -47,7 +45,7 @@ class LearnerHost:
         """Take a replica in; StateError if it has another checkpoint."""
         check_alike(self._made_for, hello.made_for)
         order, service = self._fleet.hello(hello), self._service
-        return Welcome(order, service.ids, service.learner.config, service.info, service.tasks, self._secret)
+        return Welcome(order, service.ids, service.learner.config, service.info, service.tasks, service.client_secret)
 
     def ask(self, report: Report) -> "Future[Reply]":
         """Take a report; the future holds what to do, once there is anything."""

@@ -107,6 +107,11 @@ class ReplicaService:
         return self._link.answering
 
     @property
+    def client_secret(self) -> bytes:
+        """What clients' keys are made with: the learner's."""
+        return self.welcome.secret
+
+    @property
     def info(self) -> ServiceInfo:
         """What is served."""
         return self.welcome.info
@@ -138,7 +143,7 @@ class ReplicaService:
         about = named(self.welcome.tasks, task)
         return self._replica.generate(prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, named=about)
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
         """Make a prompt of a conversation, as `Service.chat` does."""
         return self._replica.chat(messages)
 

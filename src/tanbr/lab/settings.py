@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from tanbr.config import Section, read
+from tanbr.config import Section, check_method, read
 from tanbr.errors import ConfigError
 from tanbr.lab.train.config import FinetuneConfig, PretrainConfig
 from tanbr.monitor.config import MonitorConfig
@@ -37,11 +37,11 @@ def load(path: str | Path | None, *, over: Config | None = None) -> Config:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except ValueError as error:  # no UTF-8, no TOML, or a number of too many digits
         raise ConfigError(f"{path} is not TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{path} is nested too deeply; a setting is a value in a section") from None
-    parse(values, source=str(path))  # what is wrong is named as the file has it
+    check_method(parse(values, source=str(path)).serve.method, source=str(path))  # what is wrong is as the file has it
     return parse(_laid_over(base.model_dump(exclude_unset=True), values), source=str(path))
 
 

@@ -23,3 +23,7 @@ class MonitorConfig(Section):
         if value & (value - 1):
             raise ValueError("must be a power of two")
         return value
+
+
+# A saved monitor goes on with these as it is asked to, but not with another way to read and count texts.
+MAY_CHANGE = frozenset({"history", "slot_sample"})

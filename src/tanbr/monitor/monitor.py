@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from tanbr.config import check_kept
 from tanbr.errors import InputError, StateError
 from tanbr.monitor.classifier import Classifier
-from tanbr.monitor.clusters import DIMENSIONS, Clustering
-from tanbr.monitor.config import MonitorConfig
+from tanbr.monitor.clusters import DIMENSIONS, Clustering, Clusters
+from tanbr.monitor.config import MAY_CHANGE, MonitorConfig
 from tanbr.monitor.features import COARSE, VIEWS, batches
 from tanbr.monitor.forecast import Forecast
 from tanbr.monitor.knowledge import Knowledge
@@ -40,6 +41,11 @@ class MonitorState:
         """Nothing is known yet."""
         knowledge = Knowledge.empty(tasks, config)
         return MonitorState(knowledge, Clustering.empty(), SlotSample.empty(tasks), Forecast.start(tasks))
+
+    def unfitted(self) -> "MonitorState":
+        """Forget what was fitted: it is fitted anew when next needed."""
+        knowledge = replace(self.knowledge, classifier=Classifier.empty(self.knowledge.classifier.tasks))
+        return replace(self, knowledge=knowledge, clustering=replace(self.clustering, clusters=Clusters.empty()))
 
     def compacted(self, config: MonitorConfig) -> "MonitorState":
         """Join what waits to be joined, as a saved state has it."""
@@ -88,10 +94,7 @@ class Monitor:
             raise InputError(f"method {self.method!r} does not learn from labels; build the monitor with 'sketch'")
         if len(texts) != len(tasks):
             raise InputError(f"texts and tasks must be of one length (got {len(texts)} and {len(tasks)})")
-        odd = next((task for task in tasks if task not in self._index), None)
-        if odd is not None:
-            raise InputError(f"unknown task {odd!r}; this monitor knows {', '.join(self.tasks)}")
-        indices = np.array([self._index[task] for task in tasks], dtype=np.int64)
+        indices = self._numbers(tasks)
         knowledge = self._state.knowledge
         for features, part in batches(texts, plain=self.config.plain):
             knowledge = knowledge.learn(features, indices[part], self.config)
@@ -117,18 +120,25 @@ class Monitor:
             if not self.learns:  # these requests may be those that make clusters possible
                 self._cluster(features.keys, features.surface[:, COARSE])
             seen = self.snapshot().read(features)
-            self._count(seen)
+            self._count(seen, np.full(len(seen), seen.informed))
             results.append(seen.posteriors)
         return np.concatenate(results)
 
-    def count(self, seen: Recognition) -> None:
-        """Take in requests of the open slot that a snapshot of this monitor has recognised."""
+    def count(self, seen: Recognition, tags: Sequence[str | None] | None = None) -> None:
+        """Take in requests of the open slot that a snapshot of this monitor has recognised.
+
+        `tags` (n,) names the task of the requests whose client has named one: they count for it, whatever they say.
+        """
         expected = len(self.tasks), 0 if self.learns else DIMENSIONS
         if (seen.posteriors.shape[1], seen.vectors.shape[1]) != expected:
             raise InputError(f"requests must be recognised by this monitor, over {len(self.tasks)} tasks")
+        if tags is not None and len(tags) != len(seen):
+            raise InputError(f"requests and tags must be of one length (got {len(seen)} and {len(tags)})")
+        named = np.array([tag is not None for tag in tags or [None] * len(seen)], dtype=bool)
+        numbers = self._numbers([tag for tag in tags or () if tag is not None])
         if not self.learns:
             self._cluster(seen.keys, seen.vectors)
-        self._count(seen)
+        self._count(_believed(seen, named, np.eye(len(self.tasks))[numbers]), seen.informed | named)
 
     @property
     def confusion(self) -> FloatArray:
@@ -172,22 +182,26 @@ class Monitor:
 
     @classmethod
     def load(cls, path: str | Path, *, config: MonitorConfig | None = None) -> "Monitor":
-        """Read a state that `save` wrote; with `config`, refuse one of another configuration."""
+        """Read a state that `save` wrote, to go on with `config`, or with its own if None.
+
+        SettingsError for what it cannot go on with. Where anything changed, classifier and clusters are fitted anew.
+        """
         description, arrays = read_state(path)
         try:
             saved = MonitorConfig.model_validate(description["config"])
             size = ROWS, saved.sketch_width, len(description["tasks"])
             if any(arrays[f"knowledge.sketches.{view}.counts"].shape != size for view in VIEWS):
                 raise InputError(f"its sketches must be of shape {size}")  # before a monitor of that size is made
-            monitor = cls(description["tasks"], description["method"], config=saved)
+            monitor = cls(description["tasks"], description["method"], config=config or saved)
         except (KeyError, TypeError, ValidationError, InputError) as error:
             reason = str(error).splitlines()[0]
             raise StateError(f"{path} is damaged, or from another version of the monitor ({reason})") from None
-        if config is not None and config != saved:
-            odd = next(name for name in MonitorConfig.model_fields if getattr(config, name) != getattr(saved, name))
-            raise StateError(f"{path} was saved with {odd} = {getattr(saved, odd)} (expected {getattr(config, odd)})")
+        asked = monitor.config.model_dump(mode="json")
+        check_kept(saved.model_dump(mode="json"), asked, source=path, may_change=MAY_CHANGE)
         check_alike(arrays, to_arrays(monitor._state), path)
         monitor._state = from_arrays(monitor._state, arrays)
+        if monitor.config != saved:
+            monitor._state = monitor._state.unfitted()
         return monitor
 
     def _fit(self) -> None:
@@ -201,10 +215,24 @@ class Monitor:
     def _cluster(self, keys: NDArray[np.uint64], vectors: FloatArray) -> None:
         self._state = replace(self._state, clustering=self._state.clustering.add(keys, vectors))
 
-    def _count(self, seen: Recognition) -> None:
-        slot = self._state.slot
-        if seen.informed:
-            slot = slot.add(seen.keys, seen.posteriors, seen.novel, capacity=self.config.slot_sample)
-        else:
-            slot = replace(slot, requests=slot.requests + len(seen))
-        self._state = replace(self._state, slot=slot)
+    def _count(self, seen: Recognition, informed: NDArray[np.bool_]) -> None:
+        """Add requests to the slot's sample; those that nothing is known about are counted alone."""
+        rows, capacity = np.flatnonzero(informed), self.config.slot_sample
+        slot = self._state.slot.add(seen.keys[rows], seen.posteriors[rows], seen.novel[rows], capacity=capacity)
+        self._state = replace(self._state, slot=replace(slot, requests=slot.requests + len(seen) - len(rows)))
+
+    def _numbers(self, tasks: Sequence[str]) -> NDArray[np.int64]:
+        """Number of each task (n,)."""
+        odd = next((task for task in tasks if task not in self._index), None)
+        if odd is not None:
+            raise InputError(f"unknown task {odd!r}; this monitor knows {', '.join(self.tasks)}")
+        return np.array([self._index[task] for task in tasks], dtype=np.int64)
+
+
+def _believed(seen: Recognition, named: NDArray[np.bool_], posteriors: FloatArray) -> Recognition:
+    """Take the posteriors of the requests whose client has named a task (n,) from there; none of these is novel."""
+    if not named.any():
+        return seen
+    believed, familiarity = seen.posteriors.copy(), np.where(named, 0.0, seen.familiarity)
+    believed[named] = posteriors
+    return replace(seen, posteriors=believed, familiarity=familiarity)

@@ -3,8 +3,9 @@
 What is chosen and learned is a `Policy`; this module never looks inside one.
 """
 
+import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, overload
@@ -12,8 +13,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tanbr.errors import DecisionError, InputError, StateError
-from tanbr.router.migration import LAYOUT, migrated
+from tanbr.config import check_kept
+from tanbr.errors import DecisionError, InputError, SettingsError, StateError
+from tanbr.router.migration import LAYOUT, migrated, settings_of
 from tanbr.router.panel import Panel
 from tanbr.router.readings import Readings
 from tanbr.router.records import Open, Terms, Told, TreeView
@@ -39,7 +41,7 @@ class Policy(Protocol):
     """Chooses and learns; knows nothing of ids, files or bad input."""
 
     def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:
-        """Choose x for ψ while the rewards of `open_slots` are still to come."""
+        """Choose x for ψ while the rewards of `open_slots` are still to come; changes nothing but the random stream."""
         ...
 
     def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:
@@ -47,10 +49,10 @@ class Policy(Protocol):
         ...
 
     def choose_panel(self, readings: Readings, models: int, open_slots: list[Open]) -> Panel:
-        """Choose G > 1 blends jointly for ψ, as it is read."""
+        """Choose G > 1 blends jointly for ψ, as it is read; changes nothing but the random stream."""
         ...
 
-    def learn_panel(self, mix: TaskMix, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
+    def learn_panel(self, readings: Readings, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
         """Learn what the rewards of all models in a slot say, (G, V); 0 counts where unseen."""
         ...
 
@@ -76,6 +78,7 @@ class AskTell:
     """A router: a policy behind `ask` and `tell`."""
 
     kind: ClassVar[str] = ""  # written into saved states
+    may_change: ClassVar[Collection[str]] = ()  # settings that a saved state goes on with as they are asked for
 
     def __init__(
         self,
@@ -117,14 +120,14 @@ class AskTell:
         decision: Decision | PanelDecision = Decision(self._next_id, mix, blends[0])
         if models is not None:
             decision = PanelDecision(self._next_id, mix, _read_only(blends), _read_only(panel.estimates))
-        self._open[decision.id] = Open(decision, panel.terms)
+        self._open[decision.id] = Open(decision, panel.terms, readings.confusion)
         self._next_id += 1
         return decision
 
     def tell(
         self, decision: Decision | PanelDecision | int, reward: ArrayLike, counts: ArrayLike | None = None
     ) -> None:
-        """Learn from the reward (V,), of a panel (G, V); NaN where unseen, and all NaN teaches nothing.
+        """Learn from the reward (V,), of a panel (G, V); NaN where unseen. All NaN declines: it leaves no trace.
 
         Rewards may come late and out of order. `counts`, of the same shape, are the requests behind them.
         """
@@ -132,18 +135,18 @@ class AskTell:
         asked = slot.decision
         if isinstance(asked, PanelDecision):
             told = self._as_table(reward, counts, rows=len(asked.blends))
-            panel = Panel(asked.blends, asked.estimates, slot.why)
-            if told.counts.any() and len(asked.blends) > 1:
-                self._policy.learn_panel(asked.task_mix, panel, *told)
-            elif told.counts.any():
-                self._policy.learn(asked.task_mix, asked.blends[0], slot.why[0], told.reward[0], told.counts[0])
         else:
             checked = as_reward(reward, tasks=self.tasks)
             told = _Rewards(checked, as_counts(counts, reward=checked))
-            if told.counts.any():
-                self._policy.learn(asked.task_mix, asked.blend, slot.why[0], *told)
+        if told.counts.any():
+            if isinstance(asked, PanelDecision) and len(asked.blends) > 1:
+                panel = Panel(asked.blends, asked.estimates, slot.why)
+                self._policy.learn_panel(Readings.of(asked.task_mix, slot.confusion), panel, *told)
+            else:
+                one = (np.reshape(table, self.tasks) for table in told)
+                self._policy.learn(asked.task_mix, slot.blends[0], slot.why[0], *one)
+            self._told.append(Told(asked, *told, slot.why))
         del self._open[asked.id]
-        self._told.append(Told(asked, *told, slot.why))
 
     def _as_table(self, rewards: ArrayLike, counts: ArrayLike | None, *, rows: int) -> "_Rewards":
         """Check the rewards (G, V) of a panel and the counts behind them."""
@@ -221,16 +224,30 @@ class AskTell:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Resume bit for bit from what `save` wrote; a copy plays a slot first, to see that it can."""
+        """Resume bit for bit from what `save` wrote, with the settings it was saved with."""
+        return cls._loaded(path, None)
+
+    def resumed(self, path: str | Path) -> Self:
+        """Resume from what `save` wrote, with this router's settings; SettingsError where the state cannot do that."""
+        return self._loaded(path, json.loads(json.dumps(self._settings)))
+
+    @classmethod
+    def _loaded(cls, path: str | Path, asked: dict[str, Any] | None) -> Self:
+        """Read a state; a copy plays a slot first, to see that it can."""
         header, arrays = read_state(path)
         if header.get("kind") != cls.kind:
             raise StateError(
                 f"{path} holds a {header.get('kind')!r} router, not {cls.kind!r}; load it with its own class"
             )
         try:
+            if asked is not None:
+                check_kept(settings_of(header), asked, source=path, may_change=cls.may_change)
+                header["settings"] = asked
             with np.errstate(divide="raise", invalid="raise"):
                 cls._restored(header, arrays)._play()
             return cls._restored(header, arrays)
+        except SettingsError:
+            raise
         except Exception as error:  # whatever it is that these values make a router stumble over
             said = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise StateError(f"{path} does not fit this router ({said}); use the tanbr that wrote it") from None
@@ -242,10 +259,11 @@ class AskTell:
 
     @classmethod
     def _restored(cls, header: Mapping[str, Any], arrays: Arrays) -> Self:
-        held, least = sum(array.size for array in arrays.values()), cls.least_numbers(header["settings"])
+        settings = settings_of(header)
+        held, least = sum(array.size for array in arrays.values()), cls.least_numbers(settings)
         if held < least:
             raise StateError(f"its settings speak of {least} numbers, it holds {held}")
-        router = cls(**header["settings"])
+        router = cls(**settings)
         policy = {k.removeprefix("policy."): v for k, v in arrays.items() if k.startswith("policy.")}
         start = router._policy.state
         policy = migrated(policy, to_arrays(start), int(header.get("layout", 1)))

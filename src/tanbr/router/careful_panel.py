@@ -55,7 +55,8 @@ def careful_panel(router: Careful, readings: Readings, wanted: Panel, open_slots
     """Take the panel of highest worth that the balance pays for: of the wanted, the served, steps from the baseline."""
     config, pool, ledger, models = router.config, router.posterior, router.ledger, len(wanted.blends)
     base, mix = baseline_panel(config, router.sizes, readings, models), readings.mix
-    served = ledger.served if len(ledger.served) == models else base.blends
+    served = ledger.serving(open_slots)
+    served = served if len(served) == models else base.blends
     panels = np.array([base.blends, served, wanted.blends, *_steps(router, readings, base)])  # (P, G, K)
     flat = panels.reshape(-1, panels.shape[2])
     found, (mean, gain), kernel = router.bounded(flat, readings.task_mix), pool.at(flat), pool.kernel(flat)

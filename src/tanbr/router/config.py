@@ -126,8 +126,6 @@ class DefaultModeConfig(Section):
     """Told slots after which kernel, noise, lift and correlation are fitted; earlier fits declare the map flat."""
     change: float = Field(12.0, ge=0)
     """Evidence (logarithm of a Bayes factor) at which a task's rewards are taken to have changed; 0 never."""
-    forgetting: float = Field(1.0, gt=0, le=1)
-    """Share of what is known that survives a slot; below 1 for rewards that drift."""
 
 
 class GroupsConfig(Section):
@@ -149,6 +147,22 @@ OF_REQUESTS: dict[str, Any] = {
 """Rewards around a baseline; chosen by hand on the worlds of `benchmarks/harm.py`, seeds from 100 on."""
 OF_KNOWN_EXPERTS: dict[str, Any] = {"variance": 0.003, "variances": (0.0005, 0.002, *OF_REQUESTS["variances"])}
 """The same where the experts' tasks are known, and the baseline is a better one to stay at."""
+
+
+MADE_WITH = {  # settings of the default mode
+    "pool", "room", "climbers", "climbs",  # the candidates are in the state
+    "width", "variance", "mean_variance", "noise", "correlation", "own_experts", "own_lift",  # the prior is behind it
+    "baseline",  # the accounts are kept against it
+}  # fmt: skip
+MAY_CHANGE = {
+    "config.history", "config.groups.settle", "config.groups.share", "config.groups.known",
+    *(f"config.default.{name}" for name in DefaultModeConfig.model_fields if name not in MADE_WITH),
+}  # fmt: skip
+"""What a saved router goes on with as it is asked to: it says how to choose and learn from now on.
+
+Algorithm 1 has one set of settings for a whole run. Splits need the rewards of all blends, which are kept only with
+them.
+"""
 
 
 class RouterConfig(Section):

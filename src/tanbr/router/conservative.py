@@ -85,7 +85,8 @@ def choose_carefully(router: Careful, mix: TaskMix, open_slots: list[Open]) -> t
     """Take the candidate of highest bound among those the balance pays for; the baseline is always one."""
     config, pool, ledger = router.config, router.posterior, router.ledger
     base = baseline_of(config, router.sizes, mix)
-    near = np.concatenate([base[None], ledger.served if len(ledger.served) == 1 else base[None]])
+    served = ledger.serving(open_slots)
+    near = np.concatenate([base[None], served if len(served) == 1 else base[None]])
     climbs = router.climbed(near, mix, steps=config.steps, size=STEP, shrink=SHRINK)
     tried = np.concatenate([near, *climbs])
     mean, gain = pool.at(tried)

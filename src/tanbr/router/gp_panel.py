@@ -30,7 +30,7 @@ class Bounds(Protocol):
 
     sizes: Sizes
     config: DefaultModeConfig
-    asked: int  # decisions and warm starts
+    asked: int  # blends of decisions that were told, and of warm starts
     opening: int  # first asks that try the even blend and single experts
 
     def candidates(self, mix: TaskMix, open_blends: list[Blend]) -> Candidates:
@@ -56,17 +56,18 @@ def choose_panel(router: Bounds, readings: Readings, models: int, open_blends: l
         straight = _proportional(router, readings, task_groups(readings, models, interference=harm), models)
         found = found.joined(router.bounded(straight, mix))
     panel = chosen(found, readings, models, start=start)
-    if not config.own_experts and router.asked < router.opening:
-        return panel_of(found, _opening(router, panel), readings)
+    asked = router.asked + len(open_blends)
+    if not config.own_experts and asked < router.opening:
+        return panel_of(found, _opening(router, panel, asked), readings)
     for _ in range(ROUNDS):
         found, panel = _improved(router, found, panel, readings)
     return panel_of(found, panel, readings)
 
 
-def _opening(router: Bounds, panel: Rows) -> Rows:
+def _opening(router: Bounds, panel: Rows, asked: int) -> Rows:
     """Put the blends that every router opens with, as many as are still to come, into a panel."""
     order = [router.sizes.experts, *range(router.sizes.experts)]
-    coming = order[router.asked : min(router.asked + len(panel), router.opening)]
+    coming = order[asked : min(asked + len(panel), router.opening)]
     return np.array([*coming, *panel[len(coming) :]], dtype=np.intp)
 
 

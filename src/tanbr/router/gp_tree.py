@@ -49,7 +49,7 @@ class GpTreeState:
     """Everything that changes in a `GpTree`."""
 
     slots: int  # rewards told
-    asked: int  # decisions and warm starts
+    asked: int  # blends of decisions that were told, and of warm starts
     told: float  # slots, as far as they are remembered
     learned: float  # the same, each by the share of the deviation that was left at its blend
     since: int  # slots told since the router started, or started over
@@ -59,7 +59,6 @@ class GpTreeState:
     tree: TreeState
     ledger: LedgerState
     watch: WatchState
-    misread: FloatArray  # (V, V) how requests are read, as the last panel was told; (0, V) if rightly
 
 
 class GpTree:
@@ -76,8 +75,7 @@ class GpTree:
         self.opening = min(sizes.experts + 1, config.opening)  # first asks: the even blend, then single experts
         self.ledger = Ledger(sizes.experts, sizes.tasks)  # of a router with a baseline
         self.watch = Watch(sizes.tasks, threshold=config.change)
-        self.misread = np.zeros((0, sizes.tasks))  # how requests are read, as the last panel was told
-        self.asked = 0  # decisions and warm starts
+        self.asked = 0  # blends of decisions that were told, and of warm starts
         self.told = 0.0  # slots, as far as they are remembered
         self.learned = 0.0  # the same, each by the share of the deviation that was left at its blend
         self.slots = self.since = self.fitted = 0
@@ -93,9 +91,7 @@ class GpTree:
     def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:
         """Take the candidate of highest bound; one near a known arm is played as that arm."""
         if self.config.baseline != "none":
-            self.asked += 1
             blend, terms = choose_carefully(self, mix, open_slots)
-            self.ledger.serve(blend[None])
             return blend, self._watched(terms)
         pool, beta = self.posterior, self.beta
         variance = pool.variance_of(mix, pool.gain)
@@ -105,9 +101,9 @@ class GpTree:
         bound = mean + beta * deviation
         bound[self.nodes][~self.tree.used] = -np.inf
         best = first_best(bound)
-        if self.asked < self.opening:
-            best = self.sizes.experts if self.asked == 0 else self.asked - 1
-        self.asked += 1
+        asked = self.asked + len(blends_of(open_slots))
+        if asked < self.opening:
+            best = self.sizes.experts if asked == 0 else asked - 1
         blend, node = pool.points[best], best - self.nodes.start
         inside = 0 <= node < self.config.room
         terms = Terms(
@@ -124,10 +120,7 @@ class GpTree:
         panel = choose_panel(self, readings, models, blends_of(open_slots))
         panel = replace(panel, blends=np.array([self.snapped(blend) for blend in panel.blends]))
         if self.config.baseline != "none":
-            self.misread = readings.confusion
             panel = careful_panel(self, readings, panel, open_slots)
-            self.ledger.serve(panel.blends)
-        self.asked += models
         return replace(panel, terms=tuple(self._watched(terms) for terms in panel.terms))
 
     def _watched(self, terms: Terms) -> Terms:
@@ -185,12 +178,11 @@ class GpTree:
 
     def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:  # noqa: ARG002
         """Pool the reward, then grow the tree and climb for this mix."""
-        if self.config.forgetting < 1.0:
-            self.posterior.forget(self.config.forgetting)
-            self._forget(self.config.forgetting)
+        self.asked += 1
         self._absorb(blend, reward, counts)
         if self.config.baseline != "none":
             base = baseline_of(self.config, self.sizes, mix)
+            self.ledger.serve(blend[None])
             self.ledger.tell([(mix, blend, base)], self.posterior.mean_at)
         self._remember(mix)
         if self.config.room:
@@ -198,12 +190,10 @@ class GpTree:
         if len(self.climbers):
             self._climb(mix)
 
-    def learn_panel(self, mix: TaskMix, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
+    def learn_panel(self, readings: Readings, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
         """Pool the rewards of all models, one slot in all, and grow the tree for each model's own mix."""
-        if self.config.forgetting < 1.0:
-            self.posterior.forget(self.config.forgetting)
-            self._forget(self.config.forgetting)
-        mixes = group_mixes(panel.estimates, Readings.of(mix, self.misread))
+        self.asked += len(panel.blends)
+        mixes = group_mixes(panel.estimates, readings)
         taught: list[float] = []
         for blend, own, reward, count in zip(panel.blends, mixes, rewards, counts, strict=True):
             if count.any():
@@ -211,7 +201,8 @@ class GpTree:
                 self._remember(own)
         self._count(float(np.mean(taught)))
         if self.config.baseline != "none":
-            self.ledger.tell(entries(self, Readings.of(mix, self.misread), panel), self.posterior.mean_at)
+            self.ledger.serve(panel.blends)
+            self.ledger.tell(entries(self, readings, panel), self.posterior.mean_at)
         for own in mixes if self.config.room else ():
             self._grow(own)
 
@@ -243,16 +234,13 @@ class GpTree:
             self.posterior.start_over()
             self.watch.begin()
             self.asked = self.since = self.fitted = 0
-        self._forget(1.0 - len(changed) / all_)
+        self.told *= 1.0 - len(changed) / all_
+        self.learned *= 1.0 - len(changed) / all_
         self.posterior.forget_tasks(changed)
 
     def _remember(self, mix: TaskMix) -> None:
         if not any(np.array_equal(mix, known) for known in self.mixes):
             self.mixes.append(mix)
-
-    def _forget(self, share: float) -> None:
-        self.told *= share
-        self.learned *= share
 
     def _count(self, taught: float) -> None:
         self.told += 1.0
@@ -349,7 +337,7 @@ class GpTree:
         mixes = np.array(list(self.mixes)).reshape(len(self.mixes), self.sizes.tasks)
         return GpTreeState(
             self.slots, self.asked, self.told, self.learned, self.since, self.fitted, mixes,
-            self.posterior.state, self.tree.state, self.ledger.state, self.watch.state, self.misread.copy(),
+            self.posterior.state, self.tree.state, self.ledger.state, self.watch.state,
         )  # fmt: skip
 
     def restore(self, state: GpTreeState) -> None:
@@ -361,4 +349,3 @@ class GpTree:
         self.tree.restore(state.tree)
         self.ledger.restore(state.ledger)
         self.watch.restore(state.watch)
-        self.misread = state.misread.copy()

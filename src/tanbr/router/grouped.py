@@ -16,7 +16,7 @@ from tanbr.config import read
 from tanbr.errors import InputError
 from tanbr.groups import Groups
 from tanbr.router.ask_tell import AskTell
-from tanbr.router.config import DefaultModeConfig, RouterConfig
+from tanbr.router.config import MAY_CHANGE, DefaultModeConfig, RouterConfig
 from tanbr.router.gp_tree import GpTree, GpTreeState
 from tanbr.router.panel import Panel
 from tanbr.router.readings import Readings
@@ -26,7 +26,7 @@ from tanbr.router.sizes import Sizes, as_size
 from tanbr.router.tanbr import check_settings
 from tanbr.types import Account, Blend, Counts, FloatArray, PanelDecision, Reward, TaskMix
 
-RECALLED = 64  # chosen blends that are found again among the groups without rounding
+RECALLED = 64  # told blends that are found again among the groups without rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class GroupedState:
     blends: FloatArray  # (n, K) blends that were told
     sums: FloatArray  # (n, V) of their rewards
     counts: FloatArray  # (n, V) requests behind them
-    chosen: FloatArray  # (m, K) blends that were chosen last
+    chosen: FloatArray  # (m, K) chosen blends that were told last
     chosen_groups: FloatArray  # (m, M) the same over groups
     past: FloatArray  # (7,) accounts of the routers before the last split
     inner: GpTreeState
@@ -67,26 +67,25 @@ class GroupedTree:
     def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:
         """Choose over groups."""
         blend, terms = self.inner.choose(mix, [self._grouped(slot) for slot in open_slots])
-        return self._of_experts(blend), terms
+        return self._of_experts(blend), replace(terms, groups=tuple(blend.tolist()))
 
     def choose_panel(self, readings: Readings, models: int, open_slots: list[Open]) -> Panel:
         """Choose G blends over groups."""
         panel = self.inner.choose_panel(readings, models, [self._grouped(slot) for slot in open_slots])
-        return replace(panel, blends=np.array([self._of_experts(blend) for blend in panel.blends]))
+        terms = (replace(why, groups=tuple(y.tolist())) for why, y in zip(panel.terms, panel.blends, strict=True))
+        return replace(panel, blends=self._of_experts(panel.blends), terms=tuple(terms))
 
     def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:
         """Learn over groups, keep the reward for those to come, and split a group where that is due."""
-        self._age()
-        among = self._among(blend)
+        among = self._told_at(blend, terms)
         self.inner.learn(mix, among, terms, reward, counts)
         self._keep(blend, reward, counts)
         self._turn(among)
 
-    def learn_panel(self, mix: TaskMix, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
+    def learn_panel(self, readings: Readings, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
         """Learn from all models, one slot in all."""
-        self._age()
-        among = np.array([self._among(blend) for blend in panel.blends])
-        self.inner.learn_panel(mix, replace(panel, blends=among), rewards, counts)
+        among = np.array([self._told_at(*one) for one in zip(panel.blends, panel.terms, strict=True)])
+        self.inner.learn_panel(readings, replace(panel, blends=among), rewards, counts)
         for blend, reward, count in zip(panel.blends, rewards, counts, strict=True):
             self._keep(blend, reward, count)
         self._turn(among.mean(axis=0))
@@ -96,30 +95,32 @@ class GroupedTree:
         self.inner.warm_start(self._among(blend), reward, counts)
         self._keep(blend, reward, counts)
 
-    def _of_experts(self, blend: FloatArray) -> Blend:
-        x = self.groups.expand(blend, max_active=self.sizes.max_active)
-        self._chosen.pop(x.tobytes(), None)
-        self._chosen[x.tobytes()] = x, blend
+    def _of_experts(self, blends: FloatArray) -> FloatArray:
+        """Blends over experts (…, K) of those over groups (…, M)."""
+        return self.groups.expand(blends, max_active=self.sizes.max_active)
+
+    def _told_at(self, blend: Blend, terms: Terms) -> FloatArray:
+        """Find a told blend (K,) among the groups (M,), and remember it for rewards that come for it again."""
+        among = self._among(blend, terms.groups)
+        self._chosen.pop(blend.tobytes(), None)
+        self._chosen[blend.tobytes()] = blend, among
         if len(self._chosen) > RECALLED:
             self._chosen.pop(next(iter(self._chosen)))
-        return x
+        return among
 
-    def _among(self, blend: Blend) -> FloatArray:
-        """Find a blend (K,) among the groups (M,): as it was chosen, bit for bit, if it was."""
+    def _among(self, blend: Blend, groups: tuple[float, ...] = ()) -> FloatArray:
+        """Find a blend (K,) among the groups (M,): as it was chosen, bit for bit, if none was split since."""
+        if len(groups) == len(self.groups):
+            return np.array(groups)
         known = self._chosen.get(np.asarray(blend).tobytes())
         return self.groups.project(blend) if known is None else known[1]
 
     def _grouped(self, slot: Open) -> Open:
         """Say of an open slot's blends over experts what they are over groups."""
-        over = np.array([self._among(blend) for blend in slot.blends])
+        over = np.array([self._among(x, why.groups) for x, why in zip(slot.blends, slot.why, strict=True)])
         if isinstance(slot.decision, PanelDecision):
             return replace(slot, decision=replace(slot.decision, blends=over))
         return replace(slot, decision=replace(slot.decision, blend=over[0]))
-
-    def _age(self) -> None:
-        if self.config.default.forgetting < 1.0:
-            self._sums *= self.config.default.forgetting
-            self._counts *= self.config.default.forgetting
 
     def _keep(self, blend: Blend, reward: Reward, counts: Counts) -> None:
         if not self.config.groups.splits or not counts.any():
@@ -171,7 +172,7 @@ class GroupedTree:
     def view(self) -> TreeView:
         """Show the tree over groups, its blends over experts."""
         view = self.inner.view()
-        return replace(view, blend=self.groups.expand(view.blend, max_active=self.sizes.max_active))
+        return replace(view, blend=self._of_experts(view.blend))
 
     @property
     def state(self) -> GroupedState:
@@ -219,6 +220,7 @@ class GroupedRouter(AskTell):
     """
 
     kind = "grouped"
+    may_change = MAY_CHANGE
 
     def __init__(
         self,
@@ -242,9 +244,8 @@ class GroupedRouter(AskTell):
         check_settings(config, sizes)
         self.config = config
         self._grouped = GroupedTree(sizes, self.first_groups, config=config, seed=seed)
-        settings = {
-            "groups": self.first_groups.to_json(), "seed": seed, "config": config.model_dump(mode="json"),
-        }  # fmt: skip
+        used = config.model_dump(mode="json", exclude={"paper"})
+        settings = {"groups": self.first_groups.to_json(), "seed": seed, "config": used}
         super().__init__(self._grouped, np.random.default_rng(seed), sizes, settings=settings, history=config.history)
 
     @property

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tanbr.router.records import Open
 from tanbr.types import Blend, FloatArray, TaskMix
 
 KEPT = 256  # entries off the baseline that are valued anew
@@ -24,13 +25,13 @@ class LedgerState:
 
     slots: int  # told slots
     off: int  # of them, off the baseline
-    swaps: int  # blends that were chosen in the place of another
+    swaps: int  # told blends or panels that were not those told before
     earned: float  # what the baseline was expected to earn in all of them
     settled: float  # gain of entries that are no longer valued anew
     mixes: FloatArray  # (n, V) of the entries off the baseline that are
     blends: FloatArray  # (n, K)
     baselines: FloatArray  # (n, K)
-    served: FloatArray  # (1, K) the blend chosen last, (G, K) the panel, or (0, K)
+    served: FloatArray  # (1, K) the blend told last, (G, K) the panel, or (0, K)
 
 
 class Ledger:
@@ -44,9 +45,13 @@ class Ledger:
         self._rows: deque[Entry] = deque()
 
     def serve(self, blends: FloatArray) -> None:
-        """Count a swap where the blend (1, K) or panel (G, K) is not the served one."""
+        """Count a swap where the told blend (1, K) or panel (G, K) is not the one told before."""
         self.swaps += len(self.served) > 0 and not np.array_equal(blends, self.served)
         self.served = blends
+
+    def serving(self, open_slots: list[Open]) -> FloatArray:
+        """What is served now, (1, K) or of a panel (G, K): the newest decision that was not declined."""
+        return open_slots[-1].blends if open_slots else self.served
 
     def gain(self, expected: Expected) -> float:
         """What leaving the baseline is expected to have earned, below 0 what it has cost: Λ."""

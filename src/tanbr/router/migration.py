@@ -1,20 +1,35 @@
 """States of earlier versions of the router, brought to the names of this one."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from tanbr.state import Arrays
 
-LAYOUT = 5  # written into the header; states without it are of layout 1
-PANELS, ACCOUNTS, WATCH, LIFT = 2, 3, 4, 5  # the layouts that came with panels, accounts, watch, and a fitted lift
+LAYOUT = 6  # written into the header; states without it are of layout 1
+PANELS, ACCOUNTS, WATCH, LIFT, READ = 2, 3, 4, 5, 6  # came with panels, accounts, watch, fitted lift, panels' readings
 FIRST_FIT = 80  # slots before which no earlier layout had fitted its kernel
 FIT = ("width", "noise", "variance", "correlation")
+GONE = {"forgetting"}  # settings of the default mode that earlier versions had
+
+
+def settings_of(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the settings that a router was saved with, as far as they still exist."""
+    settings = dict(header["settings"])
+    if "default" in (config := settings.get("config", {})):
+        kept = {name: value for name, value in config["default"].items() if name not in GONE}
+        settings["config"] = {**config, "default": kept}
+    return settings
 
 
 def migrated(policy: Arrays, like: Arrays, layout: int) -> Arrays:
     """Rename the arrays of a policy; `like` are those of a fresh one, for what was not written then."""
-    fresh = {"posterior.lift": LIFT, "watch.": WATCH, "misread": WATCH, "ledger.": ACCOUNTS}  # unknown to earlier ones
+    fresh = {"posterior.lift": LIFT, "watch.": WATCH, "ledger.": ACCOUNTS}  # unknown to earlier ones
     old = {
         name: array for name, array in like.items()
         if any(name.startswith(part) and layout < first for part, first in fresh.items())
     } | policy  # fmt: skip
+    if layout < READ:  # the last panel's readings were kept for all
+        old = {name: array for name, array in old.items() if name not in ("misread", "inner.misread")}
     if layout < PANELS and "numbers" in old:
         old = _named(old, like)
     if layout < WATCH and "since" in like:  # fits were counted from the first slot on, and every slot taught alike

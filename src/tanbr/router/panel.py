@@ -185,9 +185,9 @@ class Learner(Protocol):
 class ModelByModel:
     """Learns from a panel as from G slots, each with its model's own mix."""
 
-    def learn_panel(self: Learner, mix: TaskMix, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
+    def learn_panel(self: Learner, readings: Readings, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
         """Learn what the rewards of all models in a slot say, (G, V); 0 counts where unseen."""
-        mixes = group_mixes(panel.estimates, Readings.of(mix))
+        mixes = group_mixes(panel.estimates, readings)
         for row in zip(mixes, panel.blends, panel.terms, rewards, counts, strict=True):
             if row[-1].any():
                 self.learn(*row)

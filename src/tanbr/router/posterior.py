@@ -221,7 +221,7 @@ class PooledPosterior:
         arm, distance = self.nearest(blend)
         if distance <= 1e-9:
             return arm
-        if self.used == self.config.arms:
+        if self.used >= self.config.arms:
             self._forget_least()
         if self.used == len(self.arms):
             self._make_room(min(2 * self.used, self.config.arms))
@@ -280,15 +280,6 @@ class PooledPosterior:
         self.cross[rows, : self.used] = kernel
         self.mean[rows] = self.expected(points) + kernel @ self.alpha[: self.used]
         self.gain[rows] = self._gain(kernel)
-
-    def forget(self, share: float) -> None:
-        """Let knowledge decay towards the prior, as if each f_v were an Ornstein-Uhlenbeck process in time."""
-        root = float(np.sqrt(share))
-        self.inverse *= share
-        self.gain *= share
-        self.weights *= share
-        self.alpha *= root
-        self.mean += (self.expected(self.points) - self.mean) * (1.0 - root)
 
     def start_over(self) -> None:
         """Go back to the first kernel; the noise stays as it was fitted."""

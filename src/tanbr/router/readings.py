@@ -24,13 +24,13 @@ class Readings:
     task_mix: TaskMix  # (V,) ψ
     mix: TaskMix  # (V,) m, share of the requests read as each task
     tasks: FloatArray  # (V, V) P, what the requests read as a task are of
-    confusion: FloatArray  # (V, V) C, or (0, V) where nothing is misread
+    confusion: FloatArray  # (V, V) C
 
     @classmethod
     def of(cls, mix: TaskMix, confusion: ArrayLike | None = None) -> "Readings":
-        """Read a mix (V,) of which `confusion` (V, V) tells how each task is read; rightly if None or (0, V)."""
-        if confusion is None or np.shape(confusion) == (0, len(mix)):
-            return cls(mix, mix, np.eye(len(mix)), np.zeros((0, len(mix))))
+        """Read a mix (V,) of which `confusion` (V, V) tells how each task is read; rightly if None."""
+        if confusion is None:
+            return cls(mix, mix, np.eye(len(mix)), np.eye(len(mix)))
         chance = as_confusion(confusion, tasks=len(mix))
         joint = mix[:, None] * chance  # (of task, read as)
         read = joint.sum(axis=0)

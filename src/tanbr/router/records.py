@@ -15,6 +15,7 @@ class Open:
 
     decision: Decision | PanelDecision
     why: tuple[Terms, ...]  # (G,), one for a single blend
+    confusion: FloatArray | None = None  # (V, V) how requests were taken to be read when a panel was chosen
 
     @property
     def blends(self) -> FloatArray:

@@ -4,6 +4,7 @@ A panel of G models takes G rows, a single blend one row of model −1.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,24 @@ def pack(told: Iterable[Told], open_: Iterable[Open], *, tasks: int) -> Arrays:
     """Name the arrays of told and then open slots; what is still to come is NaN."""
     done = [row for slot in told for row in _rows(slot.decision, slot.why, slot.reward, slot.counts)]
     unseen = np.full(tasks, np.nan)
-    rows = done + [row for slot in open_ for row in _rows(slot.decision, slot.why, unseen, unseen)]
+    waiting = list(open_)
+    rows = done + [row for slot in waiting for row in _rows(slot.decision, slot.why, unseen, unseen)]
+    panels = [slot for slot in waiting if isinstance(slot.decision, PanelDecision)]
+    read = [np.eye(tasks) if slot.confusion is None else slot.confusion for slot in panels]
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(COLUMNS)
     whole = ("place", "model")
     arrays = {
         f"slot.{name}": np.array(column, dtype=np.int64 if name in whole else np.float64)
         for name, column in zip(COLUMNS, columns, strict=True)
     }
-    return {"told": np.array(len(done)), **arrays}
+    groups = [why.groups for slot in waiting for why in slot.why]  # of different lengths if a group was split between
+    width = max(map(len, groups), default=0)
+    padded = [[*own, *[np.nan] * (width - len(own))] for own in groups]
+    only_open = {
+        "open.confusion": np.array(read).reshape(-1, tasks, tasks),
+        "open.groups": np.array(padded, dtype=np.float64).reshape(len(groups), width),
+    }
+    return {"told": np.array(len(done)), **only_open, **arrays}
 
 
 def _rows(
@@ -70,7 +81,25 @@ def unpack(arrays: Arrays, *, experts: int, tasks: int) -> tuple[list[Told], lis
     rows = np.array(ends)
     told = int(arrays["told"])
     count = int((rows <= told).sum())
-    return slots[:count], [Open(slot.decision, slot.why) for slot in slots[count:]]
+    return slots[:count], _opened(slots[count:], arrays, tasks=tasks)
+
+
+def _opened(slots: list[Told], arrays: Arrays, *, tasks: int) -> list[Open]:
+    """Add to open slots what is kept of them alone, since layout 6."""
+    panels, models = sum(isinstance(slot.decision, PanelDecision) for slot in slots), sum(len(s.why) for s in slots)
+    read = arrays.get("open.confusion", np.tile(np.eye(tasks), (panels, 1, 1)))
+    groups = arrays.get("open.groups", np.zeros((models, 0)))
+    if read.shape != (panels, tasks, tasks) or groups.shape[:1] != (models,) or groups.ndim != 2:
+        raise StateError(f"{panels} open panels of {models} models do not go with {read.shape} and {groups.shape}")
+    of_panel, of_model = iter(read), (tuple(row[~np.isnan(row)].tolist()) for row in groups)
+    return [
+        Open(
+            slot.decision,
+            tuple(replace(why, groups=own) for why, own in zip(slot.why, of_model, strict=False)),
+            next(of_panel) if isinstance(slot.decision, PanelDecision) else None,
+        )
+        for slot in slots
+    ]
 
 
 def _slot(columns: list[NDArray[Any]]) -> Told:

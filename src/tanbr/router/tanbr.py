@@ -9,7 +9,7 @@ from tanbr.config import read
 from tanbr.errors import InputError
 from tanbr.router.algorithm1 import Algorithm1
 from tanbr.router.ask_tell import AskTell, Policy
-from tanbr.router.config import RouterConfig
+from tanbr.router.config import MAY_CHANGE, RouterConfig
 from tanbr.router.gp_tree import GpTree
 from tanbr.router.sizes import Sizes, as_size
 from tanbr.types import Account, as_blend
@@ -25,6 +25,7 @@ class Tanbr(AskTell):
     """
 
     kind = "tanbr"
+    may_change = MAY_CHANGE
 
     def __init__(
         self,
@@ -50,7 +51,8 @@ class Tanbr(AskTell):
         else:
             raise InputError(f'mode must be "default" or "paper" (got {mode!r})')
         self.mode, self.config = mode, config
-        settings = {"mode": mode, "seed": seed, "config": config.model_dump(mode="json")}
+        unused = {"groups", "paper" if mode == "default" else "default"}
+        settings = {"mode": mode, "seed": seed, "config": config.model_dump(mode="json", exclude=unused)}
         super().__init__(policy, rng, sizes, settings=settings, history=config.history)
 
     @property

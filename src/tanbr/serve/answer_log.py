@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tanbr.moe.text import TextEncoder
 from tanbr.monitor import Monitor
 from tanbr.monitor.recogniser import Recognition
-from tanbr.serve.assignment import within
+from tanbr.serve.assignment import believed
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.journal import Place
 from tanbr.serve.messages import Answers
@@ -24,7 +24,6 @@ from tanbr.types import FloatArray, TaskMix, Text
 
 RECENT = 20_000  # answered requests that are kept at hand, and that may wait to be read; the oldest go first
 CHARACTERS = 16 << 20  # of their texts
-Novel: TypeAlias = NDArray[np.bool_]  # (n,) whether a request is unlike any task
 See: TypeAlias = Callable[[Place, FloatArray, float], None]  # model of a slot, share of each task (V,), reward
 
 
@@ -102,27 +101,30 @@ class AnswerLog:
     def read(self, monitor: Monitor, mix: TaskMix, see: See) -> None:
         """Observe, measure and store what arrived; `see` hears of the shadowed requests.
 
-        A store that fails raises, and its rows are tried again with the next ones.
+        What cannot be recognised, or stored, raises when all else is read, and is tried again with what comes next.
         """
+        error: Exception | None = None
+        unread: list[Answers] = []
+        snapshot = monitor.snapshot()  # if this raises, nothing was taken yet
         with self._lock:
             served, self._unread, self._waiting = self._unread, deque(), 0
-        try:
-            if served:
-                snapshot = monitor.snapshot()
-                seen = Recognition.concatenate(
-                    [snapshot.recognise(batch.texts) if batch.seen is None else batch.seen for batch in served]
-                )
-                monitor.count(seen)
-                cuts = np.cumsum([len(batch.ids) for batch in served])[:-1]
-                for batch, posteriors, novel in zip(
-                    served, np.split(seen.posteriors, cuts), np.split(seen.novel, cuts), strict=True
-                ):
-                    if batch.named is not None:  # who names a task is believed
-                        posteriors, novel = within(posteriors, batch.named), novel & batch.named.all(axis=1)
-                    self._unsaved += self._rows(batch, posteriors, novel)
-                    self._measure(batch, posteriors, novel, mix, see)
-        finally:
-            self._save()
+        for batch in served:
+            unread.append(batch)
+            try:
+                seen = snapshot.recognise(batch.texts) if batch.seen is None else batch.seen
+                seen, tags = (seen, None) if batch.named is None else believed(seen, batch.named, monitor.tasks)
+                monitor.count(seen, tags)
+                unread.pop()
+                self._unsaved += self._rows(batch, seen)
+                self._measure(batch, seen, mix, see)
+            except Exception as raised:  # a text, the monitor, a shadow
+                error = raised
+        with self._lock:
+            self._unread.extendleft(reversed(unread))
+            self._waiting += sum(len(batch.ids) for batch in unread)
+        self._save()
+        if error is not None:
+            raise error
 
     def _save(self) -> None:
         if self._unsaved:
@@ -175,26 +177,25 @@ class AnswerLog:
         with self._lock:
             self._counted.update(requests)
 
-    def _rows(self, batch: Answers, posteriors: FloatArray, novel: Novel) -> list[RequestRow]:
+    def _rows(self, batch: Answers, seen: Recognition) -> list[RequestRow]:
         logits = batch.logits if self._keep_logits else None
         return [
             RequestRow(
                 id=key,
                 version=batch.version,
                 time=batch.time,
-                posterior=posteriors[i],
+                posterior=seen.posteriors[i],
                 logits=None if logits is None else logits[i],
                 text=batch.texts[i] if self._config.store_texts else None,
-                novel=bool(novel[i]),
+                novel=bool(seen.novel[i]),
             )
             for i, key in enumerate(batch.ids)
         ]
 
-    def _measure(
-        self, batch: Answers, posteriors: FloatArray, novel: NDArray[np.bool_], mix: TaskMix, see: See
-    ) -> None:
+    def _measure(self, batch: Answers, seen: Recognition, mix: TaskMix, see: See) -> None:
         """Reward a batch by its confidence, and a few of its requests by the un-merged MoE; not what is novel."""
         weights, tally = self._config.rewards, self.tally(batch.slot, batch.place)
+        posteriors, novel = seen.posteriors, seen.novel
         if weights.confidence:
             for i in np.flatnonzero(~novel):
                 share = share_out(None, posteriors[i], mix)

@@ -35,11 +35,11 @@ class Assignment:
         """What is known of each request's task (n, V), with the slot's mix for a prior."""
         return by_mix(seen.posteriors, self.panel.task_mix, among=named)
 
-    def without(self, place: int) -> "Assignment":
-        """Leave one model out."""
+    def without(self, *places: int) -> "Assignment":
+        """Leave some models out."""
         panel = self.panel
         left = replace(
-            panel, blends=np.delete(panel.blends, place, axis=0), estimates=np.delete(panel.estimates, place, axis=0)
+            panel, blends=np.delete(panel.blends, places, axis=0), estimates=np.delete(panel.estimates, places, axis=0)
         )
         return replace(self, panel=left)
 
@@ -48,4 +48,11 @@ def within(posteriors: FloatArray, named: FloatArray) -> FloatArray:
     """Believe a client that names tasks (V,), 1 or 0 each: what the text says (n, V), among these alone."""
     inside = posteriors * named
     total = inside.sum(axis=1, keepdims=True)
-    return np.where(total > 0, inside / np.maximum(total, 1e-300), named / named.sum())
+    return np.where(total > 0, inside / np.maximum(total, 1e-300), named / named.sum(axis=-1, keepdims=True))
+
+
+def believed(seen: Recognition, named: FloatArray, tasks: Sequence[str]) -> tuple[Recognition, list[str | None]]:
+    """Believe clients that name tasks (n, V), 1 or 0 each: what is known of their requests then, and the lone tasks."""
+    familiarity = np.where(named.all(axis=1), seen.familiarity, np.maximum(seen.familiarity, 0.0))
+    tags = [tasks[int(row.argmax())] if row.sum() == 1 < len(row) else None for row in named]
+    return replace(seen, posteriors=within(seen.posteriors, named), familiarity=familiarity), tags

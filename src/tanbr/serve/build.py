@@ -93,9 +93,7 @@ def build(
     # where nobody taught the monitor, its tasks are groups of its own, and no expert is known to be theirs
     settings = (router or RouterConfig()).of_requests(own)
     make = Tanbr if found is None else partial(GroupedRouter, groups=found)
-    chooser = make(  # the one in `state` wins
-        moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings
-    )
+    chooser = make(moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings)
     if warm_start is not None:
         known = Survey.load(warm_start).check(moe, tasks, warm_start)
         chooser.warm_start(known.blends, known.rewards, known.counts)
@@ -106,6 +104,7 @@ def build(
         state=state,
         router=chooser,
         monitor=recogniser,
+        monitor_config=monitor or MonitorConfig(),
         probes=probes,
         expert_names=card.expert_tasks,
         own_experts=own,

@@ -24,6 +24,12 @@ class Pin:
     version: int
 
 
+def decline(router: Router, decision: Decision | PanelDecision) -> None:
+    """Take back a decision that is not served: told NaN alone, it leaves no trace in the router."""
+    unseen = decision.task_mix.shape if isinstance(decision, Decision) else decision.estimates.shape
+    router.tell(decision, np.full(unseen, np.nan))
+
+
 class Choosing:
     """Chooses before anything is merged."""
 
@@ -53,7 +59,7 @@ class Choosing:
     def choose(self, turn: Turn, router: Router, mix: TaskMix, kept: Choice | None, pin: Pin | None) -> Choice:
         """Choose for the forecast mix (V,), where `kept` would serve on what answers.
 
-        A decision of the router's that is not served is told NaN.
+        A decision of the router's that is not served is declined.
         """
         if pin is not None:
             return Choice.one(pin.blend, Reason.PINNED, "pinned", pin.version)
@@ -68,9 +74,8 @@ class Choosing:
             return Choice.of(decision)
         bound = router.explain(decision).bound if isinstance(decision, Decision) else worth(decision.estimates, mix)
         choice = self._admission.admit(decision, bound, now, known, kept)
-        if choice.decision is None:  # never served: it teaches nothing
-            unseen = (len(mix),) if isinstance(decision, Decision) else decision.estimates.shape
-            router.tell(decision, np.full(unseen, np.nan))
+        if choice.decision is None:
+            decline(router, decision)
         return choice
 
     def ask(self, router: Router, mix: TaskMix) -> Decision | PanelDecision:

@@ -2,12 +2,13 @@
 
 There are as many buffers as models in a panel, and a spare. The next blend is merged into a free buffer, beside those
 that answer, and takes over by one pointer: the commit of one new model cannot fail for want of a file. If more are new
-than buffers are free, they take over one after another, each in the buffer that the one before has left; what was
-prepared in that buffer for a look is merged again then. Without a spare a buffer may have to be taken from a model that
-answers: `prepare` checks what can be checked, whoever looks the blend over borrows the place (merge, answer, merge the
-old blend back), and `commit` merges in place. Requests wait meanwhile, but for nothing else: nothing is written while
-they do. A commit that merges may fail after the learner has written: what answers then is whole, old or new, and the
-learner has to write that down.
+than buffers are free, old models leave one after another, each its requests to those that stay and its buffer to a new
+one; what was prepared in that buffer for a look is merged again then. The new models take over all at once, and before
+that only in the place of the last old one: so all that answer at a time belong to one slot, and are credited to it.
+Without a spare a buffer may have to be taken from the only model that answers: `prepare` checks what can be checked,
+whoever looks the blend over borrows the place (merge, answer, merge the old blend back), and `commit` merges in place.
+Requests wait meanwhile, but for nothing else: nothing is written while they do. A commit that merges may fail after the
+learner has written: what answers then is whole, old or new, and the learner has to write that down.
 
 Who answers holds the pointer for the whole batch: one batch, one merge version.
 """
@@ -206,23 +207,23 @@ class Engine(Asking):
             raise RuntimeError(f"{len(staged)} models do not fit into {self.models} buffers")
         slot = self.live.slot if slot is None else slot
         self._issued = max(self._issued, *(one.version for one in staged))
-        new = [replace(self.live, version=one.version, blend=one.blend, slot=slot) for one in staged]
         ready = sorted(range(len(staged)), key=lambda i: (staged[i].changed, self._holding(staged[i].blend) is None))
         joined: dict[int, Live] = {}
         try:
             for i in ready:  # what needs no merge comes first
-                joined[i] = self._join(staged[i], new[i], [one.backend for one in joined.values()])
+                one = staged[i]
+                live = replace(self.live, version=one.version, blend=one.blend, slot=slot, place=i)
+                joined[i] = self._join(one, live, joined, assignment)
             started = time.perf_counter()
             with self._idle:
-                for i, one in joined.items():
-                    if not staged[i].changed and self._place(one) is None:
-                        raise _found_broken(one.version)
-                now = tuple(replace(joined[i], place=i) for i in range(len(staged)))
-                old, self._lineup, self._fault = self._lineup, Lineup(now, assignment), ""
-                self._keep(old.models)
+                for i, live in joined.items():
+                    if not staged[i].changed and self._place(live) is None:
+                        raise _found_broken(live.version)
+                self._answer_with(joined, assignment)
+                self._fault = ""
         except BaseException:
             with self._idle:
-                self._keep(joined.values())
+                self._keep(replace(live, answered=False) for live in joined.values())
             raise
         if all(one.backend is not None for one in staged):
             self.pause_seconds = time.perf_counter() - started
@@ -262,35 +263,44 @@ class Engine(Asking):
             self._free.insert(0, replace(broken, blend=None))
             return True
 
-    def _join(self, one: Staged, live: Live, stays: Sequence[Backend]) -> Live:
-        """Let one model take the place of one that goes, if it can; the other's buffer is free then.
-
-        What goes is whatever answers and is not among those that stay: these joined before.
-        """
+    def _join(self, one: Staged, live: Live, joined: dict[int, Live], assignment: Assignment | None) -> Live:
+        """Have one model of the next slot in a buffer that no other has, merged if need be."""
         if not one.changed:
-            place = self._place(one)
-            if place is None:
+            if one.backend is None or self._place(one) is None:
                 raise _found_broken(one.version)
-            return replace(live, backend=self._lineup.models[place].backend)
-        going = next((old for old in self._lineup.models if old.backend not in stays), None)
-        if not self._free and going is not None:
-            with self._paused_for(one, going) as backend:
-                return self._replaced(going, replace(live, backend=backend))
+            return replace(live, backend=one.backend)
+        if not self._make_room(joined, assignment):
+            with self._paused_for(one, self.live) as backend, self._idle:
+                live = replace(live, backend=backend)
+                self._answer_with({live.place: live}, assignment)
+                return live
         ready = replace(live, backend=self._merged(one.blend, one.version).backend)
         with self._idle:
             self._free = [other for other in self._free if other.backend is not ready.backend]
-        return self._replaced(going, ready)
+        return ready
 
-    def _replaced(self, old: Live | None, live: Live) -> Live:
-        """Put a model in the place of another one that answers; with others it begins when all are ready."""
+    def _make_room(self, joined: dict[int, Live], assignment: Assignment | None) -> bool:
+        """See that a buffer is free: one of the models that go leaves its requests to the others.
+
+        The last one leaves them to those of the next slot that are ready; if none is, there is no room.
+        """
         with self._idle:
-            place = None if old is None else self._place(old)
-            if place is not None:
-                models = list(self._lineup.models)
-                gone, models[place] = models[place], replace(live, place=place)
-                self._lineup = Lineup(tuple(models), self._lineup.assignment)
-                self._keep([gone])
-        return live
+            models, stay = self._lineup.models, [one.backend for one in joined.values()]
+            if not self._free and len(models) > 1:
+                place = next(place for place, one in enumerate(models) if one.backend not in stay)
+                self._lineup = self._lineup.without(place)
+                self._keep(models)
+            elif not self._free and joined:
+                self._answer_with(joined, assignment)
+            return bool(self._free)
+
+    def _answer_with(self, joined: dict[int, Live], assignment: Assignment | None) -> None:
+        """Let these models of a slot answer, by place, and no others; the caller holds the lock."""
+        old = self._lineup
+        if assignment is not None:
+            assignment = assignment.without(*(set(range(len(assignment.panel.blends))) - joined.keys()))
+        self._lineup = Lineup(tuple(joined[place] for place in sorted(joined)), assignment)
+        self._keep(old.models)
 
     def _place(self, model: Live | Staged) -> int | None:
         """Where among those that answer a model is."""

@@ -47,12 +47,13 @@ from tanbr.serve.start_blend import StartBlend
 from tanbr.serve.store import Store
 from tanbr.serve.telling import Telling
 from tanbr.serve.view import View, explained
-from tanbr.types import FloatArray, Router, SlotRecord, TaskMix
+from tanbr.types import FloatArray, Router, SlotRecord, TaskMix, Text
 
 log = logging.getLogger("tanbr.serve")
 
 ALARMS = 50  # kept for operators
 FORGET_EVERY = 20  # slots
+FIRM = 0.9  # posterior of a familiar text's task beyond which no label teaches the monitor otherwise
 
 
 class Learner:
@@ -117,13 +118,18 @@ class Learner:
 
     def read(self) -> None:
         """Read what was answered, and show the guard the feedback on it."""
-        self.answers.read(self.monitor, self.forecast, self._show)
+        try:
+            self.answers.read(self.monitor, self.forecast, self._show)
+        finally:  # what cannot be read must not blind the guard
+            self._show_feedback()
+
+    def _show_feedback(self) -> None:
         for row in self.store.feedback(after=self._seen):
             self._seen = row.seq
             if row.task is not None or not row.novel:
                 share = share_out(row.task, row.posterior, self.forecast)
                 model = row.slot, place_of(row.id, len(self.current.versions))
-                self._show(model, self._telling.clients.trust(row.client) * share, row.reward)
+                self._show(model, self._telling.clients.trust(row.client) * share, row.reward, row.client)
 
     def read_safely(self) -> bool:
         """Read, and say so if that fails; whether it did not."""
@@ -134,10 +140,14 @@ class Learner:
             return False
         return True
 
-    def _show(self, model: Place, share: FloatArray, reward: float) -> None:
+    def judge(self) -> tuple[int, str] | None:
+        """Name a version that the guard wants rolled back, and why; none while an operator has chosen."""
+        return None if self.pin is not None else self.guard.judge(self._telling.clients)
+
+    def _show(self, model: Place, share: FloatArray, reward: float, client: str = "") -> None:
         slot, place = model
         if slot == self.current.slot:
-            self.guard.see(self.current.versions[place], share, reward)
+            self.guard.see(self.current.versions[place], share, reward, client)
 
     # --- the turn of a slot -----------------------------------------------------------------------------------------
 
@@ -174,7 +184,7 @@ class Learner:
             return None
         rows, opened = [one.place for one in models], self.current
         estimates = opened.estimates
-        if len(models) == 1 or estimates is None or max(rows) >= len(estimates):
+        if len(models) == 1 or estimates is None or models[0].slot != opened.slot:  # a commit may have failed
             return Choice.one(np.asarray(models[0].blend), Reason.KEPT, version=models[0].version)
         versions, blends = tuple(one.version for one in models), np.array([one.blend for one in models])
         return Choice(blends, Reason.KEPT, versions=versions, estimates=estimates[rows])
@@ -212,6 +222,7 @@ class Learner:
         turn.meta = {
             "guard": self.guard.remembered(),
             "clients": json.dumps(self._telling.clients.evidence),
+            "led": json.dumps(self._telling.clients.led),
             "rewarded": turn.rewarded,
         }
         states: dict[str, Saves] = {"monitor": self.monitor, "router": self.router}
@@ -275,13 +286,29 @@ class Learner:
         return Assignment(opened.panel, self.monitor.snapshot())
 
     def _teach_monitor(self, turn: Turn) -> None:
-        """Let the monitor learn from texts whose labels, and so tasks, have come since the last turn."""
+        """Let the monitor learn from texts whose labels, and so tasks, have come since the last turn.
+
+        Never against what it firmly believes. What it does not believe itself, it takes from a client that leads (or is
+        nobody in particular), or from several clients that say the same of a text.
+        """
         if not self.monitor.learns:
             return
-        rows = [row for row in self.store.feedback(after=self._telling.mark, upto=turn.mark) if row.source == "labels"]
-        rows = [row for row in rows if row.task is not None and self._telling.clients.trust(row.client) > 0.5]
+        clients, rows = self._telling.clients, self.store.feedback(after=self._telling.mark, upto=turn.mark)
+        rows = [row for row in rows if row.source == "labels" and clients.trust(row.client) > 0.5]
         texts = self.answers.texts_of([row.id for row in rows])
-        taught = [row for row in rows if row.id in texts][: self.config.rewards.taught_labels]
+        rows = [row for row in rows if row.id in texts]
+        claims: dict[tuple[Text, int | None], set[str]] = {}
+        for row in rows:
+            claims.setdefault((texts[row.id], row.task), set()).add(row.client)
+        fair = clients.fair(rows, self.config.rewards.taught_labels)
+        seen = self.monitor.snapshot().recognise([texts[row.id] for row in fair])
+        best, known = seen.posteriors.argmax(axis=1), ~seen.novel & seen.informed
+        firm = known & (seen.posteriors.max(axis=1, initial=0.0) > FIRM)
+        taught = []
+        for row, task, is_known, is_firm in zip(fair, best, known, firm, strict=True):
+            believed = not row.client or clients.leads(row.client) or len(claims[texts[row.id], row.task]) > 1
+            if (is_known and row.task == task) or (believed and not is_firm):
+                taught.append(row)
         names = [self.monitor.tasks[row.task] for row in taught if row.task is not None]
         self.monitor.learn([texts[row.id] for row in taught], names)
 

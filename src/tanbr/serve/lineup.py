@@ -15,7 +15,7 @@ class Live:
     version: int
     blend: Blend | None  # (K,); None before the first swap
     slot: int = 0
-    place: int = 0  # among the models of the slot
+    place: int = 0  # among the models of the slot, also where some of these do not answer
     answered: bool = True  # False: it was merged for a look, and has answered nobody
 
 

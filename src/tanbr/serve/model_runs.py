@@ -113,7 +113,7 @@ class ModelRuns:
             return self._encoder.pad(rows, left=live.backend.causal), limits, sampling
 
         def more(at_work: int) -> tuple[Inputs, list[int], list[Sampling | None]] | None:
-            came = self._take_more(lineup, live.place, self._batch - at_work)
+            came = self._take_more(lineup, jobs[0].place, self._batch - at_work)
             jobs.extend(came)
             return begin(came) if came else None
 

@@ -1,8 +1,8 @@
 """How much a model that writes can read and write, and what becomes of prompts that are longer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from tanbr.errors import InputError
 from tanbr.moe.text import Columns, TextEncoder
@@ -50,19 +50,3 @@ class Room:
         wanted = self.answer if max_tokens is None else max_tokens
         limits = tuple(wanted if self.both is None else min(wanted, self.both - length) for length in lengths)
         return Fitted(encoded.columns, encoded.cut if any(encoded.cut) else (), limits)
-
-
-def chat_prompt(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
-    """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template.
-
-    The token that begins every text is left out where the tokenizer adds it to prompts by itself.
-    """
-    if not tokenizer.chat_template:
-        raise InputError("this model has no chat template in its tokenizer; send a prompt to /v1/completions instead")
-    try:
-        prompt = str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
-    except Exception as error:  # a template raises what it likes: roles in a wrong order, for one
-        raise InputError(f"the model's chat template refuses these messages ({error})") from None
-    begin = tokenizer.bos_token
-    adds = begin is not None and tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]
-    return prompt.removeprefix(begin) if adds else prompt

@@ -24,10 +24,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
-from tanbr.errors import DataError
+from tanbr.errors import DataError, InputError, StateError
 from tanbr.serve.rows import vector
 from tanbr.serve.store import FILE
-from tanbr.types import Blend, FloatArray, Router
+from tanbr.types import Blend, FloatArray, Router, as_blend, as_counts, as_reward, as_task_mix
 
 NEAR = 0.15  # Euclidean distance of two blends that are taken for alike
 _MODELS = (
@@ -94,12 +94,20 @@ def read_log(path: str | Path) -> Log:
     path = Path(path)
     file = path / FILE if path.is_dir() else path
     try:
+        if not file.is_file():  # SQLite waits for ever at a pipe
+            raise sqlite3.OperationalError("there is no such file")
         with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             panels = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'models'").fetchone()
             query = _SLOTS if panels is None else _MODELS
             rows = [tuple(vector(text) for text in row) for row in connection.execute(query)]
+        for mix, blend, reward, counts in rows:
+            as_task_mix(mix, tasks=rows[0][0].size)
+            as_blend(blend, experts=rows[0][1].size)
+            as_counts(counts, reward=as_reward(reward, tasks=mix.size))
     except sqlite3.Error as error:
         raise DataError(f"{path} holds no log of a server ({error}); give the folder of its state") from None
+    except (InputError, StateError) as error:
+        raise DataError(f"{path} holds a damaged slot ({error}); restore it from a copy") from None
     rows = [row for row in rows if row[3].sum() > 0]
     if len(rows) < LEAST:
         raise DataError(f"{path} holds {len(rows)} slots with rewards; a replay needs at least {LEAST}")

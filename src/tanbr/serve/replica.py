@@ -8,6 +8,7 @@ from typing import Any
 from tanbr.errors import InputError
 from tanbr.moe.text import positions
 from tanbr.serve.batcher import Batcher
+from tanbr.serve.chat import ChatTemplate
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.cores import Cores
 from tanbr.serve.engine import Engine
@@ -16,7 +17,7 @@ from tanbr.serve.ids import RequestIds
 from tanbr.serve.jobs import Job
 from tanbr.serve.manner import Manner
 from tanbr.serve.messages import Outbox
-from tanbr.serve.prompts import Room, chat_prompt
+from tanbr.serve.prompts import Room
 from tanbr.serve.records import Answered, Generated, Observer, OnToken, Silent
 from tanbr.serve.sampling import samplings
 from tanbr.types import FloatArray, Text
@@ -43,6 +44,7 @@ class Replica:
         """Make a replica that is not yet started; `classes` is how many of a classifier's columns are labels."""
         self.engine = engine
         self.room = room_of(engine, config)
+        self._chat = ChatTemplate(engine.encode.tokenizer)
         self._batcher = Batcher(
             engine,
             ids,
@@ -91,9 +93,9 @@ class Replica:
             Job(texts, max_tokens=max_tokens, on_token=on_token, sampling=how, stop=manner.stop, named=named)
         )
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template."""
-        return chat_prompt(self.engine.encode.tokenizer, messages)
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
+        """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template; never blocks."""
+        return self._chat.render(messages)
 
     @property
     def depth(self) -> int:
@@ -108,6 +110,7 @@ class Replica:
 
     def stop(self, timeout: float) -> bool:
         """Refuse new requests and answer those accepted; whether that was done in time."""
+        self._chat.close()
         return self._batcher.stop(timeout)
 
     def faults(self) -> tuple[str, ...]:

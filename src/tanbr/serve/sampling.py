@@ -88,16 +88,19 @@ def drawn(logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -
     chances = (logits / temperature[:, None]).softmax(dim=-1)
     if bool((top_p < 1).any()):
         chances = torch.where(nucleus(chances, top_p), chances, 0.0)
-    sums = chances.cumsum(dim=-1)
-    whole = sums[:, -1]
+    sums = torch.where(chances > 0, chances.cumsum(dim=-1), -1.0)  # below every target: no word of chance 0 is drawn
+    whole = sums.amax(dim=-1)
     target = torch.minimum(uniform * whole, torch.nextafter(whole, torch.zeros_like(whole)))
-    return torch.searchsorted(sums, target[:, None], right=True)[:, 0]
+    return (sums > target[:, None]).to(torch.uint8).argmax(dim=-1)  # the first that passes it
 
 
 def nucleus(chances: Tensor, top_p: Tensor) -> Tensor:
-    """Say which words (n, words) are in the smallest set whose probability reaches top_p (n,); of equals the first."""
+    """Say which words (n, words) are in the smallest set whose probability reaches top_p (n,); of equals the first.
+
+    A top_p of 1 keeps all: those whose probability is lost in the rounding of the sum, too.
+    """
     ordered, words = chances.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered  # what the more probable ones have
-    kept = before < top_p[:, None]
+    kept = (before < top_p[:, None]) | (top_p[:, None] >= 1)
     kept[:, 0] = True
     return torch.zeros_like(kept).scatter(1, words, kept)

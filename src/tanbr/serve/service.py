@@ -1,5 +1,7 @@
 """The service: everything below HTTP. Thread-safe; a replica's threads answer, one runs the slots."""
 
+import contextlib
+import hashlib
 import math
 import os
 import sys
@@ -13,12 +15,13 @@ from typing import TypeVar
 from numpy.typing import ArrayLike
 
 from tanbr.engines.connecting import builder, connected
-from tanbr.errors import ConfigError
+from tanbr.errors import ConfigError, SettingsError
 from tanbr.fleet.engine import FleetEngine
 from tanbr.fleet.fleet import Fleet
 from tanbr.merge import Moe
 from tanbr.moe.device import device_of
 from tanbr.monitor import Monitor
+from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr, TreeView
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig
@@ -78,6 +81,7 @@ class Service:
         state: Path,
         router: Router | None = None,
         monitor: Monitor | Callable[[], Monitor] | None = None,
+        monitor_config: MonitorConfig | None = None,
         probes: Sequence[Row] = (),
         expert_names: Sequence[str] = (),
         own_experts: Sequence[int] = (),
@@ -88,8 +92,9 @@ class Service:
     ) -> None:
         """Load the model, and resume from `state` (a folder, made if missing) what was learned there before.
 
-        `router` and `monitor` are for the first start; a state that is there already wins, and one that was made for
-        another checkpoint is refused, or with `adopt` becomes a prior. `own_experts` (V,) is the expert that learned
+        `router` and `monitor` are for the first start. Later, what was learned in `state` goes on with the settings of
+        `router` and `monitor_config` (the monitor's own if None). A state that cannot, or that was made for another
+        checkpoint, is refused, or with `adopt` becomes a prior. `own_experts` (V,) is the expert that learned
         each task, the survey what blends earned. With a `fleet`, replicas elsewhere answer, and only the learner is
         here. Raises TanbrError for anything a user can put right.
         `serve.build.build` makes a service of a checkpoint's path and a configuration.
@@ -112,7 +117,7 @@ class Service:
         self._remote = connected(config, moe, models=self._models, fingerprint=made.checkpoint)
         self.store = Store(state)
         try:
-            self._open(moe, router, monitor, probes, adopt=adopt)
+            self._open(moe, router, monitor, monitor_config, probes, adopt=adopt)
         except BaseException:
             self.store.close(unused=True)  # what could not start has not begun a state
             if self._remote is not None:
@@ -126,6 +131,7 @@ class Service:
         moe: Moe,
         router: Router | None,
         monitor: Monitor | Callable[[], Monitor] | None,
+        monitor_config: MonitorConfig | None,
         probes: Sequence[Row],
         *,
         adopt: bool,
@@ -134,6 +140,18 @@ class Service:
         wanted = made_for(moe, names, router)
         same = same_lineage(store, wanted, adopt=adopt)
         rows = store.untold() if same else []
+        if router is None:
+            router = Tanbr(moe.num_experts, len(names), max_active=config.max_active, seed=config.seed)
+        if isinstance(monitor, Monitor):
+            monitor_config = monitor.config
+        if rows:
+            try:
+                saved = router.resumed(state_file(store, "router"))
+                router, monitor = saved, Monitor.load(state_file(store, "monitor"), config=monitor_config)
+            except SettingsError:
+                if not adopt:
+                    raise
+                same, rows = False, []
         issued = store.last_version
         prior = None if same else adopt_state(store, wanted, config=config.rewards)
         opened = read_slot(rows[-1], experts=moe.num_experts, tasks=len(names)) if rows else None
@@ -158,16 +176,13 @@ class Service:
         )
         space = None if self._engine.writes else label_space(self._tasks, self._engine.columns)
         classes = len(self._engine.columns) if space is None else space.classes
-        if router is None:
-            router = Tanbr(moe.num_experts, len(names), max_active=config.max_active, seed=config.seed)
-        if opened is not None:
-            router = type(router).load(state_file(store, "router"))
-        elif prior is not None and len(prior.blends):
+        if prior is not None and len(prior.blends):
             router.warm_start(prior.blends, prior.rewards, prior.counts)
-        if opened is not None or (prior is not None and prior.keeps_monitor):
-            monitor = Monitor.load(state_file(store, "monitor"))
-        elif not isinstance(monitor, Monitor):
-            monitor = Monitor(names, "clusters") if monitor is None else monitor()
+        if prior is not None and prior.keeps_monitor:
+            with contextlib.suppress(SettingsError):  # else a new one
+                monitor = Monitor.load(state_file(store, "monitor"), config=monitor_config)
+        if not isinstance(monitor, Monitor):
+            monitor = Monitor(names, "clusters", config=monitor_config) if monitor is None else monitor()
         scored = space if config.rewards.labels > 0 else None  # where labels count as rewards
         answers = AnswerLog(
             store,
@@ -183,7 +198,9 @@ class Service:
             router=router,
             monitor=monitor,
             start=self._start_blend,
-            guard=Guard(config.guard, self._engine, space, probes, tasks=names),
+            guard=Guard(
+                config.guard, self._engine, space, probes, tasks=names, client_share=config.rewards.client_share
+            ),
             store=store,
             answers=answers,
             config=config,
@@ -256,6 +273,11 @@ class Service:
         return self._info
 
     @property
+    def client_secret(self) -> bytes:
+        """What clients' keys are made with, the same after a restart and at every replica."""
+        return hashlib.blake2b(self.store.key, person=b"clients", digest_size=16).digest()
+
+    @property
     def tasks(self) -> tuple[Task, ...]:
         """The tasks, with their labels."""
         return self._tasks
@@ -287,8 +309,11 @@ class Service:
         about = named(self._tasks, task)
         return self._replica.generate(prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, named=about)
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template."""
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
+        """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template; never blocks.
+
+        The future fails with an InputError if the model has no way to, a CheckpointError if its template is bad.
+        """
         return self._replica.chat(messages)
 
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:

@@ -32,6 +32,8 @@ class SlotThread:
         self._started = clock()  # of the open slot
         self._pauses = {self._read: _Pause(), self._end: _Pause()}
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._sending = threading.Lock()
+        self._ended = False  # whether nobody will do what is sent from now on; guarded by the lock
         self._wake = threading.Event()
         self._stopping = False
         self._fault = ""
@@ -81,7 +83,10 @@ class SlotThread:
 
     def _send(self, command: Callable[[], Result]) -> "Future[Result]":
         future: Future[Result] = Future()
-        self._commands.put((command, future))
+        with self._sending:
+            self._commands.put((command, future))
+            if self._ended:
+                self._refuse()
         self._wake.set()
         return future
 
@@ -94,6 +99,12 @@ class SlotThread:
         except BaseException as error:  # nobody else would ever hear of it
             self._fault = f"the slot thread died of {type(error).__name__}, and nothing is learned any more: restart"
             self.learner.alarm(self._fault)
+        with self._sending:
+            self._ended = True
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """Leave nobody waiting for a thread that has ended; the caller holds the lock."""
         while not self._commands.empty():
             self._commands.get()[1].set_exception(ServiceError(self._fault or "the server is stopping"))
 
@@ -152,7 +163,7 @@ class SlotThread:
 
     def _judge(self) -> None:
         """Roll back if the guard says so."""
-        judged = None if self.learner.pin is not None else self.learner.guard.judge()
+        judged = self.learner.judge()
         if judged is not None:
             self.operator.dismiss(*judged)
 

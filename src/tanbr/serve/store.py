@@ -259,11 +259,11 @@ class Store:
         oldest = min(oldest, newest)  # what is being served always stays
         if oldest <= self.oldest:
             return
-        self.oldest = oldest
         with self.transaction(oldest=oldest) as write:
             write.execute("DELETE FROM requests WHERE id < ?", (oldest.to_bytes(4, "big"),))
             for statement in _FORGET:
                 write.execute(statement, (oldest,))
+        self.oldest = oldest
 
     def _rows(self, query: str, values: Sequence[Any]) -> list[dict[str, Any]]:
         with self._looking():

@@ -78,7 +78,8 @@ class Telling:
         """Go on with what is on disk, and with ended slots that the router was not told of."""
         self.settling = {row["slot"]: (self._slot(row, router.open), row["estimate"]) for row in ended}
         self.mark, self.rewarded = int(self._store.meta("mark") or 0), self._store.meta("rewarded")
-        self.clients = Clients(self._config.rewards, json.loads(self._store.meta("clients") or "{}"))
+        evidence, led = (json.loads(self._store.meta(name) or "{}") for name in ("clients", "led"))
+        self.clients = Clients(self._config.rewards, evidence, led)
 
     def _slot(self, row: dict[str, Any], decisions: Sequence[Decision | PanelDecision] = ()) -> OpenSlot:
         return read_slot(row, experts=self._experts, tasks=self._tasks, decisions=decisions)

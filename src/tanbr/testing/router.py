@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from tanbr.errors import DecisionError, InputError, StateError, TanbrError
+from tanbr.state import read_state
 from tanbr.testing.toy import EVEN, K, Make, V, play, play_panels, toy_reward
-from tanbr.types import Decision, Terms
+from tanbr.types import Decision, Router, Terms
 
 
 def check_router(make: Make, *, without: Iterable[str] = ()) -> None:
@@ -166,6 +167,26 @@ def unseen_rewards_teach_nothing(make: Make) -> None:
     _hold(not learns or unseen not in (worst, best), f"an unseen task was taken for a reward of {unseen == best:d}")
 
 
+def declined_decisions_leave_no_trace(make: Make) -> None:
+    """A decision that is told NaN alone was not served: what is saved is as before, but for ids and the random stream.
+
+    The stream moves on, so that a router which draws its blends does not offer the same one again. A router whose
+    states are not written by `tanbr.state` leaves this check out.
+    """
+    router = make(K, V, seed=6)
+    for slots in (0, 24):
+        play(router, slots)
+        play_panels(router, slots // 4)
+        router.ask(EVEN, models=2)  # stays open
+        before = _saved(router)
+        for mix in (*np.eye(V), EVEN):
+            router.tell(router.ask(mix), np.full(V, np.nan))
+            router.tell(router.ask(mix, models=2), np.full((2, V), np.nan))
+        after = _saved(router)
+        odd = [name for name in before | after if before.get(name) != after.get(name)]
+        _hold(not odd, f"a declined decision changed {', '.join(odd)}")
+
+
 def extremes_raise_no_warning(make: Make) -> None:
     """Few tasks, many experts, rewards of 0 and 1 and counts from 0.01 to a million: no warning, no overflow."""
     with warnings.catch_warnings(), np.errstate(all="raise", under="ignore"):
@@ -268,7 +289,7 @@ def bad_panels_change_nothing(make: Make) -> None:
 CHECKS: tuple[Callable[[Make], None], ...] = (
     same_seed_same_choices, blends_are_feasible, decisions_cannot_be_changed, resumes_bit_for_bit,
     late_and_out_of_order, bad_input_changes_nothing, bad_sizes_are_refused, bad_states_are_refused,
-    unseen_rewards_teach_nothing, extremes_raise_no_warning, tree_is_well_formed,
+    unseen_rewards_teach_nothing, declined_decisions_leave_no_trace, extremes_raise_no_warning, tree_is_well_formed,
     panel_of_one_is_the_single_blend, panels_are_feasible_and_assign, panels_resume_bit_for_bit,
     bad_panels_change_nothing,
 )  # fmt: skip
@@ -280,6 +301,14 @@ def check_learns(make: Make, *, slots: int, at_least: float) -> None:
     random = np.random.default_rng(0).dirichlet(np.ones(K), size=slots)
     reached, drawn = (float(np.mean([toy_reward(x)[0] for x in some])) for some in (blends[-slots // 4 :], random))
     _hold(reached > drawn + at_least, f"{reached:.3f} in the last quarter, a random router has {drawn:.3f}")
+
+
+def _saved(router: Router) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as folder:
+        router.save(Path(folder) / "state.npz")
+        header, arrays = read_state(Path(folder) / "state.npz")
+    kept = {name: value for name, value in header.items() if name not in ("next_id", "random")}
+    return kept | {name: (array.shape, array.tobytes()) for name, array in arrays.items()}
 
 
 def _alike(one: Terms, other: Terms) -> bool:

@@ -12,7 +12,7 @@ from tanbr.lab.rivals.probes import experts_alone, linears
 from tanbr.merge import Moe
 
 seeds = st.integers(0, 2**32 - 1)
-few = settings(max_examples=20, deadline=None)
+few = settings(max_examples=20)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -23,7 +23,7 @@ from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
 
 seeds = st.integers(0, 2**32 - 1)
-few = settings(max_examples=20, deadline=None)
+few = settings(max_examples=20)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

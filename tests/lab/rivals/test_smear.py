@@ -28,7 +28,7 @@ def test_merges_by_hand() -> None:
 
 @pytest.mark.parametrize("per", ["token", "sequence"])
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_a_sure_gate_is_that_expert(per, seed) -> None:
     rng = torch.Generator().manual_seed(seed)
     model = Toy(torch.randn(3, D, D, generator=rng))

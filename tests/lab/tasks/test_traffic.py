@@ -14,7 +14,7 @@ POOLS = {task.name: tiny.generate(task.name, 30, seed=0) for task in tiny.TASKS[
     kind=st.sampled_from(traffic.KINDS), slots=st.integers(1, 90), seed=st.integers(0, 99),
     alpha=st.sampled_from([0.05, 0.3, 2.0]), period=st.integers(1, 50),
 )  # fmt: skip
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_every_mix_is_on_the_simplex(kind: str, slots: int, seed: int, alpha: float, period: int) -> None:
     mixes = traffic.mixes(kind, tasks=5, slots=slots, seed=seed, alpha=alpha, period=period)
     assert mixes.shape == (slots, 5)

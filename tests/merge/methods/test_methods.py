@@ -91,6 +91,19 @@ def test_wrong_names_and_settings_are_explained(related, text, says) -> None:
         tanbr.open(related, method=text)
 
 
+def test_an_installed_package_adds_a_method_by_an_entry_point(related, tmp_path, monkeypatch) -> None:
+    info = tmp_path / "loud-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: loud\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[tanbr.methods]\nloud = {PLACE}\nodd = numpy:array\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert str(tanbr.open(related, method="loud:gain=2").method) == "loudest:gain=2.0"
+    with pytest.raises(ConfigError, match="must be a class derived from"):
+        check_name("odd")
+    with pytest.raises(ConfigError, match="did you mean 'loud'"):
+        check_name("lod")
+
+
 def test_a_name_is_checked_without_a_checkpoint() -> None:
     assert check_name(f"{PLACE}:gain=2") == f"{PLACE}:gain=2"
     with pytest.raises(ConfigError, match="no setting 'weight'"):

@@ -50,7 +50,7 @@ def test_by_hand() -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_no_other_weight_answers_more_like_the_experts(seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     inputs = torch.randn(3, 20, 5, generator=rng).double()

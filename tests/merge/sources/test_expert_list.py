@@ -1,5 +1,7 @@
 """Experts that a file lists, in TOML or YAML."""
 
+import sys
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -7,7 +9,7 @@ from typer.testing import CliRunner
 import tanbr
 from merge.sources.tiny_dense import family
 from tanbr.cli import app
-from tanbr.errors import ConfigError, InputError
+from tanbr.errors import ConfigError, InputError, TanbrError
 from tanbr.merge.sources.expert_list import is_list, read_list
 
 EPS = torch.finfo(torch.float32).eps
@@ -100,21 +102,59 @@ WRONG = {
     "negative": ('base = "b"\n[[experts]]\npath = "a"\nweight = -1\n[[experts]]\npath = "c"\n', "weight"),
     "one task": ('base = "b"\n[[experts]]\npath = "a"\ntask = "t"\n[[experts]]\npath = "c"\n', "of every expert or"),
     "no TOML": ("base =", "is not TOML"),
+    "an endless number": (SHORT + f"weight = {'9' * 5_000}\n", "is not TOML"),
+    "a day that is not": (SHORT + "method = 2024-02-31\n", "is not TOML"),
+    "a long path": (SHORT.replace("expert-0", "a" * 5_000), "cannot be the path"),
+    "nobody's home": (SHORT.replace('"base"', '"~nobody-here/x"'), "~nobody-here/x' cannot be"),
+    "a NUL": (SHORT.replace("expert-0", r"a\u0000b"), "a.b is not a folder"),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_list_is_refused_in_one_sentence(what, tmp_path) -> None:
     text, message = WRONG[what]
-    with pytest.raises(ConfigError, match=message) as refused:
-        read_list(written(tmp_path, text))
+    with pytest.raises(TanbrError, match=message) as refused:
+        tanbr.open(written(tmp_path, text))
+    assert len(str(refused.value)) < 1_000
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["a: [", "- a\n- b\n", "a: !!python/object:os.system {}\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: [",
+        "- a\n- b\n",
+        "a: !!python/object:os.system {}\n",
+        f"base: {'9' * 5_000}\n",
+        f"base: 0x{'9' * 5_000}\nexperts: [a, b]\n",
+        "base: 2024-02-31\n",
+        "base: 2024-01-01 25:00:00\n",
+        "base: !!int ''\n",
+        "base: !!float x\n",
+        "base: !!timestamp x\n",
+        "base: !!bool x\n",
+        f"{'9' * 4_000}_{'9' * 4_000}: 1\n",
+        f"models: [{{model: 0x{'9' * 5_000}}}, {{model: b}}]\nmerge_method: linear\n",
+        f"models: [{{model: a, parameters: {{weight: 0x{'9' * 5_000}}}}}, {{model: b}}]\nmerge_method: linear\n",
+        f"models: [{{model: a, parameters: {{weight: [0x{'9' * 5_000}]}}}}, {{model: b}}]\nmerge_method: linear\n",
+        f"models: [{{model: a}}, {{model: b}}]\nmerge_method: 0x{'9' * 5_000}\n",
+    ],
+)
 def test_wrong_yaml_is_refused(text, tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"experts\.yaml"):
         read_list(written(tmp_path, text, "experts.yaml"))
+
+
+@pytest.mark.parametrize("file", ["experts.toml", "experts.yaml"])
+def test_a_list_does_not_import_what_it_names_as_its_method(folder, tmp_path, monkeypatch, file) -> None:
+    (tmp_path / "trap_of_a_list.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    text = SHORT if file.endswith("toml") else SHORT.replace(" =", ":")
+    named = "method = 'trap_of_a_list:Kind'\n" if file.endswith("toml") else "method: trap_of_a_list:Kind\n"
+    with pytest.raises(ConfigError, match=f"{file}: .*--method") as refused:
+        tanbr.open(written(folder, named + text, file))
+    assert "\n" not in str(refused.value)
+    assert "trap_of_a_list" not in sys.modules
 
 
 def test_a_list_that_is_not_there_and_experts_beside_a_list_are_refused(folder) -> None:

@@ -50,7 +50,7 @@ class FakeService:
             spare_bytes=8, full_parameters=30, full_bytes=120, precision="fp32", int8_agreement=None, device="cpu",
             max_tokens=16, slot_requests=64, slot_seconds=None,
         )  # fmt: skip
-        self.ready = False
+        self.ready, self.client_secret = False, b"secret"
         self.failing: Exception | None = None  # raised by the next calls
         self.stuck = False  # futures that never come
         self.broken: tuple[str, ...] = ()  # what `faults` says
@@ -127,10 +127,13 @@ class FakeService:
         if task is not None and task not in TASKS:
             raise InputError(f"unknown task {task!r}; the model knows {', '.join(TASKS)}")
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
+        future: Future[str] = Future()
         if messages[0]["role"] == "assistant":
-            raise InputError("the model's chat template refuses these messages")
-        return " ".join(message["content"] for message in messages)
+            future.set_exception(InputError("the model's chat template refuses these messages"))
+        else:
+            future.set_result(" ".join(message["content"] for message in messages))
+        return future
 
     def generate(
         self,

@@ -19,11 +19,12 @@ ADMIN = Tokens.read({"TANBR_ADMIN_TOKEN": ADMIN_TOKEN})
 
 
 @contextmanager
-def live(service: Any, *, tokens: Tokens = ADMIN, **settings: Any) -> Iterator[str]:
+def live(service: Any, *, tokens: Tokens = ADMIN, root_path: str = "", **settings: Any) -> Iterator[str]:
     """Serve until the block ends; the URL."""
     config = HttpConfig(**{"port": 0} | settings)
     taken = bind(config)
     running = server(service, config=config, tokens=tokens, metrics=Metrics(), loopback=True)
+    running.config.root_path = root_path  # as a proxy that strips a prefix has it
     thread = threading.Thread(target=running.run, kwargs={"sockets": [taken]})
     thread.start()
     while not running.started and thread.is_alive():

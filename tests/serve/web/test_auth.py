@@ -43,6 +43,20 @@ def test_administration_without_a_token_is_off() -> None:
         assert http.post("/v1/classify", json=ONE).status_code == 200
 
 
+@pytest.mark.parametrize("root_path", ["", "/tanbr", "/v1"])
+def test_a_root_path_opens_nothing_and_closes_nothing(root_path: str) -> None:
+    service = FakeService()
+    with live(service, tokens=Tokens(), root_path=root_path) as url, client(url) as http:
+        for name in ("unpin", "rollback", "slot", "pin"):
+            assert http.post(f"/v1/admin/{name}").status_code == 403
+        assert service.calls == []
+    with live(service, tokens=BOTH, root_path=root_path, rate=0.001, burst=1) as url, client(url) as http:
+        for _ in range(3):
+            assert http.get("/healthz").status_code == 200  # without a token, whatever the rate
+        assert http.get("/").status_code == 200
+        assert http.get("/").status_code == 429
+
+
 def test_tokens_are_read_from_files_and_never_shown(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")

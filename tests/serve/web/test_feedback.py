@@ -1,11 +1,21 @@
+from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
+from pydantic import ValidationError
 
+from serve.serving import Ledger
+from serve.serving import service as real_service
 from serve.web.fake import TASKS, FakeService
 from serve.web.live import ADMIN_TOKEN, BOTH, TOKEN, client, live, refusal
-from tanbr.serve.web.feedback import ClientKeys
+from tanbr.serve.clients import Clients
+from tanbr.serve.config import RewardConfig
+from tanbr.serve.rewards import Tally
+from tanbr.serve.rows import Given
+from tanbr.serve.web.auth import Tokens
+from tanbr.serve.web.config import HttpConfig
 
 
 def test_feedback_counts_once(http: httpx2.Client, service: FakeService) -> None:
@@ -73,7 +83,47 @@ def test_feedback_comes_with_an_opaque_key_of_its_client() -> None:
     assert all(len(key) == 16 and "10.0" not in key and TOKEN not in key for key in service.clients)
 
 
-def test_keys_of_one_secret_are_alike_at_every_replica() -> None:
-    scope = {"type": "http", "client": ("192.0.2.7", 4711)}
-    one, other, stranger = ClientKeys(b"s" * 16), ClientKeys(b"s" * 16), ClientKeys()
-    assert one.of(scope, "Bearer x") == other.of(scope, "Bearer x") != stranger.of(scope, "Bearer x")
+HEADERS = ["", "?", "Bearer", "x"] + [f"{scheme} {n}" for scheme in ("bEaReR", "Basic", "Bearer") for n in range(20)]
+
+
+@pytest.mark.parametrize("tokens", [Tokens(), BOTH])
+def test_one_address_is_one_client_whatever_it_writes_into_its_header(tokens: Tokens) -> None:
+    service, shown = FakeService(), HEADERS
+    if tokens is BOTH:
+        shown = [f"{scheme}{space}{TOKEN}" for scheme in ("Bearer", "bEaReR", "BEARER") for space in (" ", "  ", "   ")]
+    with live(service, tokens=tokens, proxies=("127.0.0.1",)) as url, client(url) as http:
+
+        def say(reward: float, address: str, header: str) -> None:
+            item = {"feedback": [{"request_id": "r", "reward": reward}]}
+            headers = {"x-forwarded-for": f"198.51.100.1, {address}", "authorization": header}
+            assert http.post("/v1/feedback", json=item, headers=headers).status_code == 200
+
+        for number in range(64):  # of one /64, and naming others in front of its own address
+            say(0.0, f"2001:db8::{number:x}", shown[number % len(shown)])
+        for number in range(8):
+            say(1.0, f"192.0.2.{number}", shown[0])
+    keys = service.clients
+    assert len(set(keys)) == 9
+    rows = [Given(0, 0, "feedback", 0, float(place >= 64), None, key) for place, key in enumerate(keys)]
+    for learn, least in ((False, 0.8), (True, 0.999)):  # at once it counts for its share, 0.2; then it is found out
+        tally = Tally(1, RewardConfig())
+        tally.add_feedback(rows, np.ones(1), Clients(RewardConfig()), learn=learn)
+        assert tally.reward[0][0] >= least - 1e-9
+
+
+def test_nobody_may_name_every_address_a_proxy() -> None:
+    assert HttpConfig(proxies=("10.0.0.0/8", "::1")).proxies
+    with pytest.raises(ValidationError):  # then a client would be whoever it says it is
+        HttpConfig(proxies=("*",))
+
+
+def test_a_client_has_the_same_key_after_a_restart(tmp_path: Path, taught: Path) -> None:
+    for _ in range(2):
+        running = real_service(tmp_path, taught, router=Ledger())
+        with live(running) as url, client(url) as http:
+            (output,) = http.post("/v1/classify", json={"inputs": ["a fine film"]}).json()["outputs"]
+            item = {"request_id": output["request_id"], "reward": 1}
+            assert http.post("/v1/feedback", json={"feedback": [item]}).json()["accepted"] == 1
+            keys = [row.client for row in running.store.feedback(after=0)]
+    assert len(keys) == 2
+    assert len(set(keys)) == 1

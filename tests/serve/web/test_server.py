@@ -1,3 +1,4 @@
+import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -5,7 +6,7 @@ import httpx2
 import pytest
 
 from serve.web.fake import FakeService
-from serve.web.live import live, wait_for
+from serve.web.live import live, refusal, wait_for
 from tanbr.errors import ConfigError
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.server import address_of, bind
@@ -30,7 +31,30 @@ def test_a_stop_leaves_the_service_only_what_is_left_of_its_time() -> None:
             wait_for(lambda: service.futures)
         assert service.stopped_within is not None
         assert service.stopped_within <= 1.0  # a second went by for the request that is stuck
-        assert waiting.exception() is not None or waiting.result().status_code >= 500
+        assert waiting.result().status_code == 503
+
+
+def test_what_a_stop_breaks_off_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    service = FakeService("text-to-text")
+    body = {"model": "fake", "prompt": "go on and on"}
+    with ThreadPoolExecutor() as pool, httpx2.Client(timeout=60) as http:
+        with live(service, stop_seconds=2, answer_seconds=60) as url:
+            whole = pool.submit(httpx2.post, f"{url}/v1/completions", json=body, timeout=60)
+            streaming = http.send(
+                http.build_request("POST", f"{url}/v1/completions", json=body | {"stream": True}), stream=True
+            )
+            lines = streaming.iter_lines()
+            begun = [next(lines) for _ in range(2)]
+            wait_for(lambda: len(service.futures) == 2)
+        events = [line for line in [*begun, *lines] if line]
+    assert whole.result().status_code == 503
+    assert "the server stops" in refusal(whole.result())
+    assert whole.result().headers["retry-after"] == "1"
+    assert json.loads(begun[0].removeprefix("data: "))["choices"][0]["text"] == "GO"
+    assert events[-1] == "data: [DONE]"
+    assert "the server stops" in json.loads(events[-2].removeprefix("data: "))["error"]["message"]
+    assert all(future.cancelled() for future in service.futures)  # nothing more is written for them
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_a_stop_with_nothing_under_way_leaves_the_service_its_time() -> None:

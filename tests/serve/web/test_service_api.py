@@ -17,7 +17,7 @@ PROPERTIES = [name for name, member in vars(ServiceApi).items() if isinstance(me
 def test_the_fake_is_a_service() -> None:
     assert isinstance(FakeService(), ServiceApi)
     assert {"submit", "generate", "feedback", "faults", "stop"} <= set(METHODS)
-    assert set(PROPERTIES) == {"ready", "info"}
+    assert set(PROPERTIES) == {"ready", "info", "client_secret"}
 
 
 @pytest.mark.parametrize("kind", [Service, FakeService])

@@ -1,15 +1,17 @@
 """What is served on a Ray cluster, and by how many: the arguments of `tanbr.fleet.ray:app`."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, Strict
 
 from tanbr.config import Section
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router.config import RouterConfig
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.web.config import HttpConfig
+
+File = Annotated[Path, Strict(strict=False)]  # Ray's configuration files have strings for paths
 
 
 class ClusterConfig(Section):
@@ -23,15 +25,15 @@ class ClusterConfig(Section):
     """Fine-tuned copies, or adapters, of the checkpoint."""
     blend_only: Literal["all", "ffn"] | None = None
     """With experts over a base: what is blended."""
-    state: Path = Path("out/serve")
+    state: File = Path("out/serve")
     """Folder for what is learned, on a disk that the learner finds wherever it is started again."""
-    history: Path | None = None
+    history: File | None = None
     """Past requests that teach the monitor."""
-    survey: Path | None = None
+    survey: File | None = None
     """What `tanbr survey` wrote, for the start blend."""
-    warm_start: Path | None = None
+    warm_start: File | None = None
     """What `tanbr survey` wrote, for the router."""
-    groups: Path | None = None
+    groups: File | None = None
     """What `tanbr groups` wrote: the router learns over groups of experts."""
     adopt: bool = False
     """Go on with the state of another checkpoint."""
@@ -47,9 +49,9 @@ class ClusterConfig(Section):
     """Seconds after which a replica that has not made a blend ready is ended, and another takes its place."""
     linger: float = Field(default=60.0, gt=0)
     """Seconds without any replica after which the learner saves and ends."""
-    token_file: Path | None = None
+    token_file: File | None = None
     """File with the clients' token (or set TANBR_TOKEN)."""
-    admin_token_file: Path | None = None
+    admin_token_file: File | None = None
     """File with the operators' token (or set TANBR_ADMIN_TOKEN)."""
     serve: ServeConfig = Field(default_factory=ServeConfig)
     """How the model is served."""

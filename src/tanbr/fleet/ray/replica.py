@@ -61,7 +61,6 @@ class Replica:
             metrics=metrics,
             loopback=self._loopback,
             seconds_to_stop=lambda: float(self._config.http.stop_seconds),
-            secret=self._service.welcome.secret,
         )
 
     def check_health(self) -> None:

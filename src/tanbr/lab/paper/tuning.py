@@ -63,7 +63,7 @@ def job(setup: Setup, router: str, seed: int, *, name: str = "", serve: bool = T
         **setup.timed_on,
     }
     tuning = tuning.model_copy(update={"device": setup.device})
-    config = Config(finetune=tuning, router=RouterConfig(paper=PaperModeConfig(**paper_mode)))
+    config = Config(finetune=tuning, router=RouterConfig(paper=PaperModeConfig.model_validate(paper_mode)))
     run = partial(_tune, setup, router, config, setup.out / "work" / called, serve)
     return Job(called, run, facts, _cost(setup, router, serve=serve))
 

@@ -38,7 +38,7 @@ class _Rule:
         belongs = (labels == np.arange(len(blends))[:, None]).astype(np.float64)
         return Panel(blends, belongs, tuple(Terms(float("nan")) for _ in blends))
 
-    def learn_panel(self, mix: TaskMix, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
+    def learn_panel(self, readings: Readings, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
         """Learn nothing."""
 
     def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:

@@ -1,13 +1,14 @@
 """Merge methods by name: every module of this folder that defines one is found; nothing else needs to know of it.
 
-A name may carry settings, `ties:density=0.3:scale=1.2`, and may be `package.module:Class` for a method from elsewhere.
+A name may carry settings, `ties:density=0.3:scale=1.2`. A method from elsewhere is an entry point of the group
+`tanbr.methods`, or `package.module:Class`; files may not name the latter, since an import runs code.
 """
 
 import difflib
 import pkgutil
 from dataclasses import fields
 from importlib import import_module
-from typing import Any
+from importlib.metadata import EntryPoint, entry_points
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -24,6 +25,7 @@ def _found() -> dict[str, type[Method]]:
 
 
 METHODS: dict[str, type[Method]] = dict(sorted(_found().items()))
+GROUP = "tanbr.methods"  # entry points of installed packages
 
 
 def choose(text: str, experts: Experts) -> Method:
@@ -59,20 +61,26 @@ def _read(text: str) -> tuple[type[Method], dict[str, str]]:
     name = ":".join(part for part in parts if "=" not in part)
     if "experts" in settings or len(settings) + name.count(":") + 1 != len(parts):
         raise ConfigError(f"merge method {text!r} must be a name, with settings as name:key=value:key=value")
-    kind = _third_party(name) if ":" in name else METHODS.get(name)
-    if kind is None:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"unknown merge method {name!r}; {hint}known: {', '.join(METHODS)}, or package.module:Class")
-    return kind, settings
+    if name in METHODS:
+        return METHODS[name], settings
+    installed = entry_points(group=GROUP)
+    if name in installed.names:
+        return _third_party(installed[name]), settings
+    if ":" in name:
+        return _third_party(EntryPoint(name, name, GROUP)), settings
+    known = [*METHODS, *sorted(installed.names)]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ConfigError(f"unknown merge method {name!r}; {hint}known: {', '.join(known)}, or package.module:Class")
 
 
-def _third_party(place: str) -> type[Method]:
-    module, _, name = place.partition(":")
+def _third_party(place: EntryPoint) -> type[Method]:
     try:
-        kind: Any = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"merge method {place!r} cannot be imported ({error}); write package.module:Class") from None
+        kind = place.load()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"merge method {place.name!r} cannot be imported ({error}); write package.module:Class"
+        ) from None
     if not (isinstance(kind, type) and issubclass(kind, Method)):
-        raise ConfigError(f"merge method {place!r} must be a class derived from tanbr.merge.methods.Method")
+        raise ConfigError(f"merge method {place.name!r} must be a class derived from tanbr.merge.methods.Method")
     return kind

@@ -13,6 +13,7 @@
 `experts = ["sst2/", "mnli/"]` is enough where nothing is to be said of them.
 """
 
+import reprlib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from pydantic import Field
 
-from tanbr.config import Section, read
+from tanbr.config import Section, check_method, read
 from tanbr.errors import ConfigError
 from tanbr.merge.sources.mergekit import from_mergekit
 from tanbr.merge.sources.over_base import BlendOnly
@@ -38,7 +39,7 @@ class ListedExpert(Section):
     """The task that it was trained for."""
     labels: tuple[str, ...] = ()
     """What the columns of its head are called, in their order."""
-    weight: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    weight: float | None = Field(default=None, ge=0)
     """Its weight in the blend that the file asks for."""
 
 
@@ -74,12 +75,11 @@ def is_list(path: str | Path) -> bool:
 def read_list(path: str | Path) -> ExpertList:
     """Read a list of experts; anything wrong in it is one `ConfigError`."""
     values = _values(Path(path))
-    if "models" in values or "merge_method" in values or "slices" in values:
-        values = from_mergekit(values, source=str(path))
     listed = values.get("experts")
     if isinstance(listed, list):
         values = values | {"experts": [{"path": one} if isinstance(one, str) else one for one in listed]}
     found = read(ExpertList, values, source=str(path))
+    check_method(found.method, source=str(path))
     tasks = [expert.task for expert in found.experts]
     if any(tasks) and (not all(tasks) or len(set(tasks)) < len(tasks)):
         raise ConfigError(f"{path}: name the task of every expert or of none, and each but once (got {tasks})")
@@ -97,19 +97,27 @@ def _values(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         values = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{path} must name a base and list experts (docs/experts.md shows how)")
+        values = {str(key): value for key, value in values.items()}
+        mergekit = "models" in values or "merge_method" in values or "slices" in values
+        return from_mergekit(values, source=str(path)) if mergekit else values
+    except ConfigError:
+        raise
     except OSError as error:
         raise ConfigError(f"cannot read the list of experts {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
-        kind = "TOML" if path.suffix == ".toml" else "YAML"
-        raise ConfigError(f"{path} is not {kind}: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise ConfigError(f"{path} is nested too deeply; list the experts one below the other") from None
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{path} must name a base and list experts (docs/experts.md shows how)")
-    return {str(key): value for key, value in values.items()}
+    except Exception as error:  # YAML raises whatever Python does for its numbers and dates
+        kind = "TOML" if path.suffix == ".toml" else "YAML"
+        raise ConfigError(f"{path} is not {kind}: {' '.join(str(error).split())}") from None
 
 
 def _beside(file: str | Path, place: str) -> str:
     """Find a folder that is named relative to the file; what is not there is taken as it is."""
-    beside = Path(file).parent / Path(place).expanduser()
-    return str(beside) if beside.exists() else place
+    try:
+        beside = Path(file).parent / Path(place).expanduser()
+        return str(beside) if beside.exists() else place
+    except (OSError, RuntimeError) as error:  # a name that is too long, the home of nobody
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{file}: {reprlib.repr(place)} cannot be the path of a folder ({why})") from None

@@ -41,9 +41,8 @@ def create_app(
     metrics: Metrics,
     loopback: bool,
     seconds_to_stop: Callable[[], float],
-    secret: bytes | None = None,
 ) -> ASGIApp:
-    """Make the application around a service, which it starts and stops; clients' keys are made with the secret."""
+    """Make the application around a service, which it starts and stops."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -66,7 +65,7 @@ def create_app(
     app.router.route_class = strict_route(most_values(service.info, config))
     add_answers = add_classify if service.info.kind == "classifier" else add_completions
     add_answers(app, service, config, latencies)
-    add_feedback(app, service, config, secret)
+    add_feedback(app, service, config, tokens)
     add_models(app, service.info)
     add_watching(app, service, latencies=latencies)
     add_supervision(app, service, metrics=metrics)

@@ -5,6 +5,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from tanbr.errors import ConfigError
 from tanbr.serve.web.refusals import Refusal
@@ -33,18 +34,21 @@ class Tokens:
             general=_token(environment, TOKEN, token_file), admin=_token(environment, ADMIN_TOKEN, admin_token_file)
         )
 
-    def check(self, path: str, authorization: str | None) -> None:
-        """Refuse a request for `path` whose Authorization header does not open it."""
-        admin = path.startswith(ADMIN)
-        if path == "/" or path.startswith(OPEN) or (self.general is None and not admin):
+    def shown(self, authorization: str | None) -> Literal["", "general", "admin"]:
+        """Say which token an Authorization header shows; nothing else in the header makes a difference."""
+        scheme, _, word = (authorization or "").partition(" ")
+        digest = _digest(word.strip()) if scheme.lower() == "bearer" else b""
+        general, admin = (key is not None and hmac.compare_digest(digest, key) for key in (self.general, self.admin))
+        return "admin" if admin else "general" if general else ""
+
+    def check(self, route: str, authorization: str | None) -> None:
+        """Refuse a request for a route, by its declared path ("" for none), that its header does not open."""
+        admin = route.startswith(ADMIN)
+        if route == "/" or route.startswith(OPEN) or (self.general is None and not admin):
             return
         if admin and self.admin is None:
             raise Refusal(403, f"administration is off: start the server with {ADMIN_TOKEN} set to allow it")
-        scheme, _, shown = (authorization or "").partition(" ")
-        digest = _digest(shown.strip()) if scheme.lower() == "bearer" else b""
-        keys = [self.admin] if admin else [self.general, self.admin]
-        opened = [hmac.compare_digest(digest, key) for key in keys if key is not None]  # all of them, in constant time
-        if not any(opened):
+        if self.shown(authorization) not in (("admin",) if admin else ("general", "admin")):
             which = "the administration token" if admin else "a token"
             raise Refusal(
                 401, f"send {which} as `Authorization: Bearer …`", headers={"www-authenticate": 'Bearer realm="tanbr"'}

@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 from starlette.types import Receive
 
-from tanbr.errors import InputError
+from tanbr.errors import CheckpointError, InputError
 from tanbr.serve.manner import Manner
 from tanbr.serve.records import Generated
 from tanbr.serve.web.answering import answer, awaited, check_task, refusal_of, settled, shortened
@@ -51,9 +51,12 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Write the next message of a conversation, which the tokenizer's own template makes a prompt of."""
         try:
-            prompt = service.chat([message.model_dump() for message in body.messages])
+            rendering = service.chat([message.model_dump() for message in body.messages])
+            prompt = await settled(rendering, receive=request.receive, seconds=config.answer_seconds)
         except InputError as error:
             raise Refusal(400, shortened(str(error)), param="messages") from None
+        except CheckpointError as error:  # whoever runs the server chose the checkpoint
+            raise Refusal(500, str(error)) from None
         most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
         return await writing.answer([prompt], body, most, CHAT, request)
 

@@ -17,8 +17,8 @@ class HttpConfig(Section):
     hosts: tuple[Annotated[str, Field(pattern=r"^(\*|(\*\.)?[^*]+)$")], ...] = ()
     """Names by which clients may call a server that listens on loopback, beside localhost and its addresses;
     *.example.com stands for all names of a domain."""
-    proxies: tuple[str, ...] = ()
-    """Addresses of reverse proxies whose X-Forwarded-For is believed."""
+    proxies: tuple[Annotated[str, Field(pattern=r"^[0-9a-fA-F:.]+(/[0-9]+)?$")], ...] = ()
+    """Addresses or networks of reverse proxies whose X-Forwarded-For is believed: of it, the last that is no proxy."""
     inputs: int = Field(default=256, ge=1)
     """Most texts or prompts in a request."""
     text_chars: int = Field(default=20_000, ge=1)

@@ -1,19 +1,23 @@
 """The entrance before every route: who may pass, how often, and with how large a body. Nothing is parsed before it."""
 
+import asyncio
 import time
 from typing import Protocol
 
+from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Match
+from starlette.types import Message, Receive, Scope, Send
 
 from tanbr.serve.web import logs
 from tanbr.serve.web.auth import HEALTH, Tokens
 from tanbr.serve.web.config import HttpConfig
-from tanbr.serve.web.limits import BodyMemory, RateLimit, client_of
+from tanbr.serve.web.limits import REFUSED_BURST, REFUSED_RATE, BodyMemory, RateLimit, client_of
 from tanbr.serve.web.refusals import Refusal
 
 DRAINED = 8  # bodies' worth of what is too large that is read and dropped, so that the client sees why
+STOPS = Refusal.later(503, "the server stops before this is answered; send it again", seconds=1)
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 SECURE = [
     (b"x-content-type-options", b"nosniff"),
@@ -36,13 +40,14 @@ class OnRequest(Protocol):
 
 
 class Entrance:
-    """An ASGI application around another."""
+    """An ASGI application around the one that has the routes."""
 
     def __init__(
-        self, app: ASGIApp, *, config: HttpConfig, tokens: Tokens, loopback: bool, on_request: OnRequest
+        self, app: FastAPI, *, config: HttpConfig, tokens: Tokens, loopback: bool, on_request: OnRequest
     ) -> None:
         self._app, self._config, self._tokens, self._on_request = app, config, tokens, on_request
         self._rate = RateLimit(config.rate, config.burst)
+        self._refused = RateLimit(REFUSED_RATE, REFUSED_BURST)  # bytes
         self._held = BodyMemory(config.held_bytes)
         hosts = [*LOOPBACK, config.host, *config.hosts] if loopback else ["*"]
         self._judge_host = TrustedHostMiddleware(_trust, allowed_hosts=hosts, www_redirect=False)
@@ -53,33 +58,53 @@ class Entrance:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        status, held = 499, 0  # until something is sent: the client left
+        status, held, read = 499, 0, 0  # until something is sent: the client left
+        streaming = False
+        route, client = self._route(scope), client_of(address_of(scope))
+
+        async def receive_counted() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            return message
 
         async def send_secure(message: Message) -> None:
-            nonlocal status
+            nonlocal status, streaming
             if message["type"] == "http.response.start":
                 status = message["status"]
+                streaming = "event-stream" in Headers(raw=list(message["headers"])).get("content-type", "")
                 message["headers"] = [*message.get("headers", ()), *SECURE]
             await send(message)
 
         try:
-            await self._check_head(scope)
+            await self._check_head(scope, route, client)
+            given: Receive = receive_counted
             if scope["method"] == "POST":
-                body = await self._body(Headers(scope=scope), receive)
+                self._check_refused(client)
+                body = await self._body(Headers(scope=scope), receive_counted)
                 if body is None:
                     return
                 held = len(body)
-                receive = _once(body, receive)
-            await self._app(scope, receive, send_secure)
+                self._check_refused(client)  # many may have been on their way at once
+                given = _once(body, receive_counted)
+            await self._app(scope, given, send_secure)
         except Refusal as refusal:
             await refusal.response()(scope, receive, send_secure)
+        except asyncio.CancelledError:  # uvicorn's: the time to finish what was accepted is over
+            if status == 499:
+                await STOPS.response()(scope, receive, send_secure)
+            elif streaming:
+                last = b"data: " + STOPS.body() + b"\n\ndata: [DONE]\n\n"
+                await send({"type": "http.response.body", "body": last, "more_body": False})
         except Exception as error:  # with a 500, the application has answered and logged it already
             if status != 500:
                 logs.say_fault(type(error).__name__, error=error)
         finally:
             self._held.give_back(held)
+            if read and 400 <= status < 500 and status not in (429, 499):  # the client's own fault
+                self._refused.take(client, read, time.monotonic())
             self._on_request(
-                route=getattr(scope.get("route"), "path", "other"),
+                route=route or "other",
                 method=scope["method"],
                 path=scope["path"],
                 status=status,
@@ -87,16 +112,27 @@ class Entrance:
                 client=address_of(scope),
             )
 
-    async def _check_head(self, scope: Scope) -> None:
+    def _route(self, scope: Scope) -> str:
+        """Find the declared path that will answer, as the router does: the raw path may begin with a root path."""
+        found = [(route.matches(scope)[0].value, getattr(route, "path", "")) for route in self._app.routes]
+        return max([(Match.NONE.value, ""), *found], key=lambda one: one[0])[1]  # the first, if several match as well
+
+    def _check_refused(self, client: str) -> None:
+        """Have a client wait that has sent too much of what was refused, before more of it is read or parsed."""
+        wait = self._refused.wait(client, time.monotonic(), cost=0.0)
+        if wait:
+            raise Refusal.later(429, "too many bytes of your last requests were refused; mend them", seconds=wait)
+
+    async def _check_head(self, scope: Scope, route: str, client: str) -> None:
         headers = Headers(scope=scope)
         if "host" in headers and not await self._is_ours(scope):
             # A page elsewhere whose name is made to point here would otherwise be this server to a browser.
             raise Refusal(421, "this server listens on loopback and is called localhost; see `hosts` in its settings")
-        if scope["path"] not in HEALTH:
-            wait = self._rate.wait(client_of(address_of(scope)), time.monotonic())
+        if route not in HEALTH:
+            wait = self._rate.wait(client, time.monotonic())
             if wait:
                 raise Refusal.later(429, f"more than {self._config.rate:g} requests a second; slow down", seconds=wait)
-        self._tokens.check(scope["path"], headers.get("authorization"))
+        self._tokens.check(route, headers.get("authorization"))
 
     async def _is_ours(self, scope: Scope) -> bool:
         """Have Starlette judge the Host header; what it would answer is not sent, because it is no sentence of ours."""

@@ -44,6 +44,11 @@ class ServiceApi(Protocol):
         """What is served."""
         ...
 
+    @property
+    def client_secret(self) -> bytes:
+        """What clients' keys are made with: kept in the state, as the evidence about clients is."""
+        ...
+
     def faults(self) -> tuple[str, ...]:
         """What is broken, a sentence each; none if all is well. Quick, never blocks."""
         ...
@@ -69,8 +74,11 @@ class ServiceApi(Protocol):
         """
         ...
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Make a prompt of a conversation, of roles and contents; InputError if the model has no way to."""
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
+        """Make a prompt of a conversation, of roles and contents; never blocks.
+
+        The future fails with an InputError if the model has no way to, a CheckpointError if its template is bad.
+        """
         ...
 
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
