@@ -160,21 +160,6 @@ def test_a_saved_monitor_goes_on_with_new_settings(monitor: Monitor, tmp_path: P
     np.testing.assert_allclose(resumed.observe(requests), fresh.observe(requests))  # as if it had been taught with them
 
 
-def test_a_task_that_a_client_names_is_in_the_mix(monitor: Monitor) -> None:
-    texts = traffic({"weather": 50}, 1) + traffic({"pair": 50}, 2)
-    monitor.count(monitor.snapshot().recognise(texts), ["question"] * 50 + [None] * 50)
-    assert monitor.close_slot().estimate == pytest.approx([0, 0.5, 0.5], abs=0.02)
-    knows_nothing = Monitor(TASKS, config=CONFIG)
-    knows_nothing.count(knows_nothing.snapshot().recognise(["x", "y", "z", "w", "v"]), ["pair"] * 3 + ["weather", None])
-    closed = knows_nothing.close_slot()
-    assert closed.estimate == pytest.approx([0.25, 0, 0.75])
-    assert closed.requests == 5
-    for tags, why in ((["pair"], "one length"), (["nonsense", None], "unknown task 'nonsense'")):
-        with pytest.raises(InputError, match=why):
-            monitor.count(monitor.snapshot().recognise(["a", "b"]), tags)
-    assert monitor.close_slot().requests == 0
-
-
 def test_memory_does_not_grow_with_what_is_seen(monitor: Monitor, tmp_path: Path) -> None:
     def size() -> int:
         return sum(array.nbytes for array in held(monitor, tmp_path).values())

@@ -22,11 +22,10 @@ from tanbr.tasks.rows import Row
 from tanbr.types import Blend, FloatArray, SlotRecord, Text
 
 Credit: TypeAlias = Literal["labels", "rewards"]  # what a client sends back
-Answer_ = Callable[[FloatArray, NDArray[np.intp], Sequence[Text]], list[Answer]]
+Respond: TypeAlias = Callable[[FloatArray, NDArray[np.intp], Sequence[Text]], list[Answer]]
 # blends (G, K), the place of each text's model (n,), texts → answers
-Answering: TypeAlias = Callable[
-    [Sequence[Answer], FloatArray], list[Answer]
-]  # with posteriors (n, V) by the slot's mix
+Answering: TypeAlias = Callable[[Sequence[Answer], FloatArray], list[Answer]]
+# answers, posteriors (n, V) by the slot's mix → answers
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +42,7 @@ class StreamWorld:
 
     def __init__(
         self,
-        answer: Answer_,
+        answer: Respond,
         space: LabelSpace,
         *,
         answering: Answering | None = None,

@@ -87,7 +87,7 @@ class StartBlend:
 
 
 def phase_of(config: LoopConfig, *, pin: Pin | None, rewarded: int | None, number: int) -> Phase:
-    """Say who chooses for slot `number`, where rewards came last for slot `rewarded`: without any, nothing is explored."""
+    """Say who chooses for slot `number`, where rewards came last for slot `rewarded`: without any, nobody explores."""
     if pin is not None:
         return Phase.PINNED
     if config.explore != "careful":

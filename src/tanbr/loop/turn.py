@@ -12,7 +12,7 @@ slot, a simulated one and a step of tuning differ in their world alone.
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -25,9 +25,12 @@ from tanbr.loop.rewards import VERDICT, Given, Tally, Trust, credited
 from tanbr.loop.slot import Choice, Phase, Reason, Slot, Told, Turn, Version
 from tanbr.monitor.recogniser import Recognition
 from tanbr.router.readings import Readings
-from tanbr.types import Blend, Decision, FloatArray, Router, SlotMix, TaskMix
+from tanbr.types import Blend, Decision, FloatArray, Router, SlotMix, TaskMix, Text
 
 log = logging.getLogger("tanbr.loop")
+
+TAUGHT = 256  # texts a slot, at most, that labels teach the monitor: about 0.2 s of one core
+FIRM = 0.9  # posterior of a familiar text's task beyond which no label teaches the monitor otherwise
 
 
 class MixSource(Protocol):
@@ -84,8 +87,8 @@ class World(Protocol):
         """Slots that the router was told already and for which the world measured rewards since."""
         ...
 
-    def teach(self, monitor: Any, rows: Sequence[Given], trust: Trust) -> None:
-        """Let a monitor learn from texts whose labels, and so tasks, have come."""
+    def texts(self, ids: Sequence[bytes]) -> Mapping[bytes, Text]:
+        """Look up the texts of answered requests, as far as they are at hand."""
         ...
 
     def ended(self, number: int) -> Slot | None:
@@ -218,7 +221,7 @@ def turn(
     """
     mark = world.last_reward()
     monitor = learner.monitor.fork()
-    world.teach(monitor, world.rewards(after=learner.mark, upto=mark), learner.trust)
+    _teach_monitor(monitor, world, world.rewards(after=learner.mark, upto=mark), learner.trust)
     mix = monitor.close_slot()
     kept = world.answering(learner.slot)
     ended = replace(learner.slot, held=mix.estimate)
@@ -246,6 +249,32 @@ def fork(router: Router) -> Router:
     """Give an independent copy of a router: at once where it can do that itself."""
     forked: Router = router.fork() if hasattr(router, "fork") else copy.deepcopy(router)
     return forked
+
+
+def _teach_monitor(monitor: Any, world: World, rows: Sequence[Given], trust: Trust) -> None:
+    """Let the monitor learn from texts whose labels, and so tasks, have come since the last turn.
+
+    Never against what it firmly believes. What it does not believe itself, it takes from a client that leads (or is
+    nobody in particular), or from several clients that say the same of a text.
+    """
+    rows = [row for row in rows if row.source == "labels" and row.task is not None and trust.of(row.client) > 0.5]
+    if not rows or not getattr(monitor, "learns", False):
+        return
+    texts = world.texts([row.id for row in rows])
+    rows = [row for row in rows if row.id in texts]
+    claims: dict[tuple[Text, int | None], set[str]] = {}
+    for row in rows:
+        claims.setdefault((texts[row.id], row.task), set()).add(row.client)
+    fair = trust.fair(rows, TAUGHT)
+    seen = monitor.snapshot().recognise([texts[row.id] for row in fair])
+    best, known = seen.posteriors.argmax(axis=1), ~seen.novel & seen.informed
+    firm = known & (seen.posteriors.max(axis=1, initial=0.0) > FIRM)
+    taught = []
+    for row, task, is_known, is_firm in zip(fair, best, known, firm, strict=True):
+        believed = not row.client or trust.leads(row.client) or len(claims[texts[row.id], row.task]) > 1
+        if (is_known and row.task == task) or (believed and not is_firm):
+            taught.append(row)
+    monitor.learn([texts[row.id] for row in taught], [monitor.tasks[row.task] for row in taught])
 
 
 def _tell(
@@ -405,9 +434,10 @@ def _prepare(learner: Learner, world: World, choice: Choice, kept: Choice | None
             if choice.decision is None or kept is None:
                 raise
             log.info("a blend is not served: %s", why)
-            bad = choice.blends[len(prepared) - 1][None]
             router: Any = learner.router
-            router.tell(choice.decision, *_as_decided(choice.decision, bad, why.reward[None], why.counts[None]))
+            _decline(router, choice.decision)
+            if hasattr(router, "warm_start"):  # what the probes have earned teaches all the same
+                router.warm_start(choice.blends[[len(prepared) - 1]], why.reward[None], why.counts[None])
             confusion = learner.monitor.confusion if rules.models > 1 else None
             if chance > 1:
                 choice = Choice.of(ask(router, mix, models=rules.models, confusion=confusion))

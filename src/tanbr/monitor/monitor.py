@@ -94,7 +94,10 @@ class Monitor:
             raise InputError(f"method {self.method!r} does not learn from labels; build the monitor with 'sketch'")
         if len(texts) != len(tasks):
             raise InputError(f"texts and tasks must be of one length (got {len(texts)} and {len(tasks)})")
-        indices = self._numbers(tasks)
+        odd = next((task for task in tasks if task not in self._index), None)
+        if odd is not None:
+            raise InputError(f"unknown task {odd!r}; this monitor knows {', '.join(self.tasks)}")
+        indices = np.array([self._index[task] for task in tasks], dtype=np.int64)
         knowledge = self._state.knowledge
         for features, part in batches(texts, plain=self.config.plain):
             knowledge = knowledge.learn(features, indices[part], self.config)
@@ -120,25 +123,18 @@ class Monitor:
             if not self.learns:  # these requests may be those that make clusters possible
                 self._cluster(features.keys, features.surface[:, COARSE])
             seen = self.snapshot().read(features)
-            self._count(seen, np.full(len(seen), seen.informed))
+            self._count(seen)
             results.append(seen.posteriors)
         return np.concatenate(results)
 
-    def count(self, seen: Recognition, tags: Sequence[str | None] | None = None) -> None:
-        """Take in requests of the open slot that a snapshot of this monitor has recognised.
-
-        `tags` (n,) names the task of the requests whose client has named one: they count for it, whatever they say.
-        """
+    def count(self, seen: Recognition) -> None:
+        """Take in requests of the open slot that a snapshot of this monitor has recognised."""
         expected = len(self.tasks), 0 if self.learns else DIMENSIONS
         if (seen.posteriors.shape[1], seen.vectors.shape[1]) != expected:
             raise InputError(f"requests must be recognised by this monitor, over {len(self.tasks)} tasks")
-        if tags is not None and len(tags) != len(seen):
-            raise InputError(f"requests and tags must be of one length (got {len(seen)} and {len(tags)})")
-        named = np.array([tag is not None for tag in tags or [None] * len(seen)], dtype=bool)
-        numbers = self._numbers([tag for tag in tags or () if tag is not None])
         if not self.learns:
             self._cluster(seen.keys, seen.vectors)
-        self._count(_believed(seen, named, np.eye(len(self.tasks))[numbers]), seen.informed | named)
+        self._count(seen)
 
     @property
     def confusion(self) -> FloatArray:
@@ -215,24 +211,10 @@ class Monitor:
     def _cluster(self, keys: NDArray[np.uint64], vectors: FloatArray) -> None:
         self._state = replace(self._state, clustering=self._state.clustering.add(keys, vectors))
 
-    def _count(self, seen: Recognition, informed: NDArray[np.bool_]) -> None:
-        """Add requests to the slot's sample; those that nothing is known about are counted alone."""
-        rows, capacity = np.flatnonzero(informed), self.config.slot_sample
-        slot = self._state.slot.add(seen.keys[rows], seen.posteriors[rows], seen.novel[rows], capacity=capacity)
-        self._state = replace(self._state, slot=replace(slot, requests=slot.requests + len(seen) - len(rows)))
-
-    def _numbers(self, tasks: Sequence[str]) -> NDArray[np.int64]:
-        """Number of each task (n,)."""
-        odd = next((task for task in tasks if task not in self._index), None)
-        if odd is not None:
-            raise InputError(f"unknown task {odd!r}; this monitor knows {', '.join(self.tasks)}")
-        return np.array([self._index[task] for task in tasks], dtype=np.int64)
-
-
-def _believed(seen: Recognition, named: NDArray[np.bool_], posteriors: FloatArray) -> Recognition:
-    """Take the posteriors of the requests whose client has named a task (n,) from there; none of these is novel."""
-    if not named.any():
-        return seen
-    believed, familiarity = seen.posteriors.copy(), np.where(named, 0.0, seen.familiarity)
-    believed[named] = posteriors
-    return replace(seen, posteriors=believed, familiarity=familiarity)
+    def _count(self, seen: Recognition) -> None:
+        slot = self._state.slot
+        if seen.informed:
+            slot = slot.add(seen.keys, seen.posteriors, seen.novel, capacity=self.config.slot_sample)
+        else:  # nothing is known about them
+            slot = replace(slot, requests=slot.requests + len(seen))
+        self._state = replace(self._state, slot=slot)

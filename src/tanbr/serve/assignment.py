@@ -51,8 +51,8 @@ def within(posteriors: FloatArray, named: FloatArray) -> FloatArray:
     return np.where(total > 0, inside / np.maximum(total, 1e-300), named / named.sum(axis=-1, keepdims=True))
 
 
-def believed(seen: Recognition, named: FloatArray, tasks: Sequence[str]) -> tuple[Recognition, list[str | None]]:
-    """Believe clients that name tasks (n, V), 1 or 0 each: what is known of their requests then, and the lone tasks."""
+def believed(seen: Recognition, named: FloatArray) -> Recognition:
+    """Believe clients that name tasks (n, V), 1 or 0 each: what is known of their requests then."""
     familiarity = np.where(named.all(axis=1), seen.familiarity, np.maximum(seen.familiarity, 0.0))
-    tags = [tasks[int(row.argmax())] if row.sum() == 1 < len(row) else None for row in named]
-    return replace(seen, posteriors=within(seen.posteriors, named), familiarity=familiarity), tags
+    informed = seen.informed or bool((named.sum(axis=1) == 1).all())
+    return replace(seen, posteriors=within(seen.posteriors, named), familiarity=familiarity, informed=informed)

@@ -5,60 +5,14 @@ from typing import Any, Literal
 
 from pydantic import ByteSize, Field, model_validator
 
-from tanbr.config import Section
+from tanbr.loop.config import LoopConfig
 
 PRECISIONS = {"fp32": "torch", "int8": "int8", "onnx": "onnx"}  # former name → backend
 
 
-class RewardConfig(Section):
-    """Where rewards come from. A source's weight says what one reward of it counts; 0 turns the source off."""
-
-    feedback: float = Field(default=1.0, ge=0)
-    """Weight of a client's own reward."""
-    labels: float = Field(default=1.0, ge=0)
-    """Weight of a delayed true label, scored as the task scores; above 0 the answers' logits are stored."""
-    shadow: float = Field(default=0.0, ge=0)
-    """Weight of the agreement with the un-merged MoE."""
-    confidence: float = Field(default=0.0, ge=0)
-    """Weight of the model's own confidence."""
-    shadow_share: float = Field(default=0.02, gt=0, le=1)
-    """Share of requests that the un-merged MoE answers too, when `shadow` is on."""
-    settle_slots: int = Field(default=1, ge=0)
-    """Slots that must end after a slot before the router is told its reward; what comes later is told apart."""
-    least_count: float = Field(default=0.1, gt=0)
-    """A task that fewer requests than this speak for in a slot is unseen."""
-    client_share: float = Field(default=0.2, gt=0, le=1)
-    """Most that one client's feedback may count for in a slot, of all of it; or as much as the median client's."""
-    doubt: float = Field(default=1.0, ge=0)
-    """How fast a client whose rewards contradict those of the others loses weight; 0 takes everybody at his word."""
-    taught_labels: int = Field(default=256, ge=0)
-    """Texts a slot, at most, that the monitor learns from because a label came for them."""
-
-
-class GuardConfig(Section):
-    """When a blend is not served, or no longer."""
-
-    margin: float = Field(default=0.1, gt=0)
-    """How far a blend's reward may fall below that of the last good one, task by task and weighted by the mix."""
-    probe_share: float = Field(default=1.0, ge=0, le=1)
-    """Share of the probe texts that a new blend answers before it is served; 0 only looks for NaN on one of them."""
-    tries: int = Field(default=3, ge=1)
-    """Choices of the router that may be probed and refused for one slot, before the old blend stays."""
-    least_count: int = Field(default=20, ge=2)
-    """Rewards of live requests below which the guard does not judge."""
-    sigmas: float = Field(default=2.0, ge=0)
-    """A fall must be this many standard errors beyond the margin to count."""
-    exploration: float = Field(default=1.0, ge=0, le=1)
-    """Largest share of slots that may serve a blend chosen for what might be learned; 1 is no limit."""
-    exploration_window: int = Field(default=100, ge=1)
-    """Slots over which that share is counted."""
-
-
-class ServeConfig(Section):
+class ServeConfig(LoopConfig):
     """How a model is served."""
 
-    explore: Literal["never", "careful", "always"] = "careful"
-    """never serves the start blend; careful lets the router choose as long as rewards come; always at once."""
     blend: Literal["even", "proportional"] | tuple[float, ...] | None = None
     """The start blend, or its weights; proportional to the mix if the checkpoint names its experts' tasks, or even."""
     models: int = Field(default=1, ge=1, le=255)
@@ -67,8 +21,6 @@ class ServeConfig(Section):
     """Memory for the models, as 300MB; with it, as many are served side by side as fit, the spare included."""
     answers: Literal["labels", "posterior"] = "labels"
     """labels gives the most probable label; posterior weighs each by the chance that the text is of a task with it."""
-    patience: int = Field(default=20, ge=1)
-    """Slots without rewards after which a careful server leaves off exploring and serves the best known blend."""
     slot_requests: int | None = Field(default=None, ge=1)
     """A slot ends after this many requests (and the rest of a batch); if turning takes longer than that, later …"""
     slot_seconds: float | None = Field(default=None, gt=0)
@@ -107,10 +59,6 @@ class ServeConfig(Section):
     """How blends are merged (docs/methods.md), with settings as `ties:density=0.3`."""
     merge_share: float = Field(default=0.5, gt=0, le=1)
     """Share of the time that a background merge works; it rests the other part, so that requests stay fast."""
-    min_gain: float = Field(default=0.0, ge=0)
-    """A new blend is merged only if its reward may be this much above the served one's; 0 merges every new blend."""
-    keep_versions: int = Field(default=20, ge=2)
-    """Last good blends that can be rolled back to."""
     keep_slots: int = Field(default=10_000, ge=10)
     """Slots whose requests and feedback are kept; feedback for older requests is refused as unknown."""
     keep_requests: int = Field(default=1_000_000, ge=1_000)
@@ -121,10 +69,6 @@ class ServeConfig(Section):
     """Seed of the router, and of which requests are shadowed."""
     max_active: int | None = Field(default=None, ge=1)
     """B, most experts in a blend; all of them if not given."""
-    rewards: RewardConfig = Field(default_factory=RewardConfig)
-    """Where rewards come from."""
-    guard: GuardConfig = Field(default_factory=GuardConfig)
-    """When a blend is not served, or no longer."""
 
     @model_validator(mode="before")
     @classmethod

@@ -8,12 +8,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from tanbr.errors import StateError
+from tanbr.loop.config import RewardConfig
+from tanbr.loop.rewards import Tally, Trust, credited
 from tanbr.merge import Moe
 from tanbr.router import GroupedRouter
-from tanbr.serve.clients import Clients
-from tanbr.serve.config import RewardConfig
-from tanbr.serve.ids import place_of
-from tanbr.serve.rewards import Tally
 from tanbr.serve.store import Store
 from tanbr.types import FloatArray, Router
 
@@ -92,11 +90,9 @@ def adopt_state(store: Store, wanted: MadeFor, *, config: RewardConfig) -> Prior
         for slot in store.untold():
             mix = slot["mix"] if slot["estimate"] is None else slot["estimate"]
             given, models = store.feedback(after=0, slot=slot["slot"]), slot["models"]
-            for model in models:
-                tally = Tally(len(wanted.tasks), config)
-                mine = [row for row in given if place_of(row.id, len(models)) == model["place"]]
-                tally.add_feedback(mine, mix, Clients(config))
-                rows.append((model["blend"], *tally.weighted))
+            none = [Tally(len(wanted.tasks)) for _ in models]
+            for model, tally in zip(models, credited(none, given, mix, Trust()), strict=True):
+                rows.append((model["blend"], *tally.weighted(config)))
     rows = [row for row in rows if (row[2] > 0).any()]
     K, V = wanted.experts, len(wanted.tasks)
     counts = np.array([row[2] for row in rows]).reshape(-1, V)

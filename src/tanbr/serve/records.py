@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Literal, Protocol, TypeAlias
 
 from tanbr.errors import TanbrError
+from tanbr.loop.slot import Phase, Reason
 from tanbr.types import Account, Blend, Counts, FloatArray, Reward, SlotRecord, TaskMix
 
 Outcome: TypeAlias = Literal["accepted", "repeated", "unknown"]
@@ -26,27 +26,6 @@ class Stopping(TanbrError):  # noqa: N818
 
 class ServiceError(TanbrError):
     """A request that was accepted could not be answered; it is safe to send it again."""
-
-
-class Phase(StrEnum):
-    """Who chooses the blend at the moment."""
-
-    WAITING = "waiting for rewards"  # the start blend is served: nothing is known that speaks for another
-    LEARNING = "learning"  # the router chooses
-    PINNED = "pinned"  # an operator has chosen
-    FIXED = "fixed"  # the start blend is served whatever comes: `explore` is "never"
-
-
-class Reason(StrEnum):
-    """Why a slot serves the blend it does."""
-
-    CHOSEN = "chosen"  # by the router
-    START = "start"  # the start blend: there are no rewards (yet, or any more), or nothing is to be explored
-    BEST = "best"  # the best known blend: rewards have stopped, or the exploration budget is spent
-    KEPT = "kept"  # the old blend: too little to gain, or the guard refused the new ones
-    PINNED = "pinned"  # by an operator
-    ROLLED_BACK = "rolled back"  # by an operator or the guard
-    FAILED = "failed"  # the turn failed: the old blend goes on
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from tanbr.engines.connecting import builder, connected
 from tanbr.errors import ConfigError, SettingsError
 from tanbr.fleet.engine import FleetEngine
 from tanbr.fleet.fleet import Fleet
+from tanbr.loop.choose import StartBlend
+from tanbr.loop.turn import Rules
 from tanbr.merge import Moe
 from tanbr.moe.device import device_of
 from tanbr.monitor import Monitor
@@ -27,15 +29,13 @@ from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.feedback import FeedbackReader
-from tanbr.serve.guard import Guard
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.journal import read_slot, state_file
 from tanbr.serve.labels import label_space, named
-from tanbr.serve.learner import Learner
+from tanbr.serve.learner import Alarms, LearnerThread
 from tanbr.serve.lineage import adopt_state, made_for, same_lineage
 from tanbr.serve.manner import Manner
 from tanbr.serve.messages import Message
-from tanbr.serve.operator import Operator
 from tanbr.serve.overview import describe, slot_view, state_now, version_view
 from tanbr.serve.records import (
     Answered,
@@ -52,10 +52,9 @@ from tanbr.serve.records import (
 )
 from tanbr.serve.replica import Replica
 from tanbr.serve.shadow import Shadow
-from tanbr.serve.slot_thread import SlotThread
-from tanbr.serve.start_blend import StartBlend
 from tanbr.serve.store import Store
 from tanbr.serve.survey import Survey
+from tanbr.serve.world import ServedWorld
 from tanbr.tasks.answering import with_posterior
 from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
@@ -110,7 +109,7 @@ class Service:
             experts=moe.num_experts,
             own_experts=self._own_experts,
             max_active=config.max_active,
-            survey=survey,
+            surveyed=None if survey is None else (survey.blends, survey.rewards),
         )
         self._models = _models(moe, config)
         made = made_for(moe, [task.name for task in self._tasks], router)
@@ -164,9 +163,9 @@ class Service:
             batch=config.batch,
             device=config.device,
             blend=None if opened is None else opened.blend,
-            version=0 if opened is None else opened.merge_version,
+            version=0 if opened is None else opened.versions[0],
             issued=issued,
-            slot=0 if opened is None else opened.slot,
+            slot=0 if opened is None else opened.number,
             spare=not config.low_memory and config.engine is None,
             backend=config.backend if self._remote is None else builder(self._remote),
             probes=[row.text for row in probes],
@@ -193,33 +192,22 @@ class Service:
             keep_logits=scored is not None,
             tasks=len(names),
         )
-        self.learner = Learner(
-            self._engine,
-            router=router,
-            monitor=monitor,
-            start=self._start_blend,
-            guard=Guard(
-                config.guard, self._engine, space, probes, tasks=names, client_share=config.rewards.client_share
-            ),
-            store=store,
-            answers=answers,
-            config=config,
-            observer=self._observer,
-        )
-        if opened is None:
-            self.learner.first()
-        else:
-            self.learner.resume(rows)
-        self.ids = ids = RequestIds(store.key, store.begin_epoch(self.learner.current.slot))
+        alarms = Alarms(self._observer)
+        world = ServedWorld(
+            self._engine, store, answers, config=config, space=space, probes=probes, tasks=names,
+            observer=self._observer, alarm=alarms,
+        )  # fmt: skip
+        rules = Rules(config, self._start_blend, self._models)
+        self.learning = LearnerThread(world, rules, router=router, monitor=monitor, alarms=alarms, resume=rows)
+        self.ids = ids = RequestIds(store.key, store.begin_epoch(self.learning.learner.slot.number))
         self._feedback = FeedbackReader(store, answers, ids, tasks=names, space=scored)
-        self._slots = SlotThread(self.learner)
         repair = partial(with_posterior, space) if config.answers == "posterior" and space is not None else None
         self._replica = Replica(
             self._engine,
             ids,
             classes=classes,
             config=config,
-            outbox=self._slots,
+            outbox=self.learning,
             observer=self._observer,
             repair=repair,
         )
@@ -236,7 +224,7 @@ class Service:
     def start(self) -> None:
         """Start the threads; `ready` is true when this returns."""
         sys.setswitchinterval(SWITCH_SECONDS)
-        self._slots.start()
+        self.learning.start()
         if self._fleet is None:
             self._replica.start()
         self._started = time.monotonic()
@@ -247,7 +235,7 @@ class Service:
         self._ready = False
         ends = time.monotonic() + timeout
         answered = self._replica.stop(ANSWERING_SHARE * timeout)
-        ended = self._slots.stop(max(0.0, ends - time.monotonic()))
+        ended = self.learning.stop(max(0.0, ends - time.monotonic()))
         if answered and ended:
             self.store.close()
             self._engine.close()
@@ -255,12 +243,12 @@ class Service:
 
     def faults(self) -> tuple[str, ...]:
         """What is broken, a sentence each; none if all is well."""
-        return self._replica.faults() + self._slots.faults()
+        return self._replica.faults() + self.learning.faults()
 
     @property
     def saved(self) -> bool:
         """Whether all that was learned is in the state's folder: not while it runs."""
-        return self._slots.saved
+        return self.learning.saved
 
     @property
     def ready(self) -> bool:
@@ -330,15 +318,15 @@ class Service:
 
     def put(self, message: Message) -> None:
         """Take what a replica elsewhere says."""
-        self._slots.put(message)
+        self.learning.put(message)
 
     def state(self) -> ServiceState:
         """What the service is doing now: values that belong together."""
-        return state_now(self.learner, self._replica, uptime=time.monotonic() - self._started)
+        return state_now(self.learning, self._replica, uptime=time.monotonic() - self._started)
 
     def slots(self, limit: int = 100, before: int | None = None) -> list[SlotView]:
         """The newest slots first, those before slot `before` if it is given."""
-        return [slot_view(row, self.learner) for row in self.store.slots(before=before, limit=limit)]
+        return [slot_view(row, self.learning.world.answers) for row in self.store.slots(before=before, limit=limit)]
 
     def versions(self) -> list[VersionView]:
         """The merge versions that can be rolled back to, newest first."""
@@ -346,7 +334,7 @@ class Service:
 
     def tree(self) -> TreeView | None:
         """The router's search tree, as it was when the slot opened; None for a router without one."""
-        return self.learner.view.tree
+        return self.learning.view.tree
 
     def pin(self, target: ArrayLike | int) -> int:
         """Serve one blend (K,), or a merge version by its number, until `unpin`; its merge version.
@@ -354,26 +342,26 @@ class Service:
         Blocks while it merges. Raises InputError for a bad blend or an unknown version.
         """
         wanted = target if isinstance(target, int) else as_blend(target, experts=self._info.experts)
-        return self.call(lambda operator: operator.pin(wanted))
+        return self.call(lambda learning: learning.pin(wanted))
 
     def unpin(self) -> None:
         """Let the router choose again, from the next slot on."""
-        self.call(Operator.unpin)
+        self.call(LearnerThread.unpin)
 
     def rollback(self, version: int | None = None) -> int:
         """Serve an earlier merge version (the last good one before the present if None) until the slot ends.
 
         The router is told that the blend it chose was bad. Blocks while it merges, if it must. Raises InputError.
         """
-        return self.call(lambda operator: operator.roll_back(version))
+        return self.call(lambda learning: learning.roll_back(version))
 
     def end_slot(self) -> int:
         """End the slot now; blocks until the next is open, and gives its number. Raises ServiceError if it failed."""
-        return self.call(Operator.end_slot)
+        return self.call(LearnerThread.end_slot)
 
-    def call(self, command: Callable[[Operator], Result]) -> Result:
+    def call(self, command: Callable[[LearnerThread], Result]) -> Result:
         """Let a command of an operator run in the learner's thread; blocks until it is done."""
-        return self._slots.call(lambda: command(self._slots.operator))
+        return self.learning.call(lambda: command(self.learning))
 
 
 def _models(moe: Moe, config: ServeConfig) -> int:

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from tanbr.errors import StateError
+from tanbr.loop.rewards import Given
 from tanbr.serve.folder import FolderLock, make_private
 from tanbr.serve.ids import EPOCH_BYTES, KEY_BYTES, MOST_EPOCHS, Epoch, place_of, slot_of
 from tanbr.serve.records import Outcome, ServiceError
-from tanbr.serve.rows import FeedbackRow, Given, RequestRow, floats, vector
+from tanbr.serve.rows import FeedbackRow, RequestRow, floats, vector
 from tanbr.serve.schema import bring_up_to_date
 from tanbr.types import FloatArray
 
@@ -160,7 +161,9 @@ class Store:
                 {"after": after, "upto": (1 << 62) if upto is None else upto, "slot": slot},
             ).fetchall()
         return [
-            Given(seq, of, source, task, reward, None if blob is None else floats(blob), client, bool(novel), key)
+            Given(
+                seq, of, key[4], source, task, reward, None if blob is None else floats(blob), client, bool(novel), key
+            )
             for seq, of, source, task, reward, blob, client, novel, key in rows
         ]
 
@@ -215,10 +218,12 @@ class Store:
             models.setdefault(model["slot"], []).append(model)
         return [row | {"models": models[row["slot"]]} for row in rows]
 
-    def measured(self, slot: int, place: int) -> dict[str, tuple[FloatArray, FloatArray]]:
-        """Sums and counts (V,) of the rewards that the server gave itself for a model of a slot, by source."""
-        rows = self._rows("SELECT source, sums, counts FROM measured WHERE slot = ? AND place = ?", (slot, place))
-        return {row["source"]: (row["sums"], row["counts"]) for row in rows}
+    def measured(self, slot: int) -> dict[int, dict[str, FloatArray]]:
+        """Rewards that the server gave itself: place of a slot's model → source → sums and counts (2, V)."""
+        found: dict[int, dict[str, FloatArray]] = {}
+        for row in self._rows("SELECT place, source, sums, counts FROM measured WHERE slot = ?", (slot,)):
+            found.setdefault(row["place"], {})[row["source"]] = np.array([row["sums"], row["counts"]])
+        return found
 
     @contextmanager
     def transaction(self, **meta: Any) -> Iterator[sqlite3.Connection]:
