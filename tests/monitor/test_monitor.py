@@ -211,6 +211,34 @@ def test_states_that_are_none(monitor: Monitor, tmp_path: Path) -> None:
         monitor.save(tmp_path / "file" / "state.npz")
 
 
+@pytest.mark.parametrize("method", ["sketch", "clusters"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_state_that_somebody_made_up_is_refused_or_works(method: Method, tmp_path: Path) -> None:
+    """Whole files, right checksum, wrong values."""
+    monitor, rng, refused = Monitor(TASKS, method, config=CONFIG), np.random.default_rng(0), 0
+    if monitor.learns:
+        monitor.learn(*history(4))
+    monitor.observe(traffic({"weather": 20, "question": 20, "pair": 20}, 0))
+    monitor.close_slot()
+    monitor.observe(traffic({"weather": 5}, 3))
+    monitor.save(tmp_path / "good.npz")
+    header, arrays = read_state(tmp_path / "good.npz")
+    for name, array in arrays.items():
+        odd = {"f": [np.nan, np.inf, -1.0, 1e300, 5.0], "u": [0, 2**62], "i": [-1, 0, 2**62, 7]}[array.dtype.kind]
+        changed = [np.where(rng.random(array.shape) < 0.3, value, array).astype(array.dtype) for value in odd]
+        cut = [array[:-1], np.concatenate([array, array]), array[:0], rng.permutation(array)] if array.ndim else []
+        for bad in changed + cut:
+            write_state(tmp_path / "bad.npz", header, {**arrays, name: bad})
+            try:
+                mutant = Monitor.load(tmp_path / "bad.npz")
+            except StateError:
+                refused += 1
+                continue
+            mutant.observe(traffic({"weather": 2, "pair": 2}, 1))
+            assert np.isfinite(mutant.close_slot().forecast).all()
+    assert refused > 50
+
+
 @pytest.mark.parametrize(
     "change",
     [

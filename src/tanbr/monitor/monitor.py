@@ -22,9 +22,17 @@ from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.monitor.sketch import ROWS
 from tanbr.monitor.slot import SlotSample, familiar_counts, prevalence, unknown_share
 from tanbr.state import check_alike, from_arrays, read_state, to_arrays, write_state
-from tanbr.types import FloatArray, SlotMix, Text
+from tanbr.types import FloatArray, SlotMix, Text, as_task_mix
 
 Method = Literal["sketch", "clusters"]
+LENGTHS = (  # arrays of a state whose last axes, or first ones, have one length
+    ("knowledge.classifier.", -1, ("known", "tables", "calibration.weights", "calibration.bias", "thresholds")),
+    ("knowledge.classifier.calibration.", -1, ("centre", "scale")),
+    ("knowledge.history.", 0, ("features.keys", "features.surface", "tasks", "counts")),
+    ("clustering.", 0, ("keys", "vectors")),
+    ("clustering.clusters.", -1, ("centre", "scale", "means", "variances")),
+    ("slot.", 0, ("keys", "rows")),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +203,16 @@ class Monitor:
         asked = monitor.config.model_dump(mode="json")
         check_kept(saved.model_dump(mode="json"), asked, source=path, may_change=MAY_CHANGE)
         check_alike(arrays, to_arrays(monitor._state), path)
+        for prefix, axis, names in LENGTHS:
+            if len({arrays[prefix + name].shape[axis] for name in names}) > 1:
+                raise StateError(f"{path} is damaged: {', '.join(names)} of {prefix} must be of one length")
         monitor._state = from_arrays(monitor._state, arrays)
+        try:  # what was made up by hand shows here, and not in a server's turn
+            trial = monitor.fork()
+            trial.observe(["a trial", ("of", "what was read")])
+            as_task_mix(trial.close_slot().forecast, tasks=len(monitor.tasks))
+        except (ValueError, IndexError, ArithmeticError, np.linalg.LinAlgError) as error:
+            raise StateError(f"{path} is damaged: its parts do not fit together ({error})") from None
         if monitor.config != saved:
             monitor._state = monitor._state.unfitted()
         return monitor
