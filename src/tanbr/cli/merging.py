@@ -172,7 +172,7 @@ def upcycle(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise and of the routers.")] = 0,
 ) -> None:
     """Turn a dense checkpoint into an MoE whose experts start equal."""
-    from tanbr.moe.upcycle import upcycle as make
+    from tanbr.lab.train.upcycle import upcycle as make
 
     with bar("upcycling") as show:
         make(dense, out, experts=experts, jitter=jitter, seed=seed, progress=show)

@@ -138,9 +138,13 @@ class Checkpoint:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config = _read_config(self.path)
-        self.files = [TensorFile(file, number) for number, file in enumerate(_tensor_files(self.path))]
+        index = _read_index(self.path)
+        names = [SINGLE] if index is None else sorted(set(index.values()))
+        self.files = [TensorFile(self.path / name, number) for number, name in enumerate(names)]
         self.specs = {spec.name: spec for file in self.files for spec in file.specs}
-        _check_index(self.path, self.specs)
+        lost = sorted(set(index or ()) - set(self.specs))
+        if lost:
+            raise CheckpointError(f"{self.path}: {len(lost)} tensors of the index are in no shard, {lost[0]} for one")
 
     @property
     def nbytes(self) -> int:
@@ -219,11 +223,19 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _tensor_files(path: Path) -> list[Path]:
+def _read_index(path: Path) -> dict[str, str] | None:
+    """Read which tensor is in which shard; None for a checkpoint of one file."""
     if (path / INDEX).exists():
-        return [path / name for name in sorted(set(_weight_map(path).values()))]
+        check_regular(path / INDEX)
+        try:
+            names = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
+            if all(Path(file).name == file for file in names.values()):  # a shard lies beside its index
+                return dict(names)
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            pass
+        raise CheckpointError(f"{path / INDEX} is corrupt; fetch it again")
     if (path / SINGLE).exists():
-        return [path / SINGLE]
+        return None
     pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
     if pickles:
         raise CheckpointError(
@@ -231,21 +243,3 @@ def _tensor_files(path: Path) -> list[Path]:
             "model.save_pretrained(folder) writes safetensors"
         )
     raise CheckpointError(f"{path} has neither {SINGLE} nor {INDEX}")
-
-
-def _weight_map(path: Path) -> dict[str, str]:
-    check_regular(path / INDEX)
-    try:
-        names = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        if all(Path(file).name == file for file in names.values()):  # a shard lies beside its index
-            return dict(names)
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        pass
-    raise CheckpointError(f"{path / INDEX} is corrupt; fetch it again")
-
-
-def _check_index(path: Path, specs: dict[str, TensorSpec]) -> None:
-    if (path / INDEX).exists():
-        lost = sorted(set(_weight_map(path)) - set(specs))
-        if lost:
-            raise CheckpointError(f"{path}: {len(lost)} tensors of the index are in no shard, {lost[0]} for one")

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from tanbr.errors import CheckpointError, InputError
+from tanbr.lab.train.upcycle import filled, layout, moe_config, recipe_of
 from tanbr.merge import Moe
 from tanbr.merge.blend import weighted_sum
 from tanbr.merge.sources import OverBase
 from tanbr.moe.family import Piece
-from tanbr.moe.upcycle import filled, layout, moe_config, recipe_of
 from tanbr.moe.writing import Progress, copy_companions, new_folder, silent, write_json, write_tensors
 from tanbr.tasks.card import Card, read_card, write_card
 

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from tanbr.errors import CheckpointError
+from tanbr.lab.train.upcycle import upcycle
 from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.text import TextEncoder
-from tanbr.moe.upcycle import upcycle
 from tanbr.moe.writing import copy_companions, new_folder
 from tanbr.tasks.card import Card, write_card
 from tanbr.tasks.metrics import LabelSpace

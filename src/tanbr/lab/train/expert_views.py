@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from tanbr.lab.train.checkpoints import upcycled, write
 from tanbr.lab.train.first_token import read_first_token
-from tanbr.moe.upcycle import ffn_names
+from tanbr.lab.train.upcycle import ffn_names
 from tanbr.tasks.card import Card
 from tanbr.tasks.rows import Task
 from tanbr.types import FloatArray

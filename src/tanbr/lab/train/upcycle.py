@@ -46,26 +46,17 @@ def _normalised(source: Settings) -> Settings:
 _MIXTRAL_ROUTER = "{site}.block_sparse_moe.gate.weight"
 _MLP_ROUTER = "{site}.mlp.gate.weight"
 
+_T5_CLASSES = {"T5ForConditionalGeneration": "T5MoeForConditionalGeneration", "T5EncoderModel": "T5MoeEncoderModel"}
+
 RECIPES: dict[str, Recipe] = {
     "bert": Recipe(BERT, {"BertForSequenceClassification": "BertMoeForSequenceClassification"}),
-    "t5": Recipe(
-        T5,
-        {"T5ForConditionalGeneration": "T5MoeForConditionalGeneration", "T5EncoderModel": "T5MoeEncoderModel"},
-    ),
+    "t5": Recipe(T5, _T5_CLASSES),
     "mistral": Recipe(MIXTRAL, {"MistralForCausalLM": "MixtralForCausalLM"}, _MIXTRAL_ROUTER, _top2),
     "llama": Recipe(
-        MIXTRAL,
-        {"LlamaForCausalLM": "MixtralForCausalLM"},
-        _MIXTRAL_ROUTER,
-        _top2,
-        must_be_off=("attention_bias", "mlp_bias"),
+        MIXTRAL, {"LlamaForCausalLM": "MixtralForCausalLM"}, _MIXTRAL_ROUTER, _top2, ("attention_bias", "mlp_bias")
     ),
     "qwen3": Recipe(
-        QWEN3,
-        {"Qwen3ForCausalLM": "Qwen3MoeForCausalLM"},
-        _MLP_ROUTER,
-        _normalised,
-        must_be_off=("use_sliding_window",),
+        QWEN3, {"Qwen3ForCausalLM": "Qwen3MoeForCausalLM"}, _MLP_ROUTER, _normalised, ("use_sliding_window",)
     ),
     "olmo2": Recipe(FLEX_OLMO, {"Olmo2ForCausalLM": "FlexOlmoForCausalLM"}, _MLP_ROUTER, _normalised),
 }
@@ -194,16 +185,11 @@ def filled(
     for done, laid in enumerate(tensors):
         progress(done, len(tensors))
         if laid.source is None:
-            yield random_router(laid.tensor, generator)
+            yield (torch.randn(laid.tensor.shape, generator=generator) * ROUTER_STD).to(laid.tensor.dtype)  # (K, D)
         elif not laid.experts:
             yield shared(laid)
         for k in laid.experts:
             yield expert(laid, k)
-
-
-def random_router(tensor: NewTensor, generator: torch.Generator) -> Tensor:
-    """Draw a router's weight (K, D)."""
-    return (torch.randn(tensor.shape, generator=generator) * ROUTER_STD).to(tensor.dtype)
 
 
 def _ffn_pattern(name: str, patterns: dict[str, ExpertPattern]) -> tuple[str, ExpertPattern] | None:

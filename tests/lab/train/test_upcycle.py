@@ -7,9 +7,9 @@ import transformers
 import tanbr.merge
 from moe.tiny import logits
 from tanbr.errors import CheckpointError, InputError, OutputError
+from tanbr.lab.train.upcycle import RECIPES, upcycle
 from tanbr.moe.families import CLASSES
 from tanbr.moe.layer import TaskRouting, route
-from tanbr.moe.upcycle import RECIPES, upcycle
 
 SIZE = {
     "vocab_size": 64,
