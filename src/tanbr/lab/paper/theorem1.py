@@ -11,10 +11,10 @@ from tanbr.lab.paper.claim import Claim, Spread
 from tanbr.lab.paper.cost import Cost
 from tanbr.lab.paper.job import Job, Tick
 from tanbr.lab.paper.part import Findings, Part, Results, Table
-from tanbr.lab.paper.reward_maps import BestBlends, bumps
 from tanbr.lab.paper.scale import Setup
 from tanbr.lab.pictures import INK, figure, lines, name_below, styled
 from tanbr.lab.rivals import build
+from tanbr.lab.studies.reward_maps import BestBlends, bumps
 from tanbr.router.config import PaperModeConfig
 from tanbr.router.network import unit
 from tanbr.router.tanbr import Tanbr
