@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tanbr.files import check_writable, write_atomically
-from tanbr.lab.answers import Answers, Blended, model_for
+from tanbr.lab.answers import Answers, Blended, DenseModel
 from tanbr.lab.compare import Comparison, KnownMix, compare
 from tanbr.lab.contestant import Contestant, MixSource, OneModel
 from tanbr.lab.corpus import taught_monitor
@@ -90,7 +90,7 @@ def run(
         TANBR: (for_panel, monitors[0]),
         FIXED: (fixed, KnownMix(mixes, monitors[1])),
     }
-    answers = Answers(model_for(moe, space))
+    answers = Answers(DenseModel(moe, space))
     contestants: dict[str, Contestant] = {}
     for name, (chooser, source) in methods.items():
         contestants[name] = OneModel(Blended(answers), chooser, source, V)

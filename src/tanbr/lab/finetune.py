@@ -17,8 +17,8 @@ import torch
 
 from tanbr.errors import CheckpointError, ConfigError, StateError
 from tanbr.files import write_atomically
+from tanbr.lab.answers import with_start
 from tanbr.lab.corpus import Progress, Rows
-from tanbr.lab.dense import with_start
 from tanbr.lab.rivals import ROUTERS, build
 from tanbr.lab.rivals.fisher import fisher
 from tanbr.lab.rivals.probes import probes_of
@@ -27,9 +27,7 @@ from tanbr.lab.rivals.rl import Reinforce
 from tanbr.lab.rivals.smear import Smear
 from tanbr.lab.rivals.switch import Switch
 from tanbr.lab.settings import Config
-from tanbr.lab.task_figures import Figures, as_trained, figures, own_experts
-from tanbr.lab.train.batches import Batches
-from tanbr.lab.train.checkpoints import digest, load, write
+from tanbr.lab.train.checkpoints import Figures, as_trained, digest, load, own_experts, write
 from tanbr.lab.train.finetune import (
     BlendTuner,
     FixedTuner,
@@ -40,7 +38,7 @@ from tanbr.lab.train.finetune import (
     finetune,
     norms,
 )
-from tanbr.lab.train.objectives import Objective, objective_of
+from tanbr.lab.train.objectives import Batches, Objective, objective_of
 from tanbr.merge import open as open_moe
 from tanbr.merge.methods import check_name
 from tanbr.moe.device import device_of, finish
@@ -186,13 +184,13 @@ def _untuned(checkpoint: Path, objective: Objective, rows: Rows, kept: Path, *, 
 def _measure(tuner: Tuner, objective: Objective, rows: Rows, blends: Sequence[Blend | None]) -> dict[str, Figures]:
     """Score all tasks with the first blend, and each with its own of the others."""
     tuner.settle(blends[0])
-    even = figures(tuner.model, objective, rows, serving=tuner.serving)
+    even = objective.figures(tuner.model, rows, serving=tuner.serving)
     if not isinstance(tuner, BlendTuner):  # gates and fixed merges know of no mix
         return {"even": even, "own": even}
     own: Figures = {}
     for blend, (name, of_task) in zip(blends[1:], rows.items(), strict=True):
         tuner.settle(blend)
-        own |= figures(tuner.model, objective, {name: of_task})
+        own |= objective.figures(tuner.model, {name: of_task})
     return {"even": even, "own": own}
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from tanbr.errors import ConfigError, DataError
 from tanbr.groups import Groups
-from tanbr.lab.answers import Answers, Blended, OtherMerge, Tagged, model_for
+from tanbr.lab.answers import Answers, Blended, DenseModel, OtherMerge, Tagged
 from tanbr.lab.compare import KnownMix, KnownTasks
 from tanbr.lab.contestant import Answering, Contestant, MixSource, OneModel, Server, as_given
 from tanbr.lab.corpus import Corpus
@@ -31,10 +31,9 @@ from tanbr.lab.rivals import ROUTERS, BestKnown, FixedBlend, build
 from tanbr.lab.rivals.fisher import fisher
 from tanbr.lab.rivals.probes import Probes, probes_of
 from tanbr.lab.rivals.regmean import regmean
-from tanbr.lab.rivals.task_moe import TaskExperts
 from tanbr.lab.settings import Config
 from tanbr.lab.survey import survey_path
-from tanbr.lab.task_figures import own_experts
+from tanbr.lab.train.checkpoints import own_experts
 from tanbr.merge import Moe
 from tanbr.merge.methods import METHODS, check_name
 from tanbr.router import GroupedRouter
@@ -103,12 +102,12 @@ class Bench:
     @cached_property
     def answers(self) -> Answers:
         """The one model, and every answer it has given."""
-        return Answers(model_for(self.moe, self.corpus.space))
+        return Answers(DenseModel(self.moe, self.corpus.space))
 
     def holding(self, folder: Path) -> Answers:
         """Give another model of the same architecture, with the weights of a dense checkpoint, and its answers."""
         if folder not in self._dense:
-            model = model_for(self.moe, self.corpus.space)
+            model = DenseModel(self.moe, self.corpus.space)
             model.become(folder)
             self._dense[folder] = Answers(model)
             self._dense[folder].kept[DENSE] = model.model
@@ -210,9 +209,10 @@ def _own_blends(bench: Bench) -> FloatArray:
 
 
 def _two_experts(bench: Bench) -> FloatArray:
-    _own_blends(bench)
-    alone = bench.known.rewards[: bench.moe.num_experts]  # each expert's own
-    return TaskExperts.most_helpful(alone.T, per_task=2, own=bench.own_experts).blends
+    """Each task's own expert and, of the others, the one worth most to it by the survey, half each (V, K)."""
+    own = _own_blends(bench)
+    others = np.where(own > 0, -np.inf, bench.known.rewards[: len(own[0])].T)  # (V, K), each expert's reward alone
+    return (own + np.eye(len(own[0]))[others.argmax(axis=1)]) / 2
 
 
 def _best_fixed_panel(bench: Bench) -> PanelRouter:

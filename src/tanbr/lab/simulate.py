@@ -25,10 +25,10 @@ from tanbr.lab import settings as configuration
 from tanbr.lab.compare import Comparison, compare
 from tanbr.lab.corpus import Corpus, generated, of_data
 from tanbr.lab.methods import AVERAGE, Bench, methods
-from tanbr.lab.tasks import trace, traffic
+from tanbr.lab.tasks import traffic
 from tanbr.lab.tasks.traffic import Stream, Traffic
 from tanbr.lab.train.checkpoints import digest
-from tanbr.lab.train.interruption import Interruption
+from tanbr.lab.train.run import Interruption
 from tanbr.merge import open as open_moe
 from tanbr.merge.sources.expert_list import is_list, read_list
 from tanbr.moe.device import device_of
@@ -76,7 +76,7 @@ class Study:
     def stream(self, corpus: Corpus, seed: int) -> Stream:
         """Give the requests of a seed: the same for every method."""
         if self.traffic.startswith("trace:"):
-            return trace.read(Path(self.traffic.removeprefix("trace:")), tasks=corpus.tasks)
+            return traffic.read_trace(Path(self.traffic.removeprefix("trace:")), tasks=corpus.tasks)
         mixes = traffic.mixes(
             self.traffic, tasks=len(corpus.tasks), slots=self.slots, seed=seed, alpha=self.alpha, period=self.period
         )

@@ -1,30 +1,116 @@
 """What blends are worth: the reward of many blends on every task, measured once on held-out rows.
 
 It finds the best fixed blend (a strong rival) and the best blend for a known mix (an upper bound), and it says
-whether a checkpoint makes the problem real at all.
+whether a checkpoint makes the problem real at all. A survey may be enlarged by `search`, one blend at a time: near the
+best known for a mix, where a Gaussian process fitted to the table expects most. Every figure is measured.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import combinations
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from tanbr.errors import ConfigError, DataError
-from tanbr.lab.answers import model_for
-from tanbr.lab.corpus import Corpus
-from tanbr.lab.dense import DenseModel
-from tanbr.lab.rivals.search import Table, search
+from tanbr.errors import ConfigError, DataError, InputError
+from tanbr.lab.answers import DenseModel
+from tanbr.lab.corpus import Corpus, Rows
+from tanbr.lab.rivals.vector_gp import NOISE, VARIANCE, covariance
 from tanbr.merge import Moe
 from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.recogniser import Recogniser
+from tanbr.router.simplex import keep_largest
 from tanbr.serve.survey import Survey
 from tanbr.tasks.answering import by_posterior
-from tanbr.tasks.metrics import LabelSpace, figure
-from tanbr.tasks.rows import Row
-from tanbr.types import AnswersBy, Blend, FloatArray
+from tanbr.tasks.metrics import figure
+from tanbr.types import AnswersBy, Blend, FloatArray, Reward, as_blend, as_reward, as_task_mix
+
+Evaluate: TypeAlias = Callable[[Blend], Reward]  # the rewards (V,) of a blend (K,) on held-out rows
+STEPS = (0.4, 0.2, 0.1, 0.05)  # of weight moved from one expert to another
+INCUMBENTS, DRAWS = 3, 200  # best known blends that are moved from, and random blends beside them
+CURIOSITY = 1.0  # standard deviations added to what the process expects
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Blends and their measured rewards."""
+
+    blends: FloatArray  # (N, K)
+    rewards: FloatArray  # (N, V)
+
+    def __post_init__(self) -> None:
+        fits = self.blends.ndim == self.rewards.ndim == 2 and 0 < len(self.blends) == len(self.rewards)
+        if not fits or not np.isfinite(self.rewards).all():
+            raise InputError(
+                f"a table needs blends (N, K) and finite rewards (N, V) (got {self.blends.shape}, {self.rewards.shape})"
+            )
+
+    @cached_property
+    def _inverse(self) -> FloatArray:
+        return np.asarray(np.linalg.inv(covariance(self.blends, self.blends) + NOISE**2 * np.eye(len(self.blends))))
+
+    def expected(self, blends: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Predict the rewards of blends (n, K): mean (n, V) and standard deviation (n,)."""
+        centre = self.rewards.mean(axis=0)
+        cross = covariance(blends, self.blends)
+        explained = np.einsum("nt,tu,nu->n", cross, self._inverse, cross)
+        mean = centre + cross @ (self._inverse @ (self.rewards - centre))
+        return mean, np.sqrt(np.maximum(VARIANCE - explained, 1e-12))
+
+    def best_for(self, mix: ArrayLike) -> Blend:
+        """Find the blend with the highest measured reward ψᵀr for a mix (V,)."""
+        return self.blends[(self.rewards @ as_task_mix(mix, tasks=self.rewards.shape[1])).argmax()]
+
+    def with_row(self, blend: Blend, reward: Reward) -> "Table":
+        """Add a blend and its reward."""
+        return Table(np.vstack([self.blends, blend]), np.vstack([self.rewards, reward]))
+
+
+def search(
+    evaluate: Evaluate,
+    table: Table,
+    *,
+    mixes: ArrayLike,
+    evaluations: int,
+    rng: np.random.Generator,
+    max_active: int | None = None,
+) -> Table:
+    """Evaluate more blends, each for the next of the mixes (M, V) in turn; one mix for the best fixed blend."""
+    K, V = table.blends.shape[1], table.rewards.shape[1]
+    psis = [as_task_mix(mix, tasks=V) for mix in np.atleast_2d(np.array(mixes, dtype=np.float64))]
+    for number in range(evaluations):
+        psi = psis[number % len(psis)]
+        candidates = _unknown(keep_largest(_near(table, psi, rng), max_active or K), table)
+        mean, deviation = table.expected(candidates)
+        best = (mean @ psi + CURIOSITY * np.linalg.norm(psi) * deviation).argmax()
+        blend = as_blend(candidates[best], experts=K, max_active=max_active)
+        table = table.with_row(blend, as_reward(evaluate(blend), tasks=V))
+    return table
+
+
+def _near(table: Table, psi: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """Lay out candidates (n, K): weight moved between two experts of the best known blends, their means, and draws."""
+    K = table.blends.shape[1]
+    best = table.blends[np.argsort(-(table.rewards @ psi))[:INCUMBENTS]]
+    moves = [
+        start + np.minimum(step, start[source]) * (np.eye(K)[target] - np.eye(K)[source])
+        for start in best
+        for step in STEPS
+        for source in np.flatnonzero(start)
+        for target in range(K)
+        if source != target
+    ]
+    means = [(one + other) / 2 for i, one in enumerate(best) for other in best[:i]]
+    return np.array([*moves, *means, *rng.dirichlet(np.full(K, 0.5), DRAWS)])
+
+
+def _unknown(candidates: FloatArray, table: Table) -> FloatArray:
+    """Leave out the candidates whose reward is known."""
+    away = np.abs(candidates[:, None] - table.blends).max(axis=2).min(axis=1)
+    return candidates[away > 1e-6]
 
 
 def candidates(experts: int, *, random: int = 143, seed: int = 0) -> FloatArray:
@@ -45,9 +131,8 @@ def even_groups(experts: int) -> FloatArray:
 
 def survey(
     model: DenseModel,
-    rows: Mapping[str, Sequence[Row]],
+    rows: Rows,
     *,
-    space: LabelSpace,
     blends: FloatArray,
     recogniser: Recogniser | None = None,
     report: Callable[[int, int], None] | None = None,
@@ -56,6 +141,7 @@ def survey(
 
     With a `recogniser`, answers are by the posterior; it must not have learned from these rows.
     """
+    space = model.space
     everything = [row for task in space.tasks for row in rows[task.name]]
     texts = [row.text for row in everything]
     posteriors = None if recogniser is None else recogniser.recognise(texts).posteriors
@@ -103,12 +189,12 @@ def survey_to(
     The `searched` last of the blends are found by search: for the even mix, and for mixes that favour some tasks.
     The others are `candidates`, or with `groups` the even blends of groups of experts, the smallest groups first.
     """
-    model, held = model_for(moe, corpus.space), corpus.first_held(rows)
+    model, held = DenseModel(moe, corpus.space), corpus.first_held(rows)
     about = {"command": command, "data": corpus.name}
     recogniser = None
     if answers_by == "posterior":
         recogniser = corpus.taught_monitor(MonitorConfig(), seed=0, after=rows).snapshot()
-    measure = partial(survey, model, held, space=corpus.space, recogniser=recogniser)
+    measure = partial(survey, model, held, recogniser=recogniser)
     laid_out = (even_groups if groups else candidates)(moe.num_experts)
     if blends - searched > len(laid_out):
         raise ConfigError(

@@ -2,8 +2,9 @@ import math
 
 import pytest
 
+from tanbr.lab.intervals import Spread
 from tanbr.lab.paper import claim
-from tanbr.lab.paper.claim import Claim, Spread
+from tanbr.lab.paper.claim import Claim
 
 
 @pytest.mark.parametrize(

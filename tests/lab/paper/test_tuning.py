@@ -6,7 +6,7 @@ import pytest
 
 from elsewhere import elsewhere
 from tanbr.lab.paper import online
-from tanbr.lab.paper.scale import Setup, scale
+from tanbr.lab.paper.setup import Setup, scale
 from tanbr.lab.paper.tuning import TunedServer, Untaught, job, task_figures
 from tanbr.lab.rivals import build
 from tanbr.lab.tasks import tiny

@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Confi
 from transformers.utils import logging
 
 from elsewhere import elsewhere
-from tanbr.lab import glue_moe
+from tanbr.lab import make_moe
 from tanbr.lab.train.config import PretrainConfig
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks.metrics import LabelSpace
@@ -135,4 +135,4 @@ def train(
         if (phase, done) == stop_at:
             raise Stopped
 
-    return glue_moe.train(config, dense=dense, rows=TRAIN, held=HELD, out=out, report=report, **options)[0]
+    return make_moe.train_from_dense(config, dense=dense, rows=TRAIN, held=HELD, out=out, report=report, **options)[0]

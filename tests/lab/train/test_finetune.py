@@ -15,7 +15,6 @@ from tanbr.lab.rivals import FixedBlend, RandomBlend
 from tanbr.lab.rivals.rl import Reinforce
 from tanbr.lab.rivals.smear import Smear
 from tanbr.lab.rivals.switch import Switch
-from tanbr.lab.train.batches import Batches
 from tanbr.lab.train.checkpoints import load, prepare, upcycled, write
 from tanbr.lab.train.config import FinetuneConfig
 from tanbr.lab.train.finetune import (
@@ -28,7 +27,7 @@ from tanbr.lab.train.finetune import (
     norms,
     rewards,
 )
-from tanbr.lab.train.objectives import Batch, objective_of
+from tanbr.lab.train.objectives import Batch, Batches, objective_of
 from tanbr.merge import open as open_moe
 from tanbr.router import Tanbr
 

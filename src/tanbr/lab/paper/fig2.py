@@ -3,11 +3,10 @@
 import numpy as np
 from matplotlib.figure import Figure
 
+from tanbr.lab.intervals import Spread
 from tanbr.lab.paper import claim, tuning
-from tanbr.lab.paper.claim import Claim, Spread
-from tanbr.lab.paper.cost import BYTES
-from tanbr.lab.paper.part import Findings, Part, Results, Table
-from tanbr.lab.paper.scale import Setup
+from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
+from tanbr.lab.paper.setup import BYTES, Setup
 from tanbr.lab.pictures import figure, lines, name_below, smooth, styled
 from tanbr.types import FloatArray
 

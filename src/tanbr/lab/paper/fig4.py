@@ -3,10 +3,10 @@
 import numpy as np
 from matplotlib.figure import Figure
 
+from tanbr.lab.intervals import Spread
 from tanbr.lab.paper import claim, online
-from tanbr.lab.paper.claim import Claim, Spread
-from tanbr.lab.paper.part import Findings, Part, Results, Table
-from tanbr.lab.paper.scale import Setup
+from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
+from tanbr.lab.paper.setup import Setup
 from tanbr.lab.pictures import AREAS, LINES, figure, name_below, smooth, styled
 
 PAPER_SLOTS = 5_000

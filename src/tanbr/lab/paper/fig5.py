@@ -6,9 +6,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tanbr.lab.paper import claim, online
-from tanbr.lab.paper.claim import Claim
-from tanbr.lab.paper.part import Findings, Part, Results, Table
-from tanbr.lab.paper.scale import Setup
+from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
+from tanbr.lab.paper.setup import Setup
 from tanbr.lab.pictures import figure, lines, name_below, smooth, styled
 from tanbr.types import FloatArray
 

@@ -10,11 +10,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tanbr.lab.paper import claim
-from tanbr.lab.paper.claim import Claim
-from tanbr.lab.paper.cost import Cost
+from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
 from tanbr.lab.paper.job import Job, Tick
-from tanbr.lab.paper.part import Findings, Part, Results, Table
-from tanbr.lab.paper.scale import Setup
+from tanbr.lab.paper.setup import Setup
 from tanbr.lab.pictures import LINES, figure, styled
 from tanbr.router.algorithm1 import Algorithm1
 from tanbr.router.config import PaperModeConfig
@@ -26,7 +24,6 @@ RHO, CONSTANT = 0.9, 0.3  # the paper gives no C, nor the ρ of this figure
 EVEN = np.full(TASKS, 1 / TASKS)
 LIMIT = 0.4  # milliseconds, the paper's at K = 192
 REPEATS, LOOPS = 9, 30
-SPLITS = 20  # slots that each further expert costs, about
 
 
 def paper_router(experts: int, *, rho: float = RHO, seed: int = 0) -> Algorithm1:
@@ -72,17 +69,9 @@ def jobs(setup: Setup) -> list[Job]:
             f"fig6-{experts}",
             partial(_measure, experts, setup.scale.tree_seeds),
             {"experts": experts, "rho": RHO, "constant": CONSTANT, "seeds": list(setup.scale.tree_seeds)},
-            _cost(experts, seeds=len(setup.scale.tree_seeds)),
         )
         for experts in setup.scale.experts
     ]
-
-
-def _cost(experts: int, *, seeds: int) -> Cost:
-    """Count about SPLITS slots per expert on the way to 20 leaves, each a decision and a step of learning."""
-    decision = 2 * LEAVES * WIDTH * (experts + TASKS)
-    slots = SPLITS * experts * seeds
-    return Cost(flops=decision * (4 * slots + REPEATS * LOOPS), layers=4 * slots + REPEATS * LOOPS)
 
 
 def _measure(experts: int, seeds: tuple[int, ...], tick: Tick) -> dict[str, Any]:

@@ -8,14 +8,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from tanbr.lab.paper import claim
-from tanbr.lab.paper.claim import Claim
-from tanbr.lab.paper.cost import BYTES, Cost, ModelSize
+from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
 from tanbr.lab.paper.job import Job, Tick
-from tanbr.lab.paper.part import Findings, Part, Results, Table
-from tanbr.lab.paper.random_moe import ANSWER, METHODS, Models, random_moe
-from tanbr.lab.paper.resident import memory
-from tanbr.lab.paper.scale import Setup
-from tanbr.lab.paper.timing import cell, token_merging
+from tanbr.lab.paper.setup import ModelSize, Setup
+from tanbr.lab.paper.timing import METHODS, Models, cell, memory, random_moe, token_merging
 from tanbr.lab.pictures import INK, LINES, figure, name_below, styled
 
 PAPER = {  # seconds per batch
@@ -36,18 +32,14 @@ def jobs(setup: Setup) -> list[Job]:
         folder = setup.out / "work" / f"random-{kind}"
         facts = {"size": vars(size), "length": scale.length, **setup.timed_on}
         for mode, batch in cells(kind, scale.batches):
-            done = partial(_cell, folder, size, setup, mode, batch)
-            cost = _cost(size, setup, mode, batch)
             more = {"mode": mode, "batch": batch, "rounds": scale.rounds, "cell_seconds": scale.cell_seconds}
-            found.append(Job(f"table1-{kind}-{mode}-{batch}", done, facts | more, cost))
-        merging = size.merge().times(8 * 5) + Cost(disk=_disk(size))
-        found.append(Job(f"table1-{kind}-{SLOW}", partial(_token_merging, folder, size, setup), facts, merging))
+            timed = partial(_cell, folder, size, setup, mode, batch)
+            found.append(Job(f"table1-{kind}-{mode}-{batch}", timed, facts | more))
+        found.append(Job(f"table1-{kind}-{SLOW}", partial(_token_merging, folder, size, setup), facts))
         for name in ALONE if kind == "t5" else ():  # the table is about T5
             most = max(scale.batches)
-            own = size.forward(rows=most, length=scale.length, written=ANSWER, experts=3 if name == "task-1" else 1)
-            starts = Cost(seconds=5.0, memory=own.memory)  # of a process that loads torch
-            job = partial(_memory, folder, size, setup, name, most)
-            found.append(Job(f"table1-memory-{name.replace(' ', '-')}", job, facts | {"batch": most}, own + starts))
+            work = partial(_memory, folder, size, setup, name, most)
+            found.append(Job(f"table1-memory-{name}", work, facts | {"batch": most}))
     return found
 
 
@@ -59,27 +51,12 @@ def cells(kind: str, batches: tuple[int, ...]) -> Iterator[tuple[str, int]]:
             yield "decode", batch
 
 
-def _disk(size: ModelSize) -> float:
-    return float(BYTES * size.whole)
-
-
-def _cost(size: ModelSize, setup: Setup, mode: str, batch: int) -> Cost:
-    """All methods once a round, and the merged model twice; a round that is begun is ended."""
-    scale = setup.scale
-    active = [1, 1, 1, 1, 2, 3, 1, 2, 3, 1, 1, 2]  # of METHODS but Token-Merging
-    steps = ANSWER if mode == "decode" else 1
-    one = [size.forward(rows=batch, length=scale.length, written=steps, experts=k) for k in active]
-    total = sum(one[1:], one[0]).times(scale.rounds + 1)
-    return total + Cost(memory=BYTES * (2 * size.whole + 3 * size.dense), disk=0)
-
-
 @lru_cache(maxsize=1)  # one family's models in memory at a time
 def _models(folder: Path, size: ModelSize, device: str) -> Models:
     return Models(random_moe(folder, size), device=device)
 
 
-def _cell(folder: Path, size: ModelSize, setup: Setup, mode: str, batch: int, tick: Tick) -> dict[str, Any]:
-    tick(0, 1, "")
+def _cell(folder: Path, size: ModelSize, setup: Setup, mode: str, batch: int, _: Tick) -> dict[str, Any]:
     scale = setup.scale
     skip = {SLOW} | ({"task-merging"} if mode == "decode" and batch > 1 else set())  # minutes, and nothing new
     skip |= set() if setup.device == "cpu" else {name for name in METHODS if name.endswith(" int8")}  # the CPU's alone
@@ -89,14 +66,12 @@ def _cell(folder: Path, size: ModelSize, setup: Setup, mode: str, batch: int, ti
     )  # fmt: skip
 
 
-def _token_merging(folder: Path, size: ModelSize, setup: Setup, tick: Tick) -> dict[str, Any]:
-    tick(0, 1, "")
+def _token_merging(folder: Path, size: ModelSize, setup: Setup, _: Tick) -> dict[str, Any]:
     models = _models(folder, size, setup.device)
     return token_merging(models, length=setup.scale.length, seconds=setup.scale.cell_seconds)
 
 
-def _memory(folder: Path, size: ModelSize, setup: Setup, name: str, batch: int, tick: Tick) -> dict[str, float] | None:
-    tick(0, 1, "")
+def _memory(folder: Path, size: ModelSize, setup: Setup, name: str, batch: int, _: Tick) -> dict[str, float] | None:
     return memory(random_moe(folder, size), name, batch=batch, length=setup.scale.length, device=setup.device)
 
 

@@ -4,9 +4,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tanbr.lab.paper import claim, tuning
-from tanbr.lab.paper.claim import Claim
-from tanbr.lab.paper.part import Findings, Part, Results, Table
-from tanbr.lab.paper.scale import Setup
+from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
+from tanbr.lab.paper.setup import Setup
 from tanbr.lab.pictures import INK, LINES, figure, name_below, styled
 
 AVERAGE = {"paper": 75.43, "smear": 75.10, "rl": 74.95, "switch": 74.41, "nucb": 74.14}

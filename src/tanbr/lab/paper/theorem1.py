@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from tanbr.lab.intervals import Spread
 from tanbr.lab.paper import claim
-from tanbr.lab.paper.claim import Claim, Spread
-from tanbr.lab.paper.cost import Cost
+from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
 from tanbr.lab.paper.job import Job, Tick
-from tanbr.lab.paper.part import Findings, Part, Results, Table
-from tanbr.lab.paper.scale import Setup
+from tanbr.lab.paper.setup import Setup
 from tanbr.lab.pictures import INK, figure, lines, name_below, styled
 from tanbr.lab.rivals import build
 from tanbr.lab.studies.reward_maps import BestBlends, bumps
@@ -44,19 +43,11 @@ def jobs(setup: Setup) -> list[Job]:
             f"theorem1-{router}-K{experts}-V{tasks}-seed{seed}",
             partial(_measure, router, experts, tasks, slots, seed),
             {"router": router, "experts": experts, "tasks": tasks, "slots": slots, "seed": seed, "noise": NOISE},
-            _cost(router, experts, tasks, slots),
         )
         for experts, tasks in SWEPT
         for router in ROUTERS
         for seed in setup.scale.regret_seeds
     ]
-
-
-def _cost(router: str, experts: int, tasks: int, slots: int) -> Cost:
-    """Algorithm 1 takes J steps over all slots so far; the search for the best blends looks at 9,000."""
-    config = PaperModeConfig()
-    own = 6 * config.steps * config.parameters(experts, tasks) * slots**2 / 2 if router == "paper" else 0.0
-    return Cost(flops=own + 9_000 * 40 * experts * tasks, layers=slots * (6 if router == "paper" else 4), disk=20_000)
 
 
 def _measure(name: str, experts: int, tasks: int, slots: int, seed: int, tick: Tick) -> dict[str, Any]:

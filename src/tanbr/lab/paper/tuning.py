@@ -18,17 +18,16 @@ from tanbr.errors import CheckpointError
 from tanbr.lab import finetune
 from tanbr.lab.compare import compare
 from tanbr.lab.contestant import OneModel
-from tanbr.lab.paper.cost import BYTES, Cost
 from tanbr.lab.paper.job import Job, Tick
-from tanbr.lab.paper.scale import Setup
+from tanbr.lab.paper.setup import Setup
 from tanbr.lab.paper.timing import work_time
 from tanbr.lab.rivals import FixedBlend
 from tanbr.lab.settings import Config
 from tanbr.lab.tasks import traffic
 from tanbr.lab.tasks.traffic import Traffic
-from tanbr.lab.train.curve import Curve
 from tanbr.lab.train.finetune import MergedTuner, Tuner
 from tanbr.lab.train.objectives import Objective, TextToText
+from tanbr.lab.train.run import Curve
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router.config import PaperModeConfig, RouterConfig
 from tanbr.tasks.metrics import Answer, figure
@@ -65,22 +64,7 @@ def job(setup: Setup, router: str, seed: int, *, name: str = "", serve: bool = T
     tuning = tuning.model_copy(update={"device": setup.device})
     config = Config(finetune=tuning, router=RouterConfig(paper=PaperModeConfig(**paper_mode)))
     run = partial(_tune, setup, router, config, setup.out / "work" / called, serve)
-    return Job(called, run, facts, _cost(setup, router, serve=serve))
-
-
-def _cost(setup: Setup, router: str, *, serve: bool) -> Cost:
-    scale, size = setup.scale, setup.t5_size
-    active = {"rl": 1.5, "switch": 1.5, "smear": float(size.experts)}.get(router, 1.0)  # of which groups are small
-    step = size.training(rows=scale.tuning.batch, length=scale.typical, experts=active)
-    step = Cost(step.flops, step.layers * (2 if active > 1 else 1), step.memory)
-    if router in (*OURS, "nucb"):
-        step = step + size.merge() + Cost(layers=4 if router != "paper" else 8)
-    total = step.times(scale.tuning.steps)
-    if serve:
-        rows = 4 * len(setup.tasks) * scale.tuning.eval_rows + scale.served_slots * scale.requests
-        written = size.forward(rows=32, length=scale.typical, written=3, experts=active)
-        total = total + written.times(3 * rows / 32)  # a library that writes does more than a forward pass
-    return total + Cost(disk=BYTES * size.whole + 30_000)
+    return Job(called, run, facts)
 
 
 def _tune(setup: Setup, router: str, config: Config, out: Path, serve: bool, tick: Tick) -> dict[str, Any]:

@@ -277,7 +277,8 @@ def unknown(data: Data, *, per_task: int, repeats: int, seed: int) -> dict[str, 
     ninth = []
     for left_out in range(0, len(data.tasks), 3 if repeats < 20 else 1):
         kept = [index for index in range(len(data.tasks)) if index != left_out]
-        tasks, history, live = (tuple(of[index] for index in kept) for of in (data.tasks, data.history, data.live))
+        history, live = (tuple(of[index] for index in kept) for of in (data.history, data.live))
+        tasks = tuple(data.tasks[index] for index in kept)
         inside = [text for text, label in zip(texts, labels, strict=True) if label != left_out][:2000]
         judge = Data(data.name, tasks, history, live).taught(per_task)
         ninth.append(auroc(judge, inside, data.live[left_out][:500]))

@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from tanbr.lab.train.config import PretrainConfig
-from tanbr.lab.train.course import Course
 from tanbr.lab.train.objectives import TextToText
+from tanbr.lab.train.pretrain import Course
 from tanbr.moe.text import TextEncoder
 from tanbr.moe.writing import new_folder
 from tanbr.tasks.metrics import LabelSpace

@@ -20,9 +20,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from tanbr.lab.train.batches import Batches
 from tanbr.lab.train.config import FinetuneConfig
-from tanbr.lab.train.objectives import Batch, Objective
+from tanbr.lab.train.objectives import Batch, Batches, Objective
 from tanbr.lab.train.run import OnStep, Run
 from tanbr.merge import Moe
 from tanbr.moe.gates import Gated, Inputs, gates_of

@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from tanbr.errors import CheckpointError, ConfigError, DataError
-from tanbr.lab.paper.scale import NAMED, Setup, scale
+from tanbr.lab.paper.setup import NAMED, ModelSize, Setup, scale
 from tanbr.lab.tasks import glue, tiny
+from tanbr.merge import Moe
 from tanbr.moe import embedded
 
 
@@ -59,3 +60,10 @@ def test_sizes_and_tasks_are_known_before_models_and_data_are() -> None:
     assert setup.tasks == glue.TASKS
     assert setup.t5_size == setup.scale.t5
     assert (setup.name_of("t5"), setup.data_name) == ("none", "none")
+
+
+def test_a_checkpoints_parameters_are_counted_near_enough(moe: Moe) -> None:
+    assert scale("paper").t5.whole == pytest.approx(1.0e9, rel=0.05)  # as the paper says
+    assert scale("paper").t5.dense == pytest.approx(220e6, rel=0.05)
+    counted = sum(spec.numel for spec in moe.checkpoint.specs.values())
+    assert ModelSize.of(dict(moe.config)).whole == pytest.approx(counted, rel=0.1)

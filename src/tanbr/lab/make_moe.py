@@ -1,10 +1,12 @@
-"""How the embedded models are made and measured: generated tasks in, an MoE and what its blends are worth out.
+"""How task-routed MoEs are made: the embedded ones from generated tasks, others from a dense checkpoint and rows.
 
-One is a BERT-MoE that answers by a head, the other a T5-MoE that writes its answers.
+The embedded models are a BERT-MoE that answers by a head, and a T5-MoE that writes its answers.
 """
 
 import hashlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Group
@@ -12,29 +14,31 @@ from rich.table import Table
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from tanbr.lab.answers import model_for
-from tanbr.lab.corpus import Progress
+from tanbr.lab.answers import DenseModel
+from tanbr.lab.corpus import Progress, Rows
 from tanbr.lab.survey import candidates, survey
-from tanbr.lab.tasks import lexicon, tiny
+from tanbr.lab.tasks import glue, tiny, world
 from tanbr.lab.train.ancestor import train_ancestor
-from tanbr.lab.train.batches import Batches
+from tanbr.lab.train.checkpoints import Figures, as_trained, digest, load, prepare
 from tanbr.lab.train.config import PretrainConfig
-from tanbr.lab.train.course import Course
-from tanbr.lab.train.objectives import Classification, Objective, TextToText
-from tanbr.lab.train.pretrain import train_experts
+from tanbr.lab.train.expert_views import LIST
+from tanbr.lab.train.objectives import Batches, Classification, Objective, TextToText, objective_of
+from tanbr.lab.train.pretrain import Course, batch_sizes, train_experts, train_gates, train_together
 from tanbr.merge import open as open_moe
 from tanbr.moe.device import device_of
+from tanbr.moe.gates import Gated
 from tanbr.moe.text import TextEncoder
 from tanbr.serve.survey import Survey
 from tanbr.tasks import text_to_text
 from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.rows import Task
 
 SURVEY_SEED = 500  # of the train split, but not the rows that were trained on
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 WRITER_SPECIAL = ("<pad>", "</s>", "<unk>")  # T5's own
 
 
-def train(
+def train_embedded(
     config: PretrainConfig,
     *,
     out: Path,
@@ -67,10 +71,10 @@ def train(
     ancestor = train_ancestor(course, meanings=meanings(encoder), out=out / "ancestor")
     model = train_experts(ancestor, course, out=out / "model", first_step=config.ancestor_steps)
 
-    answering = model_for(open_moe(model, device=config.device), space)
+    answering = DenseModel(open_moe(model, device=config.device), space)
     held_out = {name: tiny.generate(name, survey_rows, seed=SURVEY_SEED) for name in names}
     blends = candidates(answering.moe.num_experts)[:survey_blends]
-    worth = survey(answering, held_out, space=space, blends=blends, report=lambda n, N: report("survey", n, N, ""))
+    worth = survey(answering, held_out, blends=blends, report=lambda n, N: report("survey", n, N, ""))
     digest = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
     worth.save(model / "survey.json", command=command, model_sha256=digest, tasks=names, rows=survey_rows)
     return model, worth
@@ -82,7 +86,7 @@ def meanings(encoder: TextEncoder) -> torch.Tensor:
     numbers: dict[str, int] = {}
     for word, token in sorted(encoder.tokenizer.get_vocab().items()):
         if word not in (*SPECIAL, *WRITER_SPECIAL):
-            result[token] = numbers.setdefault(lexicon.meaning(word), len(numbers))
+            result[token] = numbers.setdefault(world.meaning(word), len(numbers))
     return result
 
 
@@ -141,3 +145,49 @@ def tables(worth: Survey) -> Group:
             f"Dirichlet({alpha})", f"{best:.3f}", f"{fixed:.3f}", f"{uniform:.3f}", f"{100 * (best - fixed):+.1f}"
         )
     return Group(own, mixes)
+
+
+def train_from_dense(
+    config: PretrainConfig,
+    *,
+    dense: Path,
+    rows: Rows,
+    held: Rows,
+    out: Path,
+    report: Progress,
+    unseen: Rows | None = None,
+    tagged: bool = False,
+    tasks: Sequence[Task] = glue.TASKS,
+    gates: Callable[[Any], Gated] | None = None,
+    workers: int = 1,
+) -> tuple[Path, dict[str, Figures]]:
+    """Train one expert per task from a dense BERT or T5, early stop by `held` rows; write it to `out`/model.
+
+    With `adapters` they are LoRA adapters in `out`/adapters, and what is given is the list of them.
+    With `ancestor_steps` the dense model learns all tasks first, and is written to `out`/ancestor. With `gates`,
+    experts belong to no task: learned gates route every token. In the end an MoE of experts by task is scored on
+    `unseen` rows, if there are any: with tags, and merged evenly.
+    """
+    device = device_of(config.device)  # before anything is written
+    space = LabelSpace(tuple(task for task in tasks if task.name in rows))
+    rows = {task.name: rows[task.name][: config.train_rows] for task in space.tasks}
+    ancestor = prepare(dense, space, out / f"start-{digest(dense)}", max_length=config.max_length, seed=config.seed)
+    settings = load(ancestor).config
+    encoder = TextEncoder.of(ancestor, vocab_size=settings.vocab_size, max_length=config.max_length)
+    objective = objective_of(settings, space, encoder, tagged=tagged)
+    sizes = batch_sizes(rows, config)
+    batches = Batches(rows, objective=objective, sizes=sizes, seed=config.seed, device=device)
+    report("rows", 1, 1, f"{sum(map(len, rows.values()))} rows, {sum(sizes)} a step")
+
+    def steps(phase: str, done: int, total: int, loss: float) -> None:
+        report(phase, done, total, f"loss {loss:.3f}")
+
+    course = Course(batches, objective, config, steps, workers if device.type == "cpu" else 1)
+    if gates:
+        return train_gates(ancestor, course, gates=gates, out=out / "model"), {}
+    if config.ancestor_steps:
+        ancestor = train_together(ancestor, course, out=out / "ancestor")
+    folder = out / ("adapters" if config.adapters else "model")
+    model = train_experts(ancestor, course, out=folder, held=held, first_step=config.ancestor_steps)
+    model = model / LIST if config.adapters else model
+    return model, as_trained(model, objective, unseen, device=config.device) if unseen else {}

@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal
 
 from tanbr.errors import CheckpointError, ConfigError, DataError
-from tanbr.lab.corpus import Corpus, Rows, generated, of_data
+from tanbr.lab.corpus import Corpus, Dataset, Rows, generated, of_data
 from tanbr.lab.methods import Bench
-from tanbr.lab.paper.cost import ModelSize
 from tanbr.lab.settings import Config
 from tanbr.lab.tasks import glue, tiny
-from tanbr.lab.tasks.dataset import Dataset
 from tanbr.lab.train.config import FinetuneConfig
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
@@ -20,9 +18,45 @@ from tanbr.moe.device import device_of
 from tanbr.tasks.own import is_own
 from tanbr.tasks.rows import Task
 
-ScaleName: TypeAlias = Literal["tiny", "small", "paper"]
-SCALES: tuple[ScaleName, ...] = get_args(ScaleName)
 K = 8  # experts, as in the paper
+BYTES = 4  # of a float32
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """The shape of an MoE."""
+
+    width: int  # D
+    ffn: int  # F
+    encoder: int  # layers
+    decoder: int  # layers, 0 for an encoder alone
+    experts: int  # K
+    words: int  # in the vocabulary
+
+    @property
+    def ffns(self) -> int:
+        """Parameters of one expert's FFNs in all layers."""
+        return 2 * self.width * self.ffn * (self.encoder + self.decoder)
+
+    @property
+    def dense(self) -> int:
+        """Parameters of a merged model, near enough."""
+        return 4 * self.width**2 * (self.encoder + 2 * self.decoder) + self.ffns + self.words * self.width
+
+    @property
+    def whole(self) -> int:
+        """Parameters of all experts and the rest."""
+        return self.dense + (self.experts - 1) * self.ffns
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> "ModelSize":
+        """Read a checkpoint's configuration."""
+        if "d_model" in config:
+            layers = config["num_layers"]
+            decoder = config.get("num_decoder_layers") or layers
+            return cls(config["d_model"], config["d_ff"], layers, decoder, config["num_experts"], config["vocab_size"])
+        width, ffn, layers = (config[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers"))
+        return cls(width, ffn, layers, 0, config["num_experts"], config["vocab_size"])
 
 
 @dataclass(frozen=True)
@@ -43,7 +77,6 @@ class Scale:
     t5: ModelSize  # of random weights, for times: table1
     bert: ModelSize
     length: int  # tokens of a timed text
-    typical: int  # tokens of a text of the tasks, on average; only for estimates
     batches: tuple[int, ...]
     rounds: int  # of timings
     cell_seconds: float  # most time of one kind of batch
@@ -59,7 +92,7 @@ _TINY = Scale(
                           norm_rate=3e-3, gate_rate=3e-3),
     tuning_seeds=(0, 1, 2), swept_seeds=(0, 1), served_slots=24, least_answers=30,
     slots=90, after=30, requests=48, pool=600,
-    t5=ModelSize(128, 512, 2, 2, K, 500), bert=ModelSize(128, 512, 2, 0, K, 500), length=32, typical=20,
+    t5=ModelSize(128, 512, 2, 2, K, 500), bert=ModelSize(128, 512, 2, 0, K, 500), length=32,
     batches=(1, 8, 128), rounds=3, cell_seconds=2.0, experts=(4, 8, 16, 32, 64, 128, 192), tree_seeds=(0,),
     regret_slots=400, regret_seeds=(0, 1, 2),
 )  # fmt: skip
@@ -68,7 +101,7 @@ _SMALL = Scale(
     tuning=FinetuneConfig(steps=40, batch=12, train_rows=4_000, eval_rows=16, max_length=64, log_every=1, warmup=5),
     tuning_seeds=(0, 1, 2), swept_seeds=(0,), served_slots=12, least_answers=30,
     slots=160, after=40, requests=64, pool=1_500,
-    t5=ModelSize(512, 1024, 8, 8, K, 32_128), bert=ModelSize(384, 1536, 12, 0, K, 30_522), length=128, typical=40,
+    t5=ModelSize(512, 1024, 8, 8, K, 32_128), bert=ModelSize(384, 1536, 12, 0, K, 30_522), length=128,
     batches=(1, 8, 32, 128), rounds=3, cell_seconds=8.0, experts=(4, 8, 16, 32, 64, 128, 192),
     tree_seeds=(0, 1, 2), regret_slots=2_000, regret_seeds=(0, 1, 2, 3, 4),
 )  # fmt: skip
@@ -79,7 +112,7 @@ _PAPER = Scale(
     tuning_seeds=(0, 1, 2), swept_seeds=(0, 1, 2), served_slots=500, least_answers=30,
     slots=5_000, after=500, requests=128,
     pool=1_000_000, t5=ModelSize(768, 3072, 12, 12, K, 32_128), bert=ModelSize(768, 3072, 12, 0, K, 30_522), length=128,
-    typical=40, batches=(1, 8, 32, 128), rounds=7, cell_seconds=600.0, experts=(4, 8, 16, 32, 64, 128, 192),
+    batches=(1, 8, 32, 128), rounds=7, cell_seconds=600.0, experts=(4, 8, 16, 32, 64, 128, 192),
     tree_seeds=(0, 1, 2), regret_slots=5_000,
     regret_seeds=(0, 1, 2, 3, 4),
 )  # fmt: skip

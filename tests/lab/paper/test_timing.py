@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from elsewhere import elsewhere
-from tanbr.lab.paper.cost import ModelSize
-from tanbr.lab.paper.random_moe import METHODS, Models, random_moe
-from tanbr.lab.paper.timing import cell, routed, token_merging
+from tanbr.lab.paper.setup import ModelSize
+from tanbr.lab.paper.timing import METHODS, Models, cell, random_moe, routed, token_merging
 
 SIZES = {"t5": ModelSize(32, 64, 1, 1, 8, 50), "bert": ModelSize(32, 64, 1, 0, 8, 50)}
 
