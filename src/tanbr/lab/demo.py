@@ -132,6 +132,6 @@ def run(
     )
     report = write_report(
         out / "report.html", result, title="tanbr: one dense model that follows its traffic", command=command,
-        facts=facts, tasks=names, tree=router.tree, tail=tail,
+        facts=facts, tasks=names, tail=tail,
     )  # fmt: skip
     return Demo(result=result, router=router, report=report, figures=figures, facts=dict(facts))

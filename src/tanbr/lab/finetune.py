@@ -166,7 +166,7 @@ def _tuner(checkpoint: Path, router: str, *, space: LabelSpace, rows: Rows, conf
             f"of {', '.join(tasks)}, and {name} needs to know; choose another router"
         )
     if name == SERVED:
-        return ServedTuner(moe, own=own, nearness=config.finetune.blend_nearness)
+        return ServedTuner(moe, own=own)
     few = {task: rows[task][:PROBE_ROWS] for task in tasks}
     return FixedTuner(MERGES[name](moe, probes_of(moe, few, space=space, own=own)))
 

@@ -16,7 +16,6 @@ from matplotlib.patches import Patch
 from tanbr.lab.compare import Comparison
 from tanbr.lab.standings import BOUND, Standings
 from tanbr.lab.train.run import Curve
-from tanbr.router import TreeView
 from tanbr.types import FloatArray
 
 P = ParamSpec("P")
@@ -92,6 +91,35 @@ def smooth(values: FloatArray, window: int) -> FloatArray:
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - window)
     return (sums[ends] - sums[starts]) / (ends - starts)
+
+
+@styled
+def line_chart(series: Mapping[str, tuple[Any, Any]], *, title: str, xlabel: str, **scales: str) -> Figure:
+    """Draw a line for each name: its x and y values; `scales` may name yscale and xscale."""
+    canvas, (axis,) = figure(height=3.2)
+    for name, line in lines(list(series)):
+        axis.plot(*series[name], **line)
+    axis.set(title=title, xlabel=xlabel, **scales)
+    name_below(canvas)
+    return canvas
+
+
+@styled
+def bar_chart(groups: Mapping[str, Mapping[str, Any]], *, title: str, xlabel: str = "") -> Figure:
+    """Draw bars, a group a colour: for each name the mean of its values (one a seed), and the values as dots."""
+    names = list(next(iter(groups.values())))
+    canvas, (axis,) = figure(height=1.2 + 0.3 * len(names))
+    width = 0.8 / len(groups)
+    for i, ((label, values), colour) in enumerate(zip(groups.items(), LINES, strict=False)):
+        at = np.arange(len(names)) + (i - (len(groups) - 1) / 2) * width
+        axis.barh(at, [np.mean(values[name]) for name in names], height=0.9 * width, color=colour, label=label)
+        for place, name in zip(at, names, strict=True):
+            axis.plot(np.atleast_1d(values[name]), np.full(np.size(values[name]), place), ".", color=INK, ms=3)
+    axis.set_yticks(range(len(names)), names)
+    axis.invert_yaxis()
+    axis.set(title=title, xlabel=xlabel)
+    name_below(canvas)
+    return canvas
 
 
 @styled
@@ -200,54 +228,6 @@ def lines(methods: Sequence[str], *, bounds: Collection[str] = ()) -> Iterator[t
     for i, (method, colour) in enumerate(zip(methods, LINES, strict=False)):
         style = {"color": colour, "lw": 2.2 if i == 0 else 1.2, "ls": "--" if method in bounds else "-"}
         yield method, {**style, "label": method}
-
-
-@styled
-def tree(view: TreeView, experts: Sequence[str]) -> Figure:
-    """Draw the router's tree: a node stands at its depth, as large as its visits, coloured by its largest expert."""
-    canvas, (axis,) = figure(height=3.4)
-    across = _across(view)
-    for node in range(1, len(view)):
-        parent = int(view.parent[node])
-        axis.plot(
-            [across[parent], across[node]],
-            [view.depth[parent], view.depth[node]],
-            color=INK,
-            alpha=0.5,
-            lw=0.5,
-            zorder=1,
-        )
-    leading = view.blend.argmax(axis=1)
-    colours = [AREAS[k % len(AREAS)] for k in leading]
-    axis.scatter(across, view.depth, s=6 + 14 * np.sqrt(view.visits), c=colours, zorder=2, linewidths=0)
-    axis.set(title=f"The search tree: {len(view)} blends, by the expert they hold most of", ylabel="depth", xticks=[])
-    axis.set_yticks(range(int(view.depth.max()) + 1))
-    axis.invert_yaxis()
-    axis.spines["bottom"].set_visible(False)
-    shown = sorted(set(leading.tolist()))
-    handles = [Patch(color=AREAS[k % len(AREAS)], label=experts[k]) for k in shown]
-    name_below(canvas, handles=handles)
-    return canvas
-
-
-def _across(view: TreeView) -> FloatArray:
-    """Give each node a place from left to right (n,): leaves evenly, parents amid their children."""
-    children: list[list[int]] = [[] for _ in range(len(view))]
-    for node in range(1, len(view)):
-        children[int(view.parent[node])].append(node)
-    place = np.zeros(len(view))
-    order, stack, leaves = [], [0], 0
-    while stack:
-        node = stack.pop()
-        order.append(node)
-        stack.extend(reversed(children[node]))
-    for node in order:
-        if not children[node]:
-            place[node], leaves = leaves, leaves + 1
-    for node in reversed(order):
-        if children[node]:
-            place[node] = place[children[node]].mean()
-    return place
 
 
 @styled

@@ -16,7 +16,6 @@ from tanbr.files import write_atomically
 from tanbr.lab import pictures
 from tanbr.lab.compare import Comparison
 from tanbr.lab.standings import SHARE, WINDOW, Standings
-from tanbr.router import TreeView
 
 Laid = tuple[str, list[str], list[list[str]]]  # title, header, rows
 
@@ -29,7 +28,6 @@ def write_report(
     command: str,
     facts: Sequence[tuple[str, str]],
     tasks: Sequence[str],
-    tree: TreeView,
     tail: int,
 ) -> Path:
     """Write a self-contained page about a comparison, nothing to fetch; its first method is the one it is about."""
@@ -43,7 +41,6 @@ def write_report(
         ("What was served: one dense model per slot", pictures.shares([("Blend x of the experts", served)], experts)),
         ("What it earned", pictures.rewards([result], list(result.records), bounds=(result.best,))),
         ("What it missed", pictures.regret([result], list(result.records), bounds=())),
-        ("Where the router searched", pictures.tree(tree, experts)),
     )
     environment = Environment(loader=PackageLoader("tanbr.lab"), autoescape=select_autoescape())
     page = environment.get_template("report.html").render(

@@ -30,7 +30,7 @@ SPACE = LabelSpace(TASKS)
 WORDS = [f"w{i}" for i in range(20)]
 SCORES = [f"{i / 5:.1f}" for i in range(26)]
 CONFIG = PretrainConfig(
-    max_length=16, train_rows=12, batch=2, batch_growth=0.5, steps=6, warmup=1, save_every=2, log_every=1,
+    max_length=16, train_rows=12, batch=2, steps=6, warmup=1, save_every=2, log_every=1,
     look_every=2, look_rows=4, patience=1, expert_rate=1e-2, shared_rate=1e-3, head_rate=1e-2, train_embeddings=False,
     ancestor_steps=4, ancestor_rate=1e-3,
 )  # fmt: skip

@@ -123,20 +123,23 @@ def test_a_blend_out_of_range_is_refused(checkpoint: Path, tmp_path: Path) -> No
     assert not (tmp_path / "state").exists()
 
 
-def served(checkpoint: Path, *, nearness: float = 20.0) -> ServedTuner:
-    return ServedTuner(open_moe(checkpoint), own=(2, 0, 1), nearness=nearness)
+def served(checkpoint: Path) -> ServedTuner:
+    return ServedTuner(open_moe(checkpoint), own=(2, 0, 1))
 
 
-def test_served_blends_are_drawn_around_the_even_and_the_proportional_one(checkpoint: Path) -> None:
-    tuner, mix = served(checkpoint, nearness=1e9), np.array([0.5, 0.25, 0.25])
+def test_served_blends_are_drawn_around_the_even_and_the_proportional_one(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuner, mix = served(checkpoint), np.array([0.5, 0.25, 0.25])
+    monkeypatch.setattr("tanbr.lab.train.finetune.NEARNESS", 1e9)
     proportional = tuner.choose(mix)
     assert proportional.tolist() == [0.25, 0.25, 0.5]
     draws = np.array([tuner.draw(mix, torch.Generator().manual_seed(seed)) for seed in range(200)])
     near = [np.abs(draws - centre).max(axis=1) < 1e-3 for centre in (proportional, np.full(3, 1 / 3))]  # 60 deviations
     assert (near[0] ^ near[1]).all()
     assert abs(int(near[0].sum()) - 100) < 6 * np.sqrt(200 / 4)
-    loose = served(checkpoint, nearness=1.0)
-    wide = np.array([loose.draw(mix, torch.Generator().manual_seed(seed)) for seed in range(200)])
+    monkeypatch.setattr("tanbr.lab.train.finetune.NEARNESS", 1.0)
+    wide = np.array([tuner.draw(mix, torch.Generator().manual_seed(seed)) for seed in range(200)])
     assert np.abs(wide - proportional).max(axis=1).mean() > np.abs(draws - proportional).max(axis=1).mean()
     assert (wide > 0).all()
 
@@ -169,7 +172,7 @@ def test_norms_are_tuned_the_same_elsewhere(checkpoint: Path, tmp_path: Path, ri
         moe = open_moe(checkpoint, device=device)
         tuner = {
             "tanbr": lambda: MergedTuner(moe, Tanbr(3, 3, seed=0)),
-            "served": lambda: ServedTuner(moe, own=[0, 1, 2], nearness=20.0),
+            "served": lambda: ServedTuner(moe, own=[0, 1, 2]),
             "fixed": lambda: FixedTuner(moe.dense()),
             "smear": lambda: GatedTuner(Smear(load(checkpoint).to(moe.device), per="sequence")),
         }[rival]()

@@ -68,10 +68,6 @@ def test_the_trained_model_is_scored_on_unseen_rows(tmp_path: Path) -> None:
     assert set(figures["tags"]) == set(figures["average"]) == set(small.TRAIN)
 
 
-def test_a_batch_grows_with_a_tasks_rows() -> None:
-    assert batch_sizes({"a": [None] * 10, "b": [None] * 90}, small.CONFIG) == [2, 6]  # type: ignore[dict-item]
-
-
 def test_rows_of_a_task_may_be_set() -> None:
     config = small.CONFIG.model_copy(update={"task_rows": {"b": 5}})
     assert batch_sizes({"a": [None] * 10, "b": [None] * 90}, config) == [2, 5]  # type: ignore[dict-item]
@@ -140,7 +136,7 @@ def test_an_ancestor_may_have_rows_of_its_own(tmp_path: Path) -> None:
 
 def test_the_lowest_layers_stay_and_there_all_experts_are_equal(tmp_path: Path) -> None:
     dense = small.bert(tmp_path / "dense")
-    config = small.CONFIG.model_copy(update={"expert_frozen_layers": 1})
+    config = small.CONFIG.model_copy(update={"frozen_layers": 1})
     weights = load_file(small.train(dense, tmp_path / "out", config=config) / "model.safetensors")
     ancestor = load_file(tmp_path / "out/ancestor/model.safetensors")
     for layer, equal in ((0, True), (1, False)):

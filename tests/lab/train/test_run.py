@@ -90,7 +90,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
 
 def test_a_state_of_other_settings_or_another_checkpoint_is_refused(tmp_path: Path) -> None:
     run(tmp_path / "state", origin="one")
-    for options in ({"origin": "other"}, {"origin": "one", "config": CONFIG.model_copy(update={"clip": 2.0})}):
+    for options in ({"origin": "other"}, {"origin": "one", "config": CONFIG.model_copy(update={"warmup": 3})}):
         with pytest.raises(StateError, match="belongs to a run with other settings or from another checkpoint"):
             run(tmp_path / "state", **options)
 
@@ -98,8 +98,8 @@ def test_a_state_of_other_settings_or_another_checkpoint_is_refused(tmp_path: Pa
 def test_a_state_goes_on_where_a_setting_no_longer_matters(tmp_path: Path) -> None:
     run(tmp_path / "state")
     taken: list[int] = []
-    other = CONFIG.model_copy(update={"clip": 2.0})
-    run(tmp_path / "state", config=other, steps=12, ignored=frozenset({"clip"}), at=taken.append)
+    other = CONFIG.model_copy(update={"warmup": 3})
+    run(tmp_path / "state", config=other, steps=12, ignored=frozenset({"warmup"}), at=taken.append)
     assert taken == [10, 11]
 
 

@@ -7,7 +7,7 @@ from tanbr.lab.intervals import Spread
 from tanbr.lab.paper import claim, tuning
 from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
 from tanbr.lab.paper.setup import BYTES, Setup
-from tanbr.lab.pictures import figure, lines, name_below, smooth, styled
+from tanbr.lab.pictures import line_chart, smooth
 from tanbr.types import FloatArray
 
 LESS_TIME, MORE_TIME = 0.40, 20  # than RL and Switch; SMEAR's
@@ -116,17 +116,16 @@ def _memory(setup: Setup, results: Results) -> Claim:
     )  # fmt: skip
 
 
-@styled
 def draw(setup: Setup, results: Results) -> Figure:
     """Draw each router's loss."""
-    canvas, (axis,) = figure(height=3.4)
-    for router, line in lines(tuning.ROUTERS):
+
+    def curve(router: str) -> tuple[list[int], FloatArray]:
         runs = [results[f"tuning-{router}-seed{seed}"] for seed in setup.scale.tuning_seeds]
         mean = np.mean([run["losses"] for run in runs], axis=0)
-        axis.plot(runs[0]["steps"], smooth(mean, max(1, len(mean) // 10)), **line)
-    axis.set(title="Loss of the labelled batches, smoothed, on a logarithmic scale", xlabel="step", yscale="log")
-    name_below(canvas)
-    return canvas
+        return runs[0]["steps"], smooth(mean, max(1, len(mean) // 10))
+
+    title = "Loss of the labelled batches, smoothed, on a logarithmic scale"
+    return line_chart({router: curve(router) for router in tuning.ROUTERS}, title=title, xlabel="step", yscale="log")
 
 
 PART = Part(

@@ -1,14 +1,12 @@
 """Fig. 3: average metric, time and memory of a tuned T5-MoE that serves untagged requests."""
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from tanbr.lab.intervals import Spread
 from tanbr.lab.paper import claim, tuning
 from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
 from tanbr.lab.paper.setup import Setup
-from tanbr.lab.pictures import AREAS, LINES, figure, styled
-from tanbr.types import FloatArray
+from tanbr.lab.pictures import bar_chart
 
 LESS_TIME = {"rl": 0.65, "switch": 0.65, "smear": 0.99}
 LESS_MEMORY = 0.20
@@ -61,23 +59,13 @@ def findings(setup: Setup, results: Results) -> Findings:
     ]  # fmt: skip
     header = ["router", "average, points", "ms per batch", "ms per merge", "parameters, M", "reward"]
     table = Table("tuned models serving a stream, nothing learns any more", header, rows)
-    return Findings(claims, [table], {"Average over the tasks": draw(means)})
+    points = {"tuned": {router: 100 * found for router, found in means.items()}}
+    picture = bar_chart(points, title="Mean of the tasks' metrics, in points; dots: seeds")
+    return Findings(claims, [table], {"Average over the tasks": picture})
 
 
 def _median(setup: Setup, results: Results, router: str, key: str) -> float:
     return float(np.median(tuning.by_seed(results, setup, router, lambda run: run["served"][key])))
-
-
-@styled
-def draw(means: dict[str, FloatArray]) -> Figure:
-    """Draw each router's average, and its seeds as dots."""
-    canvas, (axis,) = figure(height=2.8)
-    for n, values in enumerate(means.values()):
-        axis.bar(n, 100 * values.mean(), color=AREAS[0 if n < len(tuning.OURS) else 4], width=0.7)
-        axis.plot(np.full(len(values), n), 100 * values, ".", color=LINES[1], ms=4)
-    axis.set_xticks(range(len(means)), list(means))
-    axis.set(title="Mean of the tasks' metrics, in points; dots: seeds")
-    return canvas
 
 
 PART = Part(

@@ -5,27 +5,23 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from tanbr.lab.paper import claim
 from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
 from tanbr.lab.paper.job import Job, Tick
 from tanbr.lab.paper.setup import ModelSize, Setup
-from tanbr.lab.paper.timing import METHODS, Models, cell, memory, random_moe, token_merging
-from tanbr.lab.pictures import INK, LINES, figure, name_below, styled
+from tanbr.lab.paper.timing import METHODS, Models, cell, random_moe, token_merging
+from tanbr.lab.pictures import bar_chart
 
 PAPER = {  # seconds per batch
     "merged": 0.61, "task-1": 1.16, "task-2": 1.78, "task-3": 2.41, "token-1": 1.81, "token-2": 2.42, "token-3": 3.05,
     "task-merging": 3.01, "token-merging": 193.88,
 }  # fmt: skip
 LOADED = 0.22  # 220M of 1.0B parameters
-LESS_MEMORY = 0.20  # "20% to 25%" (Fig. 3)
-ALONE = ("merged", "task-1")  # each in a process of its own, for memory
 SLOW = "token-merging"  # measured on a few tokens, apart
 
 
 def jobs(setup: Setup) -> list[Job]:
-    """Make one job for each model, mode and batch; Token-Merging and memory have their own."""
+    """Make one job for each model, mode and batch; Token-Merging has its own."""
     scale = setup.scale
     found = []
     for kind, size in (("t5", scale.t5), ("bert", scale.bert)):
@@ -36,10 +32,6 @@ def jobs(setup: Setup) -> list[Job]:
             timed = partial(_cell, folder, size, setup, mode, batch)
             found.append(Job(f"table1-{kind}-{mode}-{batch}", timed, facts | more))
         found.append(Job(f"table1-{kind}-{SLOW}", partial(_token_merging, folder, size, setup), facts))
-        for name in ALONE if kind == "t5" else ():  # the table is about T5
-            most = max(scale.batches)
-            work = partial(_memory, folder, size, setup, name, most)
-            found.append(Job(f"table1-memory-{name}", work, facts | {"batch": most}))
     return found
 
 
@@ -69,10 +61,6 @@ def _cell(folder: Path, size: ModelSize, setup: Setup, mode: str, batch: int, _:
 def _token_merging(folder: Path, size: ModelSize, setup: Setup, _: Tick) -> dict[str, Any]:
     models = _models(folder, size, setup.device)
     return token_merging(models, length=setup.scale.length, seconds=setup.scale.cell_seconds)
-
-
-def _memory(folder: Path, size: ModelSize, setup: Setup, name: str, batch: int, _: Tick) -> dict[str, float] | None:
-    return memory(random_moe(folder, size), name, batch=batch, length=setup.scale.length, device=setup.device)
 
 
 def findings(setup: Setup, results: Results) -> Findings:
@@ -121,21 +109,13 @@ def findings(setup: Setup, results: Results) -> Findings:
             f"the same sums, by running every expert on every token, take {slow['products_ratio']:.1f} times as long",
         )
     )  # fmt: skip
-    claims.append(_memory_claim(setup, results, batch))
-    return Findings(claims, _tables(setup, results), {"Time per batch, relative to the merged model": draw(t5, where)})
-
-
-def _memory_claim(setup: Setup, results: Results, batch: int) -> Claim:
-    one, other = results["table1-memory-merged"], results["table1-memory-task-1"]
-    says = "only the merged model is loaded, so less memory is needed"
-    if one is None or other is None:
-        return Claim(says, "−20% to −25%", "–", claim.untested(), "memory is read from /proc, which only Linux has")
-    less = 1 - one["peak_resident"] / other["peak_resident"]
-    reason = (
-        f"{'above an idle process' if setup.device == 'cpu' else setup.memory}: {one['peak_resident'] / 1e6:.0f} MB "
-        f"against {other['peak_resident'] / 1e6:.0f} MB at the peak of a batch of {batch}"
-    )
-    return Claim(says, "−20% to −25%", f"{-less:+.0%}", claim.reduction(less, LESS_MEMORY), reason)
+    both = [name for name in PAPER if name in t5]
+    groups = {
+        "paper (A100, batch 128)": {name: PAPER[name] / PAPER["merged"] for name in both},
+        f"here ({where})": {name: t5[name]["cpu_ratio"] for name in both},
+    }
+    picture = bar_chart(groups, title="Time per batch / merged", xlabel="times")
+    return Findings(claims, _tables(setup, results), {"Time per batch": picture})
 
 
 def _reason(results: Results, batches: tuple[int, ...], name: str, words: str, *, setup: Setup) -> str:
@@ -173,27 +153,6 @@ def _tables(setup: Setup, results: Results) -> list[Table]:
         Table(title, ["method", "paper", *(name for name, _ in columns)], rows),
         Table("seconds per batch; they change with what else runs", ["", *(n for n, _ in columns)], seconds),
     ]
-
-
-@styled
-def draw(found: dict[str, Any], where: str) -> Figure:
-    """Draw the paper's ratios beside ours."""
-    canvas, (axis,) = figure(height=3.6)
-    names = [name for name in PAPER if name in found]
-    for i, (label, values, colour) in enumerate(
-        (
-            ("paper (A100, batch 128)", [PAPER[name] / PAPER["merged"] for name in names], INK),
-            (f"here ({where})", [found[name]["cpu_ratio"] for name in names], LINES[0]),
-        )
-    ):
-        at = [n + (i - 0.5) * 0.38 for n in range(len(names))]
-        axis.barh(at, values, height=0.36, color=colour, label=label)
-    axis.set_yticks(range(len(names)), names)
-    axis.invert_yaxis()
-    axis.axvline(1, color=INK, lw=0.6, ls=":")
-    axis.set(title="Time per batch / merged", xlabel="times")
-    name_below(canvas)
-    return canvas
 
 
 PART = Part(

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from tanbr.lab.paper import claim, tuning
 from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
 from tanbr.lab.paper.setup import Setup
-from tanbr.lab.pictures import INK, LINES, figure, name_below, styled
+from tanbr.lab.pictures import bar_chart
 
 AVERAGE = {"paper": 75.43, "smear": 75.10, "rl": 74.95, "switch": 74.41, "nucb": 74.14}
 TASKS = ("CoLA", "MNLI", "MRPC", "QNLI", "QQP", "RTE", "SST-2", "STS-B")
@@ -100,25 +100,15 @@ def _tables(setup: Setup, results: Results, table: dict[str, list[float]], tasks
     ]
 
 
-@styled
 def draw(means: dict[str, float]) -> Figure:
     """Draw each rival's distance to Tanbr, the paper's beside ours."""
-    canvas, (axis,) = figure(height=3.0)
     names = [name for name in AVERAGE if name != "paper"]
-    for i, (label, values, colour) in enumerate(
-        (
-            ("paper", [AVERAGE[name] - AVERAGE["paper"] for name in names], INK),
-            ("here, Algorithm 1", [100 * (means[name] - means["paper"]) for name in names], LINES[0]),
-            ("here, default mode", [100 * (means[name] - means["tanbr"]) for name in names], LINES[2]),
-        )
-    ):
-        axis.barh([n + (i - 1) * 0.27 for n in range(len(names))], values, height=0.25, color=colour, label=label)
-    axis.set_yticks(range(len(names)), names)
-    axis.invert_yaxis()
-    axis.axvline(0, color=INK, lw=0.6)
-    axis.set(title="Average above Tanbr's, in points")
-    name_below(canvas)
-    return canvas
+    groups = {
+        "paper": {name: AVERAGE[name] - AVERAGE["paper"] for name in names},
+        "here, Algorithm 1": {name: 100 * (means[name] - means["paper"]) for name in names},
+        "here, default mode": {name: 100 * (means[name] - means["tanbr"]) for name in names},
+    }
+    return bar_chart(groups, title="Average above Tanbr's, in points")
 
 
 PART = Part(

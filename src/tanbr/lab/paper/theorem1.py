@@ -11,7 +11,7 @@ from tanbr.lab.paper import claim
 from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
 from tanbr.lab.paper.job import Job, Tick
 from tanbr.lab.paper.setup import Setup
-from tanbr.lab.pictures import INK, figure, lines, name_below, styled
+from tanbr.lab.pictures import line_chart
 from tanbr.lab.rivals import build
 from tanbr.lab.studies.reward_maps import BestBlends, bumps
 from tanbr.router.config import PaperModeConfig
@@ -174,19 +174,16 @@ def _totals(results: Results, slots: int, seeds: tuple[int, ...]) -> list[float]
     return [results[f"theorem1-paper-K{k}-V{v}-seed{s}"]["regret"] * slots for k, v in SWEPT for s in seeds]
 
 
-@styled
 def draw(results: Results, seeds: tuple[int, ...]) -> Figure:
     """Draw the summed regret over slots, both axes logarithmic: a slope below 1 is sublinear."""
-    canvas, (axis,) = figure(height=3.2)
-    for router, line in lines(ROUTERS):
+    series: dict[str, Any] = {}
+    for router in ROUTERS:
         runs = [results[f"theorem1-{router}-K8-V8-seed{seed}"] for seed in seeds]
         mean = np.mean([run["curve"] for run in runs], axis=0)
-        axis.plot(runs[0]["at"], np.maximum(mean, 1e-3), **line)
+        series[router] = runs[0]["at"], np.maximum(mean, 1e-3)
     at = np.array(runs[0]["at"], dtype=float)
-    axis.plot(at, mean[-1] * at / at[-1], color=INK, ls=":", lw=1, label="slope 1")
-    axis.set(xscale="log", yscale="log", xlabel="slot", title="Summed regret")
-    name_below(canvas)
-    return canvas
+    series["slope 1"] = at, mean[-1] * at / at[-1]
+    return line_chart(series, title="Summed regret", xlabel="slot", xscale="log", yscale="log")
 
 
 PART = Part(

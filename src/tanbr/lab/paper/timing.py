@@ -1,14 +1,6 @@
-"""Times and memory of every way to run an MoE, on random weights: neither depends on what the weights are.
+"""Times of every way to run an MoE, on random weights, as ratios inside one round: a busy machine slows all alike."""
 
-Times are ratios inside one round: a busy machine slows neighbours alike. Memory is that of a process of its own, which
-only serves: this module, run as a command, prints its figures.
-"""
-
-import gc
-import json
-import math
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +11,6 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from tanbr.errors import StateError
 from tanbr.lab.paper.setup import K, ModelSize
 from tanbr.merge import open as open_moe
 from tanbr.merge.int8 import quantised
@@ -132,10 +123,6 @@ class Models:
         config = self.moe.plan.config()
         return getattr(transformers, config.architectures[0])(config)  # the stock class with weights of its own
 
-    def forget(self) -> None:
-        """Keep none of the models."""
-        self._built.clear()
-
     def tokens(self, name: str, *, batch: int, length: int, seed: int) -> Tensor:
         """Draw tokens (batch, length) for a model."""
         generator = torch.Generator().manual_seed(seed)
@@ -239,58 +226,3 @@ def routed(model: nn.Module, routing: Routing | None, call: Callable[[], Any]) -
 def _ratios(values: list[float], base: list[float], name: str) -> dict[str, float]:
     ratios = sorted(a / b for a, b in zip(values, base, strict=True))
     return {name: statistics.median(ratios), f"{name}_low": ratios[0], f"{name}_high": ratios[-1]}
-
-
-def memory(folder: Path, method: str, *, batch: int, length: int, device: str = "cpu") -> dict[str, float] | None:
-    """Measure a process that loads one model and answers one batch; None where the system does not tell.
-
-    On CUDA it is the memory of tensors there.
-    """
-    if not device.startswith("cuda") and not Path("/proc/self/clear_refs").exists():
-        return None
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, str(folder), method, str(batch), str(length), device],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    if done.returncode:
-        raise StateError(f"the process that measures memory failed: {done.stderr.strip().splitlines()[-1:]}")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-@torch.inference_mode()
-def serve(folder: Path, method: str, *, batch: int, length: int, device: str = "cpu") -> dict[str, float]:
-    """Load what a method needs, let go of the rest, answer a batch, and look at what was resident meanwhile."""
-    models = Models(folder, device=device)
-    moe, on_cuda = models.moe, models.device.type == "cuda"
-    before, mapped = (0, 0) if on_cuda else (_status("VmRSS"), _status("RssFile"))
-    name, routing = METHODS[method]
-    work = routed(models.get(name), routing(batch), models.work(name, "forward", batch=batch, length=length))
-    models.forget()
-    moe.checkpoint.release()
-    gc.collect()
-    # what was only read to be put in int8 may still be mapped: page cache, not the model's
-    idle = _status("RssFile") - mapped if method.endswith("int8") else 0
-    if on_cuda:
-        torch.cuda.reset_peak_memory_stats(models.device)
-    else:
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts here
-    work()
-    peak = torch.cuda.max_memory_allocated(models.device) if on_cuda else _status("VmHWM")
-    whole = sum(spec.numel for spec in moe.checkpoint.specs.values())
-    dense = sum(math.prod(shape) for shape in moe.plan.shapes.values())
-    return {
-        "parameters_loaded": whole if name.startswith("moe") else dense,
-        "peak_resident": peak - before - idle,
-        "peak_process": peak,
-    }
-
-
-def _status(field: str) -> int:
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
-
-
-if __name__ == "__main__":
-    place, asked, rows, tokens, on = sys.argv[1:]
-    torch.set_num_threads(1)
-    sys.stdout.write(json.dumps(serve(Path(place), asked, batch=int(rows), length=int(tokens), device=on)) + "\n")

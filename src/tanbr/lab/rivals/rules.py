@@ -16,6 +16,13 @@ from tanbr.router.sizes import Sizes, as_size
 from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix, as_blend
 
 
+def proportional(mix: ArrayLike, *, own: Sequence[int], experts: int) -> Blend:
+    """Give every expert the share of its tasks in the mix (V,): a blend (K,); `own` names each task's expert (V,)."""
+    blend = np.zeros(experts)
+    np.add.at(blend, list(own), np.asarray(mix, dtype=np.float64))
+    return blend
+
+
 @dataclass(frozen=True)
 class Nothing:
     """The state of a policy in which nothing changes."""
@@ -91,8 +98,7 @@ class _Proportional(_Rule):
         self.own = own
 
     def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:  # noqa: ARG002
-        blend = np.zeros(self.sizes.experts)
-        np.add.at(blend, self.own, mix)
+        blend = proportional(mix, own=self.own, experts=self.sizes.experts)
         return keep_largest(blend, self.sizes.max_active), Terms(float("nan"))
 
     def choose_panel(self, readings: Readings, models: int, open_slots: list[Open]) -> Panel:  # noqa: ARG002

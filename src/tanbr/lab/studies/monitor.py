@@ -1,4 +1,4 @@
-"""How well and how cheaply the monitor knows the task mix: against counting votes, and against QuaPy.
+"""How well the monitor knows the task mix: against counting votes, and against QuaPy.
 
     python -m tanbr.lab.studies.monitor --quick                            # generated tasks, under a minute
     python -m tanbr.lab.studies.monitor --data GLUE_FOLDER --out docs/results/monitor/glue.json
@@ -13,8 +13,6 @@ import inspect
 import itertools
 import json
 import platform
-import re
-import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -22,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, hstack
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -30,7 +27,6 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import cross_val_predict
 from sklearn.preprocessing import StandardScaler
-from transformers import BertConfig, BertModel
 
 from tanbr.files import write_atomically
 from tanbr.lab.pictures import png, shares
@@ -249,11 +245,11 @@ def forecast(data: Data, *, per_task: int, length: int, seeds: int, picture: Pat
 def unknown(data: Data, *, per_task: int, repeats: int, seed: int) -> dict[str, Any]:
     """How well strangers are told from the tasks' own text, and how often slots with 30% of them alarm."""
     rng = np.random.default_rng(seed)
-    texts, labels = data.everything()
+    texts, _ = data.everything()
     monitor = data.taught(per_task)
 
-    def auroc(judge: Monitor, inside: Sequence[Text], outside: Sequence[Text]) -> float:
-        one, two = (judge.snapshot().recognise(some).familiarity for some in (inside, outside))
+    def auroc(outside: Sequence[Text]) -> float:
+        one, two = (monitor.snapshot().recognise(some).familiarity for some in (own, outside))
         return float(roc_auc_score(np.r_[np.zeros(len(one)), np.ones(len(two))], -np.r_[one, two]))
 
     def alarms(odd: Sequence[Text], share: float) -> float:
@@ -273,72 +269,8 @@ def unknown(data: Data, *, per_task: int, repeats: int, seed: int) -> dict[str, 
     strangers: dict[str, Any] = {"source code": code, "other languages": foreign}
     result: dict[str, Any] = {"false alarms": alarms(own, 0.0)}
     for name, odd in strangers.items():
-        result[name] = {"AUROC": auroc(monitor, own, odd), "alarms at 30%": alarms(odd, 0.3)}
-    ninth = []
-    for left_out in range(0, len(data.tasks), 3 if repeats < 20 else 1):
-        kept = [index for index in range(len(data.tasks)) if index != left_out]
-        history, live = (tuple(of[index] for index in kept) for of in (data.history, data.live))
-        tasks = tuple(data.tasks[index] for index in kept)
-        inside = [text for text, label in zip(texts, labels, strict=True) if label != left_out][:2000]
-        judge = Data(data.name, tasks, history, live).taught(per_task)
-        ninth.append(auroc(judge, inside, data.live[left_out][:500]))
-    result["a task of the eight, left out"] = {"AUROC": [min(ninth), float(np.median(ninth)), max(ninth)]}
+        result[name] = {"AUROC": auroc(odd), "alarms at 30%": alarms(odd, 0.3)}
     return result
-
-
-def feedback(data: Data, *, seed: int) -> dict[str, float]:
-    """Mean L1 of slots as late feedback with true tasks comes in, starting from 20 texts a task."""
-    texts, _ = data.everything()
-    drawn = data.slots(sizes=(256,), repeats=8, seed=seed)
-    monitor = Monitor(data.tasks)
-    result, before = {}, 0
-    for known in (20, 40, 80, 160):
-        for task, pool in zip(data.tasks, data.history, strict=True):
-            late = pool[before:known]
-            monitor.learn(list(late), [task] * len(late))
-        monitor.close_slot()
-        errors, before = [], known
-        for truth, places in drawn:
-            monitor.observe([texts[place] for place in places])
-            errors.append(float(np.abs(monitor.close_slot().estimate - truth).sum()))
-        result[str(known)] = float(np.mean(errors))
-    return result
-
-
-def cost(data: Data, *, per_task: int, repeats: int, seed: int) -> dict[str, Any]:
-    """CPU time of recognising before the answer, beside a forward pass of MiniLM's size over the same texts."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    rng = np.random.default_rng(seed)
-    texts, _ = data.everything()
-    recogniser = data.taught(per_task).snapshot()
-    shape = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
-    model = BertModel(shape).eval()
-    result = {}
-    for batch, count in {1: 64, 32: 128}.items():
-        requests = [texts[place] for place in rng.integers(len(texts), size=count)]
-        parts = [requests[start : start + batch] for start in range(0, count, batch)]
-        sizes = [
-            [min(128, 3 + round(1.3 * len(re.findall(r"\w+|[^\w\s]", joined(t))))) for t in part] for part in parts
-        ]
-        tokens = [torch.randint(1000, 30000, (len(of), max(of))) for of in sizes]  # about 1.3 tokens a word
-        rounds = []
-        for _ in range(repeats + 1):  # side by side: load hits both; the first round warms up
-            rounds.append((_seconds(recogniser.recognise, parts), _seconds(lambda ids: model(input_ids=ids), tokens)))
-        took = np.array(rounds[1:])
-        result[f"batches of {batch}"] = {
-            "microseconds a request": 1e6 * float(np.median(took[:, 0])) / count,
-            "share of the forward pass": float(np.median(took[:, 0] / took[:, 1])),
-        }
-    return result
-
-
-@torch.inference_mode()
-def _seconds(action: Callable[[Any], Any], batches: Sequence[Any]) -> float:
-    start = time.process_time()
-    for batch in batches:
-        action(batch)
-    return time.process_time() - start
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -368,8 +300,6 @@ def main(arguments: list[str] | None = None) -> None:
             data, per_task=few, length=42 if quick else 162, seeds=1 if quick else 2, picture=options.picture
         ),
         "unknown": lambda: unknown(data, per_task=few, repeats=5 if quick else 100, seed=seed),
-        "feedback": lambda: feedback(data, seed=seed),
-        "cost": lambda: cost(data, per_task=few, repeats=3 if quick else 9, seed=seed),
     }
     results = {name: parts[name]() for name in options.parts or parts}
     print(json.dumps(to_jsonable(results), indent=1, ensure_ascii=False))

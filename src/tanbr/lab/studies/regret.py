@@ -9,7 +9,6 @@ chosen on the suite `held`.
 """
 
 import argparse
-import importlib.util
 import itertools
 import json
 import os
@@ -24,7 +23,6 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from tanbr.errors import ConfigError
 from tanbr.lab.pictures import LINES, figure, name_below, png, styled
@@ -134,36 +132,10 @@ def figures(reward: FloatArray, best: FloatArray) -> dict[str, Any]:
     }
 
 
-class Hct:
-    """High-confidence tree search from PyXAB on [0, 1]^K, each point scaled to the simplex; it sees only ψᵀr."""
-
-    def __init__(self, experts: int, seed: int) -> None:
-        from PyXAB.algos.HCT import HCT
-        from PyXAB.partition.BinaryPartition import BinaryPartition
-
-        np.random.seed(seed)  # noqa: NPY002 (PyXAB draws from the global generator)
-        self._hct, self._slot = HCT(domain=[[1e-3, 1.0]] * experts, partition=BinaryPartition), 0
-
-    def ask(self, task_mix: ArrayLike) -> Decision:
-        """Pull an arm."""
-        self._slot += 1
-        point = np.array(self._hct.pull(self._slot), dtype=np.float64)
-        return Decision(self._slot, np.asarray(task_mix, dtype=np.float64), point / point.sum())
-
-    def tell(self, decision: Decision | int, reward: ArrayLike, counts: ArrayLike | None = None) -> None:  # noqa: ARG002
-        """Hand the total reward back; unseen tasks are left out of it."""
-        assert isinstance(decision, Decision)  # noqa: S101
-        r = np.asarray(reward, dtype=np.float64)
-        seen = ~np.isnan(r)
-        total = float(np.average(r[seen], weights=decision.task_mix[seen] + 1e-12)) if seen.any() else 0.5
-        self._hct.receive_reward(self._slot, total)
-
-
 OTHER_PAPER = {"rho": 0.9, "loss": "mean", "learning_rate": 0.01, "representative": "proportional"}  # picked by hand,
 OTHER_NUCB = {"loss": "mean", "learning_rate": 0.01, "memory": 1000, "exploration": 0.3}  # as are these
 ROUTERS: dict[str, Callable[..., Chooser]] = {  # of K, V, max_active= and seed=
     "random": RandomBlend,
-    "hct": lambda K, _, *, seed, **__: Hct(K, seed),  # at most B experts is more than it knows of
     "paper": lambda K, V, **more: Tanbr(K, V, mode="paper", **more),
     "paper-other": lambda K, V, **more: Tanbr(
         K, V, mode="paper", config=RouterConfig.model_validate({"paper": OTHER_PAPER}), **more
@@ -172,8 +144,6 @@ ROUTERS: dict[str, Callable[..., Chooser]] = {  # of K, V, max_active= and seed=
     "vector-gp": VectorGP,
     "tanbr": Tanbr,
 }
-if importlib.util.find_spec("PyXAB") is None:
-    del ROUTERS["hct"]
 
 
 def router(name: str, scenario: Scenario) -> Chooser:

@@ -28,6 +28,7 @@ from tanbr.moe.text import TextEncoder
 from tanbr.moe.writing import new_folder
 from tanbr.tasks.metrics import LabelSpace
 
+ALIGNMENT = 2.0  # weight of the alignment of pairs in the loss; the embedded models were made with it
 DECODER_LAYERS = 1  # of a T5: what it writes is one word
 
 
@@ -55,7 +56,7 @@ def train_ancestor(course: Course, *, meanings: Tensor, out: Path) -> Path:
         scores = probe(read[-2]).squeeze(-1)
         alignment = F.binary_cross_entropy_with_logits(scores[known], labels[known])
         answers = (objective.losses(output.logits, batch) * batch.truth["weight"]).mean()
-        loss = answers + config.alignment_weight * alignment
+        loss = answers + ALIGNMENT * alignment
         loss.backward()  # type: ignore[no-untyped-call]
         return {"ancestor": loss.item()}
 

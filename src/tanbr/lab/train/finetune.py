@@ -20,6 +20,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from tanbr.lab.rivals.rules import proportional
 from tanbr.lab.train.config import FinetuneConfig
 from tanbr.lab.train.objectives import Batch, Batches, Objective
 from tanbr.lab.train.run import OnStep, Run
@@ -27,6 +28,7 @@ from tanbr.merge import Moe
 from tanbr.moe.gates import Gated, Inputs, gates_of
 from tanbr.types import Blend, FloatArray, Router
 
+NEARNESS = 20.0  # concentration of a draw around a blend that will be served: deviations of at most √(¼ / 21) = .11
 LEAST_CONCENTRATION = 0.1  # of every expert in a draw around a blend that will be served
 
 
@@ -119,13 +121,13 @@ class MergedTuner(BlendTuner):
 class ServedTuner(BlendTuner):
     """For every batch a draw around a blend that will be served: by a coin the even one, or the mix's proportional one.
 
-    `own` names each task's expert (V,). `nearness` is the concentration of the draws; every expert has a little of it,
-    so that a blend of one expert has neighbours, too.
+    `own` names each task's expert (V,). Every expert has a little of a draw's concentration, so that a blend of one
+    expert has neighbours, too.
     """
 
-    def __init__(self, moe: Moe, *, own: Sequence[int], nearness: float) -> None:
+    def __init__(self, moe: Moe, *, own: Sequence[int]) -> None:
         super().__init__(moe)
-        self._own, self._nearness = list(own), nearness
+        self._own = list(own)
 
     def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:
         """Draw, merge, learn from the batch."""
@@ -138,14 +140,12 @@ class ServedTuner(BlendTuner):
         source = np.random.default_rng(int(torch.randint(2**62, (), generator=rng)))
         K = self.moe.num_experts
         centre = np.full(K, 1 / K) if source.random() < 0.5 else self.choose(task_mix)
-        blend: Blend = source.dirichlet(self._nearness * centre + LEAST_CONCENTRATION)
+        blend: Blend = source.dirichlet(NEARNESS * centre + LEAST_CONCENTRATION)
         return blend / blend.sum()
 
     def choose(self, task_mix: ArrayLike) -> Blend:
         """Give every expert the share of its tasks in the mix."""
-        blend = np.zeros(self.moe.num_experts)
-        np.add.at(blend, self._own, np.asarray(task_mix, dtype=np.float64))
-        return blend
+        return proportional(task_mix, own=self._own, experts=self.moe.num_experts)
 
 
 class GatedTuner(Tuner):
@@ -230,6 +230,7 @@ def finetune(
         state=state,
         report=report,
         origin=origin,
+        decay=0.0,  # norms belong near 1, not near 0
     )
     run.train()
     return run

@@ -153,11 +153,13 @@ class EarlyStop(nn.Module):
 
 EXPERTS_ALONE = frozenset(
     {
-        "ancestor_steps", "steps", "expert_rate", "shared_rate", "expert_frozen_layers", "mergeable", "blend_alpha",
+        "ancestor_steps", "steps", "expert_rate", "shared_rate", "mergeable",
         "look_every", "look_rows", "patience", "final_rows", "save_every", "adapters", "adapter_rate",
     }
 )  # fmt: skip
 """Settings that do not change what an ancestor learns; at its constant rate, not even the number of its steps does."""
+
+BLEND_ALPHA = 0.3  # how even the blends of `mergeable` steps are; as even as the mixes of simulated traffic
 
 ADAPTERS = frozenset({"adapters", "adapter_rate"})
 """Settings that mean nothing to whole experts."""
@@ -167,15 +169,11 @@ LENGTH = frozenset({"steps", "patience", "final_rows", "save_every"})
 
 
 def batch_sizes(rows: Mapping[str, Sequence[Row]], config: PretrainConfig) -> list[int]:
-    """Give a task with n times the rows of the smallest n**batch_growth times its share of a step, or `task_rows`."""
+    """Give the rows of each task in a step: `task_rows`, or `batch`."""
     unknown = sorted({*config.task_rows, *config.ancestor_rows} - set(rows))
     if unknown:
         raise ConfigError(f"task_rows must name tasks that are trained: {', '.join(rows)} (got {unknown[0]!r})")
-    least = min(map(len, rows.values()))
-    return [
-        config.task_rows.get(name, round(config.batch * (len(of_task) / least) ** config.batch_growth))
-        for name, of_task in rows.items()
-    ]
+    return [config.task_rows.get(name, config.batch) for name in rows]
 
 
 def ancestor_sizes(course: Course) -> list[int]:
@@ -188,12 +186,12 @@ def ancestor_sizes(course: Course) -> list[int]:
 def mergeable_blends(step: int, tasks: int, config: PretrainConfig) -> FloatArray | None:
     """Draw each task's blend (V, K) of a step around its own expert; None for a step of every expert alone.
 
-    All experts have `blend_alpha` in a Dirichlet draw, and a task's own has K times that on top, about half the weight.
+    All experts have BLEND_ALPHA in a Dirichlet draw, and a task's own has K times that on top, about half the weight.
     """
     rng = np.random.default_rng((config.seed, step))
     if rng.random() >= config.mergeable:
         return None
-    around = config.blend_alpha * (np.ones((tasks, tasks)) + tasks * np.eye(tasks))
+    around = BLEND_ALPHA * (np.ones((tasks, tasks)) + tasks * np.eye(tasks))
     return np.stack([rng.dirichlet(concentration) for concentration in around])
 
 
@@ -261,12 +259,8 @@ def train_experts(
         stop.look(figures, figure)
         curve.add(step, "figure", {tasks[v].name: value for v, value in figures.items()})
 
-    frozen = max(config.frozen_layers, config.expert_frozen_layers)
-    rates = config.model_copy(
-        update={"frozen_layers": 0, "expert_rate": config.adapter_rate}
-        if config.adapters
-        else {"frozen_layers": frozen}
-    )
+    changes = {"frozen_layers": 0, "expert_rate": config.adapter_rate} if config.adapters else {}
+    rates = config.model_copy(update=changes)
     return course.phase(
         "experts",
         nn.ModuleList([experts, stop]),

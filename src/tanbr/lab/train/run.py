@@ -81,6 +81,7 @@ class Curve:
         return [step for step, _ in found], [value for _, value in found]
 
 
+CLIP = 1.0  # largest norm of a step's gradient, the usual value
 OnStep = Callable[[str, int, int, float], None]  # phase, step, steps, smoothed loss
 
 
@@ -98,6 +99,7 @@ class Run:
     report: OnStep
     origin: str = ""  # tells checkpoints apart: a state belongs to the one that the run started from
     look: Callable[[int], None] = lambda _: None  # called with the number of steps taken, after each
+    decay: float = 0.01  # AdamW's decoupled weight decay
     falls: bool = True  # whether the rates fall after the warm-up
     ignored: frozenset[str] = frozenset()  # settings that mean nothing to this run: they may change before it resumes
 
@@ -108,7 +110,7 @@ class Run:
 
     def train(self) -> None:
         """Take the steps that are still to take; Ctrl-C and SIGTERM end it after the step, whose state is saved."""
-        optimizer = torch.optim.AdamW(self.groups, weight_decay=self.config.weight_decay, fused=True)
+        optimizer = torch.optim.AdamW(self.groups, weight_decay=self.decay, fused=True)
         rates = [group["lr"] for group in optimizer.param_groups]
         done, smoothed, recent = self._resume(optimizer)
         self.curve.rewind(done)
@@ -118,7 +120,7 @@ class Run:
                     group["lr"] = rate * self._share(step)
                 optimizer.zero_grad()
                 losses = self.gradients(step)
-                nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
+                nn.utils.clip_grad_norm_(self.model.parameters(), CLIP, foreach=True)
                 optimizer.step()
                 loss = sum(losses.values()) / len(losses)
                 smoothed = loss if step == 0 else 0.98 * smoothed + 0.02 * loss
