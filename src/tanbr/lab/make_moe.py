@@ -4,7 +4,7 @@ The embedded models are a BERT-MoE that answers by a head, and a T5-MoE that wri
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,39 +92,35 @@ def meanings(encoder: TextEncoder) -> torch.Tensor:
 
 def word_tokenizer(*, max_length: int) -> PreTrainedTokenizerFast:
     """Make the tokenizer of the generated tasks: one token a word."""
-    words = {word: i for i, word in enumerate((*SPECIAL, *tiny.vocabulary()))}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))  # noqa: S106 - not a secret
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(token, words[token]) for token in ("[CLS]", "[SEP]")],
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=max_length,
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-        **{f"{token.strip('[]').lower()}_token": token for token in SPECIAL},
-    )
+    names = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL}
+    pair = "[CLS] $A [SEP] $B:1 [SEP]:1"
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    words = (*SPECIAL, *tiny.vocabulary())
+    return _tokenizer(words, single="[CLS] $A [SEP]", pair=pair, max_length=max_length, inputs=inputs, **names)
 
 
 def writer_tokenizer(*, max_length: int) -> PreTrainedTokenizerFast:
     """Make the tokenizer of a model that writes: one token a word, one an answer, and an end after each text."""
-    written = dict.fromkeys(answer for task in tiny.TASKS for answer in text_to_text.answers(task))
-    words = {word: i for i, word in enumerate(dict.fromkeys((*WRITER_SPECIAL, *tiny.vocabulary(), *written)))}
     pad, end, unknown = WRITER_SPECIAL
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token=unknown))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, words[end])]
+    written = (answer for task in tiny.TASKS for answer in text_to_text.answers(task))
+    names = {"pad_token": pad, "eos_token": end, "unk_token": unknown}
+    inputs = ["input_ids", "attention_mask"]
+    words = (*WRITER_SPECIAL, *tiny.vocabulary(), *written)
+    return _tokenizer(
+        words, single=f"$A {end}", pair=f"$A {end} $B {end}", max_length=max_length, inputs=inputs, **names
     )
+
+
+def _tokenizer(
+    words: Iterable[str], *, single: str, pair: str, max_length: int, inputs: list[str], **names: str
+) -> PreTrainedTokenizerFast:
+    numbers = {word: i for i, word in enumerate(dict.fromkeys(words))}
+    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token=names["unk_token"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    around = [(token, numbers[token]) for token in names.values() if token in single.split()]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=around)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=max_length,
-        model_input_names=["input_ids", "attention_mask"],
-        pad_token=pad,
-        eos_token=end,
-        unk_token=unknown,
+        tokenizer_object=tokenizer, model_max_length=max_length, model_input_names=inputs, **names
     )
 
 

@@ -97,12 +97,15 @@ GOOD = {"slot": 4, "text": "a film", "task": "sentiment", "target": "positive"}
         ("[]", r"line 2 must be an object with slot, text, task, target; 'slot' is missing"),
         (GOOD | {"task": "chess"}, r"line 2: unknown task 'chess'; the model knows acceptability"),
         (GOOD | {"task": ["x"]}, r"line 2: unknown task \['x'\]"),
-        (GOOD | {"target": "great"}, r"line 2: target of sentiment must be one of negative, positive \(got 'great'\)"),
+        (GOOD | {"target": "great"}, r"line 2: label must be one of negative, positive \(got 'great'\)"),
         (GOOD | {"slot": 1}, r"line 2: slots must not go back \(got 1 after 4\)"),
         (GOOD | {"slot": "x"}, r"line 2: slot must be a whole number"),
         (GOOD | {"text": ["a", "b"]}, r"line 2: text of sentiment must be one text"),
         (GOOD | {"text": "a", "task": "similarity", "target": 1}, r"must be a list of two texts"),
-        (GOOD | {"text": ["a", "b"], "task": "similarity", "target": 6}, r"must be a number in \[0, 5\] \(got 6\)"),
+        (
+            GOOD | {"text": ["a", "b"], "task": "similarity", "target": 6},
+            r"line 2: score must lie in \[0, 5\] \(got 6\)",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, line: object, says: str) -> None:

@@ -9,7 +9,6 @@ QuaPy (`pip install quapy`) is optional; without it the rivals are those written
 """
 
 import argparse
-import inspect
 import itertools
 import json
 import platform
@@ -24,7 +23,6 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, hstack
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import cross_val_predict
 from sklearn.preprocessing import StandardScaler
 
@@ -37,16 +35,6 @@ from tanbr.types import FloatArray, Text, to_jsonable
 
 SIZES = (64, 256, 1024)  # requests of a slot
 ALPHAS = (0.1, 0.3, 1.0)  # how even its mix is
-FOREIGN = (
-    "Der Zug nach Hamburg hat heute wieder eine halbe Stunde Verspätung.",
-    "Meine Großmutter backt jeden Sonntag einen Kuchen mit Äpfeln aus dem Garten.",
-    "Wir haben gestern lange über den neuen Mietvertrag gesprochen.",
-    "Kannst du mir bitte sagen, wo der nächste Bahnhof ist?",
-    "Le train pour Lyon partira avec vingt minutes de retard ce soir.",
-    "Ma voisine achète toujours son pain à la boulangerie du coin.",
-    "Nous avons longtemps parlé des vacances que nous ferons cet été.",
-    "Pouvez-vous me dire où se trouve la gare la plus proche ?",
-)
 Pools = tuple[tuple[Text, ...], ...]  # texts, task by task
 
 
@@ -242,37 +230,6 @@ def forecast(data: Data, *, per_task: int, length: int, seeds: int, picture: Pat
     return table
 
 
-def unknown(data: Data, *, per_task: int, repeats: int, seed: int) -> dict[str, Any]:
-    """How well strangers are told from the tasks' own text, and how often slots with 30% of them alarm."""
-    rng = np.random.default_rng(seed)
-    texts, _ = data.everything()
-    monitor = data.taught(per_task)
-
-    def auroc(outside: Sequence[Text]) -> float:
-        one, two = (monitor.snapshot().recognise(some).familiarity for some in (own, outside))
-        return float(roc_auc_score(np.r_[np.zeros(len(one)), np.ones(len(two))], -np.r_[one, two]))
-
-    def alarms(odd: Sequence[Text], share: float) -> float:
-        heard = 0
-        for _ in range(repeats):
-            count = round(64 * share)
-            some = [own[place] for place in rng.integers(len(own), size=64 - count)]
-            monitor.observe(some + [odd[place] for place in rng.integers(len(odd), size=count)])
-            heard += monitor.close_slot().alarm
-        return heard / repeats
-
-    own = [texts[place] for place in rng.choice(len(texts), min(len(texts), 2000), replace=False)]
-    lines = [line for module in (argparse, inspect, json) for line in inspect.getsource(module).split("\n")]
-    lines = [line for line in lines if len(line.strip()) > 20 and not line.strip().startswith(("#", '"'))]
-    code = ["\n".join(lines[start : start + 3]) for start in rng.integers(0, len(lines) - 3, 400)]
-    foreign = [tuple(str(text) for text in rng.choice(FOREIGN, 2, replace=False)) for _ in range(400)]
-    strangers: dict[str, Any] = {"source code": code, "other languages": foreign}
-    result: dict[str, Any] = {"false alarms": alarms(own, 0.0)}
-    for name, odd in strangers.items():
-        result[name] = {"AUROC": auroc(odd), "alarms at 30%": alarms(odd, 0.3)}
-    return result
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -299,7 +256,6 @@ def main(arguments: list[str] | None = None) -> None:
         "forecast": lambda: forecast(
             data, per_task=few, length=42 if quick else 162, seeds=1 if quick else 2, picture=options.picture
         ),
-        "unknown": lambda: unknown(data, per_task=few, repeats=5 if quick else 100, seed=seed),
     }
     results = {name: parts[name]() for name in options.parts or parts}
     print(json.dumps(to_jsonable(results), indent=1, ensure_ascii=False))

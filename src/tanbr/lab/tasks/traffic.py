@@ -199,7 +199,9 @@ def _request(line: str, known: dict[str, Task], where: str) -> tuple[int, Row]:
     task = known.get(fields["task"]) if isinstance(fields["task"], str) else None
     if task is None:
         raise DataError(f"{where}: unknown task {fields['task']!r}; the model knows {', '.join(known)}")
-    return fields["slot"], Row(task.name, _text(fields["text"], task, where), _target(fields["target"], task, where))
+    return fields["slot"], Row(
+        task.name, _text(fields["text"], task, where), task.target(str(fields["target"]), where=where)
+    )
 
 
 def _text(value: Any, task: Task, where: str) -> Text:
@@ -209,14 +211,3 @@ def _text(value: Any, task: Task, where: str) -> Text:
         return value
     wanted = "a list of two texts" if task.pair else "one text"
     raise DataError(f"{where}: text of {task.name} must be {wanted} (got {json.dumps(value)[:60]})")
-
-
-def _target(value: Any, task: Task, where: str) -> float:
-    if task.graded:
-        low, high = task.scale
-        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
-            return float(value)
-        raise DataError(f"{where}: target of {task.name} must be a number in [{low:g}, {high:g}] (got {value!r})")
-    if value not in task.labels:
-        raise DataError(f"{where}: target of {task.name} must be one of {', '.join(task.labels)} (got {value!r})")
-    return float(task.labels.index(value))
