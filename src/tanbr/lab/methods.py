@@ -37,6 +37,7 @@ from tanbr.lab.train.checkpoints import own_experts
 from tanbr.merge import Moe
 from tanbr.merge.methods import METHODS, check_name
 from tanbr.router import GroupedRouter
+from tanbr.router.config import RouterConfig
 from tanbr.serve.survey import Survey
 from tanbr.tasks.answering import by_posterior
 from tanbr.types import AnswersBy, FloatArray, Router, Text
@@ -88,6 +89,11 @@ class Bench:
     def own_experts(self) -> tuple[int, ...]:
         """The expert of each task, if the checkpoint says so."""
         return own_experts(self.moe, [task.name for task in self.corpus.tasks])
+
+    @property
+    def router_config(self) -> RouterConfig:
+        """The router's settings, for rewards of requests and for these experts."""
+        return self.config.router.of_requests(self.own_experts)
 
     @cached_property
     def task_of(self) -> dict[Text, int]:
@@ -150,52 +156,37 @@ class Kind:
         return not self.whole and (self.panel is not None or (self.learns and self.blends))
 
 
-def _made(make: Callable[..., Router]) -> Builder:
-    return lambda bench, seed: (Blended(bench.answers), make(*bench.sizes, seed=seed))
+def _blending(make: Callable[[Bench, int], Router]) -> Builder:
+    """Serve the blends of a router, made for a bench and a seed."""
+    return lambda bench, seed: (Blended(bench.answers), make(bench, seed))
 
 
-def _named(name: str) -> Builder:
-    def parts(bench: Bench, seed: int) -> Parts:
-        config = bench.config.router.of_requests(bench.own_experts)
-        return Blended(bench.answers), build(name, *bench.sizes, seed=seed, config=config)
-
-    return parts
+def _named(name: str) -> Callable[[Bench, int], Router]:
+    return lambda bench, seed: build(name, *bench.sizes, seed=seed, config=bench.router_config)
 
 
-def _grouped(bench: Bench, seed: int) -> Parts:
+def _grouped(bench: Bench, seed: int) -> Router:
     if bench.groups is None:
         raise ConfigError("method grouped needs groups of experts: make them with `tanbr groups`, and pass --groups")
-    config = bench.config.router.of_requests(bench.own_experts)
-    return Blended(bench.answers), GroupedRouter(*bench.sizes, groups=bench.groups, seed=seed, config=config)
-
-
-def _fixed(choose: Callable[[Bench], Any]) -> Builder:
-    return lambda bench, _: (Blended(bench.answers), FixedBlend(*bench.sizes, blend=choose(bench)))
-
-
-def _best_known(bench: Bench, _: int) -> Parts:
-    known = bench.known
-    return Blended(bench.answers), BestKnown(*bench.sizes, blends=known.blends, rewards=known.rewards)
+    return GroupedRouter(*bench.sizes, groups=bench.groups, seed=seed, config=bench.router_config)
 
 
 def _merged(merge: Callable[[Moe, Probes], Any]) -> Builder:
+    """Serve a merge that is no blend, made from the statistics of held rows."""
+
     def build(bench: Bench, _: int) -> Parts:
         key = merge.__name__
         if key not in bench.answers.kept:
             rows = bench.corpus.first_held(min(STATISTICS, *map(len, bench.corpus.held.values())))
-            bench.answers.kept[key] = merge(
-                bench.moe, probes_of(bench.moe, rows, space=bench.corpus.space, own=bench.own_experts)
-            )
+            probes = probes_of(bench.moe, rows, space=bench.corpus.space, own=bench.own_experts)
+            bench.answers.kept[key] = merge(bench.moe, probes)
         return OtherMerge(bench.answers, key), FixedBlend(*bench.sizes)
 
     return build
 
 
 def _tagged(blends: Callable[[Bench], FloatArray]) -> Builder:
-    def build(bench: Bench, _: int) -> Parts:
-        return Tagged(bench.answers, bench.task_of, blends(bench)), FixedBlend(*bench.sizes)
-
-    return build
+    return lambda bench, _: (Tagged(bench.answers, bench.task_of, blends(bench)), FixedBlend(*bench.sizes))
 
 
 def _own_blends(bench: Bench) -> FloatArray:
@@ -215,31 +206,30 @@ def _two_experts(bench: Bench) -> FloatArray:
     return (own + np.eye(len(own[0]))[others.argmax(axis=1)]) / 2
 
 
-def _best_fixed_panel(bench: Bench) -> PanelRouter:
-    V = bench.sizes[1]
-    return BestPanel(bench.known.blends, bench.known.rewards, mix=np.full(V, 1 / V))
+def _best_panel(bench: Bench, *, mix: FloatArray | None = None) -> PanelRouter:
+    return BestPanel(bench.known.blends, bench.known.rewards, mix=mix)
 
 
 KINDS: dict[str, Kind] = {
-    **{name: Kind(router.about, _named(name), learns=router.learns) for name, router in ROUTERS.items()},
+    **{name: Kind(router.about, _blending(_named(name)), learns=router.learns) for name, router in ROUTERS.items()},
     "proportional": Kind(
-        ROUTERS["proportional"].about, _named("proportional"), panel=lambda b: _named("proportional")(b, 0)[1]
+        ROUTERS["proportional"].about, _blending(_named("proportional")), panel=lambda b: _named("proportional")(b, 0)
     ),
-    "grouped": Kind("the router of this project over groups of experts (--groups)", _grouped, learns=True),
+    "grouped": Kind("the router of this project over groups of experts (--groups)", _blending(_grouped), learns=True),
     "fisher": Kind("experts weighted by their Fisher information", _merged(fisher), blends=False),
     "regmean": Kind("every linear layer by regression on its inputs", _merged(regmean), blends=False),
     "best-fixed": Kind(
         "the best surveyed blend, found with labels",
-        _fixed(lambda b: b.known.best_fixed),
+        _blending(lambda b, _: FixedBlend(*b.sizes, blend=b.known.best_fixed)),
         surveyed=True,
-        panel=_best_fixed_panel,
+        panel=lambda b: _best_panel(b, mix=np.full(b.sizes[1], 1 / b.sizes[1])),
     ),
     "best-per-slot": Kind(
         "the best surveyed blend for the true mix",
-        _best_known,
+        _blending(lambda b, _: BestKnown(*b.sizes, blends=b.known.blends, rewards=b.known.rewards)),
         told=True,
         surveyed=True,
-        panel=lambda b: BestPanel(b.known.blends, b.known.rewards),
+        panel=_best_panel,
     ),
     "task-merging": Kind(
         "two experts a task, merged, with true tags",
@@ -251,17 +241,13 @@ KINDS: dict[str, Kind] = {
     ),
     "untagged": Kind(
         "the un-merged MoE, each request to the expert of the task it is recognised as",
-        _fixed(lambda _: None),
+        _blending(lambda b, _: FixedBlend(*b.sizes)),
         blends=False,
         whole=True,
         panel=lambda b: BestPanel(_own_blends(b), np.eye(b.sizes[1])),
     ),
     "tags": Kind(
-        "the un-merged MoE with every request's true tag",
-        _tagged(_own_blends),
-        told=True,
-        blends=False,
-        tagged=True,
+        "the un-merged MoE with every request's true tag", _tagged(_own_blends), told=True, blends=False, tagged=True
     ),
 }
 
@@ -405,4 +391,4 @@ def _third_party(place: str) -> Kind:
         make = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"method {place!r} cannot be imported ({error}); it must be package.module:Router") from None
-    return Kind(f"{place}(K, V, seed=…)", _made(make), learns=True)
+    return Kind(f"{place}(K, V, seed=…)", _blending(lambda b, seed: make(*b.sizes, seed=seed)), learns=True)

@@ -146,7 +146,7 @@ class GroupsConfig(Section):
 OF_REQUESTS: dict[str, Any] = {
     "variance": 0.01, "variances": (0.01, 0.03, 0.08, 0.15), "width": 0.5, "beta": 0.5, "margin": 0.003,
 }  # fmt: skip
-"""Rewards around a baseline; chosen by hand on the worlds of `benchmarks/harm.py`, seeds from 100 on."""
+"""Rewards around a baseline; chosen by hand on tables of real blends (docs/router.md), seeds from 100 on."""
 OF_KNOWN_EXPERTS: dict[str, Any] = {"variance": 0.003, "variances": (0.0005, 0.002, *OF_REQUESTS["variances"])}
 """The same where the experts' tasks are known, and the baseline is a better one to stay at."""
 

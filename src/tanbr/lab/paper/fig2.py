@@ -27,23 +27,19 @@ def findings(setup: Setup, results: Results) -> Findings:
     claims = []
     for ours, words in tuning.OURS.items():
         start = {rival: float((losses(ours, first) - losses(rival, first)).mean()) for rival in rivals}
-        claims.append(
-            Claim(
-                f"Tanbr starts with a higher loss than the others ({words})", "higher, no figure given",
-                ", ".join(f"{gap:+.3f} {rival}" for rival, gap in start.items()),
-                claim.checks({f"higher than {rival}": gap > 0 for rival, gap in start.items()}),
-                "mean of the first tenth of the steps", seeds,
-            )
-        )  # fmt: skip
+        claims.append(Claim(
+            f"Tanbr starts with a higher loss than the others ({words})", "higher, no figure given",
+            ", ".join(f"{gap:+.3f} {rival}" for rival, gap in start.items()),
+            claim.checks({f"higher than {rival}": gap > 0 for rival, gap in start.items()}),
+            "mean of the first tenth of the steps", seeds,
+        ))  # fmt: skip
         best = min(rivals, key=lambda rival: losses(rival, last).mean())
         gap = Spread.of((losses(best, last) - losses(ours, last)).tolist())
-        claims.append(
-            Claim(
-                f"Tanbr ends with the lowest loss ({words})", "lower than all, no figure given",
-                f"{losses(ours, last).mean():.3f}; " + ", ".join(f"{r} {losses(r, last).mean():.3f}" for r in rivals),
-                claim.above(gap), f"mean of the last quarter of the steps; the best rival is {best}", seeds,
-            )
-        )  # fmt: skip
+        claims.append(Claim(
+            f"Tanbr ends with the lowest loss ({words})", "lower than all, no figure given",
+            f"{losses(ours, last).mean():.3f}; " + ", ".join(f"{r} {losses(r, last).mean():.3f}" for r in rivals),
+            claim.above(gap), f"mean of the last quarter of the steps; the best rival is {best}", seeds,
+        ))  # fmt: skip
     claims += [*_times(setup, results), _memory(setup, results)]
     rows = [
         [
@@ -68,23 +64,19 @@ def _times(setup: Setup, results: Results) -> list[Claim]:
     claims = []
     for ours, words in {**tuning.OURS, "nucb": "NUCB"}.items():
         less = 1 - seconds[ours] / tokens
-        claims.append(
-            Claim(
-                f"a step takes less time than with RL and Switch ({words})", "about −40%",
-                f"{-less:+.0%} ({1e3 * seconds[ours]:.0f} ms against {1e3 * tokens:.0f} ms)",
-                claim.reduction(less, LESS_TIME), f"medians over steps and seeds, {setup.clock}",
-                setup.scale.tuning_seeds,
-            )
-        )  # fmt: skip
-    times = seconds["smear"] / seconds["paper"]
-    claims.append(
-        Claim(
-            "SMEAR's merging for every token takes 20 times as long", f"{MORE_TIME} times", f"{times:.1f} times",
-            claim.checks({"more than 10 times as long": times > 10, "more than twice as long": times > 2}),
-            "SMEAR's sums are computed as products of all experts here, which is the same and far cheaper",
+        claims.append(Claim(
+            f"a step takes less time than with RL and Switch ({words})", "about −40%",
+            f"{-less:+.0%} ({1e3 * seconds[ours]:.0f} ms against {1e3 * tokens:.0f} ms)",
+            claim.reduction(less, LESS_TIME), f"medians over steps and seeds, {setup.clock}",
             setup.scale.tuning_seeds,
-        )
-    )  # fmt: skip
+        ))  # fmt: skip
+    times = seconds["smear"] / seconds["paper"]
+    claims.append(Claim(
+        "SMEAR's merging for every token takes 20 times as long", f"{MORE_TIME} times", f"{times:.1f} times",
+        claim.checks({"more than 10 times as long": times > 10, "more than twice as long": times > 2}),
+        "SMEAR's sums are computed as products of all experts here, which is the same and far cheaper",
+        setup.scale.tuning_seeds,
+    ))  # fmt: skip
     return claims
 
 

@@ -22,33 +22,27 @@ def findings(setup: Setup, results: Results) -> Findings:
     claims = []
     for ours, words in tuning.OURS.items():
         gap = Spread.of((means[ours] - means[best]).tolist())
-        claims.append(
-            Claim(
-                f"Tanbr has the best average over the tasks ({words})", "75.43, next best 75.10 (SMEAR)",
-                f"{100 * means[ours].mean():.1f}, best rival {100 * means[best].mean():.1f} ({best})",
-                claim.above(gap), f"{gap.words(factor=100)} points over {best}", seeds,
-            )
-        )  # fmt: skip
+        claims.append(Claim(
+            f"Tanbr has the best average over the tasks ({words})", "75.43, next best 75.10 (SMEAR)",
+            f"{100 * means[ours].mean():.1f}, best rival {100 * means[best].mean():.1f} ({best})",
+            claim.above(gap), f"{gap.words(factor=100)} points over {best}", seeds,
+        ))  # fmt: skip
     for rival, paper in LESS_TIME.items():
         less = 1 - seconds["paper"] / seconds[rival]
-        claims.append(
-            Claim(
-                f"a batch takes less time than with {tuning.RIVALS[rival]}", f"−{paper:.0%}",
-                f"{-less:+.0%} ({1e3 * seconds['paper']:.0f} ms against {1e3 * seconds[rival]:.0f} ms)",
-                claim.reduction(less, paper),
-                f"{setup.clock} of writing the answers to a batch, in runs that were not side by side as Table I's are"
-                + ("; SMEAR's sums are computed as products of all experts, which is far cheaper" * (rival == "smear")),
-                seeds,
-            )
-        )  # fmt: skip
+        claims.append(Claim(
+            f"a batch takes less time than with {tuning.RIVALS[rival]}", f"−{paper:.0%}",
+            f"{-less:+.0%} ({1e3 * seconds['paper']:.0f} ms against {1e3 * seconds[rival]:.0f} ms)",
+            claim.reduction(less, paper),
+            f"{setup.clock} of writing the answers to a batch, in runs that were not side by side as Table I's are"
+            + ("; SMEAR's sums are computed as products of all experts, which is far cheaper" * (rival == "smear")),
+            seeds,
+        ))  # fmt: skip
     less = 1 - loaded["paper"] / loaded["switch"]
-    claims.append(
-        Claim(
-            "only the merged model is loaded", "−20% to −25% of memory",
-            f"{-less:+.0%} of the parameters ({loaded['paper'] / 1e6:.2f}M of {loaded['switch'] / 1e6:.2f}M)",
-            claim.reduction(less, LESS_MEMORY), "parameters alone; what a process holds in all is in Table I", seeds,
-        )
-    )  # fmt: skip
+    claims.append(Claim(
+        "only the merged model is loaded", "−20% to −25% of memory",
+        f"{-less:+.0%} of the parameters ({loaded['paper'] / 1e6:.2f}M of {loaded['switch'] / 1e6:.2f}M)",
+        claim.reduction(less, LESS_MEMORY), "parameters alone; what a process holds in all is in Table I", seeds,
+    ))  # fmt: skip
     rows = [
         [
             router, f"{100 * means[router].mean():.1f}", f"{1e3 * seconds[router]:.1f}",

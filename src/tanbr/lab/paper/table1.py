@@ -71,44 +71,36 @@ def findings(setup: Setup, results: Results) -> Findings:
     where = f"T5, batch {batch}, {setup.clock}"
     claims = []
     whole, dense = scale.t5.whole, scale.t5.dense
-    claims.append(
-        Claim(
-            "once merged, a fifth of the parameters is loaded", "220M of 1.0B (22%)",
-            f"{dense / 1e6:.1f}M of {whole / 1e6:.1f}M ({dense / whole:.0%})", claim.about(dense / whole, LOADED),
-        )
-    )  # fmt: skip
+    claims.append(Claim(
+        "once merged, a fifth of the parameters is loaded", "220M of 1.0B (22%)",
+        f"{dense / 1e6:.1f}M of {whole / 1e6:.1f}M ({dense / whole:.0%})", claim.about(dense / whole, LOADED),
+    ))  # fmt: skip
     for names, words in (
         (("task-1", "token-1"), "one active expert"),
         (("task-2", "token-2", "task-3", "token-3"), "two and three active experts"),
     ):
         for name in names:
             ours, paper = 1 - 1 / t5[name]["cpu_ratio"], 1 - PAPER["merged"] / PAPER[name]
-            claims.append(
-                Claim(
-                    f"merged is faster than {_spoken(name)}", f"−{paper:.0%} ({PAPER[name]} s → {PAPER['merged']} s)",
-                    f"{-ours:+.0%} ({where})", claim.reduction(ours, paper),
-                    _reason(results, scale.batches, name, words, setup=setup),
-                )
-            )  # fmt: skip
+            claims.append(Claim(
+                f"merged is faster than {_spoken(name)}", f"−{paper:.0%} ({PAPER[name]} s → {PAPER['merged']} s)",
+                f"{-ours:+.0%} ({where})", claim.reduction(ours, paper),
+                _reason(results, scale.batches, name, words, setup=setup),
+            ))  # fmt: skip
     ours = 1 - 1 / t5["task-merging"]["cpu_ratio"]
     paper = 1 - PAPER["merged"] / PAPER["task-merging"]
-    claims.append(
-        Claim(
-            "merged is faster than merging for every task of a batch", f"−{paper:.0%}", f"{-ours:+.0%} ({where})",
-            claim.reduction(ours, paper),
-            f"merged once for each of the {scale.t5.experts} tasks in a batch here, however many rows share it",
-        )
-    )  # fmt: skip
+    claims.append(Claim(
+        "merged is faster than merging for every task of a batch", f"−{paper:.0%}", f"{-ours:+.0%} ({where})",
+        claim.reduction(ours, paper),
+        f"merged once for each of the {scale.t5.experts} tasks in a batch here, however many rows share it",
+    ))  # fmt: skip
     slow = results[f"table1-t5-{SLOW}"]
     times = PAPER[SLOW] / PAPER["merged"]
-    claims.append(
-        Claim(
-            "merging for every token takes hundreds of times as long", f"{times:.0f} times",
-            f"{slow['weights_ratio']:.0f} times (T5, batch 1, {slow['tokens']} tokens timed)",
-            claim.checks({"more than 100 times as long as merged": slow["weights_ratio"] > 100}),
-            f"the same sums, by running every expert on every token, take {slow['products_ratio']:.1f} times as long",
-        )
-    )  # fmt: skip
+    claims.append(Claim(
+        "merging for every token takes hundreds of times as long", f"{times:.0f} times",
+        f"{slow['weights_ratio']:.0f} times (T5, batch 1, {slow['tokens']} tokens timed)",
+        claim.checks({"more than 100 times as long as merged": slow["weights_ratio"] > 100}),
+        f"the same sums, by running every expert on every token, take {slow['products_ratio']:.1f} times as long",
+    ))  # fmt: skip
     both = [name for name in PAPER if name in t5]
     groups = {
         "paper (A100, batch 128)": {name: PAPER[name] / PAPER["merged"] for name in both},

@@ -28,27 +28,23 @@ def findings(setup: Setup, results: Results) -> Findings:
     table = {router: _by_task(setup, results, router, tasks) for router in tuning.ROUTERS}
     claims = []
     for ours, words in tuning.OURS.items():
-        claims.append(
-            Claim(
-                f"Tanbr's average is above that of each rival ({words})",
-                ", ".join(f"{AVERAGE[name]:.2f} {name}" for name in AVERAGE if name != "paper")
-                + f"; Tanbr {AVERAGE['paper']:.2f}",
-                ", ".join(f"{100 * means[rival]:.1f} {rival}" for rival in tuning.RIVALS)
-                + f"; Tanbr {100 * means[ours]:.1f}",
-                claim.checks({f"above {rival}": means[ours] > means[rival] for rival in tuning.RIVALS}), seeds=seeds,
-            )
-        )  # fmt: skip
+        claims.append(Claim(
+            f"Tanbr's average is above that of each rival ({words})",
+            ", ".join(f"{AVERAGE[name]:.2f} {name}" for name in AVERAGE if name != "paper")
+            + f"; Tanbr {AVERAGE['paper']:.2f}",
+            ", ".join(f"{100 * means[rival]:.1f} {rival}" for rival in tuning.RIVALS)
+            + f"; Tanbr {100 * means[ours]:.1f}",
+            claim.checks({f"above {rival}": means[ours] > means[rival] for rival in tuning.RIVALS}), seeds=seeds,
+        ))  # fmt: skip
         rivals = np.array([table[rival] for rival in tuning.RIVALS])
         leads = int((table[ours] >= rivals.max(axis=0)).sum())  # tasks that hardly came (NaN) do not count
         paper_leads = int((np.array(BY_TASK["paper"]) >= np.max([BY_TASK[r] for r in tuning.RIVALS], axis=0)).sum())
-        claims.append(
-            Claim(
-                f"consistently better on single tasks ({words})", f"leads in {paper_leads} of {len(TASKS)} tasks",
-                f"leads in {leads} of {len(tasks)}",
-                claim.checks({f"leads in at least {paper_leads}": leads >= paper_leads, "leads in some": leads > 0}),
-                "the paper's own table has it lead in that many tasks, not in all", seeds,
-            )
-        )  # fmt: skip
+        claims.append(Claim(
+            f"consistently better on single tasks ({words})", f"leads in {paper_leads} of {len(TASKS)} tasks",
+            f"leads in {leads} of {len(tasks)}",
+            claim.checks({f"leads in at least {paper_leads}": leads >= paper_leads, "leads in some": leads > 0}),
+            "the paper's own table has it lead in that many tasks, not in all", seeds,
+        ))  # fmt: skip
     claims.append(_size(setup, means))
     return Findings(claims, _tables(setup, results, table, tasks), {"Averages": draw(means)})
 

@@ -116,50 +116,40 @@ def findings(setup: Setup, results: Results) -> Findings:
     for router, words in (("paper", "Algorithm 1 as printed"), ("tanbr", "this project's default mode")):
         exponent = Spread.of(found(router, "exponent"))
         shown = f"exponent {exponent.mean:.2f} ± {exponent.half:.2f} ({words})"
-        claims.append(
-            Claim(
-                f"the summed regret is sublinear: {words}", "exponent below 1", shown,
-                claim.above(Spread(1 - exponent.mean, exponent.half)),
-                f"over {slots} slots on smooth maps, which proves nothing of the limit; in the last quarter it loses "
-                f"{np.mean(found(router, 'late_regret')):.3f} per slot, random choice "
-                f"{np.mean(found('random', 'late_regret')):.3f}", seeds,
-            )
-        )  # fmt: skip
-        claims.append(
-            Claim(
-                f"regret grows as √T log T: {words}", f"exponent {root:.2f} at T = {slots}", shown,
-                claim.checks({f"mean exponent at most {root:.2f}": exponent.mean <= root,
-                              "mean exponent below 1": exponent.mean < 1}), seeds=seeds,
-            )
-        )  # fmt: skip
+        claims.append(Claim(
+            f"the summed regret is sublinear: {words}", "exponent below 1", shown,
+            claim.above(Spread(1 - exponent.mean, exponent.half)),
+            f"over {slots} slots on smooth maps, which proves nothing of the limit; in the last quarter it loses "
+            f"{np.mean(found(router, 'late_regret')):.3f} per slot, random choice "
+            f"{np.mean(found('random', 'late_regret')):.3f}", seeds,
+        ))  # fmt: skip
+        claims.append(Claim(
+            f"regret grows as √T log T: {words}", f"exponent {root:.2f} at T = {slots}", shown,
+            claim.checks({f"mean exponent at most {root:.2f}": exponent.mean <= root,
+                          "mean exponent below 1": exponent.mean < 1}), seeds=seeds,
+        ))  # fmt: skip
     bound = Spread.of(found("paper", "bound_exponent"))
-    claims.append(
-        Claim(
-            "Theorem 1's right-hand side is sublinear", "O(d̃ √T log T)",
-            f"as printed it grows with exponent {bound.mean:.4f} at {LIMIT:.0e} slots",
-            claim.checks({"exponent of the printed bound below 0.99": bound.mean < 0.99}),
-            "it carries a bare + T + 1; the sum that this stands for is sublinear only while chosen leaves get deeper",
-            seeds,
-        )
-    )  # fmt: skip
+    claims.append(Claim(
+        "Theorem 1's right-hand side is sublinear", "O(d̃ √T log T)",
+        f"as printed it grows with exponent {bound.mean:.4f} at {LIMIT:.0e} slots",
+        claim.checks({"exponent of the printed bound below 0.99": bound.mean < 0.99}),
+        "it carries a bare + T + 1; the sum that this stands for is sublinear only while chosen leaves get deeper",
+        seeds,
+    ))  # fmt: skip
     held = [r <= b for r, b in zip(_totals(results, slots, seeds), found("paper", "bound"), strict=True)]
-    claims.append(
-        Claim(
-            "the regret stays below the bound", "with probability 1 − δ", f"{sum(held)} of {len(held)} runs",
-            claim.checks({"regret below the bound in every run": all(held)}), "the bound is loose", seeds,
-        )
-    )  # fmt: skip
+    claims.append(Claim(
+        "the regret stays below the bound", "with probability 1 − δ", f"{sum(held)} of {len(held)} runs",
+        claim.checks({"regret below the bound in every run": all(held)}), "the bound is loose", seeds,
+    ))  # fmt: skip
     deep = max(np.subtract(found("paper", "depth"), found("paper", "depth_bound")))
     many = max(np.divide(found("paper", "leaves"), found("paper", "leaves_bound")))
-    claims.append(
-        Claim(
-            "Lemmas: depth O(log T), leaves N", "depth and leaves below their bounds",
-            f"deepest node {abs(deep):.1f} levels {'less deep' if deep <= 0 else 'deeper'} than the bound, at most "
-            f"{many:.0%} of the leaves that are allowed",
-            claim.checks({"at most a level deeper than the bound": deep <= 1, "no more leaves than N": many <= 1}),
-            "the bound counts expanded nodes, whose children lie one level deeper", seeds,
-        )
-    )  # fmt: skip
+    claims.append(Claim(
+        "Lemmas: depth O(log T), leaves N", "depth and leaves below their bounds",
+        f"deepest node {abs(deep):.1f} levels {'less deep' if deep <= 0 else 'deeper'} than the bound, at most "
+        f"{many:.0%} of the leaves that are allowed",
+        claim.checks({"at most a level deeper than the bound": deep <= 1, "no more leaves than N": many <= 1}),
+        "the bound counts expanded nodes, whose children lie one level deeper", seeds,
+    ))  # fmt: skip
     rows = [
         [f"K = {k}, V = {v}", *(f"{Spread.of(found(r, 'exponent', ((k, v),))).mean:.2f}" for r in ROUTERS)]
         + [f"{np.mean(found(r, 'late_regret', ((k, v),))):.3f}" for r in ROUTERS]
