@@ -1,116 +1,35 @@
 """What blends are worth: the reward of many blends on every task, measured once on held-out rows.
 
 It finds the best fixed blend (a strong rival) and the best blend for a known mix (an upper bound), and it says
-whether a checkpoint makes the problem real at all. A survey may be enlarged by `search`, one blend at a time: near the
-best known for a mix, where a Gaussian process fitted to the table expects most. Every figure is measured.
+whether a checkpoint makes the problem real at all. A survey may be enlarged one blend at a time
+(`proposed`); every figure is measured.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from tanbr.errors import ConfigError, DataError, InputError
+from tanbr.errors import ConfigError, DataError
 from tanbr.lab.answers import DenseModel
 from tanbr.lab.corpus import Corpus, Rows
 from tanbr.lab.rivals.vector_gp import NOISE, VARIANCE, covariance
 from tanbr.merge import Moe
 from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.recogniser import Recogniser
-from tanbr.router.simplex import keep_largest
 from tanbr.serve.survey import Survey
 from tanbr.tasks.answering import by_posterior
 from tanbr.tasks.metrics import figure
-from tanbr.types import AnswersBy, Blend, FloatArray, Reward, as_blend, as_reward, as_task_mix
+from tanbr.types import AnswersBy, Blend, FloatArray, TaskMix
 
-Evaluate: TypeAlias = Callable[[Blend], Reward]  # the rewards (V,) of a blend (K,) on held-out rows
-STEPS = (0.4, 0.2, 0.1, 0.05)  # of weight moved from one expert to another
+STRETCH = 10  # blends between two saves
+SEARCHED_MIXES = 0.3  # α of the mixes for which blends are searched, beside the even one
+STEPS = (0.4, 0.2, 0.1, 0.05)  # of weight moved from one expert to another in a search
 INCUMBENTS, DRAWS = 3, 200  # best known blends that are moved from, and random blends beside them
-CURIOSITY = 1.0  # standard deviations added to what the process expects
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """Blends and their measured rewards."""
-
-    blends: FloatArray  # (N, K)
-    rewards: FloatArray  # (N, V)
-
-    def __post_init__(self) -> None:
-        fits = self.blends.ndim == self.rewards.ndim == 2 and 0 < len(self.blends) == len(self.rewards)
-        if not fits or not np.isfinite(self.rewards).all():
-            raise InputError(
-                f"a table needs blends (N, K) and finite rewards (N, V) (got {self.blends.shape}, {self.rewards.shape})"
-            )
-
-    @cached_property
-    def _inverse(self) -> FloatArray:
-        return np.asarray(np.linalg.inv(covariance(self.blends, self.blends) + NOISE**2 * np.eye(len(self.blends))))
-
-    def expected(self, blends: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Predict the rewards of blends (n, K): mean (n, V) and standard deviation (n,)."""
-        centre = self.rewards.mean(axis=0)
-        cross = covariance(blends, self.blends)
-        explained = np.einsum("nt,tu,nu->n", cross, self._inverse, cross)
-        mean = centre + cross @ (self._inverse @ (self.rewards - centre))
-        return mean, np.sqrt(np.maximum(VARIANCE - explained, 1e-12))
-
-    def best_for(self, mix: ArrayLike) -> Blend:
-        """Find the blend with the highest measured reward ψᵀr for a mix (V,)."""
-        return self.blends[(self.rewards @ as_task_mix(mix, tasks=self.rewards.shape[1])).argmax()]
-
-    def with_row(self, blend: Blend, reward: Reward) -> "Table":
-        """Add a blend and its reward."""
-        return Table(np.vstack([self.blends, blend]), np.vstack([self.rewards, reward]))
-
-
-def search(
-    evaluate: Evaluate,
-    table: Table,
-    *,
-    mixes: ArrayLike,
-    evaluations: int,
-    rng: np.random.Generator,
-    max_active: int | None = None,
-) -> Table:
-    """Evaluate more blends, each for the next of the mixes (M, V) in turn; one mix for the best fixed blend."""
-    K, V = table.blends.shape[1], table.rewards.shape[1]
-    psis = [as_task_mix(mix, tasks=V) for mix in np.atleast_2d(np.array(mixes, dtype=np.float64))]
-    for number in range(evaluations):
-        psi = psis[number % len(psis)]
-        candidates = _unknown(keep_largest(_near(table, psi, rng), max_active or K), table)
-        mean, deviation = table.expected(candidates)
-        best = (mean @ psi + CURIOSITY * np.linalg.norm(psi) * deviation).argmax()
-        blend = as_blend(candidates[best], experts=K, max_active=max_active)
-        table = table.with_row(blend, as_reward(evaluate(blend), tasks=V))
-    return table
-
-
-def _near(table: Table, psi: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Lay out candidates (n, K): weight moved between two experts of the best known blends, their means, and draws."""
-    K = table.blends.shape[1]
-    best = table.blends[np.argsort(-(table.rewards @ psi))[:INCUMBENTS]]
-    moves = [
-        start + np.minimum(step, start[source]) * (np.eye(K)[target] - np.eye(K)[source])
-        for start in best
-        for step in STEPS
-        for source in np.flatnonzero(start)
-        for target in range(K)
-        if source != target
-    ]
-    means = [(one + other) / 2 for i, one in enumerate(best) for other in best[:i]]
-    return np.array([*moves, *means, *rng.dirichlet(np.full(K, 0.5), DRAWS)])
-
-
-def _unknown(candidates: FloatArray, table: Table) -> FloatArray:
-    """Leave out the candidates whose reward is known."""
-    away = np.abs(candidates[:, None] - table.blends).max(axis=2).min(axis=1)
-    return candidates[away > 1e-6]
+CURIOSITY = 1.0  # standard deviations added to what the Gaussian process expects
 
 
 def candidates(experts: int, *, random: int = 143, seed: int = 0) -> FloatArray:
@@ -167,10 +86,6 @@ def survey_path(path: Path, method: str, *, answers_by: AnswersBy = "labels") ->
     return path.with_stem("-".join([path.stem, *parts]))
 
 
-STRETCH = 10  # blends between two saves
-SEARCHED_MIXES = 0.3  # α of the mixes for which blends are searched, beside the even one
-
-
 def survey_to(
     path: Path,
     moe: Moe,
@@ -223,20 +138,45 @@ def survey_to(
 
 
 def _searched(known: Survey | None, measure: Callable[..., Survey], count: int) -> Survey:
+    """Measure `count` more blends, proposed for the even mix and for two others in turn."""
     if known is None:
         raise DataError("a search needs surveyed blends to start from; ask for more blends than searched ones")
     rng = np.random.default_rng(len(known.blends))  # the same after an interruption
     V = known.rewards.shape[1]
-    mixes = np.array([np.full(V, 1 / V), *rng.dirichlet(np.full(V, SEARCHED_MIXES), 2)])  # a third for the even one
-    result = known
+    mixes = np.array([np.full(V, 1 / V), *rng.dirichlet(np.full(V, SEARCHED_MIXES), 2)])
+    for number in range(count):
+        known = _joined(known, measure(blends=proposed(known, mixes[number % len(mixes)], rng)[None]))
+    return known
 
-    def evaluate(blend: Blend) -> FloatArray:
-        nonlocal result
-        result = _joined(result, measure(blends=blend[None]))
-        return result.rewards[-1]
 
-    search(evaluate, Table(known.blends, known.rewards), mixes=mixes, evaluations=count, rng=rng)
-    return result
+def proposed(known: Survey, mix: TaskMix, rng: np.random.Generator) -> Blend:
+    """Propose the next blend to measure for a mix (V,): near the best known, where a Gaussian process expects most."""
+    K = known.blends.shape[1]
+    best = known.blends[np.argsort(-(known.rewards @ mix))[:INCUMBENTS]]
+    moves = [
+        start + np.minimum(step, start[source]) * (np.eye(K)[target] - np.eye(K)[source])
+        for start in best
+        for step in STEPS
+        for source in np.flatnonzero(start)
+        for target in range(K)
+        if source != target
+    ]
+    means = [(one + other) / 2 for i, one in enumerate(best) for other in best[:i]]
+    laid_out = np.array([*moves, *means, *rng.dirichlet(np.full(K, 0.5), DRAWS)])
+    away = np.abs(laid_out[:, None] - known.blends).max(axis=2).min(axis=1)
+    new = laid_out[away > 1e-6]  # whose reward is not known
+    mean, deviation = expected(new, known)
+    chosen: Blend = new[(mean @ mix + CURIOSITY * np.linalg.norm(mix) * deviation).argmax()]
+    return chosen
+
+
+def expected(blends: FloatArray, known: Survey) -> tuple[FloatArray, FloatArray]:
+    """Predict the rewards of blends (n, K) from those that are known: mean (n, V) and standard deviation (n,)."""
+    noise = NOISE**2 * np.eye(len(known.blends))
+    inverse = np.linalg.inv(covariance(known.blends, known.blends) + noise)
+    centre, cross = known.rewards.mean(axis=0), covariance(blends, known.blends)
+    explained = np.einsum("nt,tu,nu->n", cross, inverse, cross)
+    return centre + cross @ (inverse @ (known.rewards - centre)), np.sqrt(np.maximum(VARIANCE - explained, 1e-12))
 
 
 def _resumed(

@@ -23,6 +23,7 @@ from tanbr.lab.paper.setup import Setup
 from tanbr.lab.paper.timing import work_time
 from tanbr.lab.rivals import FixedBlend
 from tanbr.lab.settings import Config
+from tanbr.lab.simulate import Answered
 from tanbr.lab.tasks import traffic
 from tanbr.lab.tasks.traffic import Traffic
 from tanbr.lab.train.finetune import MergedTuner, Tuner
@@ -30,8 +31,8 @@ from tanbr.lab.train.objectives import Objective, TextToText
 from tanbr.lab.train.run import Curve
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router.config import PaperModeConfig, RouterConfig
-from tanbr.tasks.metrics import Answer, figure
-from tanbr.tasks.rows import Row, Task
+from tanbr.tasks.metrics import Answer
+from tanbr.tasks.rows import Row
 from tanbr.types import Counts, Decision, FloatArray, Reward, Router, Text
 
 OURS = {"paper": "Algorithm 1 as printed", "tanbr": "this project's default mode"}
@@ -154,31 +155,17 @@ def _serve(setup: Setup, seed: int, tuner: Tuner, objective: Objective) -> dict[
     K, V = setup.t5_moe.num_experts, len(corpus.tasks)
     router: Any = Untaught(tuner.router) if isinstance(tuner, MergedTuner) else FixedBlend(K, V)
     monitor = corpus.taught_monitor(MonitorConfig(), seed=seed)
-    told: dict[str, tuple[list[float], list[float]]] = {task.name: ([], []) for task in corpus.tasks}
-
-    def collect(rows: Sequence[Row], given: FloatArray) -> None:
-        for row, answer in zip(rows, given, strict=True):
-            told[row.task][0].append(row.target)
-            told[row.task][1].append(float(answer))
-
+    answered = Answered(corpus.tasks)
     contestant = OneModel(server, router, monitor, V)
-    result = compare({"tuned": contestant}, stream, space=corpus.space, best="tuned", collect=collect)
+    result = compare({"tuned": contestant}, stream, space=corpus.space, best="tuned", collect=answered)
     return {
         "reward": float(result.rewards("tuned").mean()),
-        "figures": task_figures(corpus.tasks, told, least=scale.least_answers),
-        "answers": {name: len(targets) for name, (targets, _) in told.items()},
+        "figures": answered.figures(least=scale.least_answers),
+        "answers": {name: len(targets) for name, (targets, _) in answered.told.items()},
         "answer_seconds": statistics.median(server.answer_seconds),
         "merge_seconds": statistics.median(server.merge_seconds) if merged else 0.0,
         "parameters": sum(weight.numel() for weight in tuner.model.parameters()),
     }
-
-
-def task_figures(
-    tasks: Sequence[Task], told: Mapping[str, tuple[list[float], list[float]]], *, least: int
-) -> dict[str, float]:
-    """Score the targets and answers of each task by its metric, but for tasks with fewer than `least` answers."""
-    enough = [task for task in tasks if len(told[task.name][0]) >= least]
-    return {task.name: figure(task, *map(np.array, told[task.name])) for task in enough}
 
 
 def by_seed(results: Mapping[str, Any], setup: Setup, router: str, value: Callable[[Any], float]) -> FloatArray:
