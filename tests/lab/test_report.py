@@ -11,7 +11,7 @@ from playwright.sync_api import Browser
 from lab.test_standings import outcome, standings
 from tanbr.lab import pictures
 from tanbr.lab.compare import Comparison
-from tanbr.lab.pictures import AREAS, LINES, MOST
+from tanbr.lab.pictures import MOST
 from tanbr.lab.report import lay_out, markdown, write, write_report
 from tanbr.lab.standings import Standings
 from tanbr.lab.train.run import Curve
@@ -130,11 +130,6 @@ def test_no_picture_has_more_lines_than_can_be_told_apart() -> None:
     comparisons = list(many().comparisons.values())
     for draw in (pictures.rewards, pictures.regret):
         assert 2 <= lines(draw(comparisons, NAMES, bounds=())) <= MOST == 6
-
-
-def test_tasks_and_methods_share_no_colour() -> None:
-    assert not set(LINES) & set(AREAS)
-    assert len({*LINES, *AREAS}) == len(LINES) + len(AREAS)
 
 
 def test_the_dial_has_a_line_for_each_method_that_holds_several_models_and_a_level_for_each_other() -> None:

@@ -1,4 +1,4 @@
-"""Situation i of the paper, measured: loss while norms are tuned (Fig. 2), time, memory, figures per task (Table II).
+"""Situation i of the paper, measured: loss while norms are tuned (Fig. 2), time, figures per task (Table II).
 
 Figures are on rows that no training has seen, before and after. With `tags` each task is answered by its own expert;
 `even` answers every task with what is chosen for a mix of all alike, `own` with what is chosen for the task alone.
@@ -7,7 +7,6 @@ Figures are on rows that no training has seen, before and after. With `tags` eac
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -116,12 +115,10 @@ def run(
         ticks.append(time.perf_counter())
         report(f"{phase} {router}", done, total, f"loss {loss:.3f}")
 
-    _reset_peak(device)
     finetune(
         tuner, batches, mixes, objective=objective, config=tuning, state=folder / "tuned.state", report=step,
         origin=origin,
     )  # fmt: skip
-    peak = _peak(device)
     more = {} if also is None else {"also": also(tuner, objective)}
     report(f"figures {router}", 0, 1, "")
     V = len(tasks)
@@ -139,7 +136,6 @@ def run(
         "config": tuning.model_dump(),
         "router_config": choosing.model_dump(mode="json", exclude_defaults=True),
         "seconds_per_step": float(np.median(np.diff(ticks))) if len(ticks) > 1 else None,
-        "peak_memory_mb": peak,
         "rows_a_task": tuning.eval_rows,
         "blends": blends,
         "figures": found,
@@ -212,21 +208,3 @@ def _write(tuner: Tuner, checkpoint: Path, folder: Path) -> None:
         write(moe, checkpoint, folder / "model", card=read_card(checkpoint))
     else:
         write(tuner.model, checkpoint, folder / "model")
-
-
-def _reset_peak(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts here
-
-
-def _peak(device: torch.device) -> float | None:
-    """Read the peak of resident memory, or of a GPU's, in MB; None where the system does not tell."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    try:
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM"))

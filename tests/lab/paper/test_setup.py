@@ -3,21 +3,9 @@ from pathlib import Path
 import pytest
 
 from tanbr.errors import CheckpointError, ConfigError, DataError
-from tanbr.lab.paper.setup import NAMED, ModelSize, Setup, scale
+from tanbr.lab.paper.setup import NAMED, Setup, scale
 from tanbr.lab.tasks import glue, tiny
-from tanbr.merge import Moe
 from tanbr.moe import embedded
-
-
-def test_paper_is_the_published_size() -> None:
-    named = scale("paper")
-    assert (named.tuning.steps, named.tuning.batch, named.tuning.max_length) == (10_000, 128, 128)
-    assert (named.slots, max(named.batches)) == (5_000, 128)
-
-
-def test_an_unknown_scale_is_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown scale 'huge'; choose one of tiny, small, paper"):
-        scale("huge")
 
 
 @pytest.mark.parametrize("name", ["small", "paper"])
@@ -52,18 +40,14 @@ def test_tiny_needs_nothing() -> None:
     setup = Setup(scale("tiny"), Path("out"))
     setup.check(("model", "t5", "data"), "fig2")
     assert setup.tasks == tiny.TASKS
-    assert setup.bert_size.experts == setup.t5_size.experts == 8
 
 
 def test_sizes_and_tasks_are_known_before_models_and_data_are() -> None:
     setup = Setup(scale("paper"), Path("out"))
     assert setup.tasks == glue.TASKS
-    assert setup.t5_size == setup.scale.t5
     assert (setup.name_of("t5"), setup.data_name) == ("none", "none")
 
 
-def test_a_checkpoints_parameters_are_counted_near_enough(moe: Moe) -> None:
-    assert scale("paper").t5.whole == pytest.approx(1.0e9, rel=0.05)  # as the paper says
+def test_the_published_sizes_are_what_the_paper_says() -> None:
+    assert scale("paper").t5.whole == pytest.approx(1.0e9, rel=0.05)
     assert scale("paper").t5.dense == pytest.approx(220e6, rel=0.05)
-    counted = sum(spec.numel for spec in moe.checkpoint.specs.values())
-    assert ModelSize.of(dict(moe.config)).whole == pytest.approx(counted, rel=0.1)

@@ -78,11 +78,6 @@ def test_an_interrupted_run_resumes_to_the_same_weights(whole: Path, tmp_path: P
         torch.testing.assert_close(load_file(tmp_path / "model" / "model.safetensors")[name], value, rtol=0, atol=0)
 
 
-def test_a_state_of_other_settings_is_refused(whole: Path) -> None:
-    with pytest.raises(StateError, match="belongs to a run with other settings"):
-        train(whole, config=SMALL.model_copy(update={"expert_rate": 1e-5}))
-
-
 def test_a_corrupt_state_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         train(tmp_path, stop_at=("ancestor", 3))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tanbr.errors import CheckpointError, ConfigError, DataError
 from tanbr.lab.corpus import Corpus, Dataset, Rows, generated, of_data
@@ -19,7 +19,6 @@ from tanbr.tasks.own import is_own
 from tanbr.tasks.rows import Task
 
 K = 8  # experts, as in the paper
-BYTES = 4  # of a float32
 
 
 @dataclass(frozen=True)
@@ -47,16 +46,6 @@ class ModelSize:
     def whole(self) -> int:
         """Parameters of all experts and the rest."""
         return self.dense + (self.experts - 1) * self.ffns
-
-    @classmethod
-    def of(cls, config: dict[str, Any]) -> "ModelSize":
-        """Read a checkpoint's configuration."""
-        if "d_model" in config:
-            layers = config["num_layers"]
-            decoder = config.get("num_decoder_layers") or layers
-            return cls(config["d_model"], config["d_ff"], layers, decoder, config["num_experts"], config["vocab_size"])
-        width, ffn, layers = (config[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers"))
-        return cls(width, ffn, layers, 0, config["num_experts"], config["vocab_size"])
 
 
 @dataclass(frozen=True)
@@ -155,15 +144,12 @@ class Setup:
         for need in needs:
             if getattr(self, need) is None and not self.embedded:
                 raise ConfigError(f"{part} at scale {self.scale.name} needs {need}: {WHERE[need]}")
-        for need in needs:
-            if getattr(self, need) is None:
-                continue
-            if need == "data":
-                self._check_data(part)
-            elif need == "t5" and not self.t5_size.decoder:
-                raise CheckpointError(f"{self.t5} answers by a head, and {part} needs one that writes: {WHERE[need]}")
-            elif need == "model" and self.bert_size.decoder:
-                raise CheckpointError(f"{self.model} writes, and {part} needs a model with a head: {WHERE[need]}")
+        if "data" in needs and self.data is not None:
+            self._check_data(part)
+        if "t5" in needs and self.t5 is not None and not self.t5_moe.config.get("is_encoder_decoder"):
+            raise CheckpointError(f"{self.t5} answers by a head, and {part} needs one that writes: {WHERE['t5']}")
+        if "model" in needs and self.model is not None and self.bert_moe.config.get("is_encoder_decoder"):
+            raise CheckpointError(f"{self.model} writes, and {part} needs a model with a head: {WHERE['model']}")
 
     def _check_data(self, part: str) -> None:
         place = Path(str(self.data))
@@ -213,28 +199,11 @@ class Setup:
         """What times are of, in words."""
         return "CPU time" if self.device == "cpu" else f"time on {self.device}"
 
-    @property
-    def memory(self) -> str:
-        """What a peak of memory is of, in words."""
-        return "the whole process" if self.device == "cpu" else f"tensors on {self.device}"
-
     def name_of(self, which: Literal["model", "t5"]) -> str:
         """Tell a model by its weights; nothing where none is named yet."""
         if getattr(self, which) is None and not self.embedded:
             return "none"
         return (self.bert_moe if which == "model" else self.t5_moe).fingerprint[:12]
-
-    @cached_property
-    def bert_size(self) -> ModelSize:
-        """The size of the BERT-MoE, or of the one that the scale is meant for."""
-        known = self.model is not None or self.embedded
-        return ModelSize.of(dict(self.bert_moe.config)) if known else self.scale.bert
-
-    @cached_property
-    def t5_size(self) -> ModelSize:
-        """The size of the T5-MoE, or of the one that the scale is meant for."""
-        known = self.t5 is not None or self.embedded
-        return ModelSize.of(dict(self.t5_moe.config)) if known else self.scale.t5
 
     @cached_property
     def tuning_rows(self) -> tuple[Rows, Rows]:

@@ -89,7 +89,7 @@ def _tune(setup: Setup, router: str, config: Config, out: Path, serve: bool, tic
     seconds = float(np.median(np.diff(ticks))) if len(ticks) > 1 else None
     return {
         "steps": list(at), "losses": np.round(losses, 4), "seconds_per_step": seconds,
-        "peak_memory_mb": found["peak_memory_mb"], "figures": figures, "served": found.get("also"),
+        "figures": figures, "served": found.get("also"),
     }  # fmt: skip
 
 
