@@ -169,7 +169,7 @@ class Blended:
 
 
 class Unmoved:
-    """A server that heeds no router."""
+    """A server that ignores its router's blends."""
 
     def swap(self, blend: ArrayLike) -> int:  # noqa: ARG002
         """Stay."""

@@ -48,7 +48,7 @@ from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Task
 from tanbr.types import Blend, to_jsonable
 
-SERVED = "served"  # draws around the blends that will be served, whoever chooses them
+SERVED = "served"  # draws around the blends that will be served
 AVERAGE = "average"  # how blends are merged, unless a name says otherwise, as served+regression does
 GATES: dict[str, Callable[..., Gated]] = {
     "switch": Switch,
@@ -181,7 +181,7 @@ def _measure(tuner: Tuner, objective: Objective, rows: Rows, blends: Sequence[Bl
     """Score all tasks with the first blend, and each with its own of the others."""
     tuner.settle(blends[0])
     even = objective.figures(tuner.model, rows, serving=tuner.serving)
-    if not isinstance(tuner, BlendTuner):  # gates and fixed merges know of no mix
+    if not isinstance(tuner, BlendTuner):  # gates and fixed merges do not depend on the mix
         return {"even": even, "own": even}
     own: Figures = {}
     for blend, (name, of_task) in zip(blends[1:], rows.items(), strict=True):

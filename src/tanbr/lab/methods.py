@@ -102,7 +102,7 @@ class Bench:
 
     @property
     def answering(self) -> Answering:
-        """What is made of a model's answers."""
+        """How a model's answers are read: as given, or weighed by the posterior."""
         return as_given if self.answers_by == "labels" else partial(by_posterior, self.corpus.space)
 
     @cached_property

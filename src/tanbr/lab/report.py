@@ -30,7 +30,7 @@ def write_report(
     tasks: Sequence[str],
     tail: int,
 ) -> Path:
-    """Write a self-contained page about a comparison, nothing to fetch; its first method is the one it is about."""
+    """Write a page about a comparison and its first method; a browser has nothing to fetch for it."""
     subject = next(iter(result.records))
     records = result.records[subject]
     forecast, served = np.array([r.task_mix for r in records]), np.array([r.blend for r in records])

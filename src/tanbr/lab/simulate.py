@@ -61,14 +61,14 @@ class Study:
     config: Path | None = None
     answers: AnswersBy = "labels"
     groups: Path | None = None  # what `tanbr groups` wrote
-    device: str = "cpu"  # where models answer; of no result it is a setting
+    device: str = "cpu"  # where models answer; results do not depend on it
 
     def __post_init__(self) -> None:
         device_of(self.device)  # before anything is written
 
     @property
     def merging(self) -> str:
-        """How blends are merged where nobody says so: as the list of experts says, or averaged."""
+        """How blends are merged if a method does not say: as the list of experts says, or averaged."""
         return read_list(self.checkpoint).method if is_list(self.checkpoint) else AVERAGE
 
     def corpus(self) -> Corpus:
@@ -85,7 +85,7 @@ class Study:
         return Traffic(pools=corpus.stream, mixes=mixes, requests=self.requests, seed=seed)
 
     def bench(self) -> Bench:
-        """Open the checkpoint and what belongs to it; whatever does not fit together is refused here."""
+        """Open the checkpoint, rows, survey and groups; refuse what does not fit together."""
         # methods say how they merge; what a list of experts says of that may need what is to be measured first
         moe = open_moe(
             self.checkpoint, experts=self.experts, blend_only=self.blend_only, method=AVERAGE, device=self.device

@@ -186,7 +186,7 @@ def _title(found: Reproduction, not_run: int) -> str:
 
 
 def _command(part: Part, setup: Setup) -> str:
-    """Give the command that runs a part, with what it needs; places are left to whoever runs it."""
+    """Give the command that runs a part, with the options it needs; folders are left to the reader."""
     needs = () if setup.embedded else part.needs
     tagged = ["--tagged"] if setup.tagged and "t5" in part.needs else []
     words = [f"--{need} {need.upper()}" for need in needs] + [f"--device {name}" for name in setup.timed_on.values()]

@@ -29,7 +29,7 @@ class Nothing:
 
 
 class _Rule:
-    """A policy without anything that changes; how to choose is for its children to say."""
+    """A policy that learns nothing; subclasses say how to choose."""
 
     state = Nothing()
 

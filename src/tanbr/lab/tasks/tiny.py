@@ -41,7 +41,7 @@ def generate(task: str, count: int, *, seed: int, split: Split = "train") -> lis
 
 
 def stream(task: str, *, seed: int, split: Split = "train") -> Iterator[Row]:
-    """Yield rows of one task for ever; the same seed gives the same rows."""
+    """Yield rows of one task without end; the same seed gives the same rows."""
     if task not in BY_NAME:
         raise InputError(f"unknown task {task!r}; the generated tasks are {', '.join(BY_NAME)}")
     spec, make = BY_NAME[task], _MAKERS[task]
@@ -56,7 +56,7 @@ def stream(task: str, *, seed: int, split: Split = "train") -> Iterator[Row]:
 
 
 def vocabulary() -> list[str]:
-    """List every word that the tasks use, sorted: as good as surely all of them turn up in some thousand rows."""
+    """List the words that the tasks use, sorted; 4,000 rows a task are enough to show practically all of them."""
     rows = (row for task in TASKS for row in generate(task.name, 4_000, seed=0))
     texts = (part for row in rows for part in ([row.text] if isinstance(row.text, str) else row.text))
     return sorted({word for text in texts for word in text.split()})

@@ -105,7 +105,7 @@ def _bert_config(space: LabelSpace, encoder: TextEncoder, config: PretrainConfig
         num_attention_heads=config.heads,
         intermediate_size=config.ffn_size,
         max_position_embeddings=config.max_length,
-        hidden_dropout_prob=0.0,  # rows are never seen often enough to be learnt by heart
+        hidden_dropout_prob=0.0,  # no row is seen often enough to be memorised
         attention_probs_dropout_prob=0.0,
         pad_token_id=encoder.tokenizer.pad_token_id,
         id2label=dict(enumerate(space.columns)),

@@ -25,7 +25,7 @@ class RunConfig(Section):
     save_every: int = Field(default=500, ge=1)
     """Steps between two resumable states."""
     seed: int = 0
-    """Seed of whatever is drawn: initial weights, rows, batches."""
+    """Seed of initial weights, rows and batches."""
     device: str = "cpu"
     """Torch device to train on, as cuda; a state goes on with another one."""
 
@@ -34,7 +34,7 @@ class PretrainConfig(RunConfig):
     """How a task-routed MoE is trained: one expert per task from a dense ancestor."""
 
     task_rows: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
-    """Rows of a step of the tasks named here, whatever `batch` would give them."""
+    """Rows of the tasks named here in a step, instead of `batch`."""
     ancestor_rows: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     """Likewise while one dense model learns all tasks; as `task_rows` for the tasks not named here."""
     frozen_layers: int = Field(default=0, ge=0)

@@ -194,7 +194,7 @@ class AdapterViews(ExpertViews):
             for task, adapter in zip(tasks, self._adapters, strict=True):
                 adapter.peft_config["default"].base_model_name_or_path = f"../{base}"
                 adapter.save_pretrained(folder / task.name, save_embedding_layers=False)
-                (folder / task.name / "README.md").unlink(missing_ok=True)  # a form that nobody has filled in
+                (folder / task.name / "README.md").unlink(missing_ok=True)  # an empty form
                 lines += ["[[experts]]", f'path = "{task.name}"', f'task = "{task.name}"', ""]
             (folder / LIST).write_text("\n".join(lines), encoding="utf-8")
         return out

@@ -33,7 +33,7 @@ LEAST_CONCENTRATION = 0.1  # of every expert in a draw around a blend that will 
 
 
 class Tuner(nn.Module, ABC):
-    """What is tuned: a model's norms, and whatever decides which experts it runs. Nothing else is its state."""
+    """What is tuned: a model's norms, and the router or gates that choose its experts. Its state is nothing else."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Tuner(nn.Module, ABC):
 
 
 class FixedTuner(Tuner):
-    """A dense model that is what it is for every batch: a merge that knows no blends."""
+    """A dense model that is the same for every batch: a merge that is no blend."""
 
     def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:  # noqa: ARG002
         """Learn from the batch."""

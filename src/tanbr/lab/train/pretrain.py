@@ -57,25 +57,13 @@ class Course:
         groups: list[dict[str, Any]],
         gradients: Callable[[int], Mapping[str, float]],
         *,
-        steps: int,
-        origin: str,
         out: Path,
         write: Callable[[], Path],
         **options: Any,
     ) -> Path:
-        """Train a phase, its state beside `out`, and write that folder unless it is there; see `Run` for the rest."""
-        Run(
-            phase=name,
-            model=model,
-            groups=groups,
-            gradients=gradients,
-            steps=steps,
-            config=self.config,
-            state=out.with_suffix(".state"),
-            report=self.report,
-            origin=origin,
-            **options,
-        ).train()
+        """Train a phase, its state beside `out`, and write that folder unless it is there; `options` are `Run`'s."""
+        state, report = out.with_suffix(".state"), self.report
+        Run(name, model, groups, gradients, config=self.config, state=state, report=report, **options).train()
         return out if out.exists() else write()
 
 
