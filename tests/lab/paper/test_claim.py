@@ -4,7 +4,6 @@ import pytest
 
 from tanbr.lab.intervals import Spread
 from tanbr.lab.paper import claim
-from tanbr.lab.paper.claim import Claim
 
 
 @pytest.mark.parametrize(
@@ -48,10 +47,3 @@ def test_checks_say_what_they_check(found: tuple[bool, bool], verdict: str) -> N
     judged = claim.checks({"a is so": found[0], "b is so": found[1]})
     assert judged.verdict == verdict
     assert "a is so; b is so" in judged.rule
-
-
-def test_a_claim_carries_its_rule() -> None:
-    told = Claim("it rains", "often", "never", claim.untested(), "no roof", (0, 1)).to_json()
-    assert told["verdict"] == "cannot be tested here"
-    assert told["seeds"] == [0, 1]
-    assert told["rule"]

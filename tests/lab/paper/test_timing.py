@@ -23,12 +23,6 @@ def test_every_method_answers_a_batch(models: Models) -> None:
         assert models.get(model) is models.get(model), name
 
 
-def test_a_folder_that_is_there_is_taken_as_it_is(models: Models) -> None:
-    before = (models.folder / "model.safetensors").stat().st_mtime_ns
-    random_moe(models.folder, SIZES["t5"])
-    assert (models.folder / "model.safetensors").stat().st_mtime_ns == before
-
-
 def test_ratios_are_to_the_merged_model(models: Models) -> None:
     found = cell(models, "forward", batch=2, length=8, rounds=2, seconds=5, skip={"token-merging"})
     assert set(found) == set(METHODS) - {"token-merging"}

@@ -15,7 +15,6 @@ from torch.func import functional_call
 
 from lab.train import small
 from tanbr.errors import ConfigError
-from tanbr.lab import make_moe
 from tanbr.lab.tasks import glue
 from tanbr.lab.train.checkpoints import card_of, load, prepare, upcycled
 from tanbr.lab.train.expert_views import LIST, AdapterViews, ExpertViews, read_first_token
@@ -198,14 +197,6 @@ def test_adapters_are_equal_at_first_and_what_they_compute_is_the_base(tmp_path:
     assert not views.shared()
     with torch.no_grad():
         torch.testing.assert_close(views.view(1)(**inputs).logits, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_adapters_are_scored_like_other_experts(tmp_path: Path) -> None:
-    _, figures = make_moe.train_from_dense(
-        CONFIG, dense=small.bert(tmp_path / "dense"), rows=small.TRAIN, held=small.HELD, unseen=small.HELD,
-        out=tmp_path, report=lambda *_: None,
-    )  # fmt: skip
-    assert set(figures) == {"tags", "average"}
 
 
 def test_blends_of_adapters_are_not_trained(tmp_path: Path) -> None:

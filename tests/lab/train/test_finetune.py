@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from elsewhere import elsewhere
 from lab.train import small
 from tanbr.errors import InputError
 from tanbr.lab.rivals import FixedBlend, RandomBlend
@@ -164,20 +163,3 @@ def test_a_fixed_merge_keeps_all_but_its_norms(checkpoint: Path, tmp_path: Path)
     for name, value in tuner.model.state_dict().items():
         assert torch.equal(value, before[name]) == (name not in tuned), name
     assert tuner.choose([1.0, 0.0, 0.0]) is None
-
-
-@pytest.mark.parametrize("rival", ["tanbr", "served", "fixed", "smear"])
-def test_norms_are_tuned_the_same_elsewhere(checkpoint: Path, tmp_path: Path, rival: str) -> None:
-    def tuned(device: str) -> list[torch.Tensor]:
-        moe = open_moe(checkpoint, device=device)
-        tuner = {
-            "tanbr": lambda: MergedTuner(moe, Tanbr(3, 3, seed=0)),
-            "served": lambda: ServedTuner(moe, own=[0, 1, 2]),
-            "fixed": lambda: FixedTuner(moe.dense()),
-            "smear": lambda: GatedTuner(Smear(load(checkpoint).to(moe.device), per="sequence")),
-        }[rival]()
-        return [weight.detach().cpu() for weight in tune(checkpoint, tuner, tmp_path / f"{device}.state").parameters()]
-
-    with elsewhere() as device:
-        here, there = tuned("cpu"), tuned(str(device))
-    assert all(torch.equal(one, other) for one, other in zip(here, there, strict=True))

@@ -99,11 +99,6 @@ def test_a_head_of_other_tasks_is_refused(tmp_path: Any) -> None:
         objective_of(model.config, small.SPACE, small.ENCODER, tagged=True)
 
 
-def test_targets_of_graded_tasks_lie_on_their_scale() -> None:
-    batch = HEAD.encode([Row("STS-B", ("w1", "w2"), 2.5)])
-    assert np.isclose(batch.truth["targets"].item(), 0.5)
-
-
 OBJECTIVE = Classification(small.SPACE, small.ENCODER)
 LONG = {task.name: small.rows(task, 200) for task in small.TASKS}
 
@@ -144,10 +139,6 @@ def test_rows_of_like_length_share_a_batch() -> None:
     padding = sum(int((batch.inputs["attention_mask"] == 0).sum()) for batch in drawn)
     assert padding < 0.05 * sum(batch.inputs["attention_mask"].numel() for batch in drawn)
     assert len({batch.inputs["input_ids"].shape[1] for batch in drawn}) > 2
-
-
-def test_all_tasks_as_one_batch() -> None:
-    assert batches().at(4).tasks.tolist() == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_mixed_batch_follows_its_mix() -> None:

@@ -168,18 +168,6 @@ def test_weights_are_the_same_elsewhere(kind: str, tmp_path: Path) -> None:
     small.elsewhere_too(tmp_path, lambda config, out: small.train(dense, out, config=config, workers=2), config)
 
 
-def test_a_run_goes_on_with_another_device(tmp_path: Path) -> None:
-    dense = small.bert(tmp_path / "dense")
-
-    def train(config: PretrainConfig, out: Path) -> Path:
-        if config.device != "cpu":
-            with pytest.raises(small.Stopped):
-                small.train(dense, out, stop_at=("experts", 5))
-        return small.train(dense, out, config=config)
-
-    small.elsewhere_too(tmp_path, train)
-
-
 def test_a_device_that_is_not_there_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     config = small.CONFIG.model_copy(update={"device": "cuda:97"})
     with pytest.raises(ConfigError, match="device must be one that torch can use here"):
@@ -204,12 +192,6 @@ def test_head_body_and_experts_have_a_rate_each(tmp_path: Path) -> None:
     assert {name.split(".")[0] for name in head} == {"bert", "classifier"}
     assert {name for name in body if "embeddings" in name}
     assert len(experts) == 2 * 4  # of either layer: two weights, two biases
-
-
-def test_embeddings_may_stay(tmp_path: Path) -> None:
-    body, _, _ = sorted_names("bert", tmp_path, train_embeddings=False)
-    assert body
-    assert not {name for name in body if "embeddings" in name}
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5"])

@@ -149,10 +149,6 @@ def test_a_curve_forgets_what_comes_after_a_step(tmp_path: Path) -> None:
     assert curve.series("loss", "a") == ([1, 2], [0.5, 1.0])
 
 
-def test_a_curve_lies_beside_what_the_run_makes(tmp_path: Path) -> None:
-    assert Curve.beside(tmp_path / "model").path == Curve.beside(tmp_path / "model.state").path
-
-
 def send(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
@@ -165,13 +161,6 @@ def test_the_first_signal_is_noted_and_the_second_acts() -> None:
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_handlers_are_as_before_afterwards() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with Interruption():
-        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] != before
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_a_thread_that_gets_no_signals_notes_none() -> None:

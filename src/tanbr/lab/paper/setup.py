@@ -53,12 +53,9 @@ class Scale:
     """Sizes of everything that has one."""
 
     name: str
-    seeds: tuple[int, ...]
     tuning: FinetuneConfig  # of norms: fig2, fig3, table2, fig7
-    tuning_seeds: tuple[int, ...]
     swept_seeds: tuple[int, ...]  # fig7
     served_slots: int  # after tuning: fig3, table2
-    least_answers: int  # of a task behind its metric; a correlation over fewer says nothing
     slots: int  # of learning online: fig4
     after: int  # further slots once learning is over
     requests: int
@@ -69,40 +66,38 @@ class Scale:
     batches: tuple[int, ...]
     rounds: int  # of timings
     cell_seconds: float  # most time of one kind of batch
-    experts: tuple[int, ...]  # fig6
-    tree_seeds: tuple[int, ...]
+    tree_seeds: tuple[int, ...]  # fig6
     regret_slots: int  # theorem1
     regret_seeds: tuple[int, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    tuning_seeds: tuple[int, ...] = (0, 1, 2)
+    least_answers: int = 30  # of a task behind its metric; a correlation over fewer says nothing
+    experts: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 192)  # fig6
 
 
 _TINY = Scale(
-    name="tiny", seeds=(0, 1, 2),
+    name="tiny",
     tuning=FinetuneConfig(steps=50, batch=32, train_rows=1_000, eval_rows=40, warmup=5, log_every=2, save_every=50,
                           norm_rate=3e-3, gate_rate=3e-3),
-    tuning_seeds=(0, 1, 2), swept_seeds=(0, 1), served_slots=24, least_answers=30,
-    slots=90, after=30, requests=48, pool=600,
+    swept_seeds=(0, 1), served_slots=24, slots=90, after=30, requests=48, pool=600,
     t5=ModelSize(128, 512, 2, 2, K, 500), bert=ModelSize(128, 512, 2, 0, K, 500), length=32,
-    batches=(1, 8, 128), rounds=3, cell_seconds=2.0, experts=(4, 8, 16, 32, 64, 128, 192), tree_seeds=(0,),
-    regret_slots=400, regret_seeds=(0, 1, 2),
+    batches=(1, 8, 128), rounds=3, cell_seconds=2.0, tree_seeds=(0,), regret_slots=400, regret_seeds=(0, 1, 2),
 )  # fmt: skip
 _SMALL = Scale(
-    name="small", seeds=(0, 1, 2),
+    name="small",
     tuning=FinetuneConfig(steps=40, batch=12, train_rows=4_000, eval_rows=16, max_length=64, log_every=1, warmup=5),
-    tuning_seeds=(0, 1, 2), swept_seeds=(0,), served_slots=12, least_answers=30,
-    slots=160, after=40, requests=64, pool=1_500,
+    swept_seeds=(0,), served_slots=12, slots=160, after=40, requests=64, pool=1_500,
     t5=ModelSize(512, 1024, 8, 8, K, 32_128), bert=ModelSize(384, 1536, 12, 0, K, 30_522), length=128,
-    batches=(1, 8, 32, 128), rounds=3, cell_seconds=8.0, experts=(4, 8, 16, 32, 64, 128, 192),
-    tree_seeds=(0, 1, 2), regret_slots=2_000, regret_seeds=(0, 1, 2, 3, 4),
+    batches=(1, 8, 32, 128), rounds=3, cell_seconds=8.0, tree_seeds=(0, 1, 2), regret_slots=2_000,
+    regret_seeds=(0, 1, 2, 3, 4),
 )  # fmt: skip
 _PAPER = Scale(
-    name="paper", seeds=(0, 1, 2),
+    name="paper",
     tuning=FinetuneConfig(steps=10_000, batch=128, train_rows=1_000_000, eval_rows=10_000, max_length=128,
                           save_every=500),
-    tuning_seeds=(0, 1, 2), swept_seeds=(0, 1, 2), served_slots=500, least_answers=30,
-    slots=5_000, after=500, requests=128,
-    pool=1_000_000, t5=ModelSize(768, 3072, 12, 12, K, 32_128), bert=ModelSize(768, 3072, 12, 0, K, 30_522), length=128,
-    batches=(1, 8, 32, 128), rounds=7, cell_seconds=600.0, experts=(4, 8, 16, 32, 64, 128, 192),
-    tree_seeds=(0, 1, 2), regret_slots=5_000,
+    swept_seeds=(0, 1, 2), served_slots=500, slots=5_000, after=500, requests=128, pool=1_000_000,
+    t5=ModelSize(768, 3072, 12, 12, K, 32_128), bert=ModelSize(768, 3072, 12, 0, K, 30_522), length=128,
+    batches=(1, 8, 32, 128), rounds=7, cell_seconds=600.0, tree_seeds=(0, 1, 2), regret_slots=5_000,
     regret_seeds=(0, 1, 2, 3, 4),
 )  # fmt: skip
 NAMED: dict[str, Scale] = {"tiny": _TINY, "small": _SMALL, "paper": _PAPER}

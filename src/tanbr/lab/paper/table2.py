@@ -17,7 +17,6 @@ BY_TASK = {  # the paper's, each the mean of a task's metrics
     "smear": (43.8, 74.0, 82.9, 82.9, 78.05, 62.8, 90.6, 85.75),
     "nucb": (40.4, 73.2, 82.7, 82.6, 78.1, 62.8, 90.3, 83.05),
 }
-WAYS = {"served": "served, by the mix", "tuned even": "one blend for all tasks", "tuned own": "each task's own blend"}
 
 
 def findings(setup: Setup, results: Results) -> Findings:
@@ -46,7 +45,7 @@ def findings(setup: Setup, results: Results) -> Findings:
             "the paper's own table has it lead in that many tasks, not in all", seeds,
         ))  # fmt: skip
     claims.append(_size(setup, means))
-    return Findings(claims, _tables(setup, results, table, tasks), {"Averages": draw(means)})
+    return Findings(claims, _tables(table, tasks), {"Averages": draw(means)})
 
 
 def _size(setup: Setup, means: dict[str, float]) -> Claim:
@@ -65,33 +64,20 @@ def _mean(setup: Setup, results: Results, router: str) -> float:
     return float(tuning.by_seed(results, setup, router, tuning.mean_figure).mean())
 
 
-def _by_task(setup: Setup, results: Results, router: str, tasks: list[str], kind: str = "served") -> list[float]:
-    runs = [results[f"tuning-{router}-seed{seed}"] for seed in setup.scale.tuning_seeds]
-    figures = [run["served"]["figures"] if kind == "served" else run["figures"][kind] for run in runs]
-    return [float(np.mean([of[task] for of in figures if task in of] or [np.nan])) for task in tasks]
+def _by_task(setup: Setup, results: Results, router: str, tasks: list[str]) -> list[float]:
+    """Average each task's metric over the seeds in which it has one; NaN where none has."""
+    runs = [results[f"tuning-{router}-seed{seed}"]["served"]["figures"] for seed in setup.scale.tuning_seeds]
+    return [float(np.mean([of[task] for of in runs if task in of] or [np.nan])) for task in tasks]
 
 
-def _tables(setup: Setup, results: Results, table: dict[str, list[float]], tasks: list[str]) -> list[Table]:
+def _tables(table: dict[str, list[float]], tasks: list[str]) -> list[Table]:
     rows = [
         [router, *("–" if np.isnan(v) else f"{100 * v:.1f}" for v in values), f"{100 * float(np.nanmean(values)):.1f}"]
         for router, values in table.items()
     ]
-    first = Table("served by the mix, in points, mean over seeds", ["router", *tasks, "average"], rows)
-    ways = [
-        [router, *(f"{100 * float(np.nanmean(_by_task(setup, results, router, tasks, kind))):.1f}" for kind in WAYS)]
-        for router in tuning.ROUTERS
-    ]
-    run = results[f"tuning-paper-seed{setup.scale.tuning_seeds[0]}"]["figures"]
-    untouched = {"each task's own expert, with tags": "tags", "all experts alike": "average"}
-    more = [
-        [words, "–", *([f"{100 * float(np.mean(list(run[kind].values()))):.1f}"] * 2)]
-        for words, kind in untouched.items()
-        if kind in run
-    ]
     paper = [[name, *(f"{v:.1f}" for v in BY_TASK[name]), f"{AVERAGE[name]:.2f}"] for name in AVERAGE]
     return [
-        first,
-        Table("averages by the way of answering", ["router", *WAYS.values()], [*ways, *more]),
+        Table("served by the mix, in points, mean over seeds", ["router", *tasks, "average"], rows),
         Table("the paper's, GLUE (“paper” is its Tanbr)", ["router", *TASKS, "average"], paper),
     ]
 
@@ -110,8 +96,7 @@ def draw(means: dict[str, float]) -> Figure:
 PART = Part(
     "table2",
     "Table II: task by task",
-    "The runs of Fig. 3. “served” is the stream under a moving mix; the other columns answer held-out rows with one "
-    "blend for all tasks, or with what the router chooses for a mix of one task alone.",
+    "The runs of Fig. 3: the stream under a moving mix.",
     tuning.jobs,
     findings,
     needs=("t5", "data"),

@@ -84,12 +84,10 @@ def _tune(setup: Setup, router: str, config: Config, out: Path, serve: bool, tic
         also=partial(_serve, setup, config.finetune.seed) if serve else None,
     )  # fmt: skip
     at, losses = Curve.beside(out / router / "tuned.state").series("loss", "batch")
-    kinds = ("tags", "average", "tuned even", "tuned own") if serve else ()
-    figures = {kind: found["figures"][kind] for kind in kinds if kind in found["figures"]}
     seconds = float(np.median(np.diff(ticks))) if len(ticks) > 1 else None
     return {
         "steps": list(at), "losses": np.round(losses, 4), "seconds_per_step": seconds,
-        "figures": figures, "served": found.get("also"),
+        "served": found.get("also"),
     }  # fmt: skip
 
 
@@ -173,10 +171,9 @@ def by_seed(results: Mapping[str, Any], setup: Setup, router: str, value: Callab
     return np.array([value(results[f"tuning-{router}-seed{seed}"]) for seed in setup.scale.tuning_seeds])
 
 
-def mean_figure(run: Any, kind: str = "served") -> float:
-    """Average the tasks' metrics: those of the stream (`served`), or of another way of answering."""
-    figures = run["served"]["figures"] if kind == "served" else run["figures"][kind]
-    return float(np.mean(list(figures.values())))
+def mean_figure(run: Any) -> float:
+    """Average the tasks' metrics over the stream that was served."""
+    return float(np.mean(list(run["served"]["figures"].values())))
 
 
 def loss(run: Any, part: slice) -> float:
