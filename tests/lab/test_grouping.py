@@ -9,7 +9,6 @@ import torch
 from moe.tiny import build
 from serve.text_model import write_tokenizer
 from tanbr.errors import CheckpointError, InputError
-from tanbr.groups import Groups
 from tanbr.lab.gates import add_gates
 from tanbr.lab.grouping import (
     Grouping,
@@ -27,6 +26,7 @@ from tanbr.lab.grouping import (
 from tanbr.merge import Moe, inspect
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
+from tanbr.router.groups import Groups
 
 RNG = np.random.default_rng(0)
 TEXTS = [" ".join(f"w{n}" for n in RNG.integers(0, 60, 10)) for _ in range(24)]

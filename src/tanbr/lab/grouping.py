@@ -17,7 +17,7 @@ from scipy.spatial.distance import squareform
 from transformers import AutoTokenizer
 
 from tanbr.errors import CheckpointError, InputError
-from tanbr.groups import DEEPEST, Groups
+from tanbr.router.groups import DEEPEST, Groups
 from tanbr.lab.gates import heard
 from tanbr.merge import Moe
 from tanbr.merge.inspect import expert_gram
