@@ -14,8 +14,7 @@ def test_simulate_leaves_figures_tables_and_pictures(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert {file.name for file in (tmp_path / "o").iterdir()} == {
-        "runs", "simulate.json", "results.md", "reward.png", "regret.png", "slots.png", "mix.png", "blend.png",
-        "tasks.png",
+        "runs", "simulate.json", "results.md", "reward.png", "regret.png", "mix.png", "blend.png",
     }  # fmt: skip
     figures = json.loads((tmp_path / "o" / "simulate.json").read_text())
     assert figures["command"].startswith("tanbr simulate --slots 4")

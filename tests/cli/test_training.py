@@ -10,11 +10,11 @@ from lab.train.small import bert
 from serve.text_model import write
 from tanbr.cli import app
 from tanbr.errors import ConfigError, StateError, TanbrError
-from tanbr.lab import glue_moe
+from tanbr.lab import make_moe
 from tanbr.lab.rivals import registry
 from tanbr.lab.tasks import glue
 from tanbr.lab.train.config import MINILM, PretrainConfig
-from tanbr.lab.train.interruption import Interruption
+from tanbr.lab.train.run import Interruption
 from tanbr.router.config import RouterConfig
 from tanbr.tasks.card import read_card
 
@@ -79,7 +79,7 @@ def test_a_file_is_laid_over_a_preset(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(glue, "divided", lambda data: ({}, {}))
     monkeypatch.setattr(glue, "load", lambda data, **_: {})
-    monkeypatch.setattr(glue_moe, "train", train)
+    monkeypatch.setattr(make_moe, "train", train)
     (tmp_path / "t.toml").write_text("[pretrain]\nsteps = 7\n")
     arguments = ["--preset", "minilm", "--from", "dense", "--data", "glue", "--config", f"{tmp_path}/t.toml"]
     assert isinstance(RUN.invoke(app, ["pretrain", *arguments]).exception, Seen)

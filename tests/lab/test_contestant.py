@@ -2,6 +2,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tanbr.lab.compare import KnownMix, KnownTasks
 from tanbr.lab.contestant import OneModel, Scorer
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.tasks.rows import Row, Task
@@ -94,3 +95,16 @@ def test_answers_may_use_the_posterior_under_the_slot_s_mix() -> None:
     contestant.play(["c"], scorer(1))
     np.testing.assert_allclose(heard[0], even)
     assert heard[1].argmax(axis=1).tolist() == [1]  # the forecast mix is all of task b
+
+
+def test_a_known_mix_forecasts_the_next_slot() -> None:
+    source = KnownMix(np.eye(3))
+    assert source.close_slot().forecast.tolist() == [0, 1, 0]
+    assert source.close_slot().forecast.tolist() == [0, 0, 1]
+    assert source.close_slot().forecast.tolist() == [0, 0, 1]
+
+
+def test_known_tasks_are_sure_and_the_mix_is_another_s() -> None:
+    source = KnownTasks({"one": 0, "two": 2}, KnownMix(np.eye(3)), tasks=3)
+    assert source.observe(["two", "one"]).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert source.close_slot().forecast.tolist() == [0, 1, 0]

@@ -67,7 +67,7 @@ def test_the_figures_are_the_comparison(done: Demo) -> None:
 
 def test_the_report_stands_alone(done: Demo) -> None:
     page = done.report.read_text()
-    assert page.count("<svg") == 5
+    assert page.count("<svg") == 4
     assert not re.findall(r'(?:src|href)="(?!#)[^"]+"', page)  # nothing to fetch
     assert "best fixed" in page
 

@@ -4,7 +4,7 @@ import pytest
 from tanbr.errors import ConfigError, DataError
 from tanbr.lab.contestant import Scorer
 from tanbr.lab.corpus import generated
-from tanbr.lab.methods import KINDS, Bench, method, methods
+from tanbr.lab.methods import Bench, method, methods
 from tanbr.lab.settings import Config
 from tanbr.merge import Moe
 from tanbr.types import AnswersBy
@@ -57,11 +57,6 @@ def test_a_wrong_name_is_explained(name: str, says: str) -> None:
 def test_nothing_to_compare() -> None:
     with pytest.raises(ConfigError, match="no methods"):
         methods([""])
-
-
-def test_every_kind_says_what_it_is() -> None:
-    assert all(kind.about for kind in KINDS.values())
-    assert np.count_nonzero([kind.learns for kind in KINDS.values()]) >= 4
 
 
 def test_what_limits_a_panel_can_be_switched_off() -> None:

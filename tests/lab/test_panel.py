@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tanbr.errors import ConfigError, InputError
-from tanbr.lab.answers import Answers
-from tanbr.lab.classifier import Classifier
+from tanbr.lab.answers import Answers, DenseModel
 from tanbr.lab.compare import KnownMix
 from tanbr.lab.contestant import Scorer
 from tanbr.lab.corpus import generated
@@ -103,7 +102,7 @@ class Tags:
 
 @pytest.fixture(scope="module")
 def answers(moe: Moe) -> Answers:
-    return Answers(Classifier(moe))
+    return Answers(DenseModel(moe, generated().space))
 
 
 def test_a_slot_rewards_by_model_and_task(answers: Answers) -> None:

@@ -13,7 +13,7 @@ from tanbr.lab import simulate as simulating
 from tanbr.lab.corpus import generated
 from tanbr.lab.simulate import Outcome, Study, place, simulate
 from tanbr.lab.survey import survey_to
-from tanbr.lab.tasks import trace
+from tanbr.lab.tasks import traffic
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
@@ -99,7 +99,7 @@ def test_a_bad_router_is_named_and_costs_the_others_nothing(study: Study, tmp_pa
 
 def test_a_trace_is_replayed(study: Study, done: tuple[Path, list[Outcome]], tmp_path: Path) -> None:
     corpus = generated()
-    trace.record(tmp_path / "t.jsonl", study.stream(corpus, 0), tasks=corpus.tasks)
+    traffic.record_trace(tmp_path / "t.jsonl", study.stream(corpus, 0), tasks=corpus.tasks)
     replayed = replace(study, traffic=f"trace:{tmp_path / 't.jsonl'}")
     [average] = simulate(replayed, ["average"], [0], out=tmp_path)
     drawn = next(o for o in done[1] if (o.seed, o.method) == (0, "average"))

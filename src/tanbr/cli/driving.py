@@ -57,9 +57,9 @@ def traffic(
     server: Server = LOCAL,
 ) -> None:
     """Send a server untagged requests that drift, and feedback by the true labels, which it never sees."""
+    from tanbr.lab.corpus import Dataset
     from tanbr.lab.drive import drive, summary
     from tanbr.lab.tasks import tiny
-    from tanbr.lab.tasks.dataset import Dataset
     from tanbr.serve.web.client import Client
     from tanbr.tasks.metrics import LabelSpace
 

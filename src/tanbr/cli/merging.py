@@ -198,7 +198,7 @@ def assemble(
     ] = "refuse",
 ) -> None:
     """Write experts over a base as one MoE checkpoint, with a card that names their tasks and labels."""
-    from tanbr.lab.train.assemble import assemble as make
+    from tanbr.lab.train.checkpoints import assemble as make
     from tanbr.merge import open as open_moe
 
     moe = open_moe(checkpoint, experts=expert or (), blend_only=blend_only, method="average")

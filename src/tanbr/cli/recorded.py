@@ -13,7 +13,7 @@ from tanbr.cli.display import console
 from tanbr.cli.running import ConfigFile, command_line
 from tanbr.files import write_atomically
 from tanbr.lab import settings as configuration
-from tanbr.lab.rivals.registry import ROUTERS, build, kind
+from tanbr.lab.rivals import ROUTERS, build, kind
 
 app = typer.Typer()
 

@@ -109,12 +109,11 @@ def simulate(
     configuration.load(config)  # what can be refused at once is, before seconds of imports
 
     from tanbr.lab import methods as registry
-    from tanbr.lab.online_report import lay_out, write
     from tanbr.lab.panel import memory
+    from tanbr.lab.report import lay_out, write
     from tanbr.lab.simulate import Study
     from tanbr.lab.simulate import simulate as run
     from tanbr.lab.standings import Standings
-    from tanbr.lab.tasks import trace
     from tanbr.merge import open as open_moe
     from tanbr.moe import embedded
 
@@ -132,7 +131,7 @@ def simulate(
     corpus = study.corpus()
     streams = {seed: study.stream(corpus, seed) for seed in numbers}
     if record is not None:
-        trace.record(record, streams[numbers[0]], tasks=corpus.tasks)
+        traffics.record_trace(record, streams[numbers[0]], tasks=corpus.tasks)
     with _Watch(jobs=len(names) * len(numbers), slots=len(streams[numbers[0]])) as watch:
         outcomes = run(study, names, numbers, out=out, workers=workers, watch=watch, finished=watch.finished)
     mixes = {seed: stream.mixes for seed, stream in streams.items()}
@@ -243,7 +242,7 @@ def grams(
     """Measure each expert's inputs for regression merging, and write them to a folder beside the experts."""
     import torch
 
-    from tanbr.lab.answers import model_for
+    from tanbr.lab.answers import DenseModel
     from tanbr.lab.rivals.probes import probes_of
     from tanbr.lab.rivals.regmean import measure
     from tanbr.lab.simulate import Study
@@ -252,7 +251,7 @@ def grams(
     bench = Study(
         checkpoint=checkpoint, experts=tuple(expert or ()), blend_only=blend_only, data=data, device=device
     ).bench()
-    model_for(bench.moe, bench.corpus.space)  # its head must fit
+    DenseModel(bench.moe, bench.corpus.space)  # its head must fit
     held = bench.corpus.first_held(rows)
     probes = probes_of(bench.moe, held, space=bench.corpus.space, own=bench.own_experts)
     with progress("experts") as bar:

@@ -16,14 +16,14 @@ from tanbr.cli.running import DEVICE, ConfigFile, command_line
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.files import write_atomically
+from tanbr.lab import rivals
 from tanbr.lab import settings as configuration
-from tanbr.lab.rivals import registry
 from tanbr.lab.train.config import FLAN_T5, MINILM, TINY_T5, PretrainConfig
 
 app = typer.Typer()
 
 ROUTERS = (
-    f"{', '.join((*registry.ROUTERS, 'served'))} (each also +regression), "
+    f"{', '.join((*rivals.ROUTERS, 'served'))} (each also +regression), "
     "fisher, regmean, switch, rl, smear, smear-sequence"
 )
 
@@ -70,8 +70,8 @@ def pretrain(
     """Train a task-routed MoE and write it. Resumes where it stopped."""
     if preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
+    from tanbr.lab.corpus import Dataset
     from tanbr.lab.tasks import glue
-    from tanbr.lab.tasks.dataset import Dataset
 
     source = None if data is None else Dataset(str(data))
     start = PRESETS[preset]
@@ -103,17 +103,17 @@ def pretrain(
         _pretrain_tiny(settings, out, writes=preset == "tiny-t5")
         return
 
-    from tanbr.lab import glue_moe
-    from tanbr.lab.curves import draw_training
+    from tanbr.lab import make_moe
+    from tanbr.lab.pictures import draw_training
     from tanbr.lab.rivals.switch import Switch
-    from tanbr.lab.train.curve import Curve
+    from tanbr.lab.train.run import Curve
 
     begun = time.monotonic()
     with _progress() as report:
         report("rows", 0, 1, "reading")
         rows, held = source.divided()
         unseen = source.dev(limit=settings.final_rows)
-        model, figures = glue_moe.train(
+        model, figures = make_moe.train_from_dense(
             settings, dense=dense, rows=rows, held=held, unseen=unseen, out=out, report=report, tagged=tagged,
             tasks=source.tasks, gates=Switch if routing == "token" else None, workers=workers,
         )  # fmt: skip
@@ -156,10 +156,10 @@ def finetune(
     import torch
 
     from tanbr.lab import finetune as experiment
-    from tanbr.lab.curves import draw_losses
+    from tanbr.lab.corpus import Dataset
+    from tanbr.lab.pictures import draw_losses
     from tanbr.lab.tasks import tiny
-    from tanbr.lab.tasks.dataset import Dataset
-    from tanbr.lab.train.curve import Curve
+    from tanbr.lab.train.run import Curve
     from tanbr.moe import embedded
     from tanbr.moe.device import device_of
     from tanbr.tasks.rows import Task
@@ -204,11 +204,11 @@ def _tables(columns: dict[str, dict[str, float]], title: str = "the tasks' metri
 
 
 def _pretrain_tiny(settings: PretrainConfig, out: Path, *, writes: bool) -> None:
-    from tanbr.lab import embedded as experiment
+    from tanbr.lab import make_moe as experiment
 
     with _progress() as report:
         survey = _WRITER_SURVEY if writes else {}
-        model, worth = experiment.train(
+        model, worth = experiment.train_embedded(
             settings, out=out, report=report, command=command_line(), writes=writes, **survey
         )
     console.print(experiment.tables(worth))

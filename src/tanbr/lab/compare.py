@@ -9,7 +9,6 @@ import numpy as np
 
 from tanbr.lab.tasks.traffic import SlotRequests, Stream
 from tanbr.lab.world import Contestant
-from tanbr.monitor import Monitor
 from tanbr.monitor.recogniser import Recognition
 from tanbr.tasks.rows import Row
 from tanbr.types import FloatArray, SlotMix, SlotRecord, Text, to_jsonable
@@ -34,7 +33,7 @@ class KnownMix:
     """
 
     def __init__(self, mixes: FloatArray, recogniser: Any = None) -> None:
-        self._mixes, self._slot, self._recogniser = mixes, 0, recogniser
+        self._mixes, self.slot, self._recogniser = mixes, 0, recogniser
 
     def fork(self) -> "KnownMix":
         """Give an independent copy."""
@@ -49,7 +48,7 @@ class KnownMix:
 
     def snapshot(self) -> Any:
         """Give what recognises requests."""
-        mix = self._mixes[min(self._slot, len(self._mixes) - 1)]
+        mix = self._mixes[min(self.slot, len(self._mixes) - 1)]
         told = Told(lambda texts: np.tile(mix, (len(texts), 1)))
         return told if self._recogniser is None else self._recogniser.snapshot()
 
@@ -62,8 +61,8 @@ class KnownMix:
         """Give the true mix of the slot that ended and of the one that starts."""
         if self._recogniser is not None:
             self._recogniser.close_slot()
-        ended, coming = (self._mixes[min(slot, len(self._mixes) - 1)] for slot in (self._slot, self._slot + 1))
-        self._slot += 1
+        ended, coming = (self._mixes[min(slot, len(self._mixes) - 1)] for slot in (self.slot, self.slot + 1))
+        self.slot += 1
         return SlotMix(estimate=ended, forecast=coming, uncertainty=np.zeros_like(ended), unknown=0.0, requests=0)
 
 
@@ -87,8 +86,7 @@ class KnownTasks:
 
     def count(self, seen: Recognition) -> None:
         """Take in requests."""
-        if not isinstance(self._other, Monitor):
-            self._other.count(seen)
+        self._other.count(seen)
 
     def close_slot(self) -> SlotMix:
         """Give the other's mix and forecast."""

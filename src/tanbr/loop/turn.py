@@ -186,17 +186,19 @@ def first(
     monitor: MixSource,
     tasks: int,
     number: int = 0,
-    pin: Pin | None = None,
+    mix: TaskMix | None = None,
+    decision: Decision | None = None,
 ) -> Learner:
-    """Open the first slot: nothing is known of the traffic, so every task is expected alike."""
-    mix = np.full(tasks, 1.0 / tasks)
+    """Open the first slot, for a mix (V,) or for every task alike, with a decision that the router made already if any.
+
+    What was told before is left alone.
+    """
+    mix = np.full(tasks, 1.0 / tasks) if mix is None else mix
     nothing = Slot(number - 1, (), mix, np.zeros((0, 0)), np.zeros((0, tasks)), None, Reason.START)
     trust = Trust(rules.config.rewards.doubt, rules.config.rewards.client_share)
-    learner = Learner(
-        rules, fork(router), monitor, nothing, Guard(tasks), trust, mix, mark=world.last_reward(), pin=pin
-    )
-    chosen, learner = _choose(learner, None)
-    prepared, learner = _prepare(learner, world, chosen, None)
+    learner = Learner(rules, fork(router), monitor, nothing, Guard(tasks), trust, mix, mark=world.last_reward())
+    choice = Choice.of(decision) if decision is not None else _choose(learner, None)[0]
+    prepared, learner = _prepare(learner, world, choice, None)
     return _finish(learner, world, prepared, Turn(learner.slot, None, None))
 
 

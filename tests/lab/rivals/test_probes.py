@@ -1,18 +1,14 @@
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from elsewhere import elsewhere
 from moe.tiny import build
 from tanbr.errors import DataError
-from tanbr.lab.rivals.fisher import fisher
 from tanbr.lab.rivals.probes import Probe, head_probes, probes_of, real_tokens
-from tanbr.lab.rivals.regmean import regmean
 from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
 from tanbr.moe.embedded import path
@@ -80,17 +76,3 @@ def test_a_model_that_writes_reads_the_text_and_its_answer_so_far() -> None:
     # float32 against float64: some vocabulary-size roundings a token
     bound = 2 * labels.shape[1] * moe.config["vocab_size"] * torch.finfo(torch.float32).eps
     torch.testing.assert_close(probes[0][0].surprise(logits)[0].double(), expected, rtol=0, atol=bound)
-
-
-@pytest.mark.parametrize("merge", [fisher, regmean])
-@pytest.mark.parametrize("kind", ["bert", "t5"])
-def test_merges_by_statistics_are_the_same_elsewhere(merge: Any, kind: str) -> None:
-    def merged(device: str) -> dict[str, torch.Tensor]:
-        moe = open_moe(path(kind), device=device)
-        model = merge(moe, probes_of(moe, ROWS, space=LabelSpace(tiny.TASKS), own=range(8)))
-        assert model.device == moe.device
-        return {name: value.cpu() for name, value in model.state_dict().items()}
-
-    with elsewhere() as device:
-        here, there = merged("cpu"), merged(str(device))
-    assert all(torch.equal(value, there[name]) for name, value in here.items())

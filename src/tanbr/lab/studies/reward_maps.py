@@ -1,24 +1,29 @@
-"""Reward maps f*: blend (n, K) to the mean reward of V tasks (n, V) in [0, 1]. Each is drawn from a seed."""
+"""Reward maps f*: blend (n, K) to the mean reward of V tasks (n, V) in [0, 1]. Each is drawn from a seed.
+
+`OWN` are the maps of the study. `HARD` are harder ones: decoys whose hill is nearly as high as the peak, decoys whose
+peak is narrow, sigmoids three times as steep. `HELD` have other shapes; no constant may be chosen on them.
+"""
 
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
 from tanbr.router.simplex import keep_largest
 from tanbr.types import FloatArray
 
-
-class RewardMap(Protocol):
-    """A deterministic f*."""
-
-    def __call__(self, blends: FloatArray) -> FloatArray:
-        """Mean rewards (n, V) of blends (n, K)."""
-        ...
+RewardMap: TypeAlias = Callable[[FloatArray], FloatArray]  # mean rewards (n, V) of blends (n, K)
+Family: TypeAlias = Callable[[int, int, np.random.Generator], RewardMap]  # of K, V and a generator
 
 
 def _squared(left: FloatArray, right: FloatArray) -> FloatArray:
+    """Squared distances of blends (n, K) and (m, K): (n, m)."""
     return np.asarray(((left[:, None] - right[None]) ** 2).sum(axis=2))
+
+
+def _logistic(z: FloatArray) -> FloatArray:
+    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(z, -60, 60))))
 
 
 def bumps(experts: int, tasks: int, rng: np.random.Generator) -> RewardMap:
@@ -28,18 +33,13 @@ def bumps(experts: int, tasks: int, rng: np.random.Generator) -> RewardMap:
     return lambda blends: 0.1 + height * np.exp(-_squared(blends, centre) / (2 * width**2))
 
 
-def sigmoids(experts: int, tasks: int, rng: np.random.Generator) -> RewardMap:
+def sigmoids(experts: int, tasks: int, rng: np.random.Generator, *, steepness: float = 1.0) -> RewardMap:
     """Each expert helps some tasks; pairs of experts disturb each other when both are in the blend."""
-    help_ = rng.normal(0.0, 1.5, (tasks, experts))
-    clash = np.triu(rng.random((experts, experts)) < 0.4, 1) * rng.exponential(2.5, (experts, experts))
-    boost = np.triu(rng.random((experts, experts)) < 0.2, 1) * rng.exponential(2.5, (experts, experts))
+    helps = rng.normal(0.0, 1.5 * steepness, (tasks, experts))
+    clash = np.triu(rng.random((experts, experts)) < 0.4, 1) * rng.exponential(2.5 * steepness, (experts, experts))
+    boost = np.triu(rng.random((experts, experts)) < 0.2, 1) * rng.exponential(2.5 * steepness, (experts, experts))
     pairs = boost - clash
-
-    def rewards(blends: FloatArray) -> FloatArray:
-        joint = np.einsum("nk,kj,nj->n", blends, pairs, blends)
-        return np.asarray(1.0 / (1.0 + np.exp(-(blends @ help_.T + joint[:, None]))))
-
-    return rewards
+    return lambda blends: _logistic(blends @ helps.T + np.einsum("nk,kj,nj->n", blends, pairs, blends)[:, None])
 
 
 def merged_networks(experts: int, tasks: int, rng: np.random.Generator) -> RewardMap:
@@ -83,28 +83,96 @@ def _train(
     return first, second
 
 
-def decoys(experts: int, tasks: int, rng: np.random.Generator) -> RewardMap:
-    """Put up a broad, middling hill that lures, and a narrow, higher peak elsewhere."""
+def decoys(
+    experts: int,
+    tasks: int,
+    rng: np.random.Generator,
+    *,
+    hill: tuple[float, float] = (0.45, 0.6),
+    of_peak: bool = False,
+    width: float = 0.45,
+) -> RewardMap:
+    """Put up a broad hill that lures, and a higher peak of this `width` elsewhere.
+
+    `hill` bounds the hill's height, as a share of the peak's height with `of_peak`.
+    """
     peak = rng.dirichlet(np.full(experts, 2.0 / experts))
     lure = peak
     while np.linalg.norm(peak - lure) < 0.6:
         lure = rng.dirichlet(np.full(experts, 2.0 / experts))
     centre = 0.85 * peak + 0.15 * rng.dirichlet(np.ones(experts), size=tasks)  # (V, K)
-    high, low = rng.uniform(0.75, 0.95, tasks), rng.uniform(0.45, 0.6, tasks)
+    high = rng.uniform(0.75, 0.95, tasks)
+    low = rng.uniform(*hill, tasks) * (high if of_peak else 1.0)
 
     def rewards(blends: FloatArray) -> FloatArray:
-        hill = low * np.exp(-_squared(blends, lure[None]) / (2 * 0.8**2))
-        return np.asarray(np.maximum(hill, high * np.exp(-_squared(blends, centre) / (2 * 0.45**2))))
+        broad = low * np.exp(-_squared(blends, lure[None]) / (2 * 0.8**2))
+        return np.asarray(np.maximum(broad, high * np.exp(-_squared(blends, centre) / (2 * width**2))))
 
     return rewards
 
 
-FAMILIES: dict[str, Callable[[int, int, np.random.Generator], RewardMap]] = {
+def three_hills(experts: int, tasks: int, rng: np.random.Generator) -> RewardMap:
+    """Give every task three pointed hills of its own; the highest is the narrowest."""
+    centre = rng.dirichlet(np.full(experts, 0.3), size=(3, tasks))  # (3, V, K)
+    height = rng.uniform(0.7, 0.9, tasks) * np.array([1.0, 0.85, 0.7])[:, None]
+    width = np.array([0.35, 0.55, 0.8])
+
+    def rewards(blends: FloatArray) -> FloatArray:
+        hills = [h * np.exp(-np.sqrt(_squared(blends, c)) / w) for c, h, w in zip(centre, height, width, strict=True)]
+        return np.asarray(0.05 + np.max(hills, axis=0))
+
+    return rewards
+
+
+def ridges(experts: int, tasks: int, rng: np.random.Generator) -> RewardMap:
+    """Two ridges across the simplex a task, the second lower and broader."""
+    way = rng.normal(size=(2, tasks, experts))  # (2, V, K)
+    crest = np.einsum("rvk,vk->rv", way, rng.dirichlet(np.full(experts, 0.5), size=tasks))
+    height = rng.uniform(0.6, 0.85, tasks) * np.array([1.0, 0.8])[:, None]
+    width = np.array([0.5, 0.9])[:, None]
+
+    def rewards(blends: FloatArray) -> FloatArray:
+        off = np.einsum("rvk,nk->nrv", way, blends) - crest
+        return np.asarray(0.1 + (height * np.exp(-(off**2) / (2 * width**2))).max(axis=1))
+
+    return rewards
+
+
+def cliffs(experts: int, tasks: int, rng: np.random.Generator) -> RewardMap:
+    """A task is solved once its two experts have enough of the blend, and spoilt where a third has too much."""
+    own = np.array([rng.choice(experts, size=3, replace=False) for _ in range(tasks)])  # (V, 3)
+    share, much = rng.uniform(0.15, 0.4, tasks), rng.uniform(0.3, 0.6, tasks)
+    steep, height = rng.uniform(8, 25, tasks), rng.uniform(0.5, 0.8, tasks)
+
+    def rewards(blends: FloatArray) -> FloatArray:
+        pair = blends[:, own[:, 0]] + 0.6 * blends[:, own[:, 1]]  # (n, V)
+        solved, spoilt = _logistic(steep * (pair - share)), _logistic(steep * (blends[:, own[:, 2]] - much))
+        return np.asarray(0.1 + height * solved * (1.0 - spoilt))
+
+    return rewards
+
+
+def waves(experts: int, tasks: int, rng: np.random.Generator) -> RewardMap:
+    """Draw a smooth random function a task: a sum of plane waves."""
+    ways = rng.normal(size=(64, experts)) / 0.45
+    phase, weight = rng.uniform(0, 2 * np.pi, 64), rng.normal(size=(64, tasks)) / 8
+    return lambda blends: _logistic(2.5 * np.sqrt(2) * np.cos(blends @ ways.T + phase) @ weight)
+
+
+OWN: dict[str, Family] = {
     "bumps": bumps,
     "sigmoids": sigmoids,
     "merged networks": merged_networks,
     "decoys": decoys,
 }
+HARD: dict[str, Family] = {
+    "high decoys": partial(decoys, hill=(0.9, 0.9), of_peak=True),
+    "narrow decoys": partial(decoys, hill=(0.55, 0.75), of_peak=True, width=0.38),
+    "steep sigmoids": partial(sigmoids, steepness=3.0),
+}
+HELD: dict[str, Family] = {"three hills": three_hills, "ridges": ridges, "cliffs": cliffs, "waves": waves}
+SUITES: dict[str, dict[str, Family]] = {"own": OWN, "hard": HARD, "held": HELD}
+MAPS: dict[str, Family] = {**OWN, **HARD, **HELD}  # the order is part of a world's seed
 
 
 class BestBlends:
@@ -116,11 +184,6 @@ class BestBlends:
         blends = np.concatenate([np.eye(experts), np.full((1, experts), 1 / experts), *sparse])
         self._blends = keep_largest(blends, max_active)
         self._values = reward(self._blends)  # (n, V)
-
-    @property
-    def blends(self) -> FloatArray:
-        """All blends tried so far (n, K)."""
-        return self._blends
 
     def value(self, mix: FloatArray) -> float:
         """Reward of the best blend for a task mix."""

@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal
 
 from tanbr.errors import CheckpointError, ConfigError, DataError
-from tanbr.lab.corpus import Corpus, Rows, generated, of_data
+from tanbr.lab.corpus import Corpus, Dataset, Rows, generated, of_data
 from tanbr.lab.methods import Bench
-from tanbr.lab.paper.cost import ModelSize
 from tanbr.lab.settings import Config
 from tanbr.lab.tasks import glue, tiny
-from tanbr.lab.tasks.dataset import Dataset
 from tanbr.lab.train.config import FinetuneConfig
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
@@ -20,9 +18,34 @@ from tanbr.moe.device import device_of
 from tanbr.tasks.own import is_own
 from tanbr.tasks.rows import Task
 
-ScaleName: TypeAlias = Literal["tiny", "small", "paper"]
-SCALES: tuple[ScaleName, ...] = get_args(ScaleName)
 K = 8  # experts, as in the paper
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """The shape of an MoE."""
+
+    width: int  # D
+    ffn: int  # F
+    encoder: int  # layers
+    decoder: int  # layers, 0 for an encoder alone
+    experts: int  # K
+    words: int  # in the vocabulary
+
+    @property
+    def ffns(self) -> int:
+        """Parameters of one expert's FFNs in all layers."""
+        return 2 * self.width * self.ffn * (self.encoder + self.decoder)
+
+    @property
+    def dense(self) -> int:
+        """Parameters of a merged model, near enough."""
+        return 4 * self.width**2 * (self.encoder + 2 * self.decoder) + self.ffns + self.words * self.width
+
+    @property
+    def whole(self) -> int:
+        """Parameters of all experts and the rest."""
+        return self.dense + (self.experts - 1) * self.ffns
 
 
 @dataclass(frozen=True)
@@ -30,12 +53,9 @@ class Scale:
     """Sizes of everything that has one."""
 
     name: str
-    seeds: tuple[int, ...]
     tuning: FinetuneConfig  # of norms: fig2, fig3, table2, fig7
-    tuning_seeds: tuple[int, ...]
     swept_seeds: tuple[int, ...]  # fig7
     served_slots: int  # after tuning: fig3, table2
-    least_answers: int  # of a task behind its metric; a correlation over fewer says nothing
     slots: int  # of learning online: fig4
     after: int  # further slots once learning is over
     requests: int
@@ -43,44 +63,41 @@ class Scale:
     t5: ModelSize  # of random weights, for times: table1
     bert: ModelSize
     length: int  # tokens of a timed text
-    typical: int  # tokens of a text of the tasks, on average; only for estimates
     batches: tuple[int, ...]
     rounds: int  # of timings
     cell_seconds: float  # most time of one kind of batch
-    experts: tuple[int, ...]  # fig6
-    tree_seeds: tuple[int, ...]
+    tree_seeds: tuple[int, ...]  # fig6
     regret_slots: int  # theorem1
     regret_seeds: tuple[int, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    tuning_seeds: tuple[int, ...] = (0, 1, 2)
+    least_answers: int = 30  # of a task behind its metric; a correlation over fewer says nothing
+    experts: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 192)  # fig6
 
 
 _TINY = Scale(
-    name="tiny", seeds=(0, 1, 2),
+    name="tiny",
     tuning=FinetuneConfig(steps=50, batch=32, train_rows=1_000, eval_rows=40, warmup=5, log_every=2, save_every=50,
                           norm_rate=3e-3, gate_rate=3e-3),
-    tuning_seeds=(0, 1, 2), swept_seeds=(0, 1), served_slots=24, least_answers=30,
-    slots=90, after=30, requests=48, pool=600,
-    t5=ModelSize(128, 512, 2, 2, K, 500), bert=ModelSize(128, 512, 2, 0, K, 500), length=32, typical=20,
-    batches=(1, 8, 128), rounds=3, cell_seconds=2.0, experts=(4, 8, 16, 32, 64, 128, 192), tree_seeds=(0,),
-    regret_slots=400, regret_seeds=(0, 1, 2),
+    swept_seeds=(0, 1), served_slots=24, slots=90, after=30, requests=48, pool=600,
+    t5=ModelSize(128, 512, 2, 2, K, 500), bert=ModelSize(128, 512, 2, 0, K, 500), length=32,
+    batches=(1, 8, 128), rounds=3, cell_seconds=2.0, tree_seeds=(0,), regret_slots=400, regret_seeds=(0, 1, 2),
 )  # fmt: skip
 _SMALL = Scale(
-    name="small", seeds=(0, 1, 2),
+    name="small",
     tuning=FinetuneConfig(steps=40, batch=12, train_rows=4_000, eval_rows=16, max_length=64, log_every=1, warmup=5),
-    tuning_seeds=(0, 1, 2), swept_seeds=(0,), served_slots=12, least_answers=30,
-    slots=160, after=40, requests=64, pool=1_500,
-    t5=ModelSize(512, 1024, 8, 8, K, 32_128), bert=ModelSize(384, 1536, 12, 0, K, 30_522), length=128, typical=40,
-    batches=(1, 8, 32, 128), rounds=3, cell_seconds=8.0, experts=(4, 8, 16, 32, 64, 128, 192),
-    tree_seeds=(0, 1, 2), regret_slots=2_000, regret_seeds=(0, 1, 2, 3, 4),
+    swept_seeds=(0,), served_slots=12, slots=160, after=40, requests=64, pool=1_500,
+    t5=ModelSize(512, 1024, 8, 8, K, 32_128), bert=ModelSize(384, 1536, 12, 0, K, 30_522), length=128,
+    batches=(1, 8, 32, 128), rounds=3, cell_seconds=8.0, tree_seeds=(0, 1, 2), regret_slots=2_000,
+    regret_seeds=(0, 1, 2, 3, 4),
 )  # fmt: skip
 _PAPER = Scale(
-    name="paper", seeds=(0, 1, 2),
+    name="paper",
     tuning=FinetuneConfig(steps=10_000, batch=128, train_rows=1_000_000, eval_rows=10_000, max_length=128,
                           save_every=500),
-    tuning_seeds=(0, 1, 2), swept_seeds=(0, 1, 2), served_slots=500, least_answers=30,
-    slots=5_000, after=500, requests=128,
-    pool=1_000_000, t5=ModelSize(768, 3072, 12, 12, K, 32_128), bert=ModelSize(768, 3072, 12, 0, K, 30_522), length=128,
-    typical=40, batches=(1, 8, 32, 128), rounds=7, cell_seconds=600.0, experts=(4, 8, 16, 32, 64, 128, 192),
-    tree_seeds=(0, 1, 2), regret_slots=5_000,
+    swept_seeds=(0, 1, 2), served_slots=500, slots=5_000, after=500, requests=128, pool=1_000_000,
+    t5=ModelSize(768, 3072, 12, 12, K, 32_128), bert=ModelSize(768, 3072, 12, 0, K, 30_522), length=128,
+    batches=(1, 8, 32, 128), rounds=7, cell_seconds=600.0, tree_seeds=(0, 1, 2), regret_slots=5_000,
     regret_seeds=(0, 1, 2, 3, 4),
 )  # fmt: skip
 NAMED: dict[str, Scale] = {"tiny": _TINY, "small": _SMALL, "paper": _PAPER}
@@ -122,15 +139,12 @@ class Setup:
         for need in needs:
             if getattr(self, need) is None and not self.embedded:
                 raise ConfigError(f"{part} at scale {self.scale.name} needs {need}: {WHERE[need]}")
-        for need in needs:
-            if getattr(self, need) is None:
-                continue
-            if need == "data":
-                self._check_data(part)
-            elif need == "t5" and not self.t5_size.decoder:
-                raise CheckpointError(f"{self.t5} answers by a head, and {part} needs one that writes: {WHERE[need]}")
-            elif need == "model" and self.bert_size.decoder:
-                raise CheckpointError(f"{self.model} writes, and {part} needs a model with a head: {WHERE[need]}")
+        if "data" in needs and self.data is not None:
+            self._check_data(part)
+        if "t5" in needs and self.t5 is not None and not self.t5_moe.config.get("is_encoder_decoder"):
+            raise CheckpointError(f"{self.t5} answers by a head, and {part} needs one that writes: {WHERE['t5']}")
+        if "model" in needs and self.model is not None and self.bert_moe.config.get("is_encoder_decoder"):
+            raise CheckpointError(f"{self.model} writes, and {part} needs a model with a head: {WHERE['model']}")
 
     def _check_data(self, part: str) -> None:
         place = Path(str(self.data))
@@ -180,28 +194,11 @@ class Setup:
         """What times are of, in words."""
         return "CPU time" if self.device == "cpu" else f"time on {self.device}"
 
-    @property
-    def memory(self) -> str:
-        """What a peak of memory is of, in words."""
-        return "the whole process" if self.device == "cpu" else f"tensors on {self.device}"
-
     def name_of(self, which: Literal["model", "t5"]) -> str:
         """Tell a model by its weights; nothing where none is named yet."""
         if getattr(self, which) is None and not self.embedded:
             return "none"
         return (self.bert_moe if which == "model" else self.t5_moe).fingerprint[:12]
-
-    @cached_property
-    def bert_size(self) -> ModelSize:
-        """The size of the BERT-MoE, or of the one that the scale is meant for."""
-        known = self.model is not None or self.embedded
-        return ModelSize.of(dict(self.bert_moe.config)) if known else self.scale.bert
-
-    @cached_property
-    def t5_size(self) -> ModelSize:
-        """The size of the T5-MoE, or of the one that the scale is meant for."""
-        known = self.t5 is not None or self.embedded
-        return ModelSize.of(dict(self.t5_moe.config)) if known else self.scale.t5
 
     @cached_property
     def tuning_rows(self) -> tuple[Rows, Rows]:

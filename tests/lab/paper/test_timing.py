@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from elsewhere import elsewhere
-from tanbr.lab.paper.cost import ModelSize
-from tanbr.lab.paper.random_moe import METHODS, Models, random_moe
-from tanbr.lab.paper.timing import cell, routed, token_merging
+from tanbr.lab.paper.setup import ModelSize
+from tanbr.lab.paper.timing import METHODS, Models, cell, random_moe, routed, token_merging
 
 SIZES = {"t5": ModelSize(32, 64, 1, 1, 8, 50), "bert": ModelSize(32, 64, 1, 0, 8, 50)}
 
@@ -22,12 +21,6 @@ def test_every_method_answers_a_batch(models: Models) -> None:
     for name, (model, routing) in METHODS.items():
         routed(models.get(model), routing(4), models.work(model, "forward", batch=4, length=8))()
         assert models.get(model) is models.get(model), name
-
-
-def test_a_folder_that_is_there_is_taken_as_it_is(models: Models) -> None:
-    before = (models.folder / "model.safetensors").stat().st_mtime_ns
-    random_moe(models.folder, SIZES["t5"])
-    assert (models.folder / "model.safetensors").stat().st_mtime_ns == before
 
 
 def test_ratios_are_to_the_merged_model(models: Models) -> None:
