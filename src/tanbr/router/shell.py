@@ -236,7 +236,7 @@ class AskTell:
             raise StateError(
                 f"{path} holds a {header.get('kind')!r} router, not {cls.kind!r}; load it with its own class"
             )
-        if header.get("layout", 1) < LAYOUT:
+        if header.get("layout") != LAYOUT:
             raise StateError(f"{path} was written by tanbr 0.1; start a new state folder")
         try:
             with np.errstate(divide="raise", invalid="raise"):
