@@ -10,8 +10,7 @@ from lab.train.small import bert
 from serve.text_model import write
 from tanbr.cli import app
 from tanbr.errors import ConfigError, StateError, TanbrError
-from tanbr.lab import make_moe
-from tanbr.lab.rivals import registry
+from tanbr.lab import make_moe, rivals
 from tanbr.lab.tasks import glue
 from tanbr.lab.train.config import MINILM, PretrainConfig
 from tanbr.lab.train.run import Interruption
@@ -79,7 +78,7 @@ def test_a_file_is_laid_over_a_preset(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(glue, "divided", lambda data: ({}, {}))
     monkeypatch.setattr(glue, "load", lambda data, **_: {})
-    monkeypatch.setattr(make_moe, "train", train)
+    monkeypatch.setattr(make_moe, "train_from_dense", train)
     (tmp_path / "t.toml").write_text("[pretrain]\nsteps = 7\n")
     arguments = ["--preset", "minilm", "--from", "dense", "--data", "glue", "--config", f"{tmp_path}/t.toml"]
     assert isinstance(RUN.invoke(app, ["pretrain", *arguments]).exception, Seen)
@@ -95,7 +94,7 @@ def test_finetune_heeds_the_router_section(tmp_path: Path, monkeypatch: pytest.M
         seen.append(config)
         raise Seen
 
-    monkeypatch.setitem(registry.ROUTERS, "tanbr", registry.Kind("seen", router))
+    monkeypatch.setitem(rivals.ROUTERS, "tanbr", rivals.Kind("seen", router))
     (tmp_path / "t.toml").write_text("[router.default]\narms = 32\n[finetune]\ntrain_rows = 4\neval_rows = 2\n")
     done = RUN.invoke(app, ["finetune", "--config", f"{tmp_path}/t.toml", "--out", f"{tmp_path}/out"])
     assert isinstance(done.exception, Seen)
