@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tanbr.router.network import initial_weights, unit, value_and_gradient
+from tanbr.router.paper import initial_weights, unit, value_and_gradient
 
 from tanbr.errors import InputError
 from tanbr.router import Tanbr, theory

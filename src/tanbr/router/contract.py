@@ -219,22 +219,21 @@ def tree_is_well_formed(make: Make) -> None:
 def resumes_bit_for_bit(make: Make) -> None:
     """A loaded router, and a fork, go on exactly as the saved one does, open decisions and panels included."""
     router = make(K, V, seed=1)
-    panels = (1, 3) if _fills_panels(make) else (1, 1)
-    if hasattr(router, "save"):
-        _hold(_reloaded(router).open == (), "a router that was never asked is loaded anew")
+    ways = [way for name, way in (("save", _reloaded), ("fork", lambda one: one.fork())) if hasattr(router, name)]
+    if not ways:
+        return
+    _hold(ways[0](router).open == (), "a router that was never asked is loaded anew")
     play(router, 45, unseen=0.2)
-    held = [router.ask(EVEN, models=models) for models in panels]
-    others = ([_reloaded(router)] if hasattr(router, "save") else []) + (
-        [router.fork()] if hasattr(router, "fork") else []
-    )
+    panels = _fills_panels(make)
+    held = [router.ask(EVEN, models=models) for models in ((1, 3) if panels else (1, 1))]
+    others, after = [way(router) for way in ways], []
     for other in others:
         _hold([d.id for d in other.open] == [d.id for d in held], "a copy does not know the decisions that are open")
         _hold(repr(router.explain(held[1])) == repr(other.explain(held[1].id)), "a copy explains a decision otherwise")
-    after = []
     for one in (router, *others):
         for decision in reversed(held):
             one.tell(decision.id, [toy_reward(x) for x in decision.blends])
-        after.append(play(one, 60, seed=7, unseen=0.2) if panels[1] == 1 else play_panels(one, 30, seed=7))
+        after.append(play_panels(one, 30, seed=7) if panels else play(one, 60, seed=7, unseen=0.2))
         _hold(np.array_equal(after[0], after[-1]), "a copy chooses otherwise than the router it was made of")
         _hold(np.array_equal(router.tree.blend, one.tree.blend), "a copy has another tree")
 
