@@ -21,7 +21,7 @@ from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Feedback, Phase, Reason
 from tanbr.serve.service import Service
 from tanbr.tasks.rows import Task
-from tanbr.types import Decision
+from tanbr.types import Decision, Terms
 
 NAMES = [task.name for task in tiny.TASKS]
 OWN = tuple(range(V))
@@ -37,26 +37,27 @@ class PanelLedger(Ledger):
         self.tables: list[np.ndarray] = []
         self.alike = False
 
-    def ask(self, task_mix: Any, *, models: int | None = None, confusion: Any = None) -> Any:
-        if models is None:
+    def ask(self, task_mix: Any, *, models: int = 1, confusion: Any = None) -> Any:
+        if models == 1:
             return super().ask(task_mix)
         rng = np.random.default_rng(self.asked)
         blends = rng.dirichlet(np.ones(K), models)
         if self.alike:
             blends[1:] = blends[0]
         estimates = np.eye(models)[np.arange(V) % models].T
-        decision = Decision(self.asked, np.asarray(task_mix), blends, estimates)
+        why = (Terms(mean=0.5, uncertainty=0.1),) * models
+        decision = Decision(self.asked, np.asarray(task_mix), blends, estimates, terms=why)
         self.asked += 1
         self.open.append(decision)  # type: ignore[arg-type]
         return decision
 
     def tell(self, decision: Any, reward: Any, counts: Any = None) -> None:
         super().tell(decision, reward, counts)
-        if isinstance(decision):
+        if len(decision.blends) > 1:
             self.tables.append(np.array(np.nan_to_num(reward)))
 
     def save(self, path: str | Path) -> None:
-        waiting = [[one.id, *(table.tolist() for table in list(vars(one).values())[1:])] for one in self.open]
+        waiting = [[one.id, one.task_mix.tolist(), one.blends.tolist(), one.estimates.tolist()] for one in self.open]
         write_atomically(path, json.dumps([self.asked, self.told, waiting]))
 
     @classmethod
@@ -64,13 +65,8 @@ class PanelLedger(Ledger):
         router = cls()
         router.asked, router.told, waiting = json.loads(Path(path).read_text())
         for number, *tables in waiting:
-            kind: Any = Decision if len(tables) == 2 else Decision
-            router.open.append(kind(number, *map(np.array, tables)))
+            router.open.append(Decision(number, *map(np.array, tables)))
         return router
-
-    def explain(self, decision: Any) -> Any:
-        one = super().explain(decision)
-        return one if isinstance(decision, Decision) else (one,) * len(decision.blends)
 
 
 @pytest.fixture
@@ -221,7 +217,8 @@ def test_the_default_router_learns_from_a_panel(tmp_path: Path, taught: Path) ->
         one.feedback([Feedback(name, reward=1.0) for name in answered.request_ids])
         one.end_slot()
     assert isinstance(one.learner.router, Tanbr)
-    assert len(one.learner.router.history) == 3
+    assert one.learner.router.account is not None
+    assert one.learner.router.account.slots == 3
     assert one.state().alarms == ()
     one.stop()
 

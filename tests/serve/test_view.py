@@ -22,13 +22,13 @@ def view(decision: Decision | None) -> View:
 
 
 def router(tree: Any) -> Any:
-    return SimpleNamespace(tree=tree, explain=lambda decision: TERMS)
+    return SimpleNamespace(tree=tree)
 
 
 def test_a_choice_of_the_routers_is_explained_with_its_regret() -> None:
     tree = lone_root(2, 2)
     tree.value[:] = 0.75
-    seen = explained(view(Decision(1, MIX, BLEND)), router(tree))
+    seen = explained(view(Decision(1, MIX, BLEND, terms=(TERMS,))), router(tree))
     assert seen.tree is tree
     assert seen.why is not None
     assert "of 9 blends this one may earn most for the mix: 0.500 is expected" in seen.why.sentence

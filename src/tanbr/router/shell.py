@@ -1,7 +1,7 @@
 """The shell of every router: ids, open decisions, checks of what comes in, save and load.
 
-The whole router is one frozen `RouterState`. A step makes the next one, and the shell holds it in one attribute: undo is
-keeping the old state, and a fork shares it. What is chosen and learned is a `Policy`; the shell never looks inside.
+The whole router is one frozen `RouterState`. A step makes the next one, and the shell holds it in one attribute: undo
+is keeping the old state, and a fork shares it. What is chosen and learned is a `Policy`; the shell never looks inside.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -236,7 +236,8 @@ class AskTell:
             raise StateError(
                 f"{path} holds a {header.get('kind')!r} router, not {cls.kind!r}; load it with its own class"
             )
-        if header.get("layout", 1) < LAYOUT:
+        layout = header.get("layout")
+        if not isinstance(layout, int) or layout < LAYOUT:
             raise StateError(f"{path} was written by tanbr 0.1; start a new state folder")
         try:
             with np.errstate(divide="raise", invalid="raise"):

@@ -85,6 +85,8 @@ class Telling:
 
 def rewards_for(decision: Decision, blends: FloatArray, values: FloatArray, *, unseen: float) -> FloatArray:
     """Put values (n, V) of the models that were served, blends (n, K), into the rows of a decision's own (G, V)."""
+    if len(decision.blends) == len(values) == 1:
+        return values
     table = np.full(decision.estimates.shape, unseen)
     for blend, value in zip(blends, values, strict=True):
         table[next(row for row, own in enumerate(decision.blends) if np.array_equal(own, blend))] = value

@@ -29,7 +29,7 @@ def explained(view: View, router: Router) -> View:
     """Add the router's tree, and why it chose what is served, if it did."""
     tree, decision = getattr(router, "tree", None), view.opened.decision
     view = replace(view, account=getattr(router, "account", None))
-    if decision is None or tree is None:
+    if decision is None or tree is None or not decision.terms:
         return replace(view, tree=tree)
     terms, this = decision.why, "this one"
     best = float(np.nanmax(tree.value @ decision.task_mix, initial=-np.inf))
