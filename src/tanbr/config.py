@@ -2,12 +2,13 @@
 
 import difflib
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tanbr.errors import ConfigError
+from tanbr.errors import ConfigError, SettingsError
 
 
 class Section(BaseModel):
@@ -27,6 +28,29 @@ def read(section: type[Settings], values: Mapping[str, Any], *, source: str = "c
         raise ConfigError(f"{source}: {_first_problem(section, error)}") from None
     except RecursionError:
         raise ConfigError(f"{source} is nested too deeply; a setting is a value in a section") from None
+
+
+def check_kept(
+    saved: Mapping[str, Any],
+    asked: Mapping[str, Any],
+    *,
+    source: str | Path,
+    may_change: Collection[str],
+    within: str = "",
+) -> None:
+    """Refuse what is asked for of a saved state and differs from what it was made with, but for what may change."""
+    for name, value in asked.items():
+        place, old = within + name, saved.get(name, value)  # what an earlier version did not know was as it is now
+        if place in may_change:
+            continue
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            check_kept(old, value, source=source, may_change=may_change, within=f"{place}.")
+        elif old != value:
+            setting, was, now = place.removeprefix("config."), reprlib.repr(old), reprlib.repr(value)
+            raise SettingsError(
+                f"{source} was made with {setting} = {was}, and cannot go on with {now}; set it back, give another "
+                "--state, or --adopt to keep what was learned as a prior"
+            )
 
 
 def _first_problem(section: type[BaseModel], error: ValidationError) -> str:

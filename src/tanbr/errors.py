@@ -21,6 +21,10 @@ class StateError(TanbrError):
     """A saved state is corrupt, truncated, of a newer version or of another configuration."""
 
 
+class SettingsError(StateError):
+    """A saved state was made with settings that it cannot go on without."""
+
+
 class CheckpointError(TanbrError):
     """A model checkpoint is missing, corrupt, unsafe or of an architecture that cannot be merged."""
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tanbr import state
-from tanbr.errors import ConfigError, DecisionError, InputError, StateError
+from tanbr.errors import ConfigError, DecisionError, InputError, SettingsError, StateError
 from tanbr.lab.rivals import RandomBlend
 from tanbr.lab.settings import parse, with_options
 from tanbr.router import Groups, Tanbr
-from tanbr.router.config import PRIORS, RouterConfig
+from tanbr.router.config import MADE_WITH, PRIORS, DefaultModeConfig, RouterConfig
 from tanbr.router.contract import CHECKS, EVEN, K, V, check_learns, play, toy_reward
 from tanbr.router.shell import CASTS
 from tanbr.router.simplex import MOST, Sizes, first_best, keep_largest
@@ -153,6 +153,46 @@ def test_a_loaded_router_has_the_mode_and_settings_it_was_saved_with(tmp_path):
     router.save(tmp_path / "state.npz")
     loaded = Tanbr.load(tmp_path / "state.npz")
     assert (loaded.mode, loaded.config) == ("paper", router.config)
+
+
+OTHER = {  # another value of every setting of the default mode
+    "arms": 100, "pool": 100, "room": 50, "prior": "requests", "noise": 0.1, "beta": 3.0, "own_experts": (3, 2, 1, 0),
+    "own_lift": 0.3, "baseline": "even", "budget": 0.5, "doubt": 2.0, "margin": 0.01, "change": 5.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DefaultModeConfig.model_fields)
+def test_every_setting_is_applied_to_a_saved_router_or_refused(tmp_path, name):
+    old = taught(K, V)
+    play(old, 30)
+    old.save(tmp_path / "state.npz")
+    changed = old.config.default.model_copy(update={name: OTHER[name]})
+    asked = Tanbr(K, V, config=old.config.model_copy(update={"default": changed}))
+    if name in MADE_WITH:
+        with pytest.raises(SettingsError, match=rf"with default\.{name} = .*--state.*--adopt") as raised:
+            asked.resumed(tmp_path / "state.npz")
+        assert "\n" not in str(raised.value)
+        return
+    resumed = asked.resumed(tmp_path / "state.npz")
+    assert getattr(resumed.config.default, name) == OTHER[name]
+    np.testing.assert_array_equal(resumed.tree.value, old.tree.value)  # what was learned is there
+    play(resumed, 30)  # and goes on
+
+
+def test_a_new_beta_widens_the_bound_of_a_saved_router_and_other_arguments_are_refused(tmp_path):
+    old = Tanbr(K, V, config={"default": {"beta": 0.5}})
+    play(old, 10)
+    old.save(tmp_path / "state.npz")
+    new = Tanbr(K, V, config={"default": {"beta": 3.0}, "paper": {"width": 16}}).resumed(tmp_path / "state.npz")
+    assert new.ask(EVEN).why.uncertainty > 2 * old.ask(EVEN).why.uncertainty
+    for asked, said in (
+        (Tanbr(K, V, max_active=2), "max_active = 5, and cannot go on with 2"),
+        (Tanbr(K, V, seed=3), "seed = 0, and cannot go on with 3"),
+        (Tanbr(K, V, mode="paper"), "mode = 'default', and cannot go on with 'paper'"),
+        (Tanbr(K, V + 1), "tasks = 4, and cannot go on with 5"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            asked.resumed(tmp_path / "state.npz")
 
 
 def test_states_of_another_kind_version_or_release_are_refused(tmp_path, monkeypatch):

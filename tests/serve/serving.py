@@ -56,6 +56,9 @@ class Ledger:
         waiting = [[one.id, one.task_mix.tolist(), one.blend.tolist()] for one in self.open]
         write_atomically(path, json.dumps([self.asked, self.told, waiting]))
 
+    def resumed(self, path: str | Path) -> "Ledger":
+        return self.load(path)
+
     @classmethod
     def load(cls, path: str | Path) -> "Ledger":
         router = cls()

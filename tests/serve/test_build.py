@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from serve.text_model import write
-from tanbr.errors import CheckpointError, DataError
+from tanbr.errors import CheckpointError, DataError, SettingsError
 from tanbr.lab.settings import parse
 from tanbr.lab.tasks import tiny
 from tanbr.moe import embedded
@@ -147,3 +147,20 @@ def test_what_the_user_says_of_the_router_stays(tmp_path: Path) -> None:
     default = live.learner.router.config.default
     assert (default.noise, default.beta) == (0.11, 3.0)
     live.stop()
+
+
+def test_a_restart_goes_on_with_the_settings_it_is_given_or_says_why_it_cannot(tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"explore": "always"})
+    live = build(None, config=config, state=tmp_path)
+    live.start()
+    live.end_slot()
+    slot = live.state().slot
+    live.stop()
+    changed = parse({"router": {"default": {"beta": 3.0}}})
+    again = build(None, config=config, router=changed.router, state=tmp_path)
+    router = again.learner.router
+    assert isinstance(router, Tanbr)
+    assert (router.config.default.beta, again.state().slot) == (3.0, slot)
+    again.stop()
+    with pytest.raises(SettingsError, match="max_active = 8, and cannot go on with 2"):
+        build(None, config=config.model_copy(update={"max_active": 2}), state=tmp_path)

@@ -46,14 +46,17 @@ class Guard:
 
 class Router:
     def __init__(self) -> None:
-        self.asked, self.told = 0, list[Any]()
+        self.asked, self.told, self.taught = 0, list[Any](), list[Any]()
 
     def ask(self, mix: Any, *, models: int, confusion: Any = None) -> Decision:
         self.asked += 1
         return Decision(self.asked, mix, np.array([GOOD, BAD]), ESTIMATES)
 
-    def tell(self, decision: Any, reward: Any, counts: Any) -> None:
-        self.told.append((decision.id, reward, counts))
+    def tell(self, decision: Any, reward: Any) -> None:
+        self.told.append((decision.id, reward))
+
+    def warm_start(self, blends: Any, rewards: Any, counts: Any) -> None:
+        self.taught.append((blends, rewards, counts))
 
 
 def made(tries: int = 3) -> tuple[Preparing, Engine, Guard, Router]:
@@ -71,15 +74,16 @@ def test_every_model_is_judged_by_the_mix_of_its_own_tasks() -> None:
     np.testing.assert_array_equal(opened.task_models, [0, 1])
 
 
-def test_of_a_refused_panel_the_router_hears_of_the_bad_model_alone_and_chooses_again_until_what_answers_stays() -> (
-    None
-):
+def test_a_refused_panel_is_declined_its_probes_teach_and_the_router_chooses_again_until_what_answers_stays() -> None:
     preparing, engine, _, router = made(tries=2)
     first = Choice.of(router.ask(MIX, models=2))
     staged, opened = preparing.prepare(Turn(None, 0), first, KEPT, router, MIX)  # type: ignore[arg-type]
     assert [told[0] for told in router.told] == [1, 2]
-    np.testing.assert_array_equal(router.told[0][1], [[np.nan, np.nan], [0.1, np.nan]])
-    np.testing.assert_array_equal(router.told[0][2], [[0.0, 0.0], [8.0, 0.0]])
+    assert np.isnan(router.told[0][1]).all()
+    blends, rewards, counts = router.taught[0]  # of the bad model alone
+    np.testing.assert_array_equal(blends, [BAD])
+    np.testing.assert_array_equal(rewards, [[0.1, np.nan]])
+    np.testing.assert_array_equal(counts, [[8.0, 0.0]])
     assert (opened.versions, opened.reason, opened.note) == ((4,), Reason.KEPT, "refused: it is bad")
     assert engine.prepared == staged  # what was refused is not prepared any more
 

@@ -111,6 +111,16 @@ class DefaultModeConfig(Section):
         )
 
 
+MADE_WITH = {  # settings of the default mode that are part of what was learned
+    "pool", "room",  # the candidates are in the state
+    "prior", "noise", "own_experts", "own_lift",  # the prior is behind it
+    "baseline",  # the accounts are kept against it
+}  # fmt: skip
+MAY_CHANGE = frozenset(f"config.default.{name}" for name in DefaultModeConfig.model_fields.keys() - MADE_WITH)
+"""What a saved router goes on with as it is asked to: how to choose and learn from now on. Algorithm 1 has one set of
+settings for a whole run."""
+
+
 class RouterConfig(Section):
     """How `Tanbr` chooses and learns."""
 

@@ -23,6 +23,11 @@ class Pin:
     version: int
 
 
+def decline(router: Router, decision: Decision) -> None:
+    """Take back a decision that is not served: told NaN alone, it leaves no trace in the router."""
+    router.tell(decision, np.full(decision.estimates.shape, np.nan))
+
+
 class Choosing:
     """Chooses before anything is merged."""
 
@@ -52,7 +57,7 @@ class Choosing:
     def choose(self, turn: Turn, router: Router, mix: TaskMix, kept: Choice | None, pin: Pin | None) -> Choice:
         """Choose for the forecast mix (V,), where `kept` would serve on what answers.
 
-        A decision of the router's that is not served is told NaN.
+        A decision of the router's that is not served is declined.
         """
         if pin is not None:
             return Choice.one(pin.blend, Reason.PINNED, "pinned", pin.version)
@@ -66,8 +71,8 @@ class Choosing:
         if kept is None or len(now) < len(kept.blends):
             return Choice.of(decision)
         choice = self._admission.admit(decision, decision.why.bound, now, known, kept)
-        if choice.decision is None:  # never served: it leaves no trace
-            router.tell(decision, np.full(decision.estimates.shape, np.nan))
+        if choice.decision is None:
+            decline(router, decision)
         return choice
 
     def ask(self, router: Router, mix: TaskMix) -> Decision:

@@ -3,17 +3,14 @@
 import logging
 from dataclasses import replace
 
-import numpy as np
-
 from tanbr.serve.admission import Choice
-from tanbr.serve.choosing import Choosing
+from tanbr.serve.choosing import Choosing, decline
 from tanbr.serve.engine import Engine
 from tanbr.serve.guard import Guard, Refused, Scrutiny
 from tanbr.serve.journal import OpenSlot, Turn
 from tanbr.serve.lineup import Staged
 from tanbr.serve.records import Reason
-from tanbr.serve.telling import rewards_for
-from tanbr.types import Decision, Router, TaskMix
+from tanbr.types import Router, TaskMix
 
 log = logging.getLogger("tanbr.serve")
 
@@ -36,7 +33,7 @@ class Preparing:
     ) -> tuple[list[Staged], OpenSlot]:
         """Prepare the models of the next slot, for a mix (V,).
 
-        What is refused is told to the router, which may choose again; at last what answers is `kept`.
+        What is refused is declined, and the router may choose again; at last what answers is `kept`.
         """
         for chance in range(self._tries, -1, -1):
             try:
@@ -48,7 +45,10 @@ class Preparing:
                 if choice.decision is None or kept is None:
                     raise refused.why from None
                 log.info("a blend is not served: %s", refused.why)
-                _tell(router, choice.decision, refused)
+                decline(router, choice.decision)
+                if hasattr(router, "warm_start"):  # what the probes have earned teaches all the same
+                    why = refused.why
+                    router.warm_start(refused.staged.blend[None], why.reward[None], why.counts[None])
                 if chance > 1:
                     choice = Choice.of(self._choosing.ask(router, mix))
                 else:
@@ -79,10 +79,3 @@ class _RefusedModel(Exception):  # noqa: N818 - a verdict
     def __init__(self, staged: Staged, why: Refused) -> None:
         super().__init__(str(why))
         self.staged, self.why = staged, why
-
-
-def _tell(router: Router, decision: Decision, refused: _RefusedModel) -> None:
-    """Tell the router what the probes of the blend that was refused have earned; nothing of its other blends."""
-    reward, counts, blend = refused.why.reward, refused.why.counts, refused.staged.blend
-    shown = rewards_for(decision, blend[None], reward[None], unseen=np.nan)
-    router.tell(decision, shown, rewards_for(decision, blend[None], counts[None], unseen=0.0))

@@ -161,8 +161,8 @@ class Service:
         if router is None:
             router = Tanbr(moe.num_experts, len(names), max_active=config.max_active, seed=config.seed)
         if opened is not None:
-            if hasattr(router, "load"):
-                router = router.load(state_file(store, "router"))
+            if hasattr(router, "resumed"):
+                router = router.resumed(state_file(store, "router"))
         elif prior is not None and len(prior.blends) and hasattr(router, "warm_start"):
             router.warm_start(prior.blends, prior.rewards, prior.counts)
         if opened is not None or (prior is not None and prior.keeps_monitor):
