@@ -74,10 +74,7 @@ def test_the_un_merged_moe_without_tags_is_the_tagged_one_where_requests_are_rec
     rows = [row for task in bench.corpus.tasks for row in bench.corpus.stream[task.name][:6]]
     mixes = np.full((1, 8), 1 / 8)
     rewards = {
-        name: method(name)
-        .contestant(bench, mixes=mixes, seed=0)
-        .play(rows)
-        .total_reward
+        name: method(name).contestant(bench, mixes=mixes, seed=0).play(rows).total_reward
         for name in ("tags", "untagged+recognised", "untagged", "average")
     }
     assert rewards["tags"] == rewards["untagged+recognised"] >= rewards["untagged"] > rewards["average"]

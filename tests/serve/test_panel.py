@@ -197,7 +197,8 @@ def test_a_model_that_answers_with_nan_leaves_its_requests_to_the_other(live: Se
     with torch.no_grad():
         for parameter in broken.backend.model.parameters():  # type: ignore[attr-defined]
             own = all(
-                parameter is not other for other in live.learning.world.engine.lineup.models[1].backend.model.parameters()
+                parameter is not other
+                for other in live.learning.world.engine.lineup.models[1].backend.model.parameters()
             )  # type: ignore[attr-defined]
             if own:
                 parameter.fill_(float("nan"))

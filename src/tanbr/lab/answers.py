@@ -4,7 +4,7 @@ Fixed merges cost their pool of texts once instead of every slot; a router that 
 only. The forward pass is the server's (`serve.backends`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
