@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from moe.tiny import build
 from tanbr.errors import DataError
-from tanbr.lab.rivals.probes import Probe, head_probes, probes_of, real_tokens
+from tanbr.lab.rivals.probes import Probe, probes_of, real_tokens
 from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
 from tanbr.moe.embedded import path
@@ -20,14 +20,14 @@ ROWS = {task.name: tiny.generate(task.name, 3 + place, seed=0) for place, task i
 
 def test_an_experts_rows_are_those_of_its_own_task_wherever_the_task_stands() -> None:
     own = [7, 6, 5, 4, 3, 2, 1, 0]
-    probes = head_probes(open_moe(Path(path())), ROWS, space=LabelSpace(tiny.TASKS), own=own, batch=64)
+    probes = probes_of(open_moe(Path(path())), ROWS, space=LabelSpace(tiny.TASKS), own=own, batch=64)
     assert [len(batches[0].inputs["input_ids"]) for batches in probes] == [10, 9, 8, 7, 6, 5, 4, 3]
 
 
 @pytest.mark.parametrize("own", [(), (0, 1), (0, 1, 2, 3, 4, 5, 6, 8)])
 def test_a_map_that_does_not_fit_is_refused(own: tuple[int, ...]) -> None:
     with pytest.raises(DataError, match="each of the 8 tasks needs its own expert"):
-        head_probes(open_moe(Path(path())), ROWS, space=LabelSpace(tiny.TASKS), own=own)
+        probes_of(open_moe(Path(path())), ROWS, space=LabelSpace(tiny.TASKS), own=own)
 
 
 def test_padding_is_not_counted() -> None:
@@ -49,7 +49,7 @@ def test_the_expectation_runs_over_a_tasks_labels(tmp_path: Path) -> None:
     build("bert_moe", num_experts=2, num_labels=3).save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
     rows = {"taste": [Row("taste", "good film", 1.0)] * 3, "grade": [Row("grade", ("film", "bad film"), 2.0)]}
-    grade, taste = head_probes(open_moe(tmp_path), rows, space=LabelSpace(tasks), own=[1, 0], batch=2)
+    grade, taste = probes_of(open_moe(tmp_path), rows, space=LabelSpace(tasks), own=[1, 0], batch=2)
     assert [len(probe.inputs["input_ids"]) for probe in taste] == [2, 1]
     assert len(grade) == 1
     logits = torch.tensor([[0.3, -0.5, 0.7]], requires_grad=True)
