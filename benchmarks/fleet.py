@@ -186,7 +186,7 @@ def intake(texts: int = 9600) -> float:
             started = time.process_time()
             for message in pickle.loads(lot):
                 service.put(message)
-            service.learner.read()
+            service.learning.read()
             best = max(best, texts / (time.process_time() - started))
         service.store.close()
     return best

@@ -17,7 +17,7 @@ import numpy as np
 
 from tanbr.lab.answers import Answers, DenseModel
 from tanbr.lab.corpus import generated
-from tanbr.lab.studies.reward_maps import FAMILIES
+from tanbr.lab.studies.reward_maps import OWN
 from tanbr.lab.tasks import traffic
 from tanbr.lab.train.checkpoints import own_experts
 from tanbr.lab.world import Contestant, StreamWorld
@@ -70,7 +70,7 @@ def embedded_worlds(seed: int, slots: int) -> Iterator[tuple[str, tuple[int, ...
 def map_worlds(seed: int, slots: int) -> Iterator[tuple[str, tuple[int, ...] | None, tuple[int, int], Run]]:
     """The study's families of reward maps, with a mix that switches every 50 slots."""
     K = V = 8
-    for number, make in enumerate(FAMILIES.values()):
+    for number, make in enumerate(OWN.values()):
         for moves in (False, True):
             rng = np.random.default_rng([seed, number])
             maps = [make(K, V, rng) for _ in range(2)]

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tanbr.errors import InputError
 from tanbr.loop import Choice, Learner, Slot, Turn, observe, turn
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
@@ -22,7 +23,7 @@ from tanbr.loop.turn import MixSource, Rules, first
 from tanbr.serve.assignment import Assignment
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.tasks.rows import Row
-from tanbr.types import Blend, FloatArray, Router, SlotRecord, Text
+from tanbr.types import Blend, FloatArray, Router, SlotRecord, Text, as_blend
 
 Credit: TypeAlias = Literal["labels", "rewards"]  # what a client sends back
 Respond: TypeAlias = Callable[[FloatArray, NDArray[np.intp], Sequence[Text]], list[Answer]]
@@ -64,7 +65,6 @@ class StreamWorld:
         self._live: Sequence[Ready] = ()
         self._versions = 0
         self._requests = 0
-        self.alarms: list[str] = []
 
     # --- the stream -------------------------------------------------------------------------------------------------
 
@@ -155,6 +155,7 @@ class StreamWorld:
 
     def prepare(self, blend: Blend, version: int | None) -> Ready:
         """Number a blend; merges happen when it is asked."""
+        blend = as_blend(blend, experts=len(blend))
         for live in self._live:
             if np.array_equal(blend, live.blend):
                 return replace(live, changed=False)
@@ -186,8 +187,8 @@ class StreamWorld:
         self._live = tuple(prepared)
 
     def alarm(self, text: str) -> None:
-        """Keep it."""
-        self.alarms.append(text)
+        """Stop: in a simulation nothing may fail unseen."""
+        raise InputError(text)
 
 
 class Contestant:

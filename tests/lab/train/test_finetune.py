@@ -1,7 +1,6 @@
 """Norms are tuned and the router learns; nothing else moves, and an interruption changes nothing."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from tanbr.lab.train.finetune import (
 from tanbr.lab.train.objectives import Batch, Batches, objective_of
 from tanbr.merge import open as open_moe
 from tanbr.router import Tanbr
+from tanbr.types import Decision
 
 CONFIG = FinetuneConfig(steps=6, batch=6, warmup=1, save_every=2, log_every=2, norm_rate=1e-2, gate_rate=1e-2)
 MIXES = np.random.default_rng(0).dirichlet(np.ones(3), CONFIG.steps)
@@ -85,7 +85,7 @@ def test_an_interrupted_run_resumes_with_the_same_norms_and_router(checkpoint: P
     assert isinstance(whole, MergedTuner)
     assert isinstance(again, MergedTuner)
     asked = [tuner.router.ask([0.2, 0.5, 0.3]) for tuner in (whole, again)]
-    assert asked[0].id == asked[1].id == CONFIG.steps
+    assert asked[0].id == asked[1].id == CONFIG.steps + 1  # the last step chose for one more
     assert np.array_equal(asked[0].blend, asked[1].blend)
     assert (tmp_path / "whole.jsonl").read_text() == (tmp_path / "halved.jsonl").read_text()
 
@@ -112,7 +112,7 @@ class Astray(RandomBlend):
     """A third-party router that does not keep to the simplex."""
 
     def ask(self, task_mix: Any) -> Any:
-        return SimpleNamespace(id=0, blend=np.array([0.9, 0.9, -0.8]))
+        return Decision(0, np.asarray(task_mix), np.array([0.9, 0.9, -0.8]))
 
 
 def test_a_blend_out_of_range_is_refused(checkpoint: Path, tmp_path: Path) -> None:
