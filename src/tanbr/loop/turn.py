@@ -360,7 +360,7 @@ def _as_decided(
     """Put the rewards and counts (n, V) of the blends (n, K) that were served into the rows of a decision's own."""
     table, behind = np.full(decision.estimates.shape, np.nan), np.zeros(decision.estimates.shape)
     for blend, reward, count in zip(blends, rewards, counts, strict=True):
-        row = next(row for row, own in enumerate(decision.blends) if np.array_equal(own, blend))
+        row = np.abs(decision.blends - blend).sum(axis=1).argmin()  # the nearest: a saved state may have lost digits
         table[row], behind[row] = reward, count
     return table, behind
 
