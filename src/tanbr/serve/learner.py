@@ -27,9 +27,9 @@ from tanbr.monitor import Monitor
 from tanbr.serve.journal import count_requests, read_slot, state_file, tidy
 from tanbr.serve.messages import Broken, Message
 from tanbr.serve.records import Alarm, Observer, ServiceError
-from tanbr.serve.view import View, view_of
+from tanbr.serve.view import View, shown_safely
 from tanbr.serve.world import ServedWorld
-from tanbr.types import Blend, Router
+from tanbr.types import Blend, Router, SlotRecord
 
 Result = TypeVar("Result")
 
@@ -86,8 +86,7 @@ class LearnerThread:
         else:
             tasks = len(monitor.tasks)
             learner = first(rules, world, router=router, monitor=monitor, tasks=tasks, number=world.store.next_slot)
-        self._view = view_of(learner)
-        alarms.slot = learner.slot.number
+        self._look(learner)
         self._seen = self._store.last_seq()  # feedback that the guard has seen
         self._drifting = False
         self._target = self._config.slot_requests  # requests after which the open slot ends
@@ -290,11 +289,16 @@ class LearnerThread:
         for one in told:
             if not one.late:
                 last, shares = one.record, tuple(one.shares.items())
-        try:
-            self._view = view_of(learner, last, shares)
-        except Exception as error:  # a router that cannot explain itself may serve all the same
-            self._view = View(learner, last, shares)
-            self.alarms(f"the router does not explain itself: {type(error).__name__}: {error}")
+        self._look(learner, last, shares)
+        self._started = self._clock()
+
+    def _look(
+        self, learner: Learner, last: SlotRecord | None = None, shares: tuple[tuple[str, float], ...] = ()
+    ) -> None:
+        """Take a picture of the learner for those who ask."""
+        self._view, failed = shown_safely(learner, last, shares)
+        if failed:
+            self.alarms(failed)
         self.alarms.slot = learner.slot.number
 
     def _show(self, learner: Learner) -> None:
@@ -302,11 +306,15 @@ class LearnerThread:
 
     def read(self) -> None:
         """Read what was answered, and show the guard the feedback on it."""
-        learner = self.learner
-        monitor: Any = learner.monitor.fork()
-        shadowed, error = self._answers.read(monitor, learner.forecast)
+        monitor: Any = self.learner.monitor.fork()
+        error: Exception | None
+        try:
+            shadowed, error = self._answers.read(monitor, self.learner.forecast)
+            self._show(observe(replace(self.learner, monitor=monitor), None, shadowed))
+        except Exception as raised:  # what cannot be read must not blind the guard
+            error = raised
         given = self._store.feedback(after=self._seen)
-        self._show(observe(replace(learner, monitor=monitor), None, [*shadowed, *given]))
+        self._show(observe(self.learner, None, given))
         self._seen = max([self._seen, *(row.seq for row in given)])
         if error is not None:
             raise error
@@ -370,13 +378,10 @@ class LearnerThread:
         """Do what others ask for; a failure is theirs."""
         while not self._commands.empty():
             command, future = self._commands.get()
-            slot = self.learner.slot.number
             try:
                 future.set_result(command())
             except Exception as error:
                 future.set_exception(error)
-            if self.learner.slot.number != slot:
-                self._started = self._clock()
 
     def _attempt(self, step: Callable[[], None]) -> bool:
         """Take a step that must not end the thread, whatever fails; what failed is not tried again too soon."""
@@ -424,7 +429,7 @@ class LearnerThread:
         before = answers.held[slot]
         if not self.turn():
             raise _Failed
-        held, self._started = answers.held[slot], self._clock()
+        held = answers.held[slot]
         wanted = self._config.slot_requests
         if wanted is None:
             return

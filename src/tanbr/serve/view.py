@@ -42,3 +42,13 @@ def view_of(learner: Learner, last: SlotRecord | None = None, shares: tuple[tupl
     )
     why = Why(sentence, terms.mean, terms.uncertainty, terms.bound)
     return View(learner, last, shares, max(0.0, best - terms.mean), why, tree, account)
+
+
+def shown_safely(
+    learner: Learner, last: SlotRecord | None = None, shares: tuple[tuple[str, float], ...] = ()
+) -> tuple[View, str]:
+    """Show the learner, and say what failed: a router that cannot explain itself may serve all the same."""
+    try:
+        return view_of(learner, last, shares), ""
+    except Exception as error:
+        return View(learner, last, shares), f"the router does not explain itself: {type(error).__name__}: {error}"

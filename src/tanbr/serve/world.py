@@ -18,7 +18,7 @@ from tanbr.serve.journal import read_slot, write_turn
 from tanbr.serve.lineup import Staged
 from tanbr.serve.records import Observer
 from tanbr.serve.store import Store
-from tanbr.serve.view import view_of
+from tanbr.serve.view import shown_safely
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.types import Blend, SlotMix, Text
@@ -133,7 +133,7 @@ class ServedWorld:
             "guard": learner.guard.to_json(),
             "trust": json.dumps({"evidence": dict(learner.trust.evidence), "led": dict(learner.trust.led)}),
         }
-        regret = view_of(learner).regret
+        regret = shown_safely(learner)[0].regret
         write_turn(
             self.store, turn, router=learner.router, monitor=learner.monitor, requests=requests, measured=measured,
             keep_versions=keep, regret=regret, meta=meta,
@@ -164,6 +164,7 @@ class ServedWorld:
     def resume(self, learner: Learner) -> None:
         """Serve on what the open slot of a saved state served."""
         slot = learner.slot
+        self.answers.forget(min((one.number for one in learner.settling), default=slot.number) - 1)
         self.answers.resume(slot.number, self.store.count_requests(slot.number, len(slot.versions)))
         if len(slot.versions) <= self.engine.models:
             blends = zip(slot.blends, slot.versions, strict=True)
