@@ -25,11 +25,10 @@ def test_planted_families_are_found_in_the_order_of_their_first_experts() -> Non
     assert clustered(apart(points), into=6) == groups
 
 
-def test_the_tree_inside_a_group_says_how_it_was_joined() -> None:
+def test_what_lies_near_is_joined() -> None:
     points = np.array([0.0, 1.0, 0.1, 1.1, 9.0])[:, None]
     groups = clustered(apart(points), into=2)
-    assert groups.members == ((0, 2, 1, 3), (4,))
-    assert groups.nodes == (((0, 2), (1, 3)), 4)
+    assert groups.members == ((0, 1, 2, 3), (4,))
 
 
 def test_experts_that_are_all_alike_still_make_as_many_groups() -> None:

@@ -23,38 +23,32 @@ K, V = 5, 4  # the toy world: five experts, four tasks
 EVEN = np.full(V, 1 / V)
 
 
-def toy_reward(blend: FloatArray, tasks: int = V) -> FloatArray:
+def toy_reward(blend: FloatArray) -> FloatArray:
     """Smooth, and best for every task at three parts of expert 0 and one of expert 1: (V,)."""
     target = np.zeros(len(blend))
     target[:2] = 0.75, 0.25
-    return np.full(tasks, 0.1) + 0.8 * np.exp(-2.0 * ((blend - target) ** 2).sum())
+    return np.full(V, 0.1) + 0.8 * np.exp(-2.0 * ((blend - target) ** 2).sum())
 
 
 def play(
-    router: Any, slots: int, *, tasks: int = V, seed: int = 0, unseen: float = 0.0, noise: float = 0.02
+    router: Any,
+    slots: int,
+    *,
+    seed: int = 0,
+    unseen: float = 0.0,
+    noise: float = 0.02,
+    panels: bool = False,
 ) -> FloatArray:
-    """Ask and tell for some slots with random mixes; the blends (slots, K)."""
+    """Ask and tell for some slots with random mixes, panels of one to three models in turn; all blends (n, K)."""
     rng = np.random.default_rng(seed)
-    blends = []
-    for _ in range(slots):
-        decision = router.ask(rng.dirichlet(np.ones(tasks)))
-        reward = np.clip(toy_reward(decision.blend, tasks) + noise * rng.normal(size=tasks), 0, 1)
-        reward[rng.random(tasks) < unseen] = np.nan
-        router.tell(decision, reward)
-        blends.append(decision.blend)
-    return np.array(blends)
-
-
-def play_panels(router: Any, slots: int, *, seed: int = 0) -> FloatArray:
-    """Ask and tell panels of one to three models in turn, some tasks unseen; all blends (n, K)."""
-    rng = np.random.default_rng(seed)
-    blends = []
+    blends: list[FloatArray] = []
     for slot in range(slots):
-        panel = router.ask(rng.dirichlet(np.ones(V)), models=1 + slot % 3)
-        rewards = np.clip([toy_reward(x) + 0.02 * rng.normal(size=V) for x in panel.blends], 0, 1)
-        rewards[rng.random(rewards.shape) < 0.3] = np.nan
-        router.tell(panel, rewards)
-        blends += list(panel.blends)
+        mix = rng.dirichlet(np.ones(V))
+        decision = router.ask(mix, models=1 + slot % 3) if panels else router.ask(mix)
+        rewards = np.clip([toy_reward(x) + noise * rng.normal(size=V) for x in decision.blends], 0, 1)
+        rewards[rng.random(rewards.shape) < unseen] = np.nan
+        router.tell(decision, rewards if panels else rewards[0])
+        blends += list(decision.blends)
     return np.array(blends)
 
 
@@ -237,7 +231,7 @@ def resumes_bit_for_bit(make: Make) -> None:
     for one in (router, *others):
         for decision in reversed(held):
             one.tell(decision.id, [toy_reward(x) for x in decision.blends])
-        after.append(play_panels(one, 30, seed=7) if panels else play(one, 60, seed=7, unseen=0.2))
+        after.append(play(one, 45, seed=7, unseen=0.2, panels=panels))
         _hold(np.array_equal(after[0], after[-1]), "a copy chooses otherwise than the router it was made of")
         _hold(np.array_equal(router.tree.blend, one.tree.blend), "a copy has another tree")
 
@@ -297,7 +291,7 @@ def bad_panels_change_nothing(make: Make) -> None:
     for one, panel in ((router, held), (twin, same)):
         one.tell(panel, good)
         _refuses(DecisionError, "a panel that was told already", one.tell, panel, good)
-    after = [play_panels(one, 10, seed=5) for one in (router, twin)]
+    after = [play(one, 10, seed=5, unseen=0.3, panels=True) for one in (router, twin)]
     _hold(np.array_equal(after[0], after[1]), "something that was refused changed later panels")
 
 
