@@ -53,7 +53,7 @@ def test_no_blend_is_tried_twice_nor_with_too_many_experts() -> None:
     tried = []
     rng = np.random.default_rng(1)
     search(
-        lambda x: (tried.append(x), toy_reward(x))[1],
+        lambda x: (tried.append(x), toy_reward(x, V))[1],
         start(),
         mixes=[0.5, 0.5],
         evaluations=25,
