@@ -92,7 +92,7 @@ class Crooked:
 
 def test_a_bad_router_is_named_and_costs_the_others_nothing(study: Study, tmp_path: Path) -> None:
     crooked = f"{__name__}:Crooked"
-    with pytest.raises(InputError, match=r"Crooked, seed 0, slot 1: .*blend must sum to 1 \(got 2.4\)"):
+    with pytest.raises(InputError, match=r"Crooked, seed 0, slot \d: .*blend must sum to 1 \(got 2.4\)"):
         simulate(study, [crooked, "average"], [0], out=tmp_path)
     assert [file.name for file in (tmp_path / "runs").iterdir()] == ["seed0-average.json"]
 

@@ -211,7 +211,7 @@ def test_changes_of_several_tasks_at_once_are_one_of_the_model():
     last = np.full(8, -1)
     for task, when in ((3, 100), (5, 120)):
         assert not together(Watch(*np.zeros((4, 8)), last), when)
-        last[task] = when
+        last = np.where(np.arange(8) == task, when, last)
     assert together(Watch(*np.zeros((4, 8)), last), 121)
     assert not together(Watch(*np.zeros((4, 8)), last), 160)  # the first was too long ago
     assert together(Watch(*np.zeros((4, 1)), np.array([7])), 8)

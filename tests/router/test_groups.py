@@ -11,11 +11,11 @@ from tanbr.router import Groups, Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.router.contract import EVEN, V, play
 
-NESTED = [[[0, 3], 5], [1, 2], [4]]
+LISTS = [[0, 3, 5], [1, 2], [4]]
 
 
 def test_groups_know_their_members_shares_and_place() -> None:
-    groups = Groups.of(NESTED, loads=[1, 1, 3, 1, 9, 2])
+    groups = Groups.of(LISTS, loads=[1, 1, 3, 1, 9, 2])
     assert len(groups) == 3
     assert groups.experts == 6
     assert groups.members == ((0, 3, 5), (1, 2), (4,))
@@ -24,7 +24,7 @@ def test_groups_know_their_members_shares_and_place() -> None:
 
 
 def test_a_blend_over_groups_is_a_blend_over_experts_and_back() -> None:
-    groups = Groups.of(NESTED)
+    groups = Groups.of(LISTS)
     x = groups.expand(np.array([[0.6, 0.4, 0.0], [0.0, 0.0, 1.0]]))
     np.testing.assert_allclose(x[0], [0.2, 0.2, 0.2, 0.2, 0.0, 0.2], rtol=0, atol=1e-15)
     assert x[1].tolist() == [0, 0, 0, 0, 1, 0]
@@ -77,6 +77,7 @@ def test_whatever_the_groups_a_blend_stays_one(labels: list[int], most: int, see
         ([[True, 0]], "expert numbers"),
         ("01", "lists of experts"),
         ([[0, 1.5]], "expert numbers"),
+        ([[0, [1, 2]]], "expert numbers"),
     ],
 )
 def test_what_is_no_partition_is_refused(lists: object, why: str) -> None:
@@ -91,11 +92,11 @@ def test_loads_must_be_one_an_expert_and_above_0(loads: list[float]) -> None:
 
 
 def test_a_file_comes_back_equal_and_is_known_by_its_digest(tmp_path: Path) -> None:
-    groups = Groups.of(NESTED, loads=[1, 1, 3, 1, 9, 2], found_by="routing", model_sha256="abc")
+    groups = Groups.of(LISTS, loads=[1, 1, 3, 1, 9, 2], found_by="routing", model_sha256="abc")
     groups.save(tmp_path / "groups.json", command="tanbr groups")
     again = Groups.load(tmp_path / "groups.json")
     assert again == groups
-    assert again.digest == groups.digest != Groups.of(NESTED).digest
+    assert again.digest == groups.digest != Groups.of(LISTS).digest
     assert json.loads((tmp_path / "groups.json").read_text())["command"] == "tanbr groups"
 
 
@@ -118,7 +119,7 @@ def test_groups_of_another_checkpoint_are_refused() -> None:
         groups.check(3, "abc")
 
 
-EIGHT = Groups.of([[0, 1, [2, 3]], [4, 5], [6, 7]])
+EIGHT = Groups.of([[0, 1, 2, 3], [4, 5], [6, 7]])
 
 
 def test_groups_of_one_choose_as_the_plain_router_does_bit_for_bit() -> None:

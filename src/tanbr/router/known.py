@@ -10,7 +10,7 @@ from tanbr.router.config import DefaultModeConfig
 from tanbr.router.gp import Posterior, Prior
 from tanbr.router.simplex import Sizes, keep_largest
 from tanbr.router.tree import VertexTree
-from tanbr.types import FloatArray
+from tanbr.types import FloatArray, lock
 
 BETA_FLOOR = 0.5  # deviations in the bound in the end: with less, runs stayed on the wrong hill
 BETA_HALF = 200.0  # told slots in which the way to the floor is halved, if they taught enough
@@ -32,6 +32,9 @@ class Ledger:
     newest: int  # id of the newest decision told, -1 before any
     served: FloatArray  # (G, K) its blends, (0, K) before any
 
+    def __post_init__(self) -> None:
+        lock(self)
+
 
 @dataclass(frozen=True, eq=False)
 class Watch:
@@ -42,6 +45,9 @@ class Watch:
     seen: FloatArray  # (V,) of how many rewards
     changes: NDArray[np.int64]  # (V,) how often a task was found changed
     last: NDArray[np.int64]  # (V,) told slots when it last was, -1 if never
+
+    def __post_init__(self) -> None:
+        lock(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +64,9 @@ class Known:
     tree: VertexTree
     ledger: Ledger
     watch: Watch
+
+    def __post_init__(self) -> None:
+        lock(self)
 
 
 @dataclass(frozen=True, eq=False)
