@@ -28,8 +28,8 @@ from tanbr.monitor import Monitor
 from tanbr.serve.build import build
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.lineage import MadeFor
-from tanbr.serve.lineup import Lineup, Live, Staged
 from tanbr.serve.messages import Answers
+from tanbr.serve.panel import Lineup, Live, Staged
 
 K, V, COLUMNS = 8, 8, 15
 MADE_FOR = MadeFor((), K, "average", "0" * 32)

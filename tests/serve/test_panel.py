@@ -19,7 +19,7 @@ from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.ids import place_of, slot_of
-from tanbr.serve.lineup import Lineup
+from tanbr.serve.panel import Lineup
 from tanbr.serve.records import Answered, Feedback, Phase, Reason
 from tanbr.serve.service import Service
 from tanbr.tasks.rows import Task

@@ -7,7 +7,7 @@ import pytest
 from tanbr.serve.admission import Choice
 from tanbr.serve.guard import Refused
 from tanbr.serve.journal import Turn
-from tanbr.serve.lineup import Staged
+from tanbr.serve.panel import Staged
 from tanbr.serve.preparing import Preparing
 from tanbr.serve.records import Reason
 from tanbr.types import PanelDecision

@@ -10,8 +10,8 @@ import pytest
 
 from serve.serving import TEXTS, K, Ledger, service, until
 from tanbr.serve.learner import Learner
+from tanbr.serve.queue import Queue
 from tanbr.serve.records import ServiceError
-from tanbr.serve.replica import Replica
 from tanbr.serve.service import Service
 from tanbr.serve.slot_thread import MOST_PAUSE, SlotThread
 
@@ -110,14 +110,14 @@ def test_a_stop_gives_answers_and_saving_together_no_more_than_it_may_take(
         given.append(timeout)
         return stop(thread, timeout)
 
-    def slow(replica: Replica, timeout: float) -> bool:
+    def slow(self: Queue, timeout: float) -> bool:
         given.append(timeout)
         clock.now += timeout  # it takes all it may
         return True
 
     clock = Clock()
     monkeypatch.setattr(SlotThread, "stop", noted)
-    monkeypatch.setattr(Replica, "stop", slow)
+    monkeypatch.setattr(Queue, "stop", slow)
     monkeypatch.setattr(time, "monotonic", clock)
     live.stop(timeout=20.0)
     assert given[0] > 0 < given[1]

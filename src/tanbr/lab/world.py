@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tanbr.loop import Choice, Learner, Slot, Turn, observe, turn
 from tanbr.loop.guard import Probes
 from tanbr.loop.rewards import Given, Tally
-from tanbr.serve.assignment import Assignment
+from tanbr.serve.panel import Assignment
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.types import Blend, FloatArray, SlotRecord, Text

@@ -13,7 +13,7 @@ import mmap
 import stat
 import struct
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -261,3 +261,24 @@ def _check_index(path: Path, specs: dict[str, TensorSpec]) -> None:
         lost = sorted(set(_weight_map(path)) - set(specs))
         if lost:
             raise CheckpointError(f"{path}: {len(lost)} tensors of the index are in no shard, {lost[0]} for one")
+
+
+class FileWatch:
+    """Remembers what mapped files were; a changed one would be read as garbage, or past its end as a crash."""
+
+    def __init__(self, files: Iterable[TensorFile]) -> None:
+        self._stamps = {file.path: _stamp(file.path) for file in files}
+
+    def check(self) -> None:
+        """Raise CheckpointError if a file is no longer what it was."""
+        for path, stamp in self._stamps.items():
+            if _stamp(path) != stamp:
+                raise CheckpointError(f"{path} has changed since it was opened; put the old file back, or restart")
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns

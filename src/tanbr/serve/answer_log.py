@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from tanbr.moe.text import TextEncoder
 from tanbr.monitor import Monitor
 from tanbr.monitor.recogniser import Recognition
-from tanbr.serve.assignment import believed
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.journal import Place
 from tanbr.serve.messages import Answers
+from tanbr.serve.panel import believed
 from tanbr.serve.records import ServiceError
 from tanbr.serve.rewards import Tally, share_out
 from tanbr.serve.rows import RequestRow

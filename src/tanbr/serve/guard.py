@@ -12,7 +12,7 @@ from tanbr.errors import TanbrError
 from tanbr.serve.clients import Clients, capped
 from tanbr.serve.config import GuardConfig
 from tanbr.serve.engine import Engine
-from tanbr.serve.lineup import Live, Staged
+from tanbr.serve.panel import Live, Staged
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.types import Counts, FloatArray, Reward, TaskMix, Text

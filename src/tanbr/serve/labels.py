@@ -49,8 +49,8 @@ class HeadLabels(LabelSpace):
         return float(spec.labels.index(str(label)))
 
 
-def named(tasks: Sequence[Task], task: str | None, labels: Sequence[str] = ()) -> FloatArray | None:
-    """Tasks (V,), 1 or 0 each, that a client speaks of; None if it names neither a task nor labels of one."""
+def named_tasks(tasks: Sequence[Task], task: str | None, labels: Sequence[str] = ()) -> FloatArray | None:
+    """Mark the tasks (V,), 1 or 0 each, that a client names, itself or by labels; None if it names none."""
     if task is not None:
         names = [one.name for one in tasks]
         if task not in names:

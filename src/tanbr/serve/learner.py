@@ -21,7 +21,6 @@ from tanbr.errors import StateError
 from tanbr.monitor import Monitor
 from tanbr.serve.admission import Choice
 from tanbr.serve.answer_log import AnswerLog
-from tanbr.serve.assignment import Assignment
 from tanbr.serve.choosing import Choosing, Pin
 from tanbr.serve.clients import Clients
 from tanbr.serve.config import ServeConfig
@@ -39,7 +38,7 @@ from tanbr.serve.journal import (
     tidy,
     write_turn,
 )
-from tanbr.serve.lineup import Staged
+from tanbr.serve.panel import Assignment, Staged
 from tanbr.serve.preparing import Preparing
 from tanbr.serve.records import Alarm, Observer, Reason
 from tanbr.serve.rewards import share_out

@@ -8,7 +8,7 @@ from tanbr.serve.choosing import Choosing, decline
 from tanbr.serve.engine import Engine
 from tanbr.serve.guard import Guard, Refused, Scrutiny
 from tanbr.serve.journal import OpenSlot, Turn
-from tanbr.serve.lineup import Staged
+from tanbr.serve.panel import Staged
 from tanbr.serve.records import Reason
 from tanbr.types import Router, TaskMix
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from serve.text_model import write
+from serve.text_model import write, written
 from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
@@ -67,7 +67,7 @@ def test_t5_is_measured_on_what_it_writes(tmp_path: Path) -> None:
     assert loss is not None
     assert 3 <= loss.positions <= 3 * 17  # the first token of each, and one more after each that it wrote
     engine.swap(np.eye(4)[2])
-    assert len(engine.texts(["w1"], max_tokens=3)) == 1
+    assert len(written(engine, ["w1"], max_tokens=3)) == 1
 
 
 def test_a_family_whose_ffns_are_no_linear_maps_is_refused(tmp_path: Path) -> None:

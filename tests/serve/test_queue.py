@@ -1,6 +1,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import combinations, pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -8,29 +9,35 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from serve.replicas import IDS, replica
+from serve.queues import IDS, queue_of
 from serve.serving import TEXTS, until
 from serve.text_model import write
 from tanbr.errors import InputError
 from tanbr.merge import Moe
+from tanbr.moe.text import TextEncoder
+from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
-from tanbr.serve.manner import Manner
+from tanbr.serve.jobs import Job, Room, divided
 from tanbr.serve.messages import Answers, Broken, Message
+from tanbr.serve.padding import like_lengths
+from tanbr.serve.queue import Queue, threads_each, worker_count
 from tanbr.serve.records import Answered, Generated, ServiceError, Stopping
-from tanbr.serve.replica import Replica
+from tanbr.serve.sampling import Manner
 
-Made = Callable[..., tuple[Replica, "SimpleQueue[Message]"]]
+Made = Callable[..., tuple[Queue, "SimpleQueue[Message]"]]
 
 
 @pytest.fixture
 def make(moe: Moe, tmp_path: Path) -> Iterator[Made]:
     """Start replicas of the embedded model, or of a tiny model of a `family`, and stop them in the end."""
-    started: list[Replica] = []
+    started: list[Queue] = []
 
-    def made(family: str | None = None, **settings: Any) -> tuple[Replica, "SimpleQueue[Message]"]:
+    def made(family: str | None = None, **settings: Any) -> tuple[Queue, "SimpleQueue[Message]"]:
         source = moe if family is None else write(family, tmp_path / family, **settings.pop("model", {}))
-        one, queue = replica(source, **settings)
+        one, queue = queue_of(source, **settings)
         one.start()
         started.append(one)
         return one, queue
@@ -45,11 +52,11 @@ def together(texts: int) -> dict[str, Any]:
     return {"batch": texts, "batch_wait": 600.0}
 
 
-def model_of(one: Replica) -> Any:
+def model_of(one: Queue) -> Any:
     return one.engine.live.backend.model  # type: ignore[attr-defined]
 
 
-def endless(one: Replica) -> None:
+def endless(one: Queue) -> None:
     """Let a model that writes end nothing by itself."""
     model = model_of(one)
     model.generation_config.eos_token_id = model.config.eos_token_id = None
@@ -282,7 +289,7 @@ def test_an_answer_that_cannot_be_told_fails_alone(
 def test_a_thread_that_dies_is_named_and_leaves_nobody_waiting(
     moe: Moe, thread: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, _ = replica(moe, workers=1)
+    one, _ = queue_of(moe, workers=1)
     where = type(one.engine.encode) if thread == "tanbr-front" else Engine
 
     def die(*_: Any, **__: Any) -> None:
@@ -300,7 +307,7 @@ def test_a_thread_that_dies_is_named_and_leaves_nobody_waiting(
     one.stop(10)
 
 
-def spoil(one: Replica) -> None:
+def spoil(one: Queue) -> None:
     """Break what answers, and only that."""
     with torch.no_grad():
         for piece in one.engine.moe.plan.blended:
@@ -369,14 +376,6 @@ def test_what_was_streamed_is_not_streamed_again_when_a_batch_fails(make: Made) 
         streamed.result(30)
     assert len(pieces) == 1
     assert other.result(30).completion_tokens == (5,)  # of which nobody had heard anything
-
-
-def test_conversations_do_not_share_the_learner_s_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write("mixtral", tmp_path / "model")
-    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    one, _ = replica(folder)
-    monkeypatch.setattr(one.engine.encode.tokenizer, "apply_chat_template", None)  # as if another thread had it
-    assert one.chat([{"role": "user", "content": "w1 w2"}]) == "w1 w2"
 
 
 def test_the_wrong_question_is_refused(make: Made) -> None:
@@ -466,8 +465,148 @@ def test_a_batch_that_failed_is_drawn_again_as_it_was(make: Made) -> None:
     assert answers[0] == answers[1]
 
 
-def count_steps(one: Replica) -> list[int]:
+def count_steps(one: Queue) -> list[int]:
     """Rows of each pass through the model from now on."""
     steps: list[int] = []
     model_of(one).get_output_embeddings().register_forward_hook(lambda *args: steps.append(len(args[2])))
     return steps
+
+
+# --- jobs and their parts ---------------------------------------------------------------------------------------------
+
+PARTED = ["a", "b", "c", "d"]
+PLACES = np.array([1, 0, 1, 0])
+
+
+def job() -> Job:
+    return Job(PARTED, columns={"input_ids": [[1], [2], [3], [4]]}, cut=(0, 5, 0, 0), limits=(9, 8, 7, 6))
+
+
+def answered(part: Job, version: int) -> Answered:
+    ids = tuple(f"{version}{text}" for text in part.texts)
+    return Answered(ids, np.array([[float(row[0])] for row in part.columns["input_ids"]]), version, part.cut)
+
+
+def test_the_first_answer_or_error_of_a_job_counts_and_a_client_that_gave_up_gets_nothing() -> None:
+    first, failed, cancelled = job(), job(), job()
+    cancelled.future.cancel()
+    assert (first.wanted, cancelled.wanted) == (True, False)
+    answer = answered(first, 1)
+    for one in (first, cancelled):
+        one.resolve(answer)
+        one.fail(ServiceError("too late"))
+    failed.fail(ServiceError("broken"))
+    failed.resolve(answer)
+    assert first.future.result(0) is answer
+    assert str(failed.future.exception(0)) == "broken"
+    assert cancelled.future.cancelled()
+
+
+def test_the_parts_answer_together_in_the_order_of_the_texts() -> None:
+    whole = job()
+    first, second = divided(whole, PLACES)
+    assert (first.texts, first.place, first.limits) == (["b", "d"], 0, (8, 6))
+    assert (second.texts, second.place, second.columns) == (["a", "c"], 1, {"input_ids": [[1], [3]]})
+    second.resolve(answered(second, 7))
+    assert not whole.future.done()
+    first.resolve(answered(first, 6))
+    answer = whole.future.result(0)
+    assert answer.request_ids == ("7a", "6b", "7c", "6d")
+    assert answer.logits.ravel().tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert (answer.merge_version, answer.merge_versions, answer.cut) == (7, (7, 6, 7, 6), (0, 5, 0, 0))
+
+
+def test_parts_may_be_divided_again() -> None:
+    whole = job()
+    for part in divided(whole, PLACES):
+        for again in divided(part, np.array([0, 2])):
+            again.resolve(answered(again, again.place))
+    assert whole.future.result(0).request_ids == ("0a", "0b", "2c", "2d")
+
+
+def test_what_is_written_is_put_together_and_streams_name_the_clients_own_prompts() -> None:
+    heard: list[tuple[int, str]] = []
+    whole = job()
+    whole.on_token = lambda prompt, piece: heard.append((prompt, piece))
+    for version, part in enumerate(divided(whole, PLACES)):
+        assert part.on_token is not None
+        part.on_token(1, part.texts[1])
+        ones = (1,) * len(part.texts)
+        part.resolve(Generated(tuple(part.texts), tuple(part.texts), ones, ones, ("stop",) * len(ones), version))  # type: ignore[arg-type]
+    assert heard == [(3, "d"), (2, "c")]
+    done = whole.future.result(0)
+    assert (done.texts, done.merge_versions, done.prompt_tokens) == (tuple(PARTED), (1, 0, 1, 0), (1, 1, 1, 1))
+    assert done.cut == ()
+
+
+def test_one_part_that_fails_fails_the_whole_and_a_client_that_leaves_ends_all_parts() -> None:
+    whole = job()
+    first, second = divided(whole, PLACES)
+    first.fail(ServiceError("broken"))
+    with pytest.raises(ServiceError, match="broken"):
+        whole.future.result(0)
+    second.resolve(answered(second, 1))  # too late, and nobody minds
+    left = job()
+    parts = divided(left, PLACES)
+    left.future.cancel()
+    assert not any(part.wanted for part in parts)
+
+
+# --- room, padding, workers -------------------------------------------------------------------------------------------
+
+
+def test_prompt_and_answer_share_the_positions_of_a_causal_model(tmp_path: Path) -> None:
+    encoder = TextEncoder.of(write("mixtral", tmp_path / "model"), vocab_size=64)
+    room = Room(prompt=64, answer=30, both=64, too_long="refuse")
+
+    def limits(*lengths: int, most: int | None = None) -> tuple[int, ...]:
+        asked = Job(["w1 " * length for length in lengths], max_tokens=most)
+        room.fit(asked, encoder)
+        return asked.limits
+
+    assert limits(10, 50) == (30, 14)
+    assert limits(10, 50, most=14) == (14, 14)
+    assert limits(63) == (1,)
+    with pytest.raises(InputError, match="prompt 2 of 2 has 50 tokens, and this model reads at most 49 if it is to"):
+        limits(10, 50, most=15)
+    with pytest.raises(InputError, match="at most 63 if it is to write any; shorten"):
+        limits(64)
+
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=9)
+
+
+@given(lengths=LENGTHS, most=st.integers(1, 10), fixed=st.integers(0, 60))
+def test_texts_of_like_length_are_grouped_and_no_other_cut_costs_less(
+    lengths: list[int], most: int, fixed: int
+) -> None:
+    def cost(groups: list[list[int]]) -> int:
+        return sum(max(lengths[i] for i in group) * len(group) + fixed for group in groups)
+
+    groups = like_lengths(lengths, most=most, fixed=fixed)
+    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    assert all(1 <= len(group) <= most for group in groups)
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    inside = range(1, len(lengths))
+    cuts = [(0, *places, len(lengths)) for size in range(len(lengths)) for places in combinations(inside, size)]
+    ways = [[order[a:b] for a, b in pairwise(cut)] for cut in cuts]
+    assert cost(groups) == min(cost(way) for way in ways if all(len(group) <= most for group in way))
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "threads"),
+    [
+        ({}, 8, [64, 32, 8]),  # every core has a worker up to a point; a lone busy one has all cores
+        ({"workers": 3, "threads": 2}, 3, [2, 2, 2]),
+        ({"device": "cuda"}, 1, [64]),
+        ({"engine": "vllm", "engine_url": "http://127.0.0.1:9"}, 32, [1, 1, 1]),  # they wait, and need no cores
+        ({"engine": "vllm", "engine_url": "http://127.0.0.1:9", "workers": 3}, 3, [1, 1, 1]),
+    ],
+)
+def test_the_cores_are_shared_by_the_busy_workers(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], workers: int, threads: list[int]
+) -> None:
+    monkeypatch.setattr("tanbr.serve.queue.usable_cores", lambda: 64)
+    config = ServeConfig.model_validate(settings)
+    assert worker_count(config) == workers
+    assert [threads_each(config, busy) for busy in (1, 2, 8)[: len(threads)]] == threads
