@@ -1,19 +1,18 @@
 """A BERT-MoE that answers the same texts under many blends, computing once what no blend changes.
 
 Below the first FFN whose experts differ, a text's hidden states are the same for every blend: they are kept. Above the
-last FFN only the first token is read, so the last layer computes no other. Both are exact; the rest is the dense model.
+last FFN only the first token is read, so the last layer computes no other. Both are exact up to rounding.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from tanbr.lab.dense import DenseModel
 from tanbr.merge import Moe
+from tanbr.serve.backends.bert_pass import Packed, attended, embedded, ffn, head, upper
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.types import FloatArray, Text
 
@@ -51,25 +50,21 @@ class Classifier(DenseModel):
         new = list(dict.fromkeys(text for text in texts if text not in self._stems))
         for chunk in self.by_length([len("".join(text)) for text in new]):
             inputs = self.encode([new[i] for i in chunk], device=self.model.device)
-            real = inputs.pop("attention_mask").bool()  # (n, length)
-            hidden = self.model.bert.embeddings(**inputs)
+            packed = Packed(inputs["attention_mask"])
+            hidden = embedded(self.model.bert.embeddings, packed, inputs["input_ids"], inputs.get("token_type_ids"))
             for layer in self._layers[: self.first]:
-                hidden = layer.feed_forward_chunk(_attend(layer, hidden, real))
-            hidden = _attend(self._layers[self.first], hidden, real)
-            for i, stem, length in zip(chunk, hidden, real.sum(dim=1).tolist(), strict=True):
-                self._stems[new[i]] = stem[:length].clone()
+                hidden = ffn(layer, attended(layer.attention, hidden, packed))
+            hidden = attended(self._layers[self.first].attention, hidden, packed)
+            stems = torch.split(hidden, inputs["attention_mask"].sum(dim=1).tolist())
+            self._stems |= {new[i]: stem.clone() for i, stem in zip(chunk, stems, strict=True)}
 
     def _upper(self, stems: list[Tensor]) -> Tensor:
-        hidden = nn.utils.rnn.pad_sequence(stems, batch_first=True)  # (n, length, D)
         lengths = torch.tensor([len(stem) for stem in stems])
-        real = (torch.arange(hidden.shape[1]) < lengths[:, None]).to(hidden.device)
-        above = self._layers[self.first + 1 :]
+        packed = Packed((torch.arange(int(lengths.max())) < lengths[:, None]).to(stems[0].device))
+        layer, above = self._layers[self.first], self._layers[self.first + 1 :]
         if not above:
-            hidden = hidden[:, :1]
-        hidden = self._layers[self.first].feed_forward_chunk(hidden)
-        for layer in above:
-            hidden = layer.feed_forward_chunk(_attend(layer, hidden, real, first_only=layer is above[-1]))
-        return self.model.classifier(self.model.bert.pooler(hidden))
+            return head(self.model, ffn(layer, torch.stack([stem[0] for stem in stems])))
+        return upper(self.model, above, ffn(layer, torch.cat(stems)), packed)
 
 
 class PlainClassifier(DenseModel):
@@ -91,20 +86,6 @@ class PlainClassifier(DenseModel):
             inputs = self.encode([texts[i] for i in chunk], device=self.model.device)
             logits[chunk] = self.model(**inputs).logits[:, self._order].cpu().double().numpy()
         return list(logits)
-
-
-def _attend(layer: Any, hidden: Tensor, real: Tensor, *, first_only: bool = False) -> Tensor:
-    """Run a layer's attention on (n, length, D), real (n, length); of the first token alone if `first_only`."""
-    part = layer.attention.self
-    asking = hidden[:, :1] if first_only else hidden
-
-    def heads(states: Tensor) -> Tensor:  # (n, length, D) → (n, heads, length, D / heads)
-        return states.view(*states.shape[:2], part.num_attention_heads, -1).transpose(1, 2)
-
-    mixed = F.scaled_dot_product_attention(
-        heads(part.query(asking)), heads(part.key(hidden)), heads(part.value(hidden)), attn_mask=real[:, None, None, :]
-    )
-    return layer.attention.output(mixed.transpose(1, 2).flatten(2), asking)
 
 
 def _first_that_differs(moe: Moe) -> int:

@@ -216,17 +216,20 @@ class Engine:
         committed, all at once, or discarded. If it fails, what answers goes on answering.
         """
         wanted = as_blend(blend, experts=self.moe.num_experts)
-        for live in self._lineup.models:
-            if live.blend is not None and not self._fault and np.array_equal(wanted, live.blend):
-                return self._stage(Staged(live.backend, live.version, live.blend, changed=False))
-        numbers = [one.version for one in self._staged if one.changed]
-        number = max(self._issued, *numbers, 0) + 1 if version is None else version
-        if not self._free:
+        if version is None:
+            version = max([self._issued, *(one.version for one in self._staged if one.changed)]) + 1
+        same = [one for one in self._lineup.models if one.blend is not None and np.array_equal(wanted, one.blend)]
+        if same and not self._fault:
+            staged = Staged(same[0].backend, same[0].version, wanted, changed=False)
+        elif self._free:
+            staged = Staged(self._merged(wanted, version).backend, version, wanted, changed=True)
+        else:
             self.files.check()
             self.moe.check(wanted)
             self.live.backend.stage(self.moe, wanted, share=self._merge_share)
-            return self._stage(Staged(None, number, wanted, changed=True))
-        return self._stage(Staged(self._merged(wanted, number).backend, number, wanted, changed=True))
+            staged = Staged(None, version, wanted, changed=True)
+        self._staged.append(staged)
+        return staged
 
     def spread(self, *staged: Staged) -> None:
         """Have what was prepared made ready wherever it is to answer: nowhere else, as a rule."""
@@ -404,10 +407,6 @@ class Engine:
         self.moe.check(blend)
         backend.merge(self.moe, blend, share=share)
         self.merge_seconds = time.perf_counter() - started
-
-    def _stage(self, staged: Staged) -> Staged:
-        self._staged.append(staged)
-        return staged
 
 
 def _found_broken(version: int) -> CheckpointError:

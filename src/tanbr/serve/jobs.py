@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.errors import InputError
-from tanbr.moe.text import Columns, TextEncoder
+from tanbr.moe.text import Columns, TextEncoder, positions
 from tanbr.monitor.recogniser import Recognition
+from tanbr.serve.config import ServeConfig
 from tanbr.serve.decode import Written
+from tanbr.serve.engine import Engine
 from tanbr.serve.panel import Lineup
 from tanbr.serve.records import Answered, Generated, OnToken
 from tanbr.serve.sampling import Sampling
@@ -75,6 +77,14 @@ class Room:
     answer: int  # most that are written for one
     both: int | None  # most of the two together: the positions of a causal model; None for an encoder-decoder
     too_long: Literal["refuse", "cut"]  # what becomes of a prompt that is longer
+
+    @staticmethod
+    def of(engine: Engine, config: ServeConfig) -> "Room":
+        """Find a model's room; one that continues its prompt has positions for both together."""
+        backend = engine.live.backend
+        found = [limit for limit in (positions(engine.moe.path), backend.positions) if limit is not None]
+        answer = min([config.max_tokens, *(limit - 1 for limit in found)])
+        return Room(engine.encode.max_length, answer, min(found) if found and backend.causal else None, config.too_long)
 
     def check(self, max_tokens: int | None) -> None:
         """Refuse to write more than can be written."""

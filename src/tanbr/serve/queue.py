@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -21,10 +21,9 @@ import numpy as np
 import torch
 
 from tanbr.errors import InputError
-from tanbr.moe.text import positions
 from tanbr.serve.chat import ChatTemplate
 from tanbr.serve.config import ServeConfig, usable_cores
-from tanbr.serve.decode import Joining, NotFinite, Step, Written
+from tanbr.serve.decode import Joining, NotFinite
 from tanbr.serve.engine import Engine
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.jobs import Job, Room, assigned, count
@@ -33,8 +32,9 @@ from tanbr.serve.messages import Broken, Outbox
 from tanbr.serve.padding import classify
 from tanbr.serve.panel import Lineup, Live
 from tanbr.serve.records import Answered, Generated, Observer, OnToken, Overloaded, ServiceError, Silent, Stopping
-from tanbr.serve.replies import Replies, Row
+from tanbr.serve.replies import Replies
 from tanbr.serve.sampling import Manner
+from tanbr.serve.writing import WrittenBatch
 from tanbr.tasks.answering import with_posterior
 from tanbr.tasks.rows import Task
 from tanbr.types import Text
@@ -61,7 +61,7 @@ class Queue:
         observer: Observer | None = None,
     ) -> None:
         """Make a queue that is not yet started, of requests of these tasks."""
-        self.engine, self.room = engine, _room(engine, config)
+        self.engine, self.room = engine, Room.of(engine, config)
         self.space = None if engine.writes else label_space(tasks, engine.columns)
         self.classes = len(engine.columns) if self.space is None else self.space.classes  # columns that are labels
         self._tasks, self._config, self._outbox, self._observer = tuple(tasks), config, outbox, observer or Silent()
@@ -386,46 +386,21 @@ class Queue:
         self._hand_over(jobs, partial(self._replies.classified, jobs, logits, live))
 
     def _write(self, jobs: list[Job], live: Live, lineup: Lineup) -> None:
-        """Decode all prompts together. A job leaves when its last prompt has, or when its client gives up.
+        """Decode all prompts together; jobs that come meanwhile join as long as this version is what answers."""
 
-        Jobs that come meanwhile join as long as this version is what answers.
-        """
-        rows: list[Row] = []
-
-        def begin(some: Sequence[Job]) -> Joining:
-            for job in some:
-                job.written = {}
-                rows.extend(Row(job, prompt, self._encoder.tokenizer) for prompt in range(len(job.texts)))
-            columns = {name: [row for job in some for row in job.columns[name]] for name in some[0].columns}
-            limits = [limit for job in some for limit in job.limits]
-            sampling = [one for job in some for one in job.sampling or [None] * len(job.texts)]
-            return Joining(self._encoder.pad(columns, left=live.backend.causal), limits, sampling)
+        def finished(job: Job) -> None:
+            self._hand_over([job], partial(self._replies.written, job, live))
 
         def more(at_work: int) -> Joining | None:
             came = self._take_more(lineup, jobs[0].place, self._config.batch - at_work)
             jobs.extend(came)
-            return begin(came) if came else None
+            return batch.begin(came) if came else None
 
-        def ended(row: Row, written: Written) -> None:
-            job = row.job
-            job.written[row.prompt] = written
-            if len(job.written) == len(job.texts) and not job.left:
-                self._hand_over([job], partial(self._replies.written, job, live))
-
-        def on_step(step: Step) -> Collection[int]:
-            for number, token in step.added.items():
-                row = rows[number]
-                row.add(token, step.chances[number])
-                if row.stopped and number not in step.ended:
-                    ended(row, row.cut())
-            for number, written in step.ended.items():
-                row = rows[number]
-                row.end()
-                ended(row, row.cut() if row.stopped else written)
-            return [number for number, row in enumerate(rows) if row.stopped or not row.job.wanted]
-
-        first = begin(jobs)
-        live.backend.generate(first.inputs, limits=first.limits, on_step=on_step, more=more, sampling=first.sampling)
+        batch = WrittenBatch(self._encoder, causal=live.backend.causal, finished=finished)
+        first = batch.begin(jobs)
+        live.backend.generate(
+            first.inputs, limits=first.limits, on_step=batch.on_step, more=more, sampling=first.sampling
+        )
 
 
 def worker_count(config: ServeConfig) -> int:
@@ -438,11 +413,3 @@ def worker_count(config: ServeConfig) -> int:
 def threads_each(config: ServeConfig, busy: int) -> int:
     """Threads of each worker's arithmetic while so many are busy: a lone one has all cores."""
     return 1 if config.engine is not None else config.threads or max(1, usable_cores() // busy)
-
-
-def _room(engine: Engine, config: ServeConfig) -> Room:
-    """Find what a model can read and write; a model that continues its prompt has positions for both together."""
-    backend = engine.live.backend
-    found = [limit for limit in (positions(engine.moe.path), backend.positions) if limit is not None]
-    answer = min([config.max_tokens, *(limit - 1 for limit in found)])
-    return Room(engine.encode.max_length, answer, min(found) if found and backend.causal else None, config.too_long)

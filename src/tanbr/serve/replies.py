@@ -1,4 +1,4 @@
-"""What becomes of the model's output: pieces of text go to the client, answers to the learner and then the client."""
+"""What becomes of the model's output: the learner is told, then the client."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,13 +7,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tanbr.monitor.recogniser import Recognition
-from tanbr.serve.decode import Written
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.jobs import Job, count
 from tanbr.serve.messages import Answers, Outbox
 from tanbr.serve.panel import Live
 from tanbr.serve.records import Answered, Generated, ServiceError
-from tanbr.serve.text_stream import StopStrings, TextStream
 from tanbr.types import FloatArray
 
 Reweigh: TypeAlias = Callable[[FloatArray, FloatArray], FloatArray]  # logits (n, columns), posteriors (n, V) → logits
@@ -112,44 +110,3 @@ def _named_tasks(jobs: Sequence[Job]) -> FloatArray | None:
         return None
     every = np.ones_like(named[0])
     return np.concatenate([np.tile(every if job.named is None else job.named, (len(job.texts), 1)) for job in jobs])
-
-
-class Row:
-    """One answer that is being written: its text, where that matters before the end."""
-
-    def __init__(self, job: Job, prompt: int, tokenizer: Any) -> None:
-        self.job, self.prompt = job, prompt
-        self._stream = TextStream(tokenizer) if job.on_token is not None or job.stop else None
-        self._stops = StopStrings(job.stop)
-        self._tokens: list[int] = []
-        self._chances = 0.0
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string was written."""
-        return self._stops.found
-
-    def add(self, token: int, chance: float) -> None:
-        """Take a token, and its probability."""
-        if self._stream is not None and not self.stopped:
-            self._tokens.append(token)
-            self._chances += chance
-            self._pass_on(self._stops.add(self._stream.add(token)))
-
-    def end(self) -> None:
-        """Pass on what was kept back: there are no more tokens."""
-        if self._stream is not None and not self.stopped:
-            self._pass_on(self._stops.add(self._stream.end(), last=True))
-
-    def cut(self) -> Written:
-        """Give what was written up to the stop string, and what of it the client gets."""
-        return Written(tuple(self._tokens), True, self._chances / len(self._tokens), self._stops.text)
-
-    def _pass_on(self, piece: str) -> None:
-        job = self.job
-        if piece and job.wanted and job.on_token is not None:
-            try:
-                job.on_token(self.prompt, piece)
-                job.streamed = True
-            except Exception as error:  # the client's own function
-                job.fail(ServiceError(f"the text could not be streamed ({type(error).__name__}: {error})"))

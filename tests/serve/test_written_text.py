@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tanbr.serve.text_stream import StopStrings, TextStream
+from tanbr.serve.writing import StopStrings, TextStream
 
 TEXTS = ["plain words", "naïve café — 字 and 🙂 done", "🙂", ""]
 
