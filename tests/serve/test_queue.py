@@ -1,6 +1,6 @@
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,14 +18,17 @@ from serve.text_model import write
 from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.moe.text import TextEncoder
+from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
-from tanbr.serve.jobs import Job, Room, divided
+from tanbr.serve.jobs import Job, Part, Room, assigned
 from tanbr.serve.messages import Answers, Broken, Message
 from tanbr.serve.padding import like_lengths
+from tanbr.serve.panel import Assignment, Lineup
 from tanbr.serve.queue import Queue, threads_each, worker_count
 from tanbr.serve.records import Answered, Generated, ServiceError, Stopping
 from tanbr.serve.sampling import Manner
+from tanbr.types import PanelDecision
 
 Made = Callable[..., tuple[Queue, "SimpleQueue[Message]"]]
 
@@ -474,82 +477,56 @@ def count_steps(one: Queue) -> list[int]:
 
 # --- jobs and their parts ---------------------------------------------------------------------------------------------
 
-PARTED = ["a", "b", "c", "d"]
-PLACES = np.array([1, 0, 1, 0])
 
-
-def job() -> Job:
-    return Job(PARTED, columns={"input_ids": [[1], [2], [3], [4]]}, cut=(0, 5, 0, 0), limits=(9, 8, 7, 6))
-
-
-def answered(part: Job, version: int) -> Answered:
-    ids = tuple(f"{version}{text}" for text in part.texts)
-    return Answered(ids, np.array([[float(row[0])] for row in part.columns["input_ids"]]), version, part.cut)
+def take(part: Job | Part, version: int, rows: Sequence[int] | None = None) -> None:
+    """Answer a part, or rows of a job, by a version: logits are the numbers of the texts."""
+    job, rows = (part.job, part.rows) if isinstance(part, Part) else (part, rows or range(len(part.texts)))
+    job.take(rows, [f"{version}{job.texts[row]}" for row in rows], version, [np.array([float(row)]) for row in rows])
 
 
 def test_the_first_answer_or_error_of_a_job_counts_and_a_client_that_gave_up_gets_nothing() -> None:
-    first, failed, cancelled = job(), job(), job()
+    first, failed, cancelled = (Job(["a"]) for _ in range(3))
     cancelled.future.cancel()
-    assert (first.wanted, cancelled.wanted) == (True, False)
-    answer = answered(first, 1)
+    assert (Part(first, [0]).wanted, Part(cancelled, [0]).wanted) == (True, False)
     for one in (first, cancelled):
-        one.resolve(answer)
+        take(one, 1)
         one.fail(ServiceError("too late"))
     failed.fail(ServiceError("broken"))
-    failed.resolve(answer)
-    assert first.future.result(0) is answer
+    take(failed, 1)
+    assert first.future.result(0).request_ids == ("1a",)
     assert str(failed.future.exception(0)) == "broken"
     assert cancelled.future.cancelled()
 
 
-def test_the_parts_answer_together_in_the_order_of_the_texts() -> None:
-    whole = job()
-    first, second = divided(whole, PLACES)
-    assert (first.texts, first.place, first.limits) == (["b", "d"], 0, (8, 6))
-    assert (second.texts, second.place, second.columns) == (["a", "c"], 1, {"input_ids": [[1], [3]]})
-    second.resolve(answered(second, 7))
-    assert not whole.future.done()
-    first.resolve(answered(first, 6))
-    answer = whole.future.result(0)
+def test_a_panel_divides_a_job_and_the_answers_come_in_the_order_of_the_texts() -> None:
+    mix = np.full(3, 1 / 3)
+    panel = PanelDecision(0, mix, np.eye(3), np.eye(3))  # a model for each task
+    recogniser = Recogniser(("x", "y", "z"), mix, None, grouped=False)
+    posteriors = np.eye(3)[[1, 0, 1, 0]]
+    seen = Recognition(np.zeros(4, np.uint64), posteriors, np.ones(4), np.zeros((4, 0)), informed=True)
+    job = Job(["a", "b", "c", "d"], cut=(0, 5, 0, 0), seen=seen)
+    lineup = Lineup((), Assignment(panel, recogniser))
+    first, second = assigned(job, range(4), lineup)
+    assert [(part.texts, part.place) for part in (first, second)] == [(["b", "d"], 0), (["a", "c"], 1)]
+    assert [part.rows for part in assigned(job, second.rows, lineup)] == [[0, 2]]  # again, to those that answer now
+    assert [(part.rows, part.place) for part in assigned(job, [1, 2], Lineup(()))] == [([1, 2], 0)]
+    take(second, 7)
+    assert not job.future.done()
+    take(first, 6)
+    answer = job.future.result(0)
     assert answer.request_ids == ("7a", "6b", "7c", "6d")
-    assert answer.logits.ravel().tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert answer.logits.ravel().tolist() == [0.0, 1.0, 2.0, 3.0]
     assert (answer.merge_version, answer.merge_versions, answer.cut) == (7, (7, 6, 7, 6), (0, 5, 0, 0))
 
 
-def test_parts_may_be_divided_again() -> None:
-    whole = job()
-    for part in divided(whole, PLACES):
-        for again in divided(part, np.array([0, 2])):
-            again.resolve(answered(again, again.place))
-    assert whole.future.result(0).request_ids == ("0a", "0b", "2c", "2d")
-
-
-def test_what_is_written_is_put_together_and_streams_name_the_clients_own_prompts() -> None:
-    heard: list[tuple[int, str]] = []
-    whole = job()
-    whole.on_token = lambda prompt, piece: heard.append((prompt, piece))
-    for version, part in enumerate(divided(whole, PLACES)):
-        assert part.on_token is not None
-        part.on_token(1, part.texts[1])
-        ones = (1,) * len(part.texts)
-        part.resolve(Generated(tuple(part.texts), tuple(part.texts), ones, ones, ("stop",) * len(ones), version))  # type: ignore[arg-type]
-    assert heard == [(3, "d"), (2, "c")]
-    done = whole.future.result(0)
-    assert (done.texts, done.merge_versions, done.prompt_tokens) == (tuple(PARTED), (1, 0, 1, 0), (1, 1, 1, 1))
-    assert done.cut == ()
-
-
-def test_one_part_that_fails_fails_the_whole_and_a_client_that_leaves_ends_all_parts() -> None:
-    whole = job()
-    first, second = divided(whole, PLACES)
+def test_one_part_that_fails_fails_the_whole_and_ends_the_others() -> None:
+    job = Job(["a", "b"])
+    first, second = Part(job, [0]), Part(job, [1])
     first.fail(ServiceError("broken"))
+    assert not second.wanted
+    take(second, 1)  # too late, and nobody minds
     with pytest.raises(ServiceError, match="broken"):
-        whole.future.result(0)
-    second.resolve(answered(second, 1))  # too late, and nobody minds
-    left = job()
-    parts = divided(left, PLACES)
-    left.future.cancel()
-    assert not any(part.wanted for part in parts)
+        job.future.result(0)
 
 
 # --- room, padding, workers -------------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
-"""One request on its way through the queue. Where its texts go to several models, it is divided into parts."""
+"""One request on its way through the queue; the parts of it that different models answer; the room for prompts."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tanbr.errors import InputError
 from tanbr.moe.text import Columns, TextEncoder, positions
@@ -19,7 +19,7 @@ from tanbr.serve.records import Answered, Generated, OnToken
 from tanbr.serve.sampling import Sampling
 from tanbr.types import FloatArray, Text
 
-Answer = TypeVar("Answer", Answered, Generated)
+ENDING = threading.Lock()  # two workers may fail one job at the same time
 
 
 @dataclass(eq=False)
@@ -36,37 +36,94 @@ class Job:
     columns: Columns = field(default_factory=dict)
     cut: tuple[int, ...] = ()  # (n,) tokens left out of each text; empty if of none
     limits: tuple[int, ...] = ()  # (n,) tokens to write for each prompt
-    written: dict[int, Written] = field(default_factory=dict)  # prompt → what was written for it
-    streamed: bool = False  # whether its client has seen a part of an answer
-    left: bool = False  # whether the model has no more to do for it
     seen: Recognition | None = None  # what its texts say about their tasks, where that was asked for
     posteriors: FloatArray | None = None  # (n, V) the same, weighed by the slot's mix and by what the client has named
-    place: int = 0  # in the lineup, of the model that answers it
-    whole: "Job | None" = None  # the job that this is a part of
+    answers: dict[int, tuple[str, int, Any]] = field(default_factory=dict)  # text → request id, merge version, answer
+
+    def take(self, rows: Sequence[int], ids: Sequence[str], version: int, answers: Sequence[Any]) -> None:
+        """Take answers to some of the texts: logits (columns,), or what was written and its text; at last, resolve."""
+        self.answers |= {row: (name, version, one) for row, name, one in zip(rows, ids, answers, strict=True)}
+        if len(self.answers) < len(self.texts) or not self._may_end():
+            return
+        names, versions, found = zip(*(self.answers[row] for row in range(len(self.texts))), strict=True)
+        several = versions if len(set(versions)) > 1 else ()
+        if isinstance(found[0], np.ndarray):
+            answer: Answered | Generated = Answered(names, np.stack(found), versions[0], self.cut, several)
+        else:
+            written, texts = zip(*found, strict=True)
+            answer = Generated(
+                request_ids=names,
+                texts=texts,
+                prompt_tokens=tuple(len(row) for row in self.columns["input_ids"]),
+                completion_tokens=tuple(len(one.tokens) for one in written),
+                finish_reasons=tuple("stop" if one.stopped else "length" for one in written),
+                merge_version=versions[0],
+                cut=self.cut,
+                merge_versions=several,
+            )
+        self.future.set_result(answer)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the client why there is no answer, if it still waits."""
+        if self._may_end():
+            self.future.set_exception(error)
+
+    def _may_end(self) -> bool:
+        """Whether the caller is the first to end the job, and the client still waits."""
+        with ENDING:
+            waits = not self.future.done() and not self.future.running()
+            return waits and self.future.set_running_or_notify_cancel()
+
+
+@dataclass(eq=False)
+class Part:
+    """The texts of a job that one model answers: all of them, unless a panel divides them."""
+
+    job: Job
+    rows: Sequence[int]  # of the job's texts
+    place: int = 0  # in the lineup, of the model
+    written: dict[int, Written] = field(default_factory=dict)  # prompt → what was written for it
+    streamed: bool = False  # whether the client has seen a piece of an answer
+    left: bool = False  # whether the model has no more to do for it
 
     @property
     def wanted(self) -> bool:
         """Whether the model has work to do for it, and somebody waits."""
-        return not self.left and not self.future.cancelled() and (self.whole is None or self.whole.wanted)
+        return not self.left and not self.job.future.done()
 
-    def resolve(self, answer: Answered | Generated) -> None:
-        """Give the client its answer, if it still waits."""
-        if not self.future.done() and self.future.set_running_or_notify_cancel():
-            self.future.set_result(answer)
+    @property
+    def texts(self) -> list[Text]:
+        """The texts to answer."""
+        return [self.job.texts[row] for row in self.rows]
 
     def fail(self, error: BaseException) -> None:
-        """Tell the client why there is no answer, if it still waits."""
+        """Fail the whole job."""
         self.left = True
-        if not self.future.done() and self.future.set_running_or_notify_cancel():
-            self.future.set_exception(error)
+        self.job.fail(error)
 
 
-def count(jobs: Sequence[Job]) -> int:
-    """Count the texts of jobs."""
-    return sum(len(job.texts) for job in jobs)
+def assigned(job: Job, rows: Sequence[int], lineup: Lineup) -> list[Part]:
+    """Divide some texts of a job among the models that answer."""
+    if lineup.assignment is None:
+        return [Part(job, rows)]
+    if job.seen is None:
+        job.seen = lineup.assignment.recogniser.recognise(job.texts)
+    job.posteriors = lineup.assignment.posteriors(job.seen, job.named)
+    places = lineup.assignment.places(job.seen, job.named)
+    return [
+        Part(job, [row for row in rows if places[row] == place], int(place)) for place in np.unique(places[list(rows)])
+    ]
 
 
-# --- prompts ----------------------------------------------------------------------------------------------------------
+def count(parts: Iterable[Part]) -> int:
+    """Count the texts of parts."""
+    return sum(len(part.rows) for part in parts)
+
+
+def columns_of(parts: Sequence[Part]) -> Columns:
+    """Collect the tokens of all texts of parts."""
+    names = parts[0].job.columns
+    return {name: [part.job.columns[name][row] for part in parts for row in part.rows] for name in names}
 
 
 @dataclass(frozen=True)
@@ -108,75 +165,3 @@ class Room:
         most = self.answer if job.max_tokens is None else job.max_tokens
         job.limits = tuple(most if self.both is None else min(most, self.both - length) for length in lengths)
         job.columns, job.cut = encoded.columns, encoded.cut if any(encoded.cut) else ()
-
-
-# --- parts ------------------------------------------------------------------------------------------------------------
-
-
-def assigned(job: Job, lineup: Lineup) -> list[Job]:
-    """Choose the model that answers a job; where its texts go to several, give the parts to answer instead of it."""
-    if lineup.assignment is None:
-        job.place = 0
-        return [job]
-    if job.seen is None:
-        job.seen = lineup.assignment.recognise(job.texts)
-    job.posteriors = lineup.assignment.posteriors(job.seen, job.named)
-    places = lineup.assignment.places(job.seen, job.named)
-    job.place = int(places[0])
-    return [job] if (places == places[0]).all() else divided(job, places)
-
-
-def divided(job: Job, places: NDArray[np.intp]) -> list[Job]:
-    """Divide a job by the models (n,) of its texts; it is resolved when all its parts are, and fails with the first."""
-    rows = [np.flatnonzero(places == place).tolist() for place in np.unique(places)]
-    parts = [_part(job, some, int(places[some[0]])) for some in rows]
-
-    def ended(future: "Future[Any]") -> None:
-        if not future.cancelled() and (error := future.exception()) is not None:
-            job.fail(error)
-        elif all(one.future.done() and not one.future.cancelled() and not one.future.exception() for one in parts):
-            job.resolve(_joined([one.future.result() for one in parts], rows))  # one thread resolves all parts
-
-    for part in parts:
-        part.future.add_done_callback(ended)
-    return parts
-
-
-def _part(job: Job, rows: list[int], place: int) -> Job:
-    on_token = job.on_token
-    return Job(
-        [job.texts[i] for i in rows],
-        max_tokens=job.max_tokens,
-        on_token=None if on_token is None else lambda row, piece: on_token(rows[row], piece),
-        sampling=tuple(job.sampling[i] for i in rows) if job.sampling else (),
-        stop=job.stop,
-        named=job.named,
-        columns={name: [values[i] for i in rows] for name, values in job.columns.items()},
-        cut=tuple(job.cut[i] for i in rows) if job.cut else (),
-        limits=tuple(job.limits[i] for i in rows) if job.limits else (),
-        seen=None if job.seen is None else job.seen.rows(rows),
-        posteriors=None if job.posteriors is None else job.posteriors[rows],
-        place=place,
-        whole=job,
-    )
-
-
-def _joined(parts: list[Answer], rows: list[list[int]]) -> Answer:
-    """Put the answers of parts in the order of the texts."""
-    order = np.argsort(np.concatenate(rows))
-    whole: dict[str, Any] = {}
-    for part in fields(parts[0]):
-        values = [getattr(one, part.name) for one in parts]
-        if part.name == "merge_versions":
-            values = [
-                one.merge_versions or (one.merge_version,) * len(some) for one, some in zip(parts, rows, strict=True)
-            ]
-        elif part.name == "cut":
-            values = [cut or (0,) * len(some) for cut, some in zip(values, rows, strict=True)]
-        if isinstance(values[0], np.ndarray):
-            whole[part.name] = np.concatenate(values)[order]
-        elif isinstance(values[0], tuple):
-            flat = [value for one in values for value in one]
-            whole[part.name] = tuple(flat[i] for i in order)
-    whole["cut"] = whole["cut"] if any(whole["cut"]) else ()
-    return replace(parts[0], **whole | {"merge_version": whole["merge_versions"][0]})

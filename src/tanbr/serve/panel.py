@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.backends import Backend
-from tanbr.types import Blend, FloatArray, PanelDecision, Text
+from tanbr.types import Blend, FloatArray, PanelDecision
 
 LEAST_SHARE = 1e-3  # of a task in the mix: a task that is not forecast may still come
 
@@ -19,10 +19,6 @@ class Assignment:
 
     panel: PanelDecision
     recogniser: Recogniser
-
-    def recognise(self, texts: Sequence[Text]) -> Recognition:
-        """Read texts; the monitor counts the result, so that no text is read twice."""
-        return self.recogniser.recognise(texts)
 
     def places(self, seen: Recognition, named: FloatArray | None = None) -> NDArray[np.intp]:
         """Choose the model (n,) of each request; `named` (V,) marks the tasks that the client named, if it did."""

@@ -26,7 +26,7 @@ from tanbr.serve.config import ServeConfig, usable_cores
 from tanbr.serve.decode import Joining, NotFinite
 from tanbr.serve.engine import Engine
 from tanbr.serve.ids import RequestIds
-from tanbr.serve.jobs import Job, Room, assigned, count
+from tanbr.serve.jobs import Job, Part, Room, assigned, columns_of, count
 from tanbr.serve.labels import label_space, named_tasks
 from tanbr.serve.messages import Broken, Outbox
 from tanbr.serve.padding import classify
@@ -76,8 +76,8 @@ class Queue:
         self._lock = threading.Lock()
         self._front_wakes, self._workers_wake = threading.Condition(self._lock), threading.Condition(self._lock)
         self._incoming: list[Job] = []
-        self._encoded: deque[Job] = deque()
-        self._done: list[tuple[list[Job], Callable[[], None]]] = []  # answered jobs, and what tells their answers
+        self._encoded: deque[Part] = deque()
+        self._done: list[tuple[list[Part], Callable[[], None]]] = []  # answered parts, and what tells their answers
         self._unanswered: set[Job] = set()  # of all that were accepted
         self._waiting = 0  # texts accepted and not yet in a batch
         self._running = False
@@ -212,15 +212,16 @@ class Queue:
                     tell()
                 except Exception as error:  # ids, a learner's log: nothing of it may end the thread
                     said = f"an answer could not be told ({type(error).__name__}: {error})"
-                    for job in answered:
-                        job.fail(ServiceError(said))
+                    for part in answered:
+                        part.fail(ServiceError(said))
                     self._observer.alarm(said)
             if jobs:
                 lineup = self.engine.lineup
                 unreadable = self._read(jobs, lineup)
-                parts = [part for job in jobs if job not in unreadable for part in assigned(job, lineup)]
+                read = [job for job in jobs if job not in unreadable]
+                parts = [part for job in read for part in assigned(job, range(len(job.texts)), lineup)]
                 with self._lock:
-                    self._waiting -= count(list(unreadable))
+                    self._waiting -= sum(len(job.texts) for job in unreadable)
                     self._encoded.extend(parts)
                     if lineup is not self._lineup:
                         self._assign_again()
@@ -236,7 +237,7 @@ class Queue:
         texts = [text for job in jobs for text in job.texts]
         try:
             encoded = None if self.engine.writes else self._encoder.encode(texts)
-            seen = None if lineup.assignment is None else lineup.assignment.recognise(texts)
+            seen = None if lineup.assignment is None else lineup.assignment.recogniser.recognise(texts)
             end = 0
             for job in jobs:
                 rows = slice(end, end := end + len(job.texts))
@@ -255,12 +256,12 @@ class Queue:
     def _assign_again(self) -> None:
         """Assign what waits to the models that answer now."""
         self._lineup = self.engine.lineup
-        self._encoded = deque(part for job in self._encoded for part in assigned(job, self._lineup))
+        self._encoded = deque(new for old in self._encoded for new in assigned(old.job, old.rows, self._lineup))
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
-    def _take(self) -> tuple[list[Job], Lineup, int] | None:
-        """Wait for jobs that make up a batch of one model, and say how many workers are busy with that.
+    def _take(self) -> tuple[list[Part], Lineup, int] | None:
+        """Wait for parts that make up a batch of one model, and say how many workers are busy with that.
 
         None when all is done and the service stops.
         """
@@ -277,11 +278,11 @@ class Queue:
             # sooner done than a whole one.
             batch, wait = self._config.batch, self._config.batch_wait
             room = batch if wait else min(batch, math.ceil(count(self._encoded) / self._free))
-            jobs, lineup = self._first_of(self._encoded[0].place, room, whole=False), self._lineup
+            parts, lineup = self._first_of(self._encoded[0].place, room, whole=False), self._lineup
             self._free -= 1
             depth, busy = self._waiting, self._workers - self._free
         self._observer.queue(depth)
-        return jobs, lineup, busy
+        return parts, lineup, busy
 
     def _wait_for_more(self) -> None:
         """Let a batch that is not full wait a while; another worker may take it meanwhile."""
@@ -291,37 +292,37 @@ class Queue:
             if not self._workers_wake.wait(ends - time.monotonic()):
                 return
 
-    def _take_more(self, lineup: Lineup, place: int, room: int) -> list[Job]:
+    def _take_more(self, lineup: Lineup, place: int, room: int) -> list[Part]:
         """Take what waits for a model that is at work and has room; nothing once others answer."""
         with self._lock:
             if room < 1 or not self._encoded or lineup is not self.engine.lineup or lineup is not self._lineup:
                 return []
             return self._first_of(place, room, whole=True)
 
-    def _first_of(self, place: int, room: int, *, whole: bool) -> list[Job]:
-        """Take the jobs for a model that have waited longest, as many as fit; unless `whole`, the first always does."""
-        jobs: list[Job] = []
-        for job in self._encoded:
-            if job.place == place:
-                if (jobs or whole) and len(job.texts) > room:
+    def _first_of(self, place: int, room: int, *, whole: bool) -> list[Part]:
+        """Take the parts for a model that waited longest, as many as fit; unless `whole`, the first always does."""
+        parts: list[Part] = []
+        for part in self._encoded:
+            if part.place == place:
+                if (parts or whole) and len(part.rows) > room:
                     break
-                jobs.append(job)
-                room -= len(job.texts)
-        taken = set(jobs)
-        self._encoded = deque(job for job in self._encoded if job not in taken)
-        self._waiting -= count(jobs)
-        return jobs
+                parts.append(part)
+                room -= len(part.rows)
+        taken = set(parts)
+        self._encoded = deque(part for part in self._encoded if part not in taken)
+        self._waiting -= count(parts)
+        return parts
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         threads = None
         while taken := self._take():
-            jobs, lineup, busy = taken
+            parts, lineup, busy = taken
             if threads != (threads := threads_each(self._config, busy)):
                 torch.set_num_threads(threads)  # of this thread's own arithmetic
             started = time.perf_counter()
-            if size := self._answer(jobs, lineup):
+            if size := self._answer(parts, lineup):
                 took = time.perf_counter() - started
                 self._rate = 0.8 * self._rate + 0.2 * size / took if self._rate else size / took
                 self._observer.batch(size, took)
@@ -329,75 +330,74 @@ class Queue:
             self._ended += 1
             self._front_wakes.notify()
 
-    def _answer(self, jobs: list[Job], lineup: Lineup) -> int:
-        """Answer jobs of one model together, or if that fails one by one; how many texts were answered at once."""
+    def _answer(self, parts: list[Part], lineup: Lineup) -> int:
+        """Answer parts of one model together, or if that fails one by one; how many texts were answered at once."""
         try:
-            return self._answer_together(jobs, lineup)
+            return self._answer_together(parts, lineup)
         except Exception as error:  # whatever the model raises must not end the thread
-            others = [job for job in jobs if not job.left]
-            again = [job for job in others if len(jobs) > 1 and not job.streamed]  # no client gets a piece twice
+            others = [part for part in parts if not part.left]
+            again = [part for part in others if len(parts) > 1 and not part.streamed]  # no client gets a piece twice
             said = f"{type(error).__name__}: {error}"
-            failed = [job for job in others if job not in again]
-            for job in failed:
-                job.fail(error if isinstance(error, ServiceError) else ServiceError(f"the model failed ({said})"))
+            failed = [part for part in others if part not in again]
+            for part in failed:
+                part.fail(error if isinstance(error, ServiceError) else ServiceError(f"the model failed ({said})"))
             if failed or not again:
                 self._observer.alarm(f"a batch failed: {said}")
-            return sum(self._answer([job], lineup) for job in again)
+            return sum(self._answer([part], lineup) for part in again)
 
-    def _answer_together(self, jobs: list[Job], lineup: Lineup) -> int:
-        """Answer jobs; if the merge version is broken, go back to the one before and put them into the queue again."""
-        jobs[:] = [job for job in jobs if job.wanted]
-        if not jobs:
+    def _answer_together(self, parts: list[Part], lineup: Lineup) -> int:
+        """Answer parts; if the merge version is broken, go back to the one before and put them into the queue again."""
+        parts[:] = [part for part in parts if part.wanted]
+        if not parts:
             return 0
-        with self.engine.using(lineup, jobs[0].place) as live:
+        with self.engine.using(lineup, parts[0].place) as live:
             try:
                 if self.engine.writes:
-                    self._write(jobs, live, lineup)
+                    self._write(parts, live, lineup)
                 else:
-                    self._classify(jobs, live)
-                return count(jobs)
+                    self._classify(parts, live)
+                return count(parts)
             except NotFinite:
                 pass
         self._outbox.put(Broken(live.version, live.slot))
         if not self.engine.revert(live):
             raise ServiceError(f"merge version {live.version} answers with NaN and no other is at hand")
-        for job in jobs:
-            if job.streamed and not job.left:
-                job.fail(ServiceError(f"merge version {live.version} broke off with NaN; send the prompt again"))
-        again = [job for job in jobs if job.wanted]
+        for part in parts:
+            if part.streamed and not part.left:
+                part.fail(ServiceError(f"merge version {live.version} broke off with NaN; send the prompt again"))
+        again = [part for part in parts if part.wanted]
         with self._lock:
             self._waiting += count(again)
             self._encoded.extendleft(reversed(again))
         return 0
 
-    def _hand_over(self, jobs: list[Job], tell: Callable[[], None]) -> None:
+    def _hand_over(self, parts: list[Part], tell: Callable[[], None]) -> None:
         """Leave the rest to the front thread."""
-        for job in jobs:
-            job.left = True
+        for part in parts:
+            part.left = True
         with self._lock:
-            self._done.append((jobs, tell))
+            self._done.append((parts, tell))
             self._front_wakes.notify()
 
-    def _classify(self, jobs: list[Job], live: Live) -> None:
-        columns = {name: [row for job in jobs for row in job.columns[name]] for name in jobs[0].columns}
-        logits = classify(live.backend, columns, self._encoder, batch=self._config.batch)
+    def _classify(self, parts: list[Part], live: Live) -> None:
+        logits = classify(live.backend, columns_of(parts), self._encoder, batch=self._config.batch)
         if not np.isfinite(logits).all():
             raise NotFinite
-        self._hand_over(jobs, partial(self._replies.classified, jobs, logits, live))
+        self._hand_over(parts, partial(self._replies.classified, parts, logits, live))
 
-    def _write(self, jobs: list[Job], live: Live, lineup: Lineup) -> None:
-        """Decode all prompts together; jobs that come meanwhile join as long as this version is what answers."""
+    def _write(self, parts: list[Part], live: Live, lineup: Lineup) -> None:
+        """Decode all prompts together; parts that come meanwhile join as long as this version is what answers."""
 
-        def finished(job: Job) -> None:
-            self._hand_over([job], partial(self._replies.written, job, live))
+        def finished(part: Part) -> None:
+            self._hand_over([part], partial(self._replies.written, part, live))
 
         def more(at_work: int) -> Joining | None:
-            came = self._take_more(lineup, jobs[0].place, self._config.batch - at_work)
-            jobs.extend(came)
+            came = self._take_more(lineup, parts[0].place, self._config.batch - at_work)
+            parts.extend(came)
             return batch.begin(came) if came else None
 
         batch = WrittenBatch(self._encoder, causal=live.backend.causal, finished=finished)
-        first = batch.begin(jobs)
+        first = batch.begin(parts)
         live.backend.generate(
             first.inputs, limits=first.limits, on_step=batch.on_step, more=more, sampling=first.sampling
         )

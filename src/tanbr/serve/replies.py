@@ -8,10 +8,10 @@ import numpy as np
 
 from tanbr.monitor.recogniser import Recognition
 from tanbr.serve.ids import RequestIds
-from tanbr.serve.jobs import Job, count
+from tanbr.serve.jobs import Part
 from tanbr.serve.messages import Answers, Outbox
 from tanbr.serve.panel import Live
-from tanbr.serve.records import Answered, Generated, ServiceError
+from tanbr.serve.records import ServiceError
 from tanbr.types import FloatArray
 
 Reweigh: TypeAlias = Callable[[FloatArray, FloatArray], FloatArray]  # logits (n, columns), posteriors (n, V) → logits
@@ -27,86 +27,76 @@ class Replies:
         self._ids, self._tokenizer, self._outbox = ids, tokenizer, outbox
         self._classes, self._reweigh = classes, reweigh
 
-    def classified(self, jobs: Sequence[Job], logits: FloatArray, live: Live) -> None:
-        """Answer jobs whose texts have logits (n, columns)."""
+    def classified(self, parts: Sequence[Part], logits: FloatArray, live: Live) -> None:
+        """Answer texts by their logits (n, columns)."""
         if self._reweigh is not None:
-            logits = self._reweighed(jobs, logits, self._reweigh)
+            logits = self._reweighed(parts, logits, self._reweigh)
         labels = logits[:, : self._classes]
         best: FloatArray = 1.0 / np.exp(labels - labels.max(axis=1, keepdims=True)).sum(axis=1)  # its probability
-        shown = self._tell(jobs, live, best, logits=logits)
-        start = 0
-        for job in jobs:
-            rows = slice(start, start + len(job.texts))
-            start = rows.stop
-            job.resolve(Answered(shown[rows], logits[rows], live.version, job.cut))
+        self._tell(parts, live, best, list(logits), logits=logits)
 
-    def written(self, job: Job, live: Live) -> None:
-        """Answer a job whose prompts were all answered; tokens without a text fail this job alone."""
-        rows = [job.written[row] for row in range(len(job.texts))]
+    def written(self, part: Part, live: Live) -> None:
+        """Answer prompts; tokens without a text fail their request alone."""
+        rows = [part.written[row] for row in part.rows]
         tokens = tuple(row.tokens for row in rows)
         try:
-            texts = self._tokenizer.batch_decode([list(row) for row in tokens], skip_special_tokens=True)
+            whole = self._tokenizer.batch_decode([list(row) for row in tokens], skip_special_tokens=True)
         except Exception as error:  # the tokenizer raises whatever its library does
-            job.fail(ServiceError(f"the model wrote what its tokenizer has no text for ({error})"))
+            part.fail(ServiceError(f"the model wrote what its tokenizer has no text for ({error})"))
             return
-        shown = self._tell([job], live, np.array([row.confidence for row in rows]), tokens=tokens)
-        job.resolve(
-            Generated(
-                request_ids=shown,
-                texts=tuple(text if row.text is None else row.text for text, row in zip(texts, rows, strict=True)),
-                prompt_tokens=tuple(len(row) for row in job.columns["input_ids"]),
-                completion_tokens=tuple(len(row) for row in tokens),
-                finish_reasons=tuple("stop" if row.stopped else "length" for row in rows),
-                merge_version=live.version,
-                cut=job.cut,
-            )
-        )
+        texts = [text if row.text is None else row.text for text, row in zip(whole, rows, strict=True)]
+        confidence = np.array([row.confidence for row in rows])
+        self._tell([part], live, confidence, list(zip(rows, texts, strict=True)), tokens=tokens)
 
-    def _reweighed(self, jobs: Sequence[Job], logits: FloatArray, reweigh: Reweigh) -> FloatArray:
+    def _reweighed(self, parts: Sequence[Part], logits: FloatArray, reweigh: Reweigh) -> FloatArray:
         """Weigh the labels (n, columns) of texts whose tasks are known, or named, by these."""
         weighed, start = logits.copy(), 0
-        for job in jobs:
+        for part in parts:
+            job, rows = part.job, np.asarray(part.rows)
             if job.posteriors is not None and job.seen is not None:
-                known = ~job.seen.novel if job.named is None else np.ones(len(job.texts), dtype=np.bool_)
-                rows = start + np.flatnonzero(known)
-                weighed[rows] = reweigh(logits[rows], job.posteriors[known])
-            start += len(job.texts)
+                known = np.flatnonzero(~job.seen.novel[rows] | (job.named is not None))
+                weighed[start + known] = reweigh(logits[start + known], job.posteriors[rows[known]])
+            start += len(rows)
         return weighed
 
     def _tell(
         self,
-        jobs: Sequence[Job],
+        parts: Sequence[Part],
         live: Live,
         confidence: FloatArray,
+        answers: Sequence[Any],
         *,
         logits: FloatArray | None = None,
         tokens: tuple[tuple[int, ...], ...] | None = None,
-    ) -> tuple[str, ...]:
-        """Tell the learner; the request ids (n,) as clients see them."""
-        raw = tuple(self._ids.issue(live.slot, count(jobs), place=live.place))
-        seen = [job.seen for job in jobs if job.seen is not None]
+    ) -> None:
+        """Tell the learner, then give the jobs their answers (n,)."""
+        raw = tuple(self._ids.issue(live.slot, len(answers), place=live.place))
+        seen = [part.job.seen.rows(part.rows) for part in parts if part.job.seen is not None]
         self._outbox.put(
             Answers(
                 live.version,
                 live.slot,
                 time.time(),
                 raw,
-                tuple(text for job in jobs for text in job.texts),
+                tuple(text for part in parts for text in part.texts),
                 logits,
                 confidence,
                 tokens,
                 place=live.place,
-                seen=Recognition.concatenate(seen) if len(seen) == len(jobs) else None,
-                named=_named_tasks(jobs),
+                seen=Recognition.concatenate(seen) if len(seen) == len(parts) else None,
+                named=_named_tasks(parts),
             )
         )
-        return tuple(self._ids.show(value) for value in raw)
+        start = 0
+        for part in parts:
+            some = slice(start, start := start + len(part.rows))
+            part.job.take(part.rows, [self._ids.show(value) for value in raw[some]], live.version, answers[some])
 
 
-def _named_tasks(jobs: Sequence[Job]) -> FloatArray | None:
+def _named_tasks(parts: Sequence[Part]) -> FloatArray | None:
     """Mark the tasks that clients have named (n, V), all tasks for a client that named none; None if nobody has."""
-    named = [job.named for job in jobs if job.named is not None]
+    named = [part.job.named for part in parts if part.job.named is not None]
     if not named:
         return None
-    every = np.ones_like(named[0])
-    return np.concatenate([np.tile(every if job.named is None else job.named, (len(job.texts), 1)) for job in jobs])
+    rows = [np.ones_like(named[0]) if part.job.named is None else part.job.named for part in parts]
+    return np.repeat(rows, [len(part.rows) for part in parts], axis=0)

@@ -7,27 +7,26 @@ from tokenizers.decoders import DecodeStream
 
 from tanbr.moe.text import TextEncoder
 from tanbr.serve.decode import Joining, Step, Written
-from tanbr.serve.jobs import Job
+from tanbr.serve.jobs import Part, columns_of
 from tanbr.serve.records import ServiceError
 
 
 class WrittenBatch:
-    """Prompts that a model answers together. A job leaves when its last prompt has, or when its client gives up."""
+    """Prompts that a model answers together. A part leaves when its last prompt has, or when its client gives up."""
 
-    def __init__(self, encoder: TextEncoder, *, causal: bool, finished: Callable[[Job], None]) -> None:
-        """Call `finished` with each job whose prompts are all answered."""
+    def __init__(self, encoder: TextEncoder, *, causal: bool, finished: Callable[[Part], None]) -> None:
+        """Call `finished` with each part whose prompts are all answered."""
         self._encoder, self._causal, self._finished = encoder, causal, finished
         self._rows: list[_Row] = []
 
-    def begin(self, jobs: Sequence[Job]) -> Joining:
-        """Take in jobs; what the model needs to answer them."""
-        for job in jobs:
-            job.written = {}
-            self._rows.extend(_Row(job, prompt, self._encoder.tokenizer) for prompt in range(len(job.texts)))
-        columns = {name: [row for job in jobs for row in job.columns[name]] for name in jobs[0].columns}
-        limits = [limit for job in jobs for limit in job.limits]
-        sampling = [one for job in jobs for one in job.sampling or [None] * len(job.texts)]
-        return Joining(self._encoder.pad(columns, left=self._causal), limits, sampling)
+    def begin(self, parts: Sequence[Part]) -> Joining:
+        """Take in prompts; what the model needs to answer them."""
+        for part in parts:
+            part.written = {}
+            self._rows.extend(_Row(part, row, self._encoder.tokenizer) for row in part.rows)
+        limits = [part.job.limits[row] for part in parts for row in part.rows]
+        sampling = [part.job.sampling[row] if part.job.sampling else None for part in parts for row in part.rows]
+        return Joining(self._encoder.pad(columns_of(parts), left=self._causal), limits, sampling)
 
     def on_step(self, step: Step) -> Collection[int]:
         """Take the tokens of a step; the rows of which nothing more is wanted."""
@@ -40,22 +39,22 @@ class WrittenBatch:
             row = self._rows[number]
             row.end()
             self._end(row, row.cut() if row.stopped else written)
-        return [number for number, row in enumerate(self._rows) if row.stopped or not row.job.wanted]
+        return [number for number, row in enumerate(self._rows) if row.stopped or not row.part.wanted]
 
     def _end(self, row: "_Row", written: Written) -> None:
-        job = row.job
-        job.written[row.prompt] = written
-        if len(job.written) == len(job.texts) and not job.left:
-            self._finished(job)
+        part = row.part
+        part.written[row.prompt] = written
+        if len(part.written) == len(part.rows) and not part.left:
+            self._finished(part)
 
 
 class _Row:
     """One answer that is being written: its text, where that matters before the end."""
 
-    def __init__(self, job: Job, prompt: int, tokenizer: Any) -> None:
-        self.job, self.prompt = job, prompt
-        self._stream = TextStream(tokenizer) if job.on_token is not None or job.stop else None
-        self._stops = StopStrings(job.stop)
+    def __init__(self, part: Part, prompt: int, tokenizer: Any) -> None:
+        self.part, self.prompt = part, prompt
+        self._stream = TextStream(tokenizer) if part.job.on_token is not None or part.job.stop else None
+        self._stops = StopStrings(part.job.stop)
         self._tokens: list[int] = []
         self._chances = 0.0
 
@@ -81,13 +80,13 @@ class _Row:
         return Written(tuple(self._tokens), True, self._chances / len(self._tokens), self._stops.text)
 
     def _pass_on(self, piece: str) -> None:
-        job = self.job
-        if piece and job.wanted and job.on_token is not None:
+        part, on_token = self.part, self.part.job.on_token
+        if piece and part.wanted and on_token is not None:
             try:
-                job.on_token(self.prompt, piece)
-                job.streamed = True
+                on_token(self.prompt, piece)
+                part.streamed = True
             except Exception as error:  # the client's own function
-                job.fail(ServiceError(f"the text could not be streamed ({type(error).__name__}: {error})"))
+                part.fail(ServiceError(f"the text could not be streamed ({type(error).__name__}: {error})"))
 
 
 class TextStream:
