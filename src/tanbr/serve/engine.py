@@ -80,7 +80,7 @@ class Engine:
             moe,
             blend=known,
             device=device,
-            probes=lambda: self._padded(list(probes) or sentences()),
+            probes=lambda: self.padded(list(probes) or sentences()),
             least_agreement=least_agreement,
         )
         self._lineup = Lineup((Live(first, version, known, slot),))
@@ -159,7 +159,7 @@ class Engine:
         if live.backend is None and self.live.backend.asked_when_loaded:
             return True
         with self._holding(live) as backend:
-            (inputs,) = self._padded([text])
+            (inputs,) = self.padded([text])
             if not backend.writes:
                 return bool(np.isfinite(backend.classify(inputs)).all())
             try:
@@ -168,7 +168,7 @@ class Engine:
                 return False
             return True
 
-    def _padded(self, texts: Sequence[Text]) -> list[Inputs]:
+    def padded(self, texts: Sequence[Text]) -> list[Inputs]:
         """Encode texts in the order given, a batch at a time."""
         parts = [texts[start : start + self.batch] for start in range(0, len(texts), self.batch)]
         return [self.encode.pad(self.encode.encode(part).columns, left=self._causal) for part in parts]
