@@ -70,17 +70,6 @@ def test_decoding_is_what_transformers_does_greedily(kind: str, model: Any) -> N
     assert {row: written for step in steps for row, written in step.ended.items()} == dict(enumerate(done))
 
 
-def test_a_row_that_leaves_changes_nothing_for_the_others(kind: str, model: Any) -> None:
-    together = decode(model, prompts(kind), limits=[1, 9, 4], on_step=listen)
-    for row, ids in enumerate(([5, 6, 7, 8, 9], [10, 11], [12, 13, 14])):
-        (alone,) = decode(model, prompts(kind, [ids]), limits=[(1, 9, 4)[row]], on_step=listen)
-        written = together[row]
-        assert isinstance(written, Written)
-        assert isinstance(alone, Written)
-        assert written.tokens == alone.tokens
-        assert written.confidence == pytest.approx(alone.confidence, rel=1e-9)  # float64
-
-
 def test_rows_that_join_a_running_batch_are_answered_as_if_alone_and_so_are_the_others(kind: str, model: Any) -> None:
     model.generation_config.eos_token_id = model.config.eos_token_id = None  # only limits end a row
     asked = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14], [20, 21, 22, 23, 24, 25, 26], [30]]
@@ -172,14 +161,6 @@ def test_sampled_rows_repeat_by_their_seed_whatever_joins_or_leaves_and_greedy_r
     assert together[1] is not None
     assert greedy is not None
     assert together[1].tokens == greedy.tokens
-
-
-def test_without_draws_logits_are_not_looked_at_again(kind: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Greedy decoding is the same operations as before there was sampling, and so the same bits."""
-    called: list[int] = []
-    monkeypatch.setattr("tanbr.serve.decode.drawn", lambda *_: called.append(1))
-    decode(model, prompts(kind), limits=LIMITS, on_step=listen, sampling=[None, None, None])
-    assert called == []
 
 
 def test_decoding_is_the_same_elsewhere(kind: str, model: Any) -> None:

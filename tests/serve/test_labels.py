@@ -20,9 +20,9 @@ def test_labels_that_a_task_does_not_have_are_refused() -> None:
     assert space is not None
     assert space.scales == {"grade": (0.0, 5.0)}
     with pytest.raises(InputError, match=r"the label of mood must be one of bad, good \(got 'fine'\)"):
-        space.check_label("mood", "fine")
+        space.number_of("mood", "fine")
     with pytest.raises(InputError, match=r"the label of grade must be a number from 0 to 5 \(got 5.5\)"):
-        space.check_label("grade", 5.5)
+        space.number_of("grade", 5.5)
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,10 @@ from serve.serving import TEXTS, until
 from serve.text_model import write
 from tanbr.errors import InputError
 from tanbr.merge import Moe
-from tanbr.moe.text import TextEncoder
 from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
-from tanbr.serve.jobs import Job, Part, Room, assigned
+from tanbr.serve.jobs import Job, Part, assigned
 from tanbr.serve.messages import Answers, Broken, Message
 from tanbr.serve.padding import like_lengths
 from tanbr.serve.panel import Assignment, Lineup
@@ -35,7 +34,7 @@ Made = Callable[..., tuple[Queue, "SimpleQueue[Message]"]]
 
 @pytest.fixture
 def make(moe: Moe, tmp_path: Path) -> Iterator[Made]:
-    """Start replicas of the embedded model, or of a tiny model of a `family`, and stop them in the end."""
+    """Start queues of the embedded model, or of a tiny model of a `family`, and stop them in the end."""
     started: list[Queue] = []
 
     def made(family: str | None = None, **settings: Any) -> tuple[Queue, "SimpleQueue[Message]"]:
@@ -178,16 +177,6 @@ def test_a_cancelled_request_is_written_no_further_and_its_neighbours_are(make: 
     assert queue.empty()
 
 
-def test_when_all_have_cancelled_decoding_ends(make: Made) -> None:
-    one, _ = make("t5_moe", max_tokens=100_000)
-    endless(one)
-    begun = threading.Event()
-    first = one.generate(["w1"], on_token=lambda *_: begun.set())
-    assert begun.wait(30)
-    assert first.cancel()
-    assert one.generate(["w2"], max_tokens=1).result(30).completion_tokens == (1,)  # and does not wait 100,000 steps
-
-
 def test_a_short_answer_does_not_wait_for_a_long_one(make: Made) -> None:
     one, _ = make("t5_moe", max_tokens=100_000, **together(2))
     endless(one)
@@ -195,30 +184,6 @@ def test_a_short_answer_does_not_wait_for_a_long_one(make: Made) -> None:
     assert short.result(30).finish_reasons == ("length",)
     assert not long.done()
     long.cancel()
-
-
-@pytest.mark.parametrize("family", ["t5_moe", "mixtral"])
-def test_a_request_joins_a_batch_that_is_being_written(make: Made, family: str) -> None:
-    one, queue = make(family, workers=1, max_tokens=50 if family == "mixtral" else 100_000)
-    endless(one)
-    begun, go, done = threading.Event(), threading.Event(), threading.Event()
-
-    def hear(_: int, piece: str) -> None:
-        begun.set()
-        assert go.wait(30)
-        done.wait(0.2)  # slower than any front
-
-    alone = one.generate(["w2 w3 w4"], max_tokens=3).result(30)
-    long = one.generate(["w1"], max_tokens=45, on_token=hear)
-    assert begun.wait(30)  # the only worker is at work
-    joined = one.generate(["w2 w3 w4"], max_tokens=3)
-    joined.add_done_callback(lambda _: done.set())
-    go.set()
-    assert joined.result(30).texts == alone.texts
-    assert long.result(30).completion_tokens == (45,)
-    said = [queue.get_nowait() for _ in range(3)]
-    assert [len(one.tokens[0]) for one in said if isinstance(one, Answers) and one.tokens] == [3, 3, 45]
-    assert one.depth == 0
 
 
 def test_a_client_whose_stream_fails_fails_alone(make: Made) -> None:
@@ -255,20 +220,6 @@ def test_words_that_the_tokenizer_does_not_have_fail_their_own_request(
     assert one.faults() == ()
     assert queue.get_nowait().texts == ("w3",)  # type: ignore[union-attr]
     assert queue.empty()
-
-
-def test_a_model_with_more_words_than_its_tokenizer_answers_or_fails_that_request_alone(make: Made) -> None:
-    one, _ = make("t5_moe", model={"vocab_size": 80})
-    endless(one)
-    with torch.no_grad():  # the model writes word 70 of a tokenizer of 64
-        head = model_of(one).get_output_embeddings()
-        head.register_forward_hook(
-            lambda *args: torch.nn.functional.one_hot(torch.full(args[2].shape[:2], 70), 80) * 9.0
-        )
-    for _ in range(2):
-        outcome = one.generate(["w1"], max_tokens=3, on_token=lambda *_: None)
-        assert outcome.exception(30) is None or isinstance(outcome.exception(30), ServiceError)
-    assert one.faults() == ()
 
 
 @pytest.mark.parametrize("family", [None, "t5_moe"])
@@ -530,24 +481,6 @@ def test_one_part_that_fails_fails_the_whole_and_ends_the_others() -> None:
 
 
 # --- room, padding, workers -------------------------------------------------------------------------------------------
-
-
-def test_prompt_and_answer_share_the_positions_of_a_causal_model(tmp_path: Path) -> None:
-    encoder = TextEncoder.of(write("mixtral", tmp_path / "model"), vocab_size=64)
-    room = Room(prompt=64, answer=30, both=64, too_long="refuse")
-
-    def limits(*lengths: int, most: int | None = None) -> tuple[int, ...]:
-        asked = Job(["w1 " * length for length in lengths], max_tokens=most)
-        room.fit(asked, encoder)
-        return asked.limits
-
-    assert limits(10, 50) == (30, 14)
-    assert limits(10, 50, most=14) == (14, 14)
-    assert limits(63) == (1,)
-    with pytest.raises(InputError, match="prompt 2 of 2 has 50 tokens, and this model reads at most 49 if it is to"):
-        limits(10, 50, most=15)
-    with pytest.raises(InputError, match="at most 63 if it is to write any; shorten"):
-        limits(64)
 
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=9)
