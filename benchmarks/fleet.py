@@ -28,8 +28,8 @@ from tanbr.monitor import Monitor
 from tanbr.serve.build import build
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.lineage import MadeFor
-from tanbr.serve.lineup import Lineup, Live, Staged
 from tanbr.serve.messages import Answers
+from tanbr.serve.panel import Lineup, Live, Staged
 from tanbr.state import to_arrays
 
 K, V, COLUMNS = 8, 8, 15

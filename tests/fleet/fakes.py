@@ -10,7 +10,7 @@ from tanbr.fleet.link import LearnerGone, Link
 from tanbr.fleet.messages import Hello, Order, Reply, Report, Welcome
 from tanbr.fleet.outbox import ReportBox
 from tanbr.serve.lineage import MadeFor
-from tanbr.serve.lineup import Lineup, Live, Staged
+from tanbr.serve.panel import Lineup, Live, Staged
 
 MADE_FOR = MadeFor((), 2, "average", "abc")
 

@@ -19,9 +19,7 @@ from tanbr.router.config import RouterConfig
 from tanbr.serve import batcher
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.ids import place_of, slot_of
-from tanbr.serve.jobs import Job
-from tanbr.serve.lineup import Lineup
-from tanbr.serve.parts import placed
+from tanbr.serve.panel import Lineup
 from tanbr.serve.records import Answered, Feedback, Phase, Reason
 from tanbr.serve.service import Service
 from tanbr.tasks.rows import Task
@@ -69,9 +67,7 @@ def live(tmp_path: Path, taught: Path) -> Iterator[Service]:
 
 
 def test_every_request_goes_to_the_model_of_its_task_and_its_reward_with_it(live: Service) -> None:
-    answered = live.submit(
-        ALL,
-    ).result(30)
+    answered = live.submit(ALL).result(30)
     first, second = (model.merge_version for model in live.state().models)
     tasks = [name for name in NAMES for _ in TEXTS[name]]
     to = {first: 0, second: 1}
@@ -287,8 +283,6 @@ def test_as_many_models_as_fit_into_the_memory(tmp_path: Path, taught: Path) -> 
         made.stop()
     with pytest.raises(ConfigError, match=f"memory must be at least {one + more} bytes"):
         service(tmp_path / "b", taught, memory=one)
-    with pytest.raises(ConfigError, match="a panel holds 1 to 8 models"):
-        service(tmp_path / "c", taught, models=9)
 
 
 def test_a_model_that_writes_takes_part(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 import tanbr
-from tanbr.serve.cores import usable
+from tanbr.serve.config import usable_cores
 
 SPECIAL = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_tile", "amx_int8")  # what int8 and float32 gain from
 EVERY = "every command"
@@ -74,7 +74,7 @@ def examine() -> Machine:
         "tanbr": tanbr.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "cores": str(usable()),
+        "cores": str(usable_cores()),
         "instructions": ", ".join(instructions) or "none of " + ", ".join(SPECIAL),
         "memory": _memory(),
     }

@@ -24,14 +24,13 @@ from tanbr.engines.dialect import OURS, Dialect, EngineRefused
 from tanbr.engines.identity import check_same
 from tanbr.engines.merge_files import MergeFile, MergeFiles
 from tanbr.engines.streams import Streams
-from tanbr.errors import CheckpointError, InputError, TanbrError
+from tanbr.errors import CheckpointError, TanbrError
 from tanbr.merge import Moe
-from tanbr.merge.int8 import Int8Loss
 from tanbr.moe.text import Inputs, TextEncoder
-from tanbr.serve.backends.backend import Newcomers, Size
-from tanbr.serve.decode import Decoded, NotFinite, OnStep
+from tanbr.serve.backends import Backend, Size
+from tanbr.serve.decode import Decoded, More, NotFinite, OnStep
 from tanbr.serve.sampling import Sampling
-from tanbr.types import Blend, FloatArray
+from tanbr.types import Blend
 
 log = logging.getLogger("tanbr.serve")
 
@@ -48,12 +47,10 @@ class Loaded:
     label: str
 
 
-class Remote:
+class Remote(Backend):
     """A backend that any number of threads may ask at once; the engine makes batches of what they ask."""
 
-    loss: Int8Loss | None = None
     writes, causal, asked_when_loaded = True, True, True
-    columns: tuple[str, ...] = ()
 
     def __init__(
         self, moe: Moe, dialect: Dialect, connection: Connection, files: MergeFiles, *, fingerprint: str
@@ -62,7 +59,6 @@ class Remote:
 
         The fingerprint is that of the checkpoint.
         """
-        self.readers = 0
         self._moe, self._dialect, self._connection, self._files = moe, dialect, connection, files
         self._encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
         self._fingerprint, self._stops = fingerprint, _stops(moe)
@@ -190,17 +186,13 @@ class Remote:
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def classify(self, inputs: Inputs) -> FloatArray:
-        """Refuse: engines write."""
-        raise InputError(f"this model writes text; it has no labels for {len(inputs['input_ids'])} texts")
-
     def generate(
         self,
         inputs: Inputs,
         *,
         limits: Sequence[int],
         on_step: OnStep,
-        more: Newcomers | None = None,  # noqa: ARG002 - the engine lets prompts join by itself
+        more: More | None = None,  # noqa: ARG002 - the engine lets prompts join by itself
         sampling: Sequence[Sampling | None] = (),
     ) -> Decoded:
         """Answer padded prompts with at most limits[i] tokens, drawn as sampling[i] says."""

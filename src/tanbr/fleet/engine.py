@@ -7,9 +7,8 @@ import numpy as np
 from tanbr.fleet.fleet import Fleet
 from tanbr.fleet.messages import Order
 from tanbr.merge import Moe
-from tanbr.serve.assignment import Assignment
 from tanbr.serve.engine import Engine
-from tanbr.serve.lineup import Lineup, Staged
+from tanbr.serve.panel import Assignment, Lineup, Staged
 
 
 class FleetEngine(Engine):

@@ -12,7 +12,7 @@ from tanbr.fleet.messages import Hello, Order, Proposal, Reply, Report, Welcome
 from tanbr.fleet.outbox import ReportBox
 from tanbr.serve.engine import Engine
 from tanbr.serve.lineage import MadeFor
-from tanbr.serve.lineup import Staged
+from tanbr.serve.panel import Staged
 from tanbr.serve.records import ServiceError
 
 RETRY = 0.2  # seconds before a learner that did not answer is asked again

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from tanbr.serve.assignment import Assignment
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.lineage import MadeFor
 from tanbr.serve.messages import Message
+from tanbr.serve.panel import Assignment
 from tanbr.serve.records import ServiceInfo
 from tanbr.tasks.rows import Task
 from tanbr.types import FloatArray

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 
 from numpy.typing import ArrayLike
 
@@ -13,9 +12,8 @@ from tanbr.fleet.outbox import ReportBox
 from tanbr.merge import Moe
 from tanbr.router import TreeView
 from tanbr.serve.engine import Engine
-from tanbr.serve.labels import label_space, named
 from tanbr.serve.lineage import made_for
-from tanbr.serve.manner import Manner
+from tanbr.serve.queue import Queue
 from tanbr.serve.records import (
     Answered,
     Feedback,
@@ -29,9 +27,8 @@ from tanbr.serve.records import (
     Stopping,
     VersionView,
 )
-from tanbr.serve.replica import Replica
+from tanbr.serve.sampling import Manner
 from tanbr.serve.service import ANSWERING_SHARE, SWITCH_SECONDS
-from tanbr.tasks.answering import with_posterior
 from tanbr.types import Text
 
 JOIN = 30.0  # seconds, at most, that a start waits for the learner's word
@@ -68,23 +65,14 @@ class ReplicaService:
             max_length=config.max_length,
             merge_share=config.merge_share,
         )
-        space = None if engine.writes else label_space(welcome.tasks, engine.columns)
-        self._replica = Replica(
-            engine,
-            welcome.ids,
-            classes=welcome.info.classes,
-            config=config,
-            outbox=box,
-            observer=observer,
-            repair=partial(with_posterior, space) if config.answers == "posterior" and space is not None else None,
-        )
+        self._queue = Queue(engine, welcome.ids, tasks=welcome.tasks, config=config, outbox=box, observer=observer)
         self._link = Link(
             engine, learner, member=member, made_for=mine, box=box, depth=self._depth, renewed=self._renewed
         )
         self._link.follow(first)
 
     def _depth(self) -> int:
-        return self._replica.depth
+        return self._queue.depth
 
     def _renewed(self, welcome: Welcome) -> None:
         self.welcome.ids.take_over(welcome.ids)
@@ -92,13 +80,13 @@ class ReplicaService:
     def start(self) -> None:
         """Take requests, as soon as the learner says that nothing newer answers elsewhere."""
         sys.setswitchinterval(SWITCH_SECONDS)
-        self._replica.start()
+        self._queue.start()
         self._link.start()
         self._link.wait(JOIN)
 
     def stop(self, timeout: float = 30.0) -> bool:
         """Refuse new requests, answer what was accepted, tell the learner; whether it all was done in time."""
-        answered = self._replica.stop(ANSWERING_SHARE * timeout)
+        answered = self._queue.stop(ANSWERING_SHARE * timeout)
         return self._link.stop((1.0 - ANSWERING_SHARE) * timeout) and answered
 
     @property
@@ -118,7 +106,7 @@ class ReplicaService:
 
     def faults(self) -> tuple[str, ...]:
         """What is broken here, a sentence each; none if all is well."""
-        return self._replica.faults() + self._link.faults()
+        return self._queue.faults() + self._link.faults()
 
     # --- answered here ------------------------------------------------------------------------------------------------
 
@@ -127,7 +115,7 @@ class ReplicaService:
     ) -> "Future[Answered]":
         """Answer texts with a classifier, as `Service.submit` does."""
         self._check_ready()
-        return self._replica.submit(texts, named=named(self.welcome.tasks, task, labels))
+        return self._queue.submit(texts, task=task, labels=labels)
 
     def generate(
         self,
@@ -140,12 +128,11 @@ class ReplicaService:
     ) -> "Future[Generated]":
         """Write an answer to each prompt, as `Service.generate` does."""
         self._check_ready()
-        about = named(self.welcome.tasks, task)
-        return self._replica.generate(prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, named=about)
+        return self._queue.generate(prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, task=task)
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
         """Make a prompt of a conversation, as `Service.chat` does."""
-        return self._replica.chat(messages)
+        return self._queue.chat(messages)
 
     def _check_ready(self) -> None:
         if not self.ready:

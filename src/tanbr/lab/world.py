@@ -20,7 +20,7 @@ from tanbr.loop.config import LoopConfig
 from tanbr.loop.guard import Probes
 from tanbr.loop.rewards import Given, Tally
 from tanbr.loop.turn import MixSource, Rules, first
-from tanbr.serve.assignment import Assignment
+from tanbr.serve.panel import Assignment
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.types import Blend, FloatArray, Router, SlotRecord, Text, as_blend

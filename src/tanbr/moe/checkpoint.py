@@ -13,7 +13,7 @@ import mmap
 import stat
 import struct
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,3 +243,24 @@ def _read_index(path: Path) -> dict[str, str] | None:
             "model.save_pretrained(folder) writes safetensors"
         )
     raise CheckpointError(f"{path} has neither {SINGLE} nor {INDEX}")
+
+
+class FileWatch:
+    """Remembers what mapped files were; a changed one would be read as garbage, or past its end as a crash."""
+
+    def __init__(self, files: Iterable[TensorFile]) -> None:
+        self._stamps = {file.path: _stamp(file.path) for file in files}
+
+    def check(self) -> None:
+        """Raise CheckpointError if a file is no longer what it was."""
+        for path, stamp in self._stamps.items():
+            if _stamp(path) != stamp:
+                raise CheckpointError(f"{path} has changed since it was opened; put the old file back, or restart")
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,5 +1,6 @@
 """How a model is served: slots and batches, rewards, the guard."""
 
+import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -78,3 +79,8 @@ class ServeConfig(LoopConfig):
         if not isinstance(former, str) or former not in PRECISIONS or "backend" in values:
             return values
         return {name: value for name, value in values.items() if name != "precision"} | {"backend": PRECISIONS[former]}
+
+
+def usable_cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""The service: everything below HTTP. Thread-safe; a replica's threads answer, one runs the slots."""
+"""The service: everything below HTTP. Thread-safe; the queue's threads answer, one more runs the slots."""
 
 import contextlib
 import hashlib
@@ -32,12 +32,12 @@ from tanbr.serve.engine import Engine
 from tanbr.serve.feedback import FeedbackReader
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.journal import read_slot, state_file
-from tanbr.serve.labels import label_space, named
+from tanbr.serve.labels import label_space
 from tanbr.serve.learner import Alarms, LearnerThread
 from tanbr.serve.lineage import adopt_state, made_for, same_lineage
-from tanbr.serve.manner import Manner
 from tanbr.serve.messages import Message
 from tanbr.serve.overview import describe, slot_view, state_now, version_view
+from tanbr.serve.queue import Queue
 from tanbr.serve.records import (
     Answered,
     Feedback,
@@ -51,19 +51,18 @@ from tanbr.serve.records import (
     SlotView,
     VersionView,
 )
-from tanbr.serve.replica import Replica
+from tanbr.serve.sampling import Manner
 from tanbr.serve.shadow import Shadow
 from tanbr.serve.store import Store
 from tanbr.serve.survey import Survey
 from tanbr.serve.world import ServedWorld
-from tanbr.tasks.answering import with_posterior
 from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import Router, Text, as_blend
 
 Result = TypeVar("Result")
 
-# The model thread asks for the interpreter at every operation; others must not keep it for Python's 5 ms each time.
+# The workers ask for the interpreter at every operation; others must not keep it for Python's 5 ms each time.
 SWITCH_SECONDS = 0.0005
 DEFAULT_SECONDS = 60.0  # of a slot, when neither its seconds nor its requests are given
 ANSWERING_SHARE = 0.8  # of the time for a stop; the rest is for saving
@@ -90,25 +89,24 @@ class Service:
         observer: Observer | None = None,
         fleet: Fleet | None = None,
     ) -> None:
-        """Load the model, and resume from `state` (a folder, made if missing) what was learned there before.
+        """Load the model, and resume what was learned in `state` (a folder, made if missing).
 
-        `router` and `monitor` are for the first start. Later, what was learned in `state` goes on with the settings of
-        `router` and `monitor_config` (the monitor's own if None). A state that cannot, or that was made for another
-        checkpoint, is refused, or with `adopt` becomes a prior. `own_experts` (V,) is the expert that learned
-        each task, the survey what blends earned. With a `fleet`, replicas elsewhere answer, and only the learner is
-        here. Raises TanbrError for anything a user can put right.
-        `serve.build.build` makes a service of a checkpoint's path and a configuration.
+        `router` and `monitor` are for the first start. Later, what was learned continues with the settings of `router`
+        and `monitor_config` (the monitor's own if None). A state that cannot continue, or that was made for another
+        checkpoint, is refused, or with `adopt` becomes a prior. `own_experts` (V,) is the expert that learned each
+        task, the survey what blends earned. With a `fleet`, replicas elsewhere answer, and only the learner is here.
+        Raises TanbrError for anything a user can put right. `serve.build.build` makes a service from a checkpoint's
+        path and a configuration.
         """
         if config.slot_requests is None and config.slot_seconds is None:
             config = config.model_copy(update={"slot_seconds": DEFAULT_SECONDS})
         device_of(config.device)  # before anything is written
         self._config, self._tasks = config, tuple(tasks)
-        self._expert_names, self._own_experts = tuple(expert_names), tuple(own_experts)
-        self._observer, self._fleet = observer or Silent(), fleet
+        self._expert_names, self._observer, self._fleet = tuple(expert_names), observer or Silent(), fleet
         self._start_blend = StartBlend(
             config.blend,
             experts=moe.num_experts,
-            own_experts=self._own_experts,
+            own_experts=own_experts,
             max_active=config.max_active,
             surveyed=None if survey is None else (survey.blends, survey.rewards),
         )
@@ -119,7 +117,7 @@ class Service:
         try:
             self._open(moe, router, monitor, monitor_config, probes, adopt=adopt)
         except BaseException:
-            self.store.close(unused=True)  # what could not start has not begun a state
+            self.store.close(unused=True)  # a service that could not start leaves no state
             if self._remote is not None:
                 self._remote.close()
             raise
@@ -175,7 +173,6 @@ class Service:
             merge_share=config.merge_share,
         )
         space = None if self._engine.writes else label_space(self._tasks, self._engine.columns)
-        classes = len(self._engine.columns) if space is None else space.classes
         if prior is not None and len(prior.blends) and hasattr(router, "warm_start"):
             router.warm_start(prior.blends, prior.rewards, prior.counts)
         if prior is not None and prior.keeps_monitor:
@@ -189,7 +186,7 @@ class Service:
             config=config,
             encode=self._engine.encode,
             shadow=Shadow(moe, experts_of=read_card(moe.path).experts_of(names)) if config.rewards.shadow else None,
-            classes=classes,
+            classes=len(self._engine.columns) if space is None else space.classes,
             keep_logits=scored is not None,
             tasks=len(names),
         )
@@ -202,32 +199,17 @@ class Service:
         self.learning = LearnerThread(world, rules, router=router, monitor=monitor, alarms=alarms, resume=rows)
         self.ids = ids = RequestIds(store.key, store.begin_epoch(self.learning.learner.slot.number))
         self._feedback = FeedbackReader(store, answers, ids, tasks=names, space=scored)
-        repair = partial(with_posterior, space) if config.answers == "posterior" and space is not None else None
-        self._replica = Replica(
-            self._engine,
-            ids,
-            classes=classes,
-            config=config,
-            outbox=self.learning,
-            observer=self._observer,
-            repair=repair,
+        self._queue = Queue(
+            self._engine, ids, tasks=self._tasks, config=config, outbox=self.learning, observer=self._observer
         )
-        self._info = describe(
-            moe,
-            self._replica,
-            config=config,
-            tasks=names,
-            expert_names=self._expert_names,
-            space=space,
-            classes=classes,
-        )
+        self._info = describe(moe, self._queue, config=config, tasks=names, expert_names=self._expert_names)
 
     def start(self) -> None:
         """Start the threads; `ready` is true when this returns."""
         sys.setswitchinterval(SWITCH_SECONDS)
         self.learning.start()
         if self._fleet is None:
-            self._replica.start()
+            self._queue.start()
         self._started = time.monotonic()
         self._ready = True
 
@@ -235,7 +217,7 @@ class Service:
         """Refuse new requests, answer what was accepted, save; whether it all was done in time."""
         self._ready = False
         ends = time.monotonic() + timeout
-        answered = self._replica.stop(ANSWERING_SHARE * timeout)
+        answered = self._queue.stop(ANSWERING_SHARE * timeout)
         ended = self.learning.stop(max(0.0, ends - time.monotonic()))
         if answered and ended:
             self.store.close()
@@ -244,7 +226,7 @@ class Service:
 
     def faults(self) -> tuple[str, ...]:
         """What is broken, a sentence each; none if all is well."""
-        return self._replica.faults() + self.learning.faults()
+        return self._queue.faults() + self.learning.faults()
 
     @property
     def learner(self) -> Learner:
@@ -281,10 +263,10 @@ class Service:
     ) -> "Future[Answered]":
         """Answer texts with a classifier; quick, never blocks.
 
-        A client that names their task, or labels to choose from, is believed. Raises InputError for a task that nobody
-        knows, Overloaded or Stopping at once. The future holds Answered, or a ServiceError.
+        A client that names their task, or labels to choose from, is believed. Raises InputError for an unknown task,
+        Overloaded or Stopping at once. The future holds Answered, or an InputError or ServiceError.
         """
-        return self._replica.submit(texts, named=named(self._tasks, task, labels))
+        return self._queue.submit(texts, task=task, labels=labels)
 
     def generate(
         self,
@@ -295,20 +277,19 @@ class Service:
         on_token: OnToken | None = None,
         task: str | None = None,
     ) -> "Future[Generated]":
-        """Write `manner.n` answers to each prompt with a text-to-text or causal model; quick, never blocks.
+        """Write `manner.n` answers to each prompt, those of the first prompt first; quick, never blocks.
 
-        `on_token` hears each piece of text as it is made, from the batching thread. A cancelled future ends early.
-        Raises and fails as `submit` does.
+        `on_token` is called with each piece of text as it is made, from a worker's thread. Once the future is
+        cancelled, no further token is written for it. Raises and fails as `submit` does.
         """
-        about = named(self._tasks, task)
-        return self._replica.generate(prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, named=about)
+        return self._queue.generate(prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, task=task)
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
         """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template; never blocks.
 
-        The future fails with an InputError if the model has no way to, a CheckpointError if its template is bad.
+        The future fails with an InputError if the model has no template, a CheckpointError if its template is bad.
         """
-        return self._replica.chat(messages)
+        return self._queue.chat(messages)
 
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
         """Take in rewards; they are on disk when this returns. Blocks for a few milliseconds.
@@ -328,7 +309,7 @@ class Service:
 
     def state(self) -> ServiceState:
         """What the service is doing now: values that belong together."""
-        return state_now(self.learning, self._replica, uptime=time.monotonic() - self._started)
+        return state_now(self.learning, self._queue, uptime=time.monotonic() - self._started)
 
     def slots(self, limit: int = 100, before: int | None = None) -> list[SlotView]:
         """The newest slots first, those before slot `before` if it is given."""
@@ -382,7 +363,7 @@ def _models(moe: Moe, config: ServeConfig) -> int:
     return int(min(fit, moe.num_experts))
 
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the front thread tokenises; the cores are the model's
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one thread tokenises; the cores are the model's
 
 
 def resumed(router: Any, path: Path) -> Any:

@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike
 
 from tanbr.errors import InputError
 from tanbr.router import Tanbr, TreeView
-from tanbr.serve.manner import Manner
 from tanbr.serve.records import (
     Alarm,
     Answered,
@@ -31,6 +30,7 @@ from tanbr.serve.records import (
     VersionView,
     Why,
 )  # fmt: skip
+from tanbr.serve.sampling import Manner
 from tanbr.types import SlotRecord, Text, as_blend
 
 TASKS = ("mood", "topic", "likeness")

@@ -8,7 +8,7 @@ import pytest
 
 from serve.web.fake import LONGEST, FakeService
 from serve.web.live import BOTH, TOKEN, client, live, refusal, wait_for
-from tanbr.serve.manner import Manner
+from tanbr.serve.sampling import Manner
 
 
 @pytest.fixture(scope="module")

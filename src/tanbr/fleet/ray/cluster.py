@@ -16,7 +16,7 @@ from tanbr.errors import ConfigError, TanbrError
 from tanbr.fleet.ray.config import ClusterConfig
 from tanbr.fleet.ray.learner import end_learner, found_learner
 from tanbr.fleet.ray.replica import Replica
-from tanbr.serve.cores import usable
+from tanbr.serve.config import usable_cores
 from tanbr.serve.records import ServiceInfo, ServiceState
 from tanbr.serve.web.auth import Tokens
 
@@ -59,7 +59,7 @@ def connected(address: str | None, *, cpus: int) -> Iterator[bool]:
         if address is not None:
             raise ConfigError(f"there is no Ray cluster at {address}: {error}") from None
         own = True
-        ray.init(address="local", num_cpus=max(cpus, usable()), include_dashboard=False, log_to_driver=True)
+        ray.init(address="local", num_cpus=max(cpus, usable_cores()), include_dashboard=False, log_to_driver=True)
     try:
         yield own
     finally:

@@ -14,8 +14,8 @@ from pydantic_core import to_json
 from starlette.types import Receive
 
 from tanbr.errors import CheckpointError, InputError
-from tanbr.serve.manner import Manner
 from tanbr.serve.records import Generated
+from tanbr.serve.sampling import Manner
 from tanbr.serve.web.answering import answer, awaited, check_task, refusal_of, settled, shortened
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.latency import LatencyHistory

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from tanbr.serve.manner import HOTTEST, MOST_STOPS
+from tanbr.serve.sampling import HOTTEST, MOST_STOPS
 
 
 class Sent(BaseModel):

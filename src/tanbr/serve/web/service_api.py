@@ -7,7 +7,6 @@ from typing import Protocol, runtime_checkable
 from numpy.typing import ArrayLike
 
 from tanbr.router import TreeView
-from tanbr.serve.manner import Manner
 from tanbr.serve.records import (
     Answered,
     Feedback,
@@ -19,6 +18,7 @@ from tanbr.serve.records import (
     SlotView,
     VersionView,
 )
+from tanbr.serve.sampling import Manner
 from tanbr.types import Text
 
 

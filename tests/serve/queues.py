@@ -1,4 +1,4 @@
-"""A replica of its own, with a queue where a learner would be."""
+"""A queue of requests of its own, with a plain queue where a learner would be."""
 
 from pathlib import Path
 from queue import SimpleQueue
@@ -6,20 +6,20 @@ from typing import Any
 
 import numpy as np
 
+from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.messages import Message
-from tanbr.serve.replica import Replica
+from tanbr.serve.queue import Queue
 
 IDS = RequestIds(bytes(32))
-CLASSES = 14  # of the embedded model
 
 
-def replica(source: Moe | Path, *, backend: str = "torch", **settings: Any) -> tuple[Replica, "SimpleQueue[Message]"]:
-    """Make a replica that is not started, of the even blend, version 1, slot 7."""
+def queue_of(source: Moe | Path, *, backend: str = "torch", **settings: Any) -> tuple[Queue, "SimpleQueue[Message]"]:
+    """Make a queue that is not started, of the even blend, version 1, slot 7."""
     moe = source if isinstance(source, Moe) else open_moe(source)
     config = ServeConfig.model_validate({"workers": 2, "threads": 1, "merge_share": 1.0} | settings)
     K = moe.num_experts
@@ -34,5 +34,4 @@ def replica(source: Moe | Path, *, backend: str = "torch", **settings: Any) -> t
         max_length=config.max_length,
     )
     queue: SimpleQueue[Message] = SimpleQueue()
-    classes = 0 if engine.writes else CLASSES
-    return Replica(engine, IDS, classes=classes, config=config, outbox=queue), queue
+    return Queue(engine, IDS, tasks=() if engine.writes else tiny.TASKS, config=config, outbox=queue), queue

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from serve.text_model import write
+from serve.text_model import write, written
 from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
@@ -67,9 +67,21 @@ def test_t5_is_measured_on_what_it_writes(tmp_path: Path) -> None:
     assert loss is not None
     assert 3 <= loss.positions <= 3 * 17  # the first token of each, and one more after each that it wrote
     engine.swap(np.eye(4)[2])
-    assert len(engine.texts(["w1"], max_tokens=3)) == 1
+    assert len(written(engine, ["w1"], max_tokens=3)) == 1
 
 
 def test_a_family_whose_ffns_are_no_linear_maps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no linear map; serve this model in fp32"):
         Engine(open_moe(write("olmoe", tmp_path / "model")), backend="int8")
+
+
+def test_a_float_twin_shares_everything_but_the_ffns(moe: Moe) -> None:
+    one = Engine(moe).live.backend
+    models = [backend.model for backend in (one, one.twin(moe))]  # type: ignore[attr-defined]
+    first, second = (dict(model.named_parameters()) for model in models)
+    own = {name for name in first if first[name].data_ptr() != second[name].data_ptr()}
+    assert own == {piece.target for piece in moe.plan.blended}
+    assert one.size.own_bytes == sum(4 * first[name].numel() for name in own)
+    buffers = sum(tensor.numel() for tensor in models[0].buffers())
+    assert one.size.parameters == sum(tensor.numel() for tensor in first.values()) + buffers
+    assert one.loss is None

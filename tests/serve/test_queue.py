@@ -1,6 +1,7 @@
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -8,30 +9,37 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from serve.replicas import IDS, replica
+from serve.queues import IDS, queue_of
 from serve.serving import TEXTS, until
 from serve.text_model import write
 from tanbr.errors import InputError
 from tanbr.merge import Moe
+from tanbr.monitor.recogniser import Recogniser, Recognition
+from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
-from tanbr.serve.front import Front
-from tanbr.serve.manner import Manner
+from tanbr.serve.jobs import Job, Part, assigned
 from tanbr.serve.messages import Answers, Broken, Message
+from tanbr.serve.padding import like_lengths
+from tanbr.serve.panel import Assignment, Lineup
+from tanbr.serve.queue import Queue, threads_each, worker_count
 from tanbr.serve.records import Answered, Generated, ServiceError, Stopping
-from tanbr.serve.replica import Replica
+from tanbr.serve.sampling import Manner
+from tanbr.types import PanelDecision
 
-Made = Callable[..., tuple[Replica, "SimpleQueue[Message]"]]
+Made = Callable[..., tuple[Queue, "SimpleQueue[Message]"]]
 
 
 @pytest.fixture
 def make(moe: Moe, tmp_path: Path) -> Iterator[Made]:
-    """Start replicas of the embedded model, or of a tiny model of a `family`, and stop them in the end."""
-    started: list[Replica] = []
+    """Start queues of the embedded model, or of a tiny model of a `family`, and stop them in the end."""
+    started: list[Queue] = []
 
-    def made(family: str | None = None, **settings: Any) -> tuple[Replica, "SimpleQueue[Message]"]:
+    def made(family: str | None = None, **settings: Any) -> tuple[Queue, "SimpleQueue[Message]"]:
         source = moe if family is None else write(family, tmp_path / family, **settings.pop("model", {}))
-        one, queue = replica(source, **settings)
+        one, queue = queue_of(source, **settings)
         one.start()
         started.append(one)
         return one, queue
@@ -46,11 +54,11 @@ def together(texts: int) -> dict[str, Any]:
     return {"batch": texts, "batch_wait": 600.0}
 
 
-def model_of(one: Replica) -> Any:
+def model_of(one: Queue) -> Any:
     return one.engine.live.backend.model  # type: ignore[attr-defined]
 
 
-def endless(one: Replica) -> None:
+def endless(one: Queue) -> None:
     """Let a model that writes end nothing by itself."""
     model = model_of(one)
     model.generation_config.eos_token_id = model.config.eos_token_id = None
@@ -215,30 +223,6 @@ def test_a_short_answer_does_not_wait_for_a_long_one(make: Made) -> None:
     long.cancel()
 
 
-@pytest.mark.parametrize("family", ["t5_moe", "mixtral"])
-def test_a_request_joins_a_batch_that_is_being_written(make: Made, family: str) -> None:
-    one, queue = make(family, workers=1, max_tokens=50 if family == "mixtral" else 100_000)
-    endless(one)
-    begun, go, done = threading.Event(), threading.Event(), threading.Event()
-
-    def hear(_: int, piece: str) -> None:
-        begun.set()
-        assert go.wait(30)
-        done.wait(0.2)  # slower than any front
-
-    alone = one.generate(["w2 w3 w4"], max_tokens=3).result(30)
-    long = one.generate(["w1"], max_tokens=45, on_token=hear)
-    assert begun.wait(30)  # the only worker is at work
-    joined = one.generate(["w2 w3 w4"], max_tokens=3)
-    joined.add_done_callback(lambda _: done.set())
-    go.set()
-    assert joined.result(30).texts == alone.texts
-    assert long.result(30).completion_tokens == (45,)
-    said = [queue.get_nowait() for _ in range(3)]
-    assert [len(one.tokens[0]) for one in said if isinstance(one, Answers) and one.tokens] == [3, 3, 45]
-    assert one.depth == 0
-
-
 def test_a_client_whose_stream_fails_fails_alone(make: Made) -> None:
     one, _ = make("t5_moe", **together(2))
     endless(one)
@@ -275,20 +259,6 @@ def test_words_that_the_tokenizer_does_not_have_fail_their_own_request(
     assert queue.empty()
 
 
-def test_a_model_with_more_words_than_its_tokenizer_answers_or_fails_that_request_alone(make: Made) -> None:
-    one, _ = make("t5_moe", model={"vocab_size": 80})
-    endless(one)
-    with torch.no_grad():  # the model writes word 70 of a tokenizer of 64
-        head = model_of(one).get_output_embeddings()
-        head.register_forward_hook(
-            lambda *args: torch.nn.functional.one_hot(torch.full(args[2].shape[:2], 70), 80) * 9.0
-        )
-    for _ in range(2):
-        outcome = one.generate(["w1"], max_tokens=3, on_token=lambda *_: None)
-        assert outcome.exception(30) is None or isinstance(outcome.exception(30), ServiceError)
-    assert one.faults() == ()
-
-
 @pytest.mark.parametrize("family", [None, "t5_moe"])
 def test_an_answer_that_cannot_be_told_fails_alone(
     make: Made, monkeypatch: pytest.MonkeyPatch, family: str | None
@@ -310,7 +280,7 @@ def test_an_answer_that_cannot_be_told_fails_alone(
 def test_a_thread_that_dies_is_named_and_leaves_nobody_waiting(
     moe: Moe, thread: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, _ = replica(moe, workers=1)
+    one, _ = queue_of(moe, workers=1)
     where = type(one.engine.encode) if thread == "tanbr-front" else Engine
 
     def die(*_: Any, **__: Any) -> None:
@@ -328,7 +298,7 @@ def test_a_thread_that_dies_is_named_and_leaves_nobody_waiting(
     one.stop(10)
 
 
-def spoil(one: Replica) -> None:
+def spoil(one: Queue) -> None:
     """Break what answers, and only that."""
     with torch.no_grad():
         for piece in one.engine.moe.plan.blended:
@@ -495,8 +465,104 @@ def test_a_batch_that_failed_is_drawn_again_as_it_was(make: Made) -> None:
     assert answers[0] == answers[1]
 
 
-def count_steps(one: Replica) -> list[int]:
+def count_steps(one: Queue) -> list[int]:
     """Rows of each pass through the model from now on."""
     steps: list[int] = []
     model_of(one).get_output_embeddings().register_forward_hook(lambda *args: steps.append(len(args[2])))
     return steps
+
+
+# --- jobs and their parts ---------------------------------------------------------------------------------------------
+
+
+def take(part: Job | Part, version: int, rows: Sequence[int] | None = None) -> None:
+    """Answer a part, or rows of a job, by a version: logits are the numbers of the texts."""
+    job, rows = (part.job, part.rows) if isinstance(part, Part) else (part, rows or range(len(part.texts)))
+    job.take(rows, [f"{version}{job.texts[row]}" for row in rows], version, [np.array([float(row)]) for row in rows])
+
+
+def test_the_first_answer_or_error_of_a_job_counts_and_a_client_that_gave_up_gets_nothing() -> None:
+    first, failed, cancelled = (Job(["a"]) for _ in range(3))
+    cancelled.future.cancel()
+    assert (Part(first, [0]).wanted, Part(cancelled, [0]).wanted) == (True, False)
+    for one in (first, cancelled):
+        take(one, 1)
+        one.fail(ServiceError("too late"))
+    failed.fail(ServiceError("broken"))
+    take(failed, 1)
+    assert first.future.result(0).request_ids == ("1a",)
+    assert str(failed.future.exception(0)) == "broken"
+    assert cancelled.future.cancelled()
+
+
+def test_a_panel_divides_a_job_and_the_answers_come_in_the_order_of_the_texts() -> None:
+    mix = np.full(3, 1 / 3)
+    panel = PanelDecision(0, mix, np.eye(3), np.eye(3))  # a model for each task
+    recogniser = Recogniser(("x", "y", "z"), mix, None, grouped=False)
+    posteriors = np.eye(3)[[1, 0, 1, 0]]
+    seen = Recognition(np.zeros(4, np.uint64), posteriors, np.ones(4), np.zeros((4, 0)), informed=True)
+    job = Job(["a", "b", "c", "d"], cut=(0, 5, 0, 0), seen=seen)
+    lineup = Lineup((), Assignment(panel, recogniser))
+    first, second = assigned(job, range(4), lineup)
+    assert [(part.texts, part.place) for part in (first, second)] == [(["b", "d"], 0), (["a", "c"], 1)]
+    assert [part.rows for part in assigned(job, second.rows, lineup)] == [[0, 2]]  # again, to those that answer now
+    assert [(part.rows, part.place) for part in assigned(job, [1, 2], Lineup(()))] == [([1, 2], 0)]
+    take(second, 7)
+    assert not job.future.done()
+    take(first, 6)
+    answer = job.future.result(0)
+    assert answer.request_ids == ("7a", "6b", "7c", "6d")
+    assert answer.logits.ravel().tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert (answer.merge_version, answer.merge_versions, answer.cut) == (7, (7, 6, 7, 6), (0, 5, 0, 0))
+
+
+def test_one_part_that_fails_fails_the_whole_and_ends_the_others() -> None:
+    job = Job(["a", "b"])
+    first, second = Part(job, [0]), Part(job, [1])
+    first.fail(ServiceError("broken"))
+    assert not second.wanted
+    take(second, 1)  # too late, and nobody minds
+    with pytest.raises(ServiceError, match="broken"):
+        job.future.result(0)
+
+
+# --- room, padding, workers -------------------------------------------------------------------------------------------
+
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=9)
+
+
+@given(lengths=LENGTHS, most=st.integers(1, 10), fixed=st.integers(0, 60))
+def test_texts_of_like_length_are_grouped_and_no_other_cut_costs_less(
+    lengths: list[int], most: int, fixed: int
+) -> None:
+    def cost(groups: list[list[int]]) -> int:
+        return sum(max(lengths[i] for i in group) * len(group) + fixed for group in groups)
+
+    groups = like_lengths(lengths, most=most, fixed=fixed)
+    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    assert all(1 <= len(group) <= most for group in groups)
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    inside = range(1, len(lengths))
+    cuts = [(0, *places, len(lengths)) for size in range(len(lengths)) for places in combinations(inside, size)]
+    ways = [[order[a:b] for a, b in pairwise(cut)] for cut in cuts]
+    assert cost(groups) == min(cost(way) for way in ways if all(len(group) <= most for group in way))
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "threads"),
+    [
+        ({}, 8, [64, 32, 8]),  # every core has a worker up to a point; a lone busy one has all cores
+        ({"workers": 3, "threads": 2}, 3, [2, 2, 2]),
+        ({"device": "cuda"}, 1, [64]),
+        ({"engine": "vllm", "engine_url": "http://127.0.0.1:9"}, 32, [1, 1, 1]),  # they wait, and need no cores
+        ({"engine": "vllm", "engine_url": "http://127.0.0.1:9", "workers": 3}, 3, [1, 1, 1]),
+    ],
+)
+def test_the_cores_are_shared_by_the_busy_workers(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], workers: int, threads: list[int]
+) -> None:
+    monkeypatch.setattr("tanbr.serve.queue.usable_cores", lambda: 64)
+    config = ServeConfig.model_validate(settings)
+    assert worker_count(config) == workers
+    assert [threads_each(config, busy) for busy in (1, 2, 8)[: len(threads)]] == threads
