@@ -39,6 +39,8 @@ class FakeEngine:
         self.slow = threading.Event()  # while it is set, only first tokens are written
         self.refuses = ""  # what it says to weights that it does not take
         self.dies_loading = False
+        self.hangs_loading = threading.Event()  # while it is set, weights are loaded
+        self.extra = 0  # tokens that it writes beyond those it was asked for
         self.nan = False  # whether weights that are loaded answer with NaN
         self.calls: list[str] = []
         self.asked: list[dict[str, Any]] = []  # how answers were to be written; they are greedy all the same
@@ -79,6 +81,7 @@ class FakeEngine:
             yield self
         finally:
             self.slow.clear()
+            self.hangs_loading.clear()
             self.kill()
 
     async def _answered(self, request: Request) -> Response:
@@ -118,14 +121,14 @@ class FakeEngine:
         key = (adapter, *prompt) if adapter else tuple(prompt)
         known, remembered, ended = self.cache.get(key, []), [], False
         try:
-            for step in range(limit):
+            for step in range(limit + self.extra):
                 while self.paused or (step and self.slow.is_set()):
                     await asyncio.sleep(0.005)
                 written = [one for one, _ in remembered]
                 token, chance = known[step] if step < len(known) else self.next(prompt, written, model)
                 remembered.append((token, chance))
                 stopped = token in ends
-                end = "stop" if stopped else "length" if step == limit - 1 else None
+                end = "stop" if stopped else "length" if step == limit + self.extra - 1 else None
                 ended = end is not None
                 yield token, chance, end
                 if stopped:
@@ -249,6 +252,8 @@ class FakeVllm(FakeEngine):
         if self.dies_loading:
             self._server.should_exit = self._server.force_exit = True
             await asyncio.sleep(60)
+        while self.hangs_loading.is_set():
+            await asyncio.sleep(0.005)
         if self.refuses:
             return JSONResponse({"error": {"message": self.refuses, "type": "InternalServerError", "code": 500}}, 500)
         self.load(body["kwargs"]["weights_path"])

@@ -8,7 +8,7 @@ import pytest
 from engines.asking import BLENDS, PROMPTS, before, serving, transformers_answers
 from engines.fake_engine import FakeEngine, FakeSglang, FakeVllm
 from serve.web.live import wait_for
-from tanbr.engines import remote
+from tanbr.engines import connection, remote
 from tanbr.engines.connection import EngineLost
 from tanbr.engines.remote import Remote
 from tanbr.errors import CheckpointError
@@ -77,6 +77,51 @@ def test_a_look_costs_no_load_and_what_is_held_is_written_once(fake: Any, moe: M
         assert fake.loads == 2
         engine.swap(BLENDS[0])  # back to what is still there
         assert written(engine, backend) == transformers_answers(moe, BLENDS[0], PROMPTS, limit=7)
+
+
+@both_ways
+def test_an_engine_that_writes_more_than_it_was_asked_for_is_not_believed(fake: Any, moe: Moe) -> None:
+    with before(fake, moe) as backend:
+        engine = serving(backend, moe)
+        engine.swap(BLENDS[0])
+        fake.extra = 1_000
+        heard: list[Step] = []
+        inputs = engine.padded(["w1 w2 w3"])[0]
+        with pytest.raises(EngineLost, match="more than the 3 tokens it was asked for"):
+            backend.generate(inputs, limits=[3], on_step=lambda step: heard.append(step) or ())  # type: ignore[func-returns-value]
+        assert sum(len(step.added) for step in heard) <= 3
+        fake.extra = 0
+        wait_for(lambda: backend.available)  # it is looked for, and loaded again
+        assert written(engine, backend) == transformers_answers(moe, BLENDS[0], PROMPTS, limit=7)
+
+
+def test_a_load_that_hangs_is_given_up_and_what_answered_before_comes_back(
+    vllm: FakeVllm, mixtral: Moe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "LOAD_SECONDS", 0.3)
+    with before(vllm, mixtral) as backend:
+        engine = serving(backend, mixtral)
+        engine.swap(BLENDS[0])
+        vllm.hangs_loading.set()
+        with pytest.raises(CheckpointError, match=r"cannot be loaded: .* did not answer /collective_rpc in time"):
+            engine.swap(BLENDS[1])
+        vllm.hangs_loading.clear()
+        wait_for(lambda: backend.available)
+        assert written(engine, backend) == transformers_answers(mixtral, BLENDS[0], PROMPTS, limit=7)
+
+
+def test_a_load_that_hangs_keeps_nobody_from_leaving(
+    vllm: FakeVllm, mixtral: Moe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "CLOSE_SECONDS", 0.1)
+    with before(vllm, mixtral) as backend, ThreadPoolExecutor() as pool:
+        engine = serving(backend, mixtral)
+        engine.swap(BLENDS[0])
+        vllm.hangs_loading.set()
+        swapping = pool.submit(engine.swap, BLENDS[1])
+        wait_for(lambda: vllm.calls.count("/collective_rpc") == 2)
+        backend.close()
+        assert isinstance(swapping.exception(), CheckpointError)
 
 
 def test_confidence_is_the_mean_chance_of_the_tokens_and_of_the_one_that_ends_them(

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tanbr.engines.connection import LOAD_SECONDS, Connection, EngineLost, EngineStatus
+from tanbr.engines.connection import Connection, EngineLost, EngineStatus
 from tanbr.engines.dialect import EngineRefused, Piece, Served
 from tanbr.engines.merge_files import MergeFile
 from tanbr.errors import InputError
@@ -24,6 +24,7 @@ from tanbr.types import Blend
 
 FILE, ROUTE = "scales.json", "/lora-adapters"
 GREEDY = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repeat_penalty": 1}
+WRITE_SECONDS = 1800.0  # for a whole answer; whoever waits gives up by himself
 SEEDS = 2**32 - 1  # that it knows; one more stands for chance
 
 
@@ -139,7 +140,7 @@ class LlamaCpp:
             seed = sampling.seed % SEEDS
             asked |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed}
         try:
-            yield _piece(await self._connection.post("/completion", asked, seconds=LOAD_SECONDS), ends)
+            yield _piece(await self._connection.post("/completion", asked, seconds=WRITE_SECONDS), ends)
         except EngineStatus as error:
             raise _meant(error) from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:

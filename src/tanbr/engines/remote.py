@@ -5,6 +5,7 @@ the engine is asked for its label. If that is another one, or nobody answers, th
 once, and a thread waits for it to come back and loads what answered last.
 """
 
+import asyncio
 import hashlib
 import logging
 import math
@@ -18,7 +19,7 @@ from typing import Self
 import numpy as np
 from transformers import GenerationConfig
 
-from tanbr.engines.connection import Connection, EngineLost
+from tanbr.engines.connection import ANSWER_SECONDS, Connection, EngineLost
 from tanbr.engines.dense_file import bytes_of, tensors_of
 from tanbr.engines.dialect import OURS, Dialect, EngineRefused
 from tanbr.engines.identity import check_same
@@ -37,6 +38,7 @@ log = logging.getLogger("tanbr.serve")
 
 LOOK_SECONDS = 5.0  # between two looks at an engine that answers
 LOST_SECONDS = 0.5  # … and at one that does not
+CLOSE_SECONDS = 5.0  # that a load may keep us from leaving: a server has 30 to stop
 NEUTRAL = "a"  # even this must not be answered with NaN
 
 
@@ -81,11 +83,12 @@ class Remote:
             return
         self._ends.set()
         self._wakes.set()
-        with self._changing:
+        if self._changing.acquire(timeout=CLOSE_SECONDS):
             with suppress(TanbrError):
                 self._connection.call(self._dialect.leave(self._files.folder))
-            self._connection.close()
-            self._files.close()
+            self._changing.release()
+        self._connection.close()  # ends a load that hangs
+        self._files.close()
 
     @property
     def available(self) -> bool:
@@ -152,9 +155,12 @@ class Remote:
     async def _answer_once(self) -> None:
         # One token alone: vLLM's CPU kernels let NaN that a longer prompt leaves behind reach later answers.
         prompt = self._encode.encode([NEUTRAL]).columns["input_ids"][0][:1] or [0]
-        async with aclosing(self._dialect.write(prompt, 1, self._stops)) as pieces:
-            async for _ in pieces:
-                pass
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS), aclosing(self._dialect.write(prompt, 1, self._stops)) as pieces:
+                async for _ in pieces:
+                    pass
+        except TimeoutError:
+            raise EngineLost("it does not answer with the weights that it was given") from None
 
     # --- an engine that is lost ---------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from tanbr.serve.decode import Decoded, OnStep, Step, Written
 from tanbr.serve.sampling import Sampling
 
 POLL_SECONDS = 0.05  # between two looks whether a client has given up, while nothing comes
+EMPTY = 16  # pieces of an answer that may hold no token: engines send one or two, at its end
 Events: TypeAlias = "queue.SimpleQueue[tuple[int, Piece | Exception]]"  # row, and what came of it
 
 
@@ -100,10 +101,13 @@ class Streams:
 
     async def _stream(self, row: int, prompt: Sequence[int], limit: int, sampling: Sampling | None) -> None:
         try:
-            ended = False
+            ended, tokens, count = False, 0, 0
             async with aclosing(self._dialect.write(prompt, limit, self._ends, sampling)) as pieces:
                 async for piece in pieces:
-                    ended = piece.end is not None
+                    tokens, count = tokens + len(piece.tokens), count + 1
+                    if tokens > limit or count > limit + EMPTY:
+                        raise EngineLost(f"the engine writes more than the {limit} tokens it was asked for")
+                    ended = ended or piece.end is not None
                     self._events.put((row, piece))
             if not ended:
                 raise EngineLost("the engine broke an answer off")

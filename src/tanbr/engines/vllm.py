@@ -6,7 +6,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tanbr.engines.connection import LOAD_SECONDS, Connection, EngineLost, EngineStatus
+from tanbr.engines.connection import ANSWER_SECONDS, LOAD_SECONDS, Connection, EngineLost, EngineStatus, load_seconds
 from tanbr.engines.dense_file import DenseFile
 from tanbr.engines.dialect import CHANGING, EngineRefused, Piece, Served
 from tanbr.engines.merge_files import MergeFile
@@ -70,11 +70,12 @@ class Vllm:
 
     async def load(self, folder: Path, label: str) -> None:
         """Pause, reload, forget the prefixes, and resume; the weights have no version until all is done."""
-        await self._post("/pause?mode=wait&clear_cache=true")
+        await self._post("/pause?mode=wait&clear_cache=true", seconds=LOAD_SECONDS)
         try:
             await self._post("/update_weight_version", {"new_version": CHANGING})
             kwargs = {"weights_path": str(folder), "is_checkpoint_format": True}
-            await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": kwargs})
+            asked = {"method": "reload_weights", "kwargs": kwargs}
+            await self._post("/collective_rpc", asked, seconds=load_seconds(folder))
             if not (await self._post("/reset_prefix_cache") or {}).get("success", True):
                 raise EngineRefused("the engine did not forget the prefixes of the old weights")
             await self._post("/update_weight_version", {"new_version": label})
@@ -115,9 +116,9 @@ class Vllm:
         except EngineStatus as error:
             raise self._meant(error) from None
 
-    async def _post(self, path: str, body: Any = None) -> Any:
+    async def _post(self, path: str, body: Any = None, *, seconds: float = ANSWER_SECONDS) -> Any:
         try:
-            return await self._connection.post(path, body, seconds=LOAD_SECONDS)
+            return await self._connection.post(path, body, seconds=seconds)
         except EngineStatus as error:
             raise self._meant(error) from None
 

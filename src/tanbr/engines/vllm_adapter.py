@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tanbr.engines.adapter_file import AdapterFile
-from tanbr.engines.connection import LOAD_SECONDS, Connection, EngineLost, EngineStatus
+from tanbr.engines.connection import LOAD_SECONDS, Connection, EngineLost, EngineStatus, load_seconds
 from tanbr.engines.dialect import OURS, EngineRefused
 from tanbr.engines.merge_files import MergeFile
 from tanbr.engines.vllm import NoDevMode, Vllm
@@ -78,7 +78,7 @@ class VllmAdapter(Vllm):
         for name in await self._held():
             if name.startswith(OURS):
                 await self._asked(UNLOAD, {"lora_name": name})
-        await self._asked(LOAD, {"lora_name": label, "lora_path": str(folder)})
+        await self._asked(LOAD, {"lora_name": label, "lora_path": str(folder)}, seconds=load_seconds(folder))
         self._label, self._path = label, str(folder)
         await self.wake()
 
@@ -106,9 +106,9 @@ class VllmAdapter(Vllm):
         except (KeyError, TypeError, AttributeError):
             raise EngineLost(f"{self._connection.url} does not list its models as vLLM does") from None
 
-    async def _asked(self, path: str, body: dict[str, object]) -> None:
+    async def _asked(self, path: str, body: dict[str, object], *, seconds: float = LOAD_SECONDS) -> None:
         try:
-            await self._connection.post(path, body, seconds=LOAD_SECONDS, plain=True)
+            await self._connection.post(path, body, seconds=seconds, plain=True)
         except EngineStatus as error:
             said = "no such route" if error.said == "Not Found" else error.said
             raise EngineRefused(f"the engine does not take the adapter ({said}); {START} as needed") from None

@@ -79,7 +79,7 @@ class ChatTemplate:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"},
