@@ -92,8 +92,9 @@ class Hostile:
             client.sendall(self._head)
             for part in self._body():
                 client.sendall(part)
-            if not self._hangs_up:
-                self._ends.wait()
+            if self._hangs_up:
+                client.shutdown(socket.SHUT_WR)  # a close would take back what was not yet read
+            self._ends.wait()
 
     @contextmanager
     def asked(self, *, token: str | None = None, user: str = "") -> Iterator[Connection]:
