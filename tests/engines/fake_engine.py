@@ -1,4 +1,4 @@
-"""Engines of our own that keep vLLM's and SGLang's contracts over a real socket: transformers on a tiny model.
+"""Engines of our own that keep vLLM's and llama.cpp's contracts over a real socket: transformers on a tiny model.
 
 Like the real ones they remember prefixes: an answer to a prompt that was asked before is the old one, whatever the
 weights are, until somebody has them forget it. What vLLM really says is in `vllm_recorded.json`; `test_vllm.py` holds
@@ -307,69 +307,6 @@ class FakeVllm(FakeEngine):
 
 def _error(said: str, kind: str, status: int, *, param: str | None = None) -> JSONResponse:
     return JSONResponse({"error": {"message": said, "type": kind, "param": param, "code": status}}, status)
-
-
-class FakeSglang(FakeEngine):
-    """SGLang's native routes, by its documentation and source: no real one was asked."""
-
-    def __init__(self, folder: Path, *, port: int = 0) -> None:
-        super().__init__(folder, port=port)
-        self.incremental = False  # --incremental-streaming-output
-        self.routes = {
-            "/get_model_info": self._model_info,
-            "/get_server_info": self._server_info,
-            "/tokenize": self._tokenize,
-            "/update_weights_from_disk": self._update,
-            "/generate": self._generate,
-        }
-
-    async def _model_info(self, body: Any, request: Request) -> Response:
-        said = {"model_path": str(self.folder), "is_generation": True, "weight_version": self.label}
-        return JSONResponse(said)
-
-    async def _server_info(self, body: Any, request: Request) -> Response:
-        return JSONResponse({"dtype": self.dtype, "quantization": self.quantised, "context_length": self.positions})
-
-    async def _tokenize(self, body: Any, request: Request) -> Response:
-        tokens = self.tokenizer(body["prompt"])["input_ids"]
-        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.positions})
-
-    async def _update(self, body: Any, request: Request) -> Response:
-        assert body["abort_all_requests"] is False
-        if self.refuses:
-            return JSONResponse({"success": False, "message": self.refuses, "num_paused_requests": 0}, 400)
-        self.load(body["model_path"])
-        if body["flush_cache"]:
-            self.cache.clear()
-        self.label = body["weight_version"]
-        return JSONResponse(
-            {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
-        )
-
-    async def _generate(self, body: Any, request: Request) -> Response:
-        assert body["return_logprob"]
-        sampling = body["sampling_params"]
-        assert sampling["top_k"] == (1 if sampling["temperature"] == 0 else -1)
-        assert sampling["ignore_eos"]
-        self.asked.append(sampling)
-
-        async def events() -> AsyncIterator[bytes]:
-            rows: list[list[Any]] = []
-            async for token, chance, end in self.write(
-                body["input_ids"], sampling["max_new_tokens"], sampling["stop_token_ids"]
-            ):
-                rows.append([None if chance != chance else chance, token, None])
-                meta = {
-                    "completion_tokens": len(rows),
-                    "output_token_logprobs": rows[-1:] if self.incremental else rows,
-                    "finish_reason": None if end is None else {"type": end},
-                    "weight_version": self.label,
-                }
-                ids = [row[1] for row in meta["output_token_logprobs"]]
-                yield b"data: " + json.dumps({"output_ids": ids, "meta_info": meta}).encode() + b"\n\n"
-            yield b"data: [DONE]\n\n"
-
-        return StreamingResponse(events(), media_type="text/event-stream")
 
 
 class FakeLlamaCpp(FakeEngine):

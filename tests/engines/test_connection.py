@@ -15,7 +15,7 @@ import pytest
 
 from engines.fake_engine import FakeVllm
 from tanbr.engines import connection as connection_module
-from tanbr.engines.connection import Connection, EngineLost, EngineStatus
+from tanbr.engines.connection import Connection, EngineLost, EngineRefused
 from tanbr.errors import ConfigError
 
 
@@ -29,7 +29,7 @@ def test_a_password_is_not_repeated(vllm: FakeVllm) -> None:
     connection = Connection(vllm.url.replace("http://", "http://me:secret@"))
     vllm.kill()
     with pytest.raises(EngineLost) as error:
-        connection.call(connection.get("/v1/models"))
+        connection.call(connection.ask("GET", "/v1/models"))
     assert "secret" not in str(error.value)
     assert vllm.url in str(error.value)
     connection.close()
@@ -38,17 +38,17 @@ def test_a_password_is_not_repeated(vllm: FakeVllm) -> None:
 
 def test_a_status_is_said_with_the_engines_own_words(vllm: FakeVllm) -> None:
     connection = Connection(vllm.url)
-    with pytest.raises(EngineStatus, match="/nothing with 404: Not Found"):
-        connection.call(connection.get("/nothing"))
+    with pytest.raises(EngineRefused, match="/nothing with 404: Not Found"):
+        connection.call(connection.ask("GET", "/nothing"))
     asked = {"model": "other", "prompt": [1], "max_tokens": 1}
-    with pytest.raises(EngineStatus, match="404: The model `other` does not exist"):
-        connection.call(connection.post("/v1/completions", asked))
+    with pytest.raises(EngineRefused, match="404: The model `other` does not exist"):
+        connection.call(connection.ask("POST", "/v1/completions", asked))
 
     async def stream() -> None:
         async for _ in connection.events("/v1/completions", asked):
             pass
 
-    with pytest.raises(EngineStatus, match="404: The model `other` does not exist"):
+    with pytest.raises(EngineRefused, match="404: The model `other` does not exist"):
         connection.call(stream())
     connection.close()
 
@@ -128,7 +128,7 @@ COMPRESSED = gzip.compress(b"[" + b" " * 1_000_000 + b"]")
 )
 def test_an_answer_without_bounds_is_not_read(head: str, part: bytes, says: str, streamed: bool) -> None:
     with Hostile(head, lambda: repeat(part)).asked() as connection, pytest.raises(EngineLost, match=says) as error:
-        connection.call(heard(connection) if streamed else connection.get("/v1/models"))
+        connection.call(heard(connection) if streamed else connection.ask("GET", "/v1/models"))
     assert len(str(error.value)) < 200
 
 
@@ -139,7 +139,7 @@ def test_an_answer_that_never_ends_is_given_up_though_something_always_comes() -
             yield b" "
 
     with Hostile(OK, drops).asked() as connection, pytest.raises(EngineLost, match="did not answer /slow in time"):
-        connection.call(connection.post("/slow", seconds=0.2))
+        connection.call(connection.ask("POST", "/slow", seconds=0.2))
 
 
 def test_a_stream_that_goes_on_after_its_end_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +155,8 @@ def test_a_secret_that_the_engine_repeats_is_struck_out(how: dict[str, str], str
         yield json.dumps({"error": {"message": server.heard.decode()}}).encode()
 
     server = Hostile("HTTP/1.1 400 Bad Request", echo, hangs_up=True)
-    with server.asked(**how) as connection, pytest.raises(EngineStatus) as error:
-        connection.call(heard(connection) if streamed else connection.get("/v1/models"))
+    with server.asked(**how) as connection, pytest.raises(EngineRefused) as error:
+        connection.call(heard(connection) if streamed else connection.ask("GET", "/v1/models"))
     said = str(error.value)
     assert "uthorization: B" in said  # it was repeated
     for secret in ("a-secret-token", "a-password", base64.b64encode(b"somebody:a-password").decode()):

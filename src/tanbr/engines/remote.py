@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Self
@@ -19,11 +19,9 @@ from typing import Self
 import numpy as np
 from transformers import GenerationConfig
 
-from tanbr.engines.connection import ANSWER_SECONDS, Connection, EngineLost
-from tanbr.engines.dense_file import bytes_of, tensors_of
-from tanbr.engines.dialect import OURS, Dialect, EngineRefused
-from tanbr.engines.identity import check_same
-from tanbr.engines.merge_files import MergeFile, MergeFiles
+from tanbr.engines.connection import ANSWER_SECONDS, Connection, EngineError, EngineLost
+from tanbr.engines.dialect import OURS, Dialect, Served
+from tanbr.engines.merge_files import DenseFile, MergeFile, MergeFiles
 from tanbr.engines.streams import Streams
 from tanbr.errors import CheckpointError, InputError, TanbrError
 from tanbr.merge import Moe
@@ -31,6 +29,7 @@ from tanbr.merge.int8 import Int8Loss
 from tanbr.moe.text import Inputs, TextEncoder
 from tanbr.serve.backends.backend import Newcomers, Size
 from tanbr.serve.decode import Decoded, NotFinite, OnStep
+from tanbr.serve.lineage import made_for
 from tanbr.serve.sampling import Sampling
 from tanbr.types import Blend, FloatArray
 
@@ -44,7 +43,7 @@ NEUTRAL = "a"  # even this must not be answered with NaN
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """Weights in the engine: another value each time that any are loaded."""
+    """Weights in the engine; each load makes a new value."""
 
     file: MergeFile
     label: str
@@ -58,21 +57,27 @@ class Remote:
     columns: tuple[str, ...] = ()
 
     def __init__(
-        self, moe: Moe, dialect: Dialect, connection: Connection, files: MergeFiles, *, fingerprint: str
+        self,
+        moe: Moe,
+        dialect: Dialect,
+        connection: Connection,
+        files: MergeFiles,
+        check_same: Callable[[TextEncoder], Served],
     ) -> None:
-        """Take over an engine that must run this model; what it holds stays until the first `merge`.
+        """Take over an engine; what it holds stays until the first `merge`.
 
-        The fingerprint is that of the checkpoint.
+        `check_same` asks the engine what it runs, and raises if that is another model.
         """
         self.readers = 0
         self._moe, self._dialect, self._connection, self._files = moe, dialect, connection, files
         self._encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
-        self._fingerprint, self._stops = fingerprint, _stops(moe)
-        self.positions = check_same(moe, self._encode, dialect, connection).positions
+        self._fingerprint, self._stops = made_for(moe, ()).checkpoint, _stops(moe)
+        self._check_same = check_same
+        self.positions = check_same(self._encode).positions
         self._wanted: Loaded | None = None  # what answers, or is to answer when the engine is back
         self._loaded: Loaded | None = None  # what it answers with; None while it is lost …
         self._why = "nothing was loaded yet"  # … and why
-        self._doubtful = False  # whether a load has failed: its label may be that of weights it has in part
+        self._doubtful = False  # whether a load has failed: its label may stand for weights it has in part
         self._changing = threading.Lock()  # one load at a time
         self._wakes, self._ends = threading.Event(), threading.Event()
         threading.Thread(target=self._watch, name="tanbr-engine-watch", daemon=True).start()
@@ -97,9 +102,9 @@ class Remote:
 
     @property
     def size(self) -> Size:
-        """What the engine holds, and what of it a blend changes, which the next takes in shared memory, too."""
+        """What the engine holds, and what a blend changes of it, which takes shared memory, too."""
         parameters = sum(math.prod(shape) for shape in self._moe.plan.shapes.values())
-        return Size(parameters, bytes_of(tensors_of(self._moe)), self._files.nbytes)
+        return Size(parameters, DenseFile.room(self._moe), self._files.nbytes)
 
     def twin(self, moe: Moe) -> Self:
         """Refuse: an engine holds one model."""
@@ -108,14 +113,14 @@ class Remote:
     # --- weights ------------------------------------------------------------------------------------------------------
 
     def stage(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
-        """Write a blend (K,) where the engine will read it; nobody waits for that."""
+        """Write a blend (K,) where the engine will read it; requests go on meanwhile."""
         if self._files.holding(blend) is None:
             started = time.perf_counter()
             self._files.other(None if self._wanted is None else self._wanted.file).write(moe, blend, share=share)
             log.info("%s: written in %.3f s", self.label_of(blend), time.perf_counter() - started)
 
     def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
-        """Have the engine load a blend (K,); if it cannot, what answered before is what it comes back with."""
+        """Have the engine load a blend (K,); if it cannot, it comes back with what answered before."""
         self.stage(moe, blend, share=share)
         file = self._files.holding(blend)
         if file is None:
@@ -124,7 +129,7 @@ class Remote:
             new = self._wanted is None or self._wanted.file is not file
             try:
                 self._load(Loaded(file, self.label_of(blend)), new=new)
-            except (EngineLost, EngineRefused, NotFinite) as error:
+            except (EngineError, NotFinite) as error:
                 why = "it answers with NaN" if isinstance(error, NotFinite) else str(error)
                 self._lose(why)
                 if new:
@@ -177,18 +182,18 @@ class Remote:
             with self._changing:
                 if self._wanted is not None and not self._ends.is_set():
                     self._look(self._wanted)
-            if self._wakes.is_set():  # it is lost: not too often
+            if self._wakes.is_set():  # it is lost: do not ask too often
                 self._ends.wait(LOST_SECONDS)
 
     def _look(self, wanted: Loaded) -> None:
-        """See that the engine has what it is to have, and give it what it has lost."""
+        """Check that the engine has the wanted weights, and load them if it has lost them."""
         try:
             if self.available:
                 label = self._connection.call(self._dialect.label())
                 if label == wanted.label:
                     return
                 self._lose(f"it holds {label} instead of {wanted.label}")
-            check_same(self._moe, self._encode, self._dialect, self._connection)
+            self._check_same(self._encode)
             self._load(wanted, new=False)
             log.warning("the engine is back, with what answered last")
         except TanbrError as error:
@@ -226,7 +231,7 @@ class Remote:
             streams.close()
 
     def _check(self, loaded: Loaded) -> None:
-        """Make sure that what was just heard came from these weights, which no load has replaced meanwhile."""
+        """Make sure that what was just heard came from these weights, and that no load has replaced them."""
         label = self._connection.call(self._dialect.label())
         if label != loaded.label or self._loaded is not loaded:
             raise EngineLost(f"it holds {label} instead of {loaded.label}")

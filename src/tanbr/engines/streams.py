@@ -1,4 +1,4 @@
-"""Prompts through an engine: a stream each, heard by whoever asked, as the steps of a batch."""
+"""The prompts of one batch, sent to an engine: one stream each, heard as the steps of the batch."""
 
 import queue
 from collections.abc import Callable, Collection, Sequence
@@ -9,17 +9,17 @@ from typing import TypeAlias
 import numpy as np
 
 from tanbr.engines.connection import Connection, EngineLost
-from tanbr.engines.dialect import Dialect, Piece
+from tanbr.engines.dialect import Dialect
 from tanbr.serve.decode import Decoded, OnStep, Step, Written
 from tanbr.serve.sampling import Sampling
 
 POLL_SECONDS = 0.05  # between two looks whether a client has given up, while nothing comes
 EMPTY = 16  # pieces of an answer that may hold no token: engines send one or two, at its end
-Events: TypeAlias = "queue.SimpleQueue[tuple[int, Piece | Exception]]"  # row, and what came of it
+Heard: TypeAlias = "queue.SimpleQueue[tuple[int, Step | Exception]]"  # row, and what came of it
 
 
 class Streams:
-    """The prompts of one batch, on their way."""
+    """Answers on their way."""
 
     def __init__(
         self,
@@ -32,84 +32,79 @@ class Streams:
     ) -> None:
         """Send all prompts at once, to be answered with at most limits[i] tokens, drawn as sampling[i] says.
 
-        `ends` are the tokens that end an answer, and are no part of it.
+        `ends` are the tokens that end an answer; they are no part of it.
         """
         self._dialect, self._ends = dialect, frozenset(ends)
-        self._events: Events = queue.SimpleQueue()
-        self._tokens: list[list[int]] = [[] for _ in prompts]
-        self._chances: list[list[float]] = [[] for _ in prompts]
+        self._heard: Heard = queue.SimpleQueue()
+        rows = zip(prompts, limits, sampling or [None] * len(prompts), strict=True)
         self._open: dict[int, Future[None]] = {
-            row: connection.start(self._stream(row, prompt, limit, how))
-            for row, (prompt, limit, how) in enumerate(
-                zip(prompts, limits, sampling or [None] * len(prompts), strict=True)
-            )
+            row: connection.start(self._stream(row, *one)) for row, one in enumerate(rows)
         }
 
     def close(self) -> None:
-        """Hang up on what is still being written: the engine gives it up."""
-        for stream in self._open.values():
-            stream.cancel()
+        """Hang up on what is still being written: the engine stops writing it."""
+        self._give_up(list(self._open))
 
     def hear(self, check: Callable[[], None], on_step: OnStep) -> Decoded:
-        """Tell what comes, token by token; a row that is given up is closed.
+        """Report what comes, token by token, until all rows have ended or were given up.
 
-        `check` is called after a row's first token has come and before anybody hears of it.
+        `check` is called after a row's first token has come, and before `on_step` hears of it.
         """
-        done: Decoded = [None] * len(self._tokens)
+        done: Decoded = [None] * len(self._open)
         checked: set[int] = set()
         while self._open:
-            heard = self._next()
-            if not heard:
+            steps = self._next()
+            if not steps:
                 self._give_up(on_step(Step()))
-            elif not checked.issuperset(row for row, _ in heard):
+            elif new := {row for row, _ in steps} - checked:
                 check()
-                checked.update(row for row, _ in heard)
-            for row, piece in heard:
-                for token, chance in zip(self._added(row, piece), np.exp(piece.logprobs).tolist(), strict=False):
-                    if row in self._open:
-                        self._tokens[row].append(token)
-                        self._give_up(on_step(Step(added={row: token}, chances={row: chance})))
-                if piece.end is not None and self._open.pop(row, None) is not None:
-                    chance = float(np.mean(self._chances[row])) if self._chances[row] else 1.0
-                    written = done[row] = Written(tuple(self._tokens[row]), piece.end == "stop", chance)
-                    self._give_up(on_step(Step(ended={row: written})))
+                checked |= new
+            for row, step in steps:
+                if row in self._open:
+                    if step.ended:
+                        done[row] = step.ended[row]
+                        del self._open[row]
+                    self._give_up(on_step(step))
         return done
-
-    def _added(self, row: int, piece: Piece) -> tuple[int, ...]:
-        """Tokens that a piece adds to an answer: not the one that ends it."""
-        self._chances[row] += np.exp(piece.logprobs).tolist()
-        return piece.tokens[:-1] if piece.end == "stop" and self._ends.intersection(piece.tokens[-1:]) else piece.tokens
 
     def _give_up(self, rows: Collection[int]) -> None:
         for row in rows:
             if (stream := self._open.pop(row, None)) is not None:
                 stream.cancel()
 
-    def _next(self) -> list[tuple[int, Piece]]:
-        """Take what has come, nothing if nothing comes for a while; what went wrong is raised."""
-        heard = []
+    def _next(self) -> list[tuple[int, Step]]:
+        """Take what has come; nothing if nothing comes for a while. Raises what went wrong."""
+        steps: list[tuple[int, Step]] = []
         try:
-            heard.append(self._events.get(timeout=POLL_SECONDS))
+            row, step = self._heard.get(timeout=POLL_SECONDS)
             while True:
-                heard.append(self._events.get_nowait())
+                if isinstance(step, Exception):
+                    raise step
+                steps.append((row, step))
+                row, step = self._heard.get_nowait()
         except queue.Empty:
-            pass
-        for _, piece in heard:
-            if isinstance(piece, Exception):
-                raise piece
-        return [(row, piece) for row, piece in heard if isinstance(piece, Piece)]
+            return steps
 
     async def _stream(self, row: int, prompt: Sequence[int], limit: int, sampling: Sampling | None) -> None:
+        tokens: list[int] = []
+        chances: list[float] = []  # of the tokens, and of the one that ends them
+        pieces, ended = 0, False
         try:
-            ended, tokens, count = False, 0, 0
-            async with aclosing(self._dialect.write(prompt, limit, self._ends, sampling)) as pieces:
-                async for piece in pieces:
-                    tokens, count = tokens + len(piece.tokens), count + 1
-                    if tokens > limit or count > limit + EMPTY:
+            async with aclosing(self._dialect.write(prompt, limit, self._ends, sampling)) as stream:
+                async for piece in stream:  # read to its end, so that the connection can be used again
+                    pieces, chances = pieces + 1, chances + np.exp(piece.logprobs).tolist()
+                    if len(chances) > limit or pieces > limit + EMPTY:
                         raise EngineLost(f"the engine writes more than the {limit} tokens it was asked for")
-                    ended = ended or piece.end is not None
-                    self._events.put((row, piece))
+                    stopped = piece.end == "stop" and bool(self._ends.intersection(piece.tokens[-1:]))
+                    new = piece.tokens[:-1] if stopped else piece.tokens
+                    for token, chance in zip(new, chances[len(tokens) :], strict=False):
+                        tokens.append(token)
+                        self._heard.put((row, Step(added={row: token}, chances={row: chance})))
+                    if piece.end is not None:
+                        sure = float(np.mean(chances)) if chances else 1.0
+                        self._heard.put((row, Step(ended={row: Written(tuple(tokens), piece.end == "stop", sure)})))
+                        ended = True
             if not ended:
                 raise EngineLost("the engine broke an answer off")
         except Exception as error:  # whoever waits must hear of it
-            self._events.put((row, error))
+            self._heard.put((row, error))
