@@ -1,6 +1,8 @@
 import shutil
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from engines.fake_engine import FakeVllm
 from serve.web.live import wait_for
 from tanbr.engines import connection, remote
 from tanbr.engines.connection import EngineLost
+from tanbr.engines.remote import Remote
 from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
@@ -32,6 +35,20 @@ def moe(fake: FakeVllm, request: pytest.FixtureRequest) -> Moe:
     return request.getfixturevalue("adapters" if fake.takes_adapters else "mixtral")
 
 
+@contextmanager
+def serving_first(engine: FakeVllm, moe: Moe) -> Iterator[tuple[Engine, Remote]]:
+    """An engine of ours that answers with the first blend."""
+    with before(engine, moe) as backend:
+        served = serving(backend, moe)
+        served.swap(BLENDS[0])
+        yield served, backend
+
+
+def right(engine: Engine, backend: Remote, moe: Moe) -> bool:
+    """Whether the first blend answers as it does with transformers."""
+    return answers(engine, backend) == transformers_answers(moe, BLENDS[0])
+
+
 def test_every_swap_answers_as_transformers_does_though_the_engine_remembers_prefixes(fake: FakeVllm, moe: Moe) -> None:
     with before(fake, moe) as backend:
         engine = serving(backend, moe)
@@ -46,32 +63,26 @@ def test_every_swap_answers_as_transformers_does_though_the_engine_remembers_pre
 
 def test_an_engine_that_keeps_its_prefixes_would_be_found_out(vllm: FakeVllm, mixtral: Moe) -> None:
     vllm.forgets = False
-    with before(vllm, mixtral) as backend:
-        engine = serving(backend, mixtral)
-        engine.swap(BLENDS[0])
+    with serving_first(vllm, mixtral) as (engine, backend):
         first = answers(engine, backend)
         engine.swap(BLENDS[1])
         assert answers(engine, backend) == first != transformers_answers(mixtral, BLENDS[1])
 
 
 def test_a_look_costs_no_load_and_what_is_held_is_written_once(fake: FakeVllm, moe: Moe) -> None:
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+    with serving_first(fake, moe) as (engine, backend):
         staged = engine.prepare(BLENDS[1])
         assert engine.sane("w1", staged)
         assert fake.loads == 1
-        assert answers(engine, backend) == transformers_answers(moe, BLENDS[0])
+        assert right(engine, backend, moe)
         engine.commit(staged)
         assert fake.loads == 2
         engine.swap(BLENDS[0])  # back to what is still there
-        assert answers(engine, backend) == transformers_answers(moe, BLENDS[0])
+        assert right(engine, backend, moe)
 
 
 def test_an_engine_that_writes_more_than_it_was_asked_for_is_not_believed(fake: FakeVllm, moe: Moe) -> None:
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+    with serving_first(fake, moe) as (engine, backend):
         fake.extra = 1_000
         heard: list[Step] = []
         inputs = engine.padded(["w1 w2 w3"])[0]
@@ -80,31 +91,27 @@ def test_an_engine_that_writes_more_than_it_was_asked_for_is_not_believed(fake: 
         assert sum(len(step.added) for step in heard) <= 3
         fake.extra = 0
         wait_for(lambda: backend.available)  # it is looked for, and loaded again
-        assert answers(engine, backend) == transformers_answers(moe, BLENDS[0])
+        assert right(engine, backend, moe)
 
 
 def test_a_load_that_hangs_is_given_up_and_what_answered_before_comes_back(
     vllm: FakeVllm, mixtral: Moe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "LOAD_SECONDS", 0.3)
-    with before(vllm, mixtral) as backend:
-        engine = serving(backend, mixtral)
-        engine.swap(BLENDS[0])
+    with serving_first(vllm, mixtral) as (engine, backend):
         vllm.hangs_loading.set()
         with pytest.raises(CheckpointError, match=r"cannot be loaded: .* did not answer /collective_rpc in time"):
             engine.swap(BLENDS[1])
         vllm.hangs_loading.clear()
         wait_for(lambda: backend.available)
-        assert answers(engine, backend) == transformers_answers(mixtral, BLENDS[0])
+        assert right(engine, backend, mixtral)
 
 
 def test_a_load_that_hangs_keeps_nobody_from_leaving(
     vllm: FakeVllm, mixtral: Moe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "CLOSE_SECONDS", 0.1)
-    with before(vllm, mixtral) as backend, ThreadPoolExecutor() as pool:
-        engine = serving(backend, mixtral)
-        engine.swap(BLENDS[0])
+    with serving_first(vllm, mixtral) as (engine, backend), ThreadPoolExecutor() as pool:
         vllm.hangs_loading.set()
         swapping = pool.submit(engine.swap, BLENDS[1])
         wait_for(lambda: vllm.calls.count("/collective_rpc") == 2)
@@ -130,9 +137,7 @@ def test_confidence_is_the_mean_chance_of_the_tokens_and_of_the_one_that_ends_th
 
 
 def test_tokens_are_heard_as_they_come_and_a_row_that_is_given_up_is_closed(vllm: FakeVllm, mixtral: Moe) -> None:
-    with before(vllm, mixtral) as backend:
-        engine = serving(backend, mixtral)
-        engine.swap(BLENDS[0])
+    with serving_first(vllm, mixtral) as (engine, backend):
         vllm.slow.set()
         heard: list[Step] = []
 
@@ -152,9 +157,7 @@ def test_tokens_are_heard_as_they_come_and_a_row_that_is_given_up_is_closed(vllm
 
 
 def test_how_words_are_drawn_is_passed_on_row_by_row(fake: FakeVllm, moe: Moe) -> None:
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+    with serving_first(fake, moe) as (engine, backend):
         fake.asked.clear()
         how = [None, Sampling(0.7, 0.9, -5), Sampling(1.5, 1.0, 2**62)]
         heard: list[Step] = []
@@ -171,18 +174,14 @@ def test_how_words_are_drawn_is_passed_on_row_by_row(fake: FakeVllm, moe: Moe) -
 
 
 def test_several_threads_ask_at_once(vllm: FakeVllm, mixtral: Moe) -> None:
-    with before(vllm, mixtral) as backend:
-        engine = serving(backend, mixtral)
-        engine.swap(BLENDS[0])
+    with serving_first(vllm, mixtral) as (engine, backend):
         expected = transformers_answers(mixtral, BLENDS[0])
         with ThreadPoolExecutor(6) as pool:
             assert list(pool.map(lambda _: answers(engine, backend), range(12))) == [expected] * 12
 
 
 def test_an_engine_that_comes_back_has_what_answered_last(fake: FakeVllm, moe: Moe) -> None:
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+    with serving_first(fake, moe) as (engine, backend):
         fake.kill()
         with pytest.raises(EngineLost):
             answers(engine, backend)
@@ -194,16 +193,14 @@ def test_an_engine_that_comes_back_has_what_answered_last(fake: FakeVllm, moe: M
         assert fake.version == "default"
         wait_for(lambda: engine.available)
         assert fake.version == backend.label_of(np.array(BLENDS[0]))
-        assert answers(engine, backend) == transformers_answers(moe, BLENDS[0])
+        assert right(engine, backend, moe)
 
 
 def test_nobody_hears_a_token_of_an_engine_that_was_restarted_unseen(
     fake: FakeVllm, moe: Moe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "LOOK_SECONDS", 1000.0)  # it is seen when it is asked
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+    with serving_first(fake, moe) as (engine, backend):
         fake.kill()
         fake.start()  # with other weights, and nobody has asked it meanwhile
         heard: list[Step] = []
@@ -216,13 +213,11 @@ def test_nobody_hears_a_token_of_an_engine_that_was_restarted_unseen(
             backend.generate(engine.padded(PROMPTS)[0], limits=[7] * 3, on_step=on_step)
         assert not any(step.added or step.ended for step in heard)
         wait_for(lambda: engine.available)
-        assert answers(engine, backend) == transformers_answers(moe, BLENDS[0])
+        assert right(engine, backend, moe)
 
 
 def test_an_engine_that_dies_while_it_loads_comes_back_with_the_old_version(fake: FakeVllm, moe: Moe) -> None:
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+    with serving_first(fake, moe) as (engine, backend):
         fake.dies_loading = True
         with pytest.raises(CheckpointError, match="cannot be loaded"):
             engine.swap(BLENDS[1])
@@ -231,13 +226,11 @@ def test_an_engine_that_dies_while_it_loads_comes_back_with_the_old_version(fake
         fake.start()
         wait_for(lambda: engine.available)
         assert engine.version == 1
-        assert answers(engine, backend) == transformers_answers(moe, BLENDS[0])
+        assert right(engine, backend, moe)
 
 
 def test_weights_that_the_engine_refuses_leave_the_old_ones(fake: FakeVllm, moe: Moe) -> None:
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+    with serving_first(fake, moe) as (engine, backend):
         fake.refuses = "no such tensor"
         if not fake.adapters:
             fake.model = moe.dense(BLENDS[1])  # found out half-way
@@ -247,13 +240,11 @@ def test_weights_that_the_engine_refuses_leave_the_old_ones(fake: FakeVllm, moe:
         fake.refuses = ""
         wait_for(lambda: engine.available)
         assert engine.version == 1
-        assert answers(engine, backend) == transformers_answers(moe, BLENDS[0])
+        assert right(engine, backend, moe)
 
 
 def test_a_merge_that_answers_with_nan_is_taken_back(fake: FakeVllm, moe: Moe) -> None:
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+    with serving_first(fake, moe) as (engine, backend):
         load = fake.load
 
         def bad_then_good(*what: str) -> None:
@@ -265,13 +256,11 @@ def test_a_merge_that_answers_with_nan_is_taken_back(fake: FakeVllm, moe: Moe) -
             engine.swap(BLENDS[1])
         assert engine.version == 1
         assert engine.available
-        assert answers(engine, backend) == transformers_answers(moe, BLENDS[0])
+        assert right(engine, backend, moe)
 
 
 def test_nan_in_an_answer_is_said(fake: FakeVllm, moe: Moe) -> None:
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+    with serving_first(fake, moe) as (engine, backend):
         fake.broken = True
         with pytest.raises(NotFinite):
             answers(engine, backend)
@@ -282,33 +271,27 @@ def test_what_somebody_else_pushes_answers_nobody_and_is_put_right(
     fake: FakeVllm, moe: Moe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "LOOK_SECONDS", 1000.0)  # it is seen when it is asked
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+    with serving_first(fake, moe) as (engine, backend):
         with before(fake, moe) as other:
             other.merge(moe, moe.check(BLENDS[1]))
         with pytest.raises(EngineLost):
             answers(engine, backend)
         wait_for(lambda: engine.available)
         assert fake.version == backend.label_of(np.array(BLENDS[0]))
-        assert answers(engine, backend) == transformers_answers(moe, BLENDS[0])
+        assert right(engine, backend, moe)
 
 
 def test_a_server_that_starts_again_loads_nothing_and_wakes_an_engine_left_paused(vllm: FakeVllm, mixtral: Moe) -> None:
     with before(vllm, mixtral) as backend:
         serving(backend, mixtral).swap(BLENDS[0])
     vllm.paused = True
-    with before(vllm, mixtral) as backend:
-        engine = serving(backend, mixtral)
-        engine.swap(BLENDS[0])
+    with serving_first(vllm, mixtral) as (engine, backend):
         assert vllm.loads == 1
-        assert answers(engine, backend) == transformers_answers(mixtral, BLENDS[0])
+        assert right(engine, backend, mixtral)
 
 
 def test_another_model_that_comes_back_is_given_nothing(fake: FakeVllm, moe: Moe) -> None:
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+    with serving_first(fake, moe) as (engine, backend):
         fake.kill()
         fake.dtype = "bfloat16"
         fake.start()
