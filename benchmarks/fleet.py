@@ -18,10 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.fleet.fleet import Fleet
-from tanbr.fleet.link import Link
-from tanbr.fleet.messages import Hello, Order, Proposal, Reply, Report, Welcome
-from tanbr.fleet.outbox import ReportBox
+from tanbr.fleet.fleet import Fleet, Hello, Order, Proposal, Reply, Report, Welcome
+from tanbr.fleet.replica import Link, ReportBox
 from tanbr.lab.corpus import taught_monitor
 from tanbr.lab.tasks import tiny
 from tanbr.monitor import Monitor

@@ -9,9 +9,9 @@ import pytest
 
 from engines.fake_engine import MODEL, FakeVllm
 from engines.record import FILE, answered, exchanges
-from tanbr.engines.connection import Connection, EngineLost
-from tanbr.engines.dialect import CHANGING, EngineRefused, Piece
-from tanbr.engines.vllm import Vllm
+from tanbr.engines.connection import Connection, EngineLost, EngineRefused
+from tanbr.engines.dialect import Piece
+from tanbr.engines.vllm import CHANGING, Vllm
 from tanbr.serve.decode import NotFinite
 
 RECORDED: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))

@@ -5,10 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.fleet.fleet import LOOK, Fleet
-from tanbr.fleet.link import LearnerGone, Link
-from tanbr.fleet.messages import Hello, Order, Reply, Report, Welcome
-from tanbr.fleet.outbox import ReportBox
+from tanbr.fleet.fleet import LOOK, Fleet, Hello, Order, Reply, Report, Welcome
+from tanbr.fleet.replica import LearnerGone, Link, ReportBox
 from tanbr.serve.lineage import MadeFor
 from tanbr.serve.panel import Lineup, Live, Staged
 

@@ -1,7 +1,8 @@
 """A real learner and real replicas of the embedded model in one process, with a port of function calls between them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as NotYet
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,15 @@ import pytest
 
 from serve.serving import TEXTS, Ledger, monitor, until
 from tanbr.errors import InputError, StateError
-from tanbr.fleet.fleet import Fleet
-from tanbr.fleet.host import LearnerHost
-from tanbr.fleet.link import LearnerGone
-from tanbr.fleet.messages import Hello, Reply, Report, Welcome
-from tanbr.fleet.replica_service import ReplicaService
+from tanbr.fleet.fleet import Hello, Reply, Report, Welcome
+from tanbr.fleet.learner import LearnerHost
+from tanbr.fleet.replica import LearnerGone, ReplicaService
 from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.lineage import MadeFor
+from tanbr.serve.engine import Engine
+from tanbr.serve.lineage import made_for
 from tanbr.serve.records import Feedback, Stopping
 from tanbr.serve.service import Service
 from tanbr.serve.web.service_api import ServiceApi
@@ -54,7 +54,7 @@ class DirectPort:
             return asked.result(0.05)
         except NotYet:
             asked.cancel()
-            return self._there().idle(report.member)
+            return self._there().fleet.idle(report.member)
 
     def leave(self, report: Report) -> None:
         self._there().leave(report)
@@ -74,7 +74,7 @@ class House:
     def start_learner(self) -> None:
         usual = {"slot_seconds": 3600.0, "workers": 1, "threads": 1, "merge_share": 1.0, "explore": "always"}
 
-        def make(fleet: Fleet) -> Service:
+        def make(make_engine: Callable[..., Engine]) -> Service:
             return Service(
                 open_moe(embedded.path()),
                 tasks=tiny.TASKS,
@@ -82,10 +82,10 @@ class House:
                 state=self.state,
                 router=None if self.settings.get("models", 1) > 1 else Ledger(),  # type: ignore[arg-type]
                 monitor=monitor(self.taught),
-                fleet=fleet,
+                make_engine=make_engine,
             )
 
-        self.port.host = LearnerHost(make, Alive(), patience=60.0, metrics=lambda: b"figures")
+        self.port.host = LearnerHost(make, Alive(), metrics=lambda: b"figures")
 
     def add(self) -> ReplicaService:
         name = f"replica-{len(self.replicas)}"
@@ -181,8 +181,10 @@ def test_what_was_answered_is_counted_by_the_learner(house: House) -> None:
 
 
 def test_another_checkpoint_is_refused(house: House) -> None:
-    with pytest.raises(StateError, match="give all of them the same checkpoint"):
-        house.port.hello(Hello("other", MadeFor((), 8, "average", "another")))
+    mine = made_for(open_moe(embedded.path()), ())
+    for name, theirs in (("checkpoint", "another"), ("experts", 9), ("method", "ties")):
+        with pytest.raises(StateError, match=f"has {name} {theirs}, .* give all of them the same checkpoint"):
+            house.port.hello(Hello("other", replace(mine, **{name: theirs})))
     with pytest.raises(InputError, match="a learner has no 'stop'"):
         house.port.call("stop")
 

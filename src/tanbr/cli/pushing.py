@@ -14,7 +14,6 @@ app = typer.Typer()
 
 @app.command(
     epilog="Examples:\n\n    tanbr push mixtral/ --blend 0.5,0.5,0,0,0,0,0,0 --to http://127.0.0.1:8100\n\n"
-    "    tanbr push experts.toml --to http://127.0.0.1:30000 --engine sglang\n\n"
     "    tanbr push base/ --expert a/ --expert b/ --blend 0.7,0.3 --to http://127.0.0.1:8100 --as-adapter one/"
 )
 def push(
@@ -26,7 +25,7 @@ def push(
             help="One weight per expert, as 0.5,0.5,…; or `even`; or `one-hot:3`. Default: the list's weights."
         ),
     ] = None,
-    engine: Annotated[Literal["vllm", "sglang", "llamacpp"], typer.Option(help="Which engine runs there.")] = "vllm",
+    engine: Annotated[Literal["vllm", "llamacpp"], typer.Option(help="Which engine runs there.")] = "vllm",
     method: Annotated[str | None, typer.Option(help="How the blend is merged: average, regression, ties, …")] = None,
     expert: ExpertFolders = None,
     blend_only: BlendWhat = None,
@@ -39,10 +38,9 @@ def push(
     force: Annotated[bool, typer.Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
 ) -> None:
     """Merge a blend and load it into a running engine, once. A `tanbr serve` in front of that engine overwrites it."""
-    from tanbr.engines.connecting import connect
+    from tanbr.engines import connect
     from tanbr.merge import open as open_moe
     from tanbr.merge.inspect import glance
-    from tanbr.serve.lineage import made_for
 
     moe = open_moe(checkpoint, experts=expert or (), blend_only=blend_only, method=method)
     weights = list(moe.source.weights) if blend is None else parse_blend(blend, experts=moe.num_experts)
@@ -53,14 +51,7 @@ def push(
         verdict, reason = glance(moe)
         if verdict != "merge":
             raise InputError(f"{verdict}: {reason} (`tanbr inspect` says more, --force merges all the same)")
-    model = connect(
-        moe,
-        engine=engine,
-        url=to,
-        fingerprint=made_for(moe, ()).checkpoint,
-        as_adapter=as_adapter is not None,
-        out=as_adapter,
-    )
+    model = connect(moe, engine=engine, url=to, as_adapter=as_adapter is not None, out=as_adapter)
     try:
         model.merge(moe, wanted)
     finally:

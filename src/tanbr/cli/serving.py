@@ -83,7 +83,7 @@ def serve(
     device: Annotated[str | None, DEVICE] = None,
     precision: Annotated[Literal["fp32", "int8"] | None, typer.Option("--precision", hidden=True)] = None,
     engine: Annotated[
-        Literal["vllm", "sglang", "llamacpp"] | None,
+        Literal["vllm", "llamacpp"] | None,
         typer.Option(help="Load merges (of adapters: one adapter) into this running engine and let it generate."),
     ] = None,
     engine_url: Annotated[str | None, typer.Option(help="Address of the engine, as http://127.0.0.1:8100.")] = None,
@@ -167,6 +167,7 @@ def serve(
         url, loopback = address_of(socket)
         logs.to_stream(level=logging.DEBUG if verbose else logging.INFO)
 
+        from tanbr.engines import engine_builder
         from tanbr.serve.build import build
         from tanbr.serve.web.metrics import Metrics
 
@@ -187,6 +188,7 @@ def serve(
             adopt=adopt,
             force=force,
             observer=observer,
+            backend=engine_builder(settings.serve),
         )
         running = server(service, config=settings.http, tokens=tokens, metrics=metrics, loopback=loopback)
         console.print(_banner(url, service.info, service.state(), state=state, tokens=tokens))

@@ -38,7 +38,7 @@ class ServeConfig(LoopConfig):
     """What becomes of a prompt that is too long: it is refused, or cut on the left, and it is said."""
     max_tokens: int = Field(default=256, ge=1)
     """Most tokens that a model which writes, writes for one prompt; a client that asks for more is refused."""
-    engine: Literal["vllm", "sglang", "llamacpp"] | None = None
+    engine: Literal["vllm", "llamacpp"] | None = None
     """An engine that generates instead of this process (docs/engines.md)."""
     engine_url: str | None = None
     """Where it answers, as http://127.0.0.1:8100; TANBR_ENGINE_TOKEN is its key, if it has one."""

@@ -41,6 +41,8 @@ SENTENCES = 64  # that a backend is measured on: enough to see one answer in fif
 class Engine:
     """Serves up to G blends of an MoE side by side. The experts stay on disk."""
 
+    answers_here = True  # False: replicas elsewhere answer, with what is committed here
+
     def __init__(
         self,
         moe: Moe,

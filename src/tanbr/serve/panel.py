@@ -1,6 +1,5 @@
 """The models that answer, those that are ready to, and which request goes to which model."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -8,7 +7,7 @@ from numpy.typing import NDArray
 
 from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.backends import Backend
-from tanbr.types import Blend, FloatArray, PanelDecision
+from tanbr.types import Blend, Decision, FloatArray
 
 LEAST_SHARE = 1e-3  # of a task in the mix: a task that is not forecast may still come
 
@@ -17,7 +16,7 @@ LEAST_SHARE = 1e-3  # of a task in the mix: a task that is not forecast may stil
 class Assignment:
     """A slot's panel and the recogniser that was taken when it opened; neither ever changes."""
 
-    panel: PanelDecision
+    panel: Decision
     recogniser: Recogniser
 
     def places(self, seen: Recognition, named: FloatArray | None = None) -> NDArray[np.intp]:
@@ -79,8 +78,8 @@ def within(posteriors: FloatArray, named: FloatArray) -> FloatArray:
     return np.where(total > 0, inside / np.maximum(total, 1e-300), named / named.sum(axis=-1, keepdims=True))
 
 
-def believed(seen: Recognition, named: FloatArray, tasks: Sequence[str]) -> tuple[Recognition, list[str | None]]:
-    """Believe clients that name tasks (n, V), 1 or 0 each: what is known of their requests then, and lone tasks."""
+def believed(seen: Recognition, named: FloatArray) -> Recognition:
+    """Believe clients that name tasks (n, V), 1 or 0 each: what is known of their requests then."""
     familiarity = np.where(named.all(axis=1), seen.familiarity, np.maximum(seen.familiarity, 0.0))
-    tags = [tasks[int(row.argmax())] if row.sum() == 1 < len(row) else None for row in named]
-    return replace(seen, posteriors=within(seen.posteriors, named), familiarity=familiarity), tags
+    informed = seen.informed or bool((named.sum(axis=1) == 1).all())
+    return replace(seen, posteriors=within(seen.posteriors, named), familiarity=familiarity, informed=informed)

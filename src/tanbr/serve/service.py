@@ -8,16 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from numpy.typing import ArrayLike
 
-from tanbr.engines.connecting import builder, connected
 from tanbr.errors import ConfigError, SettingsError
-from tanbr.fleet.engine import FleetEngine
-from tanbr.fleet.fleet import Fleet
 from tanbr.loop import Learner
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.turn import Rules
@@ -27,6 +23,7 @@ from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr, TreeView
 from tanbr.serve.answer_log import AnswerLog
+from tanbr.serve.backends import Builder
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.feedback import FeedbackReader
@@ -87,22 +84,24 @@ class Service:
         survey: Survey | None = None,
         adopt: bool = False,
         observer: Observer | None = None,
-        fleet: Fleet | None = None,
+        backend: Builder | None = None,
+        make_engine: Callable[..., Engine] = Engine,
     ) -> None:
         """Load the model, and resume what was learned in `state` (a folder, made if missing).
 
-        `router` and `monitor` are for the first start. Later, what was learned continues with the settings of `router`
-        and `monitor_config` (the monitor's own if None). A state that cannot continue, or that was made for another
-        checkpoint, is refused, or with `adopt` becomes a prior. `own_experts` (V,) is the expert that learned each
-        task, the survey what blends earned. With a `fleet`, replicas elsewhere answer, and only the learner is here.
-        Raises TanbrError for anything a user can put right. `serve.build.build` makes a service from a checkpoint's
-        path and a configuration.
+        `router` and `monitor` are for the first start. Later, what was learned in `state` goes on with the settings of
+        `router` and `monitor_config` (the monitor's own if None). A state that cannot, or that was made for another
+        checkpoint, is refused, or with `adopt` becomes a prior. `own_experts` (V,) is the expert that learned
+        each task, the survey what blends earned. `backend` runs the models in place of the one that `config` names
+        (`tanbr.engines`). `make_engine` takes the arguments of an `Engine`; one whose `answers_here` is False has
+        replicas elsewhere that answer (`tanbr.fleet`). Raises TanbrError for anything a user can put right.
+        `serve.build.build` makes a service of a checkpoint's path and a configuration.
         """
         if config.slot_requests is None and config.slot_seconds is None:
             config = config.model_copy(update={"slot_seconds": DEFAULT_SECONDS})
         device_of(config.device)  # before anything is written
         self._config, self._tasks = config, tuple(tasks)
-        self._expert_names, self._observer, self._fleet = tuple(expert_names), observer or Silent(), fleet
+        self._expert_names, self._observer = tuple(expert_names), observer or Silent()
         self._start_blend = StartBlend(
             config.blend,
             experts=moe.num_experts,
@@ -111,15 +110,16 @@ class Service:
             surveyed=None if survey is None else (survey.blends, survey.rewards),
         )
         self._models = _models(moe, config)
-        made = made_for(moe, [task.name for task in self._tasks], router)
-        self._remote = connected(config, moe, models=self._models, fingerprint=made.checkpoint)
+        if config.engine is not None and backend is None:
+            raise ConfigError("an engine needs a backend that talks to it: pass tanbr.engines.engine_builder(config)")
+        self._backend, self._make_engine = backend, make_engine
         self.store = Store(state)
         try:
             self._open(moe, router, monitor, monitor_config, probes, adopt=adopt)
         except BaseException:
-            self.store.close(unused=True)  # a service that could not start leaves no state
-            if self._remote is not None:
-                self._remote.close()
+            self.store.close(unused=True)  # what could not start has not begun a state
+            if hasattr(self, "_engine"):
+                self._engine.close()
             raise
         self._started = time.monotonic()
         self._ready = False
@@ -151,12 +151,8 @@ class Service:
                     raise
                 same, rows = False, []
         issued = store.last_version
-        prior = None if same else adopt_state(store, wanted, config=config.rewards)
         opened = read_slot(rows[-1], experts=moe.num_experts, tasks=len(names)) if rows else None
-        if self._fleet is not None:
-            self._fleet.open(store)
-        make = Engine if self._fleet is None else partial(FleetEngine, fleet=self._fleet)
-        self._engine = make(
+        self._engine = self._make_engine(
             moe,
             models=self._models,
             batch=config.batch,
@@ -165,13 +161,14 @@ class Service:
             version=0 if opened is None else opened.versions[0],
             issued=issued,
             slot=0 if opened is None else opened.number,
-            spare=not config.low_memory and config.engine is None,
-            backend=config.backend if self._remote is None else builder(self._remote),
+            spare=not config.low_memory and self._backend is None,
+            backend=self._backend or config.backend,
             probes=[row.text for row in probes],
             least_agreement=config.int8_agreement,
             max_length=config.max_length,
             merge_share=config.merge_share,
         )
+        prior = None if same else adopt_state(store, wanted, config=config.rewards)
         space = None if self._engine.writes else label_space(self._tasks, self._engine.columns)
         if prior is not None and len(prior.blends) and hasattr(router, "warm_start"):
             router.warm_start(prior.blends, prior.rewards, prior.counts)
@@ -208,7 +205,7 @@ class Service:
         """Start the threads; `ready` is true when this returns."""
         sys.setswitchinterval(SWITCH_SECONDS)
         self.learning.start()
-        if self._fleet is None:
+        if self._engine.answers_here:
             self._queue.start()
         self._started = time.monotonic()
         self._ready = True

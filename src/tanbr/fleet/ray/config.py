@@ -45,10 +45,6 @@ class ClusterConfig(Section):
     """Cores of a replica: it answers as many batches at once."""
     learner_node: str = "__internal_head__"
     """Address of the machine that the learner runs on, where its state is; the cluster's head if not given."""
-    patience: float = Field(default=60.0, gt=0)
-    """Seconds after which a replica that has not made a blend ready is ended, and another takes its place."""
-    linger: float = Field(default=60.0, gt=0)
-    """Seconds without any replica after which the learner saves and ends."""
     token_file: File | None = None
     """File with the clients' token (or set TANBR_TOKEN)."""
     admin_token_file: File | None = None
