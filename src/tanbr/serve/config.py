@@ -1,13 +1,10 @@
 """How a model is served: slots and batches, rewards, the guard."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import ByteSize, Field
 
 from tanbr.config import Section
-
-PRECISIONS = {"fp32": "torch", "int8": "int8", "onnx": "onnx"}  # former name → backend
 
 
 class RewardConfig(Section):
@@ -125,12 +122,3 @@ class ServeConfig(Section):
     """Where rewards come from."""
     guard: GuardConfig = Field(default_factory=GuardConfig)
     """When a blend is not served, or no longer."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _former_names(cls, values: Any) -> Any:
-        """Take `precision`, which was `backend` before there was ONNX Runtime."""
-        former = values.get("precision") if isinstance(values, Mapping) else None
-        if not isinstance(former, str) or former not in PRECISIONS or "backend" in values:
-            return values
-        return {name: value for name, value in values.items() if name != "precision"} | {"backend": PRECISIONS[former]}
