@@ -15,7 +15,6 @@ from tanbr.serve.labels import HeadLabels
 from tanbr.serve.learner import Learner
 from tanbr.serve.records import ModelView, Reason, ServiceInfo, ServiceState, SlotView, VersionView
 from tanbr.serve.replica import Replica
-from tanbr.types import SlotRecord
 
 
 def describe(
@@ -104,17 +103,14 @@ def slot_view(row: dict[str, Any], learner: Learner) -> SlotView:
     """Show a slot of the store; the blend of a panel is the mean over its requests."""
     V, models = len(learner.forecast), row["models"]
     held = np.array([model["requests"] for model in models])
-    record = SlotRecord(
+    regret = learner.view.regret if row["ended"] is None else row["regret"]
+    return SlotView(
         row["slot"],
         row["version"],
         row["mix"],
         np.average([model["blend"] for model in models], axis=0, weights=held if held.any() else None),
         np.full(V, np.nan) if row["reward"] is None else row["reward"],
         np.zeros(V) if row["counts"] is None else row["counts"],
-    )
-    regret = learner.view.regret if row["ended"] is None else row["regret"]
-    return SlotView(
-        record,
         row["started"],
         row["ended"],
         row["requests"] + sum(more for (slot, _), more in learner.answers.uncounted().items() if slot == row["slot"]),

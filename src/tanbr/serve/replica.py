@@ -18,7 +18,7 @@ from tanbr.serve.jobs import Job
 from tanbr.serve.manner import Manner
 from tanbr.serve.messages import Outbox
 from tanbr.serve.prompts import Room
-from tanbr.serve.records import Answered, Generated, Observer, OnToken, Silent
+from tanbr.serve.records import Answered, Generated, Observer, OnToken
 from tanbr.serve.sampling import samplings
 from tanbr.types import FloatArray, Text
 
@@ -55,7 +55,7 @@ class Replica:
             classes=classes,
             room=self.room,
             outbox=outbox,
-            observer=observer or Silent(),
+            observer=observer or Observer(),
             repair=repair,
         )
 

@@ -46,7 +46,6 @@ from tanbr.serve.records import (
     Receipt,
     ServiceInfo,
     ServiceState,
-    Silent,
     SlotView,
     VersionView,
 )
@@ -104,7 +103,7 @@ class Service:
         device_of(config.device)  # before anything is written
         self._config, self._tasks = config, tuple(tasks)
         self._expert_names, self._own_experts = tuple(expert_names), tuple(own_experts)
-        self._observer, self._fleet = observer or Silent(), fleet
+        self._observer, self._fleet = observer or Observer(), fleet
         self._start_blend = StartBlend(
             config.blend,
             experts=moe.num_experts,

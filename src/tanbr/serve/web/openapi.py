@@ -7,8 +7,8 @@ from fastapi.openapi.utils import get_openapi
 
 from tanbr.serve.records import ServiceInfo
 from tanbr.serve.web.auth import ADMIN, ADMIN_TOKEN, OPEN, TOKEN, Tokens
+from tanbr.serve.web.bodies import ErrorResponse
 from tanbr.serve.web.config import HttpConfig
-from tanbr.serve.web.responses import ErrorResponse
 
 ANY = {
     400: "the request is not HTTP/1.1",
@@ -92,8 +92,8 @@ def _write_refusals(operation: dict[str, Any], path: str, *, posted: bool, guard
 
 
 def _write_limits(schemas: dict[str, Any], info: ServiceInfo, config: HttpConfig) -> None:
-    """Put in what `requests.py` cannot know; a schema is there only if the model's kind uses it."""
-    labels, tasks = list(info.columns[: info.classes]), list(info.tasks)
+    """Put in what `bodies.py` cannot know; a schema is there only if the model's kind uses it."""
+    labels, tasks = list(info.labels), list(info.tasks)
     text = {"maxLength": config.text_chars}
     if "ClassifyRequest" in schemas:
         fields = schemas["ClassifyRequest"]["properties"]
