@@ -76,7 +76,7 @@ def test_an_object_has_few_keys() -> None:
         read_json(json.dumps(fits | {"x": 1}).encode(), most_values=100)
 
 
-@pytest.mark.parametrize("depth", [33, 500, 100_000])
+@pytest.mark.parametrize("depth", [5_000, 100_000])
 @pytest.mark.parametrize("bracket", [(b"[", b"]"), (b'{"a":', b"}")])
 def test_what_is_nested_too_deeply_is_refused(depth: int, bracket: tuple[bytes, bytes]) -> None:
     body = bracket[0] * depth + b"1" + bracket[1] * depth

@@ -51,7 +51,7 @@ def test_labels_restrict_the_answer(http: httpx2.Client) -> None:
         (b'{"inputs": [-Infinity]}', 400, "the body is not JSON: -Infinity is not a number there"),
         (b'{"inputs": %s}' % (b"9" * 4000), 422, "inputs must be a valid list"),
         (b"[" * 4000, 413, "the body holds more than 111 values; send it in several requests"),
-        (b"[" * 40 + b"]" * 40, 400, "the body is nested too deeply"),
+        (b"[" * 40 + b"]" * 40, 422, "the body must be an object"),
         (b'{"inputs": ["a"]', 400, "the body is not JSON: Expecting ',' delimiter at character 16"),
         (b'{"inputs": ["\xff"]}', 400, "the body is not UTF-8: invalid start byte at byte 13"),
         (b'\xef\xbb\xbf{"inputs": ["a"]}', 400, "the body is not JSON: Unexpected UTF-8 BOM"),

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -111,7 +111,7 @@ def _manner(body: Writable) -> Manner:
     return Manner(body.temperature or 0.0, top_p, body.seed, n=body.n or 1, stop=tuple(stop))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Shape:
     """How OpenAI's clients want an answer."""
 
@@ -119,32 +119,23 @@ class Shape:
     prefix: str  # of the answer's id
     kind: str  # of a whole answer …
     piece_kind: str  # … and of a piece of one
-    whole: Callable[[str], dict[str, Any]]  # a choice, by its text
-    first: Callable[[str], dict[str, Any]]  # the first piece of a choice
-    piece: Callable[[str], dict[str, Any]]  # a later piece
-    last: dict[str, Any]  # the end of a choice
+
+    def whole(self, text: str) -> dict[str, Any]:
+        """Say the text of a choice."""
+        return {"message": {"role": "assistant", "content": text}} if self is CHAT else {"text": text}
+
+    def piece(self, text: str, *, first: bool) -> dict[str, Any]:
+        """Say a piece of it; the role comes once, because clients join pieces name by name."""
+        role = {"role": "assistant"} if first else {}
+        return {"delta": role | {"content": text}} if self is CHAT else {"text": text}
+
+    def last(self) -> dict[str, Any]:
+        """Say that no more comes."""
+        return {"delta": {}} if self is CHAT else {"text": ""}
 
 
-COMPLETION = Shape(
-    param="prompt",
-    prefix="cmpl",
-    kind="text_completion",
-    piece_kind="text_completion",
-    whole=lambda text: {"text": text},
-    first=lambda text: {"text": text},
-    piece=lambda text: {"text": text},
-    last={"text": ""},
-)
-CHAT = Shape(
-    param="messages",
-    prefix="chatcmpl",
-    kind="chat.completion",
-    piece_kind="chat.completion.chunk",
-    whole=lambda text: {"message": {"role": "assistant", "content": text}},
-    first=lambda text: {"delta": {"role": "assistant", "content": text}},  # once: clients join pieces name by name
-    piece=lambda text: {"delta": {"content": text}},
-    last={"delta": {}},
-)
+COMPLETION = Shape("prompt", "cmpl", "text_completion", "text_completion")
+CHAT = Shape("messages", "chatcmpl", "chat.completion", "chat.completion.chunk")
 
 
 class _Stream:
@@ -183,7 +174,7 @@ class _Stream:
             piece = self._first
             while piece is not None:
                 index, text = piece
-                said = self._shape.piece(text) if index in begun else self._shape.first(text)
+                said = self._shape.piece(text, first=index not in begun)
                 begun.add(index)
                 yield self._event([{"index": index, "finish_reason": None, "logprobs": None} | said])
                 piece = await asyncio.wait_for(self._pieces.get(), self._seconds)
@@ -191,7 +182,7 @@ class _Stream:
             versions = done.merge_versions or (done.merge_version,) * len(done.request_ids)
             for i, (reason, request_id) in enumerate(zip(done.finish_reasons, done.request_ids, strict=True)):
                 choice = {"index": i, "finish_reason": reason, "logprobs": None, "request_id": request_id}
-                said = self._shape.last if i in begun else self._shape.first("")
+                said = self._shape.last() if i in begun else self._shape.piece("", first=True)
                 yield self._event([choice | said], merge_version=versions[i])
             if self._usage:
                 yield self._event([], usage=_usage(done, self._manner))

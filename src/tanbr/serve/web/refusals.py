@@ -38,7 +38,7 @@ CODES = {
     504: "timeout",
 }
 
-WORDS = {
+WORDS = {  # pydantic's words for a problem → ours, which come behind a name: `inputs must be a valid list`
     "Input should": "must",
     "List should": "must",
     "String should": "must",
@@ -88,15 +88,11 @@ def invalid(errors: Sequence[Any]) -> Refusal:
     elif problem["type"] == "extra_forbidden":
         message = f"{where} is not known here"
     else:
-        message = f"{where or 'the body'} {_plainly(str(problem['msg']))}"
+        says = str(problem["msg"])
+        for words, plain in WORDS.items():
+            says = says.replace(words, plain, 1)
+        message = f"{where or 'the body'} {says}"
     return Refusal(422, message, param=where or None)
-
-
-def _plainly(says: str) -> str:
-    """Put pydantic's words for a problem behind a name: `must be a valid string`."""
-    for words, plain in WORDS.items():
-        says = says.replace(words, plain, 1)
-    return says
 
 
 def _place(loc: Sequence[Any]) -> str:

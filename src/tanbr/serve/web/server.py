@@ -27,22 +27,12 @@ def bind(config: HttpConfig) -> socket.socket:
     Only listening takes it for good: two sockets may be bound to one address, as long as neither listens.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
-        taken = socket.socket(family, kind, protocol)
+        family, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except OSError as error:
-        raise _cannot_listen(config, error) from None
-    try:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(address)
-        taken.listen(BACKLOG)
-    except OSError as error:
-        taken.close()
-        raise _cannot_listen(config, error) from None
-    return taken
-
-
-def _cannot_listen(config: HttpConfig, error: OSError) -> ConfigError:
-    return ConfigError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}")
+        says = f"cannot listen on {config.host}:{config.port}: {error.strerror or error}"
+        raise ConfigError(says) from None
 
 
 def address_of(taken: socket.socket) -> tuple[str, bool]:
