@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from tanbr.errors import InputError
 from tanbr.router import Tanbr, TreeView
 from tanbr.serve.manner import Manner
-from tanbr.serve.records import (
+from tanbr.serve.records import (  # fmt: skip
     Alarm,
     Answered,
     Feedback,

@@ -141,16 +141,3 @@ def test_ipv4_clients_of_a_socket_for_both_families_are_told_apart() -> None:
     assert client_of("::ffff:10.1.2.4") != client_of("::ffff:10.1.2.3")
     assert client_of("fe80::1%eth0") == "fe80::/64"
     assert client_of("local") == "local"
-
-
-def test_what_is_taken_beyond_the_burst_is_owed_and_paid_back_by_the_rate() -> None:
-    limit = RateLimit(10.0, 100)
-    assert limit.wait("a", 0.0, cost=0.0) == 0
-    limit.take("a", 90.0, 0.0)
-    assert limit.wait("a", 0.0, cost=0.0) == 0
-    limit.take("a", 60.0, 0.0)
-    assert limit.wait("a", 0.0, cost=0.0) == pytest.approx(5.0)
-    assert limit.wait("a", 4.0, cost=0.0) == pytest.approx(1.0)
-    assert limit.wait("a", 5.0, cost=0.0) == 0
-    assert limit.wait("b", 0.0, cost=0.0) == 0
-    assert len(limit) == 1  # who owes nothing is not remembered

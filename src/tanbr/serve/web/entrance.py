@@ -22,7 +22,7 @@ REMEMBERED = 10_000  # clients; the one not heard of for longest is forgotten fi
 # more of the one thread that reads for all; at this rate one address takes a few thousandths of its time.
 REFUSED_BURST, REFUSED_RATE = 8 << 20, 256 << 10
 HELD_BYTES = 64 << 20  # of bodies that are read but not yet answered, over all clients: 64 of the largest by default
-DRAINED = 8  # bodies' worth of what is too large that is read and dropped, so that the client sees why
+DRAINED = 8  # times the largest body: so much of a larger one is read and dropped, so that the client sees the refusal
 STOPS = Refusal.later(503, "the server stops before this is answered; send it again", seconds=1)
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 SECURE = [
@@ -153,14 +153,14 @@ class Entrance:
         return max([(Match.NONE.value, ""), *found], key=lambda one: one[0])[1]  # the first, if several match as well
 
     def _check_refused(self, client: str) -> None:
-        """Have a client wait that has sent too much of what was refused, before more of it is read or parsed."""
+        """Refuse a client whose refused bodies were too many bytes, before more of its bodies are read or parsed."""
         wait = self._refused.wait(client, time.monotonic(), cost=0.0)
         if wait:
             raise Refusal.later(429, "too many bytes of your last requests were refused; mend them", seconds=wait)
 
     def _check_head(self, headers: Headers, route: str, client: str) -> None:
         if "host" in headers and not _named(headers["host"], self._hosts):
-            # A page elsewhere whose name is made to point here would otherwise be this server to a browser.
+            # Otherwise a page whose name is made to point here (DNS rebinding) could read answers in a browser.
             raise Refusal(421, "this server listens on loopback and is called localhost; see `hosts` in its settings")
         if route not in HEALTH:
             wait = self._rate.wait(client, time.monotonic())
@@ -206,7 +206,7 @@ class Entrance:
 
 
 def _once(body: bytes, receive: Receive) -> Receive:
-    """Receive a body that was read already, then what comes behind it."""
+    """Receive a body that was read already, then what comes after it."""
     left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_body() -> Message:

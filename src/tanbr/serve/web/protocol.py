@@ -1,14 +1,14 @@
-"""uvicorn's HTTP/1.1 with an end to what slow clients can hold: places, heads, bodies, and answers that nobody reads.
+"""uvicorn's HTTP/1.1 with limits on slow clients: on connections, and on the time of heads, bodies and unread answers.
 
 ASGI begins with a whole head, so this cannot be done there. Only callbacks of asyncio and of the parser are overridden,
 and uvicorn's `send_400_response`.
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.entrance import client_of
@@ -24,7 +24,7 @@ class Connections:
 
     def __init__(self, config: HttpConfig) -> None:
         self._most, self._of_client = config.connections, config.client_connections
-        self._unlimited = {client_of(proxy) for proxy in config.proxies}  # in each client's own number
+        self._unlimited = {client_of(proxy) for proxy in config.proxies}  # clients that may have all connections
         self._clients: dict[BoundedProtocol, str] = {}  # connection → client
         self._count: Counter[str] = Counter()  # client → its connections
         self._waiting: dict[BoundedProtocol, None] = {}  # for a request; the one that has waited longest comes first
@@ -71,7 +71,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._admitted, self._in_head = True, True
         self._received = 0  # bytes of a request that is not whole
         self._unanswered = 0  # whole requests
-        self._refusal: Refusal | None = None  # for what came behind them
+        self._answers: deque[RequestResponseCycle] = deque()  # under way, oldest first
+        self._refusal: Refusal | None = None  # of what came after them
         self._arriving: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
 
@@ -85,6 +86,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self.places.leave(self)
+        self._hang_up()
         for timer in (self._arriving, self._writing):
             if timer is not None:
                 timer.cancel()
@@ -109,14 +111,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(Refusal(431, f"the request's line and headers have more than {LARGEST_HEAD} bytes"))
 
     def eof_received(self) -> None:
-        """Take a client that says no more for one that has left, but tell it if its request is not whole."""
+        """Treat a client that closes its side as gone, but say so if its request is not whole."""
         if self._received and not self._unanswered:
             self._refuse(Refusal(400, "the request ended before it was whole"))
+        self._hang_up()
 
     def on_headers_complete(self) -> None:
         """Begin to answer."""
         self._in_head = False
         super().on_headers_complete()
+        self._answers.append(self.cycle)
 
     def on_message_complete(self) -> None:
         """Note that a request is whole."""
@@ -131,6 +135,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Wait for the next request, unless more is to be answered."""
         super().on_response_complete()
+        self._answers.popleft()
         self._unanswered -= 1
         self.places.waits(self, self._unanswered <= 0)
         if self._refusal is not None:
@@ -139,7 +144,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Wait for a client that does not take its answer, but not for ever."""
         super().pause_writing()
-        self._writing = self.loop.call_later(self.seconds, self.transport.abort)
+        self._writing = self.loop.call_later(self.seconds, self._not_taken)
 
     def resume_writing(self) -> None:
         """Write on."""
@@ -154,6 +159,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def _too_slow(self) -> None:
         self._refuse(Refusal(408, f"the request took longer than {self.seconds:g} seconds to arrive"))
 
+    def _not_taken(self) -> None:
+        self._hang_up()
+        self.transport.abort()
+
+    def _hang_up(self) -> None:
+        """Tell the answers under way that nobody waits, at once: uvloop's closed transports cannot be written to."""
+        for cycle in self._answers:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
     def _refuse(self, refusal: Refusal) -> None:
         """Refuse what is arriving and close, once whole requests before it are answered."""
         if self._unanswered > 0:
@@ -163,6 +178,7 @@ class BoundedProtocol(HttpToolsProtocol):
             headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
             lines = [f"{name}: {value}\r\n".encode() for name, value in (headers | dict(refusal.headers or {})).items()]
             self.transport.write(b"".join([STATUS_LINE[refusal.status_code], *lines, b"\r\n", body]))
+            self._hang_up()
             self.transport.close()
 
 

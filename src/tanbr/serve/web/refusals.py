@@ -1,6 +1,6 @@
 """How a request is refused: a status, and one sentence in JSON, in the shape that OpenAI's clients read.
 
-What only the operator should read, clients are not told: it goes to the log, under an id that they are told.
+Clients are not told what only the operator should read: it goes to the log, under an id that the sentence names.
 """
 
 import math
