@@ -59,7 +59,7 @@ def test_every_answer_under_swaps_is_of_exactly_the_version_it_names(live: Servi
     done.set()
     for thread in clients:
         thread.join()
-    blends = {view.record.merge_version: view.record.blend for view in live.slots()}
+    blends = {view.merge_version: view.blend for view in live.slots()}
     engine = Engine(moe)
     assert len({answered.merge_version for answered in answers}) > 3
     for version in {answered.merge_version for answered in answers}:
@@ -112,10 +112,10 @@ def test_rewards_are_credited_to_the_slot_that_answered_and_each_is_told_once(li
     live.end_slot()
     live.end_slot()
     assert router.told == 16
-    old = next(view for view in live.slots() if view.record.slot == 0)
+    old = next(view for view in live.slots() if view.slot == 0)
     assert old.told
-    assert old.record.counts[6] == 12
-    assert old.record.reward[6] == pytest.approx((8 * 0.5 + 4 * 1.0) / 12)
+    assert old.counts[6] == 12
+    assert old.reward[6] == pytest.approx((8 * 0.5 + 4 * 1.0) / 12)
 
 
 def test_a_restart_goes_on_with_the_same_router_and_counts_nothing_twice(tmp_path: Path, taught: Path) -> None:
@@ -351,7 +351,7 @@ def test_slots_end_by_requests_and_the_sources_share_the_reward(tmp_path: Path, 
     assert set(shares) == {"shadow", "confidence"}
     assert sum(shares.values()) == pytest.approx(1)
     told = [view for view in live_slots(tmp_path, taught) if view.told]
-    assert all(0 < view.record.total_reward <= 1 for view in told)
+    assert all(0 < view.total_reward <= 1 for view in told)
     assert all(view.requests >= 32 for view in told)
 
 

@@ -16,7 +16,6 @@ from tanbr.cli.replicas import serve_on_ray
 from tanbr.cli.running import DEVICE, ConfigFile
 from tanbr.errors import InputError, OutputError
 from tanbr.lab import settings as configuration
-from tanbr.serve.config import PRECISIONS
 
 if TYPE_CHECKING:
     from tanbr.serve.records import ServiceInfo, ServiceState
@@ -81,7 +80,6 @@ def serve(
         typer.Option(help="What runs the model: torch, torch in int8, or ONNX Runtime (extra onnx)."),
     ] = None,
     device: Annotated[str | None, DEVICE] = None,
-    precision: Annotated[Literal["fp32", "int8"] | None, typer.Option("--precision", hidden=True)] = None,
     engine: Annotated[
         Literal["vllm", "llamacpp"] | None,
         typer.Option(help="Load merges (of adapters: one adapter) into this running engine and let it generate."),
@@ -137,7 +135,7 @@ def serve(
             "answers": answers,
             "slot_requests": slot_requests,
             "slot_seconds": slot_seconds,
-            "backend": backend or (precision and PRECISIONS[precision]),
+            "backend": backend,
             "device": device,
             "engine": engine,
             "engine_url": engine_url,

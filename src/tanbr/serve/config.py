@@ -1,14 +1,11 @@
 """How a model is served: slots and batches, rewards, the guard."""
 
 import os
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import ByteSize, Field
 
 from tanbr.loop.config import LoopConfig
-
-PRECISIONS = {"fp32": "torch", "int8": "int8", "onnx": "onnx"}  # former name → backend
 
 
 class ServeConfig(LoopConfig):
@@ -70,15 +67,6 @@ class ServeConfig(LoopConfig):
     """Seed of the router, and of which requests are shadowed."""
     max_active: int | None = Field(default=None, ge=1)
     """B, most experts in a blend; all of them if not given."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _former_names(cls, values: Any) -> Any:
-        """Take `precision`, which was `backend` before there was ONNX Runtime."""
-        former = values.get("precision") if isinstance(values, Mapping) else None
-        if not isinstance(former, str) or former not in PRECISIONS or "backend" in values:
-            return values
-        return {name: value for name, value in values.items() if name != "precision"} | {"backend": PRECISIONS[former]}
 
 
 def usable_cores() -> int:

@@ -16,7 +16,6 @@ from tanbr.serve.learner import LearnerThread
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import ModelView, ServiceInfo, ServiceState, SlotView, VersionView
 from tanbr.serve.world import ServedWorld
-from tanbr.types import SlotRecord
 
 
 def describe(
@@ -101,16 +100,13 @@ def slot_view(row: dict[str, Any], answers: AnswerLog) -> SlotView:
     """Show a slot of the store; the blend of a panel is the mean over its requests."""
     models, V = row["models"], len(row["mix"])
     held = np.array([model["requests"] for model in models])
-    record = SlotRecord(
+    return SlotView(
         row["slot"],
         row["version"],
         row["mix"],
         np.average([model["blend"] for model in models], axis=0, weights=held if held.any() else None),
         np.full(V, np.nan) if row["reward"] is None else row["reward"],
         np.zeros(V) if row["counts"] is None else row["counts"],
-    )
-    return SlotView(
-        record,
         row["started"],
         row["ended"],
         row["requests"] + sum(more for (slot, _), more in answers.uncounted().items() if slot == row["slot"]),

@@ -31,7 +31,7 @@ from tanbr.serve.labels import label_space, named_tasks
 from tanbr.serve.messages import Broken, Outbox
 from tanbr.serve.padding import classify
 from tanbr.serve.panel import Lineup, Live
-from tanbr.serve.records import Answered, Generated, Observer, OnToken, Overloaded, ServiceError, Silent, Stopping
+from tanbr.serve.records import Answered, Generated, Observer, OnToken, Overloaded, ServiceError, Stopping
 from tanbr.serve.replies import Replies
 from tanbr.serve.sampling import Manner
 from tanbr.serve.writing import WrittenBatch
@@ -64,7 +64,7 @@ class Queue:
         self.engine, self.room = engine, Room.of(engine, config)
         self.space = None if engine.writes else label_space(tasks, engine.columns)
         self.classes = len(engine.columns) if self.space is None else self.space.classes  # columns that are labels
-        self._tasks, self._config, self._outbox, self._observer = tuple(tasks), config, outbox, observer or Silent()
+        self._tasks, self._config, self._outbox, self._observer = tuple(tasks), config, outbox, observer or Observer()
         self._workers = worker_count(config)
         self._encoder = copy.deepcopy(engine.encode)  # a tokenizer remembers how to cut: one for each thread
         self._chat = ChatTemplate(engine.encode.tokenizer)

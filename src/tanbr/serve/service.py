@@ -44,7 +44,6 @@ from tanbr.serve.records import (
     Receipt,
     ServiceInfo,
     ServiceState,
-    Silent,
     SlotView,
     VersionView,
 )
@@ -101,7 +100,7 @@ class Service:
             config = config.model_copy(update={"slot_seconds": DEFAULT_SECONDS})
         device_of(config.device)  # before anything is written
         self._config, self._tasks = config, tuple(tasks)
-        self._expert_names, self._observer = tuple(expert_names), observer or Silent()
+        self._expert_names, self._observer = tuple(expert_names), observer or Observer()
         self._start_blend = StartBlend(
             config.blend,
             experts=moe.num_experts,

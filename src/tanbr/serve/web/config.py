@@ -27,10 +27,8 @@ class HttpConfig(Section):
     """Most pieces of feedback in a request."""
     body_bytes: int = Field(default=1 << 20, ge=1024)
     """Largest body of a request."""
-    held_bytes: int = Field(default=64 << 20, ge=1 << 20)
-    """Most bytes of bodies that are read but not yet answered, over all clients."""
     connections: int = Field(default=512, ge=1)
-    """Most connections open at once; where there are more, one that rests is closed for a new one."""
+    """Most connections open at once; where there are more, one without a whole request is closed for a new one."""
     client_connections: int = Field(default=128, ge=1)
     """Most connections of one client, or of all clients behind one address; `proxies` may have more."""
     idle_seconds: int = Field(default=30, ge=1)

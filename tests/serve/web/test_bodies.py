@@ -2,9 +2,11 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from serve.web.fake import FakeService
 from serve.web.live import client, live, refusal
+from tanbr.serve.web import bodies
 from tanbr.serve.web.refusals import Refusal
 from tanbr.serve.web.strict_json import MOST_KEYS, holds_at_most, read_json
 
@@ -74,10 +76,26 @@ def test_an_object_has_few_keys() -> None:
         read_json(json.dumps(fits | {"x": 1}).encode(), most_values=100)
 
 
-@pytest.mark.parametrize("depth", [33, 500, 100_000])
+@pytest.mark.parametrize("depth", [5_000, 100_000])
 @pytest.mark.parametrize("bracket", [(b"[", b"]"), (b'{"a":', b"}")])
 def test_what_is_nested_too_deeply_is_refused(depth: int, bracket: tuple[bytes, bytes]) -> None:
     body = bracket[0] * depth + b"1" + bracket[1] * depth
     with pytest.raises(Refusal, match="nested too deeply") as refused:
         read_json(body, most_values=1_000_000)
     assert refused.value.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (bodies.ClassifyRequest, {"inputs": [1] * 10_000, "labels": [2] * 10_000}),
+        (bodies.ClassifyRequest, {"inputs": [[1] * 100] * 100}),
+        (bodies.FeedbackRequest, {"feedback": [{}] * 10_000}),
+        (bodies.CompletionRequest, {"model": "a", "prompt": [1] * 10_000}),
+        (bodies.PinRequest, {"blend": ["x"] * 10_000}),
+    ],
+)
+def test_only_the_first_wrong_item_of_a_list_is_reported(kind: Any, body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        TypeAdapter(kind).validate_python(body)
+    assert refused.value.error_count() <= 2  # one for each list, or for each field of the first item

@@ -1,6 +1,8 @@
-"""What clients send. How many and how long depends on the settings: the routes check that.
+"""What clients send, and what they get from the routes that answer them (the state is in `serve/records.py`).
 
-Every list stops at its first wrong item (`fail_fast`): half a million mistakes are not worth listing.
+How many and how long depends on the settings: the routes check that. Every list stops at its first wrong item
+(`fail_fast`): half a million mistakes are not worth listing. Routes write answers straight from what the service gives;
+the models of answers are for the OpenAPI document.
 """
 
 from typing import Annotated, Any, Literal
@@ -94,8 +96,7 @@ class FeedbackRequest(Sent):
     ]
 
 
-LONGEST_STOP = 256  # characters of a string that ends an answer: as many may be kept back from a stream
-Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+Stop = Annotated[str, Field(min_length=1, max_length=256)]  # a stream may have to hold back as many characters
 Stops = Annotated[
     Annotated[Stop, Tag(":one")] | Annotated[list[Stop], Field(max_length=MOST_STOPS, fail_fast=True), Tag(":list")],
     Discriminator(_one_or_list, custom_error_type="stop", custom_error_message="must be a text, or texts in a list"),
@@ -230,3 +231,144 @@ class RollbackRequest(Sent):
     model_config = ConfigDict(json_schema_extra={"examples": [{"merge_version": 3}]})
     merge_version: Version | None = None
     """The last good one before the present if not given."""
+
+
+class Given(BaseModel):
+    """An answer."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class Classified(Given):
+    """The answer to one input."""
+
+    request_id: str
+    """What feedback on this answer must name."""
+    label: str
+    """The most probable of the labels."""
+    score: float
+    """Its probability."""
+    scores: dict[str, float]
+    """Probability of each label; they sum to 1 over the labels asked for."""
+    tokens_cut: int
+    """How many tokens of the input were left out because it is longer than the model reads."""
+    grades: dict[str, float] | None = None
+    """For every graded task of the model, the grade that this input would get, on the task's scale."""
+    merge_version: int | None = None
+    """What answered it, where several models answer side by side."""
+
+
+class ClassifyResponse(Given):
+    """Answers in the order of the inputs."""
+
+    outputs: list[Classified]
+    merge_version: int
+    """What answered the first."""
+
+
+class Written(Given):
+    """What both kinds of choices have."""
+
+    index: int
+    finish_reason: Literal["stop", "length"] | None
+    logprobs: None = None
+    request_id: str
+    """What feedback on this answer must name."""
+
+
+class Choice(Written):
+    """What was written for one prompt."""
+
+    text: str
+
+
+class Usage(Given):
+    """Tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Completed(Given):
+    """What both kinds of completions have."""
+
+    id: str
+    created: int
+    model: str
+    usage: Usage
+    merge_version: int
+
+
+class CompletionResponse(Completed):
+    """OpenAI's completion, and the merge version that wrote it."""
+
+    object: Literal["text_completion"]
+    choices: list[Choice]
+
+
+class ChatAnswer(Given):
+    """What the model said."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(Written):
+    """The next message."""
+
+    message: ChatAnswer
+
+
+class ChatResponse(Completed):
+    """OpenAI's chat completion, and the merge version that wrote it."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class Model(Given):
+    """The model that is served, as OpenAI lists one."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class Models(Given):
+    """All of them: one."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class AdminResponse(Given):
+    """The state after the change: what is served, and whether it is pinned."""
+
+    slot: int
+    merge_version: int
+    pinned: bool
+
+
+class Health(Given):
+    """Whether the server lives, or is ready."""
+
+    status: Literal["ok"]
+
+
+class ErrorDetail(Given):
+    """Why not."""
+
+    message: str
+    """One sentence."""
+    type: str
+    param: str | None
+    """Which part of the request."""
+    code: str
+
+
+class ErrorResponse(Given):
+    """A refusal, in the shape that OpenAI's clients read."""
+
+    error: ErrorDetail
