@@ -12,7 +12,7 @@ from lab.written import TEXTS as WRITTEN_TEXTS
 from lab.written import Written, written
 from serve.text_model import write
 from tanbr.errors import CheckpointError, InputError
-from tanbr.lab.answers import Answers, Blended, DenseModel, Tagged, with_start
+from tanbr.lab.answers import Answers, DenseModel, with_start
 from tanbr.lab.compare import compare
 from tanbr.lab.methods import Bench, method
 from tanbr.lab.settings import Config
@@ -84,12 +84,11 @@ def test_a_blend_that_is_there_already_is_not_merged_again(moe: Moe) -> None:
 
 
 def test_a_bad_blend_is_refused_and_the_old_one_goes_on(moe: Moe) -> None:
-    server = Blended(Answers(DenseModel(moe, SPACE)))
-    server.swap(SOME)
-    before = server.answers(TEXTS[:2])
+    answers = Answers(DenseModel(moe, SPACE))
+    before = answers.of(SOME, TEXTS[:2])
     with pytest.raises(InputError, match="sum to 1"):
-        server.swap(np.full(8, 0.2))
-    np.testing.assert_array_equal(server.answers(TEXTS[:2]), before)
+        answers.of(np.full(8, 0.2), TEXTS[:2])
+    np.testing.assert_array_equal(answers.of(SOME, TEXTS[:3])[:2], before)
 
 
 def test_a_checkpoint_whose_head_is_missing_or_for_other_labels_is_refused(moe: Moe, tmp_path: Path) -> None:
@@ -105,16 +104,12 @@ def test_no_text_is_answered_twice_under_a_blend(moe: Moe, monkeypatch: pytest.M
     asked: list[int] = []
     answer = answers.model.answers
     monkeypatch.setattr(answers.model, "answers", lambda texts: asked.append(len(texts)) or answer(texts))
-    one, other = Blended(answers), Blended(answers)
-    one.swap(SOME)
-    other.swap(SOME)
-    first = one.answers(TEXTS[:8] + TEXTS[:4])
+    first = answers.of(SOME, TEXTS[:8] + TEXTS[:4])
     np.testing.assert_array_equal(first[8:], first[:4])
-    np.testing.assert_array_equal(other.answers(TEXTS[:8]), first[:8])
-    assert other.swap(np.eye(8)[0]) == 2
-    assert np.abs(np.array(other.answers(TEXTS[:2])) - first[:2]).max() > 1e-3
-    np.testing.assert_array_equal(one.answers(TEXTS[:8]), first[:8])
-    one.answers(TEXTS[:10])
+    np.testing.assert_array_equal(answers.of(SOME, TEXTS[:8]), first[:8])
+    assert np.abs(np.array(answers.of(np.eye(8)[0], TEXTS[:2])) - first[:2]).max() > 1e-3
+    np.testing.assert_array_equal(answers.of(SOME, TEXTS[:8]), first[:8])
+    answers.of(SOME, TEXTS[:10])
     assert asked == [8, 2, 2]
 
 
@@ -125,8 +120,8 @@ def test_tagged_answers_are_those_of_the_unmerged_model(moe: Moe) -> None:
     route(unmerged, TaskRouting(torch.tensor(tags)))
     with torch.inference_mode():
         wanted = unmerged(**TextEncoder.of(moe.path, vocab_size=10**6)(TEXTS)).logits.numpy()
-    server = Tagged(Answers(in_float64(moe)), dict(zip(TEXTS, tags, strict=True)), np.eye(8))
-    np.testing.assert_allclose(server.answers(TEXTS), wanted, rtol=0, atol=EXACT)  # sums in another order
+    found = Answers(in_float64(moe)).each(np.eye(8), np.array(tags), TEXTS)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=EXACT)  # sums in another order
 
 
 def test_it_writes_what_the_dense_model_generates(four: Written) -> None:
@@ -148,7 +143,7 @@ def test_written_answers_are_compared_by_exact_match(four: Written) -> None:
     mixes = traffic.mixes("fixed", tasks=2, slots=3, seed=0, mix=[0.5, 0.5])
     stream = Traffic(corpus.stream, mixes, requests=16, seed=0)
     players = {name: method(name).contestant(bench, mixes=mixes, seed=0) for name in ("average", "tanbr", "random")}
-    result = compare(players, stream, space=corpus.space, best="average")
+    result = compare(players, stream, best="average")
     known = in_float64(four.moe, corpus.space)
     known.swap(np.full(4, 1 / 4))
     for slot, record in zip(stream, result.records["average"], strict=True):

@@ -1,5 +1,6 @@
 """Several merged models side by side in one service, each request by the one that is best for its task."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
+from tanbr.serve import batcher
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.ids import place_of, slot_of
+from tanbr.serve.jobs import Job
 from tanbr.serve.lineup import Lineup
+from tanbr.serve.parts import placed
 from tanbr.serve.records import Answered, Feedback, Phase, Reason
 from tanbr.serve.service import Service
 from tanbr.tasks.rows import Task
@@ -134,6 +138,38 @@ def test_a_client_that_names_a_task_or_its_labels_is_believed(live: Service) -> 
         live.submit(ALL, task="cooking")
 
 
+def test_a_cancelled_request_frees_the_places_of_all_its_parts(live: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    for model in live.learner.engine.lineup.models:
+        classify = model.backend.classify
+
+        def held(inputs: Any, classify: Any = classify) -> Any:
+            begun.release()
+            assert go_on.wait(60)
+            return classify(inputs)
+
+        model.backend.classify = held  # type: ignore[method-assign]
+    at_work = []
+    for _ in range(2):  # both workers are busy
+        at_work.append(live.submit([ALL[0]]))
+        assert begun.acquire(timeout=60)
+    parts: list[Job] = []
+
+    def noted(job: Job, lineup: Lineup) -> list[Job]:
+        some = placed(job, lineup)
+        parts.extend(some)
+        return some
+
+    monkeypatch.setattr(batcher, "placed", noted)
+    waiting = [live.submit(ALL) for _ in range(3)]
+    until(lambda: len(parts) == 6)
+    for future in waiting:
+        future.cancel()
+    until(lambda: live.state().queue == 0)
+    go_on.set()
+    assert all(len(future.result(60).request_ids) == 1 for future in at_work)
+
+
 def test_the_state_says_who_serves_what(live: Service) -> None:
     live.submit(ALL).result(30)
     now = live.state()
@@ -161,7 +197,8 @@ def test_a_model_that_answers_with_nan_leaves_its_requests_to_the_other(live: Se
     with torch.no_grad():
         for parameter in broken.backend.model.parameters():  # type: ignore[attr-defined]
             own = all(
-                parameter is not other for other in live.learning.world.engine.lineup.models[1].backend.model.parameters()
+                parameter is not other
+                for other in live.learning.world.engine.lineup.models[1].backend.model.parameters()
             )  # type: ignore[attr-defined]
             if own:
                 parameter.fill_(float("nan"))

@@ -15,6 +15,7 @@ from serve.text_model import write
 from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.serve.engine import Engine
+from tanbr.serve.front import Front
 from tanbr.serve.manner import Manner
 from tanbr.serve.messages import Answers, Broken, Message
 from tanbr.serve.records import Answered, Generated, ServiceError, Stopping
@@ -166,6 +167,33 @@ def test_a_cancelled_request_is_written_no_further_and_its_neighbours_are(make: 
     assert isinstance(said, Answers)
     assert len(said.ids) == 1  # of what nobody waited for, nothing is said
     assert queue.empty()
+
+
+def test_a_cancelled_request_frees_its_place_at_once_and_is_never_read(
+    make: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = make(queue=4)
+    reading, go_on = threading.Event(), threading.Event()
+    texts: list[Any] = []
+    read = Front.read
+
+    def held(front: Front, jobs: Any, lineup: Any) -> Any:
+        texts.extend(text for job in jobs for text in job.texts)
+        reading.set()
+        assert go_on.wait(60)
+        return read(front, jobs, lineup)
+
+    monkeypatch.setattr(Front, "read", held)
+    first = one.submit(["first"])
+    assert reading.wait(60)
+    for _ in range(3):  # what waits to be read
+        one.submit(["a", "b", "c"]).cancel()
+        assert one.depth == 1
+    first.cancel()  # what is being read
+    last = one.submit(["last"])
+    go_on.set()
+    assert len(last.result(60).request_ids) == 1
+    assert (texts, one.depth) == (["first", "last"], 0)
 
 
 def test_when_all_have_cancelled_decoding_ends(make: Made) -> None:
@@ -376,7 +404,8 @@ def test_conversations_do_not_share_the_learner_s_tokenizer(tmp_path: Path, monk
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     one, _ = replica(folder)
     monkeypatch.setattr(one.engine.encode.tokenizer, "apply_chat_template", None)  # as if another thread had it
-    assert one.chat([{"role": "user", "content": "w1 w2"}]) == "w1 w2"
+    assert one.chat([{"role": "user", "content": "w1 w2"}]).result(30) == "w1 w2"
+    one.stop(5.0)
 
 
 def test_the_wrong_question_is_refused(make: Made) -> None:

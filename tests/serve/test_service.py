@@ -1,13 +1,19 @@
+import json
 import os
 import shutil
+import socket
+import struct
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 
 from serve.serving import ROWS, TEXTS, K, Ledger, answer, service, until
+from serve.web.live import live as serving
 from tanbr.errors import ConfigError, InputError, StateError
 from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
@@ -161,7 +167,6 @@ def test_tanbr_itself_resumes_bit_for_bit(tmp_path: Path, taught: Path) -> None:
     assert isinstance(again, Tanbr)
     mix = np.full(8, 1 / 8)
     np.testing.assert_array_equal(again.ask(mix).blend, router.ask(mix).blend)
-    assert len(again.history) == len(router.history) > 0
 
 
 class Moody(Ledger):
@@ -402,3 +407,48 @@ def test_low_memory_and_other_tasks(tmp_path: Path, taught: Path) -> None:
     live.stop()
     with pytest.raises(StateError, match="was made for tasks"):
         Service(live.learner.engine.moe, tasks=tiny.TASKS[:3], config=live.learner.config, state=tmp_path)
+
+
+def test_requests_that_were_reset_take_no_place_from_an_honest_client(tmp_path: Path, taught: Path) -> None:
+    """One address asks for 64 texts and resets, again and again; while the model is busy another one asks for one."""
+    one = service(tmp_path, taught, queue=128)
+    go_on, backend, submit = threading.Event(), one.learner.engine.live.backend, one.submit
+    classify = backend.classify
+    asked: list[Future[Any] | None] = []
+
+    def held(inputs: Any) -> Any:
+        assert go_on.wait(60)
+        return classify(inputs)
+
+    def noted(texts: Any, **named: Any) -> Any:
+        try:
+            future = submit(texts, **named)
+        except Overloaded:
+            asked.append(None)
+            raise
+        asked.append(future)
+        return future
+
+    backend.classify = held  # type: ignore[method-assign]
+    one.submit = noted  # type: ignore[method-assign]
+    body = json.dumps({"inputs": TEXTS[:64]}).encode()
+    head = f"POST /v1/classify HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    request = f"{head}content-type: application/json\r\n\r\n".encode() + body
+    statuses = []
+    honest = httpx2.HTTPTransport(local_address="127.0.0.2")
+    with serving(one) as url, httpx2.Client(transport=honest, timeout=60) as http, ThreadPoolExecutor(1) as pool:
+        for _ in range(9):
+            go_on.clear()
+            for _ in range(8):
+                count = len(asked)
+                with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as attack:
+                    attack.sendall(request)
+                    until(lambda count=count: len(asked) > count)  # type: ignore[misc]
+                    attack.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                until(lambda: asked[-1] is None or asked[-1].cancelled())
+            honestly = pool.submit(http.post, f"{url}/v1/classify", json={"inputs": ["an honest text"]})
+            until(lambda count=count: len(asked) > count + 1)  # type: ignore[misc]
+            go_on.set()
+            statuses.append(honestly.result().status_code)
+    assert statuses == [200] * 9  # 0 of 9 refused
+    assert None not in asked  # nor does the attacker fill the queue

@@ -4,7 +4,7 @@ Fixed merges cost their pool of texts once instead of every slot; a router that 
 only. The forward pass is the server's (`serve.backends`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,13 @@ from torch import nn
 from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
 from tanbr.moe.checkpoint import Checkpoint
-from tanbr.moe.text import TextEncoder
+from tanbr.moe.text import Inputs, TextEncoder
 from tanbr.serve.backends.torch_eager import TorchEager
 from tanbr.tasks import text_to_text
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.types import Blend, FloatArray, Text, as_blend
 
-BATCH = 8, 32  # texts that a model with a head answers at a time, and one that writes
+BATCH = 32  # texts that are answered at a time
 
 
 def with_start(model: Any) -> Any:
@@ -45,6 +45,7 @@ class DenseModel:
         self.model: Any = with_start(moe.dense())
         self.encode = TextEncoder.of(moe.path, vocab_size=self.model.config.vocab_size)
         self.blend: Blend | None = None
+        self._tokens: dict[Text, dict[str, Sequence[int]]] = {}  # of every text so far
         self.writes = bool(self.model.config.is_encoder_decoder)
         if self.writes:
             wanted = [answer for task in space.tasks for answer in text_to_text.answers(task)]
@@ -99,15 +100,23 @@ class DenseModel:
         """Answer each text: logits (columns,), or what is written. Texts of like length share a batch."""
         order = sorted(range(len(texts)), key=lambda i: len("".join(texts[i])))
         found: dict[int, Answer] = {}
-        batch = BATCH[self.writes]
-        for start in range(0, len(order), batch):
-            chunk = order[start : start + batch]
-            inputs = self.encode.pad(self.encode.encode([texts[i] for i in chunk]).columns)
+        for start in range(0, len(order), BATCH):
+            chunk = order[start : start + BATCH]
+            inputs = self._encoded([texts[i] for i in chunk])
             given = self._written(inputs) if self.writes else self._backend.classify(inputs)[:, self._order]
             found |= zip(chunk, given, strict=True)
         return [found[i] for i in range(len(texts))]
 
-    def _written(self, inputs: Mapping[str, NDArray[np.int64]]) -> list[str]:
+    def _encoded(self, texts: Sequence[Text]) -> Inputs:
+        """Turn texts into tokens, each text once."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._tokens]
+        if new:
+            columns = self.encode.encode(new).columns
+            self._tokens |= {text: {name: rows[i] for name, rows in columns.items()} for i, text in enumerate(new)}
+        names = self._tokens[texts[0]]
+        return self.encode.pad({name: [self._tokens[text][name] for text in texts] for name in names})
+
+    def _written(self, inputs: Inputs) -> list[str]:
         names = ("input_ids", "attention_mask")
         tensors = {name: torch.from_numpy(inputs[name]).to(self.model.device) for name in names}
         tokens = self.model.generate(**tensors, max_new_tokens=self.longest, do_sample=False)

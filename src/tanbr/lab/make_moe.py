@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tanbr.lab.answers import DenseModel
 from tanbr.lab.corpus import Progress, Rows
+from tanbr.lab.gates import Gated
 from tanbr.lab.survey import candidates, survey
 from tanbr.lab.tasks import glue, tiny, world
 from tanbr.lab.train.ancestor import train_ancestor
@@ -26,7 +27,6 @@ from tanbr.lab.train.objectives import Batches, Classification, Objective, TextT
 from tanbr.lab.train.pretrain import Course, batch_sizes, train_experts, train_gates, train_together
 from tanbr.merge import open as open_moe
 from tanbr.moe.device import device_of
-from tanbr.moe.gates import Gated
 from tanbr.moe.text import TextEncoder
 from tanbr.serve.survey import Survey
 from tanbr.tasks import text_to_text

@@ -115,7 +115,7 @@ class TensorFile:
         lead = self._data % dtype.itemsize  # tensors are aligned to the start of the data, not of the file
         if dtype not in self._typed:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # "not writable": just so
+                warnings.simplefilter("ignore", UserWarning)  # "not writable": as it should be
                 count = (self._size - lead) // dtype.itemsize
                 self._typed[dtype] = torch.frombuffer(self._map, dtype=dtype, count=count, offset=lead)
         return self._typed[dtype], lead
@@ -203,7 +203,7 @@ def understood(checkpoint: Checkpoint) -> Iterator[None]:
         yield
     except TanbrError:
         raise
-    except Exception as error:  # nobody lists what a configuration that was made to hurt can raise
+    except Exception as error:  # a hostile configuration can raise anything
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise CheckpointError(f"{checkpoint.path}: config.json and tensors make up no model: {reason}") from error
 

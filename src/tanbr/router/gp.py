@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tanbr.errors import StateError
 from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix
 
 CENTRE = 0.5  # prior mean of a reward in [0, 1]
@@ -70,6 +71,8 @@ class Posterior:
     gain: FloatArray  # (N, M) kᵀAk
 
     def __post_init__(self) -> None:
+        if min(self.width, self.noise, self.variance) <= 0 or (self.weights < 0).any():
+            raise StateError("widths and variances must be above 0, weights not below")
         for field in fields(self)[5:]:
             getattr(self, field.name).setflags(write=False)
 

@@ -1,4 +1,4 @@
-"""What the default router knows, as one frozen value with the shape of every array, and what never changes beside it."""
+"""What the default router knows, as one frozen value with every array's shape, and what never changes beside it."""
 
 from dataclasses import dataclass
 
@@ -97,11 +97,11 @@ class Rules:
         (K, V), room = (self.sizes.experts, self.sizes.tasks), self.config.room
         fixed = fixed_blends(self.sizes, self.config.pool, rng)
         points = np.concatenate([fixed, np.repeat(fixed[K][None], room, axis=0)])
-        none, never = np.zeros(V, dtype=np.int64), np.full(V, -1, dtype=np.int64)
+        none, never, empty = np.zeros(V, dtype=np.int64), np.full(V, -1, dtype=np.int64), np.zeros((0, K))
         return Known(
             slots=0, told=0.0, learned=0.0, since=0, fitted=0, mixes=np.zeros((0, V)),
             posterior=gp.start(self.prior, points), tree=VertexTree.root(self.sizes, room=room),
-            ledger=Ledger(0, 0, 0, 0.0, 0.0, np.zeros((0, V)), np.zeros((0, K)), np.zeros((0, K)), -1, np.zeros((0, K))),
+            ledger=Ledger(0, 0, 0, 0.0, 0.0, np.zeros((0, V)), empty, empty, -1, empty),
             watch=Watch(np.zeros(V), np.zeros(V), np.zeros(V), none, never),
         )  # fmt: skip
 

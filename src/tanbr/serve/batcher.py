@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any
 
@@ -126,7 +126,20 @@ class Batcher:
             self._unanswered.add(job.future)
             self._incoming.append(job)
             self._front_wakes.notify()
-        job.future.add_done_callback(self._unanswered.discard)
+        job.future.add_done_callback(self._forget)
+
+    def _forget(self, future: "Future[Any]") -> None:
+        """Forget a job that is done; one that its client has cancelled leaves its place in the queue to others."""
+        self._unanswered.discard(future)
+        if future.cancelled():
+            with self._lock:
+                self._incoming, self._encoded = self._wanted(self._incoming), deque(self._wanted(self._encoded))
+
+    def _wanted(self, jobs: Collection[Job]) -> list[Job]:
+        """Drop the jobs that nobody waits for; the caller holds the lock."""
+        left = [job for job in jobs if job.wanted]
+        self._waiting += sum(len(job.texts) for job in left) - sum(len(job.texts) for job in jobs)
+        return left
 
     def _watched(self, run: Callable[[], None]) -> None:
         """Run a thread; if it dies, say so and leave no request waiting for it."""
@@ -167,7 +180,7 @@ class Batcher:
                 parts = [part for job in jobs if job not in unreadable for part in placed(job, lineup)]
                 with self._lock:
                     self._waiting -= sum(len(job.texts) for job in unreadable)
-                    self._encoded.extend(parts)
+                    self._encoded.extend(self._wanted(parts))
                     if lineup is not self._lineup:
                         self._place_again()
                     self._model_wakes.notify_all()
@@ -193,7 +206,7 @@ class Batcher:
         """Take back jobs that could not be answered, to be answered next."""
         with self._lock:
             self._waiting += sum(len(job.texts) for job in jobs)
-            self._encoded.extendleft(reversed(jobs))
+            self._encoded.extendleft(reversed(self._wanted(jobs)))
 
     def _place_again(self) -> None:
         """Assign what waits to the models that answer now."""

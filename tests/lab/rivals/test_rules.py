@@ -4,9 +4,9 @@ import pytest
 from tanbr.errors import ConfigError
 from tanbr.lab.rivals import ROUTERS, BestKnown, FixedBlend, Nucb, Proportional, RandomBlend, VectorGP, build
 from tanbr.lab.rivals.vector_gp import BETA, CENTRE, NOISE, VARIANCE, covariance
-from tanbr.router.argmax import first_best
 from tanbr.router.config import RouterConfig
-from tanbr.testing import CHECKS, check_learns
+from tanbr.router.contract import CHECKS, check_learns
+from tanbr.router.simplex import first_best
 
 
 def test_best_known_follows_the_mix():

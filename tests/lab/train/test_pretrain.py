@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from lab.train import small
 from tanbr.errors import ConfigError, StateError
 from tanbr.lab import make_moe
+from tanbr.lab.gates import Gated
 from tanbr.lab.rivals.rl import Reinforce
 from tanbr.lab.rivals.switch import Switch
 from tanbr.lab.tasks import glue
@@ -22,7 +23,6 @@ from tanbr.lab.train.objectives import Classification
 from tanbr.lab.train.pretrain import EarlyStop, batch_sizes, groups, mergeable_blends
 from tanbr.lab.train.run import Curve
 from tanbr.merge import open as open_moe
-from tanbr.moe.gates import Gated
 from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
 

@@ -5,14 +5,14 @@ import httpx2
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from tanbr.serve.clients import Clients
+from tanbr.serve.rewards import Tally
 
 from serve.serving import Ledger
 from serve.serving import service as real_service
 from serve.web.fake import TASKS, FakeService
 from serve.web.live import ADMIN_TOKEN, BOTH, TOKEN, client, live, refusal
-from tanbr.serve.clients import Clients
 from tanbr.serve.config import RewardConfig
-from tanbr.serve.rewards import Tally
 from tanbr.serve.rows import Given
 from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.config import HttpConfig

@@ -31,7 +31,7 @@ from tanbr.lab.studies.reward_maps import MAPS, SUITES, BestBlends
 from tanbr.router import Tanbr
 from tanbr.router.config import PaperModeConfig, RouterConfig
 from tanbr.router.theory import growth_exponent
-from tanbr.types import Chooser, Decision, FloatArray
+from tanbr.types import Decision, FloatArray, Router
 
 MIXES = ("fixed", "switching", "sinusoidal")
 PERIOD = 200  # slots until a moving mix returns
@@ -102,7 +102,7 @@ class World:
             self.best[rows] = np.array([_searched(search, mix) for mix in distinct])[place]
         self.noise_seed = int(rng.integers(2**31))
 
-    def run(self, router: Chooser) -> FloatArray:
+    def run(self, router: Router) -> FloatArray:
         """Play every slot; the rewards (T,), without noise."""
         s, rng = self.scenario, np.random.default_rng(self.noise_seed)
         reward = np.zeros(s.slots)
@@ -134,7 +134,7 @@ def figures(reward: FloatArray, best: FloatArray) -> dict[str, Any]:
 
 OTHER_PAPER = {"rho": 0.9, "loss": "mean", "learning_rate": 0.01, "representative": "proportional"}  # picked by hand,
 OTHER_NUCB = {"loss": "mean", "learning_rate": 0.01, "memory": 1000, "exploration": 0.3}  # as are these
-ROUTERS: dict[str, Callable[..., Chooser]] = {  # of K, V, max_active= and seed=
+ROUTERS: dict[str, Callable[..., Router]] = {  # of K, V, max_active= and seed=
     "random": RandomBlend,
     "paper": lambda K, V, **more: Tanbr(K, V, mode="paper", **more),
     "paper-other": lambda K, V, **more: Tanbr(
@@ -146,7 +146,7 @@ ROUTERS: dict[str, Callable[..., Chooser]] = {  # of K, V, max_active= and seed=
 }
 
 
-def router(name: str, scenario: Scenario) -> Chooser:
+def router(name: str, scenario: Scenario) -> Router:
     """Build a router by name for a scenario; settings of the default router may follow `tanbr:`."""
     base, _, settings = name.partition(":")
     if base not in ROUTERS or (settings and base != "tanbr"):

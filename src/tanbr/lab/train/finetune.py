@@ -33,7 +33,6 @@ from tanbr.loop.config import LoopConfig, RewardConfig
 from tanbr.loop.rewards import Tally
 from tanbr.loop.turn import Rules, first
 from tanbr.merge import Moe
-from tanbr.router.shell import AskTell
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.types import Blend, FloatArray
 
@@ -122,11 +121,11 @@ class BatchWorld(StreamWorld):
 class MergedTuner(BlendTuner):
     """For every batch the blend of a router, which learns from the reward: a step is a turn of the loop."""
 
-    def __init__(self, moe: Moe, router: AskTell) -> None:
+    def __init__(self, moe: Moe, router: Any) -> None:
         super().__init__(moe)
-        self.router = router  # what it has learned
-        self._step, self._learner, self._world = 0, None, None  # type: ignore[var-annotated]
-        self._mixes = np.zeros((0, 0))
+        self.router = router  # one that can be saved; what it has learned
+        self._step, self._mixes = 0, np.zeros((0, 0))
+        self._open: tuple[BatchWorld, Learner] | None = None  # where the loop is at
 
     def begin(self, mixes: FloatArray) -> None:
         """Tune with batches of these mixes (steps, V)."""
@@ -134,19 +133,20 @@ class MergedTuner(BlendTuner):
 
     def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:
         """Learn from a batch under the blend that was chosen for its mix, and turn the slot."""
-        if self._learner is None:
-            self._open(objective.space)
+        world, learner = self._open or self._begun(objective.space)
         losses = super().backward(batch, objective, rng)
         counts = task_counts(batch, tasks=len(objective.space.tasks))
-        world, learner = self._world, self._learner
         world.earn(learner.slot.number, rewards(losses, batch, tasks=len(counts)), counts)
-        self._learner = turn(learner, world)
-        self.router, self._step = self._learner.router, self._learner.slot.number
+        self._go_on(world, turn(learner, world))
         return losses
 
-    def _open(self, space: LabelSpace) -> None:
+    def _go_on(self, world: BatchWorld, learner: Learner) -> tuple[BatchWorld, Learner]:
+        self._open, self.router, self._step = (world, learner), learner.router, learner.slot.number
+        return world, learner
+
+    def _begun(self, space: LabelSpace) -> tuple[BatchWorld, Learner]:
         """Open the first slot, or the one that a saved router has chosen for."""
-        self._world = world = BatchWorld(self.settle, space)
+        world = BatchWorld(self.settle, space)
         source = KnownMix(self._mixes)
         source.slot = self._step
         rules = Rules(LoopConfig(explore="always", rewards=AT_ONCE), StartBlend("even", experts=self.moe.num_experts))
@@ -155,7 +155,7 @@ class MergedTuner(BlendTuner):
             rules, world, router=self.router, monitor=source, tasks=len(mix), number=self._step, mix=mix,
             decision=self.router.open[-1] if self.router.open else None,
         )  # fmt: skip
-        self._learner, self.router = learner, learner.router
+        return self._go_on(world, learner)
 
     def choose(self, task_mix: ArrayLike) -> Blend:
         """Ask the router; it is told nothing."""
@@ -174,7 +174,7 @@ class MergedTuner(BlendTuner):
             path, saved = Path(folder) / "router", state.numpy().tobytes()
             path.write_bytes(saved[8:])
             self.router = type(self.router).load(path)
-        self._step, self._learner = int.from_bytes(saved[:8], "little"), None
+        self._step, self._open = int.from_bytes(saved[:8], "little"), None
 
 
 class ServedTuner(BlendTuner):

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tanbr.errors import ConfigError
+from tanbr.lab.gates import Gated
 from tanbr.lab.train.checkpoints import digest, load, upcycled, write
 from tanbr.lab.train.config import PretrainConfig
 from tanbr.lab.train.expert_views import AdapterViews, ExpertViews
 from tanbr.lab.train.objectives import Batch, Batches, Objective
 from tanbr.lab.train.run import Curve, OnStep, Run
-from tanbr.moe.gates import Gated
 from tanbr.moe.layer import ExpertLinear
 from tanbr.tasks.card import Card
 from tanbr.tasks.rows import Row

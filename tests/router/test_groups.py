@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tanbr.errors import DataError, InputError
-from tanbr.router.groups import Groups
+from tanbr.router import Groups, Tanbr
+from tanbr.router.config import RouterConfig
+from tanbr.router.contract import EVEN, V, play
 
 NESTED = [[[0, 3], 5], [1, 2], [4]]
 
@@ -64,17 +66,6 @@ def test_whatever_the_groups_a_blend_stays_one(labels: list[int], most: int, see
     np.testing.assert_allclose(groups.project(x), y, rtol=0, atol=K * 1e-15)
 
 
-def test_a_split_follows_the_lists_inside_or_halves() -> None:
-    groups = Groups.of(NESTED)
-    once = groups.split(0)
-    assert once.members == ((0, 3), (1, 2), (4,), (5,))
-    assert Groups.of([[0, 1, 2], [3]]).split(0).members == ((0, 1), (3,), (2,))
-    blend = groups.expand(np.array([0.5, 0.3, 0.2]))
-    np.testing.assert_allclose(once.expand(once.project(blend)), blend, rtol=0, atol=1e-15)  # the same blend
-    with pytest.raises(InputError, match="one expert"):
-        groups.split(2)
-
-
 @pytest.mark.parametrize(
     ("lists", "why"),
     [
@@ -125,3 +116,41 @@ def test_groups_of_another_checkpoint_are_refused() -> None:
         groups.check(2, "abd")
     with pytest.raises(DataError, match="2 experts, the checkpoint 3"):
         groups.check(3, "abc")
+
+
+EIGHT = Groups.of([[0, 1, [2, 3]], [4, 5], [6, 7]])
+
+
+def test_groups_of_one_choose_as_the_plain_router_does_bit_for_bit() -> None:
+    over = Tanbr(5, V, groups=Groups.by_labels(range(5)), seed=3)
+    assert np.array_equal(play(over, 50), play(Tanbr(5, V, seed=3), 50))
+
+
+def test_a_router_blends_within_groups_by_their_shares_and_remembers_them(tmp_path: Path) -> None:
+    groups = Groups.of([[0, 1], [2, 3, 4]], loads=[1, 3, 1, 1, 2])
+    router = Tanbr(5, V, groups=groups)
+    for blend in play(router, 25):
+        np.testing.assert_allclose(groups.expand(groups.project(blend)), blend, rtol=0, atol=1e-15)
+    router.save(tmp_path / "state.npz")
+    assert Tanbr.load(tmp_path / "state.npz").groups == groups
+    assert Tanbr(5, V).groups is None
+
+
+def test_baseline_and_own_experts_speak_for_their_groups() -> None:
+    even = Tanbr(8, V, groups=EIGHT, config=RouterConfig().of_requests())
+    np.testing.assert_allclose(even.ask(EVEN).blend, np.full(8, 1 / 8), rtol=0, atol=1e-15)
+    given = RouterConfig.model_validate({"default": {"baseline": (0.5, 0.5, 0, 0, 0, 0, 0, 0)}})
+    fixed = Tanbr(8, V, groups=EIGHT, config=given).ask(EVEN).blend
+    np.testing.assert_allclose(EIGHT.project(fixed), [1, 0, 0], rtol=0, atol=1e-15)
+    own = Tanbr(8, V, groups=EIGHT, config=RouterConfig().of_requests((7, 0, 4, 5))).ask([0.7, 0.1, 0.1, 0.1]).blend
+    np.testing.assert_allclose(EIGHT.project(own), [0.1, 0.2, 0.7], rtol=0, atol=1e-15)
+
+
+def test_groups_that_are_none_of_this_router_are_refused() -> None:
+    for groups in (Groups.of([[0, 1, 2]]), Groups.of([[0], [1]])):
+        with pytest.raises(InputError, match="two groups or more of its 3 experts"):
+            Tanbr(3, V, groups=groups)
+    with pytest.raises(InputError, match="own_experts"):
+        Tanbr(8, V, groups=EIGHT, config={"default": {"own_experts": (9, 0, 0, 0)}})
+    with pytest.raises(InputError, match='mode "default"'):
+        Tanbr(8, V, groups=EIGHT, mode="paper")
