@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 import tanbr.merge
@@ -42,15 +43,16 @@ def test_inspect_command(tmp_path) -> None:
     assert isinstance(CliRunner().invoke(app, arguments).exception, DataError)
 
 
-def test_dense_models_become_an_moe(tmp_path) -> None:
+def test_dense_models_become_an_moe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     build("bert_moe").save_pretrained(tmp_path / "moe")
-    folders = {name: str(tmp_path / name) for name in ("moe", "dense", "copies", "again")}
     for arguments in (
-        ["merge", folders["moe"], folders["dense"], "--blend", "even", "--force"],
-        ["merge", folders["dense"], folders["copies"], "--mode", "moe", "--copies", "3", "--jitter", "0.01"],
-        ["merge", folders["dense"], folders["again"], "--mode", "moe", *2 * ["--expert", folders["dense"]]],
+        "merge moe dense --blend even --force",
+        "merge moe other --blend one-hot:1",
+        "merge dense copies --mode moe --copies 3 --jitter 0.01",
+        "merge dense again --mode moe --expert dense --expert other",
     ):
-        done = CliRunner().invoke(app, arguments)
+        done = CliRunner().invoke(app, arguments.split())
         assert done.exit_code == 0, (arguments, done.output, done.exception)
     assert tanbr.merge.open(tmp_path / "copies").num_experts == 3
     assert tanbr.merge.open(tmp_path / "again").num_experts == 2

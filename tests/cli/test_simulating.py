@@ -52,9 +52,11 @@ def test_a_router_over_groups_is_compared_with_the_plain_one(tmp_path: Path) -> 
     assert set(runs) == {"seed0-grouped", "seed0-grouped@2", "seed0-tanbr"}
     assert runs["seed0-grouped"]["facts"]["groups"] == Groups.load(tmp_path / "groups.json").digest
     assert "groups" not in runs["seed0-tanbr"]["facts"]
-    for blend in runs["seed0-grouped"]["slots"]["blend"]:
+    for blend in runs["seed0-grouped"]["slots"]["blend"][2:]:  # the start blend is served until rewards are told
         assert blend[0] == blend[1] == blend[2]
         assert blend[3] == blend[4]
+    without = CliRunner().invoke(app, ["simulate", *options[2:], "--out", str(tmp_path / "other")]).exception
+    assert "pass --groups" in str(without)
     Groups.of([[0, 1, 2, 3], [4, 5, 6, 7]]).save(tmp_path / "groups.json")
     other = CliRunner().invoke(app, ["simulate", *options, "--requests", "8", "--out", str(tmp_path / "out")])
     assert isinstance(other.exception, StateError)

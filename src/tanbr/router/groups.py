@@ -1,7 +1,7 @@
 """A router for many experts learns over groups of them: M dimensions to explore instead of K.
 
 K experts are in M groups, each with fixed shares of its experts. A blend y over groups (M,) stands for the blend x over
-experts (K,) with x_k = y_g · load_k / (loads of the group g that k is in). A group is a list of experts; `tanbr groups`
+experts (K,) with x_k = y_g · load_k / (loads of the group g that k is in). A group is a list of experts; `tanbr inspect --groups`
 writes lists inside lists, which show how experts were joined: [[0, 3], [5, [1, 2]]].
 """
 
@@ -140,7 +140,7 @@ class Groups:
         if self.experts != experts:
             raise DataError(f"{source} has {self.experts} experts, the checkpoint {experts}; make it again")
         if self.model_sha256 not in ("", model_sha256):
-            raise DataError(f"{source} was made with other weights; make it again with `tanbr groups`")
+            raise DataError(f"{source} was made with other weights; make it again with `tanbr inspect --groups`")
         return self
 
     def to_json(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class Groups:
         except InputError as error:
             raise DataError(f"{path}: {error}") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DataError(f"{path} holds no groups of experts ({error}); make them with `tanbr groups`") from None
+            raise DataError(f"{path} holds no groups of experts ({error}); make them with `tanbr inspect --groups`") from None
 
 
 def _node(value: Any, depth: int) -> Node:
