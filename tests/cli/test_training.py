@@ -20,27 +20,6 @@ from tanbr.tasks.card import read_card
 RUN = CliRunner()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ("pretrain --preset minilm", "needs a dense checkpoint"),
-        ("pretrain --preset minilm --from here", "needs a dense checkpoint"),
-        ("pretrain --preset minilm --from here --data nowhere", "no GLUE folder at nowhere"),
-        ("pretrain --preset tiny-t5 --tagged", "the generated tasks have no words for the names of tasks"),
-        ("pretrain --preset tiny --from here", "--from and --data go together"),
-        ("pretrain --preset tiny --routing token", "--routing token needs --from and --data"),
-        ("pretrain --preset tiny --adapters 4", "--adapters needs --from and --data"),
-        ("finetune --router thompson", "unknown router 'thompson'; choose one of tanbr"),
-        ("finetune --data nowhere", "no GLUE folder at nowhere"),
-    ],
-)
-def test_mistakes(tmp_path: Path, arguments: str, says: str) -> None:
-    done = RUN.invoke(app, [*arguments.split(), "--out", str(tmp_path / "out")])
-    assert isinstance(done.exception, TanbrError)
-    assert says in str(done.exception)
-    assert not (tmp_path / "out").exists()
-
-
 def test_finetune_tunes_the_embedded_model_and_resumes(tmp_path: Path) -> None:
     (tmp_path / "few.toml").write_text("[finetune]\ntrain_rows = 40\neval_rows = 8\nbatch = 8\nsteps = 3\n")
     arguments = ["finetune", "--router", "tanbr,switch", "--config", f"{tmp_path}/few.toml", "--out", f"{tmp_path}/out"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tanbr.serve.replica import Replica
 
 from serve.serving import ROWS, TEXTS, K, Ledger, V, answer, service, until
 from tanbr.errors import StateError
@@ -18,7 +19,6 @@ from tanbr.monitor import Monitor
 from tanbr.serve.engine import Engine
 from tanbr.serve.learner import MOST_PAUSE, LearnerThread
 from tanbr.serve.records import Feedback, Phase, Reason, ServiceError
-from tanbr.serve.replica import Replica
 from tanbr.serve.service import Service
 from tanbr.serve.store import Store
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tanbr.cli.display import console, fitted, progress
-from tanbr.cli.running import DEVICE, command_line
+from tanbr.cli.options import Device, command_line, examples
 from tanbr.cli.stopping import keeps
 
 if TYPE_CHECKING:
@@ -17,10 +17,12 @@ app = typer.Typer()
 
 
 @app.command(
-    epilog="Examples:\n\n    tanbr reproduce all    # on the embedded models, in minutes\n\n"
-    "    tanbr reproduce table1 fig6 --out out/two\n\n"
-    "    tanbr reproduce fig4 fig5 --scale small --model out/minilm/model --data glue/\n\n"
-    "    tanbr reproduce all --scale paper --dry-run"
+    epilog=examples(
+        "tanbr reproduce all    # on the embedded models, in minutes",
+        "tanbr reproduce table1 fig6 --out out/two",
+        "tanbr reproduce fig4 fig5 --scale small --model out/minilm/model --data glue/",
+        "tanbr reproduce all --scale paper --dry-run",
+    )
 )
 @keeps("what was measured is in {out}/jobs; the same command goes on with the rest")
 def reproduce(
@@ -41,7 +43,7 @@ def reproduce(
     tagged: Annotated[
         bool, typer.Option("--tagged", help="The T5's texts name their task, as the paper's do.")
     ] = False,
-    device: Annotated[str, DEVICE] = "cpu",
+    device: Device = "cpu",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only list what is to run, and what it took before.")
     ] = False,

@@ -60,7 +60,7 @@ class Study:
     survey: Path | None = None
     config: Path | None = None
     answers: AnswersBy = "labels"
-    groups: Path | None = None  # what `tanbr groups` wrote
+    groups: Path | None = None  # what `tanbr inspect --groups` wrote
     device: str = "cpu"  # where models answer; results do not depend on it
 
     def __post_init__(self) -> None:

@@ -134,7 +134,7 @@ class Groups:
         if self.experts != experts:
             raise DataError(f"{source} has {self.experts} experts, the checkpoint {experts}; make it again")
         if self.model_sha256 not in ("", model_sha256):
-            raise DataError(f"{source} was made with other weights; make it again with `tanbr groups`")
+            raise DataError(f"{source} was made with other weights; make it again with `tanbr inspect --groups`")
         return self
 
     def to_json(self) -> dict[str, Any]:
@@ -160,7 +160,9 @@ class Groups:
         except InputError as error:
             raise DataError(f"{path}: {error}") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DataError(f"{path} holds no groups of experts ({error}); make them with `tanbr groups`") from None
+            raise DataError(
+                f"{path} holds no groups of experts ({error}); make them with `tanbr inspect --groups`"
+            ) from None
 
 
 def _rows(table: FloatArray) -> FloatArray:

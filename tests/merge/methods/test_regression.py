@@ -120,7 +120,7 @@ def test_grams_of_other_weights_are_refused(folder: Path, tmp_path: Path) -> Non
     with torch.no_grad():
         next(other.parameters()).add_(1)
     other.save_pretrained(tmp_path / "other")
-    with pytest.raises(CheckpointError, match="tanbr grams"):
+    with pytest.raises(CheckpointError, match="tanbr survey"):
         open_moe(tmp_path / "other", method="regression")
     (tmp_path / "other" / "grams").symlink_to(folder / "grams")
     with pytest.raises(CheckpointError, match="another model"):
@@ -192,7 +192,9 @@ def test_the_second_ffn_sees_the_first_one_merged(both: Path) -> None:
 
 
 def test_it_says_how_to_measure_and_measures_once(both: Path, related: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"merging by regmeanpp needs: .*`tanbr grams CHECKPOINT --merged`"):
+    with pytest.raises(
+        CheckpointError, match=r"merging by regmeanpp needs: .*`tanbr survey CHECKPOINT --grams regmeanpp`"
+    ):
         open_moe(related, method="regmeanpp")
     with pytest.raises(OutputError, match="grams-merged is there already"):
         measure(open_moe(both), some_probes(), rows=60, merged=True)
