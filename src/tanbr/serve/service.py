@@ -6,8 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -38,11 +37,8 @@ from tanbr.serve.operator import Operator
 from tanbr.serve.overview import describe, slot_view, state_now, version_view
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import (
-    Answered,
     Feedback,
-    Generated,
     Observer,
-    OnToken,
     Receipt,
     ServiceInfo,
     ServiceState,
@@ -50,7 +46,6 @@ from tanbr.serve.records import (
     SlotView,
     VersionView,
 )
-from tanbr.serve.sampling import Manner
 from tanbr.serve.shadow import Shadow
 from tanbr.serve.slot_thread import SlotThread
 from tanbr.serve.start_blend import StartBlend
@@ -58,7 +53,7 @@ from tanbr.serve.store import Store
 from tanbr.serve.survey import Survey
 from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
-from tanbr.types import Router, Text, as_blend
+from tanbr.types import Router, as_blend
 
 Result = TypeVar("Result")
 
@@ -68,8 +63,8 @@ DEFAULT_SECONDS = 60.0  # of a slot, when neither its seconds nor its requests a
 ANSWERING_SHARE = 0.8  # of the time for a stop; the rest is for saving
 
 
-class Service:
-    """Answers requests with one merged model or a panel of them, follows the traffic, and learns from rewards."""
+class Service(Queue):
+    """A queue that one merged model or a panel answers, and that follows the traffic and learns from rewards."""
 
     def __init__(
         self,
@@ -152,7 +147,7 @@ class Service:
         if self._fleet is not None:
             self._fleet.open(store)
         make = Engine if self._fleet is None else partial(FleetEngine, fleet=self._fleet)
-        self._engine = make(
+        engine = make(
             moe,
             models=self._models,
             batch=config.batch,
@@ -168,7 +163,7 @@ class Service:
             max_length=config.max_length,
             merge_share=config.merge_share,
         )
-        space = None if self._engine.writes else label_space(self._tasks, self._engine.columns)
+        space = None if engine.writes else label_space(self._tasks, engine.columns)
         if prior is not None and len(prior.blends):
             router.warm_start(prior.blends, prior.rewards, prior.counts)
         if prior is not None and prior.keeps_monitor:
@@ -180,20 +175,18 @@ class Service:
         answers = AnswerLog(
             store,
             config=config,
-            encode=self._engine.encode,
+            encode=engine.encode,
             shadow=Shadow(moe, experts_of=read_card(moe.path).experts_of(names)) if config.rewards.shadow else None,
-            classes=len(self._engine.columns) if space is None else space.classes,
+            classes=len(engine.columns) if space is None else space.classes,
             keep_logits=scored is not None,
             tasks=len(names),
         )
         self.learner = Learner(
-            self._engine,
+            engine,
             router=router,
             monitor=monitor,
             start=self._start_blend,
-            guard=Guard(
-                config.guard, self._engine, space, probes, tasks=names, client_share=config.rewards.client_share
-            ),
+            guard=Guard(config.guard, engine, space, probes, tasks=names, client_share=config.rewards.client_share),
             store=store,
             answers=answers,
             config=config,
@@ -206,17 +199,15 @@ class Service:
         self.ids = ids = RequestIds(store.key, store.begin_epoch(self.learner.current.slot))
         self._feedback = FeedbackReader(store, answers, ids, tasks=names, space=scored)
         self._slots = SlotThread(self.learner)
-        self._queue = Queue(
-            self._engine, ids, tasks=self._tasks, config=config, outbox=self._slots, observer=self._observer
-        )
-        self._info = describe(moe, self._queue, config=config, tasks=names, expert_names=self._expert_names)
+        super().__init__(engine, ids, tasks=self._tasks, config=config, outbox=self._slots, observer=self._observer)
+        self._info = describe(moe, self, config=config, tasks=names, expert_names=self._expert_names)
 
     def start(self) -> None:
         """Start the threads; `ready` is true when this returns."""
         sys.setswitchinterval(SWITCH_SECONDS)
         self._slots.start()
         if self._fleet is None:
-            self._queue.start()
+            super().start()
         self._started = time.monotonic()
         self._ready = True
 
@@ -224,16 +215,16 @@ class Service:
         """Refuse new requests, answer what was accepted, save; whether it all was done in time."""
         self._ready = False
         ends = time.monotonic() + timeout
-        answered = self._queue.stop(ANSWERING_SHARE * timeout)
+        answered = super().stop(ANSWERING_SHARE * timeout)
         ended = self._slots.stop(max(0.0, ends - time.monotonic()))
         if answered and ended:
             self.store.close()
-            self._engine.close()
+            self.engine.close()
         return answered and ended and self.saved
 
     def faults(self) -> tuple[str, ...]:
         """What is broken, a sentence each; none if all is well."""
-        return self._queue.faults() + self._slots.faults()
+        return super().faults() + self._slots.faults()
 
     @property
     def saved(self) -> bool:
@@ -243,7 +234,7 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether requests are answered."""
-        return self._ready and self._engine.available
+        return self._ready and self.engine.available
 
     @property
     def info(self) -> ServiceInfo:
@@ -259,39 +250,6 @@ class Service:
     def tasks(self) -> tuple[Task, ...]:
         """The tasks, with their labels."""
         return self._tasks
-
-    def submit(
-        self, texts: Sequence[Text], *, task: str | None = None, labels: Sequence[str] = ()
-    ) -> "Future[Answered]":
-        """Answer texts with a classifier; quick, never blocks.
-
-        A client that names their task, or labels to choose from, is believed. Raises InputError for an unknown task,
-        Overloaded or Stopping at once. The future holds Answered, or an InputError or ServiceError.
-        """
-        return self._queue.submit(texts, task=task, labels=labels)
-
-    def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_tokens: int | None = None,
-        manner: Manner = Manner(),  # noqa: B008 - it is frozen
-        on_token: OnToken | None = None,
-        task: str | None = None,
-    ) -> "Future[Generated]":
-        """Write `manner.n` answers to each prompt, those of the first prompt first; quick, never blocks.
-
-        `on_token` is called with each piece of text as it is made, from a worker's thread. Once the future is
-        cancelled, no further token is written for it. Raises and fails as `submit` does.
-        """
-        return self._queue.generate(prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, task=task)
-
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
-        """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template; never blocks.
-
-        The future fails with an InputError if the model has no template, a CheckpointError if its template is bad.
-        """
-        return self._queue.chat(messages)
 
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
         """Take in rewards; they are on disk when this returns. Blocks for a few milliseconds.
@@ -311,7 +269,7 @@ class Service:
 
     def state(self) -> ServiceState:
         """What the service is doing now: values that belong together."""
-        return state_now(self.learner, self._queue, uptime=time.monotonic() - self._started)
+        return state_now(self.learner, self, uptime=time.monotonic() - self._started)
 
     def slots(self, limit: int = 100, before: int | None = None) -> list[SlotView]:
         """The newest slots first, those before slot `before` if it is given."""
@@ -319,7 +277,7 @@ class Service:
 
     def versions(self) -> list[VersionView]:
         """The merge versions that can be rolled back to, newest first."""
-        return [version_view(row, self._engine) for row in self.store.versions()]
+        return [version_view(row, self.engine) for row in self.store.versions()]
 
     def tree(self) -> TreeView | None:
         """The router's search tree, as it was when the slot opened; None for a router without one."""
