@@ -247,20 +247,13 @@ def push(
     force: Force = False,
 ) -> None:
     """Merge a blend and load it into a running engine, once. A `tanbr serve` in front of that engine overwrites it."""
-    from tanbr.engines.connecting import connect
+    from tanbr.engines import connect
     from tanbr.merge import open as open_moe
-    from tanbr.serve.lineage import made_for
 
     moe = open_moe(checkpoint, **over, method=method)
     wanted = moe.check(_weights(moe, blend, force=force))
-    model = connect(
-        moe,
-        engine=running.get("engine", "vllm"),
-        url=to,
-        fingerprint=made_for(moe, ()).checkpoint,
-        as_adapter=as_adapter is not None,
-        out=as_adapter,
-    )
+    name = running.get("engine", "vllm")
+    model = connect(moe, engine=name, url=to, as_adapter=as_adapter is not None, out=as_adapter)
     try:
         model.merge(moe, wanted)
     finally:

@@ -155,6 +155,7 @@ def traffic(
     source = None if data is None else Dataset(str(data))
     tasks = tiny.TASKS if source is None else source.tasks
     mixes = streams.mixes(kind, tasks=len(tasks), slots=slots, seed=seed, alpha=alpha, period=period)
+    pools: Any
     if source is None:
         pools = {task.name: tiny.generate(task.name, POOL, seed=TRAFFIC_SEED + seed, split="test") for task in tasks}
     else:

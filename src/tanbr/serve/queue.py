@@ -95,7 +95,11 @@ class Queue:
     def submit(
         self, texts: Sequence[Text], *, task: str | None = None, labels: Sequence[str] = ()
     ) -> "Future[Answered]":
-        """Classify texts; see `Service.submit`."""
+        """Classify texts; quick, never blocks.
+
+        A client that names their task, or labels to choose from, is believed. Raises InputError for an unknown task,
+        Overloaded or Stopping at once. The future holds Answered, or an InputError or ServiceError.
+        """
         if self.engine.writes:
             raise InputError("this model writes text; it has no labels to classify with")
         return self._accept(Job(texts, named=named_tasks(self._tasks, task, labels)))
@@ -109,7 +113,11 @@ class Queue:
         on_token: OnToken | None = None,
         task: str | None = None,
     ) -> "Future[Generated]":
-        """Write answers to prompts; see `Service.generate`."""
+        """Write `manner.n` answers to each prompt, those of the first prompt first; quick, never blocks.
+
+        `on_token` is called with each piece of text as it is made, from a worker's thread. Once the future is
+        cancelled, no further token is written for it. Raises and fails as `submit` does.
+        """
         if not self.engine.writes:
             raise InputError("this model classifies; it cannot write text")
         self.room.check(max_tokens)
@@ -125,7 +133,10 @@ class Queue:
         )
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
-        """Make a prompt of a conversation; see `Service.chat`."""
+        """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template; never blocks.
+
+        The future fails with an InputError if the model has no template, a CheckpointError if its template is bad.
+        """
         return self._chat.render(messages)
 
     def _accept(self, job: Job) -> "Future[Any]":

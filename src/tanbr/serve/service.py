@@ -6,8 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,25 +35,21 @@ from tanbr.serve.messages import Message
 from tanbr.serve.overview import describe, slot_view, state_now, version_view
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import (
-    Answered,
     Feedback,
-    Generated,
     Observer,
-    OnToken,
     Receipt,
     ServiceInfo,
     ServiceState,
     SlotView,
     VersionView,
 )
-from tanbr.serve.sampling import Manner
 from tanbr.serve.shadow import Shadow
 from tanbr.serve.store import Store
 from tanbr.serve.survey import Survey
 from tanbr.serve.world import ServedWorld
 from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
-from tanbr.types import Router, Text, as_blend
+from tanbr.types import Router, as_blend
 
 Result = TypeVar("Result")
 
@@ -64,8 +59,8 @@ DEFAULT_SECONDS = 60.0  # of a slot, when neither its seconds nor its requests a
 ANSWERING_SHARE = 0.8  # of the time for a stop; the rest is for saving
 
 
-class Service:
-    """Answers requests with one merged model or a panel of them, follows the traffic, and learns from rewards."""
+class Service(Queue):
+    """A queue that one merged model or a panel answers, and that follows the traffic and learns from rewards."""
 
     def __init__(
         self,
@@ -112,13 +107,14 @@ class Service:
         if config.engine is not None and backend is None:
             raise ConfigError("an engine needs a backend that talks to it: pass tanbr.engines.engine_builder(config)")
         self._backend, self._make_engine = backend, make_engine
+        self._opened: Engine | None = None  # to close where the start fails
         self.store = Store(state)
         try:
             self._open(moe, router, monitor, monitor_config, probes, adopt=adopt)
         except BaseException:
             self.store.close(unused=True)  # what could not start has not begun a state
-            if hasattr(self, "_engine"):
-                self._engine.close()
+            if self._opened is not None:
+                self._opened.close()
             raise
         self._started = time.monotonic()
         self._ready = False
@@ -151,7 +147,7 @@ class Service:
                 same, rows = False, []
         issued = store.last_version
         opened = read_slot(rows[-1], experts=moe.num_experts, tasks=len(names)) if rows else None
-        self._engine = self._make_engine(
+        self._opened = engine = self._make_engine(
             moe,
             models=self._models,
             batch=config.batch,
@@ -168,7 +164,7 @@ class Service:
             merge_share=config.merge_share,
         )
         prior = None if same else adopt_state(store, wanted, config=config.rewards)
-        space = None if self._engine.writes else label_space(self._tasks, self._engine.columns)
+        space = None if engine.writes else label_space(self._tasks, engine.columns)
         if prior is not None and len(prior.blends) and hasattr(router, "warm_start"):
             router.warm_start(prior.blends, prior.rewards, prior.counts)
         if prior is not None and prior.keeps_monitor:
@@ -180,32 +176,30 @@ class Service:
         answers = AnswerLog(
             store,
             config=config,
-            encode=self._engine.encode,
+            encode=engine.encode,
             shadow=Shadow(moe, experts_of=read_card(moe.path).experts_of(names)) if config.rewards.shadow else None,
-            classes=len(self._engine.columns) if space is None else space.classes,
+            classes=len(engine.columns) if space is None else space.classes,
             keep_logits=scored is not None,
             tasks=len(names),
         )
         alarms = Alarms(self._observer)
         world = ServedWorld(
-            self._engine, store, answers, config=config, space=space, probes=probes, tasks=names,
+            engine, store, answers, config=config, space=space, probes=probes, tasks=names,
             observer=self._observer, alarm=alarms,
         )  # fmt: skip
         rules = Rules(config, self._start_blend, self._models)
         self.learning = LearnerThread(world, rules, router=router, monitor=monitor, alarms=alarms, resume=rows)
         self.ids = ids = RequestIds(store.key, store.begin_epoch(self.learning.learner.slot.number))
         self._feedback = FeedbackReader(store, answers, ids, tasks=names, space=scored)
-        self._queue = Queue(
-            self._engine, ids, tasks=self._tasks, config=config, outbox=self.learning, observer=self._observer
-        )
-        self._info = describe(moe, self._queue, config=config, tasks=names, expert_names=self._expert_names)
+        super().__init__(engine, ids, tasks=self._tasks, config=config, outbox=self.learning, observer=self._observer)
+        self._info = describe(moe, self, config=config, tasks=names, expert_names=self._expert_names)
 
     def start(self) -> None:
         """Start the threads; `ready` is true when this returns."""
         sys.setswitchinterval(SWITCH_SECONDS)
         self.learning.start()
-        if self._engine.answers_here:
-            self._queue.start()
+        if self.engine.answers_here:
+            super().start()
         self._started = time.monotonic()
         self._ready = True
 
@@ -213,16 +207,16 @@ class Service:
         """Refuse new requests, answer what was accepted, save; whether it all was done in time."""
         self._ready = False
         ends = time.monotonic() + timeout
-        answered = self._queue.stop(ANSWERING_SHARE * timeout)
+        answered = super().stop(ANSWERING_SHARE * timeout)
         ended = self.learning.stop(max(0.0, ends - time.monotonic()))
         if answered and ended:
             self.store.close()
-            self._engine.close()
+            self.engine.close()
         return answered and ended and self.saved
 
     def faults(self) -> tuple[str, ...]:
         """What is broken, a sentence each; none if all is well."""
-        return self._queue.faults() + self.learning.faults()
+        return super().faults() + self.learning.faults()
 
     @property
     def learner(self) -> Learner:
@@ -237,7 +231,7 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether requests are answered."""
-        return self._ready and self._engine.available
+        return self._ready and self.engine.available
 
     @property
     def info(self) -> ServiceInfo:
@@ -253,39 +247,6 @@ class Service:
     def tasks(self) -> tuple[Task, ...]:
         """The tasks, with their labels."""
         return self._tasks
-
-    def submit(
-        self, texts: Sequence[Text], *, task: str | None = None, labels: Sequence[str] = ()
-    ) -> "Future[Answered]":
-        """Answer texts with a classifier; quick, never blocks.
-
-        A client that names their task, or labels to choose from, is believed. Raises InputError for an unknown task,
-        Overloaded or Stopping at once. The future holds Answered, or an InputError or ServiceError.
-        """
-        return self._queue.submit(texts, task=task, labels=labels)
-
-    def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_tokens: int | None = None,
-        manner: Manner = Manner(),  # noqa: B008 - it is frozen
-        on_token: OnToken | None = None,
-        task: str | None = None,
-    ) -> "Future[Generated]":
-        """Write `manner.n` answers to each prompt, those of the first prompt first; quick, never blocks.
-
-        `on_token` is called with each piece of text as it is made, from a worker's thread. Once the future is
-        cancelled, no further token is written for it. Raises and fails as `submit` does.
-        """
-        return self._queue.generate(prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, task=task)
-
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
-        """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template; never blocks.
-
-        The future fails with an InputError if the model has no template, a CheckpointError if its template is bad.
-        """
-        return self._queue.chat(messages)
 
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
         """Take in rewards; they are on disk when this returns. Blocks for a few milliseconds.
@@ -305,7 +266,7 @@ class Service:
 
     def state(self) -> ServiceState:
         """What the service is doing now: values that belong together."""
-        return state_now(self.learning, self._queue, uptime=time.monotonic() - self._started)
+        return state_now(self.learning, self, uptime=time.monotonic() - self._started)
 
     def slots(self, limit: int = 100, before: int | None = None) -> list[SlotView]:
         """The newest slots first, those before slot `before` if it is given."""
@@ -313,7 +274,7 @@ class Service:
 
     def versions(self) -> list[VersionView]:
         """The merge versions that can be rolled back to, newest first."""
-        return [version_view(row, self._engine) for row in self.store.versions()]
+        return [version_view(row, self.engine) for row in self.store.versions()]
 
     def tree(self) -> TreeView | None:
         """The router's search tree, as it was when the slot opened; None for a router without one."""
