@@ -67,6 +67,10 @@ class Port:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
+    def __call__(self, method: str, message: Any) -> Any:
+        """Call one of those below."""
+        return getattr(self, method)(message)
+
     def hello(self, hello: Hello) -> Welcome:
         """Be taken in."""
         return Welcome(self._fleet.hello(hello), None, None, None, (), b"")  # type: ignore[arg-type]
@@ -77,12 +81,6 @@ class Port:
         reply = asked.result() if asked.done() else self._fleet.idle(report.member)
         back: Reply = pickle.loads(pickle.dumps(reply))
         return back
-
-    def leave(self, report: Report) -> None:
-        """Go."""
-
-    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Nothing."""
 
 
 class Everyone:

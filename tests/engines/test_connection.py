@@ -132,6 +132,12 @@ def test_an_answer_without_bounds_is_not_read(head: str, part: bytes, says: str,
     assert len(str(error.value)) < 200
 
 
+def test_a_redirect_is_not_followed() -> None:
+    head = "HTTP/1.1 302 Found\nlocation: http://127.0.0.1:9/\ncontent-length: 0"
+    with Hostile(head, lambda: iter(())).asked() as connection, pytest.raises(EngineRefused, match="with 302"):
+        connection.call(connection.ask("GET", "/v1/models"))
+
+
 def test_an_answer_that_never_ends_is_given_up_though_something_always_comes() -> None:
     def drops() -> Iterator[bytes]:
         while True:

@@ -57,6 +57,9 @@ class Port:
         self.cluster, self.lose = cluster, ""
         self.took: list[Any] = []
 
+    def __call__(self, method: str, message: Any) -> Any:
+        return getattr(self, method)(message)
+
     def hello(self, hello: Hello) -> Welcome:
         return Welcome(self.cluster.fleet.hello(hello), None, None, None, (), b"")  # type: ignore[arg-type]
 
@@ -71,9 +74,6 @@ class Port:
 
     def leave(self, report: Report) -> None:
         self.cluster.fleet.leave(report, self._take)
-
-    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        raise NotImplementedError
 
     def _take(self, report: Report) -> None:
         self.took += report.messages

@@ -11,7 +11,7 @@ import pytest
 
 from serve.serving import TEXTS, Ledger, monitor, until
 from tanbr.errors import InputError, StateError
-from tanbr.fleet.fleet import Hello, Reply, Report, Welcome
+from tanbr.fleet.fleet import Hello
 from tanbr.fleet.learner import LearnerHost
 from tanbr.fleet.replica import LearnerGone, ReplicaService
 from tanbr.lab.tasks import tiny
@@ -40,27 +40,16 @@ class DirectPort:
 
     host: LearnerHost | None = None
 
-    def _there(self) -> LearnerHost:
-        if self.host is None:
+    def __call__(self, method: str, *arguments: Any, **named: Any) -> Any:
+        host = self.host
+        if host is None:
             raise LearnerGone("there is none")
-        return self.host
-
-    def hello(self, hello: Hello) -> Welcome:
-        return self._there().hello(hello)
-
-    def ask(self, report: Report) -> Reply:
-        asked = self._there().ask(report)
+        answer = host.call(method, *arguments, **named)
         try:
-            return asked.result(0.05)
+            return answer.result(0.05) if method == "ask" else answer
         except NotYet:
-            asked.cancel()
-            return self._there().fleet.idle(report.member)
-
-    def leave(self, report: Report) -> None:
-        self._there().leave(report)
-
-    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        return self._there().call(method, *arguments, **named)
+            answer.cancel()
+            return host.fleet.idle(arguments[0].member)
 
 
 class House:
@@ -184,9 +173,9 @@ def test_another_checkpoint_is_refused(house: House) -> None:
     mine = made_for(open_moe(embedded.path()), ())
     for name, theirs in (("checkpoint", "another"), ("experts", 9), ("method", "ties")):
         with pytest.raises(StateError, match=f"has {name} {theirs}, .* give all of them the same checkpoint"):
-            house.port.hello(Hello("other", replace(mine, **{name: theirs})))
+            house.port("hello", Hello("other", replace(mine, **{name: theirs})))
     with pytest.raises(InputError, match="a learner has no 'stop'"):
-        house.port.call("stop")
+        house.port("stop")
 
 
 def test_a_replica_that_was_not_let_in_answers_nobody(house: House) -> None:

@@ -5,6 +5,7 @@ Whether the engine runs the model that tanbr merges is found out before any weig
 
 import logging
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def connect(
     as_adapter: bool | None = None,
     out: Path | None = None,
 ) -> Remote:
-    """Find an engine that runs this model; refused with a sentence if it is not there, or runs another.
+    """Find an engine that runs this model; raises if it is not there, or runs another one.
 
     Blends of adapters are sent `as_adapter`, or as whole models, or as the engine takes them if that is not said. The
     first adapter is written to the new folder `out`, and stays there, if that is given.
@@ -85,21 +86,18 @@ def connect(
         raise ConfigError(
             f"{engine} runs causal language models, and {moe.path} is merged to a {dense}; leave --engine out"
         )
-    connection = Connection(url, token=os.environ.get(TOKEN))
-    try:
+    with ExitStack() as undo:
+        connection = Connection(url, token=os.environ.get(TOKEN))
+        undo.callback(connection.close)
         dialect = _dialect(moe, engine, connection, as_adapter)
         connection.call(dialect.served())  # nothing is written for an engine that is not there
         files = MergeFiles(moe, dialect.kind, folder=folder)
+        undo.callback(files.close)
         if out is not None:
             files.write_first_to(AdapterFile(moe, out, keep=True))
-        try:
-            return Remote(moe, dialect, connection, files, lambda encode: check_same(moe, encode, dialect, connection))
-        except BaseException:
-            files.close()
-            raise
-    except BaseException:
-        connection.close()
-        raise
+        remote = Remote(moe, dialect, connection, files, lambda encode: check_same(moe, encode, dialect, connection))
+        undo.pop_all()
+        return remote
 
 
 def _dialect(moe: Moe, engine: str, connection: Connection, as_adapter: bool | None) -> Dialect:

@@ -41,6 +41,7 @@ CLOSE_SECONDS = 5.0  # that a load may keep us from leaving: a server has 30 to 
 NEUTRAL = "a"  # even this must not be answered with NaN
 POLL_SECONDS = 0.05  # between two looks whether a client has given up, while nothing comes
 EMPTY = 16  # pieces of an answer that may hold no token: engines send one or two, at its end
+TOKENS = 2**31  # more than any vocabulary: a tokenizer fails at larger numbers
 Heard: TypeAlias = "queue.SimpleQueue[tuple[int, Step | Exception]]"  # row, and what came of it
 
 
@@ -307,9 +308,12 @@ class _Streams:
         try:
             async with aclosing(self._dialect.write(prompt, limit, self._ends, sampling)) as stream:
                 async for piece in stream:  # read to its end, so that the connection can be used again
-                    pieces, chances = pieces + 1, chances + np.exp(piece.logprobs).tolist()
+                    pieces += 1
+                    chances += np.exp(np.minimum(piece.logprobs, 0.0)).tolist()
                     if len(chances) > limit or pieces > limit + EMPTY:
                         raise EngineLost(f"the engine writes more than the {limit} tokens it was asked for")
+                    if not all(isinstance(token, int) and 0 <= token < TOKENS for token in piece.tokens):
+                        raise EngineLost("the engine writes what is no token")
                     stopped = piece.end == "stop" and bool(self._ends.intersection(piece.tokens[-1:]))
                     new = piece.tokens[:-1] if stopped else piece.tokens
                     for token, chance in zip(new, chances[len(tokens) :], strict=False):

@@ -27,6 +27,7 @@ from tanbr.serve.decode import NotFinite
 from tanbr.serve.sampling import Sampling
 
 CHANGING = f"{OURS}changing"  # label while weights are being loaded: no version has it
+INFO = "/server_info?config_format=json"
 WRITE, LOAD, UNLOAD = "/v1/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 GREEDY = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}  # whatever its defaults are
 DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1"
@@ -58,17 +59,15 @@ class Vllm(Dialect):
         try:
             (card,) = [one for one in models["data"] if one.get("parent") is None]
             self._model, positions = card["id"], card.get("max_model_len")
-            return Served(str(card.get("root") or card["id"]), positions, *await self._numbers())
+            config = await self._started()
+            numbers = () if config is None else (str(config["dtype"]).removeprefix("torch."), config["quantization"])
+            return Served(str(card.get("root") or card["id"]), positions, *numbers)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise EngineRefused(f"{self._connection.url} does not answer as vLLM does; is it one?") from None
 
-    async def _numbers(self) -> tuple[str | None, str | None]:
-        """Ask for the dtype, and how weights are quantised."""
-        config = (await self._config())["model_config"]
-        return str(config["dtype"]).removeprefix("torch."), config["quantization"]
-
-    async def _config(self) -> dict[str, Any]:
-        config: dict[str, Any] = (await self._ask("GET", "/server_info?config_format=json"))["vllm_config"]
+    async def _started(self) -> dict[str, Any] | None:
+        """Ask how the engine was started: the model's configuration, None if it does not tell."""
+        config: dict[str, Any] = (await self._ask("GET", INFO))["vllm_config"]["model_config"]
         return config
 
     def text_body(self, text: str) -> dict[str, Any]:
@@ -87,7 +86,7 @@ class Vllm(Dialect):
             kwargs = {"weights_path": str(folder), "is_checkpoint_format": True}
             call = {"method": "reload_weights", "kwargs": kwargs}
             await self._ask("POST", "/collective_rpc", call, seconds=load_seconds(folder))
-            if not (await self._ask("POST", "/reset_prefix_cache") or {}).get("success", True):
+            if not (await self._ask("POST", "/reset_prefix_cache")).get("success", True):
                 raise EngineRefused("the engine did not forget the prefixes of the old weights")
             await self._ask("POST", "/update_weight_version", {"new_version": label})
         finally:  # safe after a failure: the label tells what the engine holds
@@ -118,22 +117,23 @@ class Vllm(Dialect):
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise EngineLost(f"the engine streams what vLLM does not ({type(error).__name__}: {error})") from None
 
-    async def _ask(self, method: str, path: str, body: Any = None, *, seconds: float = ANSWER_SECONDS) -> Any:
+    async def _ask(
+        self, method: str, path: str, body: Any = None, *, seconds: float = ANSWER_SECONDS
+    ) -> dict[str, Any]:
+        """Ask for an object; an empty one if something else comes."""
         try:
-            return await self._connection.ask(method, path, body, seconds=seconds)
+            said = await self._connection.ask(method, path, body, seconds=seconds)
         except EngineRefused as error:
             raise self._meaning(path, error) from None
+        return said if isinstance(said, dict) else {}
 
     def _meaning(self, path: str, error: EngineRefused) -> EngineError:
         """Say what a route that is missing means."""
-        url = self._connection.url
         if error.status != 404:
             return error
         if path.startswith("/v1"):
-            return EngineRefused(f"{url} is no vLLM server ({error})")
-        return NoDevMode(
-            f"the engine at {url} does not let its weights be changed; start vLLM with VLLM_SERVER_DEV_MODE=1"
-        )
+            return EngineRefused(f"{self._connection.url} is no vLLM server ({error})")
+        return NoDevMode(f"the engine at {self._connection.url} does not let its weights be changed; {DEV_MODE}")
 
 
 class VllmAdapter(Vllm):
@@ -172,19 +172,20 @@ class VllmAdapter(Vllm):
             return error.status != 404
         return True
 
-    async def _numbers(self) -> tuple[str | None, str | None]:
+    async def _started(self) -> dict[str, Any] | None:
         self._dev_mode = False
         try:
-            numbers = await super()._numbers()
+            config = (await self._ask("GET", INFO))["vllm_config"]
         except NoDevMode:
-            return None, None
+            return None
         self._dev_mode = True
-        if only := ((await self._config()).get("lora_config") or {}).get("target_modules"):
+        if only := (config.get("lora_config") or {}).get("target_modules"):
             raise EngineRefused(
                 f"the engine adds adapters to some layers alone ({', '.join(only)}): half a blend would answer; "
                 "start it without --lora-target-modules"
             )
-        return numbers
+        model: dict[str, Any] = config["model_config"]
+        return model
 
     async def label(self) -> str:
         """Ask /v1/models for the adapter; it must be over the base, and loaded from the version's folder."""

@@ -18,7 +18,8 @@ from tanbr.serve.records import Feedback, Receipt, ServiceInfo, ServiceState
 from tanbr.serve.service import Service
 
 GATHER = 3.0  # seconds that a label waits for the answer it is about
-CALLS = ("state", "slots", "versions", "tree", "pin", "unpin", "rollback", "end_slot", "feedback", "metrics", "info")
+CALLS = {"hello", "ask", "leave"}  # of replicas
+CALLS |= {"state", "slots", "versions", "tree", "pin", "unpin", "rollback", "end_slot", "feedback", "metrics", "info"}
 
 
 class FleetEngine(Engine):
@@ -102,9 +103,9 @@ class LearnerHost:
             self.service.put(message)
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Do what a replica's client or operator asks for."""
+        """Do what a replica, its client or its operator asks for."""
         if method not in CALLS:
-            raise InputError(f"a learner has no {method!r}; it knows {', '.join(CALLS)}")
+            raise InputError(f"a learner has no {method!r}; it knows {', '.join(sorted(CALLS))}")
         return getattr(self if hasattr(self, method) else self.service, method)(*arguments, **named)
 
     def info(self) -> ServiceInfo:

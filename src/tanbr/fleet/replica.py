@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -29,31 +29,12 @@ from tanbr.types import Text
 RETRY = 0.2  # seconds before a learner that did not answer is asked again
 REST = 0.02  # least seconds between two reports
 JOIN = 30.0  # seconds, at most, that a start waits for the learner to let it answer
+Learner: TypeAlias = Callable[..., Any]  # `LearnerHost.call`, from afar; raises LearnerGone where there is none
 KEPT = 20_000  # requests that are kept while no learner takes them; the oldest go first
 
 
 class LearnerGone(ServiceError):  # noqa: N818 - it will be back
     """No learner answers at the moment: it is being started again, or cannot be reached."""
-
-
-class LearnerPort(Protocol):
-    """The way to the learner, whatever lies between. Raises LearnerGone where that does not get through."""
-
-    def hello(self, hello: Hello) -> Welcome:
-        """Ask to join; StateError if the learner has another checkpoint."""
-        ...
-
-    def ask(self, report: Report) -> Reply:
-        """Report, and wait (for about a second at most) for something to do."""
-        ...
-
-    def leave(self, report: Report) -> None:
-        """Report for the last time."""
-        ...
-
-    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Have the learner's service do something; what it raises is raised here."""
-        ...
 
 
 class ReportBox:
@@ -101,7 +82,7 @@ class Link:
     def __init__(
         self,
         engine: Engine,
-        learner: LearnerPort,
+        learner: Learner,
         *,
         member: str,
         made_for: MadeFor,
@@ -136,7 +117,7 @@ class Link:
         for _ in range(2):  # the lot that was under way, and what came since
             try:
                 number, _ = self._box.lot()
-                self._learner.leave(self._report())
+                self._learner("leave", self._report())
                 self._box.taken(number)
             except TanbrError:
                 return False
@@ -144,7 +125,7 @@ class Link:
 
     def step(self) -> None:
         """Report once, and do what the learner says."""
-        reply = self._learner.ask(self._report())
+        reply: Reply = self._learner("ask", self._report())
         if not reply.known:
             self._greet()
             return
@@ -187,7 +168,7 @@ class Link:
 
     def _greet(self) -> None:
         """Say hello to a learner that does not know this replica."""
-        welcome = self._learner.hello(Hello(self._member, self._made_for, self.at, self.answering))
+        welcome: Welcome = self._learner("hello", Hello(self._member, self._made_for, self.at, self.answering))
         if self.at is None or not 0 <= welcome.order.slot - self.at <= 1:
             self.answering = False
         self._renewed(welcome)
@@ -229,7 +210,7 @@ def _by_learner(method: str) -> Any:
     """Make a method of `ReplicaService` that has the learner's service do it."""
 
     def call(self: "ReplicaService", *arguments: Any, **named: Any) -> Any:
-        return self.learner.call(method, *arguments, **named)
+        return self.learner(method, *arguments, **named)
 
     return call
 
@@ -242,14 +223,15 @@ class ReplicaService:
     pin, unpin = _by_learner("pin"), _by_learner("unpin")
     rollback, end_slot = _by_learner("rollback"), _by_learner("end_slot")
 
-    def __init__(self, moe: Moe, learner: LearnerPort, *, member: str, cpus: int = 1) -> None:
+    def __init__(self, moe: Moe, learner: Learner, *, member: str, cpus: int = 1) -> None:
         """Ask the learner to join its fleet, and merge what answers there; not yet started.
 
         Raises StateError where the learner has another checkpoint, and LearnerGone where there is none.
         """
         self.learner = learner
         mine = made_for(moe, ())
-        self.welcome = welcome = learner.hello(Hello(member, mine))
+        self.welcome: Welcome = learner("hello", Hello(member, mine))
+        welcome = self.welcome
         workers, threads = welcome.config.workers or cpus, welcome.config.threads or 1
         config = welcome.config.model_copy(update={"workers": workers, "threads": threads})
         first, box = welcome.order, ReportBox()

@@ -218,13 +218,13 @@ def test_a_rolling_restart_loses_no_request(cluster: Client, config: ClusterConf
 
 def test_another_checkpoint_and_a_second_learner_are_refused(cluster: Client, config: ClusterConfig) -> None:
     with pytest.raises(StateError, match="this replica has checkpoint other"):
-        RayLearner(config).hello(Hello("stranger", MadeFor((), 8, "average", "other")))
+        RayLearner(config)("hello", Hello("stranger", MadeFor((), 8, "average", "other")))
     with pytest.raises(StateError, match="in use by another server"):
         Store(config.state)
     second = config.model_copy(update={"name": "second"})
     try:
         with pytest.raises(StateError, match="in use by another server"):
-            RayLearner(second).call("end_slot")
+            RayLearner(second)("end_slot")
     finally:
         ray.kill(ray.get_actor(name_of(second), namespace=NAMESPACE))
     assert cluster("/readyz", post=False) == {"status": "ok"}

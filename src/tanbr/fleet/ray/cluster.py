@@ -137,7 +137,7 @@ def run(
     with connected(address, cpus=config.replicas * config.cpus) as own:
         try:
             learner = found_learner(config)
-            info, now = (get(learner.run.remote("call", name), seconds=START) for name in ("info", "state"))
+            info, now = (get(learner.call.remote(name), seconds=START) for name in ("info", "state"))
             serve.start(http_options={"host": http.host, "port": http.port})
             serve.run(app(config), name=config.name, route_prefix="/")
             ready(f"http://{http.host}:{http.port}", info, now)

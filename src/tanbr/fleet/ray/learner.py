@@ -12,7 +12,6 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from tanbr.errors import StateError, TanbrError
-from tanbr.fleet.fleet import Hello, Reply, Report, Welcome
 from tanbr.fleet.learner import LearnerHost
 from tanbr.fleet.ray.config import ClusterConfig
 from tanbr.fleet.replica import LearnerGone
@@ -82,18 +81,18 @@ class LearnerActor:
             self._host.stop(float(self._config.http.stop_seconds))
         ray.kill(me)
 
-    async def ask(self, report: Report) -> Reply:
-        """Take a report, and say what to do as soon as there is something, or after a second."""
-        waiting = asyncio.wrap_future(await self._run(lambda host: host.ask(report)))
+    async def call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """Call the host; one who asks hears what to do as soon as there is something, or after a second."""
+        answer = await self._run(lambda host: host.call(method, *arguments, **named))
+        if method != "ask":
+            return answer
+        waiting = asyncio.wrap_future(answer)
         await asyncio.wait([waiting], timeout=POLL)
         if waiting.done() and not waiting.cancelled():
             return waiting.result()
         waiting.cancel()
+        (report,) = arguments
         return await self._run(lambda host: host.fleet.idle(report.member))
-
-    async def run(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Run a method of the host: hello, leave, call."""
-        return await self._run(lambda host: getattr(host, method)(*arguments, **named))
 
     async def members(self) -> list[tuple[str, int | None, bool]]:
         """Name the replicas, with the slot of the order that each follows, and whether it may be answering."""
@@ -174,36 +173,18 @@ class RayLearner:
     def __init__(self, config: ClusterConfig) -> None:
         self._actor = found_learner(config)
 
-    def hello(self, hello: Hello) -> Welcome:
-        """Ask to join."""
-        welcome: Welcome = self._get(self._actor.run.remote("hello", hello))
-        return welcome
-
-    def ask(self, report: Report) -> Reply:
-        """Report, and wait for something to do."""
-        reply: Reply = self._get(self._actor.ask.remote(report), seconds=10 * POLL)
-        return reply
-
-    def leave(self, report: Report) -> None:
-        """Report for the last time."""
-        self._get(self._actor.run.remote("leave", report), seconds=10 * POLL)
-
-    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Have the learner do something; while it is started again, calls that may be made twice wait for it."""
         ends = time.monotonic() + AGAIN
+        seconds = 10 * POLL if method in ("ask", "leave") else CALL
         while True:
             try:
-                return self._get(self._actor.run.remote("call", method, *arguments, **named))
-            except LearnerGone:
+                return get(self._actor.call.remote(method, *arguments, **named), seconds=seconds)
+            except (RayActorError, GetTimeoutError) as error:
                 if method not in REPEATABLE or time.monotonic() > ends:
-                    raise
+                    name = type(error).__name__
+                    raise LearnerGone(f"the learner does not answer ({name}); it is started again") from None
                 time.sleep(0.2)
-
-    def _get(self, answer: Any, *, seconds: float = CALL) -> Any:
-        try:
-            return get(answer, seconds=seconds)
-        except (RayActorError, GetTimeoutError) as error:
-            raise LearnerGone(f"the learner does not answer ({type(error).__name__}); it is started again") from None
 
 
 def get(answer: Any, *, seconds: float) -> Any:
