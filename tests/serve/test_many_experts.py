@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tanbr.errors import DataError, StateError
-from tanbr.groups import Groups
 from tanbr.lab.grouping import by_weights
 from tanbr.lab.settings import parse
 from tanbr.merge import open as open_moe
 from tanbr.router import GroupedRouter
 from tanbr.router.config import RouterConfig
+from tanbr.router.groups import Groups
 from tanbr.serve.build import build
 from tanbr.serve.records import Feedback
 from tanbr.serve.service import Service

@@ -376,7 +376,8 @@ def test_conversations_do_not_share_the_learner_s_tokenizer(tmp_path: Path, monk
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     one, _ = replica(folder)
     monkeypatch.setattr(one.engine.encode.tokenizer, "apply_chat_template", None)  # as if another thread had it
-    assert one.chat([{"role": "user", "content": "w1 w2"}]) == "w1 w2"
+    assert one.chat([{"role": "user", "content": "w1 w2"}]).result(30) == "w1 w2"
+    assert one.stop(30)
 
 
 def test_the_wrong_question_is_refused(make: Made) -> None:

@@ -17,13 +17,13 @@ from scipy.spatial.distance import squareform
 from transformers import AutoTokenizer
 
 from tanbr.errors import CheckpointError, InputError
-from tanbr.groups import DEEPEST, Groups
 from tanbr.lab.gates import heard
 from tanbr.merge import Moe
 from tanbr.merge.inspect import expert_gram
 from tanbr.moe.families import model_class
 from tanbr.moe.layer import MoeSite, TokenRouting, route
 from tanbr.moe.writing import Progress, silent
+from tanbr.router.groups import DEEPEST, Groups
 from tanbr.types import FloatArray, as_blend, as_reward
 
 LEAST_LOAD = 0.05  # of the even share: an expert that no text uses still has a part in its group
