@@ -183,15 +183,15 @@ def test_a_cancelled_request_frees_its_place_at_once_and_is_never_read(
     one, _ = make(queue=4)
     reading, go_on = threading.Event(), threading.Event()
     texts: list[Any] = []
-    read = Front.read
+    read = Queue._read
 
-    def held(front: Front, jobs: Any, lineup: Any) -> Any:
+    def held(queue: Queue, jobs: Any, lineup: Any) -> Any:
         texts.extend(text for job in jobs for text in job.texts)
         reading.set()
         assert go_on.wait(60)
-        return read(front, jobs, lineup)
+        return read(queue, jobs, lineup)
 
-    monkeypatch.setattr(Front, "read", held)
+    monkeypatch.setattr(Queue, "_read", held)
     first = one.submit(["first"])
     assert reading.wait(60)
     for _ in range(3):  # what waits to be read
@@ -367,15 +367,6 @@ def test_what_was_streamed_is_not_streamed_again_when_a_batch_fails(make: Made) 
         streamed.result(30)
     assert len(pieces) == 1
     assert other.result(30).completion_tokens == (5,)  # of which nobody had heard anything
-
-
-def test_conversations_do_not_share_the_learner_s_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write("mixtral", tmp_path / "model")
-    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    one, _ = replica(folder)
-    monkeypatch.setattr(one.engine.encode.tokenizer, "apply_chat_template", None)  # as if another thread had it
-    assert one.chat([{"role": "user", "content": "w1 w2"}]).result(30) == "w1 w2"
-    one.stop(5.0)
 
 
 def test_the_wrong_question_is_refused(make: Made) -> None:

@@ -63,7 +63,8 @@ class StreamWorld:
         self._texts: dict[bytes, Text] = {}
         self._ended: dict[int, Slot] = {}
         self._live: Sequence[Ready] = ()
-        self._versions = 0
+        self._staged: list[Ready] = []
+        self._versions = 0  # the highest number that has answered
         self._requests = 0
 
     # --- the stream -------------------------------------------------------------------------------------------------
@@ -95,7 +96,7 @@ class StreamWorld:
         learner = observe(learner, seen, came)
         reward, counts = self._space.slot_reward(rows, earned)
         held = np.bincount(places, minlength=len(slot.blends)) / max(1, len(places))
-        record = SlotRecord(slot.number, self._versions, slot.task_mix, held @ slot.blends, reward, counts)
+        record = SlotRecord(slot.number, slot.versions[0], slot.task_mix, held @ slot.blends, reward, counts)
         judged = learner.guard.judged(learner.trust, learner.rules.config.guard)
         forced = None if judged is None or learner.pin is not None else learner.dismissing(*judged)
         if judged is not None and forced is not None:
@@ -104,6 +105,7 @@ class StreamWorld:
 
     def _send(self, learner: Learner, rows: Sequence[Row], seen: Any, places: Any, earned: FloatArray) -> None:
         number = learner.slot.number
+        posteriors = seen.posteriors.astype(np.float32).astype(np.float64)  # as a server's store keeps them
         for i, row in enumerate(rows):
             self._requests += 1
             key = self._requests.to_bytes(8, "big")
@@ -117,7 +119,7 @@ class StreamWorld:
                     source="labels" if labelled else "feedback",
                     task=self._index[row.task] if labelled else None,
                     reward=float(earned[i]),
-                    posterior=seen.posteriors[i],
+                    posterior=posteriors[i],
                     novel=bool(seen.novel[i]),
                     id=key,
                 )
@@ -159,10 +161,9 @@ class StreamWorld:
         for live in self._live:
             if np.array_equal(blend, live.blend):
                 return replace(live, changed=False)
-        if version is not None:
-            return Ready(version, blend, changed=True)
-        self._versions += 1
-        return Ready(self._versions, blend, changed=True)
+        number = max([self._versions, *(one.version for one in self._staged)]) + 1 if version is None else version
+        self._staged.append(Ready(number, blend, changed=True))
+        return self._staged[-1]
 
     def probe(self, prepared: Ready, *, fully: bool) -> Probes:
         """Ask a blend the probe rows."""
@@ -174,7 +175,8 @@ class StreamWorld:
         return Probes(self._space.rewards(self._probes, self._space.read(self._probes, answers)), of, "stream")
 
     def discard(self) -> None:
-        """Nothing is held."""
+        """Forget what was prepared: its numbers are free again."""
+        self._staged.clear()
 
     def write(self, turn: Turn, learner: Learner) -> None:  # noqa: ARG002
         """Remember slots for what comes late."""
@@ -185,6 +187,8 @@ class StreamWorld:
     def commit(self, prepared: Sequence[Ready], learner: Learner) -> None:  # noqa: ARG002
         """Let these answer; the learner's slot says so, too."""
         self._live = tuple(prepared)
+        self._staged.clear()
+        self._versions = max([self._versions, *(one.version for one in prepared)])
 
     def alarm(self, text: str) -> None:
         """Stop: in a simulation nothing may fail unseen."""
