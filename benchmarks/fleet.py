@@ -26,8 +26,9 @@ from tanbr.monitor import Monitor
 from tanbr.serve.build import build
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.lineage import MadeFor
-from tanbr.serve.lineup import Lineup, Live, Staged
 from tanbr.serve.messages import Answers
+from tanbr.serve.panel import Lineup, Live, Staged
+from tanbr.state import to_arrays
 
 K, V, COLUMNS = 8, 8, 15
 MADE_FOR = MadeFor((), K, "average", "0" * 32)
@@ -150,13 +151,13 @@ def sizes() -> dict[str, int]:
 
 
 def slot_bytes(count: int) -> dict[str, int]:
-    """Bytes that a slot of so many texts, each another one, sends up, and what sums for `Monitor.merge` would have."""
+    """Bytes that a slot of so many texts, each another one, sends up, and what a sample of the slot would have sent."""
     monitor = taught_monitor(seed=0, per_task=30)
     rows = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, count // V + 1, seed=6)][:count]
     texts = tuple(f"{number} {row}" for number, row in enumerate(rows))
     counted = Monitor(monitor.tasks, monitor.method, config=monitor.config)
     counted.count(monitor.snapshot().recognise(texts))
-    sums = {name: array for name, array in counted._arrays().items() if name.startswith("slot.")}
+    sums = to_arrays(counted._state.slot)
     ids = tuple(os.urandom(12) for _ in texts)
     lot = Answers(8, 7, 0.0, ids, texts, np.zeros((count, COLUMNS)), np.zeros(count), None)
     return {
@@ -181,7 +182,7 @@ def intake(texts: int = 9600) -> float:
             started = time.process_time()
             for message in pickle.loads(lot):
                 service.put(message)
-            service.learner.read()
+            service.learning.read()
             best = max(best, texts / (time.process_time() - started))
         service.store.close()
     return best

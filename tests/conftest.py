@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from browsing import browser
-from grouping.kindred import write as write_kindred
+from moe.kindred import write as write_kindred
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded

@@ -66,7 +66,7 @@ def test_a_blend_of_adapters_is_loaded_by_hand_from_a_folder_that_stays(adapters
     [
         (("--to", "http://127.0.0.1:9", "--blend", "even"), "no engine answers at http://127.0.0.1:9"),
         (("--to", "here", "--blend", "even"), "an engine's URL must be like"),
-        (("--to", "{url}"), "a push needs --blend"),
+        (("--to", "{url}"), "a merge needs --blend"),
         (("--to", "{url}", "--blend", "0.5,0.5"), "blend must be 4 numbers"),
         (("--to", "{url}", "--blend", "0.5,0.6,0,0"), "must sum to 1"),
         (("--to", "{url}", "--blend", "even", "--engine", "llamacpp"), "/props with 404"),
@@ -98,7 +98,3 @@ def test_a_mistake_of_serve_before_an_engine(
 ) -> None:
     given = [one.format(url=engine.url) for one in arguments]
     assert says in mistake("serve", str(moe.path), "--force", "--port", "0", *given)
-
-
-def test_help_has_an_example(tmp_path: Path) -> None:
-    assert "tanbr push mixtral/" in tanbr("push", "--help", cwd=tmp_path).stdout

@@ -8,7 +8,7 @@ import numpy as np
 from tanbr.fleet.fleet import LOOK, Fleet, Hello, Order, Reply, Report, Welcome
 from tanbr.fleet.replica import LearnerGone, Link, ReportBox
 from tanbr.serve.lineage import MadeFor
-from tanbr.serve.lineup import Lineup, Live, Staged
+from tanbr.serve.panel import Lineup, Live, Staged
 
 MADE_FOR = MadeFor((), 2, "average", "abc")
 

@@ -24,15 +24,14 @@ from transformers import GenerationConfig
 from tanbr.engines.connection import ANSWER_SECONDS, Connection, EngineError, EngineLost
 from tanbr.engines.dialect import OURS, Dialect, Served
 from tanbr.engines.merge_files import DenseFile, MergeFile, MergeFiles
-from tanbr.errors import CheckpointError, InputError, TanbrError
+from tanbr.errors import CheckpointError, TanbrError
 from tanbr.merge import Moe
-from tanbr.merge.int8 import Int8Loss
 from tanbr.moe.text import Inputs, TextEncoder
-from tanbr.serve.backends.backend import Newcomers, Size
-from tanbr.serve.decode import Decoded, NotFinite, OnStep, Step, Written
+from tanbr.serve.backends import Backend, Size
+from tanbr.serve.decode import Decoded, More, NotFinite, OnStep, Step, Written
 from tanbr.serve.lineage import made_for
 from tanbr.serve.sampling import Sampling
-from tanbr.types import Blend, FloatArray
+from tanbr.types import Blend
 
 log = logging.getLogger("tanbr.serve")
 
@@ -54,12 +53,10 @@ class Loaded:
     label: str
 
 
-class Remote:
+class Remote(Backend):
     """A backend that any number of threads may ask at once; the engine makes batches of what they ask."""
 
-    loss: Int8Loss | None = None
     writes, causal, asked_when_loaded = True, True, True
-    columns: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -73,7 +70,6 @@ class Remote:
 
         `check_same` asks the engine what it runs, and raises if that is another model.
         """
-        self.readers = 0
         self._moe, self._dialect, self._connection, self._files = moe, dialect, connection, files
         self._encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
         self._fingerprint, self._stops = made_for(moe, ()).checkpoint, _stops(moe)
@@ -206,17 +202,13 @@ class Remote:
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def classify(self, inputs: Inputs) -> FloatArray:
-        """Refuse: engines write."""
-        raise InputError(f"this model writes text; it has no labels for {len(inputs['input_ids'])} texts")
-
     def generate(
         self,
         inputs: Inputs,
         *,
         limits: Sequence[int],
         on_step: OnStep,
-        more: Newcomers | None = None,  # noqa: ARG002 - the engine lets prompts join by itself
+        more: More | None = None,  # noqa: ARG002 - the engine lets prompts join by itself
         sampling: Sequence[Sampling | None] = (),
     ) -> Decoded:
         """Answer padded prompts with at most limits[i] tokens, drawn as sampling[i] says."""

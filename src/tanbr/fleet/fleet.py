@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tanbr.errors import StateError
-from tanbr.serve.assignment import Assignment
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.lineage import MadeFor
 from tanbr.serve.messages import Message
+from tanbr.serve.panel import Assignment
 from tanbr.serve.records import ServiceError, ServiceInfo
 from tanbr.serve.store import Store
 from tanbr.tasks.rows import Task

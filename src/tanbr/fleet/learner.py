@@ -11,10 +11,9 @@ import numpy as np
 from tanbr.errors import InputError, StateError
 from tanbr.fleet.fleet import Fleet, Hello, Machine, Order, Reply, Report, Welcome
 from tanbr.merge import Moe
-from tanbr.serve.assignment import Assignment
 from tanbr.serve.engine import Engine
 from tanbr.serve.lineage import made_for
-from tanbr.serve.lineup import Lineup, Staged
+from tanbr.serve.panel import Assignment, Lineup, Staged
 from tanbr.serve.records import Feedback, Receipt, ServiceInfo, ServiceState
 from tanbr.serve.service import Service
 
@@ -73,9 +72,9 @@ class LearnerHost:
         except BaseException:
             self.service.stop()
             raise
-        fleet.on_lost = self.service.learner.alarm
+        fleet.on_lost = self.service.learning.alarms
         self._metrics = metrics
-        self._made_for = made_for(self.service.learner.engine.moe, ())
+        self._made_for = made_for(self.service.learning.world.engine.moe, ())
         self.service.start()
 
     def hello(self, hello: Hello) -> Welcome:
@@ -87,7 +86,9 @@ class LearnerHost:
                     f"this replica has {name} {theirs}, and the learner {mine}: give all of them the same checkpoint"
                 )
         order, service = self.fleet.hello(hello), self.service
-        return Welcome(order, service.ids, service.learner.config, service.info, service.tasks, service.client_secret)
+        return Welcome(
+            order, service.ids, service.learning.world.config, service.info, service.tasks, service.client_secret
+        )
 
     def ask(self, report: Report) -> "Future[Reply]":
         """Take a report; the future holds what to do, once there is anything."""

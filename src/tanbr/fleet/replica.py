@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,15 +17,13 @@ from tanbr.errors import StateError, TanbrError
 from tanbr.fleet.fleet import Hello, Order, Proposal, Reply, Report, Welcome
 from tanbr.merge import Moe
 from tanbr.serve.engine import Engine
-from tanbr.serve.labels import label_space, named
 from tanbr.serve.lineage import MadeFor, made_for
-from tanbr.serve.lineup import Staged
-from tanbr.serve.manner import Manner
 from tanbr.serve.messages import Answers, Message
+from tanbr.serve.panel import Staged
+from tanbr.serve.queue import Queue
 from tanbr.serve.records import Answered, Generated, OnToken, ServiceError, ServiceInfo, Stopping
-from tanbr.serve.replica import Replica
+from tanbr.serve.sampling import Manner
 from tanbr.serve.service import ANSWERING_SHARE, SWITCH_SECONDS
-from tanbr.tasks.answering import with_posterior
 from tanbr.types import Text
 
 RETRY = 0.2  # seconds before a learner that did not answer is asked again
@@ -252,22 +249,14 @@ class ReplicaService:
             max_length=config.max_length,
             merge_share=config.merge_share,
         )
-        space = None if engine.writes else label_space(welcome.tasks, engine.columns)
-        self._replica = Replica(
-            engine,
-            welcome.ids,
-            classes=welcome.info.classes,
-            config=config,
-            outbox=box,
-            repair=partial(with_posterior, space) if config.answers == "posterior" and space is not None else None,
-        )
+        self._queue = Queue(engine, welcome.ids, tasks=welcome.tasks, config=config, outbox=box)
         self._link = Link(
             engine,
             learner,
             member=member,
             made_for=mine,
             box=box,
-            depth=lambda: self._replica.depth,
+            depth=lambda: self._queue.depth,
             renewed=lambda again: welcome.ids.take_over(again.ids),
         )
         self._link.follow(first)
@@ -275,12 +264,12 @@ class ReplicaService:
     def start(self) -> None:
         """Take requests, as soon as the learner says that nothing newer answers elsewhere."""
         sys.setswitchinterval(SWITCH_SECONDS)
-        self._replica.start()
+        self._queue.start()
         self._link.start(JOIN)
 
     def stop(self, timeout: float = 30.0) -> bool:
         """Refuse new requests, answer what was accepted, tell the learner; whether it all was done in time."""
-        answered = self._replica.stop(ANSWERING_SHARE * timeout)
+        answered = self._queue.stop(ANSWERING_SHARE * timeout)
         return self._link.stop((1.0 - ANSWERING_SHARE) * timeout) and answered
 
     @property
@@ -300,14 +289,14 @@ class ReplicaService:
 
     def faults(self) -> tuple[str, ...]:
         """What is broken here, a sentence each; none if all is well."""
-        return self._replica.faults() + self._link.faults
+        return self._queue.faults() + self._link.faults
 
     def submit(
         self, texts: Sequence[Text], *, task: str | None = None, labels: Sequence[str] = ()
     ) -> "Future[Answered]":
         """Answer texts with a classifier."""
         self._check_ready()
-        return self._replica.submit(texts, named=named(self.welcome.tasks, task, labels))
+        return self._queue.submit(texts, task=task, labels=labels)
 
     def generate(
         self,
@@ -320,12 +309,11 @@ class ReplicaService:
     ) -> "Future[Generated]":
         """Write an answer to each prompt."""
         self._check_ready()
-        about = named(self.welcome.tasks, task)
-        return self._replica.generate(prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, named=about)
+        return self._queue.generate(prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, task=task)
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
         """Make a prompt of a conversation."""
-        return self._replica.chat(messages)
+        return self._queue.chat(messages)
 
     def _check_ready(self) -> None:
         if not self.ready:

@@ -13,20 +13,23 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tanbr.errors import InputError
 from tanbr.loop import Choice, Learner, Slot, Turn, observe, turn
+from tanbr.loop.choose import StartBlend
+from tanbr.loop.config import LoopConfig
 from tanbr.loop.guard import Probes
 from tanbr.loop.rewards import Given, Tally
-from tanbr.serve.assignment import Assignment
+from tanbr.loop.turn import MixSource, Rules, first
+from tanbr.serve.panel import Assignment
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.tasks.rows import Row
-from tanbr.types import Blend, FloatArray, SlotRecord, Text
+from tanbr.types import Blend, FloatArray, Router, SlotRecord, Text, as_blend
 
 Credit: TypeAlias = Literal["labels", "rewards"]  # what a client sends back
-Answer_ = Callable[[FloatArray, NDArray[np.intp], Sequence[Text]], list[Answer]]
+Respond: TypeAlias = Callable[[FloatArray, NDArray[np.intp], Sequence[Text]], list[Answer]]
 # blends (G, K), the place of each text's model (n,), texts → answers
-Answering: TypeAlias = Callable[
-    [Sequence[Answer], FloatArray], list[Answer]
-]  # with posteriors (n, V) by the slot's mix
+Answering: TypeAlias = Callable[[Sequence[Answer], FloatArray], list[Answer]]
+# answers, posteriors (n, V) by the slot's mix → answers
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +46,7 @@ class StreamWorld:
 
     def __init__(
         self,
-        answer: Answer_,
+        answer: Respond,
         space: LabelSpace,
         *,
         answering: Answering | None = None,
@@ -60,9 +63,9 @@ class StreamWorld:
         self._texts: dict[bytes, Text] = {}
         self._ended: dict[int, Slot] = {}
         self._live: Sequence[Ready] = ()
-        self._versions = 0
+        self._staged: list[Ready] = []
+        self._versions = 0  # the highest number that has answered
         self._requests = 0
-        self.alarms: list[str] = []
 
     # --- the stream -------------------------------------------------------------------------------------------------
 
@@ -80,8 +83,9 @@ class StreamWorld:
         assignment = Assignment(slot.panel, recogniser)
         places = assignment.places(seen)
         answers = self._answer(slot.blends, places, texts)
-        if self._answering is not None:
-            answers = self._answering(answers, assignment.posteriors(seen))
+        if self._answering is not None:  # as the server does: not where a text is unlike any task
+            repaired = self._answering(answers, assignment.posteriors(seen))
+            answers = [one if novel else new for one, new, novel in zip(answers, repaired, seen.novel, strict=True)]
         meant = self._space.read(rows, answers)
         if collect:
             collect(rows, meant)
@@ -92,7 +96,7 @@ class StreamWorld:
         learner = observe(learner, seen, came)
         reward, counts = self._space.slot_reward(rows, earned)
         held = np.bincount(places, minlength=len(slot.blends)) / max(1, len(places))
-        record = SlotRecord(slot.number, self._versions, slot.task_mix, held @ slot.blends, reward, counts)
+        record = SlotRecord(slot.number, slot.versions[0], slot.task_mix, held @ slot.blends, reward, counts)
         judged = learner.guard.judged(learner.trust, learner.rules.config.guard)
         forced = None if judged is None or learner.pin is not None else learner.dismissing(*judged)
         if judged is not None and forced is not None:
@@ -101,6 +105,7 @@ class StreamWorld:
 
     def _send(self, learner: Learner, rows: Sequence[Row], seen: Any, places: Any, earned: FloatArray) -> None:
         number = learner.slot.number
+        posteriors = seen.posteriors.astype(np.float32).astype(np.float64)  # as a server's store keeps them
         for i, row in enumerate(rows):
             self._requests += 1
             key = self._requests.to_bytes(8, "big")
@@ -114,7 +119,7 @@ class StreamWorld:
                     source="labels" if labelled else "feedback",
                     task=self._index[row.task] if labelled else None,
                     reward=float(earned[i]),
-                    posterior=seen.posteriors[i],
+                    posterior=posteriors[i],
                     novel=bool(seen.novel[i]),
                     id=key,
                 )
@@ -152,13 +157,13 @@ class StreamWorld:
 
     def prepare(self, blend: Blend, version: int | None) -> Ready:
         """Number a blend; merges happen when it is asked."""
+        blend = as_blend(blend, experts=len(blend))
         for live in self._live:
             if np.array_equal(blend, live.blend):
                 return replace(live, changed=False)
-        if version is not None:
-            return Ready(version, blend, changed=True)
-        self._versions += 1
-        return Ready(self._versions, blend, changed=True)
+        number = max([self._versions, *(one.version for one in self._staged)]) + 1 if version is None else version
+        self._staged.append(Ready(number, blend, changed=True))
+        return self._staged[-1]
 
     def probe(self, prepared: Ready, *, fully: bool) -> Probes:
         """Ask a blend the probe rows."""
@@ -170,7 +175,8 @@ class StreamWorld:
         return Probes(self._space.rewards(self._probes, self._space.read(self._probes, answers)), of, "stream")
 
     def discard(self) -> None:
-        """Nothing is held."""
+        """Forget what was prepared: its numbers are free again."""
+        self._staged.clear()
 
     def write(self, turn: Turn, learner: Learner) -> None:  # noqa: ARG002
         """Remember slots for what comes late."""
@@ -181,7 +187,37 @@ class StreamWorld:
     def commit(self, prepared: Sequence[Ready], learner: Learner) -> None:  # noqa: ARG002
         """Let these answer; the learner's slot says so, too."""
         self._live = tuple(prepared)
+        self._staged.clear()
+        self._versions = max([self._versions, *(one.version for one in prepared)])
 
     def alarm(self, text: str) -> None:
-        """Keep it."""
-        self.alarms.append(text)
+        """Stop: in a simulation nothing may fail unseen."""
+        raise InputError(text)
+
+
+class Contestant:
+    """One method in a comparison: a world of its own, and what is learned in it."""
+
+    def __init__(
+        self,
+        world: StreamWorld,
+        router: Router,
+        monitor: MixSource,
+        *,
+        experts: int,
+        tasks: int,
+        models: int = 1,
+        config: LoopConfig | None = None,
+        start: StartBlend | None = None,
+    ) -> None:
+        """Open the first slot. A router chooses from then on, unless the settings say otherwise."""
+        rules = Rules(config or LoopConfig(explore="always"), start or StartBlend("even", experts=experts), models)
+        self.world = world
+        self.learner = first(rules, world, router=router, monitor=monitor, tasks=tasks)
+
+    def play(
+        self, rows: Sequence[Row], collect: Callable[[Sequence[Row], FloatArray], None] | None = None
+    ) -> SlotRecord:
+        """Serve one slot's requests, and learn from their rewards."""
+        self.learner, record = self.world.play(self.learner, rows, collect)
+        return record

@@ -9,10 +9,8 @@ import numpy as np
 from tanbr.errors import ConfigError, InputError
 from tanbr.loop.config import LoopConfig
 from tanbr.loop.slot import Choice, Phase, Reason, Version, worth
-from tanbr.router.panel import Candidates, chosen, proportional_blends, task_groups
-from tanbr.router.readings import Readings
-from tanbr.router.simplex import keep_largest
-from tanbr.router.sizes import Sizes
+from tanbr.router.panel import Readings, chosen, proportional_blends, task_groups
+from tanbr.router.simplex import Sizes, keep_largest
 from tanbr.types import Blend, Decision, FloatArray, Router, TaskMix, as_blend
 
 NEAR = 0.05  # two start blends whose weights differ by no more in all are not worth a merge
@@ -71,7 +69,7 @@ class StartBlend:
         blends, estimates = self._fixed[None].copy(), np.ones((1, tasks))
         if self._surveyed is not None:
             known, rewards = self._surveyed[0], np.nan_to_num(self._surveyed[1])
-            rows = chosen(Candidates.of(known, rewards, np.zeros_like(rewards)), readings, models)
+            rows = chosen(rewards, readings, models)
             blends, estimates = known[rows].copy(), rewards[rows]
         elif self._own:
             groups = min(models, tasks)
@@ -87,7 +85,7 @@ class StartBlend:
 
 
 def phase_of(config: LoopConfig, *, pin: Pin | None, rewarded: int | None, number: int) -> Phase:
-    """Say who chooses for slot `number`, where rewards came last for slot `rewarded`: without any, nothing is explored."""
+    """Say who chooses for slot `number`, where rewards came last for slot `rewarded`: without any, nobody explores."""
     if pin is not None:
         return Phase.PINNED
     if config.explore != "careful":
@@ -107,9 +105,8 @@ def best_known(versions: Sequence[Version], mix: TaskMix, models: int, note: str
             return None
         best = max(judged, key=lambda version: (worth([version], mix), version.number))
         return Choice.one(best.blend, len(mix), Reason.BEST, note, best.number)
-    found = Candidates.of(np.array([version.blend for version in versions]), earned, np.zeros_like(earned))
-    rows = sorted(set(chosen(found, Readings.of(mix), min(models, len(versions))).tolist()))
-    choice = Choice.panel(found.blends[rows], earned[rows], Reason.BEST, note)
+    rows = sorted(set(chosen(earned, Readings.of(mix), min(models, len(versions))).tolist()))
+    choice = Choice.panel(np.array([versions[row].blend for row in rows]), earned[rows], Reason.BEST, note)
     return replace(choice, versions=tuple(versions[row].number for row in rows))
 
 
@@ -132,7 +129,7 @@ def admitted(
     if len(now) < len(kept.versions) or _same(wanted.blends, kept.blends):
         return wanted, False
     gain = float(decision.estimates.max(axis=0) @ decision.task_mix) - worth(now, decision.task_mix)
-    if gain < config.min_gain:
+    if config.min_gain > 0 and gain < config.min_gain:
         return replace(kept, note=f"skipped: at most {gain:.3f} to gain"), False
     explores = any(_unknown(blend, versions, config.guard.least_count) for blend in wanted.blends)
     if explores and config.guard.exploration < 1 and sum(explored) + 1 > config.guard.exploration * (len(explored) + 1):

@@ -10,6 +10,7 @@ is turned over. While most clients are honest, the others end up with a weight n
 a client counts for: in a slot's reward, in this comparison, in the live guard, and in what the monitor learns.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -125,7 +126,18 @@ class Trust:
         """What each reward of a slot counts (n,): its client's trust, less where the client says too much."""
         trust = np.array([self.of(row.client) for row in rows])
         names, of = np.unique([row.client for row in rows], return_inverse=True)
-        return trust * capped(names.tolist(), np.bincount(of, weights=trust), self.share)[of]
+        given = np.bincount(of, weights=trust).astype(np.float64)
+        return np.asarray(trust * capped(names.tolist(), given, self.share)[of])
+
+    def fair(self, rows: Sequence[Given], most: int) -> list[Given]:
+        """Choose up to `most` rows, one of each client in turn, and of none more than counts."""
+        given, turns = Counter(row.client for row in rows), Counter[str]()
+        chosen: list[tuple[int, Given]] = []
+        for row, weight in zip(rows, self.weights(rows), strict=True):
+            if turns[row.client] < weight * given[row.client]:
+                chosen.append((turns[row.client], row))
+            turns[row.client] += 1
+        return [row for _, row in sorted(chosen, key=lambda one: one[0])[:most]]
 
     def learned(self, rows: Sequence[Given], mix: TaskMix) -> "Trust":
         """Compare the clients of one model's feedback in a slot of this mix (V,) with one another."""

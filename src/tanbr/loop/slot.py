@@ -7,8 +7,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.router.panel import group_mixes
-from tanbr.router.readings import Readings
+from tanbr.router.panel import Readings, group_mixes
 from tanbr.types import Blend, Decision, FloatArray, SlotMix, SlotRecord, TaskMix
 
 
@@ -87,9 +86,9 @@ class Choice:
         best = np.array([estimates[[i for i, f in enumerate(first) if f == row]].max(axis=0) for row in rows])
         return cls(blends[rows], best, reason, note)
 
-    def numbered(self, known: Sequence[tuple[Blend, int]]) -> "Choice":
-        """Let blends that have a number already keep it."""
-        numbers = {blend.tobytes(): number for blend, number in known}
+    def numbered(self, other: "Choice") -> "Choice":
+        """Let blends that have a number in another choice keep it."""
+        numbers = {blend.tobytes(): number for blend, number in zip(other.blends, other.versions, strict=True)}
         return replace(self, versions=tuple(numbers.get(blend.tobytes()) for blend in self.blends))
 
     def without(self, version: int) -> "Choice | None":

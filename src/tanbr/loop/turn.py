@@ -12,9 +12,9 @@ slot, a simulated one and a step of tuning differ in their world alone.
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -23,11 +23,16 @@ from tanbr.loop.config import LoopConfig
 from tanbr.loop.guard import Guard, Probes, Refused
 from tanbr.loop.rewards import VERDICT, Given, Tally, Trust, credited
 from tanbr.loop.slot import Choice, Phase, Reason, Slot, Told, Turn, Version
-from tanbr.monitor.recogniser import Recognition
-from tanbr.router.readings import Readings
-from tanbr.types import Blend, Decision, FloatArray, Router, SlotMix, TaskMix
+from tanbr.router.panel import Readings
+from tanbr.types import Blend, Decision, FloatArray, Router, SlotMix, TaskMix, Text
+
+if TYPE_CHECKING:  # settings are read without scikit-learn
+    from tanbr.monitor.recogniser import Recognition
 
 log = logging.getLogger("tanbr.loop")
+
+TAUGHT = 256  # texts a slot, at most, that labels teach the monitor: about 0.2 s of one core
+FIRM = 0.9  # posterior of a familiar text's task beyond which no label teaches the monitor otherwise
 
 
 class MixSource(Protocol):
@@ -38,7 +43,7 @@ class MixSource(Protocol):
         """Share of each task's requests that is read as each task (V, V); None if all are read rightly."""
         ...
 
-    def count(self, seen: Recognition) -> None:
+    def count(self, seen: "Recognition") -> None:
         """Take in requests of the open slot that were recognised."""
         ...
 
@@ -65,7 +70,10 @@ class Prepared(Protocol):
         ...
 
 
-class World(Protocol):
+P = TypeVar("P", bound=Prepared)
+
+
+class World(Protocol[P]):
     """Where slots are served."""
 
     def last_reward(self) -> int:
@@ -84,8 +92,8 @@ class World(Protocol):
         """Slots that the router was told already and for which the world measured rewards since."""
         ...
 
-    def teach(self, monitor: Any, rows: Sequence[Given], trust: Trust) -> None:
-        """Let a monitor learn from texts whose labels, and so tasks, have come."""
+    def texts(self, ids: Sequence[bytes]) -> Mapping[bytes, Text]:
+        """Look up the texts of answered requests, as far as they are at hand."""
         ...
 
     def ended(self, number: int) -> Slot | None:
@@ -96,11 +104,11 @@ class World(Protocol):
         """Say what answers now, where `slot` is open: all of its models, unless one broke. None: nothing does."""
         ...
 
-    def prepare(self, blend: Blend, version: int | None) -> Prepared:
+    def prepare(self, blend: Blend, version: int | None) -> P:
         """Make the merge of a blend (K,) ready to answer; `version` numbers one that had a number before."""
         ...
 
-    def probe(self, prepared: Prepared, *, fully: bool) -> Probes:
+    def probe(self, prepared: P, *, fully: bool) -> Probes:
         """Ask a blend that is ready the probe texts, or only whether it answers with numbers."""
         ...
 
@@ -112,7 +120,7 @@ class World(Protocol):
         """Write the turn down, before anything of it shows; if it raises, nothing happened."""
         ...
 
-    def commit(self, prepared: Sequence[Prepared], learner: "Learner") -> None:
+    def commit(self, prepared: Sequence[P], learner: "Learner") -> None:
         """Let what was prepared, and nothing else, answer from now on.
 
         Where it has to merge for that it may fail: what answers then is whole, old or new.
@@ -174,27 +182,29 @@ class Learner:
 
 def first(
     rules: Rules,
-    world: World,
+    world: World[P],
     *,
     router: Router,
     monitor: MixSource,
     tasks: int,
     number: int = 0,
-    pin: Pin | None = None,
+    mix: TaskMix | None = None,
+    decision: Decision | None = None,
 ) -> Learner:
-    """Open the first slot: nothing is known of the traffic, so every task is expected alike."""
-    mix = np.full(tasks, 1.0 / tasks)
+    """Open the first slot, for a mix (V,) or for every task alike, with a decision that the router made already if any.
+
+    What was told before is left alone.
+    """
+    mix = np.full(tasks, 1.0 / tasks) if mix is None else mix
     nothing = Slot(number - 1, (), mix, np.zeros((0, 0)), np.zeros((0, tasks)), None, Reason.START)
     trust = Trust(rules.config.rewards.doubt, rules.config.rewards.client_share)
-    learner = Learner(
-        rules, fork(router), monitor, nothing, Guard(tasks), trust, mix, mark=world.last_reward(), pin=pin
-    )
-    chosen, learner = _choose(learner, None)
-    prepared, learner = _prepare(learner, world, chosen, None)
+    learner = Learner(rules, fork(router), monitor, nothing, Guard(tasks), trust, mix, mark=world.last_reward())
+    choice = Choice.of(decision) if decision is not None else _choose(learner, None)[0]
+    prepared, learner = _prepare(learner, world, choice, None)
     return _finish(learner, world, prepared, Turn(learner.slot, None, None))
 
 
-def observe(learner: Learner, seen: Recognition | None, rewards: Sequence[Given] = ()) -> Learner:
+def observe(learner: Learner, seen: "Recognition | None", rewards: Sequence[Given] = ()) -> Learner:
     """Take in requests that were recognised, and show the guard rewards of the open slot."""
     if seen is not None and len(seen):
         monitor = learner.monitor.fork()
@@ -209,7 +219,7 @@ def observe(learner: Learner, seen: Recognition | None, rewards: Sequence[Given]
 
 
 def turn(
-    learner: Learner, world: World, *, forced: Choice | None = None, bad: Sequence[int] = (), worthless: bool = False
+    learner: Learner, world: World[P], *, forced: Choice | None = None, bad: Sequence[int] = (), worthless: bool = False
 ) -> Learner:
     """End the slot and open the next; the learner that goes on. If it raises, the old slot goes on.
 
@@ -218,7 +228,7 @@ def turn(
     """
     mark = world.last_reward()
     monitor = learner.monitor.fork()
-    world.teach(monitor, world.rewards(after=learner.mark, upto=mark), learner.trust)
+    _teach_monitor(monitor, world, world.rewards(after=learner.mark, upto=mark), learner.trust)
     mix = monitor.close_slot()
     kept = world.answering(learner.slot)
     ended = replace(learner.slot, held=mix.estimate)
@@ -248,8 +258,34 @@ def fork(router: Router) -> Router:
     return forked
 
 
+def _teach_monitor(monitor: Any, world: World[P], rows: Sequence[Given], trust: Trust) -> None:
+    """Let the monitor learn from texts whose labels, and so tasks, have come since the last turn.
+
+    Never against what it firmly believes. What it does not believe itself, it takes from a client that leads (or is
+    nobody in particular), or from several clients that say the same of a text.
+    """
+    rows = [row for row in rows if row.source == "labels" and row.task is not None and trust.of(row.client) > 0.5]
+    if not rows or not getattr(monitor, "learns", False):
+        return
+    texts = world.texts([row.id for row in rows])
+    rows = [row for row in rows if row.id in texts]
+    claims: dict[tuple[Text, int | None], set[str]] = {}
+    for row in rows:
+        claims.setdefault((texts[row.id], row.task), set()).add(row.client)
+    fair = trust.fair(rows, TAUGHT)
+    seen = monitor.snapshot().recognise([texts[row.id] for row in fair])
+    best, known = seen.posteriors.argmax(axis=1), ~seen.novel & seen.informed
+    firm = known & (seen.posteriors.max(axis=1, initial=0.0) > FIRM)
+    taught = []
+    for row, task, is_known, is_firm in zip(fair, best, known, firm, strict=True):
+        believed = not row.client or trust.leads(row.client) or len(claims[texts[row.id], row.task]) > 1
+        if (is_known and row.task == task) or (believed and not is_firm):
+            taught.append(row)
+    monitor.learn([texts[row.id] for row in taught], [monitor.tasks[row.task] for row in taught])
+
+
 def _tell(
-    learner: Learner, world: World, mark: int, *, bad: Sequence[int], worthless: bool
+    learner: Learner, world: World[P], mark: int, *, bad: Sequence[int], worthless: bool
 ) -> tuple[Learner, tuple[Told, ...]]:
     """Tell the router the slots whose rewards are due, and what came late for those it was told."""
     config, told = learner.rules.config, []
@@ -269,7 +305,8 @@ def _tell(
                 for place, tally in enumerate(tallies)
             ]
         told.append(_told(learner, slot, tallies))
-    late: dict[int, list[Given]] = {number: [] for number in world.measured_late()}
+    measured = world.measured_late()  # of other slots the router was told already what the world measured
+    late: dict[int, list[Given]] = {number: [] for number in measured}
     waiting = {slot.number for slot in learner.settling}
     for row in world.rewards(after=learner.mark, upto=mark):
         if row.slot not in waiting:
@@ -277,7 +314,9 @@ def _tell(
     for number, rows_of in late.items():
         found = world.ended(number)
         if found is not None:
-            tallies = credited(_measured(world, found, tasks), rows_of, _held(found), trust)
+            none = [Tally(tasks)] * len(found.versions)
+            before = _measured(world, found, tasks) if number in measured else none
+            tallies = credited(before, rows_of, _held(found), trust)
             told.append(replace(_told(learner, found, tallies), late=True))
     for one in told:
         _teach(learner.router, one)
@@ -298,7 +337,7 @@ def _held(slot: Slot) -> TaskMix:
     return slot.task_mix if slot.held is None else slot.held
 
 
-def _measured(world: World, slot: Slot, tasks: int) -> list[Tally]:
+def _measured(world: World[P], slot: Slot, tasks: int) -> list[Tally]:
     measured = world.measured(slot.number)
     return [measured.get(place, Tally(tasks)) for place in range(len(slot.versions))]
 
@@ -325,7 +364,7 @@ def _as_decided(
     """Put the rewards and counts (n, V) of the blends (n, K) that were served into the rows of a decision's own."""
     table, behind = np.full(decision.estimates.shape, np.nan), np.zeros(decision.estimates.shape)
     for blend, reward, count in zip(blends, rewards, counts, strict=True):
-        row = next(row for row, own in enumerate(decision.blends) if np.array_equal(own, blend))
+        row = np.abs(decision.blends - blend).sum(axis=1).argmin()  # the nearest: a saved state may have lost digits
         table[row], behind[row] = reward, count
     return table, behind
 
@@ -358,7 +397,7 @@ def _choose(learner: Learner, kept: Choice | None) -> tuple[Choice, Learner]:
         served = np.empty((0, 0)) if kept is None else kept.blends
         blends, estimates = rules.start(Readings.of(mix, confusion), served, models=rules.models)
         choice = Choice.panel(blends, estimates, Reason.START, f"{phase}: the start blend")
-        return choice if kept is None else choice.numbered(list(zip(kept.blends, kept.versions, strict=True))), learner
+        return choice if kept is None else choice.numbered(kept), learner
     decision = ask(learner.router, mix, models=rules.models, confusion=confusion)
     if kept is None:
         return Choice.of(decision), learner
@@ -376,18 +415,21 @@ def _choose(learner: Learner, kept: Choice | None) -> tuple[Choice, Learner]:
 
 
 def _decline(router: Any, decision: Decision) -> None:
-    """Tell the router that a decision was never served."""
-    router.tell(decision, np.full(decision.estimates.shape, np.nan))
+    """Take back a decision that was never served: it leaves no trace in the router."""
+    if hasattr(router, "decline"):
+        router.decline(decision)
+    else:
+        router.tell(decision, np.full(decision.estimates.shape, np.nan))
 
 
-def _prepare(learner: Learner, world: World, choice: Choice, kept: Choice | None) -> tuple[Sequence[Prepared], Learner]:
+def _prepare(learner: Learner, world: World[P], choice: Choice, kept: Choice | None) -> tuple[Sequence[P], Learner]:
     """Merge what was chosen and have the guard look at it: what is ready, and the learner with the next slot open.
 
     What is refused is told to the router, which may choose again; at last what answers is `kept`.
     """
     rules, mix = learner.rules, learner.forecast
     for chance in range(rules.config.guard.tries, -1, -1):
-        prepared: list[Prepared] = []
+        prepared: list[P] = []
         slot = Slot.of(choice, number=learner.slot.number + 1, versions=(), task_mix=mix)
         guard, numbers = learner.guard, choice.versions or (None,) * len(choice.blends)
         try:
@@ -405,9 +447,10 @@ def _prepare(learner: Learner, world: World, choice: Choice, kept: Choice | None
             if choice.decision is None or kept is None:
                 raise
             log.info("a blend is not served: %s", why)
-            bad = choice.blends[len(prepared) - 1][None]
             router: Any = learner.router
-            router.tell(choice.decision, *_as_decided(choice.decision, bad, why.reward[None], why.counts[None]))
+            _decline(router, choice.decision)
+            if hasattr(router, "warm_start"):  # what the probes have earned teaches all the same
+                router.warm_start(choice.blends[[len(prepared) - 1]], why.reward[None], why.counts[None])
             confusion = learner.monitor.confusion if rules.models > 1 else None
             if chance > 1:
                 choice = Choice.of(ask(router, mix, models=rules.models, confusion=confusion))
@@ -419,7 +462,7 @@ def _prepare(learner: Learner, world: World, choice: Choice, kept: Choice | None
     raise AssertionError("the last chance keeps what answers")
 
 
-def _finish(learner: Learner, world: World, prepared: Sequence[Prepared], done: Turn) -> Learner:
+def _finish(learner: Learner, world: World[P], prepared: Sequence[P], done: Turn) -> Learner:
     """Write the turn down, then let what was prepared answer."""
     config, opened = learner.rules.config, learner.slot
     keep = config.keep_versions * learner.rules.models
@@ -442,7 +485,10 @@ def _finish(learner: Learner, world: World, prepared: Sequence[Prepared], done: 
         world.alarm(f"merge version {', '.join(changed)} cannot be served: {_said(error)}")
         whole = world.answering(opened)
         if whole is not None and changed:
-            return turn(learner, world, forced=_staying(whole, error))
+            try:
+                return turn(learner, world, forced=_staying(whole, error))
+            except Exception as failed:  # the slot is on disk, so it stays open, whatever answers in it
+                world.alarm(f"slot {opened.number} goes on with what is whole: {_said(failed)}")
     return learner
 
 

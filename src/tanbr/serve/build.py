@@ -3,19 +3,18 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from tanbr.errors import CheckpointError, DataError
-from tanbr.groups import Groups
 from tanbr.merge import open as open_moe
 from tanbr.merge.inspect import glance
 from tanbr.moe import embedded
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
-from tanbr.router import GroupedRouter, Tanbr
+from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
+from tanbr.router.groups import Groups
 from tanbr.serve.backends import Builder
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
@@ -58,7 +57,7 @@ def build(
     the checkpoint's folder is one, too. Without any the monitor
     groups the traffic by itself, into as many latent tasks as there are experts if the checkpoint has no card either.
     `survey` is what `tanbr survey` wrote: its best blend for the mix is the start blend; the router is told a
-    `warm_start` like it before its first slot. `groups` is what `tanbr groups` wrote: the router learns over groups of
+    `warm_start` like it before its first slot. `groups` is what `tanbr inspect --groups` wrote: the router learns over groups of
     experts, and there are as many latent tasks. Experts that do not merge are refused unless `force` is given.
     `backend` and `make_engine` are those of a `Service`.
     """
@@ -95,8 +94,9 @@ def build(
     own = card.experts_of(names) if past is not None else ()
     # where nobody taught the monitor, its tasks are groups of its own, and no expert is known to be theirs
     settings = (router or RouterConfig()).of_requests(own)
-    make = Tanbr if found is None else partial(GroupedRouter, groups=found)
-    chooser = make(moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings)
+    chooser = Tanbr(
+        moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings, groups=found
+    )
     if warm_start is not None:
         known = Survey.load(warm_start).check(moe, tasks, warm_start)
         chooser.warm_start(known.blends, known.rewards, known.counts)

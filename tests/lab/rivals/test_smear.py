@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from lab.rivals.toy import D, Toy
 from moe.tiny import build
+from tanbr.lab.gates import decoder_sites, gates_of
 from tanbr.lab.rivals.smear import Smear
-from tanbr.moe.gates import decoder_sites, gates_of
 from tanbr.moe.layer import BlendRouting, TaskRouting, TokenRouting, routed
 
 ONES = {"attention_mask": torch.ones(1, 2)}

@@ -19,7 +19,7 @@ from tanbr.fleet.ray.learner import RayLearner, end_learner, found_learner, get
 from tanbr.fleet.replica import ReplicaService
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
-from tanbr.serve.cores import usable
+from tanbr.serve.config import usable_cores
 from tanbr.serve.records import ServiceError, ServiceInfo, ServiceState
 from tanbr.serve.web import logs
 from tanbr.serve.web.app import create_app
@@ -117,7 +117,7 @@ def connected(address: str | None, *, cpus: int) -> Iterator[bool]:
         if address is not None:
             raise ConfigError(f"there is no Ray cluster at {address}: {error}") from None
         own = True
-        ray.init(address="local", num_cpus=max(cpus, usable()), include_dashboard=False, log_to_driver=True)
+        ray.init(address="local", num_cpus=max(cpus, usable_cores()), include_dashboard=False, log_to_driver=True)
     try:
         yield own
     finally:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tanbr.lab.gates import Gated, Inputs, RowLosses, gates_of, gumbel, heard, real_tokens
 from tanbr.lab.rivals.switch import BALANCE, balance_loss
-from tanbr.moe.gates import Gated, Inputs, RowLosses, gates_of, gumbel, heard, real_tokens
 from tanbr.moe.layer import TokenRouting, routed
 
 ROUTING = TokenRouting(top_k=1, normalise=True)  # an expert's output as it is: nothing but the reward teaches the gate

@@ -1,5 +1,7 @@
 """Routers that follow a rule and learn nothing: a random blend, a constant one, the mix itself, the best of a table."""
 
+# ruff: noqa: ARG002 - a policy is handed more than each rule needs
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,13 +9,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tanbr.errors import InputError
-from tanbr.router.ask_tell import AskTell
-from tanbr.router.panel import Candidates, Panel, chosen, panel_of, proportional_blends, task_groups
-from tanbr.router.readings import Readings
-from tanbr.router.records import Open, Terms, TreeView, lone_root
-from tanbr.router.simplex import keep_largest
-from tanbr.router.sizes import Sizes, as_size
-from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix, as_blend
+from tanbr.router.panel import Readings, chosen, group_mixes, proportional_blends, task_groups
+from tanbr.router.shell import AskTell, Question, lone_root
+from tanbr.router.simplex import Sizes, keep_largest
+from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, TaskMix, Terms, TreeView, as_blend
+
+NAN = float("nan")
+
+
+def proportional(mix: ArrayLike, *, own: Sequence[int], experts: int) -> Blend:
+    """Give every expert the share of its tasks in the mix (V,): a blend (K,); `own` names each task's expert (V,)."""
+    blend = np.zeros(experts)
+    np.add.at(blend, list(own), np.asarray(mix, dtype=np.float64))
+    return blend
 
 
 @dataclass(frozen=True)
@@ -22,50 +30,58 @@ class Nothing:
 
 
 class _Rule:
-    """A policy without anything that changes; how to choose is for its children to say."""
+    """A policy that learns nothing; subclasses say how to choose."""
 
-    state = Nothing()
+    panels = True
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
 
-    def choose_panel(self, readings: Readings, models: int, open_slots: list[Open]) -> Panel:
-        """Choose G times; without rewards, even groups of tasks say which model serves which."""
-        picked = [self.choose(readings.task_mix, open_slots) for _ in range(models)]
-        return self._by_groups(np.array([blend for blend, _ in picked]), task_groups(readings, models))
+    def start(self, rng: np.random.Generator) -> Nothing:
+        return Nothing()
 
-    def _by_groups(self, blends: FloatArray, labels: NDArray[np.intp]) -> Panel:
+    def choose(self, state: Nothing, asked: Question, rng: np.random.Generator) -> Decision:
+        """Follow the rule G times; without rewards, even groups of tasks say which model serves which."""
+        blends = np.array([self.one(asked.task_mix, rng) for _ in range(asked.models)])
+        return self._by_groups(asked, blends, task_groups(Readings.of(asked.task_mix, asked.confusion), asked.models))
+
+    def _by_groups(self, asked: Question, blends: FloatArray, labels: NDArray[np.intp]) -> Decision:
         belongs = (labels == np.arange(len(blends))[:, None]).astype(np.float64)
-        return Panel(blends, belongs, tuple(Terms(float("nan")) for _ in blends))
+        return asked.decided(blends, tuple(Terms(NAN) for _ in blends), estimates=belongs)
 
-    def learn_panel(self, readings: Readings, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
-        """Learn nothing."""
-
-    def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:
+    def one(self, mix: TaskMix, rng: np.random.Generator) -> Blend:
         """Follow the rule."""
         raise NotImplementedError
 
-    def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:
-        """Learn nothing."""
+    def learn(
+        self,
+        state: Nothing,
+        decision: Decision,
+        rewards: FloatArray,
+        counts: FloatArray,
+        rng: np.random.Generator,
+    ) -> Nothing:
+        return state
 
-    def warm_start(self, blend: Blend, reward: Reward, counts: Counts) -> None:
-        """Learn nothing."""
+    def warm_start(self, state: Nothing, blend: Blend, reward: Reward, counts: Counts) -> Nothing:
+        return state
 
-    def view(self) -> TreeView:
+    def view(self, state: Nothing) -> TreeView:
         return lone_root(self.sizes.experts, self.sizes.tasks)
-
-    def restore(self, state: Nothing) -> None:
-        """Nothing changes."""
 
 
 class _Random(_Rule):
-    def __init__(self, sizes: Sizes, rng: np.random.Generator) -> None:
-        super().__init__(sizes)
-        self.rng = rng
+    def one(self, mix: TaskMix, rng: np.random.Generator) -> Blend:
+        return keep_largest(rng.dirichlet(np.ones(self.sizes.experts)), self.sizes.max_active)
 
-    def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:  # noqa: ARG002
-        blend = keep_largest(self.rng.dirichlet(np.ones(self.sizes.experts)), self.sizes.max_active)
-        return blend, Terms(float("nan"))
+
+class _Fixed(_Rule):
+    def __init__(self, sizes: Sizes, blend: Blend) -> None:
+        super().__init__(sizes)
+        self.blend = blend
+
+    def one(self, mix: TaskMix, rng: np.random.Generator) -> Blend:
+        return self.blend
 
 
 class _BestOf(_Rule):
@@ -73,16 +89,13 @@ class _BestOf(_Rule):
         super().__init__(sizes)
         self.blends, self.rewards = blends, rewards
 
-    def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:  # noqa: ARG002
-        worth = self.rewards @ mix
-        best = int(worth.argmax())
-        return self.blends[best], Terms(float(worth[best]), candidates=len(worth))
-
-    def choose_panel(self, readings: Readings, models: int, open_slots: list[Open]) -> Panel:
-        if np.isnan(self.rewards).any():
-            return super().choose_panel(readings, models, open_slots)
-        found = Candidates.of(self.blends, self.rewards, np.zeros_like(self.rewards))
-        return panel_of(found, chosen(found, readings, models), readings)
+    def choose(self, state: Nothing, asked: Question, rng: np.random.Generator) -> Decision:
+        readings = Readings.of(asked.task_mix, asked.confusion)
+        rows = chosen(self.rewards, readings, asked.models)
+        mixes = group_mixes(self.rewards[rows], readings)
+        why = (float(mix @ self.rewards[row]) for row, mix in zip(rows, mixes, strict=True))
+        terms = tuple(Terms(mean, candidates=len(self.blends)) for mean in why)
+        return asked.decided(self.blends[rows], terms, estimates=self.rewards[rows])
 
 
 class _Proportional(_Rule):
@@ -90,14 +103,11 @@ class _Proportional(_Rule):
         super().__init__(sizes)
         self.own = own
 
-    def choose(self, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:  # noqa: ARG002
-        blend = np.zeros(self.sizes.experts)
-        np.add.at(blend, self.own, mix)
-        return keep_largest(blend, self.sizes.max_active), Terms(float("nan"))
-
-    def choose_panel(self, readings: Readings, models: int, open_slots: list[Open]) -> Panel:  # noqa: ARG002
-        labels = task_groups(readings, models)
-        return self._by_groups(proportional_blends(readings, labels, models, own=self.own, sizes=self.sizes), labels)
+    def choose(self, state: Nothing, asked: Question, rng: np.random.Generator) -> Decision:
+        readings = Readings.of(asked.task_mix, asked.confusion)
+        labels = task_groups(readings, asked.models)
+        blends = proportional_blends(readings, labels, asked.models, own=self.own, sizes=self.sizes)
+        return self._by_groups(asked, blends, labels)
 
 
 class RandomBlend(AskTell):
@@ -107,8 +117,7 @@ class RandomBlend(AskTell):
 
     def __init__(self, experts: int, tasks: int, *, max_active: int | None = None, seed: int = 0) -> None:
         sizes = Sizes.check(experts, tasks, max_active)
-        rng = np.random.default_rng(as_size(seed, "seed", least=0))
-        super().__init__(_Random(sizes, rng), rng, sizes, settings={"seed": seed})
+        super().__init__(_Random(sizes), sizes, seed=seed, settings={"seed": seed})
 
 
 class FixedBlend(AskTell):
@@ -123,8 +132,7 @@ class FixedBlend(AskTell):
         if blend is None:
             blend = np.repeat([1.0 / sizes.max_active, 0.0], [sizes.max_active, sizes.experts - sizes.max_active])
         fixed = as_blend(blend, experts=sizes.experts, max_active=sizes.max_active)
-        policy = _BestOf(sizes, fixed[None], np.full((1, sizes.tasks), np.nan))
-        super().__init__(policy, np.random.default_rng(0), sizes, settings={"blend": fixed.tolist()})
+        super().__init__(_Fixed(sizes, fixed), sizes, settings={"blend": fixed.tolist()})
 
 
 class Proportional(AskTell):
@@ -139,7 +147,7 @@ class Proportional(AskTell):
         of_task = [v % sizes.experts for v in range(sizes.tasks)] if own is None else list(own)
         if len(of_task) != sizes.tasks or not set(of_task) <= set(range(sizes.experts)):
             raise InputError(f"own must name one of {experts} experts for each of {tasks} tasks (got {own})")
-        super().__init__(_Proportional(sizes, of_task), np.random.default_rng(0), sizes, settings={"own": of_task})
+        super().__init__(_Proportional(sizes, of_task), sizes, settings={"own": of_task})
 
 
 class BestKnown(AskTell):
@@ -158,4 +166,4 @@ class BestKnown(AskTell):
         for x in xs:
             as_blend(x, experts=sizes.experts, max_active=sizes.max_active)
         settings = {"blends": xs.tolist(), "rewards": rs.tolist()}
-        super().__init__(_BestOf(sizes, xs, rs), np.random.default_rng(0), sizes, settings=settings)
+        super().__init__(_BestOf(sizes, xs, rs), sizes, settings=settings)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tanbr.moe.gates import Gated, Inputs, RowLosses, decoder_sites, gates_of
+from tanbr.lab.gates import Gated, Inputs, RowLosses, decoder_sites, gates_of
 from tanbr.moe.layer import BlendRouting, Routing, SequenceRouting, TokenRouting, mean_token, routed
 
 
@@ -34,7 +34,7 @@ class Smear(Gated):
         experts = gates_of(self.model)[0].out_features
         routing: Routing = TokenRouting(experts, mix="products")
         if self.per == "sequence":
-            routing = SequenceRouting(experts, mix="weights", real=inputs["attention_mask"])
+            routing = SequenceRouting(inputs["attention_mask"])
         with routed(self.model, routing):
             answering = decoder_sites(self.model) if self.per == "sequence" else []
             if not answering:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tanbr.moe.gates import Gated, Inputs, RowLosses, Said, heard, real_tokens
+from tanbr.lab.gates import Gated, Inputs, RowLosses, Said, heard, real_tokens
 from tanbr.moe.layer import TokenRouting, routed
 
 BALANCE = 0.01  # α, the weight of the load-balance loss
