@@ -11,13 +11,11 @@ import numpy as np
 from sklearn.neighbors import KNeighborsRegressor
 
 from tanbr.lab.tasks import traffic
+from tanbr.loop.config import RewardConfig
+from tanbr.loop.rewards import Given, Tally, Trust, credited
 from tanbr.moe import embedded
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
-from tanbr.serve.clients import Clients
-from tanbr.serve.config import RewardConfig
-from tanbr.serve.rewards import Tally
-from tanbr.serve.rows import Given
 from tanbr.serve.survey import Survey
 
 K = V = 8
@@ -29,7 +27,7 @@ def honest_reward(liars: float, config: RewardConfig, *, seed: int, truth: KNeig
     """Mean reward of the second half of the slots, when a share of the clients turn their rewards over."""
     rng = np.random.default_rng(seed)
     router = Tanbr(K, V, seed=seed, config=RouterConfig().of_requests(tuple(range(V))))
-    clients, earned = Clients(config), []
+    trust, earned = Trust(config.doubt, config.client_share), list[float]()
     for mix in traffic.mixes("dirichlet", tasks=V, slots=SLOTS, seed=seed, alpha=0.3):
         decision = router.ask(mix)
         rewards = truth.predict(decision.blend[None])[0]  # (V,)
@@ -39,10 +37,10 @@ def honest_reward(liars: float, config: RewardConfig, *, seed: int, truth: KNeig
             for task in rng.choice(V, p=mix, size=EACH).tolist():
                 right = float(rng.random() < rewards[task])
                 said = 1 - right if client < liars * CLIENTS else right
-                rows.append(Given(0, 0, "feedback", task, said, None, f"client {client}"))
-        tally = Tally(V, config)
-        tally.add_feedback(rows, mix, clients, learn=True)
-        router.tell(decision, *tally.reward)
+                rows.append(Given(0, 0, 0, "feedback", task, said, None, f"client {client}"))
+        trust = trust.learned(rows, mix)
+        (tally,) = credited([Tally(V)], rows, mix, trust)
+        router.tell(decision, *tally.reward(config))
     return float(np.mean(earned[SLOTS // 2 :]))
 
 
