@@ -18,18 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.fleet.fleet import Fleet
-from tanbr.fleet.link import Link
-from tanbr.fleet.messages import Hello, Order, Proposal, Reply, Report, Welcome
-from tanbr.fleet.outbox import ReportBox
+from tanbr.fleet.fleet import Fleet, Hello, Order, Proposal, Reply, Report, Welcome
+from tanbr.fleet.replica import Link, ReportBox
 from tanbr.lab.corpus import taught_monitor
 from tanbr.lab.tasks import tiny
 from tanbr.monitor import Monitor
 from tanbr.serve.build import build
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.lineage import MadeFor
-from tanbr.serve.lineup import Lineup, Live, Staged
 from tanbr.serve.messages import Answers
+from tanbr.serve.panel import Lineup, Live, Staged
 from tanbr.state import to_arrays
 
 K, V, COLUMNS = 8, 8, 15
@@ -69,6 +67,10 @@ class Port:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
+    def __call__(self, method: str, message: Any) -> Any:
+        """Call one of those below."""
+        return getattr(self, method)(message)
+
     def hello(self, hello: Hello) -> Welcome:
         """Be taken in."""
         return Welcome(self._fleet.hello(hello), None, None, None, (), b"")  # type: ignore[arg-type]
@@ -79,12 +81,6 @@ class Port:
         reply = asked.result() if asked.done() else self._fleet.idle(report.member)
         back: Reply = pickle.loads(pickle.dumps(reply))
         return back
-
-    def leave(self, report: Report) -> None:
-        """Go."""
-
-    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Nothing."""
 
 
 class Everyone:
@@ -186,7 +182,7 @@ def intake(texts: int = 9600) -> float:
             started = time.process_time()
             for message in pickle.loads(lot):
                 service.put(message)
-            service.learner.read()
+            service.learning.read()
             best = max(best, texts / (time.process_time() - started))
         service.store.close()
     return best

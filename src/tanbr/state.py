@@ -44,12 +44,12 @@ def read_state(path: str | Path) -> tuple[dict[str, Any], Arrays]:
     if not path.exists():
         raise StateError(f"there is no saved state at {path}")
     if not path.is_file():
-        raise StateError(f"{path} is no file; a saved state is one")
+        raise StateError(f"{path} is no file, and a saved state is one file")
     try:
         arrays = _members(path.read_bytes())
         label = json.loads(arrays.pop(HEADER).tobytes())
         version, checksum, header = label["version"], label["checksum"], dict(label["header"])
-    except Exception as error:  # whatever it is that these bytes make the readers of zip, arrays or JSON stumble over
+    except Exception as error:  # damaged bytes can make the readers of zip, arrays and JSON raise anything
         raise StateError(f"{path} is not a whole state ({_said(error)}); restore it from a copy") from None
     if version != VERSION:
         raise StateError(f"{path} has state version {version}, this tanbr reads {VERSION}; use the tanbr that wrote it")

@@ -190,6 +190,13 @@ class Router(Protocol):
         ...
 
 
+def lock(value: Any) -> None:
+    """Make the arrays of a frozen dataclass read-only: a state is never written to once it is one."""
+    for part in vars(value).values():
+        if isinstance(part, np.ndarray):
+            part.setflags(write=False)
+
+
 def frozen(values: ArrayLike) -> FloatArray:
     """Give an array that nobody can write to: the same one if it is that already, else a copy."""
     array = np.asarray(values, dtype=np.float64)

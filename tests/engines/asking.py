@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from engines.fake_engine import FakeEngine, FakeLlamaCpp, FakeSglang, FakeVllm
-from tanbr.engines.connecting import connect
+from engines.fake_engine import FakeEngine, FakeLlamaCpp
+from tanbr.engines import connect
 from tanbr.engines.remote import Remote
 from tanbr.merge import Moe
 from tanbr.moe.text import TextEncoder
@@ -18,10 +18,9 @@ BLENDS = [[1.0, 0, 0, 0], [0, 0, 0.5, 0.5], [0.25] * 4, [0, 1.0, 0, 0]]
 
 
 @contextmanager
-def before(engine: FakeEngine, moe: Moe, **changes: str) -> Iterator[Remote]:
+def before(engine: FakeEngine, moe: Moe) -> Iterator[Remote]:
     """A backend that talks to an engine."""
-    name = {FakeVllm: "vllm", FakeSglang: "sglang", FakeLlamaCpp: "llamacpp"}[type(engine)]
-    made = connect(moe, **{"engine": name, "url": engine.url, "fingerprint": "f", **changes})
+    made = connect(moe, engine="llamacpp" if isinstance(engine, FakeLlamaCpp) else "vllm", url=engine.url)
     try:
         yield made
     finally:
@@ -33,9 +32,15 @@ def serving(backend: Remote, moe: Moe) -> Engine:
     return Engine(moe, backend=lambda *_, **__: backend)
 
 
+def answers(engine: Engine, backend: Remote, *, limit: int = 7) -> list[tuple[int, ...]]:
+    """Tokens that an engine writes for the prompts."""
+    done = backend.generate(engine.padded(PROMPTS)[0], limits=[limit] * len(PROMPTS), on_step=lambda _: ())
+    return [() if row is None else row.tokens for row in done]
+
+
 @torch.inference_mode()
 def transformers_answers(
-    moe: Moe, blend: Sequence[float], prompts: Sequence[str], *, limit: int, model: Any = None
+    moe: Moe, blend: Sequence[float], prompts: Sequence[str] = PROMPTS, *, limit: int = 7, model: Any = None
 ) -> list[tuple[int, ...]]:
     """Tokens that transformers writes with a merge, greedily, without the token that ends them."""
     model = moe.dense(blend) if model is None else model

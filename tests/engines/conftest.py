@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.fake_engine import FakeSglang, FakeVllm
+from engines.fake_engine import FakeVllm
 from engines.tiny_adapters import write_adapters
 from serve.text_model import write
 from tanbr.merge import Moe
@@ -42,10 +42,4 @@ def lora(adapters: Moe) -> Iterator[FakeVllm]:
 @pytest.fixture
 def vllm(dense: Path) -> Iterator[FakeVllm]:
     with FakeVllm(dense).running() as engine:
-        yield engine
-
-
-@pytest.fixture
-def sglang(dense: Path) -> Iterator[FakeSglang]:
-    with FakeSglang(dense).running() as engine:
         yield engine

@@ -1,4 +1,4 @@
-"""Engines of our own that keep vLLM's and SGLang's contracts over a real socket: transformers on a tiny model.
+"""Engines of our own that keep vLLM's and llama.cpp's contracts over a real socket: transformers on a tiny model.
 
 Like the real ones they remember prefixes: an answer to a prompt that was asked before is the old one, whatever the
 weights are, until somebody has them forget it. What vLLM really says is in `vllm_recorded.json`; `test_vllm.py` holds
@@ -6,6 +6,7 @@ this to it.
 """
 
 import asyncio
+import inspect
 import json
 import threading
 import time
@@ -39,6 +40,8 @@ class FakeEngine:
         self.slow = threading.Event()  # while it is set, only first tokens are written
         self.refuses = ""  # what it says to weights that it does not take
         self.dies_loading = False
+        self.hangs_loading = threading.Event()  # while it is set, weights are loaded
+        self.extra = 0  # tokens that it writes beyond those it was asked for
         self.nan = False  # whether weights that are loaded answer with NaN
         self.calls: list[str] = []
         self.asked: list[dict[str, Any]] = []  # how answers were to be written; they are greedy all the same
@@ -79,6 +82,7 @@ class FakeEngine:
             yield self
         finally:
             self.slow.clear()
+            self.hangs_loading.clear()
             self.kill()
 
     async def _answered(self, request: Request) -> Response:
@@ -89,7 +93,9 @@ class FakeEngine:
         if route is None or (not self.dev_mode and path in self.development):
             return JSONResponse({"detail": "Not Found"}, 404)
         text = await request.body()
-        return await route(json.loads(text) if text else None, request)
+        said = route(json.loads(text) if text else None, request)
+        said = await said if inspect.isawaitable(said) else said
+        return said if isinstance(said, Response) else JSONResponse(said)
 
     development: frozenset[str] = frozenset()
 
@@ -118,14 +124,14 @@ class FakeEngine:
         key = (adapter, *prompt) if adapter else tuple(prompt)
         known, remembered, ended = self.cache.get(key, []), [], False
         try:
-            for step in range(limit):
+            for step in range(limit + self.extra):
                 while self.paused or (step and self.slow.is_set()):
                     await asyncio.sleep(0.005)
                 written = [one for one, _ in remembered]
                 token, chance = known[step] if step < len(known) else self.next(prompt, written, model)
                 remembered.append((token, chance))
                 stopped = token in ends
-                end = "stop" if stopped else "length" if step == limit - 1 else None
+                end = "stop" if stopped else "length" if step == limit + self.extra - 1 else None
                 ended = end is not None
                 yield token, chance, end
                 if stopped:
@@ -149,18 +155,8 @@ class FakeEngine:
 class FakeVllm(FakeEngine):
     """vLLM 0.32."""
 
-    development = frozenset(
-        {
-            "/collective_rpc",
-            "/server_info",
-            "/pause",
-            "/resume",
-            "/is_paused",
-            "/reset_prefix_cache",
-            "/update_weight_version",
-            "/weight_info",
-        }
-    )
+    development = frozenset({"/collective_rpc", "/server_info", "/pause", "/resume", "/is_paused", "/weight_info"})
+    development |= {"/reset_prefix_cache", "/update_weight_version"}
 
     def __init__(self, folder: Path, *, port: int = 0) -> None:
         super().__init__(folder, port=port)
@@ -174,13 +170,13 @@ class FakeVllm(FakeEngine):
             "/v1/completions": self._completions,
             "/tokenize": self._tokenize,
             "/server_info": self._server_info,
-            "/weight_info": self._weight_info,
+            "/weight_info": lambda *_: {"weight_version": self.label},
             "/update_weight_version": self._update_weight_version,
             "/collective_rpc": self._collective_rpc,
             "/reset_prefix_cache": self._reset_prefix_cache,
             "/pause": self._pause,
-            "/resume": self._resume,
-            "/is_paused": self._is_paused,
+            "/resume": self._pause,
+            "/is_paused": lambda *_: {"is_paused": self.paused},
             "/v1/load_lora_adapter": self._load_adapter,
             "/v1/unload_lora_adapter": self._unload_adapter,
         }
@@ -213,34 +209,24 @@ class FakeVllm(FakeEngine):
         del self.adapters[name]
         return Response(f"Success: LoRA adapter '{name}' removed successfully.")
 
-    async def _models(self, body: Any, request: Request) -> Response:
-        card = {
-            "id": MODEL,
-            "object": "model",
-            "root": str(self.folder),
-            "parent": None,
-            "max_model_len": self.positions,
-        }
+    def _models(self, body: Any, request: Request) -> Any:
+        card = {"id": MODEL, "object": "model", "root": str(self.folder), "parent": None}
+        card |= {"max_model_len": self.positions}
         more = [card | {"id": name, "root": one[0], "parent": MODEL} for name, one in self.adapters.items()]
-        return JSONResponse({"object": "list", "data": [card, *more]})
+        return {"object": "list", "data": [card, *more]}
 
-    async def _server_info(self, body: Any, request: Request) -> Response:
+    def _server_info(self, body: Any, request: Request) -> Any:
         config = {"model": str(self.folder), "dtype": f"torch.{self.dtype}", "quantization": self.quantised}
         lora = {"target_modules": self.lora_targets} if self.most_rank else None
-        return JSONResponse({"vllm_config": {"model_config": config, "lora_config": lora}})
+        return {"vllm_config": {"model_config": config, "lora_config": lora}}
 
-    async def _tokenize(self, body: Any, request: Request) -> Response:
+    def _tokenize(self, body: Any, request: Request) -> Any:
         tokens = self.tokenizer(body["prompt"])["input_ids"]
-        return JSONResponse(
-            {"count": len(tokens), "max_model_len": self.positions, "tokens": tokens, "token_strs": None}
-        )
+        return {"count": len(tokens), "max_model_len": self.positions, "tokens": tokens, "token_strs": None}
 
-    async def _weight_info(self, body: Any, request: Request) -> Response:
-        return JSONResponse({"weight_version": self.label})
-
-    async def _update_weight_version(self, body: Any, request: Request) -> Response:
+    def _update_weight_version(self, body: Any, request: Request) -> Any:
         self.label = body["new_version"]
-        return JSONResponse({"success": True, "new_version": self.label})
+        return {"success": True, "new_version": self.label}
 
     async def _collective_rpc(self, body: Any, request: Request) -> Response:
         assert body["method"] == "reload_weights"
@@ -249,27 +235,22 @@ class FakeVllm(FakeEngine):
         if self.dies_loading:
             self._server.should_exit = self._server.force_exit = True
             await asyncio.sleep(60)
+        while self.hangs_loading.is_set():
+            await asyncio.sleep(0.005)
         if self.refuses:
-            return JSONResponse({"error": {"message": self.refuses, "type": "InternalServerError", "code": 500}}, 500)
+            return _error(self.refuses, "InternalServerError", 500)
         self.load(body["kwargs"]["weights_path"])
         return JSONResponse({"results": [None]})
 
-    async def _reset_prefix_cache(self, body: Any, request: Request) -> Response:
+    def _reset_prefix_cache(self, body: Any, request: Request) -> Any:
         if self.forgets and not self.busy:
             self.cache.clear()
-        return JSONResponse({"success": not self.busy})
+        return {"success": not self.busy}
 
-    async def _pause(self, body: Any, request: Request) -> Response:
-        assert request.query_params["mode"] == "wait"
-        self.paused = True
-        return JSONResponse({"status": "paused"})
-
-    async def _resume(self, body: Any, request: Request) -> Response:
-        self.paused = False
-        return JSONResponse({"status": "resumed"})
-
-    async def _is_paused(self, body: Any, request: Request) -> Response:
-        return JSONResponse({"is_paused": self.paused})
+    def _pause(self, body: Any, request: Request) -> Any:
+        assert request.url.path == "/resume" or request.query_params["mode"] == "wait"
+        self.paused = request.url.path == "/pause"
+        return {"status": "paused" if self.paused else "resumed"}
 
     async def _completions(self, body: Any, request: Request) -> Response:
         adapter = "" if body["model"] == MODEL else body["model"]
@@ -290,10 +271,10 @@ class FakeVllm(FakeEngine):
                 choice = {
                     "index": 0,
                     "text": self.tokenizer.decode([token]),
-                    "logprobs": {"token_logprobs": [said], "tokens": [str(token)]},
                     "finish_reason": end,
                     "token_ids": [token],
                 }
+                choice |= {"finish_reason": end, "logprobs": {"token_logprobs": [said], "tokens": [str(token)]}}
                 yield b"data: " + json.dumps({"object": "text_completion", "choices": [choice]}).encode() + b"\n\n"
             yield b"data: [DONE]\n\n"
 
@@ -304,69 +285,6 @@ def _error(said: str, kind: str, status: int, *, param: str | None = None) -> JS
     return JSONResponse({"error": {"message": said, "type": kind, "param": param, "code": status}}, status)
 
 
-class FakeSglang(FakeEngine):
-    """SGLang's native routes, by its documentation and source: no real one was asked."""
-
-    def __init__(self, folder: Path, *, port: int = 0) -> None:
-        super().__init__(folder, port=port)
-        self.incremental = False  # --incremental-streaming-output
-        self.routes = {
-            "/get_model_info": self._model_info,
-            "/get_server_info": self._server_info,
-            "/tokenize": self._tokenize,
-            "/update_weights_from_disk": self._update,
-            "/generate": self._generate,
-        }
-
-    async def _model_info(self, body: Any, request: Request) -> Response:
-        said = {"model_path": str(self.folder), "is_generation": True, "weight_version": self.label}
-        return JSONResponse(said)
-
-    async def _server_info(self, body: Any, request: Request) -> Response:
-        return JSONResponse({"dtype": self.dtype, "quantization": self.quantised, "context_length": self.positions})
-
-    async def _tokenize(self, body: Any, request: Request) -> Response:
-        tokens = self.tokenizer(body["prompt"])["input_ids"]
-        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.positions})
-
-    async def _update(self, body: Any, request: Request) -> Response:
-        assert body["abort_all_requests"] is False
-        if self.refuses:
-            return JSONResponse({"success": False, "message": self.refuses, "num_paused_requests": 0}, 400)
-        self.load(body["model_path"])
-        if body["flush_cache"]:
-            self.cache.clear()
-        self.label = body["weight_version"]
-        return JSONResponse(
-            {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
-        )
-
-    async def _generate(self, body: Any, request: Request) -> Response:
-        assert body["return_logprob"]
-        sampling = body["sampling_params"]
-        assert sampling["top_k"] == (1 if sampling["temperature"] == 0 else -1)
-        assert sampling["ignore_eos"]
-        self.asked.append(sampling)
-
-        async def events() -> AsyncIterator[bytes]:
-            rows: list[list[Any]] = []
-            async for token, chance, end in self.write(
-                body["input_ids"], sampling["max_new_tokens"], sampling["stop_token_ids"]
-            ):
-                rows.append([None if chance != chance else chance, token, None])
-                meta = {
-                    "completion_tokens": len(rows),
-                    "output_token_logprobs": rows[-1:] if self.incremental else rows,
-                    "finish_reason": None if end is None else {"type": end},
-                    "weight_version": self.label,
-                }
-                ids = [row[1] for row in meta["output_token_logprobs"]]
-                yield b"data: " + json.dumps({"output_ids": ids, "meta_info": meta}).encode() + b"\n\n"
-            yield b"data: [DONE]\n\n"
-
-        return StreamingResponse(events(), media_type="text/event-stream")
-
-
 class FakeLlamaCpp(FakeEngine):
     """llama-server with the adapters of a source, by its documentation and source: no real one was asked."""
 
@@ -375,7 +293,7 @@ class FakeLlamaCpp(FakeEngine):
         self.experts, self.scales = experts, [1.0] * len(experts)
         self.routes = {
             "/props": self._props,
-            "/tokenize": self._tokenize,
+            "/tokenize": lambda body, _: {"tokens": self.tokenizer(body["content"])["input_ids"]},
             "/lora-adapters": self._adapters,
             "/completion": self._completion,
         }
@@ -388,12 +306,8 @@ class FakeLlamaCpp(FakeEngine):
     def version(self) -> str:
         return str(self.scales)
 
-    async def _props(self, body: Any, request: Request) -> Response:
-        said = {"model_path": "base.gguf", "default_generation_settings": {"n_ctx": self.positions}}
-        return JSONResponse(said)
-
-    async def _tokenize(self, body: Any, request: Request) -> Response:
-        return JSONResponse({"tokens": self.tokenizer(body["content"])["input_ids"]})
+    def _props(self, body: Any, request: Request) -> Any:
+        return {"model_path": "base.gguf", "default_generation_settings": {"n_ctx": self.positions}}
 
     async def _adapters(self, body: Any, request: Request) -> Response:
         if request.method == "GET":

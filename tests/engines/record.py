@@ -62,4 +62,4 @@ def record(url: str, folder: str) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps(record(*sys.argv[1:]), indent=1) + "\n", encoding="utf-8")
+    FILE.write_text("[\n" + ",\n".join(map(json.dumps, record(*sys.argv[1:]))) + "\n]\n", encoding="utf-8")

@@ -6,18 +6,16 @@ from typing import Any
 
 import pytest
 
-from engines.asking import BLENDS, PROMPTS, before, serving, transformers_answers
+from engines.asking import BLENDS, PROMPTS, answers, before, serving, transformers_answers
 from engines.fake_engine import FakeLlamaCpp
 from serve.web.live import wait_for
-from tanbr.engines.connection import Connection, EngineLost
-from tanbr.engines.dialect import EngineRefused, Piece
+from tanbr.engines.connection import Connection, EngineLost, EngineRefused
+from tanbr.engines.dialect import Piece
 from tanbr.engines.llamacpp import LlamaCpp, ScalesFile
-from tanbr.engines.remote import Remote
 from tanbr.errors import CheckpointError, InputError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.serve.decode import NotFinite
-from tanbr.serve.engine import Engine
 from tanbr.serve.sampling import Sampling
 
 # The contract is that of llama-server's documentation and source. Nobody has asked a real one.
@@ -29,18 +27,13 @@ def llama(adapters: Moe) -> Iterator[FakeLlamaCpp]:
         yield engine
 
 
-def answers(engine: Engine, backend: Remote) -> list[tuple[int, ...]]:
-    done = backend.generate(engine.padded(PROMPTS)[0], limits=[7] * 3, on_step=lambda _: ())
-    return [() if row is None else row.tokens for row in done]
-
-
 def test_a_blend_is_its_weights_as_scales_and_every_prompt_names_them(llama: FakeLlamaCpp, adapters: Moe) -> None:
     with before(llama, adapters) as backend:
         engine = serving(backend, adapters)
         for blend in BLENDS:
             engine.swap(blend)
             llama.asked.clear()
-            assert answers(engine, backend) == transformers_answers(adapters, blend, PROMPTS, limit=7)
+            assert answers(engine, backend) == transformers_answers(adapters, blend)
             expected = [weight * (2.0 if number == 1 else 1.0) for number, weight in enumerate(blend)]
             assert llama.scales == expected  # the second adapter is rslora, of rank 4: √4 beyond α/r
             assert {tuple(one["scale"] for one in asked["lora"]) for asked in llama.asked} == {tuple(expected)}
@@ -65,7 +58,7 @@ def test_an_engine_that_comes_back_and_one_that_refuses_have_what_answered_last(
         assert llama.scales == [1.0] * 4
         wait_for(lambda: engine.available)
         assert llama.scales == BLENDS[0]
-        assert answers(engine, backend) == transformers_answers(adapters, BLENDS[0], PROMPTS, limit=7)
+        assert answers(engine, backend) == transformers_answers(adapters, BLENDS[0])
 
 
 def test_an_engine_with_other_adapters_is_refused(llama: FakeLlamaCpp, adapters: Moe) -> None:
@@ -119,10 +112,7 @@ class Script(Connection):
         super().__init__("http://127.0.0.1:9")
         self.said = said
 
-    async def get(self, path: str) -> Any:
-        return self.said
-
-    async def post(self, path: str, body: Any = None, *, seconds: float = 1.0, plain: bool = False) -> Any:
+    async def ask(self, method: str, path: str, body: Any = None, **_: Any) -> Any:
         return self.said
 
 

@@ -1,89 +1,129 @@
+import shutil
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
-from engines.asking import BLENDS, PROMPTS, before, serving, transformers_answers
-from engines.fake_engine import FakeEngine, FakeSglang, FakeVllm
+from engines.asking import BLENDS, PROMPTS, answers, before, serving, transformers_answers
+from engines.fake_engine import FakeVllm
 from serve.web.live import wait_for
-from tanbr.engines import remote
+from tanbr.engines import connection, remote
 from tanbr.engines.connection import EngineLost
 from tanbr.engines.remote import Remote
 from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
 from tanbr.serve.decode import NotFinite, Step
 from tanbr.serve.engine import Engine
 from tanbr.serve.sampling import Sampling
 
-Answer = list[tuple[int, ...]]
 
-
-def written(engine: Engine, backend: Remote, prompts: list[str] = PROMPTS, *, limit: int = 7) -> Answer:
-    done = backend.generate(engine.padded(prompts)[0], limits=[limit] * len(prompts), on_step=lambda _: ())
-    return [() if row is None else row.tokens for row in done]
-
-
-@pytest.fixture(params=["vllm", "lora", "sglang", "sglang, incremental"])
-def fake(request: pytest.FixtureRequest) -> Any:
-    engine = request.getfixturevalue(request.param.partition(",")[0])
-    if request.param.endswith("incremental"):
-        engine.incremental = True
-    return engine
+@pytest.fixture(params=["vllm", "lora"])
+def fake(request: pytest.FixtureRequest) -> FakeVllm:
+    """An engine that loads whole models, and one that loads adapters."""
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
-def moe(fake: FakeEngine, request: pytest.FixtureRequest) -> Moe:
-    """What is merged for it: adapters, if it takes such."""
-    return request.getfixturevalue("adapters" if getattr(fake, "takes_adapters", False) else "mixtral")
+def moe(fake: FakeVllm, request: pytest.FixtureRequest) -> Moe:
+    """What is merged for it."""
+    return request.getfixturevalue("adapters" if fake.takes_adapters else "mixtral")
 
 
-both_ways = pytest.mark.parametrize("fake", ["vllm", "lora"], indirect=True)
+@contextmanager
+def serving_first(engine: FakeVllm, moe: Moe) -> Iterator[tuple[Engine, Remote]]:
+    """An engine of ours that answers with the first blend."""
+    with before(engine, moe) as backend:
+        served = serving(backend, moe)
+        served.swap(BLENDS[0])
+        yield served, backend
 
 
-def test_every_swap_answers_as_transformers_does_though_the_engine_remembers_prefixes(fake: Any, moe: Moe) -> None:
+def right(engine: Engine, backend: Remote, moe: Moe) -> bool:
+    """Whether the first blend answers as it does with transformers."""
+    return answers(engine, backend) == transformers_answers(moe, BLENDS[0])
+
+
+def test_every_swap_answers_as_transformers_does_though_the_engine_remembers_prefixes(fake: FakeVllm, moe: Moe) -> None:
     with before(fake, moe) as backend:
         engine = serving(backend, moe)
         for number in range(10):
             blend = BLENDS[number % len(BLENDS)]
             engine.swap(blend)
             assert fake.version == backend.label_of(np.array(blend))
-            assert written(engine, backend) == transformers_answers(moe, blend, PROMPTS, limit=7)
+            assert answers(engine, backend) == transformers_answers(moe, blend)
             assert fake.cache  # the next swap has something to forget
         assert fake.loads == 10
 
 
 def test_an_engine_that_keeps_its_prefixes_would_be_found_out(vllm: FakeVllm, mixtral: Moe) -> None:
     vllm.forgets = False
-    with before(vllm, mixtral) as backend:
-        engine = serving(backend, mixtral)
-        engine.swap(BLENDS[0])
-        first = written(engine, backend)
+    with serving_first(vllm, mixtral) as (engine, backend):
+        first = answers(engine, backend)
         engine.swap(BLENDS[1])
-        assert written(engine, backend) == first != transformers_answers(mixtral, BLENDS[1], PROMPTS, limit=7)
+        assert answers(engine, backend) == first != transformers_answers(mixtral, BLENDS[1])
 
 
-@both_ways
-def test_a_look_costs_no_load_and_what_is_held_is_written_once(fake: Any, moe: Moe) -> None:
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+def test_a_look_costs_no_load_and_what_is_held_is_written_once(fake: FakeVllm, moe: Moe) -> None:
+    with serving_first(fake, moe) as (engine, backend):
         staged = engine.prepare(BLENDS[1])
         assert engine.sane("w1", staged)
         assert fake.loads == 1
-        assert written(engine, backend) == transformers_answers(moe, BLENDS[0], PROMPTS, limit=7)
+        assert right(engine, backend, moe)
         engine.commit(staged)
         assert fake.loads == 2
         engine.swap(BLENDS[0])  # back to what is still there
-        assert written(engine, backend) == transformers_answers(moe, BLENDS[0], PROMPTS, limit=7)
+        assert right(engine, backend, moe)
+
+
+def test_an_engine_that_writes_more_than_it_was_asked_for_is_not_believed(fake: FakeVllm, moe: Moe) -> None:
+    with serving_first(fake, moe) as (engine, backend):
+        fake.extra = 1_000
+        heard: list[Step] = []
+        inputs = engine.padded(["w1 w2 w3"])[0]
+        with pytest.raises(EngineLost, match="more than the 3 tokens it was asked for"):
+            backend.generate(inputs, limits=[3], on_step=lambda step: heard.append(step) or ())  # type: ignore[func-returns-value]
+        assert sum(len(step.added) for step in heard) <= 3
+        fake.extra = 0
+        wait_for(lambda: backend.available)  # it is looked for, and loaded again
+        assert right(engine, backend, moe)
+
+
+def test_a_load_that_hangs_is_given_up_and_what_answered_before_comes_back(
+    vllm: FakeVllm, mixtral: Moe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "LOAD_SECONDS", 0.3)
+    with serving_first(vllm, mixtral) as (engine, backend):
+        vllm.hangs_loading.set()
+        with pytest.raises(CheckpointError, match=r"cannot be loaded: .* did not answer /collective_rpc in time"):
+            engine.swap(BLENDS[1])
+        vllm.hangs_loading.clear()
+        wait_for(lambda: backend.available)
+        assert right(engine, backend, mixtral)
+
+
+def test_a_load_that_hangs_keeps_nobody_from_leaving(
+    vllm: FakeVllm, mixtral: Moe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "CLOSE_SECONDS", 0.1)
+    with serving_first(vllm, mixtral) as (engine, backend), ThreadPoolExecutor() as pool:
+        vllm.hangs_loading.set()
+        swapping = pool.submit(engine.swap, BLENDS[1])
+        wait_for(lambda: vllm.calls.count("/collective_rpc") == 2)
+        backend.close()
+        assert isinstance(swapping.exception(), CheckpointError)
 
 
 def test_confidence_is_the_mean_chance_of_the_tokens_and_of_the_one_that_ends_them(
     vllm: FakeVllm, mixtral: Moe
 ) -> None:
-    with before(vllm, mixtral) as backend, torch_backend(mixtral) as torch_engine:
-        engine = serving(backend, mixtral)
+    with before(vllm, mixtral) as backend:
+        engine, torch_engine = serving(backend, mixtral), Engine(mixtral)
         engine.swap(BLENDS[0])
         torch_engine.swap(BLENDS[0])
         inputs = engine.padded(PROMPTS)[0]
@@ -96,21 +136,8 @@ def test_confidence_is_the_mean_chance_of_the_tokens_and_of_the_one_that_ends_th
             assert one.confidence == pytest.approx(other.confidence, rel=1e-4)  # padded and not: float32's roundings
 
 
-class torch_backend:  # noqa: N801
-    def __init__(self, moe: Moe) -> None:
-        self.engine = Engine(moe)
-
-    def __enter__(self) -> Engine:
-        return self.engine
-
-    def __exit__(self, *_: object) -> None:
-        self.engine.close()
-
-
 def test_tokens_are_heard_as_they_come_and_a_row_that_is_given_up_is_closed(vllm: FakeVllm, mixtral: Moe) -> None:
-    with before(vllm, mixtral) as backend:
-        engine = serving(backend, mixtral)
-        engine.swap(BLENDS[0])
+    with serving_first(vllm, mixtral) as (engine, backend):
         vllm.slow.set()
         heard: list[Step] = []
 
@@ -129,21 +156,16 @@ def test_tokens_are_heard_as_they_come_and_a_row_that_is_given_up_is_closed(vllm
         assert [step.added[1] for step in heard if 1 in step.added] == list(done[1].tokens)
 
 
-def test_how_words_are_drawn_is_passed_on_row_by_row(fake: Any, moe: Moe) -> None:
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+def test_how_words_are_drawn_is_passed_on_row_by_row(fake: FakeVllm, moe: Moe) -> None:
+    with serving_first(fake, moe) as (engine, backend):
         fake.asked.clear()
         how = [None, Sampling(0.7, 0.9, -5), Sampling(1.5, 1.0, 2**62)]
         heard: list[Step] = []
         done = backend.generate(
             engine.padded(PROMPTS)[0], limits=[3, 4, 5], on_step=lambda step: heard.append(step) or (), sampling=how
         )
-    longest = "max_tokens" if isinstance(fake, FakeVllm) else "max_new_tokens"
-    seed = "seed" if isinstance(fake, FakeVllm) else "sampling_seed"
-    said = sorted((one[longest], one["temperature"], one["top_p"], one.get(seed)) for one in fake.asked)
-    seeds = (-5, 2**62) if isinstance(fake, FakeVllm) else (2**31 - 5, 0)
-    assert said == [(3, 0, 1, None), (4, 0.7, 0.9, seeds[0]), (5, 1.5, 1.0, seeds[1])]
+    said = sorted((one["max_tokens"], one["temperature"], one["top_p"], one.get("seed")) for one in fake.asked)
+    assert said == [(3, 0, 1, None), (4, 0.7, 0.9, -5), (5, 1.5, 1.0, 2**62)]
     for row, written_ in enumerate(done):
         assert written_ is not None
         chances = [step.chances[row] for step in heard if row in step.added]
@@ -152,22 +174,17 @@ def test_how_words_are_drawn_is_passed_on_row_by_row(fake: Any, moe: Moe) -> Non
 
 
 def test_several_threads_ask_at_once(vllm: FakeVllm, mixtral: Moe) -> None:
-    with before(vllm, mixtral) as backend:
-        engine = serving(backend, mixtral)
-        engine.swap(BLENDS[0])
-        expected = transformers_answers(mixtral, BLENDS[0], PROMPTS, limit=7)
+    with serving_first(vllm, mixtral) as (engine, backend):
+        expected = transformers_answers(mixtral, BLENDS[0])
         with ThreadPoolExecutor(6) as pool:
-            assert list(pool.map(lambda _: written(engine, backend), range(12))) == [expected] * 12
+            assert list(pool.map(lambda _: answers(engine, backend), range(12))) == [expected] * 12
 
 
-@both_ways
-def test_an_engine_that_comes_back_has_what_answered_last(fake: Any, moe: Moe) -> None:
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+def test_an_engine_that_comes_back_has_what_answered_last(fake: FakeVllm, moe: Moe) -> None:
+    with serving_first(fake, moe) as (engine, backend):
         fake.kill()
         with pytest.raises(EngineLost):
-            written(engine, backend)
+            answers(engine, backend)
         assert not engine.available
         with pytest.raises(CheckpointError, match="cannot be loaded"):
             engine.swap(BLENDS[1])
@@ -176,17 +193,14 @@ def test_an_engine_that_comes_back_has_what_answered_last(fake: Any, moe: Moe) -
         assert fake.version == "default"
         wait_for(lambda: engine.available)
         assert fake.version == backend.label_of(np.array(BLENDS[0]))
-        assert written(engine, backend) == transformers_answers(moe, BLENDS[0], PROMPTS, limit=7)
+        assert right(engine, backend, moe)
 
 
-@both_ways
 def test_nobody_hears_a_token_of_an_engine_that_was_restarted_unseen(
-    fake: Any, moe: Moe, monkeypatch: pytest.MonkeyPatch
+    fake: FakeVllm, moe: Moe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "LOOK_SECONDS", 1000.0)  # it is seen when it is asked
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+    with serving_first(fake, moe) as (engine, backend):
         fake.kill()
         fake.start()  # with other weights, and nobody has asked it meanwhile
         heard: list[Step] = []
@@ -199,14 +213,11 @@ def test_nobody_hears_a_token_of_an_engine_that_was_restarted_unseen(
             backend.generate(engine.padded(PROMPTS)[0], limits=[7] * 3, on_step=on_step)
         assert not any(step.added or step.ended for step in heard)
         wait_for(lambda: engine.available)
-        assert written(engine, backend) == transformers_answers(moe, BLENDS[0], PROMPTS, limit=7)
+        assert right(engine, backend, moe)
 
 
-@both_ways
-def test_an_engine_that_dies_while_it_loads_comes_back_with_the_old_version(fake: Any, moe: Moe) -> None:
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+def test_an_engine_that_dies_while_it_loads_comes_back_with_the_old_version(fake: FakeVllm, moe: Moe) -> None:
+    with serving_first(fake, moe) as (engine, backend):
         fake.dies_loading = True
         with pytest.raises(CheckpointError, match="cannot be loaded"):
             engine.swap(BLENDS[1])
@@ -215,13 +226,11 @@ def test_an_engine_that_dies_while_it_loads_comes_back_with_the_old_version(fake
         fake.start()
         wait_for(lambda: engine.available)
         assert engine.version == 1
-        assert written(engine, backend) == transformers_answers(moe, BLENDS[0], PROMPTS, limit=7)
+        assert right(engine, backend, moe)
 
 
-def test_weights_that_the_engine_refuses_leave_the_old_ones(fake: Any, moe: Moe) -> None:
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+def test_weights_that_the_engine_refuses_leave_the_old_ones(fake: FakeVllm, moe: Moe) -> None:
+    with serving_first(fake, moe) as (engine, backend):
         fake.refuses = "no such tensor"
         if not fake.adapters:
             fake.model = moe.dense(BLENDS[1])  # found out half-way
@@ -231,13 +240,11 @@ def test_weights_that_the_engine_refuses_leave_the_old_ones(fake: Any, moe: Moe)
         fake.refuses = ""
         wait_for(lambda: engine.available)
         assert engine.version == 1
-        assert written(engine, backend) == transformers_answers(moe, BLENDS[0], PROMPTS, limit=7)
+        assert right(engine, backend, moe)
 
 
-def test_a_merge_that_answers_with_nan_is_taken_back(fake: Any, moe: Moe) -> None:
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+def test_a_merge_that_answers_with_nan_is_taken_back(fake: FakeVllm, moe: Moe) -> None:
+    with serving_first(fake, moe) as (engine, backend):
         load = fake.load
 
         def bad_then_good(*what: str) -> None:
@@ -249,69 +256,59 @@ def test_a_merge_that_answers_with_nan_is_taken_back(fake: Any, moe: Moe) -> Non
             engine.swap(BLENDS[1])
         assert engine.version == 1
         assert engine.available
-        assert written(engine, backend) == transformers_answers(moe, BLENDS[0], PROMPTS, limit=7)
+        assert right(engine, backend, moe)
 
 
-def test_nan_in_an_answer_is_said(fake: Any, moe: Moe) -> None:
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+def test_nan_in_an_answer_is_said(fake: FakeVllm, moe: Moe) -> None:
+    with serving_first(fake, moe) as (engine, backend):
         fake.broken = True
         with pytest.raises(NotFinite):
-            written(engine, backend)
+            answers(engine, backend)
         assert not engine.sane("w1", engine.live)
 
 
-@both_ways
 def test_what_somebody_else_pushes_answers_nobody_and_is_put_right(
-    fake: Any, moe: Moe, monkeypatch: pytest.MonkeyPatch
+    fake: FakeVllm, moe: Moe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "LOOK_SECONDS", 1000.0)  # it is seen when it is asked
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+    with serving_first(fake, moe) as (engine, backend):
         with before(fake, moe) as other:
             other.merge(moe, moe.check(BLENDS[1]))
         with pytest.raises(EngineLost):
-            written(engine, backend)
+            answers(engine, backend)
         wait_for(lambda: engine.available)
         assert fake.version == backend.label_of(np.array(BLENDS[0]))
-        assert written(engine, backend) == transformers_answers(moe, BLENDS[0], PROMPTS, limit=7)
+        assert right(engine, backend, moe)
 
 
 def test_a_server_that_starts_again_loads_nothing_and_wakes_an_engine_left_paused(vllm: FakeVllm, mixtral: Moe) -> None:
     with before(vllm, mixtral) as backend:
         serving(backend, mixtral).swap(BLENDS[0])
     vllm.paused = True
-    with before(vllm, mixtral) as backend:
-        engine = serving(backend, mixtral)
-        engine.swap(BLENDS[0])
+    with serving_first(vllm, mixtral) as (engine, backend):
         assert vllm.loads == 1
-        assert written(engine, backend) == transformers_answers(mixtral, BLENDS[0], PROMPTS, limit=7)
+        assert right(engine, backend, mixtral)
 
 
-@both_ways
-def test_another_model_that_comes_back_is_given_nothing(fake: Any, moe: Moe) -> None:
-    with before(fake, moe) as backend:
-        engine = serving(backend, moe)
-        engine.swap(BLENDS[0])
+def test_another_model_that_comes_back_is_given_nothing(fake: FakeVllm, moe: Moe) -> None:
+    with serving_first(fake, moe) as (engine, backend):
         fake.kill()
         fake.dtype = "bfloat16"
         fake.start()
         with pytest.raises(EngineLost):
-            written(engine, backend)
+            answers(engine, backend)
         asked = threading.Event()
         wait_for(lambda: fake.calls.count("/server_info") > 3 or asked.wait(0.01))
         assert not engine.available
         assert fake.version == "default"
 
 
-@pytest.mark.parametrize("kind", [FakeVllm, FakeSglang])
-def test_labels_name_checkpoint_and_blend(kind: type, mixtral: Moe, dense: Any) -> None:
-    with (
-        kind(dense).running() as engine,
-        before(engine, mixtral) as one,
-        before(engine, mixtral, fingerprint="g") as other,
-    ):
-        names = {backend.label_of(np.array(blend)) for backend in (one, other) for blend in BLENDS}
-        assert len(names) == 2 * len(BLENDS)
+def test_labels_name_checkpoint_method_and_blend(vllm: FakeVllm, mixtral: Moe, tmp_path: Path) -> None:
+    shutil.copytree(mixtral.path, tmp_path / "other")
+    file = tmp_path / "other" / "model.safetensors"
+    save_file({name: tensor + 0.01 for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+    names = set()
+    for moe in (mixtral, open_moe(mixtral.path, method="ties"), open_moe(tmp_path / "other")):
+        with before(vllm, moe) as backend:
+            names |= {backend.label_of(np.array(blend)) for blend in BLENDS}
+    assert len(names) == 3 * len(BLENDS)

@@ -9,10 +9,11 @@ import pytest
 
 from engines.fake_engine import MODEL, FakeVllm
 from engines.record import FILE, answered, exchanges
-from tanbr.engines.connection import Connection, EngineLost
-from tanbr.engines.dialect import CHANGING, EngineRefused, Piece
-from tanbr.engines.vllm import Vllm
-from tanbr.serve.decode import NotFinite
+from tanbr.engines.connection import Connection, EngineLost, EngineRefused
+from tanbr.engines.dialect import Piece
+from tanbr.engines.remote import _Streams
+from tanbr.engines.vllm import CHANGING, Vllm
+from tanbr.serve.decode import NotFinite, Written
 
 RECORDED: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
 
@@ -141,4 +142,39 @@ def test_closing_an_answer_ends_the_work(vllm: FakeVllm) -> None:
                 await asyncio.sleep(0.005)
 
     assert len(connection.call(first()).tokens) == 1
+    connection.close()
+
+
+@pytest.mark.parametrize("said", [[], 3, None])
+def test_a_label_that_is_none_is_no_version(said: Any, vllm: FakeVllm) -> None:
+    vllm.routes["/weight_info"] = vllm.routes["/is_paused"] = lambda *_: said
+    connection = Connection(vllm.url)
+    assert connection.call(Vllm(connection).label()) == "None"
+    connection.call(Vllm(connection).wake())
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("piece", "confidence"),
+    [
+        (Piece((5,), (3.0,), "length"), 1.0),  # a probability of 20
+        (Piece((5, 1), (0.0, -50.0), "stop"), 0.5),
+        (Piece((2**40,), (-1.0,), "length"), None),
+        (Piece((-1,), (-1.0,), "length"), None),
+        (Piece(("w1",), (-1.0,), "length"), None),  # type: ignore[arg-type]
+    ],
+)
+def test_tokens_are_tokens_and_probabilities_at_most_one(piece: Piece, confidence: float | None) -> None:
+    class Saying(Vllm):
+        async def write(self, *_: Any) -> AsyncGenerator[Piece]:
+            yield piece
+
+    connection = Connection("http://127.0.0.1:9")
+    streams = _Streams(connection, Saying(connection), [[1]], [2], frozenset({1}), ())
+    if confidence is None:
+        with pytest.raises(EngineLost, match="what is no token"):
+            streams.hear(lambda: None, lambda _: ())
+    else:
+        (written,) = streams.hear(lambda: None, lambda _: ())
+        assert written == Written((5,), piece.end == "stop", pytest.approx(confidence))
     connection.close()

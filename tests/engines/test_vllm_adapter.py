@@ -10,23 +10,15 @@ import pytest
 from fastapi.responses import JSONResponse
 from safetensors.torch import load_file, save_file
 
-from engines.asking import BLENDS, PROMPTS, before, serving, transformers_answers
+from engines.asking import BLENDS, answers, before, serving, transformers_answers
 from engines.fake_engine import FakeVllm
 from engines.tiny_adapters import RANK
-from tanbr.engines.adapter_file import AdapterFile
-from tanbr.engines.connection import Connection, EngineLost
-from tanbr.engines.dialect import EngineRefused
-from tanbr.engines.remote import Remote
-from tanbr.engines.vllm_adapter import VllmAdapter
+from tanbr.engines.connection import Connection, EngineLost, EngineRefused
+from tanbr.engines.merge_files import AdapterFile
+from tanbr.engines.vllm import VllmAdapter
 from tanbr.errors import CheckpointError, ConfigError, TanbrError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.serve.engine import Engine
-
-
-def answers(engine: Engine, backend: Remote) -> list[tuple[int, ...]]:
-    done = backend.generate(engine.padded(PROMPTS)[0], limits=[7] * 3, on_step=lambda _: ())
-    return [() if row is None else row.tokens for row in done]
 
 
 def folders(moe: Moe) -> list[Path]:
@@ -43,7 +35,7 @@ def test_every_prompt_names_its_version_and_the_engine_has_one_of_ours(lora: Fak
             engine.swap(blend)
             label = backend.label_of(np.array(blend))
             lora.asked.clear()
-            assert answers(engine, backend) == transformers_answers(adapters, blend, PROMPTS, limit=7)
+            assert answers(engine, backend) == transformers_answers(adapters, blend)
             assert {one["model"] for one in lora.asked} == {label}
             assert set(lora.adapters) == {"theirs", label}
         assert lora.loads == 1 + len(BLENDS)
@@ -87,7 +79,7 @@ def test_a_server_that_was_killed_loads_its_version_again_from_a_folder_that_is_
         engine = serving(backend, adapters)
         engine.swap(BLENDS[0])
         assert [Path(folder).exists() for folder, _ in lora.adapters.values()] == [True]
-        assert answers(engine, backend) == transformers_answers(adapters, BLENDS[0], PROMPTS, limit=7)
+        assert answers(engine, backend) == transformers_answers(adapters, BLENDS[0])
 
 
 def test_development_routes_are_not_needed(lora: FakeVllm, adapters: Moe) -> None:
@@ -95,7 +87,7 @@ def test_development_routes_are_not_needed(lora: FakeVllm, adapters: Moe) -> Non
     with before(lora, adapters) as backend:
         engine = serving(backend, adapters)
         engine.swap(BLENDS[1])
-        assert answers(engine, backend) == transformers_answers(adapters, BLENDS[1], PROMPTS, limit=7)
+        assert answers(engine, backend) == transformers_answers(adapters, BLENDS[1])
 
 
 def test_a_whole_model_that_somebody_loads_over_the_base_answers_nobody(lora: FakeVllm, adapters: Moe) -> None:
@@ -130,7 +122,7 @@ def test_an_engine_that_was_not_started_for_adapters_gets_whole_models(lora: Fak
         engine = serving(backend, adapters)
         engine.swap(BLENDS[1])
         assert (lora.adapters, lora.label) == ({}, backend.label_of(np.array(BLENDS[1])))
-        assert answers(engine, backend) == transformers_answers(adapters, BLENDS[1], PROMPTS, limit=7)
+        assert answers(engine, backend) == transformers_answers(adapters, BLENDS[1])
     lora.dev_mode = False
     with pytest.raises(EngineRefused) as error, before(lora, adapters):
         pass
@@ -173,7 +165,7 @@ def test_experts_that_are_no_one_adapter_are_sent_as_whole_models_or_it_is_said_
         engine = serving(backend, odd)
         engine.swap(blend)
         assert lora.adapters == {}
-        assert answers(engine, backend) == transformers_answers(odd, blend, PROMPTS, limit=7)
+        assert answers(engine, backend) == transformers_answers(odd, blend)
     lora.dev_mode = False
     with pytest.raises(EngineRefused) as error, before(lora, odd):
         pass

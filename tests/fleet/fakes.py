@@ -5,12 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.fleet.fleet import LOOK, Fleet
-from tanbr.fleet.link import LearnerGone, Link
-from tanbr.fleet.messages import Hello, Order, Reply, Report, Welcome
-from tanbr.fleet.outbox import ReportBox
+from tanbr.fleet.fleet import LOOK, Fleet, Hello, Order, Reply, Report, Welcome
+from tanbr.fleet.replica import LearnerGone, Link, ReportBox
 from tanbr.serve.lineage import MadeFor
-from tanbr.serve.lineup import Lineup, Live, Staged
+from tanbr.serve.panel import Lineup, Live, Staged
 
 MADE_FOR = MadeFor((), 2, "average", "abc")
 
@@ -59,6 +57,9 @@ class Port:
         self.cluster, self.lose = cluster, ""
         self.took: list[Any] = []
 
+    def __call__(self, method: str, message: Any) -> Any:
+        return getattr(self, method)(message)
+
     def hello(self, hello: Hello) -> Welcome:
         return Welcome(self.cluster.fleet.hello(hello), None, None, None, (), b"")  # type: ignore[arg-type]
 
@@ -73,9 +74,6 @@ class Port:
 
     def leave(self, report: Report) -> None:
         self.cluster.fleet.leave(report, self._take)
-
-    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        raise NotImplementedError
 
     def _take(self, report: Report) -> None:
         self.took += report.messages

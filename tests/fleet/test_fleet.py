@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.fakes import MADE_FOR, Cluster
-from tanbr.errors import StateError
-from tanbr.fleet.fleet import check_alike
-from tanbr.fleet.messages import Hello, Report
-from tanbr.serve.lineage import MadeFor
+from tanbr.fleet.fleet import Hello, Report
+from tanbr.fleet.replica import ReportBox
+from tanbr.serve.messages import Broken
 from tanbr.serve.records import ServiceError
 
 
@@ -69,7 +68,7 @@ def test_a_replica_that_hangs_is_ended_and_the_others_go_on() -> None:
     cluster.turn()
     assert [one.alive for one in cluster.replicas] == [True, False, True]
     assert "did not follow within 60 seconds" in cluster.lost[0]
-    assert [one.name for one in cluster.fleet.members] == ["replica-0", "replica-2"]
+    assert list(cluster.fleet.members) == ["replica-0", "replica-2"]
 
 
 def test_who_hangs_and_cannot_be_ended_keeps_the_old_order() -> None:
@@ -119,7 +118,7 @@ def test_a_learner_that_starts_again_waits_for_those_it_let_answer() -> None:
     absent.hangs = True
     cluster.start_learner()
     cluster.replicas[1].step()
-    assert {one.name: one.here for one in cluster.fleet.members} == {"replica-0": False, "replica-1": True}
+    assert {name: one.here for name, one in cluster.fleet.members.items()} == {"replica-0": False, "replica-1": True}
 
     def both_come_back() -> None:
         absent.hangs = False
@@ -220,7 +219,7 @@ def test_a_replica_is_written_down_before_it_may_answer() -> None:
     cluster.store.set_meta = full  # type: ignore[method-assign]
     with pytest.raises(ServiceError, match="full"):
         cluster.born()
-    assert cluster.fleet.members == ()
+    assert cluster.fleet.members == {}
 
 
 def test_strangers_must_say_hello() -> None:
@@ -235,18 +234,19 @@ def test_before_anything_is_committed_nobody_is_taken_in() -> None:
         Cluster().fleet.hello(Hello("early", MADE_FOR))
 
 
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        (MadeFor((), 2, "average", "xyz"), "has checkpoint xyz, and the learner abc"),
-        (MadeFor((), 3, "average", "abc"), "has experts 3, and the learner 2"),
-        (MadeFor((), 2, "ties", "abc"), "has method ties, and the learner average"),
-    ],
-)
-def test_another_checkpoint_is_refused(other: MadeFor, said: str) -> None:
-    check_alike(MADE_FOR, MADE_FOR)
-    with pytest.raises(StateError, match=said):
-        check_alike(MADE_FOR, other)
+def test_a_lot_is_sent_again_until_it_is_taken_and_what_nobody_takes_does_not_grow_for_ever() -> None:
+    box = ReportBox(most=3)
+    assert box.lot() == (0, ())
+    box.put(Broken(1, 0))
+    number, lot = box.lot()
+    box.put(Broken(2, 0))
+    assert box.lot() == (number, lot) == (1, (Broken(1, 0),))
+    box.taken(number - 1)  # of an older one: nothing is forgotten
+    assert box.lot() == (number, lot)
+    box.taken(number)
+    for version in range(10):
+        box.put(Broken(version, 0))
+    assert box.lot() == (2, tuple(Broken(version, 0) for version in (7, 8, 9)))
 
 
 EVENTS = st.sampled_from(["step", "lose report", "lose reply", "die", "hang", "born", "kill learner", "leave"])

@@ -1,7 +1,8 @@
 """A real learner and real replicas of the embedded model in one process, with a port of function calls between them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as NotYet
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,15 @@ import pytest
 
 from serve.serving import TEXTS, Ledger, monitor, until
 from tanbr.errors import InputError, StateError
-from tanbr.fleet.fleet import Fleet
-from tanbr.fleet.host import LearnerHost
-from tanbr.fleet.link import LearnerGone
-from tanbr.fleet.messages import Hello, Reply, Report, Welcome
-from tanbr.fleet.replica_service import ReplicaService
+from tanbr.fleet.fleet import Hello
+from tanbr.fleet.learner import LearnerHost
+from tanbr.fleet.replica import LearnerGone, ReplicaService
 from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.lineage import MadeFor
+from tanbr.serve.engine import Engine
+from tanbr.serve.lineage import made_for
 from tanbr.serve.records import Feedback, Stopping
 from tanbr.serve.service import Service
 from tanbr.serve.web.service_api import ServiceApi
@@ -40,27 +40,16 @@ class DirectPort:
 
     host: LearnerHost | None = None
 
-    def _there(self) -> LearnerHost:
-        if self.host is None:
+    def __call__(self, method: str, *arguments: Any, **named: Any) -> Any:
+        host = self.host
+        if host is None:
             raise LearnerGone("there is none")
-        return self.host
-
-    def hello(self, hello: Hello) -> Welcome:
-        return self._there().hello(hello)
-
-    def ask(self, report: Report) -> Reply:
-        asked = self._there().ask(report)
+        answer = host.call(method, *arguments, **named)
         try:
-            return asked.result(0.05)
+            return answer.result(0.05) if method == "ask" else answer
         except NotYet:
-            asked.cancel()
-            return self._there().idle(report.member)
-
-    def leave(self, report: Report) -> None:
-        self._there().leave(report)
-
-    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        return self._there().call(method, *arguments, **named)
+            answer.cancel()
+            return host.fleet.idle(arguments[0].member)
 
 
 class House:
@@ -74,7 +63,7 @@ class House:
     def start_learner(self) -> None:
         usual = {"slot_seconds": 3600.0, "workers": 1, "threads": 1, "merge_share": 1.0, "explore": "always"}
 
-        def make(fleet: Fleet) -> Service:
+        def make(make_engine: Callable[..., Engine]) -> Service:
             return Service(
                 open_moe(embedded.path()),
                 tasks=tiny.TASKS,
@@ -82,10 +71,10 @@ class House:
                 state=self.state,
                 router=None if self.settings.get("models", 1) > 1 else Ledger(),  # type: ignore[arg-type]
                 monitor=monitor(self.taught),
-                fleet=fleet,
+                make_engine=make_engine,
             )
 
-        self.port.host = LearnerHost(make, Alive(), patience=60.0, metrics=lambda: b"figures")
+        self.port.host = LearnerHost(make, Alive(), metrics=lambda: b"figures")
 
     def add(self) -> ReplicaService:
         name = f"replica-{len(self.replicas)}"
@@ -127,7 +116,7 @@ def test_all_replicas_answer_alike_and_change_together(house: House) -> None:
     assert versions(house) == [1, 1]
     assert first.state().answered == second.state().answered
     assert [view.merge_version for view in first.versions()] == [2, 1]
-    assert first.slots()[0].record.slot == first.state().slot
+    assert first.slots()[0].slot == first.state().slot
     assert second.tree() is not None
     assert second.metrics() == b"figures"
 
@@ -181,10 +170,12 @@ def test_what_was_answered_is_counted_by_the_learner(house: House) -> None:
 
 
 def test_another_checkpoint_is_refused(house: House) -> None:
-    with pytest.raises(StateError, match="give all of them the same checkpoint"):
-        house.port.hello(Hello("other", MadeFor((), 8, "average", "another")))
+    mine = made_for(open_moe(embedded.path()), ())
+    for name, theirs in (("checkpoint", "another"), ("experts", 9), ("method", "ties")):
+        with pytest.raises(StateError, match=f"has {name} {theirs}, .* give all of them the same checkpoint"):
+            house.port("hello", Hello("other", replace(mine, **{name: theirs})))
     with pytest.raises(InputError, match="a learner has no 'stop'"):
-        house.port.call("stop")
+        house.port("stop")
 
 
 def test_a_replica_that_was_not_let_in_answers_nobody(house: House) -> None:

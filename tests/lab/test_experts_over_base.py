@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 import tanbr
 from tanbr.cli import app
 from tanbr.errors import CheckpointError, ConfigError
-from tanbr.lab.answers import model_for
-from tanbr.lab.classifier import Classifier, PlainClassifier
+from tanbr.lab.answers import DenseModel
 from tanbr.lab.tasks import tiny
 from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
@@ -61,27 +60,15 @@ def listed_rows(folder: Path) -> list[str]:
     return [str(folder / "experts.toml"), "--data", str(folder / "rows")]
 
 
-def test_a_plain_model_answers_what_the_moe_does() -> None:
-    moe = tanbr.open(tanbr.embedded())
-    space = LabelSpace(tiny.TASKS)
-    texts = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 4, seed=5)]
-    one, other = Classifier(moe), PlainClassifier(moe, space)
-    assert one.columns == other.columns
-    blend = np.random.default_rng(0).dirichlet(np.ones(8))
-    for model in (one, other):
-        model.swap(blend)
-    np.testing.assert_allclose(np.array(one.answers(texts)), np.array(other.answers(texts)), atol=1e-4)
-
-
 def test_columns_are_put_in_the_order_of_the_labels(folder: Path) -> None:
     moe = tanbr.open(folder / "experts.toml")
-    forward, backward = (model_for(moe, LabelSpace(tasks)) for tasks in (TASKS, TASKS[::-1]))
-    assert forward.columns != backward.columns  # type: ignore[attr-defined]
+    forward, backward = (DenseModel(moe, LabelSpace(tasks)) for tasks in (TASKS, TASKS[::-1]))
     one, other = (np.array(model.answers(["some words"])) for model in (forward, backward))
-    order = [backward.columns.index(name) for name in forward.columns]  # type: ignore[attr-defined]
-    np.testing.assert_array_equal(one, other[:, order])
+    columns, reversed_columns = LabelSpace(TASKS).columns, LabelSpace(TASKS[::-1]).columns
+    assert columns != reversed_columns
+    np.testing.assert_array_equal(one, other[:, [reversed_columns.index(name) for name in columns]])
     with pytest.raises(CheckpointError, match="the data's labels are"):
-        model_for(moe, LabelSpace(TASKS[:1]))
+        DenseModel(moe, LabelSpace(TASKS[:1]))
 
 
 def test_survey_grams_and_simulate_take_lists_of_experts_and_rows_of_ones_own(folder: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from elsewhere import elsewhere
 from lab.train import small
 from tanbr.errors import CheckpointError, ConfigError
 from tanbr.lab import finetune
-from tanbr.lab.rivals.probes import head_probes
+from tanbr.lab.rivals.probes import probes_of
 from tanbr.lab.rivals.regmean import measure
 from tanbr.lab.settings import Config
 from tanbr.lab.train.checkpoints import load, prepare, upcycled, write
@@ -52,7 +52,7 @@ def test_an_moe_tuned_for_its_blends_is_written_with_its_card(router: str, tmp_p
     checkpoint = moe(tmp_path, card=KNOWN)
     if "regression" in router:
         opened = open_moe(checkpoint)
-        measure(opened, head_probes(opened, small.HELD, space=SPACE, own=range(3)), rows=8)
+        measure(opened, probes_of(opened, small.HELD, space=SPACE, own=range(3)), rows=8)
     result = run(checkpoint, router, tmp_path / "out")
     assert {"tags", "average", "tuned even", "tuned own", "untuned even", "untuned own"} == set(result["figures"])
     written = tmp_path / "out" / router / "model"
@@ -88,8 +88,10 @@ def test_what_may_follow_a_routers_name(router: str, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "router"), [("bert", "tanbr"), ("bert", "fisher"), ("t5", "regmean"), ("t5", "rl"), ("t5", "served")]
-)
+    ("kind", "router"),
+    [("bert", "tanbr"), ("bert", "fisher"), ("bert", "switch"), ("t5", "regmean"), ("t5", "rl"), ("t5", "served"),
+     ("t5", "smear-sequence")],
+)  # fmt: skip
 def test_figures_and_weights_are_the_same_elsewhere(kind: str, router: str, tmp_path: Path) -> None:
     checkpoint = moe(tmp_path, kind, card=KNOWN)
     with elsewhere() as device:

@@ -9,7 +9,6 @@ import torch
 from moe.tiny import build
 from serve.text_model import write_tokenizer
 from tanbr.errors import CheckpointError, InputError
-from tanbr.groups import Groups
 from tanbr.lab.gates import add_gates
 from tanbr.lab.grouping import (
     Grouping,
@@ -27,6 +26,7 @@ from tanbr.lab.grouping import (
 from tanbr.merge import Moe, inspect
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
+from tanbr.router.groups import Groups
 
 RNG = np.random.default_rng(0)
 TEXTS = [" ".join(f"w{n}" for n in RNG.integers(0, 60, 10)) for _ in range(24)]
@@ -56,11 +56,11 @@ def test_planted_families_are_found_in_the_order_of_their_first_experts() -> Non
     assert clustered(apart(points), into=6) == groups
 
 
-def test_the_tree_inside_a_group_says_how_it_splits() -> None:
+def test_the_lists_inside_a_group_say_how_it_was_joined() -> None:
     points = np.array([0.0, 1.0, 0.1, 1.1, 9.0])[:, None]
     groups = clustered(apart(points), into=2)
     assert groups.members == ((0, 2, 1, 3), (4,))
-    assert groups.split(0).members == ((0, 2), (4,), (1, 3))
+    assert groups.nodes == (((0, 2), (1, 3)), 4)
 
 
 def test_experts_that_are_all_alike_still_make_as_many_groups() -> None:

@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 
 from tanbr.errors import ConfigError, DataError
-from tanbr.lab.contestant import Scorer
 from tanbr.lab.corpus import generated
-from tanbr.lab.methods import KINDS, Bench, method, methods
+from tanbr.lab.methods import Bench, method, methods
 from tanbr.lab.settings import Config
 from tanbr.merge import Moe
 from tanbr.types import AnswersBy
@@ -59,11 +58,6 @@ def test_nothing_to_compare() -> None:
         methods([""])
 
 
-def test_every_kind_says_what_it_is() -> None:
-    assert all(kind.about for kind in KINDS.values())
-    assert np.count_nonzero([kind.learns for kind in KINDS.values()]) >= 4
-
-
 def test_what_limits_a_panel_can_be_switched_off() -> None:
     assert method("tanbr@2+recognised").name == "tanbr@2+recognised"
     assert method("proportional@3").models == 3
@@ -78,12 +72,9 @@ def test_the_un_merged_moe_without_tags_is_the_tagged_one_where_requests_are_rec
 ) -> None:
     bench = Bench(moe, generated(), Config(), answers_by=answers_by)
     rows = [row for task in bench.corpus.tasks for row in bench.corpus.stream[task.name][:6]]
-    texts, mixes = [row.text for row in rows], np.full((1, 8), 1 / 8)
+    mixes = np.full((1, 8), 1 / 8)
     rewards = {
-        name: method(name)
-        .contestant(bench, mixes=mixes, seed=0)
-        .play(texts, Scorer(bench.corpus.space, rows))
-        .total_reward
+        name: method(name).contestant(bench, mixes=mixes, seed=0).play(rows).total_reward
         for name in ("tags", "untagged+recognised", "untagged", "average")
     }
     assert rewards["tags"] == rewards["untagged+recognised"] >= rewards["untagged"] > rewards["average"]
@@ -93,12 +84,12 @@ def test_answers_by_the_posterior_are_for_every_method_alike(moe: Moe) -> None:
     """One merged model confuses the tasks' words, whoever chose its blend; nobody is left without the repair."""
     corpus = generated()
     rows = [row for task in corpus.tasks for row in corpus.stream[task.name][:12]]
-    texts, mixes = [row.text for row in rows], np.full((1, 8), 1 / 8)
+    mixes = np.full((1, 8), 1 / 8)
 
     def earned(name: str, answers_by: AnswersBy) -> float:
         bench = Bench(moe, corpus, Config(), answers_by=answers_by)
         player = method(name).contestant(bench, mixes=mixes, seed=0)
-        return player.play(texts, Scorer(corpus.space, rows)).total_reward
+        return player.play(rows).total_reward
 
     for name in ("average", "regmean", "tanbr+oracle", "proportional@2"):
         assert earned(name, "posterior") > earned(name, "labels")

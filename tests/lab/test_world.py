@@ -103,7 +103,11 @@ def test_a_simulated_and_a_served_slot_give_the_same_learner(
     moe: Moe, tmp_path: Path, taught: Path, credit: Credit, models: int, delay: int, guard: dict[str, Any]
 ) -> None:
     settings: dict[str, Any] = {"explore": "careful", "guard": guard}
-    whole = {"models": models, "batch": REQUESTS, "slot_requests": REQUESTS}  # a slot is one batch, so that sums are taken in one order
+    whole = {
+        "models": models,
+        "batch": REQUESTS,
+        "slot_requests": REQUESTS,
+    }  # a slot is one batch, so that sums are taken in one order
     live = service(tmp_path / "state", taught, router=router(), probes=PROBES, own_experts=OWN, **settings, **whole)
     live._replica.start()  # the test is the learner's thread
     world = StreamWorld(Model(moe).answer, SPACE, credit=credit, delay=delay, probes=PROBES)

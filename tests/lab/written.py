@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serve.text_model import WORDS, write
+from tanbr.lab.answers import DenseModel
 from tanbr.lab.corpus import Corpus
-from tanbr.lab.writer import Writer
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.tasks.metrics import LabelSpace
@@ -27,7 +27,7 @@ def written(folder: Path) -> Written:
     """Make the even merge's second word to the first text the one that ends an answer: then some answers are right."""
     write("t5_moe", folder)
     free = Task("free", ("accuracy",), ("w1 w2 w3 w4",))
-    first, second = str(Writer(open_moe(folder), LabelSpace((free,))).answers(TEXTS[:1])[0]).split()[:2]
+    first, second = str(DenseModel(open_moe(folder), LabelSpace((free,))).answers(TEXTS[:1])[0]).split()[:2]
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": WORDS.index(second)}))
     answer = f"{first} {second}"

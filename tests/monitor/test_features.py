@@ -131,7 +131,7 @@ def test_read_plainly_nothing_else_counts(texts: list[str]) -> None:
         assert same(plain, shouted)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(ascii_texts, ascii_texts), min_size=1, max_size=5))
 def test_tokens_are_words_and_marks(texts: list[tuple[str, str]]) -> None:
     tokens = Tokens.of(Batch.of(texts))

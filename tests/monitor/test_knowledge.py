@@ -55,7 +55,7 @@ def test_a_tasks_own_texts_are_more_familiar_than_strange_ones(classifier: Class
     assert (strange < 0).all()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(words)
 def test_a_history_is_bounded_and_counts_exactly(rows: list[tuple[str, int]]) -> None:
     """Which texts stay depends neither on their order nor on when equal ones are joined."""

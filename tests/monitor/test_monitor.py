@@ -146,6 +146,20 @@ def test_order_and_batches_do_not_matter(order: list[int], cut: int) -> None:
     assert (closed[0].requests, closed[0].alarm) == (closed[1].requests, closed[1].alarm)
 
 
+def test_a_saved_monitor_goes_on_with_new_settings(monitor: Monitor, tmp_path: Path) -> None:
+    monitor.snapshot()  # fits
+    monitor.save(tmp_path / "state.npz")
+    requests = traffic({"weather": 50, "pair": 20}, 3)
+    new = CONFIG.model_copy(update={"history": 32, "slot_sample": 64})
+    resumed = Monitor.load(tmp_path / "state.npz", config=new)
+    assert resumed.config == new
+    resumed.learn(*history(12, seed=4))  # beyond the new bound
+    fresh = Monitor(TASKS, config=new)
+    fresh.learn(*history(40))
+    fresh.learn(*history(12, seed=4))
+    np.testing.assert_allclose(resumed.observe(requests), fresh.observe(requests))  # as if it had been taught with them
+
+
 def test_memory_does_not_grow_with_what_is_seen(monitor: Monitor, tmp_path: Path) -> None:
     def size() -> int:
         return sum(array.nbytes for array in held(monitor, tmp_path).values())
@@ -195,6 +209,34 @@ def test_states_that_are_none(monitor: Monitor, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot write"):
         monitor.save(tmp_path / "file" / "state.npz")
+
+
+@pytest.mark.parametrize("method", ["sketch", "clusters"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_state_that_somebody_made_up_is_refused_or_works(method: Method, tmp_path: Path) -> None:
+    """Whole files, right checksum, wrong values."""
+    monitor, rng, refused = Monitor(TASKS, method, config=CONFIG), np.random.default_rng(0), 0
+    if monitor.learns:
+        monitor.learn(*history(4))
+    monitor.observe(traffic({"weather": 20, "question": 20, "pair": 20}, 0))
+    monitor.close_slot()
+    monitor.observe(traffic({"weather": 5}, 3))
+    monitor.save(tmp_path / "good.npz")
+    header, arrays = read_state(tmp_path / "good.npz")
+    for name, array in arrays.items():
+        odd = {"f": [np.nan, np.inf, -1.0, 1e300, 5.0], "u": [0, 2**62], "i": [-1, 0, 2**62, 7]}[array.dtype.kind]
+        changed = [np.where(rng.random(array.shape) < 0.3, value, array).astype(array.dtype) for value in odd]
+        cut = [array[:-1], np.concatenate([array, array]), array[:0], rng.permutation(array)] if array.ndim else []
+        for bad in changed + cut:
+            write_state(tmp_path / "bad.npz", header, {**arrays, name: bad})
+            try:
+                mutant = Monitor.load(tmp_path / "bad.npz")
+            except StateError:
+                refused += 1
+                continue
+            mutant.observe(traffic({"weather": 2, "pair": 2}, 1))
+            assert np.isfinite(mutant.close_slot().forecast).all()
+    assert refused > 50
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ class Ledger:
 
     def ask(self, task_mix: FloatArray) -> Decision:
         blend = np.random.default_rng(self.asked).dirichlet(np.ones(K))
-        self.open.append(Decision(self.asked, np.asarray(task_mix), blend))
+        why = Terms(mean=0.5, uncertainty=0.1)
+        self.open.append(Decision(self.asked, np.asarray(task_mix), blend, terms=(why,)))
         self.asked += 1
         return self.open[-1]
 
@@ -46,9 +47,6 @@ class Ledger:
 
     def warm_start(self, blends: Any, rewards: Any, counts: Any) -> None:
         self.told += float(np.sum(counts))
-
-    def explain(self, decision: Decision) -> Terms:
-        return Terms(mean=0.5, uncertainty=0.1)
 
     @property
     def tree(self) -> TreeView:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tanbr.serve.replica import Replica
 
 from serve.serving import ROWS, TEXTS, K, Ledger, V, answer, service, until
 from tanbr.errors import StateError
@@ -18,7 +19,6 @@ from tanbr.monitor import Monitor
 from tanbr.serve.engine import Engine
 from tanbr.serve.learner import MOST_PAUSE, LearnerThread
 from tanbr.serve.records import Feedback, Phase, Reason, ServiceError
-from tanbr.serve.replica import Replica
 from tanbr.serve.service import Service
 from tanbr.serve.store import Store
 
@@ -185,7 +185,7 @@ def test_rewards_of_texts_unlike_any_task_are_left_out(tmp_path: Path, taught: P
         ids = live.submit(texts).result(30).request_ids
         assert live.feedback([Feedback(i, reward=reward) for i in ids]).accepted == 20
     live.end_slot()
-    record = live.slots(2)[1].record
+    record = live.slots(2)[1]
     assert record.total_reward > 0.9  # half of the rewards were 0
     live.stop()
 
@@ -216,7 +216,7 @@ def test_a_stranger_rolls_back_no_version_in_any_slot_and_moves_a_reward_by_its_
         live.end_slot()
     ended = live.slots()[1:]
     assert [view.reason for view in ended] == [Reason.CHOSEN] * 9  # nothing was rolled back
-    assert min(view.record.reward[6] for view in ended) >= 0.8 * 0.9 - 1e-9
+    assert min(view.reward[6] for view in ended) >= 0.8 * 0.9 - 1e-9
     for n, client in enumerate(HONEST):  # the guard sleeps no more for that
         say(live, client, TEXTS[8 * n : 8 * n + 8], reward=0.1, task="sentiment")
     assert live.slots()[0].reason is Reason.ROLLED_BACK

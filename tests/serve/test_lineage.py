@@ -75,7 +75,7 @@ def test_adopting_a_state_of_other_tasks_keeps_the_numbers(moe: Moe, tmp_path: P
     other = Service(moe, tasks=few, config=config, state=tmp_path, adopt=True)
     assert other.state().slot == slot + 1
     assert len(other.state().task_mix) == 3
-    assert all(len(view.record.task_mix) == 3 for view in other.slots())
+    assert all(len(view.task_mix) == 3 for view in other.slots())
     other.stop()
 
 

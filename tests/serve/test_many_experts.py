@@ -71,7 +71,7 @@ def test_groups_of_another_checkpoint_are_refused(qwen: Path, tmp_path: Path) ->
     Groups.of([[0, 1], [2, 3]]).save(tmp_path / "few.json")
     with pytest.raises(DataError, match="4 experts, the checkpoint 64"):
         serve(qwen, tmp_path / "state", tmp_path / "few.json")
-    Groups(FAMILIES.nodes, model_sha256="0" * 64).save(tmp_path / "foreign.json")
+    Groups(FAMILIES.members, model_sha256="0" * 64).save(tmp_path / "foreign.json")
     with pytest.raises(DataError, match="other weights"):
         serve(qwen, tmp_path / "state", tmp_path / "foreign.json")
     assert not (tmp_path / "state").exists()

@@ -1,5 +1,6 @@
 """Several merged models side by side in one service, each request by the one that is best for its task."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
+from tanbr.serve import queue as queues
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.ids import place_of, slot_of
-from tanbr.serve.lineup import Lineup
+from tanbr.serve.jobs import Job, Part, assigned
+from tanbr.serve.panel import Lineup
 from tanbr.serve.records import Answered, Feedback, Phase, Reason
 from tanbr.serve.service import Service
 from tanbr.tasks.rows import Task
@@ -131,6 +134,38 @@ def test_a_client_that_names_a_task_or_its_labels_is_believed(live: Service) -> 
         assert set(named.merge_versions or (named.merge_version,)) == {versions[place]}
     with pytest.raises(InputError, match="unknown task 'cooking'; this server knows"):
         live.submit(ALL, task="cooking")
+
+
+def test_a_cancelled_request_frees_the_places_of_all_its_parts(live: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    for model in live.engine.lineup.models:
+        classify = model.backend.classify
+
+        def held(inputs: Any, classify: Any = classify) -> Any:
+            begun.release()
+            assert go_on.wait(60)
+            return classify(inputs)
+
+        model.backend.classify = held  # type: ignore[method-assign]
+    at_work = []
+    for _ in range(2):  # both workers are busy
+        at_work.append(live.submit([ALL[0]]))
+        assert begun.acquire(timeout=60)
+    parts: list[Part] = []
+
+    def noted(job: Job, rows: Any, lineup: Lineup) -> list[Part]:
+        some = assigned(job, rows, lineup)
+        parts.extend(some)
+        return some
+
+    monkeypatch.setattr(queues, "assigned", noted)
+    waiting = [live.submit(ALL) for _ in range(3)]
+    until(lambda: len(parts) == 6)
+    for future in waiting:
+        future.cancel()
+    until(lambda: live.state().queue == 0)
+    go_on.set()
+    assert all(len(future.result(60).request_ids) == 1 for future in at_work)
 
 
 def test_the_state_says_who_serves_what(live: Service) -> None:
@@ -248,8 +283,6 @@ def test_as_many_models_as_fit_into_the_memory(tmp_path: Path, taught: Path) -> 
         made.stop()
     with pytest.raises(ConfigError, match=f"memory must be at least {one + more} bytes"):
         service(tmp_path / "b", taught, memory=one)
-    with pytest.raises(ConfigError, match="a panel holds 1 to 8 models"):
-        service(tmp_path / "c", taught, models=9)
 
 
 def test_a_model_that_writes_takes_part(tmp_path: Path) -> None:

@@ -40,10 +40,10 @@ def test_a_text_model_writes_streams_learns_and_swaps(tmp_path: Path, family: st
     version = live.state().merge_version
     assert live.pin([1.0, 0.0, 0.0, 0.0]) == version + 1
     assert live.generate(PROMPTS[:1], max_tokens=2).result(60).merge_version == version + 1
-    told = next(view for view in live.slots() if view.record.slot == 0)
+    told = next(view for view in live.slots() if view.slot == 0)
     assert told.told
     shadowed = 6 if family == "t5_moe" else 0
-    assert told.record.counts.sum() == pytest.approx(1 + 6 + shadowed, abs=0.5)  # feedback, confidence, shadow
+    assert told.counts.sum() == pytest.approx(1 + 6 + shadowed, abs=0.5)  # feedback, confidence, shadow
     with pytest.raises(InputError, match="max_tokens"):
         live.generate(["w1"], max_tokens=0)
     with pytest.raises(InputError, match="writes text"):

@@ -1,12 +1,5 @@
-"""Engines that generate in tanbr's place: one file each says how one is talked to."""
+"""vLLM and llama.cpp as what runs the models: tanbr stays in front and chooses the blend."""
 
-from tanbr.engines.dialect import Dialect
-from tanbr.engines.llamacpp import LlamaCpp
-from tanbr.engines.sglang import Sglang
-from tanbr.engines.vllm import Vllm
-from tanbr.engines.vllm_adapter import VllmAdapter
+from tanbr.engines.connect import connect, engine_builder
 
-__all__ = ["ADAPTERS", "ENGINES", "Dialect"]
-
-ENGINES: dict[str, type[Dialect]] = {"vllm": Vllm, "sglang": Sglang, "llamacpp": LlamaCpp}
-ADAPTERS = {"vllm": VllmAdapter}  # … and how a blend of adapters is given to it as one
+__all__ = ["connect", "engine_builder"]

@@ -1,21 +1,16 @@
-"""What tanbr needs of an engine that another process runs, and the one thing engines differ in: how they are asked."""
+"""What tanbr needs of an engine. Engines differ in one thing: how they are asked."""
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar
 
-from tanbr.engines.connection import Connection
+from tanbr.engines.connection import Connection, EngineError
 from tanbr.engines.merge_files import MergeFile
-from tanbr.serve.records import ServiceError
 from tanbr.serve.sampling import Sampling
 
-OURS = "tanbr-"  # how the labels begin that we give
-CHANGING = f"{OURS}changing"  # label of weights that are being loaded: nobody may take them for a version
-
-
-class EngineRefused(ServiceError):  # noqa: N818 - a verdict
-    """The engine answers, and does not do what it was asked."""
+OURS = "tanbr-"  # prefix of every label that we give
 
 
 @dataclass(frozen=True)
@@ -24,7 +19,7 @@ class Served:
 
     model: str  # that it was started with: a folder, or a hub id
     positions: int | None  # tokens that a prompt and its answer may have together; None if it does not say
-    dtype: str | None  # as torch names it, "float32"; None if it does not say
+    dtype: str | None = None  # as torch names it, "float32"; None if it does not say
     quantised: str | None = None  # how its weights are quantised, if they are
 
 
@@ -32,52 +27,55 @@ class Served:
 class Piece:
     """A part of an answer."""
 
-    tokens: tuple[int, ...]  # new ones, with the one that ends the answer if it does
+    tokens: tuple[int, ...]  # new ones, including the one that ends the answer
     logprobs: tuple[float, ...]  # of each
     end: str | None = None  # "stop" or "length" with the last piece
 
 
-class Dialect(Protocol):
-    """How one kind of engine is talked to; every call raises EngineLost or EngineRefused."""
+class Dialect(ABC):
+    """How one kind of engine is talked to. Every call raises EngineLost or EngineRefused."""
 
-    name: ClassVar[str]
     kind: ClassVar[type[MergeFile]]  # what it loads
-    keeps_base: ClassVar[bool]  # whether it adds to the weights it was started with, which must be the base's then
+    keeps_base: ClassVar[bool] = True  # whether it adds to the weights it was started with, which must be the base's
 
-    def __init__(self, connection: Connection) -> None: ...
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
+    @abstractmethod
     async def served(self) -> Served:
-        """Say which model it runs, and how."""
-        ...
+        """Ask which model the engine runs, and how."""
 
-    async def tokens(self, text: str) -> Sequence[int] | None:
-        """Tokens of a text, by the engine's own tokenizer; None if it does not tell."""
-        ...
+    @abstractmethod
+    def text_body(self, text: str) -> dict[str, Any]:
+        """Make the body of a call to /tokenize."""
 
+    @abstractmethod
     async def label(self) -> str:
-        """The label that the weights were given when they were loaded last."""
-        ...
+        """Ask for the label of the weights that were loaded last."""
 
+    @abstractmethod
     async def load(self, folder: Path, label: str) -> None:
-        """Wait for what is being generated, load a merge, forget every cache of the old one, and go on.
+        """Load a merge under a label. No answer mixes old and new weights, and no cache of the old ones is used."""
 
-        The label says `CHANGING` until all of it is done.
-        """
-        ...
-
-    async def wake(self) -> None:
-        """Go on, if somebody who is gone has left it paused."""
-        ...
-
-    async def leave(self, folder: Path) -> None:
-        """Have nobody ask for what it may have to read from `folder` again, which is about to go."""
-        ...
-
+    @abstractmethod
     def write(
         self, prompt: Sequence[int], limit: int, ends: Collection[int], sampling: Sampling | None = None
     ) -> AsyncGenerator[Piece]:
-        """Answer a prompt, with at most `limit` tokens or to one that `ends` it, and to no other; greedily by default.
+        """Write at most `limit` tokens, up to one of `ends`; greedily without `sampling`. Closing it ends the work."""
 
-        Closing the generator ends the work.
-        """
-        ...
+    async def tokens(self, text: str) -> Sequence[int] | None:
+        """Tokenize a text with the engine's own tokenizer; None if it has none."""
+        try:
+            return list((await self._connection.ask("POST", "/tokenize", self.text_body(text)))["tokens"])
+        except EngineError as error:
+            if error.status is None:
+                raise
+            return None
+        except (KeyError, TypeError):
+            return None
+
+    async def wake(self) -> None:  # noqa: B027 - most engines are never paused
+        """Resume, if a process that is gone has left the engine paused."""
+
+    async def leave(self, folder: Path) -> None:  # noqa: B027 - most engines read a folder once
+        """Stop requests that would read `folder`, before it is deleted."""

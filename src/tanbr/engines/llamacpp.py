@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tanbr.engines.connection import LOAD_SECONDS, Connection, EngineLost, EngineStatus
-from tanbr.engines.dialect import EngineRefused, Piece, Served
+from tanbr.engines.connection import Connection, EngineLost, EngineRefused
+from tanbr.engines.dialect import Dialect, Piece, Served
 from tanbr.engines.merge_files import MergeFile
 from tanbr.errors import InputError
 from tanbr.merge import Moe
@@ -24,29 +24,27 @@ from tanbr.types import Blend
 
 FILE, ROUTE = "scales.json", "/lora-adapters"
 GREEDY = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repeat_penalty": 1}
+WRITE_SECONDS = 1800.0  # for a whole answer; clients give up earlier by themselves
 SEEDS = 2**32 - 1  # that it knows; one more stands for chance
 
 
-class ScalesFile:
+class ScalesFile(MergeFile):
     """The scales of a blend, as the server takes them."""
 
     def __init__(self, moe: Moe, folder: Path) -> None:
-        self.folder = folder
-        self.blend: Blend | None = None  # (K,) that is in it, once it is whole
+        super().__init__(moe, folder)
         self._factors = _factors(moe)
         folder.mkdir(mode=0o755)
 
     @staticmethod
     def room(moe: Moe) -> int:
-        """Bytes of K scales, at most."""
+        """Give the bytes of K scales, at most."""
         return 64 * len(_factors(moe))
 
     def write(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:  # noqa: ARG002 - nothing is merged
         """Write the scales of a blend (K,)."""
         self.blend = None
-        scales = [
-            {"id": k, "scale": x * factor} for k, (x, factor) in enumerate(zip(blend, self._factors, strict=True))
-        ]
+        scales = [{"id": k, "scale": x * self._factors[k]} for k, x in enumerate(blend)]
         (self.folder / FILE).write_text(json.dumps(scales), encoding="utf-8")
         self.blend = blend
 
@@ -54,7 +52,7 @@ class ScalesFile:
 def _factors(moe: Moe) -> list[float]:
     """Give what each adapter (K,) is scaled by beyond the α/r that llama.cpp knows; refuse what is not one number.
 
-    Its converter writes one α an adapter, and nothing of rslora.
+    Its converter writes one α per adapter, and nothing of rslora.
     """
     source, found = joinable(moe), []
     for adapter in source.adapters:
@@ -70,33 +68,27 @@ def _factors(moe: Moe) -> list[float]:
     return found
 
 
-class LlamaCpp:
+class LlamaCpp(Dialect):
     """The calls of llama-server."""
 
-    name: ClassVar[str] = "llamacpp"
     kind: ClassVar[type[MergeFile]] = ScalesFile
-    keeps_base: ClassVar[bool] = True
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._label = ""
         self._scales: list[dict[str, float]] = []  # (K,) of the version that was loaded last
 
     async def served(self) -> Served:
         """Ask /props."""
-        props = await self._get("/props")
+        props = await self._connection.ask("GET", "/props")
         try:
-            return Served(str(props["model_path"]), props["default_generation_settings"].get("n_ctx"), None)
+            return Served(str(props["model_path"]), props["default_generation_settings"].get("n_ctx"))
         except (KeyError, TypeError, AttributeError):
             raise EngineRefused(f"{self._connection.url} does not answer as llama-server does; is it one?") from None
 
-    async def tokens(self, text: str) -> Sequence[int] | None:
-        """Ask /tokenize."""
-        try:
-            asked = {"content": text, "add_special": True}
-            return list((await self._connection.post("/tokenize", asked))["tokens"])
-        except (EngineStatus, KeyError, TypeError):
-            return None
+    def text_body(self, text: str) -> dict[str, Any]:
+        """Make the body of a call to /tokenize."""
+        return {"content": text, "add_special": True}
 
     async def label(self) -> str:
         """Ask for the scales, which the server keeps in 32 bits."""
@@ -106,7 +98,7 @@ class LlamaCpp:
         return self._label if same else f"adapters with the scales {held}"
 
     async def load(self, folder: Path, label: str) -> None:
-        """Set the scales, for those who ask the server themselves, and for `label`."""
+        """Set the scales: for clients who ask the server themselves, and for `label`."""
         scales = json.loads((folder / FILE).read_text(encoding="utf-8"))
         held = await self._held()
         if len(held) != len(scales):
@@ -114,24 +106,15 @@ class LlamaCpp:
                 f"the engine has {len(held)} adapters, and {len(scales)} experts are blended; start llama-server with "
                 "--lora for each of them, in their order"
             )
-        try:
-            await self._connection.post(ROUTE, scales)
-        except EngineStatus as error:
-            raise _meant(error) from None
+        await self._connection.ask("POST", ROUTE, scales)
         self._scales, self._label = scales, label
-
-    async def wake(self) -> None:
-        """Do nothing: it is never paused."""
-
-    async def leave(self, folder: Path) -> None:
-        """Do nothing: it reads no file of ours."""
 
     async def write(
         self, prompt: Sequence[int], limit: int, ends: Collection[int], sampling: Sampling | None = None
     ) -> AsyncGenerator[Piece]:
-        """Answer, in one piece: what it streams lacks the tokens of characters that are not yet whole.
+        """Answer in one piece: what it streams lacks the tokens of incomplete characters.
 
-        Its prompt cache goes by tokens, whatever the scales were: it must compute all of the prompt.
+        Its prompt cache goes by tokens, whatever the scales were, so it must compute the whole prompt.
         """
         asked = {"prompt": list(prompt), "n_predict": limit, "cache_prompt": False, "stream": False}
         asked |= {"return_tokens": True, "n_probs": 1, "lora": self._scales, **GREEDY}
@@ -139,28 +122,17 @@ class LlamaCpp:
             seed = sampling.seed % SEEDS
             asked |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed}
         try:
-            yield _piece(await self._connection.post("/completion", asked, seconds=LOAD_SECONDS), ends)
-        except EngineStatus as error:
-            raise _meant(error) from None
+            yield _piece(await self._connection.ask("POST", "/completion", asked, seconds=WRITE_SECONDS), ends)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise EngineLost(f"the engine answers as llama-server does not ({type(error).__name__}: {error})") from None
 
     async def _held(self) -> list[float]:
         """Ask for the scale of each adapter, in the order of their ids."""
+        adapters = await self._connection.ask("GET", ROUTE)
         try:
-            return [float(one["scale"]) for one in sorted(await self._get(ROUTE), key=lambda one: int(one["id"]))]
+            return [float(one["scale"]) for one in sorted(adapters, key=lambda one: int(one["id"]))]
         except (KeyError, TypeError, ValueError):
             raise EngineLost(f"{self._connection.url} does not list adapters as llama-server does") from None
-
-    async def _get(self, path: str) -> Any:
-        try:
-            return await self._connection.get(path)
-        except EngineStatus as error:
-            raise _meant(error) from None
-
-
-def _meant(error: EngineStatus) -> Exception:
-    return EngineRefused(str(error)) if error.status < 500 else EngineLost(str(error))
 
 
 def _piece(answer: dict[str, Any], ends: Collection[int]) -> Piece:
@@ -175,4 +147,4 @@ def _piece(answer: dict[str, Any], ends: Collection[int]) -> Piece:
         return Piece(tokens[: at + 1], tuple(said[: at + 1]), "stop")
     if answer["stop_type"] == "limit":
         return Piece(tokens, tuple(said), "length")
-    return Piece(tokens[:-1], tuple(said[:-1]), "stop")  # the last is one that ends an answer for the engine
+    return Piece(tokens[:-1], tuple(said[:-1]), "stop")  # the last one ends an answer for the engine

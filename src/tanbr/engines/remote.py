@@ -5,72 +5,80 @@ the engine is asked for its label. If that is another one, or nobody answers, th
 once, and a thread waits for it to come back and loads what answered last.
 """
 
+import asyncio
 import hashlib
 import logging
 import math
+import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
 from transformers import GenerationConfig
 
-from tanbr.engines.connection import Connection, EngineLost
-from tanbr.engines.dense_file import bytes_of, tensors_of
-from tanbr.engines.dialect import OURS, Dialect, EngineRefused
-from tanbr.engines.identity import check_same
-from tanbr.engines.merge_files import MergeFile, MergeFiles
-from tanbr.engines.streams import Streams
-from tanbr.errors import CheckpointError, InputError, TanbrError
+from tanbr.engines.connection import ANSWER_SECONDS, Connection, EngineError, EngineLost
+from tanbr.engines.dialect import OURS, Dialect, Served
+from tanbr.engines.merge_files import DenseFile, MergeFile, MergeFiles
+from tanbr.errors import CheckpointError, TanbrError
 from tanbr.merge import Moe
-from tanbr.merge.int8 import Int8Loss
 from tanbr.moe.text import Inputs, TextEncoder
-from tanbr.serve.backends.backend import Newcomers, Size
-from tanbr.serve.decode import Decoded, NotFinite, OnStep
+from tanbr.serve.backends import Backend, Size
+from tanbr.serve.decode import Decoded, More, NotFinite, OnStep, Step, Written
+from tanbr.serve.lineage import made_for
 from tanbr.serve.sampling import Sampling
-from tanbr.types import Blend, FloatArray
+from tanbr.types import Blend
 
 log = logging.getLogger("tanbr.serve")
 
 LOOK_SECONDS = 5.0  # between two looks at an engine that answers
 LOST_SECONDS = 0.5  # … and at one that does not
+CLOSE_SECONDS = 5.0  # that a load may keep us from leaving: a server has 30 to stop
 NEUTRAL = "a"  # even this must not be answered with NaN
+POLL_SECONDS = 0.05  # between two looks whether a client has given up, while nothing comes
+EMPTY = 16  # pieces of an answer that may hold no token: engines send one or two, at its end
+TOKENS = 2**31  # more than any vocabulary: a tokenizer fails at larger numbers
+Heard: TypeAlias = "queue.SimpleQueue[tuple[int, Step | Exception]]"  # row, and what came of it
 
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """Weights in the engine: another value each time that any are loaded."""
+    """Weights in the engine; each load makes a new value."""
 
     file: MergeFile
     label: str
 
 
-class Remote:
+class Remote(Backend):
     """A backend that any number of threads may ask at once; the engine makes batches of what they ask."""
 
-    loss: Int8Loss | None = None
     writes, causal, asked_when_loaded = True, True, True
-    columns: tuple[str, ...] = ()
 
     def __init__(
-        self, moe: Moe, dialect: Dialect, connection: Connection, files: MergeFiles, *, fingerprint: str
+        self,
+        moe: Moe,
+        dialect: Dialect,
+        connection: Connection,
+        files: MergeFiles,
+        check_same: Callable[[TextEncoder], Served],
     ) -> None:
-        """Take over an engine that must run this model; what it holds stays until the first `merge`.
+        """Take over an engine; what it holds stays until the first `merge`.
 
-        The fingerprint is that of the checkpoint.
+        `check_same` asks the engine what it runs, and raises if that is another model.
         """
-        self.readers = 0
         self._moe, self._dialect, self._connection, self._files = moe, dialect, connection, files
         self._encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
-        self._fingerprint, self._stops = fingerprint, _stops(moe)
-        self.positions = check_same(moe, self._encode, dialect, connection).positions
+        self._fingerprint, self._stops = made_for(moe, ()).checkpoint, _stops(moe)
+        self._check_same = check_same
+        self.positions = check_same(self._encode).positions
         self._wanted: Loaded | None = None  # what answers, or is to answer when the engine is back
         self._loaded: Loaded | None = None  # what it answers with; None while it is lost …
         self._why = "nothing was loaded yet"  # … and why
-        self._doubtful = False  # whether a load has failed: its label may be that of weights it has in part
+        self._doubtful = False  # whether a load has failed: its label may stand for weights it has in part
         self._changing = threading.Lock()  # one load at a time
         self._wakes, self._ends = threading.Event(), threading.Event()
         threading.Thread(target=self._watch, name="tanbr-engine-watch", daemon=True).start()
@@ -81,11 +89,12 @@ class Remote:
             return
         self._ends.set()
         self._wakes.set()
-        with self._changing:
+        if self._changing.acquire(timeout=CLOSE_SECONDS):
             with suppress(TanbrError):
                 self._connection.call(self._dialect.leave(self._files.folder))
-            self._connection.close()
-            self._files.close()
+            self._changing.release()
+        self._connection.close()  # ends a load that hangs
+        self._files.close()
 
     @property
     def available(self) -> bool:
@@ -94,9 +103,9 @@ class Remote:
 
     @property
     def size(self) -> Size:
-        """What the engine holds, and what of it a blend changes, which the next takes in shared memory, too."""
+        """What the engine holds, and what a blend changes of it, which takes shared memory, too."""
         parameters = sum(math.prod(shape) for shape in self._moe.plan.shapes.values())
-        return Size(parameters, bytes_of(tensors_of(self._moe)), self._files.nbytes)
+        return Size(parameters, DenseFile.room(self._moe), self._files.nbytes)
 
     def twin(self, moe: Moe) -> Self:
         """Refuse: an engine holds one model."""
@@ -105,14 +114,14 @@ class Remote:
     # --- weights ------------------------------------------------------------------------------------------------------
 
     def stage(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
-        """Write a blend (K,) where the engine will read it; nobody waits for that."""
+        """Write a blend (K,) where the engine will read it; requests go on meanwhile."""
         if self._files.holding(blend) is None:
             started = time.perf_counter()
             self._files.other(None if self._wanted is None else self._wanted.file).write(moe, blend, share=share)
             log.info("%s: written in %.3f s", self.label_of(blend), time.perf_counter() - started)
 
     def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
-        """Have the engine load a blend (K,); if it cannot, what answered before is what it comes back with."""
+        """Have the engine load a blend (K,); if it cannot, it comes back with what answered before."""
         self.stage(moe, blend, share=share)
         file = self._files.holding(blend)
         if file is None:
@@ -121,7 +130,7 @@ class Remote:
             new = self._wanted is None or self._wanted.file is not file
             try:
                 self._load(Loaded(file, self.label_of(blend)), new=new)
-            except (EngineLost, EngineRefused, NotFinite) as error:
+            except (EngineError, NotFinite) as error:
                 why = "it answers with NaN" if isinstance(error, NotFinite) else str(error)
                 self._lose(why)
                 if new:
@@ -152,9 +161,12 @@ class Remote:
     async def _answer_once(self) -> None:
         # One token alone: vLLM's CPU kernels let NaN that a longer prompt leaves behind reach later answers.
         prompt = self._encode.encode([NEUTRAL]).columns["input_ids"][0][:1] or [0]
-        async with aclosing(self._dialect.write(prompt, 1, self._stops)) as pieces:
-            async for _ in pieces:
-                pass
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS), aclosing(self._dialect.write(prompt, 1, self._stops)) as pieces:
+                async for _ in pieces:
+                    pass
+        except TimeoutError:
+            raise EngineLost("it does not answer with the weights that it was given") from None
 
     # --- an engine that is lost ---------------------------------------------------------------------------------------
 
@@ -171,18 +183,18 @@ class Remote:
             with self._changing:
                 if self._wanted is not None and not self._ends.is_set():
                     self._look(self._wanted)
-            if self._wakes.is_set():  # it is lost: not too often
+            if self._wakes.is_set():  # it is lost: do not ask too often
                 self._ends.wait(LOST_SECONDS)
 
     def _look(self, wanted: Loaded) -> None:
-        """See that the engine has what it is to have, and give it what it has lost."""
+        """Check that the engine has the wanted weights, and load them if it has lost them."""
         try:
             if self.available:
                 label = self._connection.call(self._dialect.label())
                 if label == wanted.label:
                     return
                 self._lose(f"it holds {label} instead of {wanted.label}")
-            check_same(self._moe, self._encode, self._dialect, self._connection)
+            self._check_same(self._encode)
             self._load(wanted, new=False)
             log.warning("the engine is back, with what answered last")
         except TanbrError as error:
@@ -190,17 +202,13 @@ class Remote:
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def classify(self, inputs: Inputs) -> FloatArray:
-        """Refuse: engines write."""
-        raise InputError(f"this model writes text; it has no labels for {len(inputs['input_ids'])} texts")
-
     def generate(
         self,
         inputs: Inputs,
         *,
         limits: Sequence[int],
         on_step: OnStep,
-        more: Newcomers | None = None,  # noqa: ARG002 - the engine lets prompts join by itself
+        more: More | None = None,  # noqa: ARG002 - the engine lets prompts join by itself
         sampling: Sequence[Sampling | None] = (),
     ) -> Decoded:
         """Answer padded prompts with at most limits[i] tokens, drawn as sampling[i] says."""
@@ -209,7 +217,7 @@ class Remote:
             raise EngineLost(f"the engine is lost: {self._why}")
         rows = zip(inputs["input_ids"], inputs["attention_mask"].astype(bool), strict=True)
         prompts = [ids[real].tolist() for ids, real in rows]
-        streams = Streams(self._connection, self._dialect, prompts, limits, self._stops, sampling)
+        streams = _Streams(self._connection, self._dialect, prompts, limits, self._stops, sampling)
         try:
             return streams.hear(lambda: self._check(loaded), on_step)
         except EngineLost as error:
@@ -220,10 +228,105 @@ class Remote:
             streams.close()
 
     def _check(self, loaded: Loaded) -> None:
-        """Make sure that what was just heard came from these weights, which no load has replaced meanwhile."""
+        """Make sure that what was just heard came from these weights, and that no load has replaced them."""
         label = self._connection.call(self._dialect.label())
         if label != loaded.label or self._loaded is not loaded:
             raise EngineLost(f"it holds {label} instead of {loaded.label}")
+
+
+class _Streams:
+    """The prompts of one batch on their way: one stream each, heard as the steps of the batch."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        dialect: Dialect,
+        prompts: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        ends: frozenset[int],
+        sampling: Sequence[Sampling | None],
+    ) -> None:
+        """Send all prompts at once, to be answered with at most limits[i] tokens, drawn as sampling[i] says.
+
+        `ends` are the tokens that end an answer; they are no part of it.
+        """
+        self._dialect, self._ends = dialect, ends
+        self._heard: Heard = queue.SimpleQueue()
+        rows = zip(prompts, limits, sampling or [None] * len(prompts), strict=True)
+        self._open: dict[int, Future[None]] = {
+            row: connection.start(self._stream(row, *one)) for row, one in enumerate(rows)
+        }
+
+    def close(self) -> None:
+        """Hang up on what is still being written: the engine stops writing it."""
+        self._give_up(list(self._open))
+
+    def hear(self, check: Callable[[], None], on_step: OnStep) -> Decoded:
+        """Report what comes, token by token, until all rows have ended or were given up.
+
+        `check` is called after a row's first token has come, and before `on_step` hears of it.
+        """
+        done: Decoded = [None] * len(self._open)
+        checked: set[int] = set()
+        while self._open:
+            steps = self._next()
+            if not steps:
+                self._give_up(on_step(Step()))
+            elif new := {row for row, _ in steps} - checked:
+                check()
+                checked |= new
+            for row, step in steps:
+                if row in self._open:
+                    if step.ended:
+                        done[row] = step.ended[row]
+                        del self._open[row]
+                    self._give_up(on_step(step))
+        return done
+
+    def _give_up(self, rows: Collection[int]) -> None:
+        for row in rows:
+            if (stream := self._open.pop(row, None)) is not None:
+                stream.cancel()
+
+    def _next(self) -> list[tuple[int, Step]]:
+        """Take what has come; nothing if nothing comes for a while. Raises what went wrong."""
+        steps: list[tuple[int, Step]] = []
+        try:
+            row, step = self._heard.get(timeout=POLL_SECONDS)
+            while True:
+                if isinstance(step, Exception):
+                    raise step
+                steps.append((row, step))
+                row, step = self._heard.get_nowait()
+        except queue.Empty:
+            return steps
+
+    async def _stream(self, row: int, prompt: Sequence[int], limit: int, sampling: Sampling | None) -> None:
+        tokens: list[int] = []
+        chances: list[float] = []  # of the tokens, and of the one that ends them
+        pieces, ended = 0, False
+        try:
+            async with aclosing(self._dialect.write(prompt, limit, self._ends, sampling)) as stream:
+                async for piece in stream:  # read to its end, so that the connection can be used again
+                    pieces += 1
+                    chances += np.exp(np.minimum(piece.logprobs, 0.0)).tolist()
+                    if len(chances) > limit or pieces > limit + EMPTY:
+                        raise EngineLost(f"the engine writes more than the {limit} tokens it was asked for")
+                    if not all(isinstance(token, int) and 0 <= token < TOKENS for token in piece.tokens):
+                        raise EngineLost("the engine writes what is no token")
+                    stopped = piece.end == "stop" and bool(self._ends.intersection(piece.tokens[-1:]))
+                    new = piece.tokens[:-1] if stopped else piece.tokens
+                    for token, chance in zip(new, chances[len(tokens) :], strict=False):
+                        tokens.append(token)
+                        self._heard.put((row, Step(added={row: token}, chances={row: chance})))
+                    if piece.end is not None:
+                        sure = float(np.mean(chances)) if chances else 1.0
+                        self._heard.put((row, Step(ended={row: Written(tuple(tokens), piece.end == "stop", sure)})))
+                        ended = True
+            if not ended:
+                raise EngineLost("the engine broke an answer off")
+        except Exception as error:  # whoever waits must hear of it
+            self._heard.put((row, error))
 
 
 def _stops(moe: Moe) -> frozenset[int]:

@@ -15,12 +15,14 @@ from unittest import mock
 
 import numpy as np
 
-from tanbr.lab.answers import Answers, model_for
-from tanbr.lab.contestant import Scorer
+from tanbr.lab.answers import Answers, DenseModel
 from tanbr.lab.corpus import generated
-from tanbr.lab.paper.reward_maps import FAMILIES
-from tanbr.lab.task_figures import own_experts
+from tanbr.lab.studies.reward_maps import OWN
 from tanbr.lab.tasks import traffic
+from tanbr.lab.train.checkpoints import own_experts
+from tanbr.lab.world import Contestant, StreamWorld
+from tanbr.loop.choose import StartBlend
+from tanbr.loop.config import LoopConfig
 from tanbr.merge import open as open_moe
 from tanbr.moe.embedded import path as embedded
 from tanbr.monitor.config import MonitorConfig
@@ -52,20 +54,14 @@ def embedded_worlds(seed: int, slots: int) -> Iterator[tuple[str, tuple[int, ...
     for alpha in (0.1, 0.3):
         mixes = traffic.mixes("dirichlet", tasks=V, slots=slots, seed=seed, alpha=alpha)
         stream = list(traffic.Traffic(pools=corpus.stream, mixes=mixes, requests=REQUESTS, seed=seed))
-        monitor, forecasts = corpus.taught_monitor(MonitorConfig(), seed=seed), [np.full(V, 1 / V)]
-        for slot in stream:
-            monitor.observe(slot.texts)
-            forecasts.append(monitor.close_slot().forecast)
-        answers = Answers(model_for(moe, corpus.space))
+        monitor = corpus.taught_monitor(MonitorConfig(), seed=seed)
+        answers = Answers(DenseModel(moe, corpus.space))
 
-        def run(router: Tanbr, stream: Any = stream, forecasts: Any = forecasts, answers: Any = answers) -> FloatArray:
-            earned = []
-            for slot, forecast in zip(stream, forecasts, strict=False):
-                decision, scorer = router.ask(forecast), Scorer(corpus.space, slot.rows)
-                rewards = scorer.rewards(answers.of(decision.blend, slot.texts))
-                router.tell(decision, *scorer.by_task(rewards))
-                earned.append(float(rewards.mean()))
-            return np.array(earned)
+        def run(router: Tanbr, stream: Any = stream, monitor: Any = monitor, answers: Any = answers) -> FloatArray:
+            start = StartBlend(None, experts=K, own_experts=router.config.default.own_experts)
+            world = StreamWorld(answers.each, corpus.space)
+            one = Contestant(world, router, monitor.fork(), experts=K, tasks=V, config=LoopConfig(), start=start)
+            return np.array([one.play(slot.rows).total_reward for slot in stream])
 
         yield f"Dirichlet({alpha}), known", own, (K, V), run
         yield f"Dirichlet({alpha}), unknown", (), (K, V), run
@@ -74,7 +70,7 @@ def embedded_worlds(seed: int, slots: int) -> Iterator[tuple[str, tuple[int, ...
 def map_worlds(seed: int, slots: int) -> Iterator[tuple[str, tuple[int, ...] | None, tuple[int, int], Run]]:
     """The study's families of reward maps, with a mix that switches every 50 slots."""
     K = V = 8
-    for number, make in enumerate(FAMILIES.values()):
+    for number, make in enumerate(OWN.values()):
         for moves in (False, True):
             rng = np.random.default_rng([seed, number])
             maps = [make(K, V, rng) for _ in range(2)]

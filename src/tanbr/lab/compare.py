@@ -1,16 +1,29 @@
 """Several methods on one stream of untagged requests, slot by slot, and the figures that compare them."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tanbr.lab.contestant import Contestant, MixSource, Scorer
 from tanbr.lab.tasks.traffic import SlotRequests, Stream
-from tanbr.tasks.metrics import LabelSpace
+from tanbr.lab.world import Contestant
+from tanbr.monitor.recogniser import Recognition
 from tanbr.tasks.rows import Row
 from tanbr.types import FloatArray, SlotMix, SlotRecord, Text, to_jsonable
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """A recogniser that is told what requests are: all like one mix, or each of its own task."""
+
+    posteriors: Callable[[Sequence[Text]], FloatArray]  # texts → (n, V)
+
+    def recognise(self, texts: Sequence[Text]) -> Recognition:
+        """Recognise requests."""
+        keys, known = np.arange(len(texts), dtype=np.uint64), self.posteriors(texts)
+        return Recognition(keys, known, np.zeros(len(texts)), np.zeros((len(texts), 0)), informed=True)
 
 
 class KnownMix:
@@ -19,43 +32,61 @@ class KnownMix:
     What single requests are is for a `recogniser` to say; without one they are all like the mix.
     """
 
-    def __init__(self, mixes: FloatArray, recogniser: MixSource | None = None) -> None:
-        self._mixes, self._slot, self._recogniser = mixes, 0, recogniser
+    def __init__(self, mixes: FloatArray, recogniser: Any = None) -> None:
+        self._mixes, self.slot, self._recogniser = mixes, 0, recogniser
+
+    def fork(self) -> "KnownMix":
+        """Give an independent copy."""
+        twin = copy.copy(self)
+        twin._recogniser = None if self._recogniser is None else self._recogniser.fork()
+        return twin
 
     @property
     def confusion(self) -> FloatArray | None:
         """The recogniser's."""
         return None if self._recogniser is None else self._recogniser.confusion
 
-    def observe(self, texts: Sequence[Text]) -> FloatArray:
-        """Give posteriors (n, V)."""
+    def snapshot(self) -> Any:
+        """Give what recognises requests."""
+        mix = self._mixes[min(self.slot, len(self._mixes) - 1)]
+        told = Told(lambda texts: np.tile(mix, (len(texts), 1)))
+        return told if self._recogniser is None else self._recogniser.snapshot()
+
+    def count(self, seen: Recognition) -> None:
+        """Take in requests."""
         if self._recogniser is not None:
-            return self._recogniser.observe(texts)
-        return np.tile(self._mixes[self._slot], (len(texts), 1))
+            self._recogniser.count(seen)
 
     def close_slot(self) -> SlotMix:
         """Give the true mix of the slot that ended and of the one that starts."""
         if self._recogniser is not None:
             self._recogniser.close_slot()
-        ended, coming = self._mixes[self._slot], self._mixes[min(self._slot + 1, len(self._mixes) - 1)]
-        self._slot += 1
+        ended, coming = (self._mixes[min(slot, len(self._mixes) - 1)] for slot in (self.slot, self.slot + 1))
+        self.slot += 1
         return SlotMix(estimate=ended, forecast=coming, uncertainty=np.zeros_like(ended), unknown=0.0, requests=0)
 
 
 class KnownTasks:
     """A mix source that is told every request's task, and else does as another does."""
 
-    def __init__(self, task_of: Mapping[Text, int], other: MixSource, *, tasks: int) -> None:
+    def __init__(self, task_of: Mapping[Text, int], other: Any, *, tasks: int) -> None:
         self._task_of, self._other, self._tasks = task_of, other, tasks
+
+    def fork(self) -> "KnownTasks":
+        """Give an independent copy."""
+        return KnownTasks(self._task_of, self._other.fork(), tasks=self._tasks)
 
     @property
     def confusion(self) -> None:
         """Nothing is misread."""
 
-    def observe(self, texts: Sequence[Text]) -> FloatArray:
-        """Give posteriors (n, V), each sure."""
-        self._other.observe(texts)
-        return np.eye(self._tasks)[[self._task_of[text] for text in texts]]
+    def snapshot(self) -> Told:
+        """Give what recognises requests: each is surely of its task."""
+        return Told(lambda texts: np.eye(self._tasks)[[self._task_of[text] for text in texts]])
+
+    def count(self, seen: Recognition) -> None:
+        """Take in requests."""
+        self._other.count(seen)
 
     def close_slot(self) -> SlotMix:
         """Give the other's mix and forecast."""
@@ -124,10 +155,9 @@ def _standard_error(values: FloatArray) -> float:
 
 
 def compare(
-    contestants: dict[str, Contestant],
+    contestants: Mapping[str, Contestant],
     traffic: Stream,
     *,
-    space: LabelSpace,
     best: str,
     watch: Callable[[Comparison, SlotRequests], None] | None = None,
     collect: Callable[[Sequence[Row], FloatArray], None] | None = None,
@@ -139,7 +169,7 @@ def compare(
     result = Comparison(mixes=traffic.mixes, records={method: [] for method in contestants}, best=best)
     for slot in traffic:
         for method, contestant in contestants.items():
-            result.records[method].append(contestant.play(slot.texts, Scorer(space, slot.rows, collect)))
+            result.records[method].append(contestant.play(slot.rows, collect))
         if watch:
             watch(result, slot)
     return result

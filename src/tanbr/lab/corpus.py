@@ -1,26 +1,69 @@
-"""The labelled rows of an experiment, in two parts that never meet: what may be known beforehand, and the requests."""
+"""The labelled rows of an experiment, in two parts that never meet: what may be known beforehand, and the requests.
+
+Rows are generated, GLUE's (its folder, or the hub), or from files of your own: `--data` is read here.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
 
 from tanbr.errors import DataError
-from tanbr.lab.tasks import tiny
-from tanbr.lab.tasks.dataset import Dataset
+from tanbr.lab.tasks import glue, tiny
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
 from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.own import OwnRows, is_own, read_own
 from tanbr.tasks.rows import Row, Task
 
+HELD = 0.2  # share of what is for training that is held back
 Rows = Mapping[str, Sequence[Row]]  # task name → rows
 Progress = Callable[[str, int, int, str], None]  # phase, done, total, note
 
 HELD_SEED, STREAM_SEED = 1_000, 2_000  # of generated rows; training uses seed 0
 GENERATED = 600  # rows per task in either part
 HISTORY = 500  # texts per task that a monitor has read beforehand
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Tasks whose rows are in three parts: to train on, held back, and for requests and figures alone."""
+
+    place: str
+
+    @cached_property
+    def _own(self) -> OwnRows | None:
+        path = Path(self.place)
+        is_glue = self.place == glue.HUB or any((path / task.name).is_dir() for task in glue.TASKS)
+        return read_own(path) if not is_glue and is_own(path) else None
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        return "GLUE" if self._own is None else self._own.name
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks."""
+        return glue.TASKS if self._own is None else self._own.tasks
+
+    def divided(self) -> tuple[dict[str, list[Row]], dict[str, list[Row]]]:
+        """Divide what is for training: 80% of each task to train on, 20% held back."""
+        if self._own is None:
+            return glue.divided(self.place)
+        cut = {name: len(rows) - max(1, round(HELD * len(rows))) for name, rows in self._own.rows.items()}
+        return (
+            {name: list(rows[: cut[name]]) for name, rows in self._own.rows.items()},
+            {name: list(rows[cut[name] :]) for name, rows in self._own.rows.items()},
+        )
+
+    def dev(self, *, limit: int | None = None, seed: int = 0) -> Mapping[str, Sequence[Row]]:
+        """Give the rows that training leaves alone, at most `limit` a task."""
+        if self._own is None:
+            return glue.load(self.place, split="dev", limit=limit, seed=seed)
+        return {name: rows[:limit] for name, rows in self._own.dev.items()}
 
 
 @dataclass(frozen=True, eq=False)

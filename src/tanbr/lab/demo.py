@@ -9,16 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tanbr.files import check_writable, write_atomically
-from tanbr.lab.answers import Answers, Blended, model_for
+from tanbr.lab.answers import Answers, DenseModel
 from tanbr.lab.compare import Comparison, KnownMix, compare
-from tanbr.lab.contestant import Contestant, MixSource, OneModel
 from tanbr.lab.corpus import taught_monitor
-from tanbr.lab.panel import BestPanel, PanelRouter, PanelServer, SeveralModels, memory
+from tanbr.lab.panel import BestPanel, memory
 from tanbr.lab.report import write_report
 from tanbr.lab.rivals import BestKnown, FixedBlend, RandomBlend
 from tanbr.lab.settings import Config
 from tanbr.lab.tasks import tiny, traffic
 from tanbr.lab.tasks.traffic import SlotRequests, Traffic
+from tanbr.lab.world import Contestant, StreamWorld
+from tanbr.loop import Learner
+from tanbr.loop.choose import StartBlend
+from tanbr.loop.config import LoopConfig
+from tanbr.loop.turn import MixSource
 from tanbr.merge import Moe
 from tanbr.router import Tanbr
 from tanbr.serve.survey import Survey
@@ -46,7 +50,7 @@ class Demo:
     """What the demo did."""
 
     result: Comparison
-    router: Tanbr
+    learner: Learner  # of the one model
     report: Path
     figures: Path
     facts: dict[str, str]
@@ -75,29 +79,34 @@ def run(
     stream = Traffic(pools=pools, mixes=mixes, requests=requests, seed=seed)
     check_writable(out)
 
-    monitor, *monitors = (taught_monitor(config.monitor, seed=seed) for _ in range(3))  # each counts for itself
-    settings = config.router.of_requests(read_card(moe.path).experts_of(names))
-    router, for_panel = (Tanbr(K, V, seed=seed, config=settings) for _ in range(2))
-    methods: dict[str, tuple[Router, MixSource]] = {  # all but the first either ignore the mix or are told it
-        TANBR: (router, monitor),
-        FIXED: (FixedBlend(K, V, blend=known.best_fixed), KnownMix(mixes)),
-        "average": (FixedBlend(K, V), KnownMix(mixes)),
-        BOUND: (BestKnown(K, V, blends=known.blends, rewards=known.rewards), KnownMix(mixes)),
-        "random": (RandomBlend(K, V, seed=seed), KnownMix(mixes)),
-    }
+    own = read_card(moe.path).experts_of(names)
+    settings = config.router.of_requests(own)
+    answers = Answers(DenseModel(moe, space))
+
+    def contestant(router: Router, source: MixSource, models: int = 1, *, learns: bool = False) -> Contestant:
+        loop = LoopConfig(explore="careful" if learns else "always")
+        start = StartBlend(None, experts=K, own_experts=own if learns else ())
+        world = StreamWorld(answers.each, space)
+        return Contestant(world, router, source, experts=K, tasks=V, models=models, config=loop, start=start)
+
+    def told() -> KnownMix:  # what follows no mix, or is a bound, is told it
+        return KnownMix(mixes, taught_monitor(config.monitor, seed=seed))
+
     fixed = BestPanel(known.blends, known.rewards, mix=[1 / V] * V)
-    panels: dict[str, tuple[PanelRouter, MixSource]] = {
-        TANBR: (for_panel, monitors[0]),
-        FIXED: (fixed, KnownMix(mixes, monitors[1])),
+    contestants = {
+        TANBR: contestant(
+            Tanbr(K, V, seed=seed, config=settings), taught_monitor(config.monitor, seed=seed), learns=True
+        ),
+        of_panel(TANBR): contestant(
+            Tanbr(K, V, seed=seed, config=settings), taught_monitor(config.monitor, seed=seed), MODELS, learns=True
+        ),
+        FIXED: contestant(FixedBlend(K, V, blend=known.best_fixed), KnownMix(mixes)),
+        of_panel(FIXED): contestant(fixed, told(), MODELS),
+        "average": contestant(FixedBlend(K, V), KnownMix(mixes)),
+        BOUND: contestant(BestKnown(K, V, blends=known.blends, rewards=known.rewards), KnownMix(mixes)),
+        "random": contestant(RandomBlend(K, V, seed=seed), KnownMix(mixes)),
     }
-    answers = Answers(model_for(moe, space))
-    contestants: dict[str, Contestant] = {}
-    for name, (chooser, source) in methods.items():
-        contestants[name] = OneModel(Blended(answers), chooser, source, V)
-        if name in panels:
-            filler, recognising = panels[name]
-            contestants[of_panel(name)] = SeveralModels(PanelServer(answers), filler, recognising, V, MODELS)
-    result = compare(contestants, stream, space=space, best=BOUND, watch=watch)
+    result = compare(contestants, stream, best=BOUND, watch=watch)
 
     tail = min(100, slots)
     above, error = result.paired(TANBR, FIXED, tail=tail)
@@ -132,6 +141,6 @@ def run(
     )
     report = write_report(
         out / "report.html", result, title="tanbr: one dense model that follows its traffic", command=command,
-        facts=facts, tasks=names, tree=router.tree, tail=tail,
+        facts=facts, tasks=names, tail=tail,
     )  # fmt: skip
-    return Demo(result=result, router=router, report=report, figures=figures, facts=dict(facts))
+    return Demo(result=result, learner=contestants[TANBR].learner, report=report, figures=figures, facts=dict(facts))

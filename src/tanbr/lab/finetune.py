@@ -1,4 +1,4 @@
-"""Situation i of the paper, measured: loss while norms are tuned (Fig. 2), time, memory, figures per task (Table II).
+"""Situation i of the paper, measured: loss while norms are tuned (Fig. 2), time, figures per task (Table II).
 
 Figures are on rows that no training has seen, before and after. With `tags` each task is answered by its own expert;
 `even` answers every task with what is chosen for a mix of all alike, `own` with what is chosen for the task alone.
@@ -7,7 +7,6 @@ Figures are on rows that no training has seen, before and after. With `tags` eac
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ import torch
 
 from tanbr.errors import CheckpointError, ConfigError, StateError
 from tanbr.files import write_atomically
+from tanbr.lab.answers import with_start
 from tanbr.lab.corpus import Progress, Rows
-from tanbr.lab.dense import with_start
 from tanbr.lab.gates import Gated
 from tanbr.lab.rivals import ROUTERS, build
 from tanbr.lab.rivals.fisher import fisher
@@ -28,9 +27,7 @@ from tanbr.lab.rivals.rl import Reinforce
 from tanbr.lab.rivals.smear import Smear
 from tanbr.lab.rivals.switch import Switch
 from tanbr.lab.settings import Config
-from tanbr.lab.task_figures import Figures, as_trained, figures, own_experts
-from tanbr.lab.train.batches import Batches
-from tanbr.lab.train.checkpoints import digest, load, write
+from tanbr.lab.train.checkpoints import Figures, as_trained, digest, load, own_experts, write
 from tanbr.lab.train.finetune import (
     BlendTuner,
     FixedTuner,
@@ -41,7 +38,7 @@ from tanbr.lab.train.finetune import (
     finetune,
     norms,
 )
-from tanbr.lab.train.objectives import Objective, objective_of
+from tanbr.lab.train.objectives import Batches, Objective, objective_of
 from tanbr.merge import open as open_moe
 from tanbr.merge.methods import check_name
 from tanbr.moe.device import device_of, finish
@@ -51,7 +48,7 @@ from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Task
 from tanbr.types import Blend, to_jsonable
 
-SERVED = "served"  # draws around the blends that will be served, whoever chooses them
+SERVED = "served"  # draws around the blends that will be served
 AVERAGE = "average"  # how blends are merged, unless a name says otherwise, as served+regression does
 GATES: dict[str, Callable[..., Gated]] = {
     "switch": Switch,
@@ -118,12 +115,10 @@ def run(
         ticks.append(time.perf_counter())
         report(f"{phase} {router}", done, total, f"loss {loss:.3f}")
 
-    _reset_peak(device)
     finetune(
         tuner, batches, mixes, objective=objective, config=tuning, state=folder / "tuned.state", report=step,
         origin=origin,
     )  # fmt: skip
-    peak = _peak(device)
     more = {} if also is None else {"also": also(tuner, objective)}
     report(f"figures {router}", 0, 1, "")
     V = len(tasks)
@@ -141,7 +136,6 @@ def run(
         "config": tuning.model_dump(),
         "router_config": choosing.model_dump(mode="json", exclude_defaults=True),
         "seconds_per_step": float(np.median(np.diff(ticks))) if len(ticks) > 1 else None,
-        "peak_memory_mb": peak,
         "rows_a_task": tuning.eval_rows,
         "blends": blends,
         "figures": found,
@@ -168,7 +162,7 @@ def _tuner(checkpoint: Path, router: str, *, space: LabelSpace, rows: Rows, conf
             f"of {', '.join(tasks)}, and {name} needs to know; choose another router"
         )
     if name == SERVED:
-        return ServedTuner(moe, own=own, nearness=config.finetune.blend_nearness)
+        return ServedTuner(moe, own=own)
     few = {task: rows[task][:PROBE_ROWS] for task in tasks}
     return FixedTuner(MERGES[name](moe, probes_of(moe, few, space=space, own=own)))
 
@@ -186,13 +180,13 @@ def _untuned(checkpoint: Path, objective: Objective, rows: Rows, kept: Path, *, 
 def _measure(tuner: Tuner, objective: Objective, rows: Rows, blends: Sequence[Blend | None]) -> dict[str, Figures]:
     """Score all tasks with the first blend, and each with its own of the others."""
     tuner.settle(blends[0])
-    even = figures(tuner.model, objective, rows, serving=tuner.serving)
-    if not isinstance(tuner, BlendTuner):  # gates and fixed merges know of no mix
+    even = objective.figures(tuner.model, rows, serving=tuner.serving)
+    if not isinstance(tuner, BlendTuner):  # gates and fixed merges do not depend on the mix
         return {"even": even, "own": even}
     own: Figures = {}
     for blend, (name, of_task) in zip(blends[1:], rows.items(), strict=True):
         tuner.settle(blend)
-        own |= figures(tuner.model, objective, {name: of_task})
+        own |= objective.figures(tuner.model, {name: of_task})
     return {"even": even, "own": own}
 
 
@@ -214,21 +208,3 @@ def _write(tuner: Tuner, checkpoint: Path, folder: Path) -> None:
         write(moe, checkpoint, folder / "model", card=read_card(checkpoint))
     else:
         write(tuner.model, checkpoint, folder / "model")
-
-
-def _reset_peak(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts here
-
-
-def _peak(device: torch.device) -> float | None:
-    """Read the peak of resident memory, or of a GPU's, in MB; None where the system does not tell."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    try:
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM"))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from scipy.cluster.hierarchy import cut_tree, linkage, to_tree
+from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.spatial.distance import squareform
 from transformers import AutoTokenizer
 
@@ -23,7 +23,7 @@ from tanbr.merge.inspect import expert_gram
 from tanbr.moe.families import model_class
 from tanbr.moe.layer import MoeSite, TokenRouting, route
 from tanbr.moe.writing import Progress, silent
-from tanbr.router.groups import DEEPEST, Groups
+from tanbr.router.groups import Groups
 from tanbr.types import FloatArray, as_blend, as_reward
 
 LEAST_LOAD = 0.05  # of the even share: an expert that no text uses still has a part in its group
@@ -56,7 +56,7 @@ class Grouping:
 
 
 def clustered(squared: FloatArray, *, into: int, loads: FloatArray | None = None, **about: str) -> Groups:
-    """Cluster experts by squared distances (K, K) into M groups, each with the tree by which it would be split.
+    """Cluster experts by squared distances (K, K) into M groups, each with the tree by which it was joined.
 
     Groups are in the order of their first experts, and of equal distances the first ones are joined first, so that
     the same distances always give the same groups.
@@ -68,12 +68,7 @@ def clustered(squared: FloatArray, *, into: int, loads: FloatArray | None = None
     np.fill_diagonal(distances, 0.0)
     joined = linkage(squareform(distances, checks=False), method="ward")
     labels = cut_tree(joined, n_clusters=into)[:, 0]
-    _, nodes = to_tree(joined, rd=True)
-    groups = []
-    for label in dict.fromkeys(labels.tolist()):
-        members = set(np.flatnonzero(labels == label).tolist())
-        root = next(node for node in nodes if node.count == len(members) and set(node.pre_order()) == members)
-        groups.append(_nested(root, 1))
+    groups = [np.flatnonzero(labels == label).tolist() for label in dict.fromkeys(labels.tolist())]
     return Groups.of(groups, loads=() if loads is None else loads.tolist(), **about)
 
 
@@ -81,16 +76,6 @@ def check_into(into: int, experts: int) -> None:
     """Refuse a number of groups that K experts cannot make."""
     if not 2 <= into <= experts:
         raise InputError(f"{experts} experts make 2 to {experts} groups (got {into}); choose --into among these")
-
-
-def _nested(node: Any, depth: int) -> Any:
-    """Write a node as nested lists; deeper than they may be, its experts in order."""
-    if node.is_leaf():
-        return int(node.id)
-    if depth >= DEEPEST:
-        return [int(expert) for expert in node.pre_order()]
-    parts = sorted((node.left, node.right), key=lambda part: min(part.pre_order()))
-    return [_nested(part, depth + 1) for part in parts]
 
 
 # --- by weights: experts whose weights lie near each other, over all sites ------------------------------------------

@@ -1,5 +1,6 @@
-"""Confidence intervals of slot rewards: over slots by blocks, because neighbours are alike, and over seeds."""
+"""Confidence intervals: over seeds or pairs, and of slot rewards by blocks of slots, because neighbours are alike."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,28 @@ from tanbr.types import FloatArray
 
 BLOCK = 20  # slots that are resampled together, at most a third of all: one block would always be the same
 DRAWS = 2_000
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean and half the width of its 95% interval (Student's, over seeds or pairs); infinite for a single value."""
+
+    mean: float
+    half: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Average."""
+        array = np.asarray(values, dtype=np.float64)
+        if len(array) < 2:
+            return cls(float(array.mean()), math.inf)
+        error = array.std(ddof=1) / np.sqrt(len(array))
+        return cls(float(array.mean()), float(stats.t.ppf(0.975, len(array) - 1) * error))
+
+    def words(self, *, factor: float = 1.0, digits: int = 1, unit: str = "") -> str:
+        """Write it with its half width, where it has one."""
+        width = f" ± {factor * self.half:.{digits}f}" if math.isfinite(self.half) else ""
+        return f"{factor * self.mean:+.{digits}f}{width}{unit}"
 
 
 @dataclass(frozen=True)
@@ -34,14 +57,13 @@ class Interval:
 def interval(series: Sequence[FloatArray], *, block: int = BLOCK, seed: int = 0) -> Interval:
     """Average one series of slot values per seed, each (T,), slots without a value (NaN) left out."""
     values = [one[~np.isnan(one)] for one in series]
-    means = np.array([one.mean() for one in values])
+    means = [float(one.mean()) for one in values]
     rng = np.random.default_rng(seed)
     drawn = np.mean([_block_means(one, min(block, max(1, len(one) // 3)), rng) for one in values], axis=0)  # (DRAWS,)
     low, high = np.quantile(drawn, (0.025, 0.975))
-    half = float("nan")
-    if len(means) > 1:
-        half = float(stats.t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means)))
-    return Interval(float(means.mean()), float(low), float(high), tuple(map(float, means)), half)
+    over_seeds = Spread.of(means)
+    half = over_seeds.half if math.isfinite(over_seeds.half) else float("nan")
+    return Interval(over_seeds.mean, float(low), float(high), tuple(means), half)
 
 
 def _block_means(values: FloatArray, block: int, rng: np.random.Generator) -> FloatArray:

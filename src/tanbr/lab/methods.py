@@ -15,31 +15,37 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tanbr.errors import ConfigError, DataError
-from tanbr.lab.answers import Answers, Blended, OtherMerge, Tagged, model_for
+from tanbr.lab.answers import Answers, DenseModel
 from tanbr.lab.compare import KnownMix, KnownTasks
-from tanbr.lab.contestant import Answering, Contestant, MixSource, OneModel, Server, as_given
 from tanbr.lab.corpus import Corpus
-from tanbr.lab.panel import BestPanel, PanelRouter, PanelServer, SeveralModels
+from tanbr.lab.panel import BestPanel
 from tanbr.lab.rivals import ROUTERS, BestKnown, FixedBlend, build
 from tanbr.lab.rivals.fisher import fisher
 from tanbr.lab.rivals.probes import Probes, probes_of
 from tanbr.lab.rivals.regmean import regmean
-from tanbr.lab.rivals.task_moe import TaskExperts
 from tanbr.lab.settings import Config
 from tanbr.lab.survey import survey_path
-from tanbr.lab.task_figures import own_experts
+from tanbr.lab.train.checkpoints import own_experts
+from tanbr.lab.world import Answering, Contestant, Credit, Respond, StreamWorld
+from tanbr.loop.choose import StartBlend
+from tanbr.loop.config import LoopConfig
+from tanbr.loop.turn import MixSource
 from tanbr.merge import Moe
-from tanbr.merge.methods import METHODS, check_name
+from tanbr.merge.methods import GROUP, METHODS, check_name
 from tanbr.router import Tanbr
+from tanbr.router.config import RouterConfig
 from tanbr.router.groups import Groups
 from tanbr.serve.survey import Survey
 from tanbr.tasks.answering import by_posterior
+from tanbr.tasks.metrics import Answer
 from tanbr.types import AnswersBy, FloatArray, Router, Text
 
 AVERAGE = "average"
@@ -58,6 +64,7 @@ class Bench:
     surveys: Path | None = None  # the survey of averages; those of other methods lie beside it
     answers_by: AnswersBy = "labels"
     groups: Groups | None = None  # of the experts, for a router over groups
+    credit: Credit = "labels"  # what clients send back
     _others: dict[str, "Bench"] = field(default_factory=dict)
     _dense: dict[Path, Answers] = field(default_factory=dict)
 
@@ -90,25 +97,30 @@ class Bench:
         """The expert of each task, if the checkpoint says so."""
         return own_experts(self.moe, [task.name for task in self.corpus.tasks])
 
+    @property
+    def router_config(self) -> RouterConfig:
+        """The router's settings, for rewards of requests and for these experts."""
+        return self.config.router.of_requests(self.own_experts)
+
     @cached_property
     def task_of(self) -> dict[Text, int]:
         """The true task of every text of the stream."""
         return {row.text: v for v, task in enumerate(self.corpus.tasks) for row in self.corpus.stream[task.name]}
 
     @property
-    def answering(self) -> Answering:
-        """What is made of a model's answers."""
-        return as_given if self.answers_by == "labels" else partial(by_posterior, self.corpus.space)
+    def answering(self) -> Answering | None:
+        """How a model's answers are read: as given, or weighed by the posterior."""
+        return None if self.answers_by == "labels" else partial(by_posterior, self.corpus.space)
 
     @cached_property
     def answers(self) -> Answers:
         """The one model, and every answer it has given."""
-        return Answers(model_for(self.moe, self.corpus.space))
+        return Answers(DenseModel(self.moe, self.corpus.space))
 
     def holding(self, folder: Path) -> Answers:
         """Give another model of the same architecture, with the weights of a dense checkpoint, and its answers."""
         if folder not in self._dense:
-            model = model_for(self.moe, self.corpus.space)
+            model = DenseModel(self.moe, self.corpus.space)
             model.become(folder)
             self._dense[folder] = Answers(model)
             self._dense[folder].kept[DENSE] = model.model
@@ -127,7 +139,7 @@ class Bench:
         return self.survey
 
 
-Parts: TypeAlias = tuple[Server, Router]
+Parts: TypeAlias = tuple[Respond, Router]
 Builder: TypeAlias = Callable[[Bench, int], Parts]  # of a seed
 
 
@@ -141,7 +153,7 @@ class Kind:
     blends: bool = True  # whether what it serves is the merge of a blend
     told: bool = False  # whether it is always told the true mix
     surveyed: bool = False  # whether it needs a survey
-    panel: Callable[[Bench], PanelRouter] | None = None  # what fills a panel, where that is not its own router
+    panel: Callable[[Bench], Router] | None = None  # what fills a panel, where that is not its own router
     whole: bool = False  # whether it always holds all experts
     tagged: bool = False  # whether it is told every request's task
 
@@ -151,50 +163,47 @@ class Kind:
         return not self.whole and (self.panel is not None or (self.learns and self.blends))
 
 
-def _made(make: Callable[..., Router]) -> Builder:
-    return lambda bench, seed: (Blended(bench.answers), make(*bench.sizes, seed=seed))
+def _blending(make: Callable[[Bench, int], Router]) -> Builder:
+    """Serve the blends of a router, made for a bench and a seed."""
+    return lambda bench, seed: (bench.answers.each, make(bench, seed))
 
 
-def _named(name: str) -> Builder:
-    def parts(bench: Bench, seed: int) -> Parts:
-        config = bench.config.router.of_requests(bench.own_experts)
-        return Blended(bench.answers), build(name, *bench.sizes, seed=seed, config=config)
-
-    return parts
+def _named(name: str) -> Callable[[Bench, int], Router]:
+    return lambda bench, seed: build(name, *bench.sizes, seed=seed, config=bench.router_config)
 
 
-def _grouped(bench: Bench, seed: int) -> Parts:
+def _grouped(bench: Bench, seed: int) -> Router:
     if bench.groups is None:
-        raise ConfigError("method grouped needs groups of experts: make them with `tanbr groups`, and pass --groups")
-    config = bench.config.router.of_requests(bench.own_experts)
-    return Blended(bench.answers), Tanbr(*bench.sizes, groups=bench.groups, seed=seed, config=config)
-
-
-def _fixed(choose: Callable[[Bench], Any]) -> Builder:
-    return lambda bench, _: (Blended(bench.answers), FixedBlend(*bench.sizes, blend=choose(bench)))
-
-
-def _best_known(bench: Bench, _: int) -> Parts:
-    known = bench.known
-    return Blended(bench.answers), BestKnown(*bench.sizes, blends=known.blends, rewards=known.rewards)
+        raise ConfigError(
+            "method grouped needs groups of experts: make them with `tanbr inspect --groups`, and pass --groups"
+        )
+    return Tanbr(*bench.sizes, groups=bench.groups, seed=seed, config=bench.router_config)
 
 
 def _merged(merge: Callable[[Moe, Probes], Any]) -> Builder:
+    """Serve a merge that is no blend, made from the statistics of held rows."""
+
     def build(bench: Bench, _: int) -> Parts:
         key = merge.__name__
         if key not in bench.answers.kept:
             rows = bench.corpus.first_held(min(STATISTICS, *map(len, bench.corpus.held.values())))
-            bench.answers.kept[key] = merge(
-                bench.moe, probes_of(bench.moe, rows, space=bench.corpus.space, own=bench.own_experts)
-            )
-        return OtherMerge(bench.answers, key), FixedBlend(*bench.sizes)
+            probes = probes_of(bench.moe, rows, space=bench.corpus.space, own=bench.own_experts)
+            bench.answers.kept[key] = merge(bench.moe, probes)
+        return lambda _, __, texts: bench.answers.of(key, texts), FixedBlend(*bench.sizes)
 
     return build
 
 
 def _tagged(blends: Callable[[Bench], FloatArray]) -> Builder:
+    """Answer each request with the blend of its true task: one-hot blends (V, K) are the un-merged MoE."""
+
     def build(bench: Bench, _: int) -> Parts:
-        return Tagged(bench.answers, bench.task_of, blends(bench)), FixedBlend(*bench.sizes)
+        own = blends(bench)
+
+        def respond(_: FloatArray, __: NDArray[np.intp], texts: Sequence[Text]) -> list[Answer]:
+            return bench.answers.each(own, np.array([bench.task_of[text] for text in texts], np.intp), texts)
+
+        return respond, FixedBlend(*bench.sizes)
 
     return build
 
@@ -210,36 +219,36 @@ def _own_blends(bench: Bench) -> FloatArray:
 
 
 def _two_experts(bench: Bench) -> FloatArray:
-    _own_blends(bench)
-    alone = bench.known.rewards[: bench.moe.num_experts]  # each expert's own
-    return TaskExperts.most_helpful(alone.T, per_task=2, own=bench.own_experts).blends
+    """Each task's own expert and, of the others, the one worth most to it by the survey, half each (V, K)."""
+    own = _own_blends(bench)
+    others = np.where(own > 0, -np.inf, bench.known.rewards[: len(own[0])].T)  # (V, K), each expert's reward alone
+    return (own + np.eye(len(own[0]))[others.argmax(axis=1)]) / 2
 
 
-def _best_fixed_panel(bench: Bench) -> PanelRouter:
-    V = bench.sizes[1]
-    return BestPanel(bench.known.blends, bench.known.rewards, mix=np.full(V, 1 / V))
+def _best_panel(bench: Bench, *, mix: FloatArray | None = None) -> Router:
+    return BestPanel(bench.known.blends, bench.known.rewards, mix=mix)
 
 
 KINDS: dict[str, Kind] = {
-    **{name: Kind(router.about, _named(name), learns=router.learns) for name, router in ROUTERS.items()},
+    **{name: Kind(router.about, _blending(_named(name)), learns=router.learns) for name, router in ROUTERS.items()},
     "proportional": Kind(
-        ROUTERS["proportional"].about, _named("proportional"), panel=lambda b: _named("proportional")(b, 0)[1]
+        ROUTERS["proportional"].about, _blending(_named("proportional")), panel=lambda b: _named("proportional")(b, 0)
     ),
-    "grouped": Kind("the router of this project over groups of experts (--groups)", _grouped, learns=True),
+    "grouped": Kind("the router of this project over groups of experts (--groups)", _blending(_grouped), learns=True),
     "fisher": Kind("experts weighted by their Fisher information", _merged(fisher), blends=False),
     "regmean": Kind("every linear layer by regression on its inputs", _merged(regmean), blends=False),
     "best-fixed": Kind(
         "the best surveyed blend, found with labels",
-        _fixed(lambda b: b.known.best_fixed),
+        _blending(lambda b, _: FixedBlend(*b.sizes, blend=b.known.best_fixed)),
         surveyed=True,
-        panel=_best_fixed_panel,
+        panel=lambda b: _best_panel(b, mix=np.full(b.sizes[1], 1 / b.sizes[1])),
     ),
     "best-per-slot": Kind(
         "the best surveyed blend for the true mix",
-        _best_known,
+        _blending(lambda b, _: BestKnown(*b.sizes, blends=b.known.blends, rewards=b.known.rewards)),
         told=True,
         surveyed=True,
-        panel=lambda b: BestPanel(b.known.blends, b.known.rewards),
+        panel=_best_panel,
     ),
     "task-merging": Kind(
         "two experts a task, merged, with true tags",
@@ -251,17 +260,13 @@ KINDS: dict[str, Kind] = {
     ),
     "untagged": Kind(
         "the un-merged MoE, each request to the expert of the task it is recognised as",
-        _fixed(lambda _: None),
+        _blending(lambda b, _: FixedBlend(*b.sizes)),
         blends=False,
         whole=True,
         panel=lambda b: BestPanel(_own_blends(b), np.eye(b.sizes[1])),
     ),
     "tags": Kind(
-        "the un-merged MoE with every request's true tag",
-        _tagged(_own_blends),
-        told=True,
-        blends=False,
-        tagged=True,
+        "the un-merged MoE with every request's true tag", _tagged(_own_blends), told=True, blends=False, tagged=True
     ),
 }
 
@@ -295,21 +300,29 @@ class ComparedMethod:
     def contestant(self, bench: Bench, *, mixes: FloatArray, seed: int) -> Contestant:
         """Build it for a stream with these mixes (slots, V)."""
         bench = self.bench(bench)
-        if not 1 <= self.models <= bench.sizes[0]:
-            raise ConfigError(f"{self.name}: a panel holds 1 to {bench.sizes[0]} models (got {self.models})")
-        server, router = self.kind.build(bench, seed)
+        K, V = bench.sizes
+        if not 1 <= self.models <= K:
+            raise ConfigError(f"{self.name}: a panel holds 1 to {K} models (got {self.models})")
+        respond, router = self.kind.build(bench, seed)
         if self.warm_start != "none":
             known, probes = bench.known, bench.moe.num_experts + 1
             rows = slice(probes if self.warm_start == "probes" else None)
-            if not hasattr(router, "warm_start"):
-                raise ConfigError(f"{self.name}: this router has no warm_start")
-            router.warm_start(known.blends[rows], known.rewards[rows], known.counts[rows])
-        V, models = bench.sizes[1], bench.sizes[1] if self.kind.whole else self.models
-        source = self._mix_source(bench, mixes, seed)
-        if models == 1:
-            return OneModel(server, router, source, V, answering=bench.answering)
-        panel = self._panel(bench, router)
-        return SeveralModels(PanelServer(bench.answers), panel, source, V, models, answering=bench.answering)
+            teacher: Any = router
+            teacher.warm_start(known.blends[rows], known.rewards[rows], known.counts[rows])
+        models = V if self.kind.whole else self.models
+        if models > 1:
+            router, respond = self._panel(bench, router), bench.answers.each
+        own = bench.own_experts if self.kind.learns else ()
+        return Contestant(
+            StreamWorld(respond, bench.corpus.space, answering=bench.answering, credit=bench.credit),
+            router,
+            self._mix_source(bench, mixes, seed),
+            experts=K,
+            tasks=V,
+            models=models,
+            config=LoopConfig(explore="careful" if self.kind.learns else "always"),
+            start=StartBlend(None, experts=K, own_experts=own),
+        )
 
     def _mix_source(self, bench: Bench, mixes: FloatArray, seed: int) -> MixSource:
         told, recognised = self.kind.told or self.oracle, self.kind.tagged or self.recognised
@@ -319,7 +332,7 @@ class ComparedMethod:
         assert source is not None  # noqa: S101
         return KnownTasks(bench.task_of, source, tasks=bench.sizes[1]) if recognised else source
 
-    def _panel(self, bench: Bench, router: Router) -> PanelRouter:
+    def _panel(self, bench: Bench, router: Router) -> Router:
         if self.kind.panel is not None:
             return self.kind.panel(bench)
         if not {"models", "confusion"} <= inspect.signature(router.ask).parameters.keys():
@@ -346,7 +359,7 @@ def method(
         raise ConfigError(f"unknown method {base!r}; {hint}known: {known}")
     allowed = ["probes", "survey", "oracle"] if kind.learns else []
     allowed += ["recognised"] if kind.fills_panels or kind.whole else []
-    ways = list(METHODS) if kind.blends else []
+    ways = [*METHODS, *entry_points(group=GROUP).names] if kind.blends else []
     odd = [extra for extra in extras if extra not in allowed and extra.partition(":")[0] not in ways]
     if odd:
         may = ", ".join([*allowed, *ways]) or "nothing, as it neither learns nor chooses blends"
@@ -396,7 +409,7 @@ def methods(
 
 def _dense(folder: Path) -> Kind:
     def build(bench: Bench, _: int) -> Parts:
-        return OtherMerge(bench.holding(folder), DENSE), FixedBlend(*bench.sizes)
+        return lambda _, __, texts: bench.holding(folder).of(DENSE, texts), FixedBlend(*bench.sizes)
 
     return Kind("a dense checkpoint, as it is", build, blends=False)
 
@@ -407,4 +420,4 @@ def _third_party(place: str) -> Kind:
         make = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"method {place!r} cannot be imported ({error}); it must be package.module:Router") from None
-    return Kind(f"{place}(K, V, seed=…)", _made(make), learns=True)
+    return Kind(f"{place}(K, V, seed=…)", _blending(lambda b, seed: make(*b.sizes, seed=seed)), learns=True)

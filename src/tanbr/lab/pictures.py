@@ -1,7 +1,8 @@
-"""Pictures of a comparison, as SVG that stands inside a page or PNG that stands beside it."""
+"""Pictures of comparisons and training runs, as SVG that stands inside a page or PNG that stands beside it."""
 
 import io
-from collections.abc import Callable, Collection, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -13,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from tanbr.lab.compare import Comparison
-from tanbr.router import TreeView
+from tanbr.lab.standings import BOUND, Standings
+from tanbr.lab.train.run import Curve
 from tanbr.types import FloatArray
 
 P = ParamSpec("P")
@@ -92,6 +94,35 @@ def smooth(values: FloatArray, window: int) -> FloatArray:
 
 
 @styled
+def line_chart(series: Mapping[str, tuple[Any, Any]], *, title: str, xlabel: str, **scales: str) -> Figure:
+    """Draw a line for each name: its x and y values; `scales` may name yscale and xscale."""
+    canvas, (axis,) = figure(height=3.2)
+    for name, line in lines(list(series)):
+        axis.plot(*series[name], **line)
+    axis.set(title=title, xlabel=xlabel, **scales)
+    name_below(canvas)
+    return canvas
+
+
+@styled
+def bar_chart(groups: Mapping[str, Mapping[str, Any]], *, title: str, xlabel: str = "") -> Figure:
+    """Draw bars, a group a colour: for each name the mean of its values (one a seed), and the values as dots."""
+    names = list(next(iter(groups.values())))
+    canvas, (axis,) = figure(height=1.2 + 0.3 * len(names))
+    width = 0.8 / len(groups)
+    for i, ((label, values), colour) in enumerate(zip(groups.items(), LINES, strict=False)):
+        at = np.arange(len(names)) + (i - (len(groups) - 1) / 2) * width
+        axis.barh(at, [np.mean(values[name]) for name in names], height=0.9 * width, color=colour, label=label)
+        for place, name in zip(at, names, strict=True):
+            axis.plot(np.atleast_1d(values[name]), np.full(np.size(values[name]), place), ".", color=INK, ms=3)
+    axis.set_yticks(range(len(names)), names)
+    axis.invert_yaxis()
+    axis.set(title=title, xlabel=xlabel)
+    name_below(canvas)
+    return canvas
+
+
+@styled
 def shares(series: Sequence[tuple[str, FloatArray]], names: Sequence[str]) -> Figure:
     """Stack shares (T, n) that sum to 1, one panel per (title, series)."""
     canvas, axes = figure(height=1.6 * len(series) + 0.3 + 0.2 * -(-len(names) // 3), rows=len(series))
@@ -105,24 +136,89 @@ def shares(series: Sequence[tuple[str, FloatArray]], names: Sequence[str]) -> Fi
 
 
 @styled
-def rewards(result: Comparison, *, window: int = 20) -> Figure:
-    """Draw each method's reward, averaged over `window` slots."""
-    canvas, (axis,) = figure(height=3.0)
-    for method, line in lines(list(result.records), bounds=(result.best,)):
-        axis.plot(smooth(result.rewards(method), window), **line)
-    axis.set(title=f"Reward, mean of the last {window} slots", xlabel="slot")
+def rewards(
+    comparisons: Sequence[Comparison], methods: Sequence[str], *, bounds: Collection[str], window: int = 20
+) -> Figure:
+    """Draw each method's reward so far and of the last `window` slots, averaged over the comparisons (one a seed)."""
+    canvas, (so_far, recent) = figure(height=5.0, rows=2)
+    for method, line in lines(methods, bounds=bounds):
+        reward = np.mean([comparison.rewards(method) for comparison in comparisons], axis=0)
+        so_far.plot(np.cumsum(reward) / np.arange(1, len(reward) + 1), **line)
+        recent.plot(smooth(reward, window), **{**line, "label": None})
+    so_far.set(title=f"Reward, mean of all slots so far (seeds: {len(comparisons)})")
+    recent.set(title=f"Reward, mean of the last {window} slots", xlabel="slot")
     name_below(canvas)
     return canvas
 
 
 @styled
-def regret(result: Comparison) -> Figure:
-    """Draw each method's cumulative regret against the best blend per slot."""
-    canvas, (axis,) = figure(height=3.0)
-    for method, line in lines(list(result.records)):
-        if method != result.best:
-            axis.plot(result.regret(method), **line)
-    axis.set(title=f"Cumulative regret against “{result.best}”", xlabel="slot")
+def regret(comparisons: Sequence[Comparison], methods: Sequence[str], *, bounds: Collection[str]) -> Figure:
+    """Draw each method's cumulative regret: the mean over the seeds, and the first method's range."""
+    canvas, (axis,) = figure(height=3.4)
+    best = comparisons[0].best
+    for method, line in lines(methods, bounds=bounds):
+        if method != best:
+            series = np.array([comparison.regret(method) for comparison in comparisons])
+            axis.plot(series.mean(axis=0), **line)
+            if method == methods[0]:
+                slots = range(series.shape[1])
+                axis.fill_between(slots, series.min(0), series.max(0), color=line["color"], alpha=0.15, lw=0)
+    axis.axhline(0, color=INK, lw=0.6)
+    axis.set(title=f"Cumulative regret against “{best}”", xlabel="slot")
+    name_below(canvas)
+    return canvas
+
+
+def shown(standings: Standings) -> list[str]:
+    """Choose the methods that are drawn, MOST at the most; tables have all of them.
+
+    The first, its best variant, the best of the others, the average, the bounds; then what earned most.
+    """
+    everything = sorted(standings.methods, key=lambda method: -standings.reward(method).mean)
+    bounds = [method for method in (standings.best, "tags") if method in everything]
+    variants = [method for method in everything if method in standings.variants]
+    others = [method for method in everything if method not in (*variants, *bounds)]
+    wanted = [standings.subject, *variants[:1], *others[:1], *(m for m in others if m == "average"), *bounds]
+    return list(dict.fromkeys([*wanted, *others, *variants]))[:MOST]
+
+
+@styled
+def dial(standings: Standings, memory: Callable[[int], float]) -> Figure:
+    """Draw reward against memory (MB of so many models), from one dense model to the un-merged MoE.
+
+    A line for each method that fills panels, a level for each that does not.
+    """
+    canvas, (axis,) = figure(height=4.2)
+    rows: dict[str, list[str]] = {}
+    for method in standings.methods:
+        rows.setdefault(re.sub(r"@\d+", "", method), []).append(method)
+    several = [name for name, methods in rows.items() if methods != [name]]
+    for name, line in lines(several, bounds=[name for name in several if name.startswith(BOUND)]):
+        points = sorted(rows[name], key=standings.held)
+        rewards = [standings.reward(method) for method in points]
+        middle = np.array([one.mean for one in rewards])
+        error = np.abs([[one.low for one in rewards], [one.high for one in rewards]] - middle)
+        places = [memory(standings.held(method)) for method in points]
+        axis.errorbar(places, middle, yerr=error, marker="o", ms=4, capsize=2, **line)
+    counts = sorted({standings.held(method) for method in standings.methods})
+    alone = {methods[0]: standings.reward(methods[0]).mean for name, methods in rows.items() if name not in several}
+    ends = [
+        end for method in standings.methods for end in (standings.reward(method).low, standings.reward(method).high)
+    ]
+    low, high = min(ends), max(ends)
+    axis.set_ylim(low - 0.04 * (high - low), high + 0.06 * (high - low))
+    end, level = memory(counts[-1]), -np.inf
+    for method, reward in sorted(alone.items(), key=lambda item: item[1]):
+        held = "" if standings.held(method) == 1 else f" ({standings.held(method)} models)"
+        level = max(reward, level + 0.055 * (high - low))  # so that names stand above one another
+        axis.axhline(reward, color=INK, lw=0.8, ls=":", zorder=1)
+        axis.plot(memory(standings.held(method)), reward, "D", color=INK, ms=4)
+        behind = {"facecolor": "white", "linewidth": 0, "pad": 0.8}
+        axis.text(
+            end - 0.02 * (end - memory(1)), level, f"{method}{held}", ha="right", va="bottom", fontsize=8.5, bbox=behind
+        )
+    axis.set_xticks([memory(count) for count in counts], [f"{count}\n{memory(count):.3g}" for count in counts])
+    axis.set(title="Reward against memory, 95% intervals", xlabel="models held, and their MB in float32")
     name_below(canvas)
     return canvas
 
@@ -135,48 +231,36 @@ def lines(methods: Sequence[str], *, bounds: Collection[str] = ()) -> Iterator[t
 
 
 @styled
-def tree(view: TreeView, experts: Sequence[str]) -> Figure:
-    """Draw the router's tree: a node stands at its depth, as large as its visits, coloured by its largest expert."""
-    canvas, (axis,) = figure(height=3.4)
-    across = _across(view)
-    for node in range(1, len(view)):
-        parent = int(view.parent[node])
-        axis.plot(
-            [across[parent], across[node]],
-            [view.depth[parent], view.depth[node]],
-            color=INK,
-            alpha=0.5,
-            lw=0.5,
-            zorder=1,
-        )
-    leading = view.blend.argmax(axis=1)
-    colours = [AREAS[k % len(AREAS)] for k in leading]
-    axis.scatter(across, view.depth, s=6 + 14 * np.sqrt(view.visits), c=colours, zorder=2, linewidths=0)
-    axis.set(title=f"The search tree: {len(view)} blends, by the expert they hold most of", ylabel="depth", xticks=[])
-    axis.set_yticks(range(int(view.depth.max()) + 1))
-    axis.invert_yaxis()
-    axis.spines["bottom"].set_visible(False)
-    shown = sorted(set(leading.tolist()))
-    handles = [Patch(color=AREAS[k % len(AREAS)], label=experts[k]) for k in shown]
-    name_below(canvas, handles=handles)
-    return canvas
+def curves(panels: Sequence[tuple[str, Mapping[str, tuple[list[int], list[float]]], int]], path: Path) -> Path:
+    """Draw panels of (title, steps and values by name, entries that are averaged), MOST lines in one plot."""
+    few = [
+        (title, dict(list(series.items())[start : start + MOST]), window)
+        for title, series, window in panels
+        for start in range(0, len(series), MOST)
+    ]
+    canvas, axes = figure(height=2.4 * len(few), rows=len(few))
+    for axis, (title, series, window) in zip(axes, few, strict=True):
+        for (name, (steps, values)), colour in zip(series.items(), LINES, strict=False):
+            axis.plot(
+                steps, smooth(np.array(values), window), color=colour, label=name, marker="." if window == 1 else ""
+            )
+        axis.set_title(title)
+        axis.legend(ncols=2, fontsize=8)
+    axes[-1].set_xlabel("step")
+    png(canvas, path)
+    return path
 
 
-def _across(view: TreeView) -> FloatArray:
-    """Give each node a place from left to right (n,): leaves evenly, parents amid their children."""
-    children: list[list[int]] = [[] for _ in range(len(view))]
-    for node in range(1, len(view)):
-        children[int(view.parent[node])].append(node)
-    place = np.zeros(len(view))
-    order, stack, leaves = [], [0], 0
-    while stack:
-        node = stack.pop()
-        order.append(node)
-        stack.extend(reversed(children[node]))
-    for node in order:
-        if not children[node]:
-            place[node], leaves = leaves, leaves + 1
-    for node in reversed(order):
-        if children[node]:
-            place[node] = place[children[node]].mean()
-    return place
+def draw_training(curve: Curve, tasks: Sequence[str], path: Path) -> Path:
+    """Draw each task's loss, and below it the task's figure on held-out rows where a run looked at it."""
+    panels = [("training loss", {task: curve.series("loss", task) for task in tasks}, 10)]
+    if any("figure" in entry for entry in curve.entries()):
+        looks = {task: curve.series("figure", task) for task in tasks}
+        panels.append(("metric on held-out rows, own expert", looks, 1))
+    return curves(panels, path)
+
+
+def draw_losses(runs: Mapping[str, Curve], path: Path) -> Path:
+    """Draw the mean loss of several runs on the same batches."""
+    series = {name: curve.series("loss", "batch") for name, curve in runs.items()}
+    return curves([("loss of the labelled batches while norms are tuned", series, 5)], path)

@@ -9,7 +9,7 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,19 +24,21 @@ from tanbr.lab import settings as configuration
 from tanbr.lab.compare import Comparison, compare
 from tanbr.lab.corpus import Corpus, generated, of_data
 from tanbr.lab.methods import AVERAGE, Bench, methods
-from tanbr.lab.tasks import trace, traffic
+from tanbr.lab.tasks import traffic
 from tanbr.lab.tasks.traffic import Stream, Traffic
 from tanbr.lab.train.checkpoints import digest
-from tanbr.lab.train.interruption import Interruption
+from tanbr.lab.train.run import Interruption
 from tanbr.merge import open as open_moe
 from tanbr.merge.sources.expert_list import is_list, read_list
 from tanbr.moe.device import device_of
 from tanbr.router.groups import Groups
 from tanbr.tasks.metrics import figure
-from tanbr.tasks.rows import Row
+from tanbr.tasks.rows import Row, Task
 from tanbr.types import AnswersBy, FloatArray, SlotRecord, to_jsonable
 
 Watch = Callable[[int, str, int, float], None]  # seed, method, slots done, mean reward of the last few
+Job = tuple[int, str]  # seed and method
+Result = tuple[Job, TanbrError | None]
 RECENT = 20
 
 
@@ -58,15 +60,15 @@ class Study:
     survey: Path | None = None
     config: Path | None = None
     answers: AnswersBy = "labels"
-    groups: Path | None = None  # what `tanbr groups` wrote
-    device: str = "cpu"  # where models answer; of no result it is a setting
+    groups: Path | None = None  # what `tanbr inspect --groups` wrote
+    device: str = "cpu"  # where models answer; results do not depend on it
 
     def __post_init__(self) -> None:
         device_of(self.device)  # before anything is written
 
     @property
     def merging(self) -> str:
-        """How blends are merged where nobody says so: as the list of experts says, or averaged."""
+        """How blends are merged if a method does not say: as the list of experts says, or averaged."""
         return read_list(self.checkpoint).method if is_list(self.checkpoint) else AVERAGE
 
     def corpus(self) -> Corpus:
@@ -76,14 +78,14 @@ class Study:
     def stream(self, corpus: Corpus, seed: int) -> Stream:
         """Give the requests of a seed: the same for every method."""
         if self.traffic.startswith("trace:"):
-            return trace.read(Path(self.traffic.removeprefix("trace:")), tasks=corpus.tasks)
+            return traffic.read_trace(Path(self.traffic.removeprefix("trace:")), tasks=corpus.tasks)
         mixes = traffic.mixes(
             self.traffic, tasks=len(corpus.tasks), slots=self.slots, seed=seed, alpha=self.alpha, period=self.period
         )
         return Traffic(pools=corpus.stream, mixes=mixes, requests=self.requests, seed=seed)
 
     def bench(self) -> Bench:
-        """Open the checkpoint and what belongs to it; whatever does not fit together is refused here."""
+        """Open the checkpoint, rows, survey and groups; refuse what does not fit together."""
         # methods say how they merge; what a list of experts says of that may need what is to be measured first
         moe = open_moe(
             self.checkpoint, experts=self.experts, blend_only=self.blend_only, method=AVERAGE, device=self.device
@@ -156,31 +158,44 @@ class Outcome:
             raise StateError(f"{path} is no result of simulate ({error}); delete it to run it again") from None
 
 
+class Answered:
+    """The targets and answers of each task, and the tasks' own metrics over them."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = tasks
+        self.told: dict[str, tuple[list[float], list[float]]] = {task.name: ([], []) for task in tasks}
+
+    def __call__(self, rows: Sequence[Row], answers: FloatArray) -> None:
+        """Take in what was answered to rows (n,)."""
+        for row, answer in zip(rows, answers, strict=True):
+            self.told[row.task][0].append(row.target)
+            self.told[row.task][1].append(float(answer))
+
+    def figures(self, *, least: int = 1) -> dict[str, float]:
+        """Score each task that has at least so many answers."""
+        enough = [task for task in self._tasks if len(self.told[task.name][0]) >= least]
+        return {task.name: figure(task, *map(np.array, self.told[task.name])) for task in enough}
+
+
 def play(study: Study, bench: Bench, seed: int, name: str, watch: Watch | None = None) -> Outcome:
     """Run one method over the stream of one seed."""
     started = time.monotonic()
     stream, space = study.stream(bench.corpus, seed), bench.corpus.space
     [one] = methods([name])
     contestant = one.contestant(bench, mixes=stream.mixes, seed=seed)
-    answers: dict[str, tuple[list[float], list[float]]] = {task.name: ([], []) for task in space.tasks}
+    answered = Answered(space.tasks)
 
     def report(so_far: Comparison, _: Any) -> None:
         if watch:
             done = so_far.records[name]
             watch(seed, name, len(done), float(np.nanmean([r.total_reward for r in done[-RECENT:]])))
 
-    def collect(rows: Sequence[Row], given: FloatArray) -> None:
-        for row, answer in zip(rows, given, strict=True):
-            answers[row.task][0].append(row.target)
-            answers[row.task][1].append(float(answer))
-
     try:
-        result = compare({name: contestant}, stream, space=space, best=name, watch=report, collect=collect)
+        result = compare({name: contestant}, stream, best=name, watch=report, collect=answered)
     except TanbrError as error:
-        raise type(error)(f"method {name}, seed {seed}, slot {contestant.slot}: {error}") from None
-    figures = np.array(
-        [figure(task, *map(np.array, answers[task.name])) if answers[task.name][0] else np.nan for task in space.tasks]
-    )
+        raise type(error)(f"method {name}, seed {seed}, slot {contestant.learner.slot.number}: {error}") from None
+    found = answered.figures()
+    figures = np.array([found.get(task.name, np.nan) for task in space.tasks])
     facts = study.facts(bench, name)
     return Outcome(seed, name, facts, result.records[name], figures, time.monotonic() - started)
 
@@ -202,8 +217,8 @@ def simulate(
 ) -> list[Outcome]:
     """Run every method with every seed and keep each outcome in `out`; those that are there already are not run again.
 
-    `finished` hears of each outcome and whether it was there. A job that fails stops no other; the first error is
-    raised when all that can be done is done.
+    `watch` hears of every slot in one process, `finished` of each outcome and whether it was there. A job that fails
+    stops no other; the first error is raised when all that can be done is done.
     """
     bench = study.bench()
     outcomes: dict[tuple[int, str], Outcome] = {}
@@ -220,64 +235,63 @@ def simulate(
             if finished:
                 finished(outcomes[seed, name], True)
     check_writable(out / "runs")
+    if workers > 1 and len(missing) > 1:
+        results = _in_processes(study, out, workers, missing)
+    else:
+        torch.set_num_threads(1)
+        results = (_attempt(study, bench, out, job, watch) for job in missing)
     errors = []
-    with _in_processes(study, out, workers) if workers > 1 and len(missing) > 1 else _here(study, bench, out) as run:
-        for (seed, name), error in run(missing, watch):
-            if error is not None:
-                errors.append(error)
-                continue
-            outcomes[seed, name] = Outcome.load(place(out, seed, name))
-            if finished:
-                finished(outcomes[seed, name], False)
+    for (seed, name), error in results:
+        if error is not None:
+            errors.append(error)
+            continue
+        outcomes[seed, name] = Outcome.load(place(out, seed, name))
+        if finished:
+            finished(outcomes[seed, name], False)
     if errors:
         raise errors[0]
     return [outcomes[seed, name] for seed in seeds for name in names]
 
 
-Job = tuple[int, str]
-Result = tuple[Job, TanbrError | None]
-Runner = Callable[[Sequence[Job], Watch | None], Iterator[Result]]
-
-
-def _attempt(study: Study, bench: Bench, out: Path, jobs: Sequence[Job], watch: Watch | None) -> Iterator[Result]:
-    for job in jobs:
-        try:
-            play(study, bench, *job, watch).save(place(out, *job))
-            yield job, None
-        except TanbrError as error:
-            yield job, error
-
-
-def _bundles(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Keep the seeds of a method that does not learn in one process: its answers are the same for all of them."""
-    alone = [[job] for job in jobs if methods([job[1]])[0].kind.learns]
-    together: dict[str, list[Job]] = {}
-    for job in jobs:
-        if [job] not in alone:
-            together.setdefault(job[1], []).append(job)
-    return [*together.values(), *alone]
-
-
-@contextmanager
-def _here(study: Study, bench: Bench, out: Path) -> Iterator[Runner]:
-    torch.set_num_threads(1)
-    yield lambda jobs, watch: _attempt(study, bench, out, jobs, watch)
+def _attempt(study: Study, bench: Bench, out: Path, job: Job, watch: Watch | None = None) -> Result:
+    try:
+        play(study, bench, *job, watch).save(place(out, *job))
+    except TanbrError as error:
+        return job, error
+    return job, None
 
 
 _worker: dict[str, Any] = {}  # what a process keeps between jobs: the model and its answers
 
 
-def _start(study: Study, out: Path, progress: Any) -> None:
+def _start(study: Study, out: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the first one ends the others
     torch.set_num_threads(1)
-    _worker.update(study=study, bench=study.bench(), out=out, progress=progress)
+    _worker.update(study=study, bench=study.bench(), out=out)
 
 
 def _work(jobs: Sequence[Job]) -> list[Result]:
-    def watch(*news: Any) -> None:
-        _worker["progress"].put(news)
+    return [_attempt(_worker["study"], _worker["bench"], _worker["out"], job) for job in jobs]
 
-    return list(_attempt(_worker["study"], _worker["bench"], _worker["out"], jobs, watch))
+
+def _in_processes(study: Study, out: Path, workers: int, jobs: Sequence[Job]) -> Iterator[Result]:
+    """Run jobs in several processes; the seeds of a method that does not learn share one, and its answers."""
+    bundles: dict[tuple[Any, ...], list[Job]] = {}
+    for seed, name in jobs:
+        bundles.setdefault((name, seed) if methods([name])[0].kind.learns else (name,), []).append((seed, name))
+    spawning = multiprocessing.get_context("spawn")  # a forked torch may hang
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(workers, mp_context=spawning, initializer=_start, initargs=(study, out)) as pool:
+        try:
+            with _uninterrupted():  # the processes start here, and Ctrl-C must not find them half awake
+                waiting = [pool.submit(_work, bundle) for bundle in sorted(bundles.values(), key=len, reverse=True)]
+            for future in as_completed(waiting):
+                yield from future.result()
+        except BaseException:
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()  # outcomes are written whole or not at all
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 @contextmanager
@@ -291,31 +305,3 @@ def _uninterrupted() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if interruption.asked:
         raise KeyboardInterrupt
-
-
-@contextmanager
-def _in_processes(study: Study, out: Path, workers: int) -> Iterator[Runner]:
-    spawning = multiprocessing.get_context("spawn")  # a forked torch may hang
-    progress = spawning.Queue()
-
-    def run(jobs: Sequence[Job], watch: Watch | None) -> Iterator[Result]:
-        with _uninterrupted():  # the processes start here, and Ctrl-C must not find them half awake
-            waiting: set[Future[list[Result]]] = {pool.submit(_work, bundle) for bundle in _bundles(jobs)}
-        while waiting:
-            done, waiting = wait(waiting, timeout=0.2, return_when="FIRST_COMPLETED")
-            for _ in range(progress.qsize()):
-                news = progress.get()
-                if watch:
-                    watch(*news)
-            for future in done:
-                yield from future.result()
-
-    others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(workers, mp_context=spawning, initializer=_start, initargs=(study, out, progress)) as pool:
-        try:
-            yield run
-        except BaseException:
-            for worker in set(multiprocessing.active_children()) - others:
-                worker.terminate()  # outcomes are written whole or not at all
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise

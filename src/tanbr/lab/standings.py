@@ -19,7 +19,7 @@ SHARE, WINDOW = 0.95, 20  # of the best blend's reward, over so many slots
 
 @dataclass(frozen=True, eq=False)
 class Standings:
-    """Outcomes of the same methods with several seeds; the first method is the one it is about."""
+    """Outcomes of the same methods with several seeds; all others are compared with the first method."""
 
     tasks: tuple[str, ...]
     comparisons: dict[int, Comparison]  # seed → what every method did

@@ -1,10 +1,11 @@
 """What blends are worth: the reward of many blends on every task, measured once on held-out rows.
 
 It finds the best fixed blend (a strong rival) and the best blend for a known mix (an upper bound), and it says
-whether a checkpoint makes the problem real at all.
+whether a checkpoint makes the problem real at all. A survey may be enlarged one blend at a time
+(`proposed`); every figure is measured.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -13,18 +14,22 @@ from pathlib import Path
 import numpy as np
 
 from tanbr.errors import ConfigError, DataError
-from tanbr.lab.answers import model_for
-from tanbr.lab.corpus import Corpus
-from tanbr.lab.dense import DenseModel
-from tanbr.lab.rivals.search import Table, search
+from tanbr.lab.answers import DenseModel
+from tanbr.lab.corpus import Corpus, Rows
+from tanbr.lab.rivals.vector_gp import NOISE, VARIANCE, covariance
 from tanbr.merge import Moe
 from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.recogniser import Recogniser
 from tanbr.serve.survey import Survey
 from tanbr.tasks.answering import by_posterior
-from tanbr.tasks.metrics import LabelSpace, figure
-from tanbr.tasks.rows import Row
-from tanbr.types import AnswersBy, Blend, FloatArray
+from tanbr.tasks.metrics import figure
+from tanbr.types import AnswersBy, Blend, FloatArray, TaskMix
+
+STRETCH = 10  # blends between two saves
+SEARCHED_MIXES = 0.3  # α of the mixes for which blends are searched, beside the even one
+STEPS = (0.4, 0.2, 0.1, 0.05)  # of weight moved from one expert to another in a search
+INCUMBENTS, DRAWS = 3, 200  # best known blends that are moved from, and random blends beside them
+CURIOSITY = 1.0  # standard deviations added to what the Gaussian process expects
 
 
 def candidates(experts: int, *, random: int = 143, seed: int = 0) -> FloatArray:
@@ -45,9 +50,8 @@ def even_groups(experts: int) -> FloatArray:
 
 def survey(
     model: DenseModel,
-    rows: Mapping[str, Sequence[Row]],
+    rows: Rows,
     *,
-    space: LabelSpace,
     blends: FloatArray,
     recogniser: Recogniser | None = None,
     report: Callable[[int, int], None] | None = None,
@@ -56,6 +60,7 @@ def survey(
 
     With a `recogniser`, answers are by the posterior; it must not have learned from these rows.
     """
+    space = model.space
     everything = [row for task in space.tasks for row in rows[task.name]]
     texts = [row.text for row in everything]
     posteriors = None if recogniser is None else recogniser.recognise(texts).posteriors
@@ -81,10 +86,6 @@ def survey_path(path: Path, method: str, *, answers_by: AnswersBy = "labels") ->
     return path.with_stem("-".join([path.stem, *parts]))
 
 
-STRETCH = 10  # blends between two saves
-SEARCHED_MIXES = 0.3  # α of the mixes for which blends are searched, beside the even one
-
-
 def survey_to(
     path: Path,
     moe: Moe,
@@ -103,12 +104,12 @@ def survey_to(
     The `searched` last of the blends are found by search: for the even mix, and for mixes that favour some tasks.
     The others are `candidates`, or with `groups` the even blends of groups of experts, the smallest groups first.
     """
-    model, held = model_for(moe, corpus.space), corpus.first_held(rows)
+    model, held = DenseModel(moe, corpus.space), corpus.first_held(rows)
     about = {"command": command, "data": corpus.name}
     recogniser = None
     if answers_by == "posterior":
         recogniser = corpus.taught_monitor(MonitorConfig(), seed=0, after=rows).snapshot()
-    measure = partial(survey, model, held, space=corpus.space, recogniser=recogniser)
+    measure = partial(survey, model, held, recogniser=recogniser)
     laid_out = (even_groups if groups else candidates)(moe.num_experts)
     if blends - searched > len(laid_out):
         raise ConfigError(
@@ -137,20 +138,45 @@ def survey_to(
 
 
 def _searched(known: Survey | None, measure: Callable[..., Survey], count: int) -> Survey:
+    """Measure `count` more blends, proposed for the even mix and for two others in turn."""
     if known is None:
         raise DataError("a search needs surveyed blends to start from; ask for more blends than searched ones")
     rng = np.random.default_rng(len(known.blends))  # the same after an interruption
     V = known.rewards.shape[1]
-    mixes = np.array([np.full(V, 1 / V), *rng.dirichlet(np.full(V, SEARCHED_MIXES), 2)])  # a third for the even one
-    result = known
+    mixes = np.array([np.full(V, 1 / V), *rng.dirichlet(np.full(V, SEARCHED_MIXES), 2)])
+    for number in range(count):
+        known = _joined(known, measure(blends=proposed(known, mixes[number % len(mixes)], rng)[None]))
+    return known
 
-    def evaluate(blend: Blend) -> FloatArray:
-        nonlocal result
-        result = _joined(result, measure(blends=blend[None]))
-        return result.rewards[-1]
 
-    search(evaluate, Table(known.blends, known.rewards), mixes=mixes, evaluations=count, rng=rng)
-    return result
+def proposed(known: Survey, mix: TaskMix, rng: np.random.Generator) -> Blend:
+    """Propose the next blend to measure for a mix (V,): near the best known, where a Gaussian process expects most."""
+    K = known.blends.shape[1]
+    best = known.blends[np.argsort(-(known.rewards @ mix))[:INCUMBENTS]]
+    moves = [
+        start + np.minimum(step, start[source]) * (np.eye(K)[target] - np.eye(K)[source])
+        for start in best
+        for step in STEPS
+        for source in np.flatnonzero(start)
+        for target in range(K)
+        if source != target
+    ]
+    means = [(one + other) / 2 for i, one in enumerate(best) for other in best[:i]]
+    laid_out = np.array([*moves, *means, *rng.dirichlet(np.full(K, 0.5), DRAWS)])
+    away = np.abs(laid_out[:, None] - known.blends).max(axis=2).min(axis=1)
+    new = laid_out[away > 1e-6]  # whose reward is not known
+    mean, deviation = expected(new, known)
+    chosen: Blend = new[(mean @ mix + CURIOSITY * np.linalg.norm(mix) * deviation).argmax()]
+    return chosen
+
+
+def expected(blends: FloatArray, known: Survey) -> tuple[FloatArray, FloatArray]:
+    """Predict the rewards of blends (n, K) from those that are known: mean (n, V) and standard deviation (n,)."""
+    noise = NOISE**2 * np.eye(len(known.blends))
+    inverse = np.linalg.inv(covariance(known.blends, known.blends) + noise)
+    centre, cross = known.rewards.mean(axis=0), covariance(blends, known.blends)
+    explained = np.einsum("nt,tu,nu->n", cross, inverse, cross)
+    return centre + cross @ (inverse @ (known.rewards - centre)), np.sqrt(np.maximum(VARIANCE - explained, 1e-12))
 
 
 def _resumed(

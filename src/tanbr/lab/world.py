@@ -13,13 +13,17 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tanbr.errors import InputError
 from tanbr.loop import Choice, Learner, Slot, Turn, observe, turn
+from tanbr.loop.choose import StartBlend
+from tanbr.loop.config import LoopConfig
 from tanbr.loop.guard import Probes
 from tanbr.loop.rewards import Given, Tally
-from tanbr.serve.assignment import Assignment
+from tanbr.loop.turn import MixSource, Rules, first
+from tanbr.serve.panel import Assignment
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.tasks.rows import Row
-from tanbr.types import Blend, FloatArray, SlotRecord, Text
+from tanbr.types import Blend, FloatArray, Router, SlotRecord, Text, as_blend
 
 Credit: TypeAlias = Literal["labels", "rewards"]  # what a client sends back
 Respond: TypeAlias = Callable[[FloatArray, NDArray[np.intp], Sequence[Text]], list[Answer]]
@@ -62,7 +66,6 @@ class StreamWorld:
         self._staged: list[Ready] = []
         self._versions = 0  # the highest number that has answered
         self._requests = 0
-        self.alarms: list[str] = []
 
     # --- the stream -------------------------------------------------------------------------------------------------
 
@@ -80,8 +83,9 @@ class StreamWorld:
         assignment = Assignment(slot.panel, recogniser)
         places = assignment.places(seen)
         answers = self._answer(slot.blends, places, texts)
-        if self._answering is not None:
-            answers = self._answering(answers, assignment.posteriors(seen))
+        if self._answering is not None:  # as the server does: not where a text is unlike any task
+            repaired = self._answering(answers, assignment.posteriors(seen))
+            answers = [one if novel else new for one, new, novel in zip(answers, repaired, seen.novel, strict=True)]
         meant = self._space.read(rows, answers)
         if collect:
             collect(rows, meant)
@@ -153,6 +157,7 @@ class StreamWorld:
 
     def prepare(self, blend: Blend, version: int | None) -> Ready:
         """Number a blend; merges happen when it is asked."""
+        blend = as_blend(blend, experts=len(blend))
         for live in self._live:
             if np.array_equal(blend, live.blend):
                 return replace(live, changed=False)
@@ -186,5 +191,33 @@ class StreamWorld:
         self._versions = max([self._versions, *(one.version for one in prepared)])
 
     def alarm(self, text: str) -> None:
-        """Keep it."""
-        self.alarms.append(text)
+        """Stop: in a simulation nothing may fail unseen."""
+        raise InputError(text)
+
+
+class Contestant:
+    """One method in a comparison: a world of its own, and what is learned in it."""
+
+    def __init__(
+        self,
+        world: StreamWorld,
+        router: Router,
+        monitor: MixSource,
+        *,
+        experts: int,
+        tasks: int,
+        models: int = 1,
+        config: LoopConfig | None = None,
+        start: StartBlend | None = None,
+    ) -> None:
+        """Open the first slot. A router chooses from then on, unless the settings say otherwise."""
+        rules = Rules(config or LoopConfig(explore="always"), start or StartBlend("even", experts=experts), models)
+        self.world = world
+        self.learner = first(rules, world, router=router, monitor=monitor, tasks=tasks)
+
+    def play(
+        self, rows: Sequence[Row], collect: Callable[[Sequence[Row], FloatArray], None] | None = None
+    ) -> SlotRecord:
+        """Serve one slot's requests, and learn from their rewards."""
+        self.learner, record = self.world.play(self.learner, rows, collect)
+        return record

@@ -129,7 +129,7 @@ def admitted(
     if len(now) < len(kept.versions) or _same(wanted.blends, kept.blends):
         return wanted, False
     gain = float(decision.estimates.max(axis=0) @ decision.task_mix) - worth(now, decision.task_mix)
-    if gain < config.min_gain:
+    if config.min_gain > 0 and gain < config.min_gain:
         return replace(kept, note=f"skipped: at most {gain:.3f} to gain"), False
     explores = any(_unknown(blend, versions, config.guard.least_count) for blend in wanted.blends)
     if explores and config.guard.exploration < 1 and sum(explored) + 1 > config.guard.exploration * (len(explored) + 1):

@@ -49,7 +49,7 @@ class LoopConfig(Section):
     """How slots turn, wherever they do."""
 
     explore: Literal["never", "careful", "always"] = "careful"
-    """never serves the start blend; careful lets the router choose as long as rewards come; always at once."""
+    """When the router may leave the start blend; careful while rewards come, always from the first slot."""
     patience: int = Field(default=20, ge=1)
     """Slots without rewards after which a careful server leaves off exploring and serves the best known blend."""
     min_gain: float = Field(default=0.0, ge=0)

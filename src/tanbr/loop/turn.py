@@ -14,7 +14,7 @@ import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -23,9 +23,11 @@ from tanbr.loop.config import LoopConfig
 from tanbr.loop.guard import Guard, Probes, Refused
 from tanbr.loop.rewards import VERDICT, Given, Tally, Trust, credited
 from tanbr.loop.slot import Choice, Phase, Reason, Slot, Told, Turn, Version
-from tanbr.monitor.recogniser import Recognition
 from tanbr.router.panel import Readings
 from tanbr.types import Blend, Decision, FloatArray, Router, SlotMix, TaskMix, Text
+
+if TYPE_CHECKING:  # settings are read without scikit-learn
+    from tanbr.monitor.recogniser import Recognition
 
 log = logging.getLogger("tanbr.loop")
 
@@ -41,7 +43,7 @@ class MixSource(Protocol):
         """Share of each task's requests that is read as each task (V, V); None if all are read rightly."""
         ...
 
-    def count(self, seen: Recognition) -> None:
+    def count(self, seen: "Recognition") -> None:
         """Take in requests of the open slot that were recognised."""
         ...
 
@@ -186,21 +188,23 @@ def first(
     monitor: MixSource,
     tasks: int,
     number: int = 0,
-    pin: Pin | None = None,
+    mix: TaskMix | None = None,
+    decision: Decision | None = None,
 ) -> Learner:
-    """Open the first slot: nothing is known of the traffic, so every task is expected alike."""
-    mix = np.full(tasks, 1.0 / tasks)
+    """Open the first slot, for a mix (V,) or for every task alike, with a decision that the router made already if any.
+
+    What was told before is left alone.
+    """
+    mix = np.full(tasks, 1.0 / tasks) if mix is None else mix
     nothing = Slot(number - 1, (), mix, np.zeros((0, 0)), np.zeros((0, tasks)), None, Reason.START)
     trust = Trust(rules.config.rewards.doubt, rules.config.rewards.client_share)
-    learner = Learner(
-        rules, fork(router), monitor, nothing, Guard(tasks), trust, mix, mark=world.last_reward(), pin=pin
-    )
-    chosen, learner = _choose(learner, None)
-    prepared, learner = _prepare(learner, world, chosen, None)
+    learner = Learner(rules, fork(router), monitor, nothing, Guard(tasks), trust, mix, mark=world.last_reward())
+    choice = Choice.of(decision) if decision is not None else _choose(learner, None)[0]
+    prepared, learner = _prepare(learner, world, choice, None)
     return _finish(learner, world, prepared, Turn(learner.slot, None, None))
 
 
-def observe(learner: Learner, seen: Recognition | None, rewards: Sequence[Given] = ()) -> Learner:
+def observe(learner: Learner, seen: "Recognition | None", rewards: Sequence[Given] = ()) -> Learner:
     """Take in requests that were recognised, and show the guard rewards of the open slot."""
     if seen is not None and len(seen):
         monitor = learner.monitor.fork()

@@ -147,7 +147,7 @@ def locate(model: nn.Module, target: str) -> Tensor:
 def untie(model: Any, targets: Iterable[str]) -> None:
     """Give each of the targets a tensor of its own: T5's configuration ties embeddings that a checkpoint has apart.
 
-    The output table is the one that gets a new tensor: encoder and decoder go on sharing the input table.
+    The output table gets the new tensor; encoder and decoder still share the input table.
     """
     head = model.get_output_embeddings()
     last = next((f"{name}." for name, module in model.named_modules() if module is head), None)

@@ -19,7 +19,7 @@ FIRST = 16  # distinct requests per task before they are clustered for the first
 SAMPLE = 4096  # distinct requests whose vectors are kept
 REFIT_GROWTH = 0.25  # clusters are fitted again, between slots, when the traffic has grown by this share
 _STARTS = 8  # k-means runs from scratch; the best is kept
-_BETTER = 0.95  # a run from scratch must fit this much better to replace the clusters at hand
+_BETTER = 0.95  # a run from scratch must fit this much better to replace the present clusters
 _CLIP = 4.0  # standard deviations a feature may be away
 _FLOOR = 0.05  # least variance of a standardised feature within a cluster
 
@@ -55,7 +55,7 @@ class Clustering:
     """The vectors that clusters are fitted to, and the clusters in use: vectors seen since are not in them yet.
 
     Clusters are fitted to a bottom-k sample of all requests seen, so the fit does not depend on their order. A later
-    fit starts from the clusters at hand, or is matched to them: cluster v stays cluster v.
+    fit starts from the present clusters, or is matched to them: cluster v stays cluster v.
     """
 
     keys: NDArray[np.uint64]  # (m,) hashes of requests, sorted and distinct

@@ -26,4 +26,4 @@ class MonitorConfig(Section):
 
 
 # A saved monitor goes on with these as it is asked to, but not with another way to read and count texts.
-MAY_CHANGE = MonitorConfig.model_fields.keys() - {"plain", "sketch_width"}
+MAY_CHANGE = frozenset({"history", "slot_sample"})

@@ -1,4 +1,4 @@
-"""The mix of the coming slot: a moving average that hurries after a drift and forgets the past when the mix jumps.
+"""The mix of the coming slot: a moving average that follows a drift faster, and starts afresh when the mix jumps.
 
 The constants were chosen on held-out parts of GLUE's train text (docs/monitor.md has the errors that they lead to).
 """
@@ -12,7 +12,7 @@ from tanbr.types import FloatArray, TaskMix
 
 GAIN = 0.3  # weight of the newest slot, to begin with: the paper's
 GAIN_RATE = 0.2  # the logarithm of the gain moves by this times the agreement of successive errors
-LEAST_GAIN = 0.05  # so that a long steady time does not deafen the average
+LEAST_GAIN = 0.05  # so that the average still follows after a long steady time
 RESET_SIGMAS, RESET_MARGIN = 2.0, 0.1  # a mix jumps if it moves (L1) by so many times what chance explains, plus this
 DRIFT = 0.02  # standard deviation that each slot adds to the forecast of a task's share
 
@@ -22,7 +22,7 @@ class Forecast:
     """An exponential moving average of the slots' mixes, as in the paper, whose gain adapts.
 
     While successive errors point the same way the average lags behind: the gain rises. While they point to and fro
-    there is nothing but noise: it falls. A jump beyond what chance explains starts the average afresh.
+    they are noise: the gain falls. A jump beyond what chance explains starts the average afresh.
     """
 
     mix: TaskMix  # (V,)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tanbr.config import check_kept
 from tanbr.errors import InputError, StateError
 from tanbr.monitor.classifier import Classifier
-from tanbr.monitor.clusters import DIMENSIONS, Clustering
+from tanbr.monitor.clusters import DIMENSIONS, Clustering, Clusters
 from tanbr.monitor.config import MAY_CHANGE, MonitorConfig
 from tanbr.monitor.features import COARSE, VIEWS, batches
 from tanbr.monitor.forecast import Forecast
@@ -22,9 +22,17 @@ from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.monitor.sketch import ROWS
 from tanbr.monitor.slot import SlotSample, familiar_counts, prevalence, unknown_share
 from tanbr.state import check_alike, from_arrays, read_state, to_arrays, write_state
-from tanbr.types import FloatArray, SlotMix, Text
+from tanbr.types import FloatArray, SlotMix, Text, as_task_mix
 
 Method = Literal["sketch", "clusters"]
+LENGTHS = (  # arrays of a state whose last axes, or first ones, have one length
+    ("knowledge.classifier.", -1, ("known", "tables", "calibration.weights", "calibration.bias", "thresholds")),
+    ("knowledge.classifier.calibration.", -1, ("centre", "scale")),
+    ("knowledge.history.", 0, ("features.keys", "features.surface", "tasks", "counts")),
+    ("clustering.", 0, ("keys", "vectors")),
+    ("clustering.clusters.", -1, ("centre", "scale", "means", "variances")),
+    ("slot.", 0, ("keys", "rows")),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +49,11 @@ class MonitorState:
         """Nothing is known yet."""
         knowledge = Knowledge.empty(tasks, config)
         return MonitorState(knowledge, Clustering.empty(), SlotSample.empty(tasks), Forecast.start(tasks))
+
+    def unfitted(self) -> "MonitorState":
+        """Forget what was fitted: it is fitted anew when next needed."""
+        knowledge = replace(self.knowledge, classifier=Classifier.empty(self.knowledge.classifier.tasks))
+        return replace(self, knowledge=knowledge, clustering=replace(self.clustering, clusters=Clusters.empty()))
 
     def compacted(self, config: MonitorConfig) -> "MonitorState":
         """Join what waits to be joined, as a saved state has it."""
@@ -175,7 +188,7 @@ class Monitor:
     def load(cls, path: str | Path, *, config: MonitorConfig | None = None) -> "Monitor":
         """Read a state that `save` wrote, to go on with `config`, or with its own if None.
 
-        SettingsError for what it cannot go on with.
+        SettingsError for what it cannot go on with. Where anything changed, classifier and clusters are fitted anew.
         """
         description, arrays = read_state(path)
         try:
@@ -183,15 +196,25 @@ class Monitor:
             size = ROWS, saved.sketch_width, len(description["tasks"])
             if any(arrays[f"knowledge.sketches.{view}.counts"].shape != size for view in VIEWS):
                 raise InputError(f"its sketches must be of shape {size}")  # before a monitor of that size is made
-            if config is not None:
-                asked = config.model_dump(mode="json")
-                check_kept(saved.model_dump(mode="json"), asked, source=path, may_change=MAY_CHANGE)
             monitor = cls(description["tasks"], description["method"], config=config or saved)
         except (KeyError, TypeError, ValidationError, InputError) as error:
             reason = str(error).splitlines()[0]
             raise StateError(f"{path} is damaged, or from another version of the monitor ({reason})") from None
+        asked = monitor.config.model_dump(mode="json")
+        check_kept(saved.model_dump(mode="json"), asked, source=path, may_change=MAY_CHANGE)
         check_alike(arrays, to_arrays(monitor._state), path)
+        for prefix, axis, names in LENGTHS:
+            if len({arrays[prefix + name].shape[axis] for name in names}) > 1:
+                raise StateError(f"{path} is damaged: {', '.join(names)} of {prefix} must be of one length")
         monitor._state = from_arrays(monitor._state, arrays)
+        try:  # what was made up by hand shows here, and not in a server's turn
+            trial = monitor.fork()
+            trial.observe(["a trial", ("of", "what was read")])
+            as_task_mix(trial.close_slot().forecast, tasks=len(monitor.tasks))
+        except (ValueError, IndexError, ArithmeticError, np.linalg.LinAlgError) as error:
+            raise StateError(f"{path} is damaged: its parts do not fit together ({error})") from None
+        if monitor.config != saved:
+            monitor._state = monitor._state.unfitted()
         return monitor
 
     def _fit(self) -> None:
@@ -209,6 +232,6 @@ class Monitor:
         slot = self._state.slot
         if seen.informed:
             slot = slot.add(seen.keys, seen.posteriors, seen.novel, capacity=self.config.slot_sample)
-        else:
+        else:  # nothing is known about them
             slot = replace(slot, requests=slot.requests + len(seen))
         self._state = replace(self._state, slot=slot)

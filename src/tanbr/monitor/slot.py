@@ -25,10 +25,11 @@ class SlotSample:
     does not depend on their order.
     """
 
-    keys: NDArray[np.uint64]  # (m,) sorted and distinct, but for the last `pending`
+    keys: NDArray[np.uint64]  # (m,) sorted and distinct
     rows: FloatArray  # (m, V + 2) posterior, novelty, 1; all times how often the request came
     requests: int = 0
-    pending: int = 0  # rows at the end that `compacted` has not yet joined with the others
+    waiting: int = 0  # requests in `chunks`
+    chunks: tuple[tuple[NDArray[np.uint64], FloatArray], ...] = ()  # keys and rows that are not yet joined with these
 
     @staticmethod
     def empty(tasks: int) -> "SlotSample":
@@ -40,22 +41,20 @@ class SlotSample:
     ) -> "SlotSample":
         """Take in requests: hashes (n,), posteriors (n, V), whether each is unlike any task (n,)."""
         rows = np.column_stack([posteriors, novel, np.ones(len(keys))])
-        grown = SlotSample(
-            np.concatenate([self.keys, keys]),
-            np.concatenate([self.rows, rows]),
-            self.requests + len(keys),
-            self.pending + len(keys),
-        )
-        return grown.compacted(capacity) if grown.pending > capacity else grown
+        requests, waiting = self.requests + len(keys), self.waiting + len(keys)
+        grown = SlotSample(self.keys, self.rows, requests, waiting, (*self.chunks, (keys, rows)))
+        return grown.compacted(capacity) if waiting > capacity else grown
 
     def compacted(self, capacity: int) -> "SlotSample":
         """Join equal requests and drop those beyond the capacity."""
-        if not self.pending:
-            return self
-        order = np.argsort(self.keys, kind="stable")
-        keys, firsts = np.unique(self.keys[order], return_index=True)
-        rows = np.add.reduceat(self.rows[order], firsts)
-        return SlotSample(keys[:capacity], rows[:capacity], self.requests)
+        if not self.waiting:
+            return SlotSample(self.keys, self.rows, self.requests)
+        keys = np.concatenate([self.keys, *(keys for keys, _ in self.chunks)])
+        rows = np.concatenate([self.rows, *(rows for _, rows in self.chunks)])
+        order = np.argsort(keys, kind="stable")
+        distinct, firsts = np.unique(keys[order], return_index=True)
+        joined = np.add.reduceat(rows[order], firsts)
+        return SlotSample(distinct[:capacity], joined[:capacity], self.requests)
 
     def read(self, capacity: int) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Posteriors (m, V) of the distinct requests, novelty in [0, 1] (m,), and counts (m,)."""

@@ -153,7 +153,7 @@ def _powers(base: np.uint64, count: int) -> NDArray[np.uint64]:
 
 
 _INVERSE = np.uint64(pow(int(BASE), -1, 1 << 64))
-_TABLE = 1 << 14  # bytes of a batch up to which the powers lie ready
+_TABLE = 1 << 14  # bytes of a batch for which the powers are computed once
 _READY = _powers(BASE, _TABLE), _powers(_INVERSE, _TABLE)
 
 

@@ -59,11 +59,11 @@ class RewardPrior(NamedTuple):
 PRIORS: dict[str, RewardPrior] = {
     # Rewards of whole slots, which may differ by anything: the maps of `benchmarks/regret.py`, seeds from 100 on.
     "slots": RewardPrior(noise=0.05, variance=0.08, variances=(0.08, 0.15), beta=2.0, margin=0.0),
-    # Means over requests, each right or wrong, around a baseline: `benchmarks/harm.py`, seeds from 100 on. Real blends
-    # differ by a tenth, so that much optimism would only pay for noise.
+    # Means over requests, each right or wrong, around a baseline: `benchmarks/harm.py`, seeds from 100 on. Rewards of
+    # real blends differ by a tenth, so that more optimism would only pay for noise.
     "requests": RewardPrior(noise=0.4, variance=0.01, variances=(0.01, 0.03, 0.08, 0.15), beta=0.5, margin=0.0),
-    # The same where each task's own expert is known: its baseline is a better one to stay at, and without a margin it is
-    # left for noise. An even baseline is not: there a margin cost 2 to 6 points (docs/router.md).
+    # The same where each task's own expert is known: its baseline is a better one to stay at, and without a margin it
+    # is left for noise. An even baseline is not: there a margin cost points (docs/router.md).
     "known experts": RewardPrior(
         noise=0.4, variance=0.003, variances=(0.0005, 0.002, 0.01, 0.03, 0.08, 0.15), beta=0.5, margin=0.003
     ),
@@ -111,20 +111,14 @@ class DefaultModeConfig(Section):
         )
 
 
-MADE_WITH = {  # settings of the default mode
-    "pool", "room", "climbers", "climbs",  # the candidates are in the state
-    "width", "variance", "mean_variance", "noise", "correlation", "own_experts", "own_lift",  # the prior is behind it
+MADE_WITH = {  # settings of the default mode that are part of what was learned
+    "pool", "room",  # the candidates are in the state
+    "prior", "noise", "own_experts", "own_lift",  # the prior is behind it
     "baseline",  # the accounts are kept against it
 }  # fmt: skip
-MAY_CHANGE = {
-    "config.history", "config.groups.settle", "config.groups.share", "config.groups.known",
-    *(f"config.default.{name}" for name in DefaultModeConfig.model_fields if name not in MADE_WITH),
-}  # fmt: skip
-"""What a saved router goes on with as it is asked to: it says how to choose and learn from now on.
-
-Algorithm 1 has one set of settings for a whole run. Splits need the rewards of all blends, which are kept only with
-them.
-"""
+MAY_CHANGE = frozenset(f"config.default.{name}" for name in DefaultModeConfig.model_fields.keys() - MADE_WITH)
+"""What a saved router goes on with as it is asked to: how to choose and learn from now on. Algorithm 1 has one set of
+settings for a whole run."""
 
 
 class RouterConfig(Section):

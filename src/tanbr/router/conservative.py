@@ -29,7 +29,6 @@ from tanbr.router.panel import Readings, proportional_blends, task_groups, worth
 from tanbr.router.simplex import first_best, keep_largest
 from tanbr.types import Account, Decision, FloatArray
 
-PARTS = (0.5, 0.25)  # of the way from the baseline to what is wanted, tried where the whole way costs too much
 KEPT = 256  # rows of the ledger that are valued anew: as many slots as a kernel is fitted to, at a bounded cost
 
 
@@ -53,16 +52,15 @@ def baseline_panel(rules: Rules, readings: Readings, models: int) -> Baseline:
 def careful(rules: Rules, known: Known, readings: Readings, models: int, open_: Sequence[Decision]) -> Panel:
     """Take the panel of highest worth that the balance pays for; the baseline panel is always one.
 
-    Others are the panel that would be wanted if nothing but the bound counted, parts of the way there, and the served
-    one, which stays unless another is better by a margin.
+    The others are the served one, which stays unless another is better by a margin, and the one that would be wanted if
+    nothing but the bound counted.
     """
     base, mix, config = baseline_panel(rules, readings, models), readings.mix, rules.config
     served = open_[-1].blends if open_ and open_[-1].id > known.ledger.newest else known.ledger.served
     served = served if len(served) == models else base.blends
     waiting = [blend for decision in open_ for blend in decision.blends]
     want = wanted(rules, known, readings, models, waiting, np.concatenate([base.blends, served]))
-    parts = [keep_largest(base.blends + part * (want.blends - base.blends), rules.sizes.max_active) for part in PARTS]
-    panels = np.array([base.blends, served, want.blends, *parts])  # (P, G, K)
+    panels = np.array([base.blends, served, want.blends])  # (P, G, K)
 
     flat = panels.reshape(-1, panels.shape[2])
     mean, gain = gp.at(rules.prior, known.posterior, flat)

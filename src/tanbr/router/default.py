@@ -52,7 +52,7 @@ class GpTree:
         """Know nothing yet."""
         return self.rules.start(rng)
 
-    def choose(self, state: Known, asked: Question, rng: np.random.Generator) -> Decision:
+    def choose(self, state: Known, asked: Question, rng: np.random.Generator) -> Decision:  # noqa: ARG002
         """Choose what the bound says; with a baseline, what the balance pays for."""
         readings = Readings.of(asked.task_mix, asked.confusion)
         if self.rules.careful:

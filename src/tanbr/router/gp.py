@@ -13,12 +13,13 @@ so a slot costs O(arms² + points·arms), however many were told. One matrix A s
 leaves one unseen or counts them differently (then M = V). A `Posterior` is never written to: each step makes a new one.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix
+from tanbr.errors import StateError
+from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix, lock
 
 CENTRE = 0.5  # prior mean of a reward in [0, 1]
 MEAN_VARIANCE = 0.04  # m²: tasks earn .5 ± .2 on average, as the tasks of GLUE and the generated ones do
@@ -70,8 +71,9 @@ class Posterior:
     gain: FloatArray  # (N, M) kᵀAk
 
     def __post_init__(self) -> None:
-        for field in fields(self)[5:]:
-            getattr(self, field.name).setflags(write=False)
+        if min(self.width, self.noise, self.variance) <= 0 or (self.weights < 0).any():
+            raise StateError("widths and variances must be above 0, weights not below")
+        lock(self)
 
     @property
     def prior(self) -> float:

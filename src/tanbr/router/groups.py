@@ -1,17 +1,16 @@
 """A router for many experts learns over groups of them: M dimensions to explore instead of K.
 
 K experts are in M groups, each with fixed shares of its experts. A blend y over groups (M,) stands for the blend x over
-experts (K,) with x_k = y_g · load_k / (loads of the group g that k is in). A group is a list of experts; `tanbr groups`
-writes lists inside lists, which show how experts were joined: [[0, 3], [5, [1, 2]]].
+experts (K,) with x_k = y_g · load_k / (loads of the group g that k is in).
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,23 +24,20 @@ from tanbr.router.shell import Question
 from tanbr.router.simplex import Sizes, keep_largest
 from tanbr.types import Account, Blend, Counts, Decision, FloatArray, Reward, TreeView
 
-Node: TypeAlias = "int | tuple[Node, ...]"  # an expert, or what is split further
-DEEPEST = 64  # lists within lists
-
 
 @dataclass(frozen=True)
 class Groups:
     """A partition of K experts; anything else is an `InputError`."""
 
-    nodes: tuple[Node, ...]  # (M,) one a group
+    members: tuple[tuple[int, ...], ...]  # (M,) the experts of every group
     loads: tuple[float, ...] = ()  # (K,) above 0, shares inside a group are by them; all alike if empty
     found_by: str = ""  # weights, routing or reward; "" where nobody says
     model_sha256: str = ""  # of the checkpoint; "" where it is not known
 
     def __post_init__(self) -> None:
-        listed = [expert for node in self.nodes for expert in _experts(node)]
+        listed = [expert for group in self.members for expert in group]
         K = len(listed)
-        if not self.nodes or any(not list(_experts(node)) for node in self.nodes):
+        if not self.members or not all(self.members):
             raise InputError("every group must hold an expert (got an empty one); leave it out")
         twice = sorted({expert for expert in listed if listed.count(expert) > 1}) if len(set(listed)) < K else []
         if twice:
@@ -54,10 +50,13 @@ class Groups:
 
     @classmethod
     def of(cls, lists: Sequence[Any], *, loads: Sequence[float] = (), **about: str) -> "Groups":
-        """Make groups of nested lists of experts, one list a group."""
+        """Make groups of lists of experts, one list a group."""
         if isinstance(lists, str) or not isinstance(lists, Sequence):
             raise InputError(f"groups must be lists of experts, one a group (got {type(lists).__name__})")
-        return cls(tuple(_node(one, 0) for one in lists), tuple(map(float, loads)), **about)
+        for group in lists:
+            if not isinstance(group, list | tuple) or not all(type(expert) is int for expert in group):
+                raise InputError(f"a group must be a list of expert numbers (got {str(group)[:40]!r})")
+        return cls(tuple(map(tuple, lists)), tuple(map(float, loads)), **about)
 
     @classmethod
     def by_labels(cls, labels: Sequence[int]) -> "Groups":
@@ -71,12 +70,7 @@ class Groups:
 
     def __len__(self) -> int:
         """M, how many groups there are."""
-        return len(self.nodes)
-
-    @cached_property
-    def members(self) -> tuple[tuple[int, ...], ...]:
-        """The experts of every group (M,), in the order of its list."""
-        return tuple(tuple(_experts(node)) for node in self.nodes)
+        return len(self.members)
 
     @cached_property
     def of_expert(self) -> NDArray[np.intp]:
@@ -95,7 +89,7 @@ class Groups:
     @property
     def digest(self) -> str:
         """Tell partitions apart."""
-        return hashlib.sha256(json.dumps([self.nodes, self.loads]).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps([self.members, self.loads]).encode()).hexdigest()[:16]
 
     def expand(self, blends: FloatArray, *, max_active: int | None = None) -> FloatArray:
         """Blends over experts (…, K) of blends over groups (…, M).
@@ -140,17 +134,17 @@ class Groups:
         if self.experts != experts:
             raise DataError(f"{source} has {self.experts} experts, the checkpoint {experts}; make it again")
         if self.model_sha256 not in ("", model_sha256):
-            raise DataError(f"{source} was made with other weights; make it again with `tanbr groups`")
+            raise DataError(f"{source} was made with other weights; make it again with `tanbr inspect --groups`")
         return self
 
     def to_json(self) -> dict[str, Any]:
         """Give what `from_json` reads."""
         about = {"by": self.found_by, "model_sha256": self.model_sha256}
-        return {"groups": self.nodes, "loads": self.loads} | {key: value for key, value in about.items() if value}
+        return {"groups": self.members, "loads": self.loads} | {key: value for key, value in about.items() if value}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Groups":
-        """Read nested lists under "groups"; "loads", "by" and "model_sha256" may be left out."""
+        """Read lists under "groups"; "loads", "by" and "model_sha256" may be left out."""
         about = {"found_by": str(values.get("by", "")), "model_sha256": str(values.get("model_sha256", ""))}
         return cls.of(values["groups"], loads=values.get("loads", ()), **about)
 
@@ -166,28 +160,9 @@ class Groups:
         except InputError as error:
             raise DataError(f"{path}: {error}") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DataError(f"{path} holds no groups of experts ({error}); make them with `tanbr groups`") from None
-
-
-def _node(value: Any, depth: int) -> Node:
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        return int(value)
-    if not isinstance(value, list | tuple) or depth > DEEPEST:
-        raise InputError(f"a group must be a list of expert numbers, or of such lists (got {str(value)[:40]!r})")
-    return _plain(tuple(_node(one, depth + 1) for one in value))
-
-
-def _plain(node: tuple[Node, ...]) -> Node:
-    """Take a list of one for what it holds."""
-    return node[0] if len(node) == 1 else node
-
-
-def _experts(node: Node) -> Iterator[int]:
-    if isinstance(node, int):
-        yield node
-    else:
-        for part in node:
-            yield from _experts(part)
+            raise DataError(
+                f"{path} holds no groups of experts ({error}); make them with `tanbr inspect --groups`"
+            ) from None
 
 
 def _rows(table: FloatArray) -> FloatArray:

@@ -1,4 +1,4 @@
-"""What the default router knows, as one frozen value with the shape of every array, and what never changes beside it."""
+"""What the default router knows, as one frozen value with every array's shape, and what never changes beside it."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from tanbr.router.config import DefaultModeConfig
 from tanbr.router.gp import Posterior, Prior
 from tanbr.router.simplex import Sizes, keep_largest
 from tanbr.router.tree import VertexTree
-from tanbr.types import FloatArray
+from tanbr.types import FloatArray, lock
 
 BETA_FLOOR = 0.5  # deviations in the bound in the end: with less, runs stayed on the wrong hill
 BETA_HALF = 200.0  # told slots in which the way to the floor is halved, if they taught enough
@@ -32,6 +32,9 @@ class Ledger:
     newest: int  # id of the newest decision told, -1 before any
     served: FloatArray  # (G, K) its blends, (0, K) before any
 
+    def __post_init__(self) -> None:
+        lock(self)
+
 
 @dataclass(frozen=True, eq=False)
 class Watch:
@@ -42,6 +45,9 @@ class Watch:
     seen: FloatArray  # (V,) of how many rewards
     changes: NDArray[np.int64]  # (V,) how often a task was found changed
     last: NDArray[np.int64]  # (V,) told slots when it last was, -1 if never
+
+    def __post_init__(self) -> None:
+        lock(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +64,9 @@ class Known:
     tree: VertexTree
     ledger: Ledger
     watch: Watch
+
+    def __post_init__(self) -> None:
+        lock(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,11 +106,11 @@ class Rules:
         (K, V), room = (self.sizes.experts, self.sizes.tasks), self.config.room
         fixed = fixed_blends(self.sizes, self.config.pool, rng)
         points = np.concatenate([fixed, np.repeat(fixed[K][None], room, axis=0)])
-        none, never = np.zeros(V, dtype=np.int64), np.full(V, -1, dtype=np.int64)
+        none, never, empty = np.zeros(V, dtype=np.int64), np.full(V, -1, dtype=np.int64), np.zeros((0, K))
         return Known(
             slots=0, told=0.0, learned=0.0, since=0, fitted=0, mixes=np.zeros((0, V)),
             posterior=gp.start(self.prior, points), tree=VertexTree.root(self.sizes, room=room),
-            ledger=Ledger(0, 0, 0, 0.0, 0.0, np.zeros((0, V)), np.zeros((0, K)), np.zeros((0, K)), -1, np.zeros((0, K))),
+            ledger=Ledger(0, 0, 0, 0.0, 0.0, np.zeros((0, V)), empty, empty, -1, empty),
             watch=Watch(np.zeros(V), np.zeros(V), np.zeros(V), none, never),
         )  # fmt: skip
 

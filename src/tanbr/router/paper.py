@@ -19,7 +19,7 @@ from tanbr.router.config import PaperModeConfig
 from tanbr.router.shell import Question
 from tanbr.router.simplex import Sizes, first_best, keep_largest
 from tanbr.router.theory import expansion_threshold
-from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, TaskMix, Terms, TreeView
+from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, TaskMix, Terms, TreeView, lock
 
 Weights: TypeAlias = tuple[FloatArray, ...]  # θ: L matrices (w, K), (w, w) …, (V, w)
 Point: TypeAlias = Callable[[FloatArray, FloatArray], Blend]  # of a box, low and high (K,): its representative (K,)
@@ -61,6 +61,9 @@ class PartitionTree:
     visits: NDArray[np.int64]  # (n,) P_{h,i}
     leaf: NDArray[np.bool_]  # (n,)
     active: NDArray[np.bool_]  # (n,) whether the box holds a feasible blend
+
+    def __post_init__(self) -> None:
+        lock(self)
 
     @classmethod
     def root(cls, experts: int, *, point: Point) -> "PartitionTree":

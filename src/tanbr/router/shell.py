@@ -1,9 +1,10 @@
 """The shell of every router: ids, open decisions, checks of what comes in, save and load.
 
-The whole router is one frozen `RouterState`. A step makes the next one, and the shell holds it in one attribute: undo is
-keeping the old state, and a fork shares it. What is chosen and learned is a `Policy`; the shell never looks inside.
+The whole router is one frozen `RouterState`. A step makes the next one, and the shell holds it in one attribute: undo
+is keeping the old state, and a fork shares it. What is chosen and learned is a `Policy`; the shell never looks inside.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tanbr.errors import DecisionError, InputError, StateError
+from tanbr.config import check_kept
+from tanbr.errors import DecisionError, InputError, SettingsError, StateError
 from tanbr.router.simplex import Sizes, as_size
 from tanbr.state import Arrays, from_arrays, read_state, to_arrays, write_state
 from tanbr.types import (
@@ -95,7 +97,6 @@ class RouterState:
 
     known: Any  # the policy's own state, a frozen dataclass
     random: Mapping[str, Any]  # the stream of random numbers
-    undrawn: Mapping[str, Any]  # the stream before the newest ask, as long as nothing was told since
     next_id: int = 0
     open: tuple[Decision, ...] = ()  # decisions whose reward is still to come, oldest first
 
@@ -104,6 +105,7 @@ class AskTell:
     """A router: a policy behind `ask` and `tell`."""
 
     kind: ClassVar[str] = ""  # written into saved states
+    may_change: ClassVar[frozenset[str]] = frozenset()  # settings that a saved state goes on with as it is asked to
 
     def __init__(self, policy: Policy, sizes: Sizes, *, seed: int = 0, settings: Mapping[str, Any]) -> None:
         self.experts, self.tasks, self.max_active = sizes.experts, sizes.tasks, sizes.max_active
@@ -111,8 +113,7 @@ class AskTell:
         self._settings = {**asdict(sizes), **settings}  # arguments that build an equal router
         self._rng = np.random.default_rng(as_size(seed, "seed", least=0))  # only a tool: its stream is in the state
         known = policy.start(self._rng)
-        stream = self._rng.bit_generator.state
-        self._state = RouterState(known, stream, stream)
+        self._state = RouterState(known, self._rng.bit_generator.state)
 
     def ask(self, task_mix: ArrayLike, *, models: int = 1, confusion: ArrayLike | None = None) -> Decision:
         """Choose G blends, 1 to K, for a slot whose task mix is ψ (V,).
@@ -128,7 +129,7 @@ class AskTell:
         blends = [as_blend(x, experts=self.experts, max_active=self.max_active) for x in decision.blends]
         decision = replace(decision, blends=frozen(blends))
         self._state = replace(
-            state, random=self._rng.bit_generator.state, undrawn=state.random, next_id=state.next_id + 1,
+            state, random=self._rng.bit_generator.state, next_id=state.next_id + 1,
             open=(*state.open, decision),
         )  # fmt: skip
         return decision
@@ -145,14 +146,14 @@ class AskTell:
             return
         self._rng.bit_generator.state = self._state.random
         known = self._policy.learn(self._state.known, asked, rewards, weights, self._rng)
-        stream = self._rng.bit_generator.state
-        self._state = replace(self._without(asked), known=known, random=stream, undrawn=stream)
+        self._state = replace(self._without(asked), known=known, random=self._rng.bit_generator.state)
 
     def decline(self, decision: Decision | int) -> None:
-        """Take back a decision that was not served: it leaves no trace in what is chosen or counted."""
-        asked, state = self._find_open(decision), self._state
-        newest = asked.id == state.next_id - 1
-        self._state = replace(self._without(asked), random=state.undrawn if newest else state.random)
+        """Take back a decision that was not served: it leaves no trace in what is known or counted.
+
+        Random numbers that it drew stay drawn, so that a router which chooses by them does not offer the same again.
+        """
+        self._state = self._without(self._find_open(decision))
 
     def _without(self, asked: Decision) -> RouterState:
         return replace(self._state, open=tuple(one for one in self._state.open if one.id != asked.id))
@@ -223,26 +224,41 @@ class AskTell:
         state = self._state
         header = {
             "kind": self.kind, "layout": LAYOUT, "settings": self._settings,
-            "next_id": state.next_id, "random": state.random, "undrawn": state.undrawn,
+            "next_id": state.next_id, "random": state.random,
         }  # fmt: skip
         known = {f"known.{name}": array for name, array in to_arrays(state.known).items()}
         write_state(path, header, {**known, **_packed(state.open, experts=self.experts, tasks=self.tasks)})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Resume bit for bit from what `save` wrote; a fork plays a slot first, to see that it can."""
+        """Resume bit for bit from what `save` wrote, with the settings it was saved with."""
+        return cls._loaded(path, None)
+
+    def resumed(self, path: str | Path) -> Self:
+        """Resume from what `save` wrote, with this router's settings; SettingsError where the state cannot do that."""
+        return self._loaded(path, json.loads(json.dumps(self._settings)))
+
+    @classmethod
+    def _loaded(cls, path: str | Path, asked: dict[str, Any] | None) -> Self:
+        """Read a state; a fork plays a slot first, to see that it can."""
         header, arrays = read_state(path)
         if header.get("kind") != cls.kind:
             raise StateError(
                 f"{path} holds a {header.get('kind')!r} router, not {cls.kind!r}; load it with its own class"
             )
-        if header.get("layout", 1) < LAYOUT:
+        layout = header.get("layout")
+        if not isinstance(layout, int) or layout < LAYOUT:
             raise StateError(f"{path} was written by tanbr 0.1; start a new state folder")
         try:
+            if asked is not None:
+                check_kept(header["settings"], asked, source=path, may_change=cls.may_change)
+                header["settings"] = asked
             with np.errstate(divide="raise", invalid="raise"):
                 router = cls._restored(header, arrays)
                 router.fork()._play()
             return router
+        except SettingsError:
+            raise
         except Exception as error:  # whatever it is that these values make a router stumble over
             said = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise StateError(f"{path} does not fit this router ({said}); use the tanbr that wrote it") from None
@@ -260,7 +276,7 @@ class AskTell:
         router = cls(**header["settings"])
         named = {k.removeprefix("known."): v for k, v in arrays.items() if k.startswith("known.")}
         router._state = RouterState(
-            from_arrays(router._policy.start(router._rng), named), header["random"], header["undrawn"],
+            from_arrays(router._policy.start(router._rng), named), header["random"],
             int(header["next_id"]), _unpacked(arrays, experts=router.experts, tasks=router.tasks),
         )  # fmt: skip
         return router

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from tanbr.config import read
 from tanbr.errors import InputError
-from tanbr.router.config import RouterConfig
+from tanbr.router.config import MAY_CHANGE, RouterConfig
 from tanbr.router.default import GpTree
 from tanbr.router.groups import GroupedTree, Groups
 from tanbr.router.known import Rules
@@ -26,6 +26,7 @@ class Tanbr(AskTell):
     """
 
     kind = "tanbr"
+    may_change = MAY_CHANGE
 
     def __init__(
         self,
@@ -52,7 +53,8 @@ class Tanbr(AskTell):
             if mode == "paper":
                 raise InputError('groups of experts need mode "default"; Algorithm 1 knows none')
             policy = GroupedTree(sizes, self.groups, config.default)
-        settings = {"mode": mode, "seed": seed, "config": config.model_dump(mode="json")}
+        used = config.model_dump(mode="json", include={str(mode)})
+        settings = {"mode": mode, "seed": seed, "config": used}
         if self.groups is not None:
             settings["groups"] = self.groups.to_json()
         super().__init__(policy, sizes, seed=seed, settings=settings)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.router.simplex import Sizes, keep_largest
-from tanbr.types import FloatArray
+from tanbr.types import FloatArray, lock
 
 ROOT_SIZE = 0.5
 SNAP = 0.03  # a blend this near (Euclid) to a known arm is played as that arm: rewards there differ by less than noise
@@ -27,6 +27,9 @@ class VertexTree:
     depth: NDArray[np.int64]  # (n,)
     children: NDArray[np.int64]  # (n,) how many
     used: NDArray[np.bool_]  # (n,)
+
+    def __post_init__(self) -> None:
+        lock(self)
 
     @classmethod
     def root(cls, sizes: Sizes, *, room: int) -> "VertexTree":

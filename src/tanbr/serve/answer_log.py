@@ -12,10 +12,10 @@ from tanbr.moe.text import TextEncoder
 from tanbr.monitor import Monitor
 from tanbr.monitor.belief import by_mix
 from tanbr.monitor.recogniser import Recognition
-from tanbr.serve.assignment import believed
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.journal import Place
 from tanbr.serve.messages import Answers
+from tanbr.serve.panel import believed
 from tanbr.serve.records import ServiceError
 from tanbr.serve.rows import RequestRow
 from tanbr.serve.shadow import Shadow

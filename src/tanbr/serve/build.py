@@ -1,13 +1,12 @@
 """From a checkpoint's path and a configuration to a `Service`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from tanbr.errors import CheckpointError, DataError
-from tanbr.fleet.fleet import Fleet
 from tanbr.merge import open as open_moe
 from tanbr.merge.inspect import glance
 from tanbr.moe import embedded
@@ -16,7 +15,9 @@ from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.router.groups import Groups
+from tanbr.serve.backends import Builder
 from tanbr.serve.config import ServeConfig
+from tanbr.serve.engine import Engine
 from tanbr.serve.records import Observer
 from tanbr.serve.service import Service
 from tanbr.serve.survey import Survey
@@ -45,7 +46,8 @@ def build(
     adopt: bool = False,
     force: bool = False,
     observer: Observer | None = None,
-    fleet: Fleet | None = None,
+    backend: Builder | None = None,
+    make_engine: Callable[..., Engine] = Engine,
 ) -> Service:
     """Make a service, not yet started, of a checkpoint (the embedded model if None), or of `experts` and their base.
 
@@ -55,8 +57,9 @@ def build(
     the checkpoint's folder is one, too. Without any the monitor
     groups the traffic by itself, into as many latent tasks as there are experts if the checkpoint has no card either.
     `survey` is what `tanbr survey` wrote: its best blend for the mix is the start blend; the router is told a
-    `warm_start` like it before its first slot. `groups` is what `tanbr groups` wrote: the router learns over groups of
+    `warm_start` like it before its first slot. `groups` is what `tanbr inspect --groups` wrote: the router learns over groups of
     experts, and there are as many latent tasks. Experts that do not merge are refused unless `force` is given.
+    `backend` and `make_engine` are those of a `Service`.
     """
     method = config.method if "method" in config.model_fields_set else None  # a list of experts may name one
     place = embedded.path() if checkpoint is None else checkpoint
@@ -111,7 +114,8 @@ def build(
         survey=None if survey is None else Survey.load(survey).check(moe, tasks, survey),
         adopt=adopt,
         observer=observer,
-        fleet=fleet,
+        backend=backend,
+        make_engine=make_engine,
     )
 
 

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from tanbr.errors import CheckpointError, InputError
+from tanbr.serve.records import ServiceError
 
 SECONDS = 1  # for one conversation; an honest template takes about a millisecond
 START_SECONDS = 60  # for the process to import transformers, which takes half a second on an idle machine
@@ -79,7 +80,7 @@ class ChatTemplate:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"},
@@ -88,7 +89,13 @@ class ChatTemplate:
         with ours:
             ours.settimeout(START_SECONDS)
             self._channel = ours.makefile("rwb")
-            self._channel.readline()
+            try:
+                ready = self._channel.readline()
+            except TimeoutError:
+                ready = b""
+            if not ready:
+                self._end()
+                raise ServiceError("the process that renders chat templates does not start")
             ours.settimeout(SECONDS)
 
     def _end(self) -> None:

@@ -1,30 +1,61 @@
 """How a model is served: slots and batches, rewards, the guard."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+import os
+from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import ByteSize, Field, Strict
 
+from tanbr.config import Section
 from tanbr.loop.config import LoopConfig
 
-PRECISIONS = {"fp32": "torch", "int8": "int8", "onnx": "onnx"}  # former name → backend
+File = Annotated[Path, Strict(strict=False)]  # files of settings have strings for paths
+
+
+class StartConfig(Section):
+    """What a server starts from, and where it keeps what it learns."""
+
+    checkpoint: str | None = None
+    """Folder of an MoE checkpoint, a hub id, or a list of experts. Default: the embedded model."""
+    experts: tuple[str, ...] = ()
+    """Fine-tuned copy or adapter of the checkpoint; repeatable. The checkpoint is the base."""
+    blend_only: Literal["all", "ffn"] | None = None
+    """What of these experts is blended; everything that differs, or FFNs, with the base's rest."""
+    state: File = Path("out/serve")
+    """Folder for what is learned; a server that starts there again continues."""
+    history: File | None = None
+    """Past requests with their tasks, for the monitor; JSON lines {"text", "task", "label"?}, or your labelled files."""
+    survey: File | None = None
+    """File from `tanbr survey`, for the start blend; that is its best blend for the mix."""
+    warm_start: File | None = None
+    """File from `tanbr survey`, for the router; it learns from it before its first slot."""
+    groups: File | None = None
+    """File from `tanbr inspect --groups`; the router learns over groups of experts."""
+    adopt: bool = False
+    """Take what another server's state learned as a prior; its checkpoint or settings may differ."""
+    force: bool = False
+    """Serve even if `tanbr inspect` says not to merge."""
+    token_file: File | None = None
+    """File with the clients' token; or set TANBR_TOKEN."""
+    admin_token_file: File | None = None
+    """File with the operators' token; or set TANBR_ADMIN_TOKEN."""
 
 
 class ServeConfig(LoopConfig):
     """How a model is served."""
 
     blend: Literal["even", "proportional"] | tuple[float, ...] | None = None
-    """The start blend, or its weights; proportional to the mix if the checkpoint names its experts' tasks, or even."""
+    """Start blend, as proportional, even or 0.5,0.5; by default proportional to the mix where experts' tasks are known."""
     models: int = Field(default=1, ge=1, le=255)
-    """G, merged models that are served side by side, each request by the one that is best for its task."""
+    """Merged models to serve side by side (G); each request goes to the one that is best for its task."""
     memory: ByteSize | None = None
-    """Memory for the models, as 300MB; with it, as many are served side by side as fit, the spare included."""
+    """Serve as many models side by side as fit, as 300MB; the spare is counted."""
     answers: Literal["labels", "posterior"] = "labels"
-    """labels gives the most probable label; posterior weighs each by the chance that the text is of a task with it."""
+    """How a label is chosen; posterior weighs each label by the chance that the text is of a task with it."""
     slot_requests: int | None = Field(default=None, ge=1)
-    """A slot ends after this many requests (and the rest of a batch); if turning takes longer than that, later …"""
+    """End a slot after this many requests; a batch is not divided, and a turn that takes longer delays it."""
     slot_seconds: float | None = Field(default=None, gt=0)
-    """… or after this many seconds (60 if neither is given); both: whichever comes first."""
+    """End a slot after this many seconds; 60 if neither is given, and with both, whichever comes first."""
     batch: int = Field(default=32, ge=1)
     """Most texts in a batch."""
     batch_wait: float = Field(default=0.0, ge=0)
@@ -37,26 +68,26 @@ class ServeConfig(LoopConfig):
     """What becomes of a prompt that is too long: it is refused, or cut on the left, and it is said."""
     max_tokens: int = Field(default=256, ge=1)
     """Most tokens that a model which writes, writes for one prompt; a client that asks for more is refused."""
-    engine: Literal["vllm", "sglang", "llamacpp"] | None = None
-    """An engine that generates instead of this process (docs/engines.md)."""
+    engine: Literal["vllm", "llamacpp"] | None = None
+    """Let this running engine generate; docs/engines.md."""
     engine_url: str | None = None
-    """Where it answers, as http://127.0.0.1:8100; TANBR_ENGINE_TOKEN is its key, if it has one."""
+    """Its address, as http://127.0.0.1:8100; TANBR_ENGINE_TOKEN is its key, if it has one."""
     engine_folder: str | None = None
     """Where merges are left for it; shared memory, or a temporary folder, if not given."""
     device: str = "cpu"
-    """Torch device the model runs on."""
+    """Torch device, as cuda:1; the model runs on it."""
     workers: int | None = Field(default=None, ge=1, le=256)
     """Batches that are answered at once; a core each, at most 8, if not given (1 on a GPU, 32 with an engine)."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of a worker's arithmetic; the cores divided by the workers that are busy if not given."""
     backend: Literal["torch", "int8", "onnx"] = "torch"
-    """What runs the model (docs/backends.md): torch or onnx in float32, or torch in int8, if that agrees with it."""
+    """What runs the model; torch and onnx in float32, or torch in int8 if that agrees with it (docs/backends.md)."""
     int8_agreement: float = Field(default=0.98, ge=0, le=1)
     """Least share of probe answers that must be the same in int8, or it is refused."""
     low_memory: bool = False
-    """Merge in place, with a pause, instead of into a spare FFN buffer."""
+    """Merge in place, with a pause; otherwise into a spare FFN buffer."""
     method: str = "average"
-    """How blends are merged (docs/methods.md), with settings as `ties:density=0.3`."""
+    """How to merge, as regression or ties:density=0.3; docs/methods.md has all methods."""
     merge_share: float = Field(default=0.5, gt=0, le=1)
     """Share of the time that a background merge works; it rests the other part, so that requests stay fast."""
     keep_slots: int = Field(default=10_000, ge=10)
@@ -70,11 +101,7 @@ class ServeConfig(LoopConfig):
     max_active: int | None = Field(default=None, ge=1)
     """B, most experts in a blend; all of them if not given."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _former_names(cls, values: Any) -> Any:
-        """Take `precision`, which was `backend` before there was ONNX Runtime."""
-        former = values.get("precision") if isinstance(values, Mapping) else None
-        if not isinstance(former, str) or former not in PRECISIONS or "backend" in values:
-            return values
-        return {name: value for name, value in values.items() if name != "precision"} | {"backend": PRECISIONS[former]}
+
+def usable_cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

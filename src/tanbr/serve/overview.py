@@ -12,26 +12,17 @@ from tanbr.merge import Moe
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
-from tanbr.serve.labels import HeadLabels
 from tanbr.serve.learner import LearnerThread
+from tanbr.serve.queue import Queue
 from tanbr.serve.records import ModelView, ServiceInfo, ServiceState, SlotView, VersionView
-from tanbr.serve.replica import Replica
 from tanbr.serve.world import ServedWorld
-from tanbr.types import SlotRecord
 
 
 def describe(
-    moe: Moe,
-    replica: Replica,
-    *,
-    config: ServeConfig,
-    tasks: Sequence[str],
-    expert_names: Sequence[str],
-    space: HeadLabels | None,
-    classes: int,
+    moe: Moe, queue: Queue, *, config: ServeConfig, tasks: Sequence[str], expert_names: Sequence[str]
 ) -> ServiceInfo:
     """Say what is served."""
-    backend, specs = replica.engine.live.backend, moe.checkpoint.specs.values()
+    backend, specs = queue.engine.live.backend, moe.checkpoint.specs.values()
     return ServiceInfo(
         model=Path(moe.path).name,
         family=moe.family.model_type,
@@ -41,25 +32,25 @@ def describe(
         sites=len(moe.sites),
         tasks=tuple(tasks),
         columns=backend.columns,
-        classes=classes,
-        scales={} if space is None else space.scales,
+        classes=queue.classes,
+        scales={} if queue.space is None else queue.space.scales,
         loaded_parameters=backend.size.parameters,
-        loaded_bytes=backend.size.nbytes + (replica.engine.models - 1) * backend.size.own_bytes,
+        loaded_bytes=backend.size.nbytes + (queue.engine.models - 1) * backend.size.own_bytes,
         spare_bytes=0 if config.low_memory else backend.size.own_bytes,
         full_parameters=sum(spec.numel for spec in specs),
         full_bytes=sum(spec.nbytes for spec in specs),
         precision="int8" if config.backend == "int8" else "fp32",
         int8_agreement=None if backend.loss is None else backend.loss.agreement,
         device=config.engine or config.device,
-        max_tokens=replica.room.answer,
+        max_tokens=queue.room.answer,
         slot_requests=config.slot_requests,
         slot_seconds=config.slot_seconds,
-        models=replica.engine.models,
+        models=queue.engine.models,
         backend=config.engine or config.backend,
     )
 
 
-def state_now(thread: LearnerThread, replica: Replica, *, uptime: float) -> ServiceState:
+def state_now(thread: LearnerThread, queue: Queue, *, uptime: float) -> ServiceState:
     """Say what a service is doing: values that belong together."""
     view, answers = thread.view, thread.world.answers
     learner, slot = view.learner, view.learner.slot
@@ -74,14 +65,14 @@ def state_now(thread: LearnerThread, replica: Replica, *, uptime: float) -> Serv
         estimated_regret=view.regret,
         requests=answers.held[slot.number],
         answered=answers.answered,
-        queue=replica.depth,
+        queue=queue.depth,
         phase=learner.phase,
         why=view.why,
         pinned=learner.pin is not None,
         shares=dict(view.shares),
         alarms=thread.alarms.newest,
-        last_merge_seconds=replica.engine.merge_seconds,
-        last_pause_seconds=replica.engine.pause_seconds,
+        last_merge_seconds=queue.engine.merge_seconds,
+        last_pause_seconds=queue.engine.pause_seconds,
         uptime=uptime,
         models=_models(learner, thread.world),
         exploration=view.account,
@@ -109,16 +100,13 @@ def slot_view(row: dict[str, Any], answers: AnswerLog) -> SlotView:
     """Show a slot of the store; the blend of a panel is the mean over its requests."""
     models, V = row["models"], len(row["mix"])
     held = np.array([model["requests"] for model in models])
-    record = SlotRecord(
+    return SlotView(
         row["slot"],
         row["version"],
         row["mix"],
         np.average([model["blend"] for model in models], axis=0, weights=held if held.any() else None),
         np.full(V, np.nan) if row["reward"] is None else row["reward"],
         np.zeros(V) if row["counts"] is None else row["counts"],
-    )
-    return SlotView(
-        record,
         row["started"],
         row["ended"],
         row["requests"] + sum(more for (slot, _), more in answers.uncounted().items() if slot == row["slot"]),

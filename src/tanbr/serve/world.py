@@ -11,11 +11,10 @@ from tanbr.loop import Choice, Learner, Reason, Slot, Told, Turn
 from tanbr.loop.guard import Probes
 from tanbr.loop.rewards import Given, Tally
 from tanbr.serve.answer_log import AnswerLog
-from tanbr.serve.assignment import Assignment
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.journal import read_slot, write_turn
-from tanbr.serve.lineup import Staged
+from tanbr.serve.panel import Assignment, Staged
 from tanbr.serve.records import Observer
 from tanbr.serve.store import Store
 from tanbr.serve.view import shown_safely

@@ -14,7 +14,7 @@ import pytest
 
 from serve.serving import TEXTS
 from tanbr.errors import StateError
-from tanbr.fleet.messages import Hello
+from tanbr.fleet.fleet import Hello
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.lineage import MadeFor
 from tanbr.serve.store import Store
@@ -24,8 +24,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
     ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "tanbr[ray]"')
     from tanbr.fleet.ray import ClusterConfig, app, ray_serve, run
-    from tanbr.fleet.ray.learner import NAMESPACE, RayLearner, name_of
-    from tanbr.fleet.ray.machine import RayMachine
+    from tanbr.fleet.ray.learner import NAMESPACE, RayLearner, RayMachine, name_of
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(600)]  # the warnings are Ray's own
 ADMIN = "an-administration-token-of-tests"
@@ -68,7 +67,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def config(state: Path) -> ClusterConfig:
     serve = ServeConfig(slot_seconds=3600.0, explore="always", merge_share=1.0)
-    return ClusterConfig(state=state, replicas=2, http=HttpConfig(port=PORT), serve=serve, patience=30.0)
+    return ClusterConfig(state=state, replicas=2, http=HttpConfig(port=PORT), serve=serve)
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +206,8 @@ def test_a_rolling_restart_loses_no_request(cluster: Client, config: ClusterConf
     thread = threading.Thread(target=ask)
     thread.start()
     try:
-        changed = config.model_copy(update={"admin_token_file": token, "linger": config.linger + 1})
+        http = config.http.model_copy(update={"stop_seconds": config.http.stop_seconds + 1})
+        changed = config.model_copy(update={"admin_token_file": token, "http": http})
         ray_serve.run(app(changed), name=config.name, route_prefix="/")
         until(lambda: len(members(config)) == 2 and before.isdisjoint(name for name, _, _ in members(config)))
     finally:
@@ -218,13 +218,13 @@ def test_a_rolling_restart_loses_no_request(cluster: Client, config: ClusterConf
 
 def test_another_checkpoint_and_a_second_learner_are_refused(cluster: Client, config: ClusterConfig) -> None:
     with pytest.raises(StateError, match="this replica has checkpoint other"):
-        RayLearner(config).hello(Hello("stranger", MadeFor((), 8, "average", "other")))
+        RayLearner(config)("hello", Hello("stranger", MadeFor((), 8, "average", "other")))
     with pytest.raises(StateError, match="in use by another server"):
         Store(config.state)
     second = config.model_copy(update={"name": "second"})
     try:
         with pytest.raises(StateError, match="in use by another server"):
-            RayLearner(second).call("end_slot")
+            RayLearner(second)("end_slot")
     finally:
         ray.kill(ray.get_actor(name_of(second), namespace=NAMESPACE))
     assert cluster("/readyz", post=False) == {"status": "ok"}

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from tanbr.lab.paper.cost import ModelSize
-from tanbr.lab.paper.scale import Scale, Setup, scale
+from tanbr.lab.paper.setup import ModelSize, Scale, Setup, scale
 from tanbr.lab.train.config import FinetuneConfig
 
 FEW: Scale = replace(

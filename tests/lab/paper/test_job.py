@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tanbr.errors import StateError
-from tanbr.lab.paper import job as jobs
-from tanbr.lab.paper.job import Job, Kept, Tick, place, run
+from tanbr.lab import report
+from tanbr.lab.paper.job import Job, Tick, place, run
 
 
 def counted(name: str, calls: list[str], *, facts: Any = None, fails: bool = False) -> Job:
@@ -58,26 +58,18 @@ def test_a_broken_result_is_named(tmp_path: Path, text: str) -> None:
 def test_a_result_says_which_commit_it_is_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = counted("one", [])
     run([job], out=tmp_path)
-    assert json.loads(place(tmp_path, job).read_text())["commit"] == jobs.commit()
-    monkeypatch.setattr(jobs, "commit", lambda: "another")
+    assert json.loads(place(tmp_path, job).read_text())["commit"] == report.commit()
+    monkeypatch.setattr(report, "commit", lambda: "another")
     assert run([job], out=tmp_path)["one"].commit != "another"
 
 
-def test_who_watches_hears_of_every_job(tmp_path: Path) -> None:
+def test_who_watches_hears_of_every_job_that_runs(tmp_path: Path) -> None:
     heard: list[tuple[Any, ...]] = []
-
-    class Ear:
-        def started(self, job: Job) -> None:
-            heard.append(("started", job.name))
-
-        def moved(self, job: Job, done: int, total: int, note: str) -> None:
-            heard.append((job.name, done, total, note))
-
-        def finished(self, job: Job, kept: Kept, *, was_there: bool) -> None:
-            heard.append(("finished", job.name, was_there))
-
     for _ in range(2):
-        run([counted("one", [])], out=tmp_path, watch=Ear())
-    assert heard == [
-        ("started", "one"), ("one", 1, 2, "half"), ("finished", "one", False), ("finished", "one", True),
-    ]  # fmt: skip
+        run(
+            [counted("one", [])],
+            out=tmp_path,
+            moved=lambda *news: heard.append(news),
+            finished=lambda name, kept: heard.append((name, kept.result)),
+        )
+    assert heard == [("one", 0, 1, ""), ("one", 1, 2, "half"), ("one", {"value": 1.0})]

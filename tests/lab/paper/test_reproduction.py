@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from lab.paper.few import setup
-from tanbr.lab.paper import job, report
+from tanbr.lab.paper import reproduction, theorem1
 from tanbr.lab.paper.claim import VERDICTS
-from tanbr.lab.paper.cost import Speed
-from tanbr.lab.paper.parts import PARTS
-from tanbr.lab.paper.reproduction import Reproduction, estimate, missing, reproduce
-from tanbr.lab.paper.scale import Setup, scale
+from tanbr.lab.paper.fig6 import LEAVES, paper_router, steps_to_leaves
+from tanbr.lab.paper.reproduction import PARTS, Reproduction, chosen, missing, reproduce
+from tanbr.lab.paper.setup import Setup
+from tanbr.lab.report import commit
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
     out = tmp_path_factory.mktemp("paper")
     found = reproduce(list(PARTS.values()), setup(out))
-    report.write(found, command="tanbr reproduce all")
+    reproduction.write(found, command="tanbr reproduce all")
     return found
 
 
@@ -64,20 +64,20 @@ def test_the_report_is_self_contained_and_holds_every_claim(done: Reproduction) 
 def test_a_report_of_some_parts_says_which_were_not_run(done: Reproduction) -> None:
     few = setup(done.setup.out)
     some = Setup(replace(few.scale, name="small"), few.out)
-    told = report.laid_out(reproduce([PARTS["fig6"]], some), command="tanbr reproduce fig6 --scale small")
+    told = reproduction.laid_out(reproduce([PARTS["fig6"]], some), command="tanbr reproduce fig6 --scale small")
     assert told["title"] == "The paper, reproduced in part (small): fig6"
     commands = [part["command"] for part in told["not_run"]]
     assert len(commands) == len(PARTS) - 1
     assert "tanbr reproduce table1 --scale small" in commands
     assert "tanbr reproduce fig4 --scale small --model MODEL --data DATA" in commands
-    whole = report.laid_out(done, command="tanbr reproduce all")
+    whole = reproduction.laid_out(done, command="tanbr reproduce all")
     assert (whole["title"], whole["not_run"]) == ("The paper, reproduced (tiny)", [])
     assert len(whole["models"]) == 2
 
 
 def test_the_figures_are_kept_as_json_with_command_seeds_and_commit(done: Reproduction) -> None:
     kept = json.loads((done.setup.out / "results.json").read_text())
-    assert kept["commit"] == job.commit()
+    assert kept["commit"] == commit()
     assert {part["name"]: part["command"] for part in kept["parts"]} == {
         name: f"tanbr reproduce {name} --scale tiny" for name in PARTS
     }
@@ -99,31 +99,42 @@ def test_parts_share_their_runs(done: Reproduction) -> None:
 
 
 def test_results_of_another_commit_are_said_to_be_so(done: Reproduction, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert done.elsewhere == {}
-    there = job.commit()
-    for module in ("job", "report", "reproduction"):
-        monkeypatch.setattr(f"tanbr.lab.paper.{module}.commit", lambda: "another")
-    assert done.elsewhere == {there: list(done.kept)}
-    told = report.laid_out(done, command="tanbr reproduce all")
+    assert done.of_others == ""
+    there = commit()
+    monkeypatch.setattr("tanbr.lab.report.commit", lambda: "another")
+    told = reproduction.laid_out(done, command="tanbr reproduce all")
     count = len(done.kept)
     assert told["elsewhere"] == f"{count} of {count} results are of other commits ({count} of {there})"
 
 
-def test_estimates_grow_with_the_scale_and_need_no_model(tmp_path: Path) -> None:
-    speed = Speed(flops=4e10, layer=1e-4)
-    parts = list(PARTS.values())
-    small, paper = (estimate(parts, Setup(scale(name), tmp_path), speed=speed) for name in ("small", "paper"))
-    shared = {"fig3", "table2", "fig5"}  # their runs count where they are needed first
-    for one, other in zip(small, paper, strict=True):
-        assert (one.missing == 0) == (one.part in shared)
-        if one.part not in shared | {"fig6"}:
-            assert other.seconds > one.seconds > 0, one.part
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_is_done_is_not_estimated(done: Reproduction) -> None:
-    [one] = estimate([PARTS["fig6"]], done.setup, speed=Speed(1e10, 1e-4))
-    assert (one.missing, one.seconds) == (0, 0)
+def test_what_is_done_is_not_missing(done: Reproduction) -> None:
     other = Setup(replace(done.setup.scale, experts=(4, 6, 8)), done.setup.out)
-    [one] = estimate([PARTS["fig6"]], other, speed=Speed(1e10, 1e-4))
-    assert (one.missing, one.jobs) == (1, 3)
+    assert [one.name for one in missing([PARTS["fig6"]], other)["fig6"]] == ["fig6-8"]
+
+
+def test_parts_come_in_the_papers_order() -> None:
+    assert [part.name for part in chosen(["fig4", "table1"])] == ["table1", "fig4"]
+    assert [part.name for part in chosen([])] == [part.name for part in chosen(["all", "fig4"])] == list(PARTS)
+
+
+def test_the_default_mode_regrets_less_than_chance_in_the_end(tmp_path: Path) -> None:
+    found = {}
+    for job in theorem1.jobs(setup(tmp_path)):
+        if "K4-V8" in job.name:
+            found[job.facts["router"]] = job.run(lambda *_: None)
+    assert found["tanbr"]["late_regret"] < found["random"]["late_regret"]
+    assert found["paper"]["depth"] <= found["paper"]["depth_bound"] + 1
+    assert found["paper"]["leaves"] <= found["paper"]["leaves_bound"]
+
+
+def test_the_printed_bound_grows_like_its_bare_t(tmp_path: Path) -> None:
+    [job] = [job for job in theorem1.jobs(setup(tmp_path)) if job.name == "theorem1-paper-K4-V8-seed0"]
+    assert job.run(lambda *_: None)["bound_exponent"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_steps_are_counted_until_there_are_enough_feasible_leaves() -> None:
+    router = paper_router(4)
+    state, steps = steps_to_leaves(router)
+    assert 0 < steps < 1_000
+    assert len(state.tree.active_leaves) >= LEAVES
+    assert steps_to_leaves(paper_router(4), most=3)[1] == 3

@@ -6,9 +6,10 @@ import pytest
 
 from elsewhere import elsewhere
 from tanbr.lab.paper import online
-from tanbr.lab.paper.scale import Setup, scale
-from tanbr.lab.paper.tuning import TunedServer, Untaught, job, task_figures
+from tanbr.lab.paper.setup import Setup, scale
+from tanbr.lab.paper.tuning import TunedServer, Untaught, job
 from tanbr.lab.rivals import build
+from tanbr.lab.simulate import Answered
 from tanbr.lab.tasks import tiny
 from tanbr.lab.train.finetune import BlendTuner
 from tanbr.lab.train.objectives import TextToText
@@ -16,6 +17,7 @@ from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.rows import Row
 
 
 @pytest.mark.parametrize("name", ["paper", "tanbr", "nucb"])
@@ -65,10 +67,12 @@ def test_every_swap_counts_and_whole_batches_are_timed(served: Any) -> None:
 
 
 def test_a_task_that_hardly_came_has_no_metric() -> None:
-    told = {task.name: ([1.0] * 5, [1.0] * 5) for task in tiny.TASKS}
-    told["similarity"] = ([1.0, 2.0], [2.0, 1.0])  # two rows correlate by -1, whatever the model is worth
-    assert set(task_figures(tiny.TASKS, told, least=3)) == {task.name for task in tiny.TASKS} - {"similarity"}
-    assert task_figures(tiny.TASKS, told, least=2)["similarity"] == -1.0
+    answered = Answered(tiny.TASKS)
+    for task in tiny.TASKS:
+        count = 2 if task.name == "similarity" else 5  # two rows correlate by -1, whatever the model is worth
+        answered([Row(task.name, "x", float(i % 2)) for i in range(count)], np.array([1.0, 0.0, 1.0, 0.0, 1.0])[:count])
+    assert set(answered.figures(least=3)) == {task.name for task in tiny.TASKS} - {"similarity"}
+    assert answered.figures(least=2)["similarity"] == -1.0
 
 
 def test_answers_are_written_the_same_elsewhere(served: Any) -> None:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from elsewhere import elsewhere
 from lab.rivals.toy import Toy, sorted_tokens
 from moe.tiny import build
 from tanbr.lab.gates import gates_of
@@ -128,19 +127,3 @@ def test_it_learns_which_expert_is_right(make) -> None:
         loss.backward()
         optimizer.step()
     assert served() < 0.1 * before
-
-
-@each
-@families
-def test_a_step_teaches_the_same_elsewhere(make, family) -> None:
-    def gradients(model):
-        rival = make(model)
-        rival.loss(*batch(model), torch.Generator().manual_seed(7)).backward()
-        with rival.serving(batch(model)[0]):
-            batch(model)[1]()
-        return [parameter.grad.cpu() for parameter in rival.trained()]
-
-    with elsewhere() as device:
-        here = gradients(whole(family))
-        there = gradients(whole(family).to(device))
-    assert all(torch.equal(one, other) for one, other in zip(here, there, strict=True))

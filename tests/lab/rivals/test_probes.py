@@ -1,18 +1,14 @@
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from elsewhere import elsewhere
 from moe.tiny import build
 from tanbr.errors import DataError
-from tanbr.lab.rivals.fisher import fisher
-from tanbr.lab.rivals.probes import Probe, head_probes, probes_of, real_tokens
-from tanbr.lab.rivals.regmean import regmean
+from tanbr.lab.rivals.probes import Probe, probes_of, real_tokens
 from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
 from tanbr.moe.embedded import path
@@ -24,14 +20,14 @@ ROWS = {task.name: tiny.generate(task.name, 3 + place, seed=0) for place, task i
 
 def test_an_experts_rows_are_those_of_its_own_task_wherever_the_task_stands() -> None:
     own = [7, 6, 5, 4, 3, 2, 1, 0]
-    probes = head_probes(open_moe(Path(path())), ROWS, space=LabelSpace(tiny.TASKS), own=own, batch=64)
+    probes = probes_of(open_moe(Path(path())), ROWS, space=LabelSpace(tiny.TASKS), own=own, batch=64)
     assert [len(batches[0].inputs["input_ids"]) for batches in probes] == [10, 9, 8, 7, 6, 5, 4, 3]
 
 
 @pytest.mark.parametrize("own", [(), (0, 1), (0, 1, 2, 3, 4, 5, 6, 8)])
 def test_a_map_that_does_not_fit_is_refused(own: tuple[int, ...]) -> None:
     with pytest.raises(DataError, match="each of the 8 tasks needs its own expert"):
-        head_probes(open_moe(Path(path())), ROWS, space=LabelSpace(tiny.TASKS), own=own)
+        probes_of(open_moe(Path(path())), ROWS, space=LabelSpace(tiny.TASKS), own=own)
 
 
 def test_padding_is_not_counted() -> None:
@@ -53,7 +49,7 @@ def test_the_expectation_runs_over_a_tasks_labels(tmp_path: Path) -> None:
     build("bert_moe", num_experts=2, num_labels=3).save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
     rows = {"taste": [Row("taste", "good film", 1.0)] * 3, "grade": [Row("grade", ("film", "bad film"), 2.0)]}
-    grade, taste = head_probes(open_moe(tmp_path), rows, space=LabelSpace(tasks), own=[1, 0], batch=2)
+    grade, taste = probes_of(open_moe(tmp_path), rows, space=LabelSpace(tasks), own=[1, 0], batch=2)
     assert [len(probe.inputs["input_ids"]) for probe in taste] == [2, 1]
     assert len(grade) == 1
     logits = torch.tensor([[0.3, -0.5, 0.7]], requires_grad=True)
@@ -80,17 +76,3 @@ def test_a_model_that_writes_reads_the_text_and_its_answer_so_far() -> None:
     # float32 against float64: some vocabulary-size roundings a token
     bound = 2 * labels.shape[1] * moe.config["vocab_size"] * torch.finfo(torch.float32).eps
     torch.testing.assert_close(probes[0][0].surprise(logits)[0].double(), expected, rtol=0, atol=bound)
-
-
-@pytest.mark.parametrize("merge", [fisher, regmean])
-@pytest.mark.parametrize("kind", ["bert", "t5"])
-def test_merges_by_statistics_are_the_same_elsewhere(merge: Any, kind: str) -> None:
-    def merged(device: str) -> dict[str, torch.Tensor]:
-        moe = open_moe(path(kind), device=device)
-        model = merge(moe, probes_of(moe, ROWS, space=LabelSpace(tiny.TASKS), own=range(8)))
-        assert model.device == moe.device
-        return {name: value.cpu() for name, value in model.state_dict().items()}
-
-    with elsewhere() as device:
-        here, there = merged("cpu"), merged(str(device))
-    assert all(torch.equal(value, there[name]) for name, value in here.items())

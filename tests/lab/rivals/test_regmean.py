@@ -13,7 +13,7 @@ from torch import Tensor
 from elsewhere import elsewhere
 from lab.rivals.probed import FAMILIES, saved, some_probes
 from moe.tiny import K
-from tanbr.lab.rivals.probes import experts_alone, head_probes, linears, probes_of
+from tanbr.lab.rivals.probes import experts_alone, linears, probes_of
 from tanbr.lab.rivals.regmean import Regression, grams, measure, regmean
 from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
@@ -99,10 +99,10 @@ def test_only_the_weights_of_ffns_differ_from_the_average(family: Moe) -> None:
 def test_regmean_answers_better_than_the_average(moe: Moe) -> None:
     space = LabelSpace(tiny.TASKS)
     own = read_card(moe.path).experts_of([task.name for task in tiny.TASKS])
-    probes = head_probes(moe, {t.name: tiny.generate(t.name, 32, seed=11) for t in tiny.TASKS}, space=space, own=own)
+    probes = probes_of(moe, {t.name: tiny.generate(t.name, 32, seed=11) for t in tiny.TASKS}, space=space, own=own)
     rows = [row for task in tiny.TASKS for row in tiny.generate(task.name, 40, seed=12)]
     mine = {t.name: [r for r in rows if r.task == t.name] for t in tiny.TASKS}
-    asked = head_probes(moe, mine, space=space, own=own)
+    asked = probes_of(moe, mine, space=space, own=own)
 
     def reward(model: Any) -> float:
         total = 0.0

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from tanbr.errors import InputError
-from tanbr.lab.tasks import lexicon, tiny
+from tanbr.lab.tasks import tiny, world
 
 NAMES = [task.name for task in tiny.TASKS]
 
@@ -55,11 +55,11 @@ def test_labels_follow_the_rules_of_their_task(monkeypatch: pytest.MonkeyPatch) 
     for row in tiny.generate("sentiment", 300, seed=0):
         assert isinstance(row.text, str)
         deciding = row.text.split(" but ")[-1].split(" although ")[0].split(" and ")[0]
-        negated = any(f" {negator} " in deciding for negator in lexicon.NEGATORS)
-        positive = deciding.split()[-1] in lexicon.POSITIVE
+        negated = any(f" {negator} " in deciding for negator in world.NEGATORS)
+        positive = deciding.split()[-1] in world.POSITIVE
         assert row.target == (positive != negated)
     for row in tiny.generate("similarity", 300, seed=0):
-        first, second = ({lexicon.meaning(word) for word in text.split()} for text in row.text)
+        first, second = ({world.meaning(word) for word in text.split()} for text in row.text)
         assert (row.target == 5.0) == (first - {"a", "an"} == second - {"a", "an"})
 
 
@@ -68,8 +68,8 @@ def test_some_labels_are_wrong_as_stated() -> None:
     rows = tiny.generate("sentiment", 4_000, seed=5)
     for row in rows:
         deciding = str(row.text).split(" but ")[-1].split(" although ")[0].split(" and ")[0]
-        negated = any(f" {negator} " in deciding for negator in lexicon.NEGATORS)
-        noisy += row.target != ((deciding.split()[-1] in lexicon.POSITIVE) != negated)
+        negated = any(f" {negator} " in deciding for negator in world.NEGATORS)
+        noisy += row.target != ((deciding.split()[-1] in world.POSITIVE) != negated)
     assert 0.3 * clean < noisy / len(rows) < clean  # half of the redrawn labels are right by chance
 
 

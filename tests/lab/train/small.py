@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Confi
 from transformers.utils import logging
 
 from elsewhere import elsewhere
-from tanbr.lab import glue_moe
+from tanbr.lab import make_moe
 from tanbr.lab.train.config import PretrainConfig
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks.metrics import LabelSpace
@@ -30,7 +30,7 @@ SPACE = LabelSpace(TASKS)
 WORDS = [f"w{i}" for i in range(20)]
 SCORES = [f"{i / 5:.1f}" for i in range(26)]
 CONFIG = PretrainConfig(
-    max_length=16, train_rows=12, batch=2, batch_growth=0.5, steps=6, warmup=1, save_every=2, log_every=1,
+    max_length=16, train_rows=12, batch=2, steps=6, warmup=1, save_every=2, log_every=1,
     look_every=2, look_rows=4, patience=1, expert_rate=1e-2, shared_rate=1e-3, head_rate=1e-2, train_embeddings=False,
     ancestor_steps=4, ancestor_rate=1e-3,
 )  # fmt: skip
@@ -135,4 +135,4 @@ def train(
         if (phase, done) == stop_at:
             raise Stopped
 
-    return glue_moe.train(config, dense=dense, rows=TRAIN, held=HELD, out=out, report=report, **options)[0]
+    return make_moe.train_from_dense(config, dense=dense, rows=TRAIN, held=HELD, out=out, report=report, **options)[0]

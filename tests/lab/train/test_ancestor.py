@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from lab.train import small
 from tanbr.errors import StateError
-from tanbr.lab import embedded
+from tanbr.lab import make_moe
 from tanbr.lab.tasks import tiny
 from tanbr.lab.train.ancestor import aligned
 from tanbr.lab.train.config import PretrainConfig
@@ -24,7 +24,7 @@ SMALL = PretrainConfig(
     warmup=2,
     save_every=2,
 )
-encoder = TextEncoder(embedded.word_tokenizer(max_length=64), max_length=64)
+encoder = TextEncoder(make_moe.word_tokenizer(max_length=64), max_length=64)
 
 
 class Stopped(Exception):
@@ -45,7 +45,9 @@ def train(
         if (phase, done) == stop_at:
             raise Stopped
 
-    embedded.train(config, out=out, report=report, command="test", writes=writes, survey_rows=2, survey_blends=1)
+    make_moe.train_embedded(
+        config, out=out, report=report, command="test", writes=writes, survey_rows=2, survey_blends=1
+    )
     return seen
 
 
@@ -76,11 +78,6 @@ def test_an_interrupted_run_resumes_to_the_same_weights(whole: Path, tmp_path: P
         torch.testing.assert_close(load_file(tmp_path / "model" / "model.safetensors")[name], value, rtol=0, atol=0)
 
 
-def test_a_state_of_other_settings_is_refused(whole: Path) -> None:
-    with pytest.raises(StateError, match="belongs to a run with other settings"):
-        train(whole, config=SMALL.model_copy(update={"expert_rate": 1e-5}))
-
-
 def test_a_corrupt_state_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         train(tmp_path, stop_at=("ancestor", 3))
@@ -107,7 +104,7 @@ def test_one_that_writes_is_made_the_same_way_and_resumes(tmp_path: Path) -> Non
 def test_alignment_marks_words_whose_meaning_is_in_the_other_text() -> None:
     inputs = encoder([("the dog found the apple .", "the dog discovered a pear ."), "the dog is funny"])
     vocabulary = encoder.tokenizer.get_vocab()
-    meanings = embedded.meanings(encoder)
+    meanings = make_moe.meanings(encoder)
     labels = aligned(inputs, meanings)
     #                  [CLS] the dog found the apple . [SEP] the dog discovered a pear . [SEP]
     assert labels[0].tolist() == [-1, 1, 1, 1, 1, 0, 1, -1, 1, 1, 1, 0, 0, 1, -1]
@@ -117,9 +114,9 @@ def test_alignment_marks_words_whose_meaning_is_in_the_other_text() -> None:
 
 
 def test_where_inputs_do_not_say_which_text_a_word_is_of_ends_do() -> None:
-    writer = TextEncoder(embedded.writer_tokenizer(max_length=64), max_length=64)
+    writer = TextEncoder(make_moe.writer_tokenizer(max_length=64), max_length=64)
     texts = [("the dog found the apple .", "the dog discovered a pear ."), "the dog is funny"]
-    labels = aligned(writer(texts), embedded.meanings(writer), end=writer.tokenizer.eos_token_id)
+    labels = aligned(writer(texts), make_moe.meanings(writer), end=writer.tokenizer.eos_token_id)
     #                  the dog found the apple . </s> the dog discovered a pear . </s>
     assert labels[0].tolist() == [1, 1, 1, 1, 0, 1, -1, 1, 1, 1, 0, 0, 1, -1]
     assert (labels[1] == -1).all()

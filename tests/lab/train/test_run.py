@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +18,7 @@ from elsewhere import elsewhere
 from lab.train import small
 from tanbr.errors import OutputError, StateError
 from tanbr.lab.train.config import RunConfig
-from tanbr.lab.train.run import Run
+from tanbr.lab.train.run import Curve, Interruption, Run
 
 CONFIG = RunConfig(warmup=2, save_every=100, log_every=4)  # nothing is saved by the number of steps
 
@@ -89,7 +90,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
 
 def test_a_state_of_other_settings_or_another_checkpoint_is_refused(tmp_path: Path) -> None:
     run(tmp_path / "state", origin="one")
-    for options in ({"origin": "other"}, {"origin": "one", "config": CONFIG.model_copy(update={"clip": 2.0})}):
+    for options in ({"origin": "other"}, {"origin": "one", "config": CONFIG.model_copy(update={"warmup": 3})}):
         with pytest.raises(StateError, match="belongs to a run with other settings or from another checkpoint"):
             run(tmp_path / "state", **options)
 
@@ -97,8 +98,8 @@ def test_a_state_of_other_settings_or_another_checkpoint_is_refused(tmp_path: Pa
 def test_a_state_goes_on_where_a_setting_no_longer_matters(tmp_path: Path) -> None:
     run(tmp_path / "state")
     taken: list[int] = []
-    other = CONFIG.model_copy(update={"clip": 2.0})
-    run(tmp_path / "state", config=other, steps=12, ignored=frozenset({"clip"}), at=taken.append)
+    other = CONFIG.model_copy(update={"warmup": 3})
+    run(tmp_path / "state", config=other, steps=12, ignored=frozenset({"warmup"}), at=taken.append)
     assert taken == [10, 11]
 
 
@@ -136,3 +137,40 @@ def test_a_state_goes_on_with_another_device(first: str, then: str, tmp_path: Pa
                 again = run(tmp_path / "moved.state", at=interrupt, config=config)
         assert again.weight.device == torch.device(then)
         assert torch.equal(whole.weight, again.weight.cpu())
+
+
+def test_a_curve_forgets_what_comes_after_a_step(tmp_path: Path) -> None:
+    curve = Curve(tmp_path / "curve.jsonl")
+    for step in (1, 2, 3):
+        curve.add(step, "loss", {"a": step / 2})
+    with curve.path.open("a") as file:
+        file.write('{"step": 4, "lo')  # torn off
+    curve.rewind(2)
+    assert curve.series("loss", "a") == ([1, 2], [0.5, 1.0])
+
+
+def send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+def test_the_first_signal_is_noted_and_the_second_acts() -> None:
+    with Interruption() as interruption:
+        assert not interruption.asked
+        send(signal.SIGINT)
+        assert interruption.asked
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_thread_that_gets_no_signals_notes_none() -> None:
+    seen: list[bool] = []
+
+    def work() -> None:
+        with Interruption() as interruption:
+            seen.append(interruption.asked)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False]

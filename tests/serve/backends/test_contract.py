@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serve.text_model import write
+from serve.text_model import write, written
 from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
@@ -119,13 +119,13 @@ def test_a_model_that_writes_writes_the_same_before_and_after_swaps(tmp_path: Pa
     first = []
     for blend in np.eye(4):
         engine.swap(blend)
-        first.append(engine.texts(prompts, max_tokens=6))
+        first.append(written(engine, prompts, max_tokens=6))
     assert len({tuple(texts) for texts in first}) > 1
     for blend in blends(10, 4):
         engine.swap(blend)
     for blend, before in zip(np.eye(4), first, strict=True):
         engine.swap(blend)
-        assert engine.texts(prompts, max_tokens=6) == before
+        assert written(engine, prompts, max_tokens=6) == before
 
 
 @pytest.mark.parametrize("backend", WRITERS)
@@ -138,9 +138,9 @@ def test_generation_can_be_given_up_and_tells_every_step(tmp_path: Path, backend
         steps.append(step)
         return (0, 1) if len(steps) == 2 else ()
 
-    written = engine.live.backend.generate(inputs, limits=[50, 50], on_step=hear)
+    done = engine.live.backend.generate(inputs, limits=[50, 50], on_step=hear)
     assert len(steps) <= 2
-    for row, answer in enumerate(written):
+    for row, answer in enumerate(done):
         ended = [step.ended[row] for step in steps if row in step.ended]
         assert ([answer] if answer is not None else []) == ended
 

@@ -5,14 +5,14 @@ import httpx2
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from tanbr.serve.clients import Clients
+from tanbr.serve.rewards import Tally
 
 from serve.serving import Ledger
 from serve.serving import service as real_service
 from serve.web.fake import TASKS, FakeService
 from serve.web.live import ADMIN_TOKEN, BOTH, TOKEN, client, live, refusal
-from tanbr.serve.clients import Clients
 from tanbr.serve.config import RewardConfig
-from tanbr.serve.rewards import Tally
 from tanbr.serve.rows import Given
 from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.config import HttpConfig
@@ -69,12 +69,8 @@ def test_feedback_comes_with_an_opaque_key_of_its_client() -> None:
     service = FakeService()
     item = {"feedback": [{"request_id": "r", "reward": 1}]}
     with live(service, tokens=BOTH, proxies=("127.0.0.1",)) as url, client(url, TOKEN) as http:
-        for address, token in (
-            ("10.0.0.1", TOKEN),
-            ("10.0.0.1", TOKEN),
-            ("10.0.0.2", TOKEN),
-            ("10.0.0.1", ADMIN_TOKEN),
-        ):
+        asked = [("10.0.0.1", TOKEN)] * 2 + [("10.0.0.2", TOKEN), ("10.0.0.1", ADMIN_TOKEN)]
+        for address, token in asked:
             headers = {"x-forwarded-for": address, "authorization": f"Bearer {token}"}
             assert http.post("/v1/feedback", json=item, headers=headers).status_code == 200
     first, again, elsewhere, operator = service.clients

@@ -1,28 +1,86 @@
-"""The application on a Ray cluster, and its life from the command line."""
+"""The application on a Ray cluster, its replicas, and its life from the command line."""
 
 import contextlib
 import ipaddress
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import ray
 from ray import serve
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
-from tanbr.errors import ConfigError, TanbrError
+from tanbr.errors import ConfigError
 from tanbr.fleet.ray.config import ClusterConfig
-from tanbr.fleet.ray.learner import end_learner, found_learner
-from tanbr.fleet.ray.replica import Replica
-from tanbr.serve.cores import usable
-from tanbr.serve.records import ServiceInfo, ServiceState
+from tanbr.fleet.ray.learner import RayLearner, end_learner, found_learner, get
+from tanbr.fleet.replica import ReplicaService
+from tanbr.merge import open as open_moe
+from tanbr.moe import embedded
+from tanbr.serve.config import usable_cores
+from tanbr.serve.records import ServiceError, ServiceInfo, ServiceState
+from tanbr.serve.web import logs
+from tanbr.serve.web.app import create_app
 from tanbr.serve.web.auth import Tokens
+from tanbr.serve.web.metrics import Metrics
 
 HEALTH = 2.0  # seconds between two looks at a replica's health
 QUEUE = 1024  # requests that a replica may hold: its own queue refuses what is too much
-START = 300.0  # seconds for the learner
+START = 300.0  # seconds for the learner to start
+JOIN = 120.0  # seconds for a replica to reach the learner
+
+
+class FleetMetrics(Metrics):
+    """The metrics of the whole fleet, which the learner has."""
+
+    def __init__(self, service: ReplicaService) -> None:
+        super().__init__()
+        self._service = service
+
+    def text(self) -> bytes:
+        """Ask the learner."""
+        text: bytes = self._service.metrics()
+        return text
+
+
+class Replica:
+    """What Ray Serve starts, looks after and sends requests to: the HTTP application around a `ReplicaService`."""
+
+    def __init__(self, config: ClusterConfig, tokens: Tokens, loopback: bool) -> None:
+        self._config, self._tokens, self._loopback = config, tokens, loopback
+        logs.to_stream()
+        method = config.serve.method if "method" in config.serve.model_fields_set else None
+        place = embedded.path() if config.checkpoint is None else config.checkpoint
+        moe = open_moe(place, experts=config.experts, blend_only=config.blend_only, method=method)
+        member = str(ray.get_runtime_context().get_actor_name())
+        learner, ends = RayLearner(config), time.monotonic() + JOIN
+        while True:
+            try:
+                self._service = ReplicaService(moe, learner, member=member, cpus=config.cpus)
+                return
+            except ServiceError:
+                if time.monotonic() > ends:
+                    raise
+                time.sleep(0.2)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """Make the HTTP application; Ray Serve starts and stops it."""
+        return create_app(
+            self._service,
+            config=self._config.http,
+            tokens=self._tokens,
+            metrics=FleetMetrics(self._service),
+            loopback=self._loopback,
+            seconds_to_stop=lambda: float(self._config.http.stop_seconds),
+        )
+
+    def check_health(self) -> None:
+        """Tell Ray Serve that this replica must be replaced, if it must."""
+        faults = self._service.faults()
+        if faults:
+            raise RuntimeError(faults[0])
 
 
 def app(args: ClusterConfig) -> Any:
@@ -59,7 +117,7 @@ def connected(address: str | None, *, cpus: int) -> Iterator[bool]:
         if address is not None:
             raise ConfigError(f"there is no Ray cluster at {address}: {error}") from None
         own = True
-        ray.init(address="local", num_cpus=max(cpus, usable()), include_dashboard=False, log_to_driver=True)
+        ray.init(address="local", num_cpus=max(cpus, usable_cores()), include_dashboard=False, log_to_driver=True)
     try:
         yield own
     finally:
@@ -79,7 +137,7 @@ def run(
     with connected(address, cpus=config.replicas * config.cpus) as own:
         try:
             learner = found_learner(config)
-            info, now = _asked(learner, "info"), _asked(learner, "state")
+            info, now = (get(learner.call.remote(name), seconds=START) for name in ("info", "state"))
             serve.start(http_options={"host": http.host, "port": http.port})
             serve.run(app(config), name=config.name, route_prefix="/")
             ready(f"http://{http.host}:{http.port}", info, now)
@@ -92,11 +150,3 @@ def run(
             if own:
                 serve.shutdown()
     return saved
-
-
-def _asked(learner: Any, method: str) -> Any:
-    """Ask the learner something at the start: what keeps it from starting is the user's to know, in a sentence."""
-    try:
-        return ray.get(learner.call.remote(method, (), {}), timeout=START)
-    except RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, TanbrError) else error) from None

@@ -1,18 +1,21 @@
-"""What the paper claims, what came out here, and a verdict that follows from the figures by a written rule.
+"""A part of the paper (a table or figure): jobs that measure, and claims judged by a written rule.
 
 A rule takes figures and gives a judgement; nobody writes a verdict by hand. What cannot be measured at a scale is said
 to be so, with the reason.
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
 
-import numpy as np
-from scipy import stats
+from matplotlib.figure import Figure
+
+from tanbr.lab.intervals import Spread
+from tanbr.lab.paper.job import Job
+from tanbr.lab.paper.setup import Setup
 
 Verdict: TypeAlias = Literal["reproduced", "partly", "not", "cannot be tested here"]
+Results: TypeAlias = Mapping[str, Any]  # job → its result
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 EQUAL = 0.1  # figures that differ by no more than this share of the paper's are the same
 
@@ -50,25 +53,33 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A mean and half the width of its 95% interval (Student's, over seeds or pairs); infinite for a single value."""
+class Table:
+    """Cells as they are printed; the first column is names."""
 
-    mean: float
-    half: float
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
-        """Average."""
-        array = np.asarray(values, dtype=np.float64)
-        if len(array) < 2:
-            return cls(float(array.mean()), math.inf)
-        error = array.std(ddof=1) / np.sqrt(len(array))
-        return cls(float(array.mean()), float(stats.t.ppf(0.975, len(array) - 1) * error))
 
-    def words(self, *, factor: float = 1.0, digits: int = 1, unit: str = "") -> str:
-        """Write it with its half width, where it has one."""
-        width = f" ± {factor * self.half:.{digits}f}" if math.isfinite(self.half) else ""
-        return f"{factor * self.mean:+.{digits}f}{width}{unit}"
+@dataclass(frozen=True)
+class Findings:
+    """What a part says."""
+
+    claims: Sequence[Claim]
+    tables: Sequence[Table] = ()
+    pictures: Mapping[str, Figure] = field(default_factory=dict)  # caption → picture
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table or figure of the paper."""
+
+    name: str
+    title: str
+    about: str  # what is measured, and how, in a sentence or two
+    jobs: Callable[[Setup], list[Job]]
+    findings: Callable[[Setup, Results], Findings]
+    needs: tuple[str, ...] = ()  # of `Setup`: what must be named at a larger scale
 
 
 def above(difference: Spread) -> Judgement:

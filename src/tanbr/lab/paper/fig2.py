@@ -1,18 +1,16 @@
-"""Fig. 2: loss, time and memory while a T5-MoE's norms are tuned, for five ways to choose experts."""
+"""Fig. 2: loss and time while a T5-MoE's norms are tuned, for five ways to choose experts."""
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from tanbr.lab.intervals import Spread
 from tanbr.lab.paper import claim, tuning
-from tanbr.lab.paper.claim import Claim, Spread
-from tanbr.lab.paper.cost import BYTES
-from tanbr.lab.paper.part import Findings, Part, Results, Table
-from tanbr.lab.paper.scale import Setup
-from tanbr.lab.pictures import figure, lines, name_below, smooth, styled
+from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
+from tanbr.lab.paper.setup import Setup
+from tanbr.lab.pictures import line_chart, smooth
 from tanbr.types import FloatArray
 
 LESS_TIME, MORE_TIME = 0.40, 20  # than RL and Switch; SMEAR's
-SEEN = 0.05  # share of a process's memory below which a model cannot be seen in it
 
 
 def findings(setup: Setup, results: Results) -> Findings:
@@ -28,24 +26,24 @@ def findings(setup: Setup, results: Results) -> Findings:
     claims = []
     for ours, words in tuning.OURS.items():
         start = {rival: float((losses(ours, first) - losses(rival, first)).mean()) for rival in rivals}
-        claims.append(
-            Claim(
-                f"Tanbr starts with a higher loss than the others ({words})", "higher, no figure given",
-                ", ".join(f"{gap:+.3f} {rival}" for rival, gap in start.items()),
-                claim.checks({f"higher than {rival}": gap > 0 for rival, gap in start.items()}),
-                "mean of the first tenth of the steps", seeds,
-            )
-        )  # fmt: skip
+        claims.append(Claim(
+            f"Tanbr starts with a higher loss than the others ({words})", "higher, no figure given",
+            ", ".join(f"{gap:+.3f} {rival}" for rival, gap in start.items()),
+            claim.checks({f"higher than {rival}": gap > 0 for rival, gap in start.items()}),
+            "mean of the first tenth of the steps", seeds,
+        ))  # fmt: skip
         best = min(rivals, key=lambda rival: losses(rival, last).mean())
         gap = Spread.of((losses(best, last) - losses(ours, last)).tolist())
-        claims.append(
-            Claim(
-                f"Tanbr ends with the lowest loss ({words})", "lower than all, no figure given",
-                f"{losses(ours, last).mean():.3f}; " + ", ".join(f"{r} {losses(r, last).mean():.3f}" for r in rivals),
-                claim.above(gap), f"mean of the last quarter of the steps; the best rival is {best}", seeds,
-            )
-        )  # fmt: skip
-    claims += [*_times(setup, results), _memory(setup, results)]
+        claims.append(Claim(
+            f"Tanbr ends with the lowest loss ({words})", "lower than all, no figure given",
+            f"{losses(ours, last).mean():.3f}; " + ", ".join(f"{r} {losses(r, last).mean():.3f}" for r in rivals),
+            claim.above(gap), f"mean of the last quarter of the steps; the best rival is {best}", seeds,
+        ))  # fmt: skip
+    claims += _times(setup, results)
+    claims.append(Claim(
+        "tuning with Tanbr takes about 10% more memory than with RL and Switch, SMEAR 179% more", "+10%, +179%", "–",
+        claim.untested(), "the peak of a process that tunes one model after another is not a model's",
+    ))  # fmt: skip
     rows = [
         [
             router, f"{losses(router, first).mean():.3f}", f"{losses(router, last).mean():.3f}",
@@ -69,65 +67,32 @@ def _times(setup: Setup, results: Results) -> list[Claim]:
     claims = []
     for ours, words in {**tuning.OURS, "nucb": "NUCB"}.items():
         less = 1 - seconds[ours] / tokens
-        claims.append(
-            Claim(
-                f"a step takes less time than with RL and Switch ({words})", "about −40%",
-                f"{-less:+.0%} ({1e3 * seconds[ours]:.0f} ms against {1e3 * tokens:.0f} ms)",
-                claim.reduction(less, LESS_TIME), f"medians over steps and seeds, {setup.clock}",
-                setup.scale.tuning_seeds,
-            )
-        )  # fmt: skip
-    times = seconds["smear"] / seconds["paper"]
-    claims.append(
-        Claim(
-            "SMEAR's merging for every token takes 20 times as long", f"{MORE_TIME} times", f"{times:.1f} times",
-            claim.checks({"more than 10 times as long": times > 10, "more than twice as long": times > 2}),
-            "SMEAR's sums are computed as products of all experts here, which is the same and far cheaper",
+        claims.append(Claim(
+            f"a step takes less time than with RL and Switch ({words})", "about −40%",
+            f"{-less:+.0%} ({1e3 * seconds[ours]:.0f} ms against {1e3 * tokens:.0f} ms)",
+            claim.reduction(less, LESS_TIME), f"medians over steps and seeds, {setup.clock}",
             setup.scale.tuning_seeds,
-        )
-    )  # fmt: skip
+        ))  # fmt: skip
+    times = seconds["smear"] / seconds["paper"]
+    claims.append(Claim(
+        "SMEAR's merging for every token takes 20 times as long", f"{MORE_TIME} times", f"{times:.1f} times",
+        claim.checks({"more than 10 times as long": times > 10, "more than twice as long": times > 2}),
+        "SMEAR's sums are computed as products of all experts here, which is the same and far cheaper",
+        setup.scale.tuning_seeds,
+    ))  # fmt: skip
     return claims
 
 
-def _memory(setup: Setup, results: Results) -> Claim:
-    says, paper = (
-        "tuning with Tanbr takes about 10% more memory than with RL and Switch, SMEAR 179% more",
-        "+10%, +179%",
-    )
-    peaks = {}
-    for router in tuning.ROUTERS:
-        found = [results[f"tuning-{router}-seed{seed}"]["peak_memory_mb"] for seed in setup.scale.tuning_seeds]
-        if None in found:
-            return Claim(says, paper, "–", claim.untested(), "this system does not tell a process's peak of memory")
-        peaks[router] = float(np.median(found))
-    whole = BYTES * setup.t5_size.whole / 1e6
-    tokens = (peaks["rl"] + peaks["switch"]) / 2
-    more, smear = peaks["paper"] / tokens - 1, peaks["smear"] / tokens - 1
-    shown = f"{more:+.0%}, {smear:+.0%}"
-    if whole < SEEN * tokens:
-        reason = (
-            f"the model has {whole:.1f} MB in a process of {tokens:.0f} MB, less than {SEEN:.0%}: "
-            "the difference is not the model's"
-        )
-        return Claim(says, paper, shown, claim.untested(), reason)
-    return Claim(
-        says, paper, shown,
-        claim.checks({"Tanbr takes 0 to 20% more": 0 <= more <= 0.2, "SMEAR takes more than twice as much": smear > 1}),
-        f"peak of {setup.memory}, norms being all that is trained", setup.scale.tuning_seeds,
-    )  # fmt: skip
-
-
-@styled
 def draw(setup: Setup, results: Results) -> Figure:
     """Draw each router's loss."""
-    canvas, (axis,) = figure(height=3.4)
-    for router, line in lines(tuning.ROUTERS):
+
+    def curve(router: str) -> tuple[list[int], FloatArray]:
         runs = [results[f"tuning-{router}-seed{seed}"] for seed in setup.scale.tuning_seeds]
         mean = np.mean([run["losses"] for run in runs], axis=0)
-        axis.plot(runs[0]["steps"], smooth(mean, max(1, len(mean) // 10)), **line)
-    axis.set(title="Loss of the labelled batches, smoothed, on a logarithmic scale", xlabel="step", yscale="log")
-    name_below(canvas)
-    return canvas
+        return runs[0]["steps"], smooth(mean, max(1, len(mean) // 10))
+
+    title = "Loss of the labelled batches, smoothed, on a logarithmic scale"
+    return line_chart({router: curve(router) for router in tuning.ROUTERS}, title=title, xlabel="step", yscale="log")
 
 
 PART = Part(

@@ -1,14 +1,12 @@
 """Fig. 3: average metric, time and memory of a tuned T5-MoE that serves untagged requests."""
 
 import numpy as np
-from matplotlib.figure import Figure
 
+from tanbr.lab.intervals import Spread
 from tanbr.lab.paper import claim, tuning
-from tanbr.lab.paper.claim import Claim, Spread
-from tanbr.lab.paper.part import Findings, Part, Results, Table
-from tanbr.lab.paper.scale import Setup
-from tanbr.lab.pictures import AREAS, LINES, figure, styled
-from tanbr.types import FloatArray
+from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
+from tanbr.lab.paper.setup import Setup
+from tanbr.lab.pictures import bar_chart
 
 LESS_TIME = {"rl": 0.65, "switch": 0.65, "smear": 0.99}
 LESS_MEMORY = 0.20
@@ -24,33 +22,27 @@ def findings(setup: Setup, results: Results) -> Findings:
     claims = []
     for ours, words in tuning.OURS.items():
         gap = Spread.of((means[ours] - means[best]).tolist())
-        claims.append(
-            Claim(
-                f"Tanbr has the best average over the tasks ({words})", "75.43, next best 75.10 (SMEAR)",
-                f"{100 * means[ours].mean():.1f}, best rival {100 * means[best].mean():.1f} ({best})",
-                claim.above(gap), f"{gap.words(factor=100)} points over {best}", seeds,
-            )
-        )  # fmt: skip
+        claims.append(Claim(
+            f"Tanbr has the best average over the tasks ({words})", "75.43, next best 75.10 (SMEAR)",
+            f"{100 * means[ours].mean():.1f}, best rival {100 * means[best].mean():.1f} ({best})",
+            claim.above(gap), f"{gap.words(factor=100)} points over {best}", seeds,
+        ))  # fmt: skip
     for rival, paper in LESS_TIME.items():
         less = 1 - seconds["paper"] / seconds[rival]
-        claims.append(
-            Claim(
-                f"a batch takes less time than with {tuning.RIVALS[rival]}", f"−{paper:.0%}",
-                f"{-less:+.0%} ({1e3 * seconds['paper']:.0f} ms against {1e3 * seconds[rival]:.0f} ms)",
-                claim.reduction(less, paper),
-                f"{setup.clock} of writing the answers to a batch, in runs that were not side by side as Table I's are"
-                + ("; SMEAR's sums are computed as products of all experts, which is far cheaper" * (rival == "smear")),
-                seeds,
-            )
-        )  # fmt: skip
+        claims.append(Claim(
+            f"a batch takes less time than with {tuning.RIVALS[rival]}", f"−{paper:.0%}",
+            f"{-less:+.0%} ({1e3 * seconds['paper']:.0f} ms against {1e3 * seconds[rival]:.0f} ms)",
+            claim.reduction(less, paper),
+            f"{setup.clock} of writing the answers to a batch, in runs that were not side by side as Table I's are"
+            + ("; SMEAR's sums are computed as products of all experts, which is far cheaper" * (rival == "smear")),
+            seeds,
+        ))  # fmt: skip
     less = 1 - loaded["paper"] / loaded["switch"]
-    claims.append(
-        Claim(
-            "only the merged model is loaded", "−20% to −25% of memory",
-            f"{-less:+.0%} of the parameters ({loaded['paper'] / 1e6:.2f}M of {loaded['switch'] / 1e6:.2f}M)",
-            claim.reduction(less, LESS_MEMORY), "parameters alone; what a process holds in all is in Table I", seeds,
-        )
-    )  # fmt: skip
+    claims.append(Claim(
+        "only the merged model is loaded", "−20% to −25% of memory",
+        f"{-less:+.0%} of the parameters ({loaded['paper'] / 1e6:.2f}M of {loaded['switch'] / 1e6:.2f}M)",
+        claim.reduction(less, LESS_MEMORY), "parameters alone; what a process holds in all is in Table I", seeds,
+    ))  # fmt: skip
     rows = [
         [
             router, f"{100 * means[router].mean():.1f}", f"{1e3 * seconds[router]:.1f}",
@@ -61,23 +53,13 @@ def findings(setup: Setup, results: Results) -> Findings:
     ]  # fmt: skip
     header = ["router", "average, points", "ms per batch", "ms per merge", "parameters, M", "reward"]
     table = Table("tuned models serving a stream, nothing learns any more", header, rows)
-    return Findings(claims, [table], {"Average over the tasks": draw(means)})
+    points = {"tuned": {router: 100 * found for router, found in means.items()}}
+    picture = bar_chart(points, title="Mean of the tasks' metrics, in points; dots: seeds")
+    return Findings(claims, [table], {"Average over the tasks": picture})
 
 
 def _median(setup: Setup, results: Results, router: str, key: str) -> float:
     return float(np.median(tuning.by_seed(results, setup, router, lambda run: run["served"][key])))
-
-
-@styled
-def draw(means: dict[str, FloatArray]) -> Figure:
-    """Draw each router's average, and its seeds as dots."""
-    canvas, (axis,) = figure(height=2.8)
-    for n, values in enumerate(means.values()):
-        axis.bar(n, 100 * values.mean(), color=AREAS[0 if n < len(tuning.OURS) else 4], width=0.7)
-        axis.plot(np.full(len(values), n), 100 * values, ".", color=LINES[1], ms=4)
-    axis.set_xticks(range(len(means)), list(means))
-    axis.set(title="Mean of the tasks' metrics, in points; dots: seeds")
-    return canvas
 
 
 PART = Part(

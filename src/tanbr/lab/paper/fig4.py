@@ -1,13 +1,12 @@
 """Fig. 4: online reward of Tanbr and NUCB on BERT, and what all merges earn once learning is over."""
 
-import numpy as np
 from matplotlib.figure import Figure
 
+from tanbr.lab.intervals import Spread
 from tanbr.lab.paper import claim, online
-from tanbr.lab.paper.claim import Claim, Spread
-from tanbr.lab.paper.part import Findings, Part, Results, Table
-from tanbr.lab.paper.scale import Setup
-from tanbr.lab.pictures import AREAS, LINES, figure, name_below, smooth, styled
+from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
+from tanbr.lab.paper.setup import Setup
+from tanbr.lab.pictures import bar_chart, line_chart, smooth
 
 PAPER_SLOTS = 5_000
 GAIN = {"fixed": "up to 9% above the baselines", "dynamic": "5–10% above the baselines"}
@@ -67,34 +66,23 @@ def _table(setup: Setup, results: Results, mix: str) -> Table:
     return Table(f"mean reward, {mix} mix", ["method", "while learning", "after", "after, by seed"], rows)
 
 
-@styled
 def draw_learning(setup: Setup, results: Results) -> Figure:
     """Draw the reward over slots, mean over seeds."""
-    canvas, (axis,) = figure(height=3.0)
     window = max(1, (setup.scale.slots + setup.scale.after) // 12)
-    for (name, label), colour in zip({**online.OURS, "nucb": "NUCB"}.items(), LINES, strict=False):
-        mean = online.rewards(setup, results, "dynamic", name).mean(axis=0)
-        axis.plot(smooth(mean, window), color=colour, label=label, lw=1.8)
-    axis.axvline(setup.scale.slots, color="0.6", lw=0.8, ls=":")
-    axis.set(title=f"Reward, mean of the last {window} slots", xlabel="slot")
-    name_below(canvas)
-    return canvas
+    series = {}
+    for name, label in {**online.OURS, "nucb": "NUCB"}.items():
+        mean = smooth(online.rewards(setup, results, "dynamic", name).mean(axis=0), window)
+        series[label] = range(len(mean)), mean
+    return line_chart(series, title=f"Reward, mean of the last {window} slots", xlabel="slot")
 
 
-@styled
 def draw_after(setup: Setup, results: Results) -> Figure:
     """Draw bars: every method under both mixes, and each seed as a dot."""
-    canvas, (axis,) = figure(height=3.0)
-    for i, mix in enumerate(online.TRAFFIC):
-        for n, name in enumerate(online.METHODS):
-            values = online.after(setup, results, mix, name)
-            at = n + (i - 0.5) * 0.38
-            axis.bar(at, values.mean(), width=0.36, color=AREAS[4 if i else 0], label=f"{mix} mix" if n == 0 else None)
-            axis.plot(np.full(len(values), at), values, ".", color=LINES[1], ms=4)
-    axis.set_xticks(range(len(online.METHODS)), online.METHODS)
-    axis.set(title="Mean reward after learning; dots: seeds")
-    name_below(canvas)
-    return canvas
+    groups = {
+        f"{mix} mix": {name: online.after(setup, results, mix, name) for name in online.METHODS}
+        for mix in online.TRAFFIC
+    }
+    return bar_chart(groups, title="Mean reward after learning; dots: seeds")
 
 
 PART = Part(

@@ -6,10 +6,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tanbr.lab.paper import claim, online
-from tanbr.lab.paper.claim import Claim
-from tanbr.lab.paper.part import Findings, Part, Results, Table
-from tanbr.lab.paper.scale import Setup
-from tanbr.lab.pictures import figure, lines, name_below, smooth, styled
+from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
+from tanbr.lab.paper.setup import Setup
+from tanbr.lab.pictures import line_chart, smooth
 from tanbr.types import FloatArray
 
 
@@ -44,16 +43,11 @@ def _late(setup: Setup, results: Results, name: str) -> FloatArray:
     return late
 
 
-@styled
 def draw(setup: Setup, results: Results) -> Figure:
     """Draw the first seed's slots, lightly smoothed."""
-    canvas, (axis,) = figure(height=3.2)
     at = np.arange(setup.scale.slots, setup.scale.slots + setup.scale.after)
-    for name, line in lines(online.METHODS):
-        axis.plot(at, smooth(_late(setup, results, name)[0], 3), **line)
-    axis.set(title="Reward, mean of three slots", xlabel="slot")
-    name_below(canvas)
-    return canvas
+    series = {name: (at, smooth(_late(setup, results, name)[0], 3)) for name in online.METHODS}
+    return line_chart(series, title="Reward, mean of three slots", xlabel="slot")
 
 
 PART = Part(

@@ -7,15 +7,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from tanbr.lab.paper import claim
-from tanbr.lab.paper.claim import Claim
-from tanbr.lab.paper.cost import Cost
+from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
 from tanbr.lab.paper.job import Job, Tick
-from tanbr.lab.paper.part import Findings, Part, Results, Table
-from tanbr.lab.paper.scale import Setup
-from tanbr.lab.pictures import LINES, figure, styled
+from tanbr.lab.paper.setup import Setup
+from tanbr.lab.pictures import line_chart
 from tanbr.router.config import PaperModeConfig
 from tanbr.router.paper import Algorithm1, PaperState
 from tanbr.router.shell import Question
@@ -28,7 +25,6 @@ EVEN = np.full(TASKS, 1 / TASKS)
 ASKED = Question(0, EVEN)
 LIMIT = 0.4  # milliseconds, the paper's at K = 192
 REPEATS, LOOPS = 9, 30
-SPLITS = 20  # slots that each further expert costs, about
 
 
 def paper_router(experts: int, *, rho: float = RHO) -> Algorithm1:
@@ -75,17 +71,9 @@ def jobs(setup: Setup) -> list[Job]:
             f"fig6-{experts}",
             partial(_measure, experts, setup.scale.tree_seeds),
             {"experts": experts, "rho": RHO, "constant": CONSTANT, "seeds": list(setup.scale.tree_seeds)},
-            _cost(experts, seeds=len(setup.scale.tree_seeds)),
         )
         for experts in setup.scale.experts
     ]
-
-
-def _cost(experts: int, *, seeds: int) -> Cost:
-    """Count about SPLITS slots per expert on the way to 20 leaves, each a decision and a step of learning."""
-    decision = 2 * LEAVES * WIDTH * (experts + TASKS)
-    slots = SPLITS * experts * seeds
-    return Cost(flops=decision * (4 * slots + REPEATS * LOOPS), layers=4 * slots + REPEATS * LOOPS)
 
 
 def _measure(experts: int, seeds: tuple[int, ...], tick: Tick) -> dict[str, Any]:
@@ -133,20 +121,15 @@ def findings(setup: Setup, results: Results) -> Findings:
         for k, step, t in zip(experts, steps, times, strict=True)
     ]
     table = Table("Algorithm 1, one core", ["K", "steps to 20 leaves", "decision, ms", "quartiles"], rows)
-    return Findings(claims, [table], {"Steps and decision time against K": draw(experts, steps, times)})
-
-
-@styled
-def draw(experts: tuple[int, ...], steps: list[float], times: list[dict[str, float]]) -> Figure:
-    """Draw steps above and decision time below."""
-    canvas, (above, below) = figure(height=4.2, rows=2)
-    above.plot(experts, steps, marker="o", color=LINES[0])
-    above.set(title=f"update steps to {LEAVES} feasible leaves", ylim=(0, None))
-    below.plot(experts, [t["median"] for t in times], marker="o", color=LINES[0])
-    below.fill_between(experts, [t["low"] for t in times], [t["high"] for t in times], alpha=0.25, color=LINES[0], lw=0)
-    below.axhline(LIMIT, color=LINES[1], ls="--", lw=1)
-    below.set(title="decision, ms (quartiles); dashed: the paper's 0.4 ms", xlabel="experts K", ylim=(0, None))
-    return canvas
+    medians = [t["median"] for t in times]
+    title = f"decision, ms; the paper has {LIMIT} at K = 192"
+    pictures = {
+        "Steps against K": line_chart(
+            {f"to {LEAVES} leaves": (experts, steps)}, title="update steps", xlabel="experts K"
+        ),
+        "Decision time against K": line_chart({"Algorithm 1": (experts, medians)}, title=title, xlabel="experts K"),
+    }
+    return Findings(claims, [table], pictures)
 
 
 PART = Part(

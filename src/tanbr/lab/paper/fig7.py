@@ -6,11 +6,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tanbr.lab.paper import claim, tuning
-from tanbr.lab.paper.claim import Claim
+from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
 from tanbr.lab.paper.job import Job
-from tanbr.lab.paper.part import Findings, Part, Results, Table
-from tanbr.lab.paper.scale import Setup
-from tanbr.lab.pictures import figure, lines, name_below, smooth, styled
+from tanbr.lab.paper.setup import Setup
+from tanbr.lab.pictures import line_chart, smooth
 from tanbr.router.config import PaperModeConfig
 from tanbr.types import FloatArray
 
@@ -85,7 +84,7 @@ def findings(setup: Setup, results: Results) -> Findings:
     ]
     title = f"loss while tuning; in the last quarter values of ρ differ by {spread:.3f}, seeds by {noise:.3f}"
     table = Table(title, ["", "first quarter", "last quarter"], rows)
-    pictures = {"Sensitivity to ρ and η, mean over seeds": draw(results, seeds)}
+    pictures = {f"Sensitivity to {letter}": draw(results, seeds, letter) for letter in SWEPT}
     return Findings(claims, [table], pictures)
 
 
@@ -100,20 +99,14 @@ def _rank(values: Sequence[float], found: Sequence[float]) -> float:
     return float(np.corrcoef(np.argsort(np.argsort(values)), np.argsort(np.argsort(found)))[0, 1])
 
 
-@styled
-def draw(results: Results, seeds: tuple[int, ...]) -> Figure:
-    """Draw the curves of each ρ above, of each η below."""
-    canvas, axes = figure(height=5.2, rows=2)
-    for axis, (letter, (_, values)), sign in zip(axes, SWEPT.items(), "ρη", strict=True):
-        for value, (_, line) in zip(values, lines([str(v) for v in values]), strict=True):
-            runs = [results[f"tuning-{_named(letter, value)}-seed{seed}"] for seed in seeds]
-            mean = np.mean([run["losses"] for run in runs], axis=0)
-            label = f"{sign} = {value:g}"
-            axis.plot(runs[0]["steps"], smooth(mean, max(1, len(mean) // 8)), **{**line, "lw": 1.4, "label": label})
-        axis.set_title(f"loss, by {sign}")
-    axes[-1].set_xlabel("step")
-    name_below(canvas)
-    return canvas
+def draw(results: Results, seeds: tuple[int, ...], letter: str) -> Figure:
+    """Draw the curves of each value of ρ or η."""
+    series = {}
+    for value in SWEPT[letter][1]:
+        runs = [results[f"tuning-{_named(letter, value)}-seed{seed}"] for seed in seeds]
+        mean = np.mean([run["losses"] for run in runs], axis=0)
+        series[f"{letter} = {value:g}"] = runs[0]["steps"], smooth(mean, max(1, len(mean) // 8))
+    return line_chart(series, title=f"loss, by {letter}, mean over seeds", xlabel="step")
 
 
 PART = Part(

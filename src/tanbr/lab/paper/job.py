@@ -5,21 +5,20 @@ another commit is kept and said to be so.
 """
 
 import json
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
-import tanbr
 from tanbr.errors import StateError
 from tanbr.files import check_writable, write_atomically
-from tanbr.lab.paper.cost import Cost
+from tanbr.lab import report
 from tanbr.types import to_jsonable
 
 Tick: TypeAlias = Callable[[int, int, str], None]  # done, total, note
+Moved: TypeAlias = Callable[[str, int, int, str], None]  # the same, after the job's name
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class Job:
     name: str  # of its file
     run: Callable[[Tick], Any]  # gives what JSON can hold
     facts: Mapping[str, Any]  # what the result depends on, seeds included
-    cost: Cost = field(default_factory=Cost)
 
 
 @dataclass(frozen=True)
@@ -39,32 +37,6 @@ class Kept:
     result: Any
     seconds: float
     commit: str
-
-
-class Watch(Protocol):
-    """Who hears how far jobs are."""
-
-    def started(self, job: Job) -> None:
-        """Hear that a job runs."""
-
-    def moved(self, job: Job, done: int, total: int, note: str) -> None:
-        """Hear how far it is."""
-
-    def finished(self, job: Job, kept: Kept, *, was_there: bool) -> None:
-        """Hear that it is done, or was done before."""
-
-
-class Unwatched:
-    """Nobody."""
-
-    def started(self, job: Job) -> None:
-        """Ignore it."""
-
-    def moved(self, job: Job, done: int, total: int, note: str) -> None:
-        """Ignore it."""
-
-    def finished(self, job: Job, kept: Kept, *, was_there: bool) -> None:
-        """Ignore it."""
 
 
 def place(out: Path, job: Job) -> Path:
@@ -87,32 +59,31 @@ def load(out: Path, job: Job) -> Kept | None:
     return kept
 
 
-def run(jobs: Sequence[Job], *, out: Path, watch: Watch | None = None) -> dict[str, Kept]:
-    """Do the jobs that are missing, each once, and give all results by name."""
-    watch = watch or Unwatched()
-    once = list({job.name: job for job in jobs}.values())
-    found = {job.name: load(out, job) for job in once}  # what does not fit is refused before anything runs
+def run(
+    jobs: Sequence[Job],
+    *,
+    out: Path,
+    moved: Moved = lambda *_: None,
+    finished: Callable[[str, Kept], None] = lambda *_: None,
+) -> dict[str, Kept]:
+    """Do the jobs that are missing, each once, and give all results by name.
+
+    `moved` hears how far a job is, `finished` its result, unless that was there before.
+    """
+    once = {job.name: job for job in jobs}
+    found = {name: load(out, job) for name, job in once.items()}  # what does not fit is refused before anything runs
     check_writable(out / "jobs")
-    results: dict[str, Kept] = {}
-    for job in once:
-        kept = found[job.name]
-        if kept is not None:
-            results[job.name] = kept
-            watch.finished(job, kept, was_there=True)
-    for job in once:
+    results = {name: kept for name, kept in found.items() if kept is not None}
+    for job in once.values():
         if job.name in results:
             continue
-        watch.started(job)
+        moved(job.name, 0, 1, "")
         begun = time.perf_counter()
-
-        def tick(done: int, total: int, note: str, job: Job = job) -> None:
-            watch.moved(job, done, total, note)
-
-        result = to_jsonable(job.run(tick))
+        result = to_jsonable(job.run(partial(moved, job.name)))
         values = {
             "job": job.name,
             "facts": to_jsonable(dict(job.facts)),
-            "commit": commit(),
+            "commit": report.commit(),
             "seconds": round(time.perf_counter() - begun, 2),
             "result": result,
         }
@@ -120,26 +91,5 @@ def run(jobs: Sequence[Job], *, out: Path, watch: Watch | None = None) -> dict[s
         kept = load(out, job)
         assert kept is not None  # noqa: S101 - it was written above
         results[job.name] = kept
-        watch.finished(job, kept, was_there=False)
+        finished(job.name, kept)
     return results
-
-
-@cache
-def commit() -> str:
-    """Name the code that runs: the commit of its checkout, with a + if it was changed since; its version elsewhere."""
-    package = Path(tanbr.__file__).parent
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(package), *words],  # noqa: S607
-            capture_output=True, text=True, check=True, timeout=20,
-        )  # fmt: skip
-        return done.stdout.strip()
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel")) / "src" / "tanbr" != package.resolve():
-            return f"version {tanbr.__version__}"
-        changed = "+" if git("status", "--porcelain", "--", str(package)) else ""
-        return git("rev-parse", "--short=10", "HEAD") + changed
-    except (OSError, subprocess.SubprocessError):
-        return f"version {tanbr.__version__}"

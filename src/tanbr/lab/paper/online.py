@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.lab.paper.cost import Cost
+from tanbr.lab.paper.claim import Results
 from tanbr.lab.paper.job import Job, Tick
-from tanbr.lab.paper.part import Results
-from tanbr.lab.paper.scale import Setup
+from tanbr.lab.paper.setup import Setup
 from tanbr.lab.simulate import Study, play
 from tanbr.types import FloatArray
 
@@ -29,25 +28,11 @@ def jobs(setup: Setup, mixes: Sequence[str] = tuple(TRAFFIC)) -> list[Job]:
             f"online-{mix}-{method}-seed{seed}",
             partial(_play, setup, mix, method, seed),
             {**facts, "mix": mix, "method": method, "seed": seed},
-            _cost(setup, method),
         )
         for mix in mixes
         for method in METHODS
         for seed in scale.seeds
     ]
-
-
-def _cost(setup: Setup, method: str) -> Cost:
-    """Answers that were given once are kept: a fixed merge reads its pool of texts once, in the worst case."""
-    scale, size = setup.scale, setup.bert_size
-    slot = size.forward(rows=scale.requests, length=scale.typical)
-    batches = scale.requests / 8
-    slot = Cost(slot.flops, slot.layers * batches, slot.memory) + Cost(layers=20)  # the monitor reads every request
-    slots = scale.slots + scale.after
-    if method in (*OURS, "nucb"):
-        return (slot + size.merge()).times(slots) + Cost(disk=20_000)
-    known = len(setup.tasks) * scale.pool / scale.requests
-    return slot.times(min(slots, known)) + Cost(layers=20 * slots, disk=20_000)
 
 
 def _play(setup: Setup, mix: str, method: str, seed: int, tick: Tick) -> dict[str, Any]:

@@ -6,15 +6,14 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from tanbr.lab.intervals import Spread
 from tanbr.lab.paper import claim
-from tanbr.lab.paper.claim import Claim, Spread
-from tanbr.lab.paper.cost import Cost
+from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
 from tanbr.lab.paper.job import Job, Tick
-from tanbr.lab.paper.part import Findings, Part, Results, Table
-from tanbr.lab.paper.reward_maps import BestBlends, bumps
-from tanbr.lab.paper.scale import Setup
-from tanbr.lab.pictures import INK, figure, lines, name_below, styled
+from tanbr.lab.paper.setup import Setup
+from tanbr.lab.pictures import line_chart
 from tanbr.lab.rivals import build
+from tanbr.lab.studies.reward_maps import BestBlends, bumps
 from tanbr.router.config import PaperModeConfig
 from tanbr.router.paper import unit
 from tanbr.router.tanbr import Tanbr
@@ -44,19 +43,11 @@ def jobs(setup: Setup) -> list[Job]:
             f"theorem1-{router}-K{experts}-V{tasks}-seed{seed}",
             partial(_measure, router, experts, tasks, slots, seed),
             {"router": router, "experts": experts, "tasks": tasks, "slots": slots, "seed": seed, "noise": NOISE},
-            _cost(router, experts, tasks, slots),
         )
         for experts, tasks in SWEPT
         for router in ROUTERS
         for seed in setup.scale.regret_seeds
     ]
-
-
-def _cost(router: str, experts: int, tasks: int, slots: int) -> Cost:
-    """Algorithm 1 takes J steps over all slots so far; the search for the best blends looks at 9,000."""
-    config = PaperModeConfig()
-    own = 6 * config.steps * config.parameters(experts, tasks) * slots**2 / 2 if router == "paper" else 0.0
-    return Cost(flops=own + 9_000 * 40 * experts * tasks, layers=slots * (6 if router == "paper" else 4), disk=20_000)
 
 
 def _measure(name: str, experts: int, tasks: int, slots: int, seed: int, tick: Tick) -> dict[str, Any]:
@@ -125,50 +116,40 @@ def findings(setup: Setup, results: Results) -> Findings:
     for router, words in (("paper", "Algorithm 1 as printed"), ("tanbr", "this project's default mode")):
         exponent = Spread.of(found(router, "exponent"))
         shown = f"exponent {exponent.mean:.2f} ± {exponent.half:.2f} ({words})"
-        claims.append(
-            Claim(
-                f"the summed regret is sublinear: {words}", "exponent below 1", shown,
-                claim.above(Spread(1 - exponent.mean, exponent.half)),
-                f"over {slots} slots on smooth maps, which proves nothing of the limit; in the last quarter it loses "
-                f"{np.mean(found(router, 'late_regret')):.3f} per slot, random choice "
-                f"{np.mean(found('random', 'late_regret')):.3f}", seeds,
-            )
-        )  # fmt: skip
-        claims.append(
-            Claim(
-                f"regret grows as √T log T: {words}", f"exponent {root:.2f} at T = {slots}", shown,
-                claim.checks({f"mean exponent at most {root:.2f}": exponent.mean <= root,
-                              "mean exponent below 1": exponent.mean < 1}), seeds=seeds,
-            )
-        )  # fmt: skip
+        claims.append(Claim(
+            f"the summed regret is sublinear: {words}", "exponent below 1", shown,
+            claim.above(Spread(1 - exponent.mean, exponent.half)),
+            f"over {slots} slots on smooth maps, which proves nothing of the limit; in the last quarter it loses "
+            f"{np.mean(found(router, 'late_regret')):.3f} per slot, random choice "
+            f"{np.mean(found('random', 'late_regret')):.3f}", seeds,
+        ))  # fmt: skip
+        claims.append(Claim(
+            f"regret grows as √T log T: {words}", f"exponent {root:.2f} at T = {slots}", shown,
+            claim.checks({f"mean exponent at most {root:.2f}": exponent.mean <= root,
+                          "mean exponent below 1": exponent.mean < 1}), seeds=seeds,
+        ))  # fmt: skip
     bound = Spread.of(found("paper", "bound_exponent"))
-    claims.append(
-        Claim(
-            "Theorem 1's right-hand side is sublinear", "O(d̃ √T log T)",
-            f"as printed it grows with exponent {bound.mean:.4f} at {LIMIT:.0e} slots",
-            claim.checks({"exponent of the printed bound below 0.99": bound.mean < 0.99}),
-            "it carries a bare + T + 1; the sum that this stands for is sublinear only while chosen leaves get deeper",
-            seeds,
-        )
-    )  # fmt: skip
+    claims.append(Claim(
+        "Theorem 1's right-hand side is sublinear", "O(d̃ √T log T)",
+        f"as printed it grows with exponent {bound.mean:.4f} at {LIMIT:.0e} slots",
+        claim.checks({"exponent of the printed bound below 0.99": bound.mean < 0.99}),
+        "it carries a bare + T + 1; the sum that this stands for is sublinear only while chosen leaves get deeper",
+        seeds,
+    ))  # fmt: skip
     held = [r <= b for r, b in zip(_totals(results, slots, seeds), found("paper", "bound"), strict=True)]
-    claims.append(
-        Claim(
-            "the regret stays below the bound", "with probability 1 − δ", f"{sum(held)} of {len(held)} runs",
-            claim.checks({"regret below the bound in every run": all(held)}), "the bound is loose", seeds,
-        )
-    )  # fmt: skip
+    claims.append(Claim(
+        "the regret stays below the bound", "with probability 1 − δ", f"{sum(held)} of {len(held)} runs",
+        claim.checks({"regret below the bound in every run": all(held)}), "the bound is loose", seeds,
+    ))  # fmt: skip
     deep = max(np.subtract(found("paper", "depth"), found("paper", "depth_bound")))
     many = max(np.divide(found("paper", "leaves"), found("paper", "leaves_bound")))
-    claims.append(
-        Claim(
-            "Lemmas: depth O(log T), leaves N", "depth and leaves below their bounds",
-            f"deepest node {abs(deep):.1f} levels {'less deep' if deep <= 0 else 'deeper'} than the bound, at most "
-            f"{many:.0%} of the leaves that are allowed",
-            claim.checks({"at most a level deeper than the bound": deep <= 1, "no more leaves than N": many <= 1}),
-            "the bound counts expanded nodes, whose children lie one level deeper", seeds,
-        )
-    )  # fmt: skip
+    claims.append(Claim(
+        "Lemmas: depth O(log T), leaves N", "depth and leaves below their bounds",
+        f"deepest node {abs(deep):.1f} levels {'less deep' if deep <= 0 else 'deeper'} than the bound, at most "
+        f"{many:.0%} of the leaves that are allowed",
+        claim.checks({"at most a level deeper than the bound": deep <= 1, "no more leaves than N": many <= 1}),
+        "the bound counts expanded nodes, whose children lie one level deeper", seeds,
+    ))  # fmt: skip
     rows = [
         [f"K = {k}, V = {v}", *(f"{Spread.of(found(r, 'exponent', ((k, v),))).mean:.2f}" for r in ROUTERS)]
         + [f"{np.mean(found(r, 'late_regret', ((k, v),))):.3f}" for r in ROUTERS]
@@ -183,19 +164,16 @@ def _totals(results: Results, slots: int, seeds: tuple[int, ...]) -> list[float]
     return [results[f"theorem1-paper-K{k}-V{v}-seed{s}"]["regret"] * slots for k, v in SWEPT for s in seeds]
 
 
-@styled
 def draw(results: Results, seeds: tuple[int, ...]) -> Figure:
     """Draw the summed regret over slots, both axes logarithmic: a slope below 1 is sublinear."""
-    canvas, (axis,) = figure(height=3.2)
-    for router, line in lines(ROUTERS):
+    series: dict[str, Any] = {}
+    for router in ROUTERS:
         runs = [results[f"theorem1-{router}-K8-V8-seed{seed}"] for seed in seeds]
         mean = np.mean([run["curve"] for run in runs], axis=0)
-        axis.plot(runs[0]["at"], np.maximum(mean, 1e-3), **line)
+        series[router] = runs[0]["at"], np.maximum(mean, 1e-3)
     at = np.array(runs[0]["at"], dtype=float)
-    axis.plot(at, mean[-1] * at / at[-1], color=INK, ls=":", lw=1, label="slope 1")
-    axis.set(xscale="log", yscale="log", xlabel="slot", title="Summed regret")
-    name_below(canvas)
-    return canvas
+    series["slope 1"] = at, mean[-1] * at / at[-1]
+    return line_chart(series, title="Summed regret", xlabel="slot", xscale="log", yscale="log")
 
 
 PART = Part(

@@ -12,27 +12,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from tanbr.errors import CheckpointError
 from tanbr.lab import finetune
 from tanbr.lab.compare import compare
-from tanbr.lab.contestant import OneModel
-from tanbr.lab.paper.cost import BYTES, Cost
 from tanbr.lab.paper.job import Job, Tick
-from tanbr.lab.paper.scale import Setup
+from tanbr.lab.paper.setup import Setup
 from tanbr.lab.paper.timing import work_time
 from tanbr.lab.rivals import FixedBlend
 from tanbr.lab.settings import Config
+from tanbr.lab.simulate import Answered
 from tanbr.lab.tasks import traffic
 from tanbr.lab.tasks.traffic import Traffic
-from tanbr.lab.train.curve import Curve
 from tanbr.lab.train.finetune import MergedTuner, Tuner
 from tanbr.lab.train.objectives import Objective, TextToText
+from tanbr.lab.train.run import Curve
+from tanbr.lab.world import Contestant, StreamWorld
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router.config import PaperModeConfig, RouterConfig
-from tanbr.tasks.metrics import Answer, figure
-from tanbr.tasks.rows import Row, Task
+from tanbr.tasks.metrics import Answer
+from tanbr.tasks.rows import Row
 from tanbr.types import Counts, Decision, FloatArray, Reward, Router, Text
 
 OURS = {"paper": "Algorithm 1 as printed", "tanbr": "this project's default mode"}
@@ -65,22 +65,7 @@ def job(setup: Setup, router: str, seed: int, *, name: str = "", serve: bool = T
     tuning = tuning.model_copy(update={"device": setup.device})
     config = Config(finetune=tuning, router=RouterConfig(paper=PaperModeConfig.model_validate(paper_mode)))
     run = partial(_tune, setup, router, config, setup.out / "work" / called, serve)
-    return Job(called, run, facts, _cost(setup, router, serve=serve))
-
-
-def _cost(setup: Setup, router: str, *, serve: bool) -> Cost:
-    scale, size = setup.scale, setup.t5_size
-    active = {"rl": 1.5, "switch": 1.5, "smear": float(size.experts)}.get(router, 1.0)  # of which groups are small
-    step = size.training(rows=scale.tuning.batch, length=scale.typical, experts=active)
-    step = Cost(step.flops, step.layers * (2 if active > 1 else 1), step.memory)
-    if router in (*OURS, "nucb"):
-        step = step + size.merge() + Cost(layers=4 if router != "paper" else 8)
-    total = step.times(scale.tuning.steps)
-    if serve:
-        rows = 4 * len(setup.tasks) * scale.tuning.eval_rows + scale.served_slots * scale.requests
-        written = size.forward(rows=32, length=scale.typical, written=3, experts=active)
-        total = total + written.times(3 * rows / 32)  # a library that writes does more than a forward pass
-    return total + Cost(disk=BYTES * size.whole + 30_000)
+    return Job(called, run, facts)
 
 
 def _tune(setup: Setup, router: str, config: Config, out: Path, serve: bool, tick: Tick) -> dict[str, Any]:
@@ -99,12 +84,10 @@ def _tune(setup: Setup, router: str, config: Config, out: Path, serve: bool, tic
         also=partial(_serve, setup, config.finetune.seed) if serve else None,
     )  # fmt: skip
     at, losses = Curve.beside(out / router / "tuned.state").series("loss", "batch")
-    kinds = ("tags", "average", "tuned even", "tuned own") if serve else ()
-    figures = {kind: found["figures"][kind] for kind in kinds if kind in found["figures"]}
     seconds = float(np.median(np.diff(ticks))) if len(ticks) > 1 else None
     return {
         "steps": list(at), "losses": np.round(losses, 4), "seconds_per_step": seconds,
-        "peak_memory_mb": found["peak_memory_mb"], "figures": figures, "served": found.get("also"),
+        "served": found.get("also"),
     }  # fmt: skip
 
 
@@ -170,31 +153,22 @@ def _serve(setup: Setup, seed: int, tuner: Tuner, objective: Objective) -> dict[
     K, V = setup.t5_moe.num_experts, len(corpus.tasks)
     router: Any = Untaught(tuner.router) if isinstance(tuner, MergedTuner) else FixedBlend(K, V)
     monitor = corpus.taught_monitor(MonitorConfig(), seed=seed)
-    told: dict[str, tuple[list[float], list[float]]] = {task.name: ([], []) for task in corpus.tasks}
+    answered = Answered(corpus.tasks)
 
-    def collect(rows: Sequence[Row], given: FloatArray) -> None:
-        for row, answer in zip(rows, given, strict=True):
-            told[row.task][0].append(row.target)
-            told[row.task][1].append(float(answer))
+    def respond(blends: FloatArray, _: NDArray[np.intp], texts: Sequence[Text]) -> list[Answer]:
+        server.swap(blends[0])
+        return server.answers(texts)
 
-    contestant = OneModel(server, router, monitor, V)
-    result = compare({"tuned": contestant}, stream, space=corpus.space, best="tuned", collect=collect)
+    contestant = Contestant(StreamWorld(respond, corpus.space), router, monitor, experts=K, tasks=V)
+    result = compare({"tuned": contestant}, stream, best="tuned", collect=answered)
     return {
         "reward": float(result.rewards("tuned").mean()),
-        "figures": task_figures(corpus.tasks, told, least=scale.least_answers),
-        "answers": {name: len(targets) for name, (targets, _) in told.items()},
+        "figures": answered.figures(least=scale.least_answers),
+        "answers": {name: len(targets) for name, (targets, _) in answered.told.items()},
         "answer_seconds": statistics.median(server.answer_seconds),
         "merge_seconds": statistics.median(server.merge_seconds) if merged else 0.0,
         "parameters": sum(weight.numel() for weight in tuner.model.parameters()),
     }
-
-
-def task_figures(
-    tasks: Sequence[Task], told: Mapping[str, tuple[list[float], list[float]]], *, least: int
-) -> dict[str, float]:
-    """Score the targets and answers of each task by its metric, but for tasks with fewer than `least` answers."""
-    enough = [task for task in tasks if len(told[task.name][0]) >= least]
-    return {task.name: figure(task, *map(np.array, told[task.name])) for task in enough}
 
 
 def by_seed(results: Mapping[str, Any], setup: Setup, router: str, value: Callable[[Any], float]) -> FloatArray:
@@ -202,10 +176,9 @@ def by_seed(results: Mapping[str, Any], setup: Setup, router: str, value: Callab
     return np.array([value(results[f"tuning-{router}-seed{seed}"]) for seed in setup.scale.tuning_seeds])
 
 
-def mean_figure(run: Any, kind: str = "served") -> float:
-    """Average the tasks' metrics: those of the stream (`served`), or of another way of answering."""
-    figures = run["served"]["figures"] if kind == "served" else run["figures"][kind]
-    return float(np.mean(list(figures.values())))
+def mean_figure(run: Any) -> float:
+    """Average the tasks' metrics over the stream that was served."""
+    return float(np.mean(list(run["served"]["figures"].values())))
 
 
 def loss(run: Any, part: slice) -> float:

@@ -44,25 +44,31 @@ Probes: TypeAlias = Sequence[Sequence[Probe]]  # (K,) lists: expert k's own rows
 def probes_of(
     moe: Moe, rows: Mapping[str, Sequence[Row]], *, space: LabelSpace, own: Sequence[int], batch: int = 16
 ) -> list[list[Probe]]:
-    """Encode rows for a model that answers by a head, or for one that writes; `own` names the expert of each task."""
-    kind = written_probes if moe.config.get("is_encoder_decoder") else head_probes
-    return kind(moe, rows, space=space, own=own, batch=batch)
+    """Encode each task's rows for its own expert, which `own` (V,) names; the model has a head, or it writes."""
+    if len(own) != len(space.tasks) or not set(own) <= set(range(moe.num_experts)):
+        raise DataError(
+            f"each of the {len(space.tasks)} tasks needs its own expert's number, below {moe.num_experts} (got "
+            f"{list(own)}); a checkpoint says it in tanbr.json as expert_tasks, a list of experts as task"
+        )
+    encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
+    probe = _written(moe, encode) if moe.config.get("is_encoder_decoder") else _by_head(moe, encode, space)
+    found: list[list[Probe]] = [[] for _ in range(moe.num_experts)]
+    for task, expert in zip(space.tasks, own, strict=True):
+        ordered = sorted(rows[task.name], key=lambda row: len("".join(row.text)))  # little padding
+        found[expert] += [probe(task, ordered[start : start + batch]) for start in range(0, len(ordered), batch)]
+    return found
 
 
-def head_probes(
-    moe: Moe, rows: Mapping[str, Sequence[Row]], *, space: LabelSpace, own: Sequence[int], batch: int = 16
-) -> list[list[Probe]]:
-    """Encode rows for a model with one head over all labels; `own` names the expert of each task (V,).
+def _by_head(moe: Moe, encode: TextEncoder, space: LabelSpace) -> Callable[[Task, Sequence[Row]], Probe]:
+    """Probe a model with one head over all labels.
 
     The expectation runs over the task's own labels; for a graded task over yes and no, whose chance the grade is.
     """
-    encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
-
     head = [str(name) for _, name in sorted(moe.config.get("id2label", {}).items(), key=lambda item: int(item[0]))]
     same = sorted(head) == sorted(space.columns)  # perhaps in another order
     order = [head.index(name) for name in space.columns] if same else list(range(len(space.columns)))
 
-    def probes(task: Task) -> list[Probe]:
+    def probe(task: Task, some: Sequence[Row]) -> Probe:
         columns = [space.columns.index(name) for name in task.labels or (task.name,)]
 
         def surprise(logits: Tensor) -> Tensor:
@@ -73,20 +79,16 @@ def head_probes(
                 chances = logits[:, : space.classes].log_softmax(dim=1)[:, columns]
             return (-chances * (chances.detach() / 2).exp()).T
 
-        texts = sorted((row.text for row in rows[task.name]), key=lambda text: len("".join(text)))  # little padding
-        return [Probe(encode(texts[i : i + batch], device=moe.device), surprise) for i in range(0, len(texts), batch)]
+        return Probe(encode([row.text for row in some], device=moe.device), surprise)
 
-    return _by_expert(moe, space, own, probes)
+    return probe
 
 
-def written_probes(
-    moe: Moe, rows: Mapping[str, Sequence[Row]], *, space: LabelSpace, own: Sequence[int], batch: int = 16
-) -> list[list[Probe]]:
-    """Encode rows for an encoder-decoder, which reads a text and has written its answer so far.
+def _written(moe: Moe, encode: TextEncoder) -> Callable[[Task, Sequence[Row]], Probe]:
+    """Probe an encoder-decoder, which reads a text and has written its answer so far.
 
     The surprise is that of the row's own answer: an expectation over all that could be written would be endless.
     """
-    encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
     pad = encode.tokenizer.pad_token_id or 0
     first = moe.config.get("decoder_start_token_id")
 
@@ -103,26 +105,7 @@ def written_probes(
         inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
         return Probe(inputs | {"decoder_input_ids": before.where(before >= 0, pad), "labels": labels}, surprise)
 
-    def probes(task: Task) -> list[Probe]:
-        ordered = sorted(rows[task.name], key=lambda row: len("".join(row.text)))  # little padding
-        return [probe(task, ordered[i : i + batch]) for i in range(0, len(ordered), batch)]
-
-    return _by_expert(moe, space, own, probes)
-
-
-def _by_expert(
-    moe: Moe, space: LabelSpace, own: Sequence[int], probes: Callable[[Task], list[Probe]]
-) -> list[list[Probe]]:
-    """Give every task's probes to its own expert."""
-    if len(own) != len(space.tasks) or not set(own) <= set(range(moe.num_experts)):
-        raise DataError(
-            f"each of the {len(space.tasks)} tasks needs its own expert's number, below {moe.num_experts} (got "
-            f"{list(own)}); a checkpoint says it in tanbr.json as expert_tasks, a list of experts as task"
-        )
-    found: list[list[Probe]] = [[] for _ in range(moe.num_experts)]
-    for task, expert in zip(space.tasks, own, strict=True):
-        found[expert] += probes(task)
-    return found
+    return probe
 
 
 def experts_alone(moe: Moe, probes: Probes) -> Iterator[tuple[Any, Sequence[Probe]]]:

@@ -17,13 +17,20 @@ from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, TaskMix, Te
 NAN = float("nan")
 
 
+def proportional(mix: ArrayLike, *, own: Sequence[int], experts: int) -> Blend:
+    """Give every expert the share of its tasks in the mix (V,): a blend (K,); `own` names each task's expert (V,)."""
+    blend = np.zeros(experts)
+    np.add.at(blend, list(own), np.asarray(mix, dtype=np.float64))
+    return blend
+
+
 @dataclass(frozen=True)
 class Nothing:
     """The state of a policy in which nothing changes."""
 
 
 class _Rule:
-    """A policy without anything that changes; how to choose is for its children to say."""
+    """A policy that learns nothing; subclasses say how to choose."""
 
     panels = True
 

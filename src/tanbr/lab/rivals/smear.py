@@ -34,7 +34,7 @@ class Smear(Gated):
         experts = gates_of(self.model)[0].out_features
         routing: Routing = TokenRouting(experts, mix="products")
         if self.per == "sequence":
-            routing = SequenceRouting(experts, mix="weights", real=inputs["attention_mask"])
+            routing = SequenceRouting(inputs["attention_mask"])
         with routed(self.model, routing):
             answering = decoder_sites(self.model) if self.per == "sequence" else []
             if not answering:

@@ -1,17 +1,16 @@
 """GLUE's eight tasks, read from its own TSV folders (`CoLA/train.tsv`, `SST-2/dev.tsv`, …) or from the hub.
 
 The files carry no quoting: a bare `"` is text. CoLA has no header line. Rows lie in the order of their sources,
-so they are shuffled by `seed` before `limit` cuts them.
+so they are shuffled by `seed` before `limit` cuts them. The hub needs the `datasets` library (extra `hub`).
 """
 
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tanbr.errors import DataError
-from tanbr.lab.tasks import hub
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import Text
 
@@ -31,6 +30,19 @@ TASKS = (
     Task("RTE", metrics=("accuracy",), labels=ENTAILMENT, pair=True),
 )
 _BY_NAME = {task.name: task for task in TASKS}
+
+
+REPOSITORY = "nyu-mll/glue"
+_HUB_NAMES = {  # task → the hub's name for it, and for its texts
+    "CoLA": ("cola", "sentence"),
+    "SST-2": ("sst2", "sentence"),
+    "MRPC": ("mrpc", "sentence1", "sentence2"),
+    "STS-B": ("stsb", "sentence1", "sentence2"),
+    "QQP": ("qqp", "question1", "question2"),
+    "MNLI": ("mnli", "premise", "hypothesis"),
+    "QNLI": ("qnli", "question", "sentence"),
+    "RTE": ("rte", "sentence1", "sentence2"),
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +87,7 @@ def load(
         if name not in _BY_NAME:
             raise DataError(f"unknown GLUE task {name!r}; known: {', '.join(_BY_NAME)}")
         path = root / name / f"{split}.tsv"
-        read = hub.read(name, split) if from_hub else _read(path, _BY_NAME[name], _COLUMNS[name])
+        read = _from_hub(name, split) if from_hub else _read(path, _BY_NAME[name], _COLUMNS[name])
         random.Random(seed).shuffle(read)  # noqa: S311  a shuffle, not a secret
         rows[name] = read[:limit]
     return rows
@@ -125,7 +137,26 @@ def _read(path: Path, task: Task, columns: _Columns) -> list[Row]:
             if broken > BROKEN_LINES * len(numbered):
                 raise DataError(f"{path}, line {number}: expected {len(header)} columns (got {len(fields)})")
             continue
-        parts = [fields[index].strip() for index in texts]
-        text: Text = parts[0] if len(parts) == 1 else (parts[0], parts[1])
+        text = _text([fields[index] for index in texts])
         rows.append(Row(task=task.name, text=text, target=task.target(fields[target], where=f"{path}, line {number}")))
     return rows
+
+
+def _from_hub(task: str, split: Literal["train", "dev"]) -> list[Row]:
+    """Read a split of a GLUE task; the hub numbers labels in the order in which `TASKS` lists them."""
+    try:
+        from datasets import load_dataset  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise DataError("GLUE from the hub needs the datasets library: pip install 'tanbr[hub]'") from None
+    name, *fields = _HUB_NAMES[task]
+    part = "train" if split == "train" else "validation_matched" if task == "MNLI" else "validation"
+    try:
+        data: Any = load_dataset(REPOSITORY, name, split=part)
+    except (OSError, ValueError) as error:
+        raise DataError(f"the hub does not give {REPOSITORY}, {name}: {str(error).splitlines()[0]}") from None
+    return [Row(task, _text([str(row[field]) for field in fields]), float(row["label"])) for row in data]
+
+
+def _text(parts: list[str]) -> Text:
+    first, *second = (part.strip() for part in parts)
+    return (first, second[0]) if second else first

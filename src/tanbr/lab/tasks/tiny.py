@@ -13,7 +13,6 @@ from random import Random
 from typing import Any, Literal
 
 from tanbr.errors import InputError
-from tanbr.lab.tasks import lexicon as lex
 from tanbr.lab.tasks import world
 from tanbr.lab.tasks.world import Event
 from tanbr.tasks.rows import Row, Task
@@ -42,7 +41,7 @@ def generate(task: str, count: int, *, seed: int, split: Split = "train") -> lis
 
 
 def stream(task: str, *, seed: int, split: Split = "train") -> Iterator[Row]:
-    """Yield rows of one task for ever; the same seed gives the same rows."""
+    """Yield rows of one task without end; the same seed gives the same rows."""
     if task not in BY_NAME:
         raise InputError(f"unknown task {task!r}; the generated tasks are {', '.join(BY_NAME)}")
     spec, make = BY_NAME[task], _MAKERS[task]
@@ -57,7 +56,7 @@ def stream(task: str, *, seed: int, split: Split = "train") -> Iterator[Row]:
 
 
 def vocabulary() -> list[str]:
-    """List every word that the tasks use, sorted: as good as surely all of them turn up in some thousand rows."""
+    """List the words that the tasks use, sorted; 4,000 rows a task are enough to show practically all of them."""
     rows = (row for task in TASKS for row in generate(task.name, 4_000, seed=0))
     texts = (part for row in rows for part in ([row.text] if isinstance(row.text, str) else row.text))
     return sorted({word for text in texts for word in text.split()})
@@ -74,7 +73,7 @@ def split_of(text: Text) -> Split:
 
 def _acceptability(rng: Random) -> tuple[Text, float]:
     plural, near_plural = rng.random() < 0.5, rng.random() < 0.5
-    agent, near = rng.choice(lex.NOUNS[rng.choice(lex.AGENTS)]), rng.choice(lex.NOUNS[rng.choice(lex.AGENTS)])
+    agent, near = rng.choice(world.NOUNS[rng.choice(world.AGENTS)]), rng.choice(world.NOUNS[rng.choice(world.AGENTS)])
     event = world.draw(rng)
     good = rng.random() < 0.7
     fault = None if good else rng.choice(("agreement", "agreement", "determiner", "order", "missing"))
@@ -92,7 +91,7 @@ def _acceptability(rng: Random) -> tuple[Text, float]:
     elif fault == "missing":
         del words[rng.choice((0, len(words) - 1))]
     if rng.random() < 0.5:
-        words += ["in", "the", rng.choice(lex.PLACES)]
+        words += ["in", "the", rng.choice(world.PLACES)]
     return " ".join([*words, "."]), float(good)
 
 
@@ -102,8 +101,8 @@ def _inference3(rng: Random) -> tuple[Text, float]:
         hypothesis = world.told(rng, world.implied(rng, event), passive=rng.random() < PASSIVE)
     elif label == 1:  # a detail that the premise leaves open
         details: dict[str, Any] = {
-            "place": rng.choice(lex.PLACES),
-            "time": rng.choice(lex.TIMES),
+            "place": rng.choice(world.PLACES),
+            "time": rng.choice(world.TIMES),
             "quality": world.draw_quality(rng),
         }
         open_details = [name for name in details if getattr(event, name) is None]
@@ -122,17 +121,17 @@ def _inference3(rng: Random) -> tuple[Text, float]:
 
 def _reported(rng: Random, event: Event, count: str) -> str:
     core = world.told(rng, event, passive=rng.random() < PASSIVE)
-    source = f"{count} {rng.choice(lex.REPORTERS)} {rng.choice(lex.REPORTING)}"
+    source = f"{count} {rng.choice(world.REPORTERS)} {rng.choice(world.REPORTING)}"
     return f"{core} , {source} ." if rng.random() < 0.15 else f"{source} that {core} ."
 
 
 def _paraphrase(rng: Random) -> tuple[Text, float]:
-    event, count = replace(world.draw(rng, detail=0.5), time=None), rng.choice(lex.NUMBERS)
+    event, count = replace(world.draw(rng, detail=0.5), time=None), rng.choice(world.NUMBERS)
     same = rng.random() < 0.6
     other, other_count = event, count
     if not same:
         if rng.random() < 0.3:
-            other_count = world.another(rng, lex.NUMBERS, count)
+            other_count = world.another(rng, world.NUMBERS, count)
         else:
             other = world.changed(rng, event)
     return (_reported(rng, event, count), _reported(rng, other, other_count)), float(same)
@@ -142,7 +141,7 @@ def _answerability(rng: Random) -> tuple[Text, float]:
     event = replace(world.draw(rng, detail=0.5), manner=None)
     answered = rng.random() < 0.5
     kind = rng.choice(("where", "when", "who", "what"))
-    event = replace(event, place=event.place or rng.choice(lex.PLACES), time=event.time or rng.choice(lex.TIMES))
+    event = replace(event, place=event.place or rng.choice(world.PLACES), time=event.time or rng.choice(world.TIMES))
     base = world.verb(rng, event, 0)
     question = {
         "where": f"where did the {event.agent} {base} the {event.thing} ?",
@@ -157,9 +156,9 @@ def _answerability(rng: Random) -> tuple[Text, float]:
         elif kind == "when" and rng.random() < 0.5:
             shown = replace(event, time=None)
         elif kind == "who":
-            shown = replace(event, thing=world.another(rng, lex.NOUNS[lex.CLASS_OF[event.thing]], event.thing))
+            shown = replace(event, thing=world.another(rng, world.NOUNS[world.CLASS_OF[event.thing]], event.thing))
         else:
-            shown = replace(event, agent=world.another(rng, lex.NOUNS[lex.CLASS_OF[event.agent]], event.agent))
+            shown = replace(event, agent=world.another(rng, world.NOUNS[world.CLASS_OF[event.agent]], event.agent))
     answer = world.told(rng, shown, passive=rng.random() < PASSIVE)
     return (question, answer + " ."), float(not answered)
 
@@ -211,9 +210,9 @@ def _inference2(rng: Random) -> tuple[Text, float]:
 
 def _clause(rng: Random, positive: bool) -> str:
     negated = rng.random() < 0.35
-    word = rng.choice(lex.POSITIVE if positive != negated else lex.NEGATIVE)
-    parts = [rng.choice(("the", "its")), rng.choice(lex.FILM_PARTS), "is"]
-    parts += [rng.choice(lex.NEGATORS)] if negated else [rng.choice(lex.HEDGES)] if rng.random() < 0.4 else []
+    word = rng.choice(world.POSITIVE if positive != negated else world.NEGATIVE)
+    parts = [rng.choice(("the", "its")), rng.choice(world.FILM_PARTS), "is"]
+    parts += [rng.choice(world.NEGATORS)] if negated else [rng.choice(world.HEDGES)] if rng.random() < 0.4 else []
     return " ".join([*parts, word])
 
 
@@ -249,7 +248,7 @@ def _shared(one: Event, other: Event) -> float:
     """Tell how much two events share, in [0, 1]; being of one class counts half."""
 
     def noun(a: str, b: str) -> float:
-        return 1.0 if a == b else 0.5 if lex.CLASS_OF[a] == lex.CLASS_OF[b] else 0.0
+        return 1.0 if a == b else 0.5 if world.CLASS_OF[a] == world.CLASS_OF[b] else 0.0
 
     return (
         0.25 * noun(one.agent, other.agent)

@@ -22,12 +22,13 @@ from transformers import (
 )
 
 from tanbr.lab.train.config import PretrainConfig
-from tanbr.lab.train.course import Course
 from tanbr.lab.train.objectives import TextToText
+from tanbr.lab.train.pretrain import Course
 from tanbr.moe.text import TextEncoder
 from tanbr.moe.writing import new_folder
 from tanbr.tasks.metrics import LabelSpace
 
+ALIGNMENT = 2.0  # weight of the alignment of pairs in the loss; the embedded models were made with it
 DECODER_LAYERS = 1  # of a T5: what it writes is one word
 
 
@@ -55,7 +56,7 @@ def train_ancestor(course: Course, *, meanings: Tensor, out: Path) -> Path:
         scores = probe(read[-2]).squeeze(-1)
         alignment = F.binary_cross_entropy_with_logits(scores[known], labels[known])
         answers = (objective.losses(output.logits, batch) * batch.truth["weight"]).mean()
-        loss = answers + config.alignment_weight * alignment
+        loss = answers + ALIGNMENT * alignment
         loss.backward()  # type: ignore[no-untyped-call]
         return {"ancestor": loss.item()}
 
@@ -104,7 +105,7 @@ def _bert_config(space: LabelSpace, encoder: TextEncoder, config: PretrainConfig
         num_attention_heads=config.heads,
         intermediate_size=config.ffn_size,
         max_position_embeddings=config.max_length,
-        hidden_dropout_prob=0.0,  # rows are never seen often enough to be learnt by heart
+        hidden_dropout_prob=0.0,  # no row is seen often enough to be memorised
         attention_probs_dropout_prob=0.0,
         pad_token_id=encoder.tokenizer.pad_token_id,
         id2label=dict(enumerate(space.columns)),

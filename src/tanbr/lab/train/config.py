@@ -15,21 +15,17 @@ class RunConfig(Section):
     train_rows: int = Field(default=30_000, ge=1)
     """Most rows per task to draw batches from."""
     batch: int = Field(default=8, ge=1)
-    """Rows that the task with the fewest rows has in a step."""
+    """Rows of each task in a step."""
     steps: int = Field(default=2_500, ge=1)
     """Steps in which each task trains its own expert."""
     warmup: int = Field(default=200, ge=1)
     """Steps over which the rates rise to their full value, before they fall along half a cosine."""
-    weight_decay: float = Field(default=0.01, ge=0)
-    """AdamW's decoupled weight decay."""
-    clip: float = Field(default=1.0, gt=0)
-    """Largest norm of a step's gradient."""
     log_every: int = Field(default=10, ge=1)
     """Steps whose mean loss is one entry of the curve."""
     save_every: int = Field(default=500, ge=1)
     """Steps between two resumable states."""
     seed: int = 0
-    """Seed of whatever is drawn: initial weights, rows, batches."""
+    """Seed of initial weights, rows and batches."""
     device: str = "cpu"
     """Torch device to train on, as cuda; a state goes on with another one."""
 
@@ -37,20 +33,14 @@ class RunConfig(Section):
 class PretrainConfig(RunConfig):
     """How a task-routed MoE is trained: one expert per task from a dense ancestor."""
 
-    batch_growth: float = Field(default=0.0, ge=0, le=1)
-    """A task with n times the rows of the smallest has n to this power times as many in a step."""
     task_rows: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
-    """Rows of a step of the tasks named here, whatever `batch` and `batch_growth` would give them."""
+    """Rows of the tasks named here in a step, instead of `batch`."""
     ancestor_rows: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     """Likewise while one dense model learns all tasks; as `task_rows` for the tasks not named here."""
     frozen_layers: int = Field(default=0, ge=0)
     """The lowest layers of an encoder that stay the dense checkpoint's, and the embeddings with them."""
-    expert_frozen_layers: int = Field(default=0, ge=0)
-    """The lowest layers of an encoder that stay the ancestor's while experts train: there all experts are equal."""
     mergeable: float = Field(default=0.0, ge=0, le=1)
     """Share of the experts' steps whose batches run through random blends of all experts around the task's own."""
-    blend_alpha: float = Field(default=0.3, gt=0)
-    """How even those blends are: Dirichlet's concentration of each expert; a task's own has K times as much on top."""
     adapters: int = Field(default=0, ge=0)
     """Rank of LoRA adapters to train as experts, of a dense model that stays as it is; 0 trains FFNs."""
     adapter_rate: float = Field(default=1e-3, gt=0)
@@ -85,8 +75,6 @@ class PretrainConfig(RunConfig):
     """Steps in which one dense model learns all tasks, before the experts part from it; 0 for none."""
     ancestor_rate: float = Field(default=1e-3, gt=0)
     """Learning rate of the ancestor. A checkpoint's keeps it after the warm-up: the experts' rates fall from there."""
-    alignment_weight: float = Field(default=2.0, ge=0)
-    """Weight of the alignment of pairs in the ancestor's loss."""
 
 
 class FinetuneConfig(RunConfig):
@@ -100,8 +88,6 @@ class FinetuneConfig(RunConfig):
     """Steps: one blend and one gradient step each."""
     warmup: int = Field(default=20, ge=1)
     """Steps over which the rates rise to their full value, before they fall along half a cosine."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """AdamW's decoupled weight decay."""
     log_every: int = Field(default=5, ge=1)
     """Steps whose mean loss is one entry of the curve."""
     save_every: int = Field(default=50, ge=1)
@@ -112,8 +98,6 @@ class FinetuneConfig(RunConfig):
     """Learning rate of the gates of rivals that have them."""
     alpha: float = Field(default=0.3, gt=0)
     """How even the steps' task mixes are, each a draw from Dirichlet(alpha)."""
-    blend_nearness: float = Field(default=20.0, gt=0)
-    """How near blends lie to those that will be served (`served`): the concentration of their Dirichlet draws."""
     eval_rows: int = Field(default=200, ge=2)
     """Rows a task behind the figures before and after."""
 

@@ -1,4 +1,4 @@
-"""K dense models that share all but their FFNs: what a task-routed MoE is while it trains.
+"""K dense models that share all but their FFNs: what a task-routed MoE is while it trains; or K LoRA adapters.
 
 Each task's rows run through a dense model with the task's own FFNs in it, so that a step costs what a dense model does,
 and a task that is not in the step has no gradient at all. The K models are views: they hold the same tensors. They stay
@@ -6,22 +6,53 @@ in eval mode, without dropout, so that a step depends on its number alone.
 """
 
 import copy
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from tanbr.errors import ConfigError
 from tanbr.lab.train.checkpoints import upcycled, write
-from tanbr.lab.train.first_token import read_first_token
-from tanbr.moe.upcycle import ffn_names
-from tanbr.tasks.card import Card
+from tanbr.lab.train.upcycle import ffn_names
+from tanbr.moe.writing import new_folder
+from tanbr.tasks.card import Card, write_card
 from tanbr.tasks.rows import Task
 from tanbr.types import FloatArray
+
+
+def read_first_token(model: Any) -> Any:
+    """Make a BERT with a head over its first token compute no more than that in its last layer; others stay as is.
+
+    It saves a sixth of a step. Keys and values still come of all tokens, so that the first one holds what it would.
+    """
+    if model.config.model_type == "bert":
+        last = model.bert.encoder.layer[-1]
+        last.forward = partial(_first_token, last)
+    return model
+
+
+def _first_token(layer: Any, states: Tensor, mask: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
+    """Run a BERT layer over states (n, length, D), and give the first token's (n, 1, D)."""
+    attention, first = layer.attention.self, states[:, :1]
+    heads = (*states.shape[:1], -1, attention.num_attention_heads, attention.attention_head_size)
+    query, key, value = (
+        project(seen).view(heads).transpose(1, 2)  # (n, heads, length or 1, D / heads)
+        for project, seen in ((attention.query, first), (attention.key, states), (attention.value, states))
+    )
+    mixed = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=None if mask is None else mask[:, :, :1], scale=attention.scaling
+    )
+    attended = layer.attention.output(mixed.transpose(1, 2).flatten(2), first)
+    result: Tensor = layer.feed_forward_chunk(attended)
+    return result
 
 
 class ExpertViews(nn.Module):
@@ -121,3 +152,49 @@ class ExpertViews(nn.Module):
         moe = upcycled(dense, experts=len(self))
         moe.load_state_dict({**self.dense.state_dict(), **stacked})
         return write(moe, dense, out, card=Card(tuple(tasks), tuple(task.name for task in tasks)))
+
+
+LIST = "experts.toml"
+
+
+class AdapterViews(ExpertViews):
+    """A dense model that stays as it is, and K sets of LoRA factors for all of its linear maps, all equal at first."""
+
+    def __init__(self, dense: PreTrainedModel, *, experts: int, rank: int, seed: int) -> None:
+        nn.Module.__init__(self)
+        try:
+            from peft import LoraConfig, get_peft_model
+        except ImportError:
+            raise ConfigError("adapters are trained with peft; pip install 'tanbr[adapters]'") from None
+        self.dense = dense.requires_grad_(False)
+        same = {id(tensor): tensor for tensor in (*dense.parameters(), *dense.buffers())}
+        self._adapters: list[Any] = []  # a list, so that they are no sub-modules
+        for _ in range(experts):
+            torch.manual_seed(seed)
+            settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", lora_dropout=0.0)
+            own = read_first_token(copy.deepcopy(dense, dict(same)))  # the copy takes these tensors as they are
+            self._adapters.append(get_peft_model(own, settings).eval())
+        self._views = [adapter.get_base_model() for adapter in self._adapters]
+        learning = [
+            {name: value for name, value in view.named_parameters() if value.requires_grad} for view in self._views
+        ]
+        self.names = list(learning[0])
+        self.experts = nn.ModuleList(nn.ParameterList(own.values()) for own in learning)
+
+    def shared(self) -> dict[str, nn.Parameter]:
+        """List what the adapters share and learn together: nothing."""
+        return {}
+
+    def export(self, dense: Path, out: Path, *, tasks: Sequence[Task]) -> Path:
+        """Write the adapters to the new folder `out`, one as PEFT does for each task, and a list of them all."""
+        write_card(dense, Card(tuple(tasks)))
+        base = os.path.relpath(dense, out)
+        lines = [f'base = "{base}"', ""]
+        with new_folder(out) as folder:
+            for task, adapter in zip(tasks, self._adapters, strict=True):
+                adapter.peft_config["default"].base_model_name_or_path = f"../{base}"
+                adapter.save_pretrained(folder / task.name, save_embedding_layers=False)
+                (folder / task.name / "README.md").unlink(missing_ok=True)  # an empty form
+                lines += ["[[experts]]", f'path = "{task.name}"', f'task = "{task.name}"', ""]
+            (folder / LIST).write_text("\n".join(lines), encoding="utf-8")
+        return out

@@ -10,7 +10,7 @@ can also be tuned under draws around the blends that will be served, or in a mer
 
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,29 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from tanbr.lab.compare import KnownMix
 from tanbr.lab.gates import Gated, Inputs, gates_of
-from tanbr.lab.train.batches import Batches
+from tanbr.lab.rivals.rules import proportional
 from tanbr.lab.train.config import FinetuneConfig
-from tanbr.lab.train.objectives import Batch, Objective
+from tanbr.lab.train.objectives import Batch, Batches, Objective
 from tanbr.lab.train.run import OnStep, Run
+from tanbr.lab.world import Ready, StreamWorld
+from tanbr.loop import Learner, turn
+from tanbr.loop.choose import StartBlend
+from tanbr.loop.config import LoopConfig, RewardConfig
+from tanbr.loop.rewards import Tally
+from tanbr.loop.turn import Rules, first
 from tanbr.merge import Moe
-from tanbr.router.shell import AskTell
+from tanbr.tasks.metrics import LabelSpace
 from tanbr.types import Blend, FloatArray
 
+NEARNESS = 20.0  # concentration of a draw around a blend that will be served: deviations of at most √(¼ / 21) = .11
+AT_ONCE = RewardConfig(settle_slots=0)  # a batch's reward is known when the batch is done
 LEAST_CONCENTRATION = 0.1  # of every expert in a draw around a blend that will be served
 
 
 class Tuner(nn.Module, ABC):
-    """What is tuned: a model's norms, and whatever decides which experts it runs. Nothing else is its state."""
+    """What is tuned: a model's norms, and the router or gates that choose its experts. Its state is nothing else."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -50,6 +59,9 @@ class Tuner(nn.Module, ABC):
     def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:
         """Leave the gradients of a labelled batch; the rows' losses (n,)."""
 
+    def begin(self, mixes: FloatArray) -> None:
+        """Tune with batches of these mixes (steps, V); only a router needs to know."""
+
     def choose(self, task_mix: ArrayLike) -> Blend | None:  # noqa: ARG002
         """Choose the blend (K,) for requests of a mix (V,); None where gates decide."""
         return None
@@ -63,7 +75,7 @@ class Tuner(nn.Module, ABC):
 
 
 class FixedTuner(Tuner):
-    """A dense model that is what it is for every batch: a merge that knows no blends."""
+    """A dense model that is the same for every batch: a merge that is no blend."""
 
     def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:  # noqa: ARG002
         """Learn from the batch."""
@@ -84,50 +96,97 @@ class BlendTuner(FixedTuner):
         self.moe.merge_into(self.model, self.moe.check(blend))
 
 
-class MergedTuner(BlendTuner):
-    """For every batch the blend of a router, which learns from the reward."""
+class BatchWorld(StreamWorld):
+    """A world whose slots are labelled batches: a slot's reward is what its batch's losses say."""
 
-    def __init__(self, moe: Moe, router: AskTell) -> None:
+    def __init__(self, settle: Callable[[Blend], None], space: LabelSpace) -> None:
+        super().__init__(lambda *_: [], space)
+        self._settle, self._tasks = settle, len(space.tasks)
+        self._earned: dict[int, Tally] = {}
+
+    def earn(self, slot: int, reward: FloatArray, counts: FloatArray) -> None:
+        """Take in the reward (V,) of the open slot's batch, NaN where a task has no rows, and the counts (V,)."""
+        self._earned = {slot: Tally(self._tasks).add("labels", np.nan_to_num(reward) * counts, counts)}
+
+    def measured(self, slot: int) -> dict[int, Tally]:
+        """What a slot's batch has earned."""
+        return {0: self._earned[slot]} if slot in self._earned else {}
+
+    def commit(self, prepared: Sequence[Ready], learner: Learner) -> None:
+        """Merge the blend that the next batch runs through."""
+        super().commit(prepared, learner)
+        self._settle(prepared[0].blend)
+
+
+class MergedTuner(BlendTuner):
+    """For every batch the blend of a router, which learns from the reward: a step is a turn of the loop."""
+
+    def __init__(self, moe: Moe, router: Any) -> None:
         super().__init__(moe)
-        self.router = router
+        self.router = router  # one that can be saved; what it has learned
+        self._step, self._mixes = 0, np.zeros((0, 0))
+        self._open: tuple[BatchWorld, Learner] | None = None  # where the loop is at
+
+    def begin(self, mixes: FloatArray) -> None:
+        """Tune with batches of these mixes (steps, V)."""
+        self._mixes = mixes
 
     def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:
-        """Ask, merge, learn from the batch, tell."""
-        counts = task_counts(batch, tasks=len(objective.space.tasks))
-        decision = self.router.ask(counts / counts.sum())
-        self.settle(decision.blend)
+        """Learn from a batch under the blend that was chosen for its mix, and turn the slot."""
+        world, learner = self._open or self._begun(objective.space)
         losses = super().backward(batch, objective, rng)
-        self.router.tell(decision, rewards(losses, batch, tasks=len(counts)), counts)
+        counts = task_counts(batch, tasks=len(objective.space.tasks))
+        world.earn(learner.slot.number, rewards(losses, batch, tasks=len(counts)), counts)
+        self._go_on(world, turn(learner, world))
         return losses
+
+    def _go_on(self, world: BatchWorld, learner: Learner) -> tuple[BatchWorld, Learner]:
+        self._open, self.router, self._step = (world, learner), learner.router, learner.slot.number
+        return world, learner
+
+    def _begun(self, space: LabelSpace) -> tuple[BatchWorld, Learner]:
+        """Open the first slot, or the one that a saved router has chosen for."""
+        world = BatchWorld(self.settle, space)
+        source = KnownMix(self._mixes)
+        source.slot = self._step
+        rules = Rules(LoopConfig(explore="always", rewards=AT_ONCE), StartBlend("even", experts=self.moe.num_experts))
+        mix = self._mixes[min(self._step, len(self._mixes) - 1)]
+        learner = first(
+            rules, world, router=self.router, monitor=source, tasks=len(mix), number=self._step, mix=mix,
+            decision=self.router.open[-1] if self.router.open else None,
+        )  # fmt: skip
+        return self._go_on(world, learner)
 
     def choose(self, task_mix: ArrayLike) -> Blend:
         """Ask the router; it is told nothing."""
-        return self.router.ask(task_mix).blend
+        return self.router.fork().ask(task_mix).blend
 
     def get_extra_state(self) -> Tensor:
-        """Give the router's saved state as bytes, so that model and router are saved in one file."""
+        """Give the step and the router's saved state as bytes, so that model and router are saved in one file."""
         with tempfile.TemporaryDirectory() as folder:
             self.router.save(Path(folder) / "router")
-            return torch.frombuffer(bytearray((Path(folder) / "router").read_bytes()), dtype=torch.uint8)
+            saved = self._step.to_bytes(8, "little") + (Path(folder) / "router").read_bytes()
+            return torch.frombuffer(bytearray(saved), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Resume the router from its bytes."""
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "router"
-            path.write_bytes(state.numpy().tobytes())
+            path, saved = Path(folder) / "router", state.numpy().tobytes()
+            path.write_bytes(saved[8:])
             self.router = type(self.router).load(path)
+        self._step, self._open = int.from_bytes(saved[:8], "little"), None
 
 
 class ServedTuner(BlendTuner):
     """For every batch a draw around a blend that will be served: by a coin the even one, or the mix's proportional one.
 
-    `own` names each task's expert (V,). `nearness` is the concentration of the draws; every expert has a little of it,
-    so that a blend of one expert has neighbours, too.
+    `own` names each task's expert (V,). Every expert has a little of a draw's concentration, so that a blend of one
+    expert has neighbours, too.
     """
 
-    def __init__(self, moe: Moe, *, own: Sequence[int], nearness: float) -> None:
+    def __init__(self, moe: Moe, *, own: Sequence[int]) -> None:
         super().__init__(moe)
-        self._own, self._nearness = list(own), nearness
+        self._own = list(own)
 
     def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:
         """Draw, merge, learn from the batch."""
@@ -140,14 +199,12 @@ class ServedTuner(BlendTuner):
         source = np.random.default_rng(int(torch.randint(2**62, (), generator=rng)))
         K = self.moe.num_experts
         centre = np.full(K, 1 / K) if source.random() < 0.5 else self.choose(task_mix)
-        blend: Blend = source.dirichlet(self._nearness * centre + LEAST_CONCENTRATION)
+        blend: Blend = source.dirichlet(NEARNESS * centre + LEAST_CONCENTRATION)
         return blend / blend.sum()
 
     def choose(self, task_mix: ArrayLike) -> Blend:
         """Give every expert the share of its tasks in the mix."""
-        blend = np.zeros(self.moe.num_experts)
-        np.add.at(blend, self._own, np.asarray(task_mix, dtype=np.float64))
-        return blend
+        return proportional(task_mix, own=self._own, experts=self.moe.num_experts)
 
 
 class GatedTuner(Tuner):
@@ -214,6 +271,7 @@ def finetune(
     `origin` tells the checkpoint that is tuned from others.
     """
     tuner.requires_grad_(True)
+    tuner.begin(mixes)
     tuned = list(tuner.norms)
     deciders = [weight for weight in tuner.parameters() if all(weight is not norm for norm in tuned)]
 
@@ -232,6 +290,7 @@ def finetune(
         state=state,
         report=report,
         origin=origin,
+        decay=0.0,  # norms belong near 1, not near 0
     )
     run.train()
     return run

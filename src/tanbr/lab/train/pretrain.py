@@ -5,39 +5,149 @@ routing told the experts while they trained, their blends cannot know, unless th
 The experts of all sites start equal, which is what makes blends of them meaningful; what they share (embeddings,
 attention, norms, head) goes on learning at a rate of its own. A step takes a batch of every task, one after the other,
 and moves all weights once. In steps that are meant for merging, a task's batch runs through a blend of all experts
-around its own (`mergeable_blends`), so that experts learn to be good together, too.
+around its own (`mergeable_blends`), so that experts learn to be good together, too. `train_gates` trains the same MoE
+token-routed: learned gates choose the experts of every token, whatever its task.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tanbr.errors import ConfigError
-from tanbr.lab.train.adapter_views import AdapterViews
-from tanbr.lab.train.checkpoints import digest, load, write
+from tanbr.lab.gates import Gated
+from tanbr.lab.train.checkpoints import digest, load, upcycled, write
 from tanbr.lab.train.config import PretrainConfig
-from tanbr.lab.train.course import Course
-from tanbr.lab.train.curve import Curve
-from tanbr.lab.train.early_stop import EarlyStop
-from tanbr.lab.train.expert_views import ExpertViews
-from tanbr.lab.train.objectives import Batch, Objective
-from tanbr.lab.train.rates import groups
+from tanbr.lab.train.expert_views import AdapterViews, ExpertViews
+from tanbr.lab.train.objectives import Batch, Batches, Objective
+from tanbr.lab.train.run import Curve, OnStep, Run
+from tanbr.moe.layer import ExpertLinear
+from tanbr.tasks.card import Card
 from tanbr.tasks.rows import Row
 from tanbr.types import FloatArray
 
+
+@dataclass(frozen=True)
+class Course:
+    """Rows, what is to be learnt from them, and how."""
+
+    batches: Batches
+    objective: Objective
+    config: PretrainConfig
+    report: OnStep
+    workers: int = 1  # tasks that run side by side; weights do not depend on it
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are, and what learns from them."""
+        return self.batches.device
+
+    def phase(
+        self,
+        name: str,
+        model: nn.Module,
+        groups: list[dict[str, Any]],
+        gradients: Callable[[int], Mapping[str, float]],
+        *,
+        out: Path,
+        write: Callable[[], Path],
+        **options: Any,
+    ) -> Path:
+        """Train a phase, its state beside `out`, and write that folder unless it is there; `options` are `Run`'s."""
+        state, report = out.with_suffix(".state"), self.report
+        Run(name, model, groups, gradients, config=self.config, state=state, report=report, **options).train()
+        return out if out.exists() else write()
+
+
+_HEAD = re.compile(r"^(classifier|bert\.pooler)\.")
+_EMBEDDINGS = re.compile(r"(^|\.)(embeddings|shared|embed_tokens|lm_head)\.")
+_LAYER = re.compile(r"(?:^|\.)encoder\.(?:layer|block)\.(\d+)\.")
+
+
+def groups(
+    shared: Mapping[str, nn.Parameter], experts: Iterable[tuple[str, nn.Parameter]], config: PretrainConfig
+) -> list[dict[str, Any]]:
+    """Sort parameters by their rate, as AdamW takes them; what stays as it is learns nothing, and is left out."""
+    head = [(name, weight) for name, weight in shared.items() if _HEAD.search(name)]
+    body = [(name, weight) for name, weight in shared.items() if not _HEAD.search(name)]
+    sorts = ((body, config.shared_rate), (head, config.head_rate), (experts, config.expert_rate))
+    return [
+        {"params": [weight for name, weight in sort if not _stays(name, weight, config)], "lr": rate}
+        for sort, rate in sorts
+    ]
+
+
+def _stays(name: str, weight: nn.Parameter, config: PretrainConfig) -> bool:
+    """Freeze a parameter of the embeddings or of the lowest layers, if the settings say so."""
+    layer = _LAYER.search(name)
+    below = layer is not None and int(layer[1]) < config.frozen_layers
+    if below or ((config.frozen_layers or not config.train_embeddings) and _EMBEDDINGS.search(name)):
+        weight.requires_grad_(False)
+    return not weight.requires_grad
+
+
+class EarlyStop(nn.Module):
+    """A task whose figure no longer improves leaves the training, with its best expert.
+
+    What the experts share has learnt on since that expert was kept, and may no longer fit it. So it is measured again,
+    and comes back only if it is still the better one. All state is buffers, so that a resumed run goes on with it.
+    """
+
+    best: Tensor  # (K,) best figure so far
+    stale: Tensor  # (K,) looks since
+    left: Tensor  # (K,) whether the task has left
+
+    def __init__(self, experts: ExpertViews, *, patience: int) -> None:
+        super().__init__()
+        K = len(experts)
+        self._experts, self._patience = [experts], patience  # in a list, so that it is no sub-module
+        self.register_buffer("best", torch.full((K,), -torch.inf))
+        self.register_buffer("stale", torch.zeros(K, dtype=torch.int64))
+        self.register_buffer("left", torch.zeros(K, dtype=torch.bool))
+        for k in range(K):
+            for i, value in enumerate(experts.weights(k).values()):
+                self.register_buffer(f"kept_{k}_{i}", value.detach().clone())
+
+    def staying(self) -> list[int]:
+        """List the tasks that still train."""
+        return [k for k, left in enumerate(self.left.tolist()) if not left]
+
+    @torch.no_grad()
+    def look(self, figures: Mapping[int, float], measure: Callable[[int], float]) -> None:
+        """Take in the figures of the tasks that still train; `measure` gives a task's as its expert is then."""
+        for k, figure in figures.items():
+            better = figure >= self.best[k]  # one that stays, such as 0 before a task is learnt, is no reason to stop
+            self.stale[k] = 0 if better else self.stale[k] + 1
+            kept = [self.get_buffer(f"kept_{k}_{i}") for i in range(len(self._experts[0].names))]
+            live: list[Tensor] = list(self._experts[0].weights(k).values())
+            if better:
+                self.best[k] = figure
+                torch._foreach_copy_(kept, live)
+            elif self.stale[k] >= self._patience:
+                self.left[k] = True
+                last = [weight.clone() for weight in live]
+                torch._foreach_copy_(live, kept)
+                if measure(k) < figure:
+                    torch._foreach_copy_(live, last)
+
+
 EXPERTS_ALONE = frozenset(
     {
-        "ancestor_steps", "steps", "expert_rate", "shared_rate", "expert_frozen_layers", "mergeable", "blend_alpha",
+        "ancestor_steps", "steps", "expert_rate", "shared_rate", "mergeable",
         "look_every", "look_rows", "patience", "final_rows", "save_every", "adapters", "adapter_rate",
     }
 )  # fmt: skip
 """Settings that do not change what an ancestor learns; at its constant rate, not even the number of its steps does."""
+
+BLEND_ALPHA = 0.3  # how even the blends of `mergeable` steps are; as even as the mixes of simulated traffic
 
 ADAPTERS = frozenset({"adapters", "adapter_rate"})
 """Settings that mean nothing to whole experts."""
@@ -47,15 +157,11 @@ LENGTH = frozenset({"steps", "patience", "final_rows", "save_every"})
 
 
 def batch_sizes(rows: Mapping[str, Sequence[Row]], config: PretrainConfig) -> list[int]:
-    """Give a task with n times the rows of the smallest n**batch_growth times its share of a step, or `task_rows`."""
+    """Give the rows of each task in a step: `task_rows`, or `batch`."""
     unknown = sorted({*config.task_rows, *config.ancestor_rows} - set(rows))
     if unknown:
         raise ConfigError(f"task_rows must name tasks that are trained: {', '.join(rows)} (got {unknown[0]!r})")
-    least = min(map(len, rows.values()))
-    return [
-        config.task_rows.get(name, round(config.batch * (len(of_task) / least) ** config.batch_growth))
-        for name, of_task in rows.items()
-    ]
+    return [config.task_rows.get(name, config.batch) for name in rows]
 
 
 def ancestor_sizes(course: Course) -> list[int]:
@@ -68,12 +174,12 @@ def ancestor_sizes(course: Course) -> list[int]:
 def mergeable_blends(step: int, tasks: int, config: PretrainConfig) -> FloatArray | None:
     """Draw each task's blend (V, K) of a step around its own expert; None for a step of every expert alone.
 
-    All experts have `blend_alpha` in a Dirichlet draw, and a task's own has K times that on top, about half the weight.
+    All experts have BLEND_ALPHA in a Dirichlet draw, and a task's own has K times that on top, about half the weight.
     """
     rng = np.random.default_rng((config.seed, step))
     if rng.random() >= config.mergeable:
         return None
-    around = config.blend_alpha * (np.ones((tasks, tasks)) + tasks * np.eye(tasks))
+    around = BLEND_ALPHA * (np.ones((tasks, tasks)) + tasks * np.eye(tasks))
     return np.stack([rng.dirichlet(concentration) for concentration in around])
 
 
@@ -141,12 +247,8 @@ def train_experts(
         stop.look(figures, figure)
         curve.add(step, "figure", {tasks[v].name: value for v, value in figures.items()})
 
-    frozen = max(config.frozen_layers, config.expert_frozen_layers)
-    rates = config.model_copy(
-        update={"frozen_layers": 0, "expert_rate": config.adapter_rate}
-        if config.adapters
-        else {"frozen_layers": frozen}
-    )
+    changes = {"frozen_layers": 0, "expert_rate": config.adapter_rate} if config.adapters else {}
+    rates = config.model_copy(update=changes)
     return course.phase(
         "experts",
         nn.ModuleList([experts, stop]),
@@ -171,3 +273,40 @@ def _adapters(dense: PreTrainedModel, course: Course) -> ExpertViews:
 def _share(objective: Objective, batch: Batch, view: Any) -> Tensor:
     """Give a task's share of a step's loss, from its batch."""
     return (objective.row_losses(view, batch) * batch.truth["weight"]).mean() / len(objective.space.tasks)
+
+
+def train_gates(ancestor: Path, course: Course, *, gates: Callable[[Any], Gated], out: Path) -> Path:
+    """Upcycle a dense checkpoint to as many experts as tasks, train it and its gates, and write it to `out`."""
+    config, objective = course.config, course.objective
+    moe = upcycled(ancestor, experts=len(objective.space.tasks)).to(course.device)
+    gated = gates(moe)
+    experts = {
+        f"{at}.{name}": weight
+        for at, module in moe.named_modules()
+        if isinstance(module, ExpertLinear)
+        for name, weight in module.named_parameters()
+    }
+    shared = {name: weight for name, weight in moe.named_parameters() if name not in experts}
+    beside = {"params": list(gated.parameters()), "lr": config.head_rate}  # what the gates' training has of its own
+
+    def gradients(step: int) -> dict[str, float]:
+        batch, kept = course.batches.at(step), []
+
+        def row_losses() -> Tensor:
+            kept.append(objective.row_losses(moe, batch))
+            return kept[0] * batch.truth["weight"]
+
+        rng = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
+        gated.loss(objective.inputs(batch), row_losses, rng).backward()  # type: ignore[no-untyped-call]
+        return objective.by_task(kept[0].detach(), batch)
+
+    return course.phase(
+        "gates",
+        nn.ModuleList([moe, gated]),
+        [*groups(shared, experts.items(), config), beside],
+        gradients,
+        steps=config.steps,
+        origin=digest(ancestor),
+        out=out,
+        write=lambda: write(moe, ancestor, out, card=Card(objective.space.tasks)),
+    )

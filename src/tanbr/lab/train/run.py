@@ -2,9 +2,12 @@
 
 import json
 import math
+import signal
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -13,10 +16,72 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tanbr.errors import OutputError, StateError
+from tanbr.files import write_atomically
 from tanbr.lab.train.config import RunConfig
-from tanbr.lab.train.curve import Curve
-from tanbr.lab.train.interruption import Interruption
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """Ctrl-C and SIGTERM, put off: in its context the first signal is only noted, and a second one acts.
+
+    A thread other than the main one gets no signals; there it notes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False  # whether a signal has come
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "Interruption":
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.asked = True
+        self.__exit__()
+
+
+class Curve:
+    """The record of a run: one JSON line per entry, each naming its step; a resumed run goes on after them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def beside(cls, out: Path) -> "Curve":
+        """Give the curve of the run whose result is `out`."""
+        return cls(out.with_suffix(".jsonl"))
+
+    def rewind(self, step: int) -> None:
+        """Forget what was recorded after `step`."""
+        kept = [line for line in self.entries() if line["step"] <= step]
+        write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def add(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        """Record values of a kind ("loss", "figure", …) at a step."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, kind: dict(values)}) + "\n")
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Read every whole line."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines if line.endswith("}}")]
+
+    def series(self, kind: str, name: str) -> tuple[list[int], list[float]]:
+        """Give steps and values of one name of a kind."""
+        found = [(line["step"], line[kind][name]) for line in self.entries() if name in line.get(kind, {})]
+        return [step for step, _ in found], [value for _, value in found]
+
+
+CLIP = 1.0  # largest norm of a step's gradient, the usual value
 OnStep = Callable[[str, int, int, float], None]  # phase, step, steps, smoothed loss
 
 
@@ -27,15 +92,14 @@ class Run:
     phase: str
     model: nn.Module  # everything that is trained
     groups: list[dict[str, Any]]  # AdamW's parameter groups
-    gradients: Callable[
-        [int], Mapping[str, float]
-    ]  # leaves a step's gradients; its losses, a function of the step alone
+    gradients: Callable[[int], Mapping[str, float]]  # leaves a step's gradients; its losses depend on the step alone
     steps: int
     config: RunConfig
     state: Path
     report: OnStep
     origin: str = ""  # tells checkpoints apart: a state belongs to the one that the run started from
     look: Callable[[int], None] = lambda _: None  # called with the number of steps taken, after each
+    decay: float = 0.01  # AdamW's decoupled weight decay
     falls: bool = True  # whether the rates fall after the warm-up
     ignored: frozenset[str] = frozenset()  # settings that mean nothing to this run: they may change before it resumes
 
@@ -46,7 +110,7 @@ class Run:
 
     def train(self) -> None:
         """Take the steps that are still to take; Ctrl-C and SIGTERM end it after the step, whose state is saved."""
-        optimizer = torch.optim.AdamW(self.groups, weight_decay=self.config.weight_decay, fused=True)
+        optimizer = torch.optim.AdamW(self.groups, weight_decay=self.decay, fused=True)
         rates = [group["lr"] for group in optimizer.param_groups]
         done, smoothed, recent = self._resume(optimizer)
         self.curve.rewind(done)
@@ -56,7 +120,7 @@ class Run:
                     group["lr"] = rate * self._share(step)
                 optimizer.zero_grad()
                 losses = self.gradients(step)
-                nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
+                nn.utils.clip_grad_norm_(self.model.parameters(), CLIP, foreach=True)
                 optimizer.step()
                 loss = sum(losses.values()) / len(losses)
                 smoothed = loss if step == 0 else 0.98 * smoothed + 0.02 * loss

@@ -29,7 +29,7 @@ class Regression(Method):
     """Regression on what each expert sees when it runs alone; biases, and what is no linear layer, are averaged."""
 
     name = "regression"
-    needs = "Gram matrices of what the experts see: `tanbr grams CHECKPOINT`"
+    needs = "Gram matrices of what the experts see: `tanbr survey CHECKPOINT --grams regression`"
     cost = "reads experts and matrices once, and solves one system a layer"
     folder: ClassVar[str] = FOLDER
 
@@ -64,5 +64,5 @@ class RegMeanPlusPlus(Regression):
     """Regression on what each expert sees behind merged layers."""
 
     name = "regmeanpp"
-    needs = "Gram matrices of what the experts see behind merged layers: `tanbr grams CHECKPOINT --merged`"
+    needs = "Gram matrices of what the experts see behind merged layers: `tanbr survey CHECKPOINT --grams regmeanpp`"
     folder: ClassVar[str] = FOLDER_MERGED

@@ -82,7 +82,7 @@ def _words(folder: Path) -> dict[str, Any]:
         if "tokenizer.json" in found:
             found["tokenizer.json"] = json.loads(found["tokenizer.json"])["model"]["vocab"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        del found["tokenizer.json"]  # whoever needs the tokenizer says what is wrong with it
+        del found["tokenizer.json"]  # loading the tokenizer reports what is wrong with it
     return found
 
 

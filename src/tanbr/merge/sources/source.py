@@ -34,7 +34,7 @@ class ExpertSource(ABC):
     companions: Sequence[Path]  # folders with a tokenizer and the like; a later one wins
     expert_tasks: tuple[str, ...] = ()  # (K,) what each was trained for, where that is known beside a card
     expert_labels: tuple[tuple[str, ...], ...] = ()  # (K,) what each one's own head answers
-    weights: tuple[float, ...] = ()  # (K,) the blend that whoever listed the experts asks for
+    weights: tuple[float, ...] = ()  # (K,) the blend that a list of experts asks for
 
     def experts(self, blended: Sequence[Piece], fingerprint: Callable[[], str]) -> Experts:
         """Give what merge methods may read of the experts."""
