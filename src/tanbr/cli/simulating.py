@@ -262,7 +262,7 @@ def _replay(state: Path, names: list[str], settings: configuration.Config, *, se
     console.print(*fitted("reward of a slot", ["router", "reward", "near what was served", "supported"], rows))
     console.print(
         f"{result.slots} slots, {result.blends} blends, recorded reward {result.logged_reward:.3f}; the surrogate "
-        f"foretells a slot to {result.held_out:.3f}, the mean alone to {result.held_out_by_mean:.3f}"
+        f"predicts a slot to within {result.held_out:.3f}, the mean alone to {result.held_out_by_mean:.3f}"
     )
     if result.held_out >= result.held_out_by_mean:
         console.print("so this record tells no blend from another: no order of the routers follows from it")
