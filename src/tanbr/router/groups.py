@@ -1,8 +1,8 @@
 """A router for many experts learns over groups of them: M dimensions to explore instead of K.
 
 K experts are in M groups, each with fixed shares of its experts. A blend y over groups (M,) stands for the blend x over
-experts (K,) with x_k = y_g · load_k / (loads of the group g that k is in). A group is a list of experts; `tanbr inspect --groups`
-writes lists inside lists, which show how experts were joined: [[0, 3], [5, [1, 2]]].
+experts (K,) with x_k = y_g · load_k / (loads of the group g that k is in). A group is a list of experts;
+`tanbr inspect --groups` writes lists inside lists, which show how experts were joined: [[0, 3], [5, [1, 2]]].
 """
 
 import hashlib
@@ -166,7 +166,7 @@ class Groups:
         except InputError as error:
             raise DataError(f"{path}: {error}") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DataError(f"{path} holds no groups of experts ({error}); make them with `tanbr inspect --groups`") from None
+            raise DataError(f"{path} holds no groups of experts ({error}); try `tanbr inspect --groups`") from None
 
 
 def _node(value: Any, depth: int) -> Node:
