@@ -45,7 +45,7 @@ class ServeConfig(LoopConfig):
     """How a model is served."""
 
     blend: Literal["even", "proportional"] | tuple[float, ...] | None = None
-    """Start blend, as proportional, even or 0.5,0.5; by default proportional where the experts' tasks are known."""
+    """Start blend, as proportional, even or 0.5,0.5; proportional to the mix if experts' tasks are known."""
     models: int = Field(default=1, ge=1, le=255)
     """Merged models to serve side by side (G); each request goes to the one that is best for its task."""
     memory: ByteSize | None = None
