@@ -15,7 +15,7 @@ import tanbr
 from tanbr.cli.display import console
 from tanbr.cli.options import ConfigFile, examples
 from tanbr.lab import settings as configuration
-from tanbr.serve.cores import usable
+from tanbr.serve.config import usable_cores
 
 app = typer.Typer()
 SPECIAL = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_tile", "amx_int8")  # what int8 and float32 gain from
@@ -81,7 +81,7 @@ def machine() -> dict[str, str]:
         "tanbr": tanbr.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "cores": str(usable()),
+        "cores": str(usable_cores()),
     }
     try:  # Linux tells
         known = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
