@@ -519,4 +519,4 @@ def test_the_cores_are_shared_by_the_busy_workers(
     monkeypatch.setattr("tanbr.serve.queue.usable_cores", lambda: 64)
     config = ServeConfig.model_validate(settings)
     assert worker_count(config) == workers
-    assert [threads_each(config, busy) for busy in (1, 2, 8)[: len(threads)]] == threads
+    assert [threads_each(config, busy, 64) for busy in (1, 2, 8)[: len(threads)]] == threads
