@@ -52,8 +52,6 @@ class Job:
             if len(self.answers) < len(self.texts):
                 return
             ids, versions, answers = zip(*(self.answers[row] for row in range(len(self.texts))), strict=True)
-        if not self._may_end():
-            return
         several = versions if len(set(versions)) > 1 else ()
         if isinstance(answers[0], np.ndarray):
             logits = np.asarray(answers)
@@ -70,7 +68,8 @@ class Job:
                 cut=self.cut,
                 merge_versions=several,
             )
-        self.future.set_result(answer)
+        if self._may_end():
+            self.future.set_result(answer)
 
     def fail(self, error: BaseException) -> None:
         """Tell the client why there is no answer, if it still waits."""
@@ -99,11 +98,6 @@ class Part:
     def wanted(self) -> bool:
         """Whether the model has work to do for it, and somebody waits."""
         return not self.left and not self.job.future.done()
-
-    @property
-    def texts(self) -> list[Text]:
-        """The texts to answer."""
-        return [self.job.texts[row] for row in self.rows]
 
     def fail(self, error: BaseException) -> None:
         """Fail the whole job."""
