@@ -19,6 +19,7 @@ from tanbr.merge import Moe
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.serve.engine import Engine
+from tanbr.serve.queue import Queue
 from tanbr.serve.records import Feedback
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.tasks.rows import Row
@@ -109,7 +110,7 @@ def test_a_simulated_and_a_served_slot_give_the_same_learner(
         "slot_requests": REQUESTS,
     }  # a slot is one batch, so that sums are taken in one order
     live = service(tmp_path / "state", taught, router=router(), probes=PROBES, own_experts=OWN, **settings, **whole)
-    live._replica.start()  # the test is the learner's thread
+    Queue.start(live)  # the test is the learner's thread
     world = StreamWorld(Model(moe).answer, SPACE, credit=credit, delay=delay, probes=PROBES)
     rules = Rules(LoopConfig.model_validate(settings), StartBlend(None, experts=K, own_experts=OWN), models)
     simulated = first(rules, world, router=router(), monitor=monitor(taught), tasks=V)
