@@ -32,6 +32,20 @@ def serving(backend: Remote, moe: Moe) -> Engine:
     return Engine(moe, backend=lambda *_, **__: backend)
 
 
+@contextmanager
+def serving_first(engine: FakeEngine, moe: Moe) -> Iterator[tuple[Engine, Remote]]:
+    """An engine of ours that answers with the first blend."""
+    with before(engine, moe) as backend:
+        served = serving(backend, moe)
+        served.swap(BLENDS[0])
+        yield served, backend
+
+
+def right(engine: Engine, backend: Remote, moe: Moe) -> bool:
+    """Whether the first blend answers as it does with transformers."""
+    return answers(engine, backend) == transformers_answers(moe, BLENDS[0])
+
+
 def answers(engine: Engine, backend: Remote, *, limit: int = 7) -> list[tuple[int, ...]]:
     """Tokens that an engine writes for the prompts."""
     done = backend.generate(engine.padded(PROMPTS)[0], limits=[limit] * len(PROMPTS), on_step=lambda _: ())

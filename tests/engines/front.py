@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx2
 import openai
+import pytest
 
 from cli.running import TANBR, environment
 from engines.asking import transformers_answers
@@ -71,6 +72,35 @@ def ready(server: Front) -> None:
                 return
         time.sleep(0.05)
     raise AssertionError(server.log.read_text())
+
+
+def after_a_kill(
+    server: Front,
+    engine: Any,
+    blend: Sequence[float],
+    prompts: Sequence[str],
+    *,
+    limit: int,
+    meanwhile: Callable[[], None] = lambda: None,
+    **environment: str,
+) -> list[str]:
+    """Kill the engine under a server: a 503, and the version before when it is back; its answers."""
+    pinned = server.ask("/v1/admin/pin", {"blend": list(blend)}).json()
+    with server.client() as client:
+        how: dict[str, Any] = {"model": client.models.list().data[0].id, "prompt": list(prompts), "max_tokens": limit}
+        engine.kill()
+        for stream in (False, True):
+            with pytest.raises(openai.InternalServerError) as refused:
+                client.completions.create(stream=stream, **how)
+            assert refused.value.status_code == 503
+            assert int(refused.value.response.headers["retry-after"]) >= 1
+        meanwhile()
+        assert server.ask("/v1/state").json()["merge_version"] == pinned["merge_version"]
+        engine.start(**environment)
+        ready(server)
+        answer: Any = client.completions.create(**how)
+    assert answer.merge_version == pinned["merge_version"]
+    return [choice.text for choice in answer.choices]
 
 
 def texts_of(

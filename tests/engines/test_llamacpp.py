@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engines.asking import BLENDS, PROMPTS, answers, before, serving, transformers_answers
+from engines.asking import BLENDS, PROMPTS, answers, before, right, serving, serving_first, transformers_answers
 from engines.fake_engine import FakeLlamaCpp
 from serve.web.live import wait_for
 from tanbr.engines.connection import Connection, EngineLost, EngineRefused
@@ -43,9 +43,7 @@ def test_a_blend_is_its_weights_as_scales_and_every_prompt_names_them(llama: Fak
 def test_an_engine_that_comes_back_and_one_that_refuses_have_what_answered_last(
     llama: FakeLlamaCpp, adapters: Moe
 ) -> None:
-    with before(llama, adapters) as backend:
-        engine = serving(backend, adapters)
-        engine.swap(BLENDS[0])
+    with serving_first(llama, adapters) as (engine, backend):
         llama.refuses = "no such adapter"
         with pytest.raises(CheckpointError, match="no such adapter"):
             engine.swap(BLENDS[1])
@@ -58,7 +56,7 @@ def test_an_engine_that_comes_back_and_one_that_refuses_have_what_answered_last(
         assert llama.scales == [1.0] * 4
         wait_for(lambda: engine.available)
         assert llama.scales == BLENDS[0]
-        assert answers(engine, backend) == transformers_answers(adapters, BLENDS[0])
+        assert right(engine, backend, adapters)
 
 
 def test_an_engine_with_other_adapters_is_refused(llama: FakeLlamaCpp, adapters: Moe) -> None:
@@ -73,9 +71,7 @@ def test_an_engine_with_other_adapters_is_refused(llama: FakeLlamaCpp, adapters:
 
 
 def test_how_words_are_drawn_is_passed_on(llama: FakeLlamaCpp, adapters: Moe) -> None:
-    with before(llama, adapters) as backend:
-        engine = serving(backend, adapters)
-        engine.swap(BLENDS[0])
+    with serving_first(llama, adapters) as (engine, backend):
         llama.asked.clear()
         how = [Sampling(0.7, 0.9, -5)]
         backend.generate(engine.padded(PROMPTS[:1])[0], limits=[3], on_step=lambda _: (), sampling=how)

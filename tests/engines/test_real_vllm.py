@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from cli.running import tanbr
-from engines.front import Front, front, ready, swaps, texts_of
+from engines.front import Front, after_a_kill, front, ready, swaps, texts_of
 from engines.real_engine import PYTHON, RealVllm
 from engines.record import record
 from serve.text_model import WORDS, write
@@ -105,19 +105,8 @@ def test_an_engine_that_is_killed_is_a_503_and_comes_back_with_the_version_that_
     server: Front, engine: RealVllm, moe: Moe, encode: TextEncoder
 ) -> None:
     blend = [0.0, 0.0, 0.0, 1.0]
-    pinned = server.ask("/v1/admin/pin", {"blend": blend}).json()
-    with server.client() as client:
-        model = client.models.list().data[0].id
-        engine.kill()
-        with pytest.raises(openai.InternalServerError) as refused:
-            client.completions.create(model=model, prompt=PROMPTS, max_tokens=LIMIT)
-        assert refused.value.status_code == 503
-        assert int(refused.value.response.headers["retry-after"]) >= 1
-        engine.start()
-        ready(server)
-        answer: Any = client.completions.create(model=model, prompt=PROMPTS, max_tokens=LIMIT)
-    assert answer.merge_version == pinned["merge_version"]
-    assert [choice.text for choice in answer.choices] == texts_of(moe, blend, PROMPTS, limit=LIMIT, encode=encode)
+    texts = after_a_kill(server, engine, blend, PROMPTS, limit=LIMIT)
+    assert texts == texts_of(moe, blend, PROMPTS, limit=LIMIT, encode=encode)
 
 
 def test_a_push_by_hand_and_what_the_server_makes_of_it(
@@ -140,7 +129,7 @@ def test_a_push_by_hand_and_what_the_server_makes_of_it(
 def test_without_development_mode_it_is_said_how_to_start_it(engine: RealVllm, moe: Moe, tmp_path: Path) -> None:
     engine.kill()
     engine.start(VLLM_SERVER_DEV_MODE="0")
-    done = tanbr("push", str(moe.path), "--blend", "uniform", "--to", engine.url, "--force", cwd=tmp_path)
+    done = tanbr("push", str(moe.path), "--blend", "even", "--to", engine.url, "--force", cwd=tmp_path)
     assert done.returncode == 2
     assert "VLLM_SERVER_DEV_MODE=1" in done.stderr
     assert done.stderr.count("\n") == 1

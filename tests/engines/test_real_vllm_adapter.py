@@ -3,14 +3,12 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
-import openai
 import pytest
 
 from cli.running import tanbr
-from engines.front import Front, front, ready, swaps, texts_of
+from engines.front import Front, after_a_kill, front, ready, swaps, texts_of
 from engines.real_engine import PYTHON, RealVllm
 from engines.test_real_vllm import ANSWERS, EQUAL, LIMIT, PROMPTS, write_figures
 from engines.tiny_adapters import blended_by_peft, write_adapters
@@ -98,19 +96,9 @@ def test_a_rollback_answers_as_the_version_before(server: Front, moe: Moe, encod
 def test_an_engine_that_is_killed_is_a_503_and_comes_back_with_the_version_that_answered(
     server: Front, engine: RealVllm, moe: Moe, encode: TextEncoder
 ) -> None:
-    blend = [0.0, 0.0, 0.5, 0.5]
-    pinned = server.ask("/v1/admin/pin", {"blend": blend}).json()
-    with server.client() as client:
-        model = client.models.list().data[0].id
-        engine.kill()
-        with pytest.raises(openai.InternalServerError) as refused:
-            client.completions.create(model=model, prompt=PROMPTS, max_tokens=LIMIT)
-        assert refused.value.status_code == 503
-        engine.start(VLLM_SERVER_DEV_MODE="0")  # which adapters do without
-        ready(server)
-        answer: Any = client.completions.create(model=model, prompt=PROMPTS, max_tokens=LIMIT)
-    assert answer.merge_version == pinned["merge_version"]
-    assert [choice.text for choice in answer.choices] == expected(moe, blend, encode)
+    blend = [0.0, 0.0, 0.5, 0.5]  # adapters do without development routes
+    texts = after_a_kill(server, engine, blend, PROMPTS, limit=LIMIT, VLLM_SERVER_DEV_MODE="0")
+    assert texts == expected(moe, blend, encode)
 
 
 def test_a_push_by_hand_and_what_the_server_makes_of_it(

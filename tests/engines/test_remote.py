@@ -1,20 +1,17 @@
 import shutil
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from engines.asking import BLENDS, PROMPTS, answers, before, serving, transformers_answers
+from engines.asking import BLENDS, PROMPTS, answers, before, right, serving, serving_first, transformers_answers
 from engines.fake_engine import FakeVllm
 from serve.web.live import wait_for
 from tanbr.engines import connection, remote
 from tanbr.engines.connection import EngineLost
-from tanbr.engines.remote import Remote
 from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
@@ -33,20 +30,6 @@ def fake(request: pytest.FixtureRequest) -> FakeVllm:
 def moe(fake: FakeVllm, request: pytest.FixtureRequest) -> Moe:
     """What is merged for it."""
     return request.getfixturevalue("adapters" if fake.takes_adapters else "mixtral")
-
-
-@contextmanager
-def serving_first(engine: FakeVllm, moe: Moe) -> Iterator[tuple[Engine, Remote]]:
-    """An engine of ours that answers with the first blend."""
-    with before(engine, moe) as backend:
-        served = serving(backend, moe)
-        served.swap(BLENDS[0])
-        yield served, backend
-
-
-def right(engine: Engine, backend: Remote, moe: Moe) -> bool:
-    """Whether the first blend answers as it does with transformers."""
-    return answers(engine, backend) == transformers_answers(moe, BLENDS[0])
 
 
 def test_every_swap_answers_as_transformers_does_though_the_engine_remembers_prefixes(fake: FakeVllm, moe: Moe) -> None:

@@ -10,7 +10,7 @@ import pytest
 from fastapi.responses import JSONResponse
 from safetensors.torch import load_file, save_file
 
-from engines.asking import BLENDS, answers, before, serving, transformers_answers
+from engines.asking import BLENDS, answers, before, right, serving, serving_first, transformers_answers
 from engines.fake_engine import FakeVllm
 from engines.tiny_adapters import RANK
 from tanbr.engines.connection import Connection, EngineLost, EngineRefused
@@ -79,7 +79,7 @@ def test_a_server_that_was_killed_loads_its_version_again_from_a_folder_that_is_
         engine = serving(backend, adapters)
         engine.swap(BLENDS[0])
         assert [Path(folder).exists() for folder, _ in lora.adapters.values()] == [True]
-        assert answers(engine, backend) == transformers_answers(adapters, BLENDS[0])
+        assert right(engine, backend, adapters)
 
 
 def test_development_routes_are_not_needed(lora: FakeVllm, adapters: Moe) -> None:
@@ -91,9 +91,7 @@ def test_development_routes_are_not_needed(lora: FakeVllm, adapters: Moe) -> Non
 
 
 def test_a_whole_model_that_somebody_loads_over_the_base_answers_nobody(lora: FakeVllm, adapters: Moe) -> None:
-    with before(lora, adapters) as backend:
-        engine = serving(backend, adapters)
-        engine.swap(BLENDS[0])
+    with serving_first(lora, adapters) as (engine, backend):
         lora.label = "tanbr-whole"
         with pytest.raises(TanbrError, match="tanbr-whole in place of its base"):
             answers(engine, backend)

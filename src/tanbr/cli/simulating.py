@@ -5,13 +5,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
 import typer
 from rich.columns import Columns
+from rich.console import Group
+from rich.live import Live
+from rich.panel import Panel
 from rich.progress import TaskID
 from rich.table import Table
 
-from tanbr.cli.display import RECENT, bars, console, figures, fitted, live_slots, progress
+from tanbr.cli.display import RECENT, bars, console, fitted, progress
 from tanbr.cli.options import (
     Alpha,
     Checkpoint,
@@ -80,11 +82,19 @@ def demo(
     torch.set_num_threads(1)  # a model this small is no faster on more, and far slower when they are busy
     tasks = [task.name for task in tiny.TASKS]
     moe = open_moe(embedded.path(model), device=device)
-    with threadpool_limits(1), live_slots("serving", slots=slots) as show:  # the router's matrices are small too
+    bar = progress("slots")
+    line = bar.add_task("serving", total=slots, note="")
+    # the router's matrices are small, too
+    with threadpool_limits(1), Live(bar, console=console, refresh_per_second=8, transient=True) as live:
 
         def watch(so_far: "Comparison", slot: "SlotRequests") -> None:
-            done = len(so_far.records[experiment.TANBR])
-            show(done, lambda: _demo_panels(so_far, slot, tasks, experiment.TANBR), lambda: _rewards(so_far))
+            served = len(so_far.records[experiment.TANBR])
+            bar.update(line, completed=served)
+            if console.is_terminal:
+                live.update(Group(_demo_panels(so_far, slot, tasks, experiment.TANBR), bar))
+            elif served % max(1, slots // 10) == 0:
+                rewards = (f"{name} {_recent(so_far, name):.3f}" for name in so_far.records)
+                console.print(f"slot {served:4d}/{slots}  {'  '.join(rewards)}", soft_wrap=True)
 
         done = experiment.run(
             moe, out=out, config=settings, slots=slots, requests=requests, kind=kind, alpha=alpha, seed=seed,
@@ -99,17 +109,18 @@ def demo(
 
 def _demo_panels(so_far: "Comparison", slot: "SlotRequests", tasks: list[str], subject: str) -> Columns:
     last = so_far.records[subject][-1]
-    rows = {"": [f"[dim]last {RECENT}[/]", "[dim]regret[/]"]} | {
-        method: [f"{np.mean(so_far.rewards(method)[-RECENT:]):.3f}", f"{so_far.regret(method)[-1]:.1f}"]
-        for method in so_far.records
-    }
+    rewards = Table.grid(padding=(0, 2))
+    rewards.add_row("", f"[dim]last {RECENT}[/]", "[dim]regret[/]")
+    for name in so_far.records:
+        style = "bold blue" if name == next(iter(so_far.records)) else ""
+        rewards.add_row(name, f"{_recent(so_far, name):.3f}", f"{so_far.regret(name)[-1]:.1f}", style=style)
     mix = bars("task mix ψ (forecast | true)", tasks, last.task_mix, slot.mix)
     blend = bars("blend x", [f"expert {k}" for k in range(len(last.blend))], last.blend)
-    return Columns([mix, blend, figures("reward", rows, subject=next(iter(so_far.records)))])
+    return Columns([mix, blend, Panel.fit(rewards, title="reward", title_align="left")])
 
 
-def _rewards(so_far: "Comparison") -> str:
-    return "  ".join(f"{method} {np.mean(so_far.rewards(method)[-RECENT:]):.3f}" for method in so_far.records)
+def _recent(so_far: "Comparison", name: str) -> float:
+    return float(so_far.rewards(name)[-RECENT:].mean())
 
 
 def _standings(so_far: "Comparison", *, tail: int) -> list[Table]:
@@ -262,7 +273,7 @@ def _replay(state: Path, names: list[str], settings: configuration.Config, *, se
     console.print(*fitted("reward of a slot", ["router", "reward", "near what was served", "supported"], rows))
     console.print(
         f"{result.slots} slots, {result.blends} blends, recorded reward {result.logged_reward:.3f}; the surrogate "
-        f"foretells a slot to {result.held_out:.3f}, the mean alone to {result.held_out_by_mean:.3f}"
+        f"predicts a slot to within {result.held_out:.3f}, the mean alone to {result.held_out_by_mean:.3f}"
     )
     if result.held_out >= result.held_out_by_mean:
         console.print("so this record tells no blend from another: no order of the routers follows from it")

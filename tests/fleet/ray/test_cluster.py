@@ -1,6 +1,8 @@
 """Two replicas and a learner on a real Ray, the embedded model, and parts that are killed under load."""
 
 import json
+import shutil
+import tempfile
 import threading
 import time
 import urllib.error
@@ -95,6 +97,7 @@ def cluster(config: ClusterConfig, token: Path) -> Iterator[Client]:
     yield Client()
     stop.set()
     thread.join(120)
+    shutil.rmtree(Path(tempfile.gettempdir()) / "ray", ignore_errors=True)  # Ray's log
     assert saved == [True]
 
 
