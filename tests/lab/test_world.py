@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from serve.serving import K, V, monitor, service
 from tanbr.lab.tasks import tiny
 from tanbr.lab.world import Credit, StreamWorld
-from tanbr.loop import Learner, Reason
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
-from tanbr.loop.turn import Rules, first
+from tanbr.loop.slot import Reason
+from tanbr.loop.turn import Learner, Rules, first
 from tanbr.merge import Moe
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
