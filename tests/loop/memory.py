@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.loop.choose import Pin, StartBlend
+from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
 from tanbr.loop.guard import Probes
 from tanbr.loop.rewards import Given, Tally
@@ -186,11 +186,10 @@ def opened(
     *,
     models: int = 1,
     monitor: Any = None,
-    pin: Pin | None = None,
     **settings: Any,
 ) -> Learner:
     """Open the first slot of a loop whose router is asked from the first slot on, and told at once."""
     usual = {"explore": "always", "rewards": {"settle_slots": 0}}
     monitor, experts = monitor or Steady(), getattr(router, "experts", K)
     rules = Rules(LoopConfig.model_validate(usual | settings), StartBlend("even", experts=experts), models)
-    return first(rules, world, router=router, monitor=monitor, tasks=len(monitor.tasks), pin=pin)
+    return first(rules, world, router=router, monitor=monitor, tasks=len(monitor.tasks))
