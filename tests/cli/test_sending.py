@@ -1,17 +1,10 @@
-import io
 import json
 from pathlib import Path
-
-import numpy as np
-from rich.console import Console
 
 from cli.running import tanbr
 from serve.web.fake import FakeService
 from serve.web.live import TOKEN, live
-from tanbr.cli.sending import traffic_panels
-from tanbr.lab.drive import Drive
 from tanbr.lab.tasks import tiny
-from tanbr.serve.web.client import Client
 
 
 def test_send_shows_answers_and_gives_feedback(tmp_path: Path, url: str, service: FakeService) -> None:
@@ -69,15 +62,3 @@ def test_traffic_is_the_same_for_the_same_seed_and_hides_the_tags(
     assert all(item is None or item.task is None for item in list(service.given.values())[-16:])
     names = {task.name for task in tiny.TASKS}
     assert not any(name in str(text) for call in sent[0] for text in call[1] for name in names)
-
-
-def test_the_panels_of_traffic_fit_a_terminal_of_80_columns(url: str) -> None:
-    with Client(url, token=TOKEN) as client:
-        one = Drive(np.full(3, 1 / 3), np.array([1.0, 0.0]), 0.5, 2, client.state())
-    terminal = Console(file=io.StringIO(), width=80, highlight=False)
-    terminal.print(traffic_panels([one], list(one.state["tasks"])))
-    shown = terminal.file.getvalue()  # type: ignore[attr-defined]
-    assert max(map(len, shown.splitlines())) <= 80
-    for word in ("likeness", "expert 4", "texts a second", "merge version"):
-        assert word in shown
-    assert "…" not in shown

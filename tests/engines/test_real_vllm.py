@@ -129,7 +129,7 @@ def test_a_push_by_hand_and_what_the_server_makes_of_it(
 def test_without_development_mode_it_is_said_how_to_start_it(engine: RealVllm, moe: Moe, tmp_path: Path) -> None:
     engine.kill()
     engine.start(VLLM_SERVER_DEV_MODE="0")
-    done = tanbr("push", str(moe.path), "--blend", "uniform", "--to", engine.url, "--force", cwd=tmp_path)
+    done = tanbr("push", str(moe.path), "--blend", "even", "--to", engine.url, "--force", cwd=tmp_path)
     assert done.returncode == 2
     assert "VLLM_SERVER_DEV_MODE=1" in done.stderr
     assert done.stderr.count("\n") == 1

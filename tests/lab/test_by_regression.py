@@ -24,7 +24,7 @@ from tanbr.serve.survey import Survey
 def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     folder = tmp_path_factory.mktemp("regression") / "moe"
     shutil.copytree(embedded.path(), folder)
-    done = CliRunner().invoke(app, ["grams", str(folder), "--rows", "16"])
+    done = CliRunner().invoke(app, ["survey", str(folder), "--grams", "regression", "--rows", "16"])
     assert done.exit_code == 0, done.output
     assert "grams" in done.output
     return Study(folder, slots=4, requests=64, survey=folder / "survey.json")

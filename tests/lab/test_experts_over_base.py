@@ -79,7 +79,9 @@ def test_survey_grams_and_simulate_take_lists_of_experts_and_rows_of_ones_own(fo
     assert figures["data"] == "rows dev"
     rewards = np.array(figures["rewards"])  # experts alone come first
     assert (rewards.argmax(axis=0)[:3] == [0, 1, 2]).all()  # each is the best at its own task
-    done = RUN.invoke(app, ["grams", *listed_rows(folder), "--rows", "8"], catch_exceptions=False)
+    done = RUN.invoke(
+        app, ["survey", *listed_rows(folder), "--grams", "regression", "--rows", "8"], catch_exceptions=False
+    )
     assert done.exit_code == 0, done.output
     assert "regression" in str(tanbr.open(folder / "experts.toml", method="regression").method)
     done = RUN.invoke(
@@ -128,7 +130,7 @@ def test_what_a_list_says_of_merging_holds_in_every_command(folder: Path, tmp_pa
 
     run("inspect", place[0])  # looking at experts needs no matrices
     if not list((folder / "base").glob("grams-*")):
-        run("grams", *place, "--rows", "8")  # nor does measuring them
+        run("survey", *place, "--grams", "regression", "--rows", "8")  # nor does measuring them
     run("survey", *place, "--blends", "4", "--rows", "4", "--out", f"{tmp_path}/survey.json")
     assert json.loads((tmp_path / "survey.json").read_text())["method"] == "regression"
     short = ["--slots", "2", "--requests", "6", "--out", f"{tmp_path}/o"]

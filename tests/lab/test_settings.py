@@ -94,18 +94,8 @@ def test_one_section_as_toml(tmp_path: Path) -> None:
         settings.to_toml(Config(), section="serv")
 
 
-def test_the_former_word_for_a_backend_is_still_read(tmp_path: Path) -> None:
-    (tmp_path / "t.toml").write_text('[serve]\nprecision = "int8"\n')
-    loaded = settings.load(tmp_path / "t.toml")
-    assert loaded.serve.backend == "int8"
-    assert settings.with_options(loaded, serve={"backend": "onnx"}).serve.backend == "onnx"
-    assert Config().serve.backend == "torch"
-
-
-@pytest.mark.parametrize(
-    "text", ['precision = "fp16"', 'precision = "int8"\nbackend = "torch"', 'backend = "fp32"', "precision = []"]
-)
-def test_a_backend_that_is_none_or_named_twice_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ['precision = "int8"', 'backend = "fp32"'])
+def test_a_backend_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "t.toml").write_text(f"[serve]\n{text}\n")
     with pytest.raises(ConfigError, match=r"serve\.(precision|backend)"):
         settings.load(tmp_path / "t.toml")

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tanbr.serve.replica import Replica
 
 from serve.serving import ROWS, TEXTS, K, Ledger, V, answer, service, until
 from tanbr.errors import StateError
@@ -18,6 +17,7 @@ from tanbr.merge import Moe
 from tanbr.monitor import Monitor
 from tanbr.serve.engine import Engine
 from tanbr.serve.learner import MOST_PAUSE, LearnerThread
+from tanbr.serve.queue import Queue
 from tanbr.serve.records import Feedback, Phase, Reason, ServiceError
 from tanbr.serve.service import Service
 from tanbr.serve.store import Store
@@ -419,7 +419,7 @@ def test_what_was_counted_stays_counted_when_the_feedback_cannot_be_read(
     still: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learning, texts = still.learning, [row.text for row in tiny.generate("sentiment", 32, seed=5, split="test")]
-    still._replica.start()
+    Queue.start(still)
     still.submit(texts).result(30)
     until(lambda: still.learning.requests == 32)
 
@@ -581,23 +581,23 @@ def test_a_stop_gives_answers_and_saving_together_no_more_than_it_may_take(
     live = service(tmp_path, taught, router=Ledger())
     live.start()
     given: list[float] = []
-    stop, stop_replica, clock = LearnerThread.stop, Replica.stop, Clock()
+    stop, stop_queue, clock = LearnerThread.stop, Queue.stop, Clock()
 
     def noted(thread: LearnerThread, timeout: float) -> bool:
         given.append(timeout)
         return stop(thread, 30)
 
-    def slow(replica: Replica, timeout: float) -> bool:
+    def slow(queue: Queue, timeout: float) -> bool:
         given.append(timeout)
         clock.now += timeout  # it takes all it may
         return True
 
     with monkeypatch.context() as patched:
         patched.setattr(LearnerThread, "stop", noted)
-        patched.setattr(Replica, "stop", slow)
+        patched.setattr(Queue, "stop", slow)
         patched.setattr(time, "monotonic", clock)
         live.stop(timeout=20.0)
-    assert stop_replica(live._replica, 30)
+    assert stop_queue(live, 30)
     assert given[0] > 0 < given[1]
     assert sum(given) == pytest.approx(20.0)
 

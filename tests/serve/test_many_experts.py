@@ -41,12 +41,9 @@ def test_sixty_four_experts_are_served_as_eight_groups(qwen: Path, tmp_path: Pat
         assert live.feedback([Feedback(i, reward=reward) for i in done.request_ids]).accepted == 2
         live.end_slot()
         served.append(live.state().blend)
-    np.testing.assert_allclose(served[0], np.full(64, 1 / 64), rtol=0, atol=1e-15)
-    for blend in served[1:]:  # then one family after the other, whole
-        members = np.flatnonzero(blend)
-        assert len(members) == 8
-        assert len(set((members % 8).tolist())) == 1
-        np.testing.assert_allclose(blend[members], 1 / 8, rtol=0, atol=1e-15)
+    for blend in served:  # experts of one family always weigh the same
+        np.testing.assert_allclose(blend.reshape(8, 8), np.tile(blend[:8], (8, 1)), rtol=0, atol=1e-12)
+    assert len({blend.tobytes() for blend in served}) > 1
     live.stop()
 
     again = serve(qwen, tmp_path / "state", tmp_path / "groups.json")

@@ -1,13 +1,9 @@
-"""What a person sees: progress bars, live panels of slots, tables that fit the terminal."""
+"""What a person sees: progress bars, bars of shares, tables that fit the terminal."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from rich.bar import Bar
-from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -17,8 +13,6 @@ from tanbr.types import FloatArray
 
 console = Console(highlight=False)
 RECENT = 20  # slots that a moving figure averages
-
-ShowSlot: TypeAlias = Callable[[int, Callable[[], Columns], Callable[[], str]], None]
 
 
 def progress(unit: str = "") -> Progress:
@@ -30,23 +24,6 @@ def progress(unit: str = "") -> Progress:
     )  # fmt: skip
 
 
-@contextmanager
-def live_slots(verb: str, *, slots: int) -> Iterator[ShowSlot]:
-    """Show how many slots are done: with panels on a terminal, elsewhere with a line for each tenth of them."""
-    bar = progress("slots")
-    task = bar.add_task(verb, total=slots, note="")
-    with Live(bar, console=console, refresh_per_second=8, transient=True) as live:
-
-        def show(done: int, panels: Callable[[], Columns], words: Callable[[], str]) -> None:
-            bar.update(task, completed=done)
-            if console.is_terminal:
-                live.update(Group(panels(), bar))
-            elif done % max(1, slots // 10) == 0:
-                console.print(f"slot {done:4d}/{slots}  {words()}", soft_wrap=True)
-
-        yield show
-
-
 def bars(title: str, names: Sequence[str], values: FloatArray, beside: FloatArray | None = None) -> RenderableType:
     """Draw shares as bars, with other shares beside them as numbers."""
     table = Table.grid(padding=(0, 1))
@@ -55,14 +32,6 @@ def bars(title: str, names: Sequence[str], values: FloatArray, beside: FloatArra
         if beside is not None:
             cells.append(f"[dim]{beside[i]:.2f}[/]")
         table.add_row(*cells)
-    return Panel.fit(table, title=title, title_align="left")
-
-
-def figures(title: str, rows: Mapping[str, Sequence[str]], *, subject: str = "") -> RenderableType:
-    """Show named figures in a panel; those of the subject stand out."""
-    table = Table.grid(padding=(0, 2))
-    for name, cells in rows.items():
-        table.add_row(name, *cells, style="bold blue" if name == subject else "")
     return Panel.fit(table, title=title, title_align="left")
 
 

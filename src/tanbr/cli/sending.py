@@ -3,16 +3,17 @@
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from rich.columns import Columns
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 
-from tanbr.cli.display import RECENT, bars, console, figures, live_slots
+from tanbr.cli.display import RECENT, console, progress
 from tanbr.cli.options import Alpha, Data, Figures, Kind, Period, Requests, Seed, Slots, command_line, examples
 from tanbr.errors import InputError
 from tanbr.files import write_atomically
@@ -21,12 +22,13 @@ from tanbr.types import Text
 
 if TYPE_CHECKING:
     from tanbr.lab.drive import Drive
+    from tanbr.tasks.rows import Row
 
 app = typer.Typer()
 TRAFFIC_SEED = 4_000  # of generated rows that neither training nor the demo uses
 POOL = 600  # rows per task that requests are drawn from
 
-Server = Annotated[str, typer.Option(envvar="TANBR_SERVER", help="Address of the server.")]
+Server = Annotated[str, Option(envvar="TANBR_SERVER", help="Address of the server.")]
 LOCAL = "http://127.0.0.1:8000"
 
 
@@ -39,17 +41,13 @@ LOCAL = "http://127.0.0.1:8000"
     )
 )
 def send(
-    texts: Annotated[
-        list[str] | None, typer.Argument(help="Texts to send; a tab separates the two texts of a pair.")
-    ] = None,
-    file: Annotated[Path | None, typer.Option(help="File with one text or pair per line; - is stdin.")] = None,
-    labels: Annotated[str | None, typer.Option(help="Restrict the answer to these labels, as yes,no.")] = None,
-    feedback: Annotated[float | None, typer.Option(help="Reward in [0, 1] to give the answers.")] = None,
-    task: Annotated[str | None, typer.Option(help="Task of the feedback, if you know it.")] = None,
-    ids: Annotated[
-        list[str] | None, typer.Option("--id", help="Id of the earlier answer that the feedback is for.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the server's answer as JSON.")] = False,
+    texts: Annotated[list[str] | None, Argument(help="Texts to send; a tab separates the two texts of a pair.")] = None,
+    file: Annotated[Path | None, Option(help="File with one text or pair per line; - is stdin.")] = None,
+    labels: Annotated[str | None, Option(help="Restrict the answer to these labels, as yes,no.")] = None,
+    feedback: Annotated[float | None, Option(help="Reward in [0, 1] to give the answers.")] = None,
+    task: Annotated[str | None, Option(help="Task of the feedback, if you know it.")] = None,
+    ids: Annotated[list[str] | None, Option("--id", help="Id of the earlier answer that the feedback is for.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print the server's answer as JSON.")] = False,
     server: Server = LOCAL,
 ) -> None:
     """Send texts to a server, and feedback on its answers. The token comes from TANBR_TOKEN."""
@@ -137,10 +135,8 @@ def traffic(
     period: Period = 40,
     seed: Seed = 0,
     data: Data = None,
-    batch: Annotated[int, typer.Option(min=1, help="Texts in one HTTP request.")] = 16,
-    rate: Annotated[
-        float | None, typer.Option(min=0.1, help="Most texts per second. Default: as fast as they are answered.")
-    ] = None,
+    batch: Annotated[int, Option(min=1, help="Texts in one HTTP request.")] = 16,
+    rate: Annotated[float | None, Option(min=0.1, help="Most texts per second. Default: no limit.")] = None,
     out: Figures = None,
     server: Server = LOCAL,
 ) -> None:
@@ -155,7 +151,7 @@ def traffic(
     source = None if data is None else Dataset(str(data))
     tasks = tiny.TASKS if source is None else source.tasks
     mixes = streams.mixes(kind, tasks=len(tasks), slots=slots, seed=seed, alpha=alpha, period=period)
-    pools: Any
+    pools: Mapping[str, Sequence[Row]]
     if source is None:
         pools = {task.name: tiny.generate(task.name, POOL, seed=TRAFFIC_SEED + seed, split="test") for task in tasks}
     else:
@@ -164,12 +160,14 @@ def traffic(
     if out is not None:
         write_atomically(out, "{}\n")  # a place that cannot be written to is better found out now
     driven: list[Drive] = []
-    names = [task.name for task in tasks]
-    with Client(server, token=os.environ.get("TANBR_TOKEN")) as client, live_slots("sending", slots=slots) as show:
-        space = LabelSpace(tasks)
+    space = LabelSpace(tasks)
+    with Client(server, token=os.environ.get("TANBR_TOKEN")) as client, progress("slots") as shown:
+        bar = shown.add_task("sending", total=slots, note="")
         for one in drive(client, stream, space=space, batch=batch, rate=rate, seed=seed):
             driven.append(one)
-            show(len(driven), lambda: traffic_panels(driven, names), lambda: _earned(driven))
+            reward = np.mean([slot.rewards.mean() for slot in driven[-RECENT:]])
+            speed = len(one.rewards) / one.seconds
+            shown.update(bar, completed=len(driven), note=f"reward {reward:.3f}, {speed:.0f} texts a second")
     found = summary(driven, tail=min(RECENT, slots))
     console.print(
         f"reward {found['reward']:.3f} over {slots} slots, {found['tail_reward']:.3f} over the last {found['tail']}; "
@@ -179,31 +177,3 @@ def traffic(
     if out is not None:
         write_atomically(out, json.dumps({"command": command_line(), "seed": seed, **found}, indent=2) + "\n")
         console.print(f"figures: {out}")
-
-
-def traffic_panels(driven: "list[Drive]", tasks: list[str]) -> Columns:
-    """Show the true mix beside the one that the server expects, what it serves, and what it earns."""
-    last = driven[-1]
-    state = last.state
-    if state["tasks"] == tasks:
-        mixes = bars("task mix ψ (expected | true)", tasks, np.array(state["task_mix"]), last.mix)
-    else:
-        mixes = bars("task mix (true)", tasks, last.mix)
-    blend = bars("blend x", state["model"]["expert_names"], np.array(state["blend"]))
-    rows = {
-        f"reward, last {RECENT}": [f"{_recent(driven):.3f}"],
-        "texts a second": [f"{len(last.rewards) / last.seconds:.0f}"],
-        "server's slot": [str(state["slot"])],
-        "merge version": [str(state["merge_version"])],
-        "alarms": [str(len(state["alarms"]))],
-    }
-    return Columns([mixes, blend, figures("server", rows)])
-
-
-def _earned(driven: "list[Drive]") -> str:
-    last = driven[-1]
-    return f"reward {_recent(driven):.3f}  {len(last.rewards) / last.seconds:.0f} texts a second"
-
-
-def _recent(driven: "list[Drive]") -> float:
-    return float(np.mean([one.rewards.mean() for one in driven[-RECENT:]]))

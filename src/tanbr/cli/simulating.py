@@ -5,13 +5,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
 import typer
 from rich.columns import Columns
+from rich.console import Group
+from rich.live import Live
+from rich.panel import Panel
 from rich.progress import TaskID
 from rich.table import Table
+from typer import Option
 
-from tanbr.cli.display import RECENT, bars, console, figures, fitted, live_slots, progress
+from tanbr.cli.display import RECENT, bars, console, fitted, progress
 from tanbr.cli.options import (
     Alpha,
     Checkpoint,
@@ -49,16 +52,16 @@ DEFAULT_METHODS = "tanbr,average,best-fixed,random,best-per-slot"
 REPLAYED = "tanbr,average,random"
 GRAM_ROWS = 64  # per task, as for the figures in docs/merging.md
 
-Answers = Annotated[AnswersBy, typer.Option(help="A head's best label, plain or weighed by the monitor's posterior.")]
+Answers = Annotated[AnswersBy, Option(help="A head's best label, plain or weighed by the monitor's posterior.")]
 
 
 @app.command(epilog=examples("tanbr demo", "tanbr demo --traffic switching --slots 400 --seed 3 --out out/switching"))
 @keeps("a demo keeps nothing until its end; run it again")
 def demo(
-    model: Annotated[Literal["bert", "t5"], typer.Option(help="Embedded model: bert classifies, t5 writes.")] = "bert",
-    out: Annotated[Path, typer.Option(help="Folder for report.html and demo.json.")] = Path("out/demo"),
-    slots: Annotated[int, typer.Option(min=20, help="Number of slots.")] = 300,
-    requests: Annotated[int, typer.Option(min=8, help="Requests in a slot.")] = 64,
+    model: Annotated[Literal["bert", "t5"], Option(help="Embedded model: bert classifies, t5 writes.")] = "bert",
+    out: Annotated[Path, Option(help="Folder for report.html and demo.json.")] = Path("out/demo"),
+    slots: Annotated[int, Option(min=20, help="Number of slots.")] = 300,
+    requests: Annotated[int, Option(min=8, help="Requests in a slot.")] = 64,
     kind: Kind = "dirichlet",
     alpha: Alpha = 0.1,
     seed: Seed = 0,
@@ -80,11 +83,19 @@ def demo(
     torch.set_num_threads(1)  # a model this small is no faster on more, and far slower when they are busy
     tasks = [task.name for task in tiny.TASKS]
     moe = open_moe(embedded.path(model), device=device)
-    with threadpool_limits(1), live_slots("serving", slots=slots) as show:  # the router's matrices are small too
+    bar = progress("slots")
+    line = bar.add_task("serving", total=slots, note="")
+    # the router's matrices are small, too
+    with threadpool_limits(1), Live(bar, console=console, refresh_per_second=8, transient=True) as live:
 
         def watch(so_far: "Comparison", slot: "SlotRequests") -> None:
-            done = len(so_far.records[experiment.TANBR])
-            show(done, lambda: _demo_panels(so_far, slot, tasks, experiment.TANBR), lambda: _rewards(so_far))
+            served = len(so_far.records[experiment.TANBR])
+            bar.update(line, completed=served)
+            if console.is_terminal:
+                live.update(Group(_demo_panels(so_far, slot, tasks, experiment.TANBR), bar))
+            elif served % max(1, slots // 10) == 0:
+                rewards = (f"{name} {_recent(so_far, name):.3f}" for name in so_far.records)
+                console.print(f"slot {served:4d}/{slots}  {'  '.join(rewards)}", soft_wrap=True)
 
         done = experiment.run(
             moe, out=out, config=settings, slots=slots, requests=requests, kind=kind, alpha=alpha, seed=seed,
@@ -99,17 +110,18 @@ def demo(
 
 def _demo_panels(so_far: "Comparison", slot: "SlotRequests", tasks: list[str], subject: str) -> Columns:
     last = so_far.records[subject][-1]
-    rows = {"": [f"[dim]last {RECENT}[/]", "[dim]regret[/]"]} | {
-        method: [f"{np.mean(so_far.rewards(method)[-RECENT:]):.3f}", f"{so_far.regret(method)[-1]:.1f}"]
-        for method in so_far.records
-    }
+    rewards = Table.grid(padding=(0, 2))
+    rewards.add_row("", f"[dim]last {RECENT}[/]", "[dim]regret[/]")
+    for name in so_far.records:
+        style = "bold blue" if name == next(iter(so_far.records)) else ""
+        rewards.add_row(name, f"{_recent(so_far, name):.3f}", f"{so_far.regret(name)[-1]:.1f}", style=style)
     mix = bars("task mix ψ (forecast | true)", tasks, last.task_mix, slot.mix)
     blend = bars("blend x", [f"expert {k}" for k in range(len(last.blend))], last.blend)
-    return Columns([mix, blend, figures("reward", rows, subject=next(iter(so_far.records)))])
+    return Columns([mix, blend, Panel.fit(rewards, title="reward", title_align="left")])
 
 
-def _rewards(so_far: "Comparison") -> str:
-    return "  ".join(f"{method} {np.mean(so_far.rewards(method)[-RECENT:]):.3f}" for method in so_far.records)
+def _recent(so_far: "Comparison", name: str) -> float:
+    return float(so_far.rewards(name)[-RECENT:].mean())
 
 
 def _standings(so_far: "Comparison", *, tail: int) -> list[Table]:
@@ -146,42 +158,32 @@ def simulate(
     data: Data = None,
     methods: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Names, separated by commas, dense:FOLDER, or package.module:Router. Add +probes, +survey or +oracle "
             f"to one that learns, and +regression, +ties, … to one that blends. Default: {DEFAULT_METHODS}."
         ),
     ] = None,
     method: MergeMethod = None,
     traffic: Annotated[
-        str, typer.Option(help=f"How the task mix moves: {', '.join(traffics.KINDS)}; or trace:FILE.")
+        str, Option(help=f"How the task mix moves: {', '.join(traffics.KINDS)}; or trace:FILE.")
     ] = "dirichlet",
     alpha: Alpha = 0.3,
     period: Period = 40,
     slots: Slots = 200,
     requests: Requests = 64,
-    pool: Annotated[int, typer.Option(min=1, help="Draw requests from at most this many rows per task.")] = 1_500,
-    seeds: Annotated[str, typer.Option(help="Seeds of stream, monitor and routers, separated by commas.")] = "0",
-    models: Annotated[str, typer.Option(help="Sizes G of panels to try, separated by commas.")] = "1",
-    survey: Annotated[
-        Path | None, typer.Option(exists=True, help="From `tanbr survey`. Default: survey.json beside the weights.")
-    ] = None,
-    groups: Annotated[
-        Path | None, typer.Option(exists=True, help="From `tanbr inspect --groups`, for the method `grouped`.")
-    ] = None,
-    rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Draw from held-back train rows and leave GLUE's dev sets alone.")
-    ] = False,
+    pool: Annotated[int, Option(min=1, help="Draw requests from at most this many rows per task.")] = 1_500,
+    seeds: Annotated[str, Option(help="Seeds of stream, monitor and routers, separated by commas.")] = "0",
+    models: Annotated[str, Option(help="Sizes G of panels to try, separated by commas.")] = "1",
+    survey: Annotated[Path | None, Option(exists=True, help="Default: survey.json beside the weights.")] = None,
+    groups: Annotated[Path | None, Option(exists=True, help="From `inspect --groups`, for the method grouped.")] = None,
+    rehearse: Annotated[bool, Option("--rehearse", help="Draw from held-back train rows, not from dev sets.")] = False,
     answers: Answers = "labels",
-    record: Annotated[Path | None, typer.Option(help="Also write the first seed's stream to this file.")] = None,
-    replay: Annotated[
-        Path | None, typer.Option(help="Instead: run routers over what the server with this --state recorded.")
-    ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Number of processes, with one thread each.")] = 1,
+    record: Annotated[Path | None, Option(help="Also write the first seed's stream to this file.")] = None,
+    replay: Annotated[Path | None, Option(help="Instead: run routers over the record of a server's --state.")] = None,
+    workers: Annotated[int, Option(min=1, help="Number of processes, with one thread each.")] = 1,
     device: Device = "cpu",
     config: ConfigFile = None,
-    out: Annotated[Path, typer.Option(help="Folder for results; existing results are not run again.")] = Path(
-        "out/simulate"
-    ),
+    out: Annotated[Path, Option(help="Folder for results; existing results are not run again.")] = Path("out/simulate"),
 ) -> None:
     """Compare methods on one stream of untagged requests. Resumes where it stopped."""
     counts = whole_numbers(models, "--models", least=1)
@@ -262,7 +264,7 @@ def _replay(state: Path, names: list[str], settings: configuration.Config, *, se
     console.print(*fitted("reward of a slot", ["router", "reward", "near what was served", "supported"], rows))
     console.print(
         f"{result.slots} slots, {result.blends} blends, recorded reward {result.logged_reward:.3f}; the surrogate "
-        f"foretells a slot to {result.held_out:.3f}, the mean alone to {result.held_out_by_mean:.3f}"
+        f"predicts a slot to within {result.held_out:.3f}, the mean alone to {result.held_out_by_mean:.3f}"
     )
     if result.held_out >= result.held_out_by_mean:
         console.print("so this record tells no blend from another: no order of the routers follows from it")
@@ -286,25 +288,19 @@ def survey(
     checkpoint: Checkpoint = None,
     over: Given,
     data: Data = None,
-    blends: Annotated[
-        int, typer.Option(min=1, help="How many blends to try: of 8 experts at most 180, or 255 with --groups.")
-    ] = 120,
-    rows: Annotated[int | None, typer.Option(min=2, help="Held-back rows per task. Default: 60, grams 64.")] = None,
-    searched: Annotated[int, typer.Option(min=0, help="How many of the blends are found by search.")] = 0,
-    rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Use the held-back rows that `simulate --rehearse` does not use.")
-    ] = False,
+    blends: Annotated[int, Option(min=1, help="Blends to try: of 8 experts at most 180, or 255 with --groups.")] = 120,
+    rows: Annotated[int | None, Option(min=2, help="Held-back rows per task. Default: 60, grams 64.")] = None,
+    searched: Annotated[int, Option(min=0, help="How many of the blends are found by search.")] = 0,
+    rehearse: Annotated[bool, Option("--rehearse", help="Leave out the rows of `simulate --rehearse`.")] = False,
     method: MergeMethod = None,
-    groups: Annotated[
-        bool, typer.Option("--groups", help="Try even blends of subsets of the experts, for fixed panels.")
-    ] = False,
+    groups: Annotated[bool, Option("--groups", help="Try even blends of subsets, for fixed panels.")] = False,
     answers: Answers = "labels",
     grams: Annotated[
         Literal["regression", "regmeanpp"] | None,
-        typer.Option(help="Instead: measure the experts' inputs for this merge method; written beside the experts."),
+        Option(help="Instead: measure the experts' inputs for this merge method; written beside the experts."),
     ] = None,
     device: Device = "cpu",
-    out: Annotated[Path, typer.Option(help="File to write.")] = Path("out/survey.json"),
+    out: Annotated[Path, Option(help="File to write.")] = Path("out/survey.json"),
 ) -> None:
     """Measure what a checkpoint's blends earn on held-out rows. Resumes where it stopped."""
     import torch

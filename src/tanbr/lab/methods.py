@@ -174,9 +174,7 @@ def _named(name: str) -> Callable[[Bench, int], Router]:
 
 def _grouped(bench: Bench, seed: int) -> Router:
     if bench.groups is None:
-        raise ConfigError(
-            "method grouped needs groups of experts: make them with `tanbr inspect --groups`, and pass --groups"
-        )
+        raise ConfigError("method grouped needs groups of experts (`tanbr inspect --groups`): pass --groups")
     return Tanbr(*bench.sizes, groups=bench.groups, seed=seed, config=bench.router_config)
 
 

@@ -57,8 +57,8 @@ def build(
     the checkpoint's folder is one, too. Without any the monitor
     groups the traffic by itself, into as many latent tasks as there are experts if the checkpoint has no card either.
     `survey` is what `tanbr survey` wrote: its best blend for the mix is the start blend; the router is told a
-    `warm_start` like it before its first slot. `groups` is what `tanbr inspect --groups` wrote: the router learns over groups of
-    experts, and there are as many latent tasks. Experts that do not merge are refused unless `force` is given.
+    `warm_start` like it before its first slot. `groups` is what `tanbr inspect --groups` wrote: the router learns over
+    groups, and there are as many latent tasks. Experts that do not merge are refused unless `force` is given.
     `backend` and `make_engine` are those of a `Service`.
     """
     method = config.method if "method" in config.model_fields_set else None  # a list of experts may name one

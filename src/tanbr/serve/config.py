@@ -24,7 +24,7 @@ class StartConfig(Section):
     state: File = Path("out/serve")
     """Folder for what is learned; a server that starts there again continues."""
     history: File | None = None
-    """Past requests with their tasks, for the monitor; JSON lines {"text", "task", "label"?}, or your labelled files."""
+    """Past requests with their tasks, for the monitor; JSON lines {"text", "task", "label"?}, or labelled files."""
     survey: File | None = None
     """File from `tanbr survey`, for the start blend; that is its best blend for the mix."""
     warm_start: File | None = None
@@ -45,7 +45,7 @@ class ServeConfig(LoopConfig):
     """How a model is served."""
 
     blend: Literal["even", "proportional"] | tuple[float, ...] | None = None
-    """Start blend, as proportional, even or 0.5,0.5; by default proportional to the mix where experts' tasks are known."""
+    """Start blend, as proportional, even or 0.5,0.5; proportional to the mix if experts' tasks are known."""
     models: int = Field(default=1, ge=1, le=255)
     """Merged models to serve side by side (G); each request goes to the one that is best for its task."""
     memory: ByteSize | None = None

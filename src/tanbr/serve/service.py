@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 from numpy.typing import ArrayLike
 
 from tanbr.errors import ConfigError, SettingsError
-from tanbr.loop import Learner
 from tanbr.loop.choose import StartBlend
-from tanbr.loop.turn import Rules
+from tanbr.loop.turn import Learner, Rules
 from tanbr.merge import Moe
 from tanbr.moe.device import device_of
 from tanbr.monitor import Monitor
@@ -251,7 +250,7 @@ class Service(Queue):
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
         """Take in rewards; they are on disk when this returns. Blocks for a few milliseconds.
 
-        `client` is an opaque key of who gives them: what one says is weighed against the others (`clients.py`).
+        `client` is an opaque key of who gives them: what one says is weighed against the others (`loop/rewards.py`).
         Raises InputError, with nothing taken in, for a reward outside [0, 1], an unknown task or label.
         """
         return self._feedback.take(items, client=client)

@@ -106,7 +106,7 @@ def test_the_card_names_tasks_and_the_labels_of_each(tmp_path) -> None:
         'base = "bare"\nblend_only = "ffn"\n[[experts]]\npath = "head-0"\ntask = "mood"\n'
         '[[experts]]\npath = "head-1"\ntask = "post"\n'
     )
-    result = CliRunner().invoke(app, ["assemble", str(tmp_path / "experts.toml"), str(tmp_path / "moe")])
+    result = CliRunner().invoke(app, ["merge", "--mode", "moe", str(tmp_path / "experts.toml"), str(tmp_path / "moe")])
     assert result.exit_code == 0, result.output
     card = read_card(tmp_path / "moe")
     assert card.expert_tasks == ("mood", "post")

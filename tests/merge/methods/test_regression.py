@@ -192,9 +192,7 @@ def test_the_second_ffn_sees_the_first_one_merged(both: Path) -> None:
 
 
 def test_it_says_how_to_measure_and_measures_once(both: Path, related: Path) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"merging by regmeanpp needs: .*`tanbr survey CHECKPOINT --grams regmeanpp`"
-    ):
+    with pytest.raises(CheckpointError, match=r"by regmeanpp needs: .*`tanbr survey CHECKPOINT --grams regmeanpp`"):
         open_moe(related, method="regmeanpp")
     with pytest.raises(OutputError, match="grams-merged is there already"):
         measure(open_moe(both), some_probes(), rows=60, merged=True)
