@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from serve.serving import K, V, monitor, service
 from tanbr.lab.tasks import tiny
 from tanbr.lab.world import Credit, StreamWorld
-from tanbr.loop import Learner, Reason
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
-from tanbr.loop.turn import Rules, first
+from tanbr.loop.slot import Reason
+from tanbr.loop.turn import Learner, Rules, first
 from tanbr.merge import Moe
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
@@ -104,11 +104,8 @@ def test_a_simulated_and_a_served_slot_give_the_same_learner(
     moe: Moe, tmp_path: Path, taught: Path, credit: Credit, models: int, delay: int, guard: dict[str, Any]
 ) -> None:
     settings: dict[str, Any] = {"explore": "careful", "guard": guard}
-    whole = {
-        "models": models,
-        "batch": REQUESTS,
-        "slot_requests": REQUESTS,
-    }  # a slot is one batch, so that sums are taken in one order
+    # A slot is one batch, so that sums are taken in one order.
+    whole = {"models": models, "batch": REQUESTS, "slot_requests": REQUESTS}
     live = service(tmp_path / "state", taught, router=router(), probes=PROBES, own_experts=OWN, **settings, **whole)
     Queue.start(live)  # the test is the learner's thread
     world = StreamWorld(Model(moe).answer, SPACE, credit=credit, delay=delay, probes=PROBES)

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.loop import Choice, Learner, Slot, Turn
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
 from tanbr.loop.guard import Probes
 from tanbr.loop.rewards import Given, Tally
-from tanbr.loop.turn import Rules, first
+from tanbr.loop.slot import Choice, Slot, Turn
+from tanbr.loop.turn import Learner, Rules, first
 from tanbr.types import Decision, FloatArray, SlotMix
 
 K = V = 2

@@ -8,10 +8,10 @@ import pytest
 
 from loop.memory import EVEN, MIX, ONE, TWO, K, Memory, Scripted, V, opened
 from tanbr.errors import ConfigError
-from tanbr.loop import Choice, Phase, Reason, Version, turn
 from tanbr.loop.choose import WINDOW, Pin, StartBlend, admitted, best_known, phase_of
 from tanbr.loop.config import LoopConfig
-from tanbr.loop.slot import worth
+from tanbr.loop.slot import Choice, Phase, Reason, Version, worth
+from tanbr.loop.turn import turn
 from tanbr.router.panel import Readings
 from tanbr.types import Decision, FloatArray
 

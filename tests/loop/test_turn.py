@@ -10,10 +10,10 @@ import pytest
 from loop.memory import EVEN, MIX, ONE, TWO, K, Memory, Scripted, Steady, V, opened
 from tanbr.lab.corpus import taught_monitor
 from tanbr.lab.tasks import tiny
-from tanbr.loop import Learner, Reason, observe, turn
 from tanbr.loop.guard import Refused
 from tanbr.loop.rewards import Given, Tally
-from tanbr.loop.slot import Choice
+from tanbr.loop.slot import Choice, Reason
+from tanbr.loop.turn import Learner, observe, turn
 from tanbr.router import Tanbr
 
 BOTH = np.array([ONE, TWO])

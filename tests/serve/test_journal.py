@@ -10,8 +10,8 @@ import pytest
 
 from tanbr.errors import StateError
 from tanbr.files import write_atomically
-from tanbr.loop import Reason, Slot, Told, Turn
 from tanbr.loop.rewards import Tally
+from tanbr.loop.slot import Reason, Slot, Told, Turn
 from tanbr.serve.journal import read_slot, state_file, tidy, write_turn
 from tanbr.serve.records import ServiceError
 from tanbr.serve.store import Store

@@ -2,12 +2,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from serve.serving import TEXTS, K, Ledger, V, answer, monitor, service
+from serve.serving import TEXTS, Ledger, answer, service
 from tanbr.errors import StateError
 from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
@@ -77,15 +76,3 @@ def test_adopting_a_state_of_other_tasks_keeps_the_numbers(moe: Moe, tmp_path: P
     assert len(other.state().task_mix) == 3
     assert all(len(view.task_mix) == 3 for view in other.slots())
     other.stop()
-
-
-def test_a_second_server_on_the_folder_is_refused_with_the_firsts_process(tmp_path: Path, taught: Path) -> None:
-    first = service(tmp_path, taught, router=Ledger())
-    with pytest.raises(StateError, match="in use by another server"):
-        service(tmp_path, taught, router=Ledger())
-    first.stop()
-    assert monitor(taught).tasks[0] == "acceptability"
-    again = service(tmp_path, taught, router=Ledger())
-    np.testing.assert_array_equal(again.state().blend.shape, (K,))
-    assert len(again.state().task_mix) == V
-    again.stop()

@@ -495,7 +495,7 @@ def test_a_panel_divides_a_job_and_the_answers_come_in_the_order_of_the_texts() 
     job = Job(["a", "b", "c", "d"], cut=(0, 5, 0, 0), seen=seen)
     lineup = Lineup((), Assignment(panel, recogniser))
     first, second = assigned(job, range(4), lineup)
-    assert [(part.texts, part.place) for part in (first, second)] == [(["b", "d"], 0), (["a", "c"], 1)]
+    assert [(part.rows, part.place) for part in (first, second)] == [([1, 3], 0), ([0, 2], 1)]
     assert [part.rows for part in assigned(job, second.rows, lineup)] == [[0, 2]]  # again, to those that answer now
     assert [(part.rows, part.place) for part in assigned(job, [1, 2], Lineup(()))] == [([1, 2], 0)]
     take(second, 7)
@@ -556,4 +556,4 @@ def test_the_cores_are_shared_by_the_busy_workers(
     monkeypatch.setattr("tanbr.serve.queue.usable_cores", lambda: 64)
     config = ServeConfig.model_validate(settings)
     assert worker_count(config) == workers
-    assert [threads_each(config, busy) for busy in (1, 2, 8)[: len(threads)]] == threads
+    assert [threads_each(config, busy, 64) for busy in (1, 2, 8)[: len(threads)]] == threads

@@ -10,12 +10,13 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Option
 
 import tanbr
 from tanbr.cli.display import console
 from tanbr.cli.options import ConfigFile, examples
 from tanbr.lab import settings as configuration
-from tanbr.serve.cores import usable
+from tanbr.serve.config import usable_cores
 
 app = typer.Typer()
 SPECIAL = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_tile", "amx_int8")  # what int8 and float32 gain from
@@ -32,7 +33,7 @@ EXTRAS = {  # extra → what needs it
     epilog=examples("tanbr config > tanbr.toml", "tanbr config --section serve", "tanbr config --config mine.toml")
 )
 def config(
-    section: Annotated[str | None, typer.Option(help="Print only this section: router, serve.guard, …")] = None,
+    section: Annotated[str | None, Option(help="Print only this section: router, serve.guard, …")] = None,
     config: ConfigFile = None,
 ) -> None:
     """Print every setting as TOML with its meaning: the defaults, or a file's settings laid over them."""
@@ -81,7 +82,7 @@ def machine() -> dict[str, str]:
         "tanbr": tanbr.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "cores": str(usable()),
+        "cores": str(usable_cores()),
     }
     try:  # Linux tells
         known = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())

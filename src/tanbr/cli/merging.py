@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 import typer
 from rich.table import Table
+from typer import Option
 
 from tanbr.cli.display import console, progress
 from tanbr.cli.options import (
@@ -56,23 +57,19 @@ def merge(
     blend: Blend = None,
     mode: Annotated[
         Literal["blend", "concat", "moe"],
-        typer.Option(help="Blend experts; put some side by side in a wider FFN; or write dense models as one MoE."),
+        Option(help="Blend experts; put some side by side in a wider FFN; or write dense models as one MoE."),
     ] = "blend",
     method: MergeMethod = None,
     side_by_side: Annotated[
-        str | None, typer.Option("--experts", help="With concat: which experts, as 0,3; each of k has weight 1/k.")
+        str | None, Option("--experts", help="With concat: experts, as 0,3, weighed alike.")
     ] = None,
     rest: Annotated[
         Literal["refuse", "average"],
-        typer.Option(help="With moe: refuse or average differences outside FFNs, which an MoE cannot hold."),
+        Option(help="With moe: refuse or average differences outside FFNs, which an MoE cannot hold."),
     ] = "refuse",
-    copies: Annotated[
-        int | None, typer.Option(min=1, help="With moe: the experts are this many copies of a dense checkpoint.")
-    ] = None,
-    jitter: Annotated[
-        float, typer.Option(help="Noise on each copy, as a share of a matrix's standard deviation.")
-    ] = 0.0,
-    as_adapter: Annotated[bool, typer.Option("--as-adapter", help="With adapters: write their blend as one.")] = False,
+    copies: Annotated[int | None, Option(min=1, help="With moe: make this many copies of a dense checkpoint.")] = None,
+    jitter: Annotated[float, Option(help="Noise on each copy, as a share of a matrix's deviation.")] = 0.0,
+    as_adapter: Annotated[bool, Option("--as-adapter", help="With adapters: write their blend as one.")] = False,
     force: Force = False,
 ) -> None:
     """Merge an MoE checkpoint into a plain dense one, with a certificate of what was done; or make an MoE."""
@@ -140,17 +137,11 @@ def _make_moe(
 def inspect(
     checkpoint: Source,
     over: Given,
-    data: Annotated[
-        Path | None, typer.Option(help='JSON lines {"input_ids": […], "labels": …}; adds losses between experts.')
-    ] = None,
-    groups: Annotated[
-        int | None, typer.Option(help="Instead of a verdict: put alike experts into this many groups.")
-    ] = None,
-    texts: Annotated[
-        Path | None, typer.Option(help="Group by the gates' use of experts on these texts, one per line.")
-    ] = None,
-    survey: Annotated[Path | None, typer.Option(help="Group by reward in this file from `tanbr survey`.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for figures and a heat map.")] = None,
+    data: Annotated[Path | None, Option(help='JSON lines {"input_ids": […], "labels": …}; adds losses.')] = None,
+    groups: Annotated[int | None, Option(help="Instead of a verdict: put alike experts into this many groups.")] = None,
+    texts: Annotated[Path | None, Option(help="Group by the gates' use of experts on these lines.")] = None,
+    survey: Annotated[Path | None, Option(help="Group by reward in this file from `tanbr survey`.")] = None,
+    out: Annotated[Path | None, Option(help="Folder for figures and a heat map.")] = None,
 ) -> None:
     """Check whether a checkpoint's experts share an ancestor. The verdict: merge, align first, or do not merge."""
     if (groups is None and (texts or survey)) or (texts and survey):
@@ -214,7 +205,7 @@ def _found(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None) ->
 def align(
     checkpoint: Source,
     out: NewFolder,
-    reference: Annotated[int, typer.Option(help="The expert whose order of hidden units the others take.")] = 0,
+    reference: Annotated[int, Option(help="The expert whose order of hidden units the others take.")] = 0,
 ) -> None:
     """Put the hidden units of all experts in the same order, where `tanbr inspect` says "align first"."""
     from tanbr.merge import align as aligning
@@ -237,12 +228,12 @@ def push(
     checkpoint: Source,
     over: Given,
     running: Given,
-    to: Annotated[str, typer.Option(help="Address of the engine, as http://127.0.0.1:8100.")],
+    to: Annotated[str, Option(help="Address of the engine, as http://127.0.0.1:8100.")],
     blend: Blend = None,
     method: MergeMethod = None,
     as_adapter: Annotated[
         Path | None,
-        typer.Option(metavar="OUT", help="With adapters and vLLM: write one to the new folder OUT, and load it."),
+        Option(metavar="OUT", help="With adapters and vLLM: write one to the new folder OUT, and load it."),
     ] = None,
     force: Force = False,
 ) -> None:

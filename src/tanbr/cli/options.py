@@ -95,7 +95,11 @@ def _parameter(section: type[Section], name: str, panel: str | None) -> inspect.
     option = typer.Option(
         flag,
         help=f"{_first_clause(about.description)}{words}.{'' if default is None else f' Default: {default}.'}",
-        metavar="<word>" if words else None if kind is bool else f"<{'str' if kind == list[str] else kind.__name__}>",
+        metavar="<word>"
+        if words
+        else None
+        if kind is bool
+        else f"<{'str' if kind == list[str] else kind.__name__.lower()}>",
         rich_help_panel=panel,
     )
     return inspect.Parameter(

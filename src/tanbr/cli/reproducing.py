@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from tanbr.cli.display import console, fitted, progress
 from tanbr.cli.options import Device, command_line, examples
@@ -28,25 +29,21 @@ app = typer.Typer()
 def reproduce(
     parts: Annotated[
         list[str] | None,
-        typer.Argument(help="table1, fig2, fig3, table2, fig4, fig5, fig6, fig7, theorem1, or all.", metavar="PARTS"),
+        Argument(help="table1, fig2, fig3, table2, fig4, fig5, fig6, fig7, theorem1, or all.", metavar="PARTS"),
     ] = None,
     scale: Annotated[
         str,
-        typer.Option(help="tiny: embedded models, minutes. small: real models and GLUE, hours. paper: as published."),
+        Option(help="tiny: embedded models, minutes. small: real models and GLUE, hours. paper: as published."),
     ] = "tiny",
-    out: Annotated[Path, typer.Option(help="Folder for the report; existing results are not run again.")] = Path(
+    out: Annotated[Path, Option(help="Folder for the report; existing results are not run again.")] = Path(
         "out/reproduce"
     ),
-    model: Annotated[Path | None, typer.Option(help="Folder of a BERT-MoE. At tiny: the embedded one.")] = None,
-    t5: Annotated[Path | None, typer.Option("--t5", help="Folder of a T5-MoE. At tiny: the embedded one.")] = None,
-    data: Annotated[Path | None, typer.Option(help="GLUE's folder. At tiny: the generated tasks.")] = None,
-    tagged: Annotated[
-        bool, typer.Option("--tagged", help="The T5's texts name their task, as the paper's do.")
-    ] = False,
+    model: Annotated[Path | None, Option(help="Folder of a BERT-MoE. At tiny: the embedded one.")] = None,
+    t5: Annotated[Path | None, Option("--t5", help="Folder of a T5-MoE. At tiny: the embedded one.")] = None,
+    data: Annotated[Path | None, Option(help="GLUE's folder. At tiny: the generated tasks.")] = None,
+    tagged: Annotated[bool, Option("--tagged", help="The T5's texts name their task, as the paper's do.")] = False,
     device: Device = "cpu",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only list what is to run, and what it took before.")
-    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only list what is to run, and what it took before.")] = False,
 ) -> None:
     """Reproduce the paper's tables and figures, and report claim by claim what holds. Resumes where it stopped."""
     import torch

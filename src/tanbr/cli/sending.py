@@ -11,6 +11,7 @@ import numpy as np
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 
 from tanbr.cli.display import RECENT, console, progress
 from tanbr.cli.options import Alpha, Data, Figures, Kind, Period, Requests, Seed, Slots, command_line, examples
@@ -27,7 +28,7 @@ app = typer.Typer()
 TRAFFIC_SEED = 4_000  # of generated rows that neither training nor the demo uses
 POOL = 600  # rows per task that requests are drawn from
 
-Server = Annotated[str, typer.Option(envvar="TANBR_SERVER", help="Address of the server.")]
+Server = Annotated[str, Option(envvar="TANBR_SERVER", help="Address of the server.")]
 LOCAL = "http://127.0.0.1:8000"
 
 
@@ -40,17 +41,13 @@ LOCAL = "http://127.0.0.1:8000"
     )
 )
 def send(
-    texts: Annotated[
-        list[str] | None, typer.Argument(help="Texts to send; a tab separates the two texts of a pair.")
-    ] = None,
-    file: Annotated[Path | None, typer.Option(help="File with one text or pair per line; - is stdin.")] = None,
-    labels: Annotated[str | None, typer.Option(help="Restrict the answer to these labels, as yes,no.")] = None,
-    feedback: Annotated[float | None, typer.Option(help="Reward in [0, 1] to give the answers.")] = None,
-    task: Annotated[str | None, typer.Option(help="Task of the feedback, if you know it.")] = None,
-    ids: Annotated[
-        list[str] | None, typer.Option("--id", help="Id of the earlier answer that the feedback is for.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the server's answer as JSON.")] = False,
+    texts: Annotated[list[str] | None, Argument(help="Texts to send; a tab separates the two texts of a pair.")] = None,
+    file: Annotated[Path | None, Option(help="File with one text or pair per line; - is stdin.")] = None,
+    labels: Annotated[str | None, Option(help="Restrict the answer to these labels, as yes,no.")] = None,
+    feedback: Annotated[float | None, Option(help="Reward in [0, 1] to give the answers.")] = None,
+    task: Annotated[str | None, Option(help="Task of the feedback, if you know it.")] = None,
+    ids: Annotated[list[str] | None, Option("--id", help="Id of the earlier answer that the feedback is for.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print the server's answer as JSON.")] = False,
     server: Server = LOCAL,
 ) -> None:
     """Send texts to a server, and feedback on its answers. The token comes from TANBR_TOKEN."""
@@ -138,10 +135,8 @@ def traffic(
     period: Period = 40,
     seed: Seed = 0,
     data: Data = None,
-    batch: Annotated[int, typer.Option(min=1, help="Texts in one HTTP request.")] = 16,
-    rate: Annotated[
-        float | None, typer.Option(min=0.1, help="Most texts per second. Default: as fast as they are answered.")
-    ] = None,
+    batch: Annotated[int, Option(min=1, help="Texts in one HTTP request.")] = 16,
+    rate: Annotated[float | None, Option(min=0.1, help="Most texts per second. Default: no limit.")] = None,
     out: Figures = None,
     server: Server = LOCAL,
 ) -> None:

@@ -5,12 +5,14 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 
 from tanbr.cli.display import console
 from tanbr.cli.options import ADVANCED, COMMON, Given, examples, options_of
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from tanbr.serve.web.auth import Tokens
 
 app = typer.Typer()
+advanced = partial(Option, rich_help_panel=ADVANCED)
 
 
 @app.command(
@@ -54,24 +57,14 @@ def serve(
     *,
     checkpoint: Annotated[
         str | None,
-        typer.Argument(help="Folder, hub id, or list of experts. Default: the embedded model."),
+        Argument(help="Folder, hub id, or list of experts; or the embedded model."),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file of settings.", rich_help_panel=COMMON)] = None,
-    ray: Annotated[
-        bool, typer.Option("--ray", help="Answer by replicas on a Ray cluster.", rich_help_panel=ADVANCED)
-    ] = False,
-    replicas: Annotated[
-        int | None, typer.Option(help="With --ray: how many. Default: 2.", rich_help_panel=ADVANCED)
-    ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(help="With --ray: its address. Default: start one.", rich_help_panel=ADVANCED)
-    ] = None,
-    backup: Annotated[
-        Path | None, typer.Option(help="Only copy --state to this folder.", rich_help_panel=ADVANCED)
-    ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Log every request too.", rich_help_panel=ADVANCED)
-    ] = False,
+    config: Annotated[Path | None, Option(help="TOML file of settings.", rich_help_panel=COMMON)] = None,
+    ray: Annotated[bool, advanced("--ray", help="Answer by replicas on a Ray cluster.")] = False,
+    replicas: Annotated[int | None, advanced(help="With --ray: how many. Default: 2.")] = None,
+    ray_address: Annotated[str | None, advanced(help="With --ray: its address. Default: start one.")] = None,
+    backup: Annotated[Path | None, advanced(help="Only copy --state to this folder.")] = None,
+    verbose: Annotated[bool, advanced("--verbose", help="Log every request too.")] = False,
     listen: Given,
     start: Given,
     serve: Given,

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.progress import TaskID
 from rich.table import Table
+from typer import Option
 
 from tanbr.cli.display import RECENT, bars, console, fitted, progress
 from tanbr.cli.options import (
@@ -51,16 +52,16 @@ DEFAULT_METHODS = "tanbr,average,best-fixed,random,best-per-slot"
 REPLAYED = "tanbr,average,random"
 GRAM_ROWS = 64  # per task, as for the figures in docs/merging.md
 
-Answers = Annotated[AnswersBy, typer.Option(help="A head's best label, plain or weighed by the monitor's posterior.")]
+Answers = Annotated[AnswersBy, Option(help="A head's best label, plain or weighed by the monitor's posterior.")]
 
 
 @app.command(epilog=examples("tanbr demo", "tanbr demo --traffic switching --slots 400 --seed 3 --out out/switching"))
 @keeps("a demo keeps nothing until its end; run it again")
 def demo(
-    model: Annotated[Literal["bert", "t5"], typer.Option(help="Embedded model: bert classifies, t5 writes.")] = "bert",
-    out: Annotated[Path, typer.Option(help="Folder for report.html and demo.json.")] = Path("out/demo"),
-    slots: Annotated[int, typer.Option(min=20, help="Number of slots.")] = 300,
-    requests: Annotated[int, typer.Option(min=8, help="Requests in a slot.")] = 64,
+    model: Annotated[Literal["bert", "t5"], Option(help="Embedded model: bert classifies, t5 writes.")] = "bert",
+    out: Annotated[Path, Option(help="Folder for report.html and demo.json.")] = Path("out/demo"),
+    slots: Annotated[int, Option(min=20, help="Number of slots.")] = 300,
+    requests: Annotated[int, Option(min=8, help="Requests in a slot.")] = 64,
     kind: Kind = "dirichlet",
     alpha: Alpha = 0.1,
     seed: Seed = 0,
@@ -157,42 +158,32 @@ def simulate(
     data: Data = None,
     methods: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Names, separated by commas, dense:FOLDER, or package.module:Router. Add +probes, +survey or +oracle "
             f"to one that learns, and +regression, +ties, … to one that blends. Default: {DEFAULT_METHODS}."
         ),
     ] = None,
     method: MergeMethod = None,
     traffic: Annotated[
-        str, typer.Option(help=f"How the task mix moves: {', '.join(traffics.KINDS)}; or trace:FILE.")
+        str, Option(help=f"How the task mix moves: {', '.join(traffics.KINDS)}; or trace:FILE.")
     ] = "dirichlet",
     alpha: Alpha = 0.3,
     period: Period = 40,
     slots: Slots = 200,
     requests: Requests = 64,
-    pool: Annotated[int, typer.Option(min=1, help="Draw requests from at most this many rows per task.")] = 1_500,
-    seeds: Annotated[str, typer.Option(help="Seeds of stream, monitor and routers, separated by commas.")] = "0",
-    models: Annotated[str, typer.Option(help="Sizes G of panels to try, separated by commas.")] = "1",
-    survey: Annotated[
-        Path | None, typer.Option(exists=True, help="From `tanbr survey`. Default: survey.json beside the weights.")
-    ] = None,
-    groups: Annotated[
-        Path | None, typer.Option(exists=True, help="From `tanbr inspect --groups`, for the method `grouped`.")
-    ] = None,
-    rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Draw from held-back train rows and leave GLUE's dev sets alone.")
-    ] = False,
+    pool: Annotated[int, Option(min=1, help="Draw requests from at most this many rows per task.")] = 1_500,
+    seeds: Annotated[str, Option(help="Seeds of stream, monitor and routers, separated by commas.")] = "0",
+    models: Annotated[str, Option(help="Sizes G of panels to try, separated by commas.")] = "1",
+    survey: Annotated[Path | None, Option(exists=True, help="Default: survey.json beside the weights.")] = None,
+    groups: Annotated[Path | None, Option(exists=True, help="From `inspect --groups`, for the method grouped.")] = None,
+    rehearse: Annotated[bool, Option("--rehearse", help="Draw from held-back train rows, not from dev sets.")] = False,
     answers: Answers = "labels",
-    record: Annotated[Path | None, typer.Option(help="Also write the first seed's stream to this file.")] = None,
-    replay: Annotated[
-        Path | None, typer.Option(help="Instead: run routers over what the server with this --state recorded.")
-    ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Number of processes, with one thread each.")] = 1,
+    record: Annotated[Path | None, Option(help="Also write the first seed's stream to this file.")] = None,
+    replay: Annotated[Path | None, Option(help="Instead: run routers over the record of a server's --state.")] = None,
+    workers: Annotated[int, Option(min=1, help="Number of processes, with one thread each.")] = 1,
     device: Device = "cpu",
     config: ConfigFile = None,
-    out: Annotated[Path, typer.Option(help="Folder for results; existing results are not run again.")] = Path(
-        "out/simulate"
-    ),
+    out: Annotated[Path, Option(help="Folder for results; existing results are not run again.")] = Path("out/simulate"),
 ) -> None:
     """Compare methods on one stream of untagged requests. Resumes where it stopped."""
     counts = whole_numbers(models, "--models", least=1)
@@ -297,25 +288,19 @@ def survey(
     checkpoint: Checkpoint = None,
     over: Given,
     data: Data = None,
-    blends: Annotated[
-        int, typer.Option(min=1, help="How many blends to try: of 8 experts at most 180, or 255 with --groups.")
-    ] = 120,
-    rows: Annotated[int | None, typer.Option(min=2, help="Held-back rows per task. Default: 60, grams 64.")] = None,
-    searched: Annotated[int, typer.Option(min=0, help="How many of the blends are found by search.")] = 0,
-    rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Use the held-back rows that `simulate --rehearse` does not use.")
-    ] = False,
+    blends: Annotated[int, Option(min=1, help="Blends to try: of 8 experts at most 180, or 255 with --groups.")] = 120,
+    rows: Annotated[int | None, Option(min=2, help="Held-back rows per task. Default: 60, grams 64.")] = None,
+    searched: Annotated[int, Option(min=0, help="How many of the blends are found by search.")] = 0,
+    rehearse: Annotated[bool, Option("--rehearse", help="Leave out the rows of `simulate --rehearse`.")] = False,
     method: MergeMethod = None,
-    groups: Annotated[
-        bool, typer.Option("--groups", help="Try even blends of subsets of the experts, for fixed panels.")
-    ] = False,
+    groups: Annotated[bool, Option("--groups", help="Try even blends of subsets, for fixed panels.")] = False,
     answers: Answers = "labels",
     grams: Annotated[
         Literal["regression", "regmeanpp"] | None,
-        typer.Option(help="Instead: measure the experts' inputs for this merge method; written beside the experts."),
+        Option(help="Instead: measure the experts' inputs for this merge method; written beside the experts."),
     ] = None,
     device: Device = "cpu",
-    out: Annotated[Path, typer.Option(help="File to write.")] = Path("out/survey.json"),
+    out: Annotated[Path, Option(help="File to write.")] = Path("out/survey.json"),
 ) -> None:
     """Measure what a checkpoint's blends earn on held-out rows. Resumes where it stopped."""
     import torch

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 from rich.progress import TaskID
 from rich.table import Table
+from typer import Option
 
 from tanbr.cli.display import console, fitted, progress
 from tanbr.cli.options import Checkpoint, ConfigFile, Data, Given, Tagged, command_line, examples, options_of
@@ -42,17 +43,15 @@ _WRITER_SURVEY = {"survey_rows": 60, "survey_blends": 80}  # writing takes longe
 @options_of(PretrainConfig, "given", "mergeable", "adapters", "device")
 def pretrain(
     *,
-    preset: Annotated[str, typer.Option(help=f"What to train: {', '.join(PRESETS)}.")] = "tiny",
-    dense: Annotated[
-        Path | None, typer.Option("--from", help="Dense BERT or T5 checkpoint that all experts start from.")
-    ] = None,
+    preset: Annotated[str, Option(help=f"What to train: {', '.join(PRESETS)}.")] = "tiny",
+    dense: Annotated[Path | None, Option("--from", help="Dense BERT or T5 that all experts start from.")] = None,
     data: Data = None,
-    out: Annotated[Path, typer.Option(help="Folder for the model and the resumable states.")] = Path("out/pretrain"),
+    out: Annotated[Path, Option(help="Folder for the model and the resumable states.")] = Path("out/pretrain"),
     routing: Annotated[
-        Literal["task", "token"], typer.Option(help="One expert per task, or learned gates that route every token.")
+        Literal["task", "token"], Option(help="One expert per task, or learned gates that route every token.")
     ] = "task",
     tagged: Tagged = False,
-    workers: Annotated[int, typer.Option(min=1, help="How many tasks train side by side, one core each.")] = 2,
+    workers: Annotated[int, Option(min=1, help="How many tasks train side by side, one core each.")] = 2,
     given: Given,
     config: ConfigFile = None,
 ) -> None:
@@ -123,8 +122,8 @@ def finetune(
     *,
     checkpoint: Checkpoint = None,
     data: Data = None,
-    router: Annotated[str, typer.Option(help=f"Routers to compare, separated by commas: {ROUTERS}.")] = "tanbr",
-    out: Annotated[Path, typer.Option(help="Folder for models, curves and figures.")] = Path("out/finetune"),
+    router: Annotated[str, Option(help=f"Routers to compare, separated by commas: {ROUTERS}.")] = "tanbr",
+    out: Annotated[Path, Option(help="Folder for models, curves and figures.")] = Path("out/finetune"),
     tagged: Tagged = False,
     given: Given,
     config: ConfigFile = None,

@@ -19,10 +19,9 @@ from tanbr.lab.settings import Config
 from tanbr.lab.tasks import tiny, traffic
 from tanbr.lab.tasks.traffic import SlotRequests, Traffic
 from tanbr.lab.world import Contestant, StreamWorld
-from tanbr.loop import Learner
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
-from tanbr.loop.turn import MixSource
+from tanbr.loop.turn import Learner, MixSource
 from tanbr.merge import Moe
 from tanbr.router import Tanbr
 from tanbr.serve.survey import Survey

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.errors import InputError
-from tanbr.loop import Choice, Learner, Slot, Turn, observe, turn
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
 from tanbr.loop.guard import Probes
 from tanbr.loop.rewards import Given, Tally
-from tanbr.loop.turn import MixSource, Rules, first
+from tanbr.loop.slot import Choice, Slot, Turn
+from tanbr.loop.turn import Learner, MixSource, Rules, first, observe, turn
 from tanbr.serve.panel import Assignment
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.tasks.rows import Row

@@ -194,7 +194,7 @@ class Engine:
     def using(self, lineup: Lineup | None = None, place: int = 0) -> Iterator[Live]:
         """Hold a model that answers: no merge touches it until the block ends, though another may take over meanwhile.
 
-        It is the one at `place` of the `lineup`, or where that answers no more, the first one that does.
+        It is the model at `place` of the `lineup`, or if that lineup no longer answers, the first model that does.
         """
         with self._idle:
             self._idle.wait_for(lambda: not self._paused)
@@ -234,12 +234,12 @@ class Engine:
         return staged
 
     def spread(self, *staged: Staged) -> None:
-        """Have what was prepared made ready wherever it is to answer: nowhere else, as a rule."""
+        """Have other replicas prepare the same; an engine of its own has none."""
 
     def commit(self, *staged: Staged, slot: int | None = None, assignment: Assignment | None = None) -> Lineup:
-        """Let what was prepared, and nothing else, answer from now on, credited to `slot`; what answers now.
+        """Let what was prepared, and nothing else, answer from now on, credited to `slot`; the new lineup.
 
-        Where models have to be merged for it, it may fail: what answers then is whole, be it old or new.
+        Where models have to be merged for it, it may fail; the models that answer then are whole, old or new.
         """
         if not staged or any(one not in self._staged for one in staged):
             raise RuntimeError("only what was prepared last can be committed, and only once")

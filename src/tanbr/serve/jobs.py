@@ -22,7 +22,7 @@ from tanbr.types import FloatArray, Text
 ENDING = threading.Lock()  # two workers may fail one job at the same time
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Job:
     """The texts of one request, what became of them so far, and who waits for it."""
 
@@ -39,20 +39,27 @@ class Job:
     seen: Recognition | None = None  # what its texts say about their tasks, where that was asked for
     posteriors: FloatArray | None = None  # (n, V) the same, weighed by the slot's mix and by what the client has named
     answers: dict[int, tuple[str, int, Any]] = field(default_factory=dict)  # text → request id, merge version, answer
+    ended: bool = False  # whether its answer or error was given
 
-    def take(self, rows: Sequence[int], ids: Sequence[str], version: int, answers: Sequence[Any]) -> None:
-        """Take answers to some of the texts: logits (columns,), or what was written and its text; at last, resolve."""
-        self.answers |= {row: (name, version, one) for row, name, one in zip(rows, ids, answers, strict=True)}
-        if len(self.answers) < len(self.texts) or not self._may_end():
-            return
-        names, versions, found = zip(*(self.answers[row] for row in range(len(self.texts))), strict=True)
+    def take(self, rows: Sequence[int], ids: Sequence[str], version: int, answers: Any) -> None:
+        """Take answers (n,) to some of the texts, and give the client all of them with the last.
+
+        Answers are logits (columns,), or what was written and its text.
+        """
+        versions: tuple[int, ...] = (version,)
+        if len(rows) < len(self.texts):
+            self.answers |= {row: (name, version, one) for row, name, one in zip(rows, ids, answers, strict=True)}
+            if len(self.answers) < len(self.texts):
+                return
+            ids, versions, answers = zip(*(self.answers[row] for row in range(len(self.texts))), strict=True)
         several = versions if len(set(versions)) > 1 else ()
-        if isinstance(found[0], np.ndarray):
-            answer: Answered | Generated = Answered(names, np.stack(found), versions[0], self.cut, several)
+        if isinstance(answers[0], np.ndarray):
+            logits = np.asarray(answers)
+            answer: Answered | Generated = Answered(tuple(ids), logits, versions[0], self.cut, several)
         else:
-            written, texts = zip(*found, strict=True)
+            written, texts = zip(*answers, strict=True)
             answer = Generated(
-                request_ids=names,
+                request_ids=tuple(ids),
                 texts=texts,
                 prompt_tokens=tuple(len(row) for row in self.columns["input_ids"]),
                 completion_tokens=tuple(len(one.tokens) for one in written),
@@ -61,7 +68,8 @@ class Job:
                 cut=self.cut,
                 merge_versions=several,
             )
-        self.future.set_result(answer)
+        if self._may_end():
+            self.future.set_result(answer)
 
     def fail(self, error: BaseException) -> None:
         """Tell the client why there is no answer, if it still waits."""
@@ -71,11 +79,11 @@ class Job:
     def _may_end(self) -> bool:
         """Whether the caller is the first to end the job, and the client still waits."""
         with ENDING:
-            waits = not self.future.done() and not self.future.running()
-            return waits and self.future.set_running_or_notify_cancel()
+            first, self.ended = not self.ended, True
+        return first and self.future.set_running_or_notify_cancel()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Part:
     """The texts of a job that one model answers: all of them, unless a panel divides them."""
 
@@ -90,11 +98,6 @@ class Part:
     def wanted(self) -> bool:
         """Whether the model has work to do for it, and somebody waits."""
         return not self.left and not self.job.future.done()
-
-    @property
-    def texts(self) -> list[Text]:
-        """The texts to answer."""
-        return [self.job.texts[row] for row in self.rows]
 
     def fail(self, error: BaseException) -> None:
         """Fail the whole job."""

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tanbr.errors import InputError, StateError
-from tanbr.loop import Reason, Slot, Told, Turn
 from tanbr.loop.rewards import Tally
+from tanbr.loop.slot import Reason, Slot, Told, Turn
 from tanbr.serve.rows import shown
 from tanbr.serve.store import Store
 from tanbr.types import Decision, as_blend, as_task_mix

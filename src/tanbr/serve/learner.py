@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from tanbr.errors import InputError, StateError
-from tanbr.loop import Choice, Learner, Reason, Version, observe, turn
 from tanbr.loop.choose import Pin
 from tanbr.loop.guard import Guard
 from tanbr.loop.rewards import Trust
-from tanbr.loop.turn import MixSource, Rules, first
+from tanbr.loop.slot import Choice, Reason, Version
+from tanbr.loop.turn import Learner, MixSource, Rules, first, observe, turn
 from tanbr.monitor import Monitor
 from tanbr.serve.journal import count_requests, read_slot, state_file, tidy
 from tanbr.serve.messages import Broken, Message

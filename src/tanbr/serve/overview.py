@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.loop import Learner, Reason
+from tanbr.loop.slot import Reason
+from tanbr.loop.turn import Learner
 from tanbr.merge import Moe
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig

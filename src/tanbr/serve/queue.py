@@ -65,7 +65,7 @@ class Queue:
         self.space = None if engine.writes else label_space(tasks, engine.columns)
         self.classes = len(engine.columns) if self.space is None else self.space.classes  # columns that are labels
         self._tasks, self._config, self._outbox, self._observer = tuple(tasks), config, outbox, observer or Observer()
-        self._workers = worker_count(config)
+        self._workers, self._cores = worker_count(config), usable_cores()
         self._encoder = copy.deepcopy(engine.encode)  # a tokenizer remembers how to cut: one for each thread
         self._chat = ChatTemplate(engine.encode.tokenizer)
         reweigh = None
@@ -346,7 +346,7 @@ class Queue:
         threads = None
         while taken := self._take():
             parts, lineup, busy = taken
-            if threads != (threads := threads_each(self._config, busy)):
+            if threads != (threads := threads_each(self._config, busy, self._cores)):
                 torch.set_num_threads(threads)  # of this thread's own arithmetic
             started = time.perf_counter()
             if size := self._answer(parts, lineup):
@@ -437,6 +437,6 @@ def worker_count(config: ServeConfig) -> int:
     return config.workers or (min(usable_cores(), MOST_WORKERS) if config.device == "cpu" else 1)
 
 
-def threads_each(config: ServeConfig, busy: int) -> int:
+def threads_each(config: ServeConfig, busy: int, cores: int) -> int:
     """Threads of each worker's arithmetic while so many are busy: a lone one has all cores."""
-    return 1 if config.engine is not None else config.threads or max(1, usable_cores() // busy)
+    return 1 if config.engine is not None else config.threads or max(1, cores // busy)

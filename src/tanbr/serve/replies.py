@@ -33,7 +33,7 @@ class Replies:
             logits = self._reweighed(parts, logits, self._reweigh)
         labels = logits[:, : self._classes]
         best: FloatArray = 1.0 / np.exp(labels - labels.max(axis=1, keepdims=True)).sum(axis=1)  # its probability
-        self._tell(parts, live, best, list(logits), logits=logits)
+        self._tell(parts, live, best, logits, logits=logits)
 
     def written(self, part: Part, live: Live) -> None:
         """Answer prompts; tokens without a text fail their request alone."""
@@ -64,7 +64,7 @@ class Replies:
         parts: Sequence[Part],
         live: Live,
         confidence: FloatArray,
-        answers: Sequence[Any],
+        answers: Any,
         *,
         logits: FloatArray | None = None,
         tokens: tuple[tuple[int, ...], ...] | None = None,
@@ -78,7 +78,7 @@ class Replies:
                 live.slot,
                 time.time(),
                 raw,
-                tuple(text for part in parts for text in part.texts),
+                tuple(part.job.texts[row] for part in parts for row in part.rows),
                 logits,
                 confidence,
                 tokens,

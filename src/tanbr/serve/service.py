@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 from numpy.typing import ArrayLike
 
 from tanbr.errors import ConfigError, SettingsError
-from tanbr.loop import Learner
 from tanbr.loop.choose import StartBlend
-from tanbr.loop.turn import Rules
+from tanbr.loop.turn import Learner, Rules
 from tanbr.merge import Moe
 from tanbr.moe.device import device_of
 from tanbr.monitor import Monitor

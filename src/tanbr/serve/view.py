@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.loop import Learner
+from tanbr.loop.turn import Learner
 from tanbr.serve.records import Why
 from tanbr.types import Account, SlotRecord, TreeView
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.loop import Choice, Learner, Reason, Slot, Told, Turn
 from tanbr.loop.guard import Probes
 from tanbr.loop.rewards import Given, Tally
+from tanbr.loop.slot import Choice, Reason, Slot, Told, Turn
+from tanbr.loop.turn import Learner
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine

@@ -10,9 +10,12 @@ from serve.text_model import write, written
 from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
+from tanbr.moe.text import Inputs
 from tanbr.serve.backends import BACKENDS as ALL
+from tanbr.serve.backends import Backend
 from tanbr.serve.decode import Step
 from tanbr.serve.engine import Engine
+from tanbr.types import Blend, FloatArray
 
 TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 6, seed=5, split="test")]
 SWAPS, TINY_SWAPS = 40, 1000
@@ -157,3 +160,33 @@ def test_twins_share_what_no_blend_changes(moe: Moe, backend: str) -> None:
     assert np.abs(other.classify(inputs) - before).max() > 0
     assert one.columns == other.columns == engine.columns
     assert not one.writes
+
+
+class Fewest(Backend):
+    """The members that have no default, as docs/backends.md has it: its logits are the first weights of the blend."""
+
+    columns = ("first", "second")
+
+    def __init__(self, blend: Blend) -> None:
+        self.blend = blend
+
+    def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
+        self.blend = blend
+
+    def twin(self, moe: Moe) -> "Fewest":
+        return Fewest(self.blend)
+
+    def classify(self, inputs: Inputs) -> FloatArray:
+        return np.tile(self.blend[:2], (len(inputs["input_ids"]), 1))
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_a_backend_of_few_members_is_served_and_swapped(moe: Moe, spare: bool) -> None:
+    engine = Engine(moe, backend=lambda *_, **__: Fewest(np.eye(8)[0]), spare=spare)
+    assert engine.logits(TEXTS[:3]).tolist() == [[1.0, 0.0]] * 3
+    staged = engine.prepare(np.eye(8)[1])
+    assert engine.logits(TEXTS[:1], live=staged).tolist() == [[0.0, 1.0]]
+    assert engine.sane(TEXTS[0], staged)
+    engine.commit(staged)
+    assert engine.logits(TEXTS[:1]).tolist() == [[0.0, 1.0]]
+    assert (engine.writes, engine.available, engine.live.backend.loss) == (False, True, None)

@@ -16,6 +16,7 @@ from tanbr.fleet.learner import LearnerHost
 from tanbr.fleet.ray.config import ClusterConfig
 from tanbr.fleet.replica import LearnerGone
 from tanbr.serve.build import build
+from tanbr.serve.config import StartConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.service import Service
 from tanbr.serve.web import logs
@@ -113,12 +114,17 @@ class LearnerActor:
 def _open_host(config: ClusterConfig) -> LearnerHost:
     """Start the learner; one that was killed may hold the folder for another moment."""
     metrics = Metrics()
-    given = {name: getattr(config, name) for name in ("experts", "blend_only", "router", "monitor", "state", "history")}
-    given |= {name: getattr(config, name) for name in ("survey", "warm_start", "groups", "adopt", "force")}
+    given = config.model_dump(include=StartConfig.model_fields.keys() - {"token_file", "admin_token_file"})
 
     def make(make_engine: Callable[..., Engine]) -> Service:
-        observer = Observers([metrics, logs.Journal()])
-        return build(config.checkpoint, config=config.serve, observer=observer, make_engine=make_engine, **given)
+        return build(
+            **given,
+            config=config.serve,
+            router=config.router,
+            monitor=config.monitor,
+            observer=Observers([metrics, logs.Journal()]),
+            make_engine=make_engine,
+        )
 
     ends = time.monotonic() + UNLOCKED
     while True:

@@ -27,11 +27,10 @@ from tanbr.lab.train.config import FinetuneConfig
 from tanbr.lab.train.objectives import Batch, Batches, Objective
 from tanbr.lab.train.run import OnStep, Run
 from tanbr.lab.world import Ready, StreamWorld
-from tanbr.loop import Learner, turn
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig, RewardConfig
 from tanbr.loop.rewards import Tally
-from tanbr.loop.turn import Rules, first
+from tanbr.loop.turn import Learner, Rules, first, turn
 from tanbr.merge import Moe
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.types import Blend, FloatArray
