@@ -111,15 +111,12 @@ def test_a_simulated_and_a_served_slot_give_the_same_learner(
     world = StreamWorld(Model(moe).answer, SPACE, credit=credit, delay=delay, probes=PROBES)
     rules = Rules(LoopConfig.model_validate(settings), StartBlend(None, experts=K, own_experts=OWN), models)
     simulated = first(rules, world, router=router(), monitor=monitor(taught), tasks=V)
+    said: list[FloatArray] = []
     reasons, coming = [], [list[Feedback]() for _ in range(delay)]
     for rows in stream(seed=1):
         same(simulated, live.learner, tmp_path)
-        earned: list[float] = []
-
-        def collect(of: Any, meant: Any, earned: list[float] = earned) -> None:
-            earned.extend(SPACE.rewards(of, meant).tolist())
-
-        simulated, _ = world.play(simulated, rows, collect)
+        simulated, _ = world.play(simulated, rows, lambda _, meant: said.append(meant))
+        earned = SPACE.rewards(rows, said[-1]).tolist()
         answered = live.submit([row.text for row in rows]).result(30)
         coming.append([feedback(credit, *one) for one in zip(rows, answered.request_ids, earned, strict=True)])
         live.feedback(coming.pop(0))

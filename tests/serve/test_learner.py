@@ -5,6 +5,7 @@ import sqlite3
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,15 @@ from tanbr.errors import StateError
 from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.monitor import Monitor
+from tanbr.router.shell import lone_root
 from tanbr.serve.engine import Engine
 from tanbr.serve.learner import MOST_PAUSE, LearnerThread
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import Feedback, Phase, Reason, ServiceError
 from tanbr.serve.service import Service
 from tanbr.serve.store import Store
+from tanbr.serve.view import view_of
+from tanbr.types import Decision, Terms
 
 OWN = tuple(range(V))  # of the embedded model, the expert of each task
 
@@ -67,19 +71,6 @@ def test_without_feedback_the_start_blend_stays_and_answers_as_the_even_one_does
     live.stop()
 
 
-def test_a_proportional_start_blend_follows_the_mix(tmp_path: Path, taught: Path) -> None:
-    live = service(tmp_path, taught, explore="careful", own_experts=OWN)
-    live.start()
-    sentiment = [row.text for row in tiny.generate("sentiment", 32, seed=5, split="test")]
-    for _ in range(3):
-        live.submit(sentiment).result(30)
-        live.end_slot()
-    now = live.state()
-    np.testing.assert_allclose(now.blend, now.task_mix, atol=0.05)
-    assert now.blend.argmax() == 6
-    live.stop()
-
-
 # --- feedback ---------------------------------------------------------------------------------------------------------
 
 
@@ -114,15 +105,6 @@ def test_late_feedback_is_told_whatever_operators_and_the_guard_do(live: Service
     live.end_slot()
     live.end_slot()
     assert told(live) == 32 + counted  # and once
-
-
-def test_a_worthless_rollback_reaches_the_router_where_feedback_is_off(tmp_path: Path, taught: Path) -> None:
-    live = service(tmp_path, taught, router=Ledger(), rewards={"feedback": 0.0, "labels": 0.0, "shadow": 0.0})
-    live.start()
-    live.end_slot()
-    live.rollback()
-    assert told(live) == live.learner.rules.config.guard.least_count
-    live.stop()
 
 
 def posterior(live: Service, text: str) -> Any:
@@ -174,20 +156,6 @@ def test_a_state_that_was_deleted_under_the_server_is_not_made_anew_in_parts(tmp
         live.end_slot()
     assert not live.stop()  # what was learned is not saved, and that is said
     assert not (tmp_path / "state").exists()
-
-
-def test_rewards_of_texts_unlike_any_task_are_left_out(tmp_path: Path, taught: Path) -> None:
-    live = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 0})
-    live.start()
-    rubbish = [f"⊗⊘ {n}§§ ⟦qqqqzzzz⟧ xkcdvvv{n}" for n in range(20)]
-    known = [row.text for row in tiny.generate("sentiment", 20, seed=9, split="test")]
-    for texts, reward in ((rubbish, 0.0), (known, 1.0)):
-        ids = live.submit(texts).result(30).request_ids
-        assert live.feedback([Feedback(i, reward=reward) for i in ids]).accepted == 20
-    live.end_slot()
-    record = live.slots(2)[1]
-    assert record.total_reward > 0.9  # half of the rewards were 0
-    live.stop()
 
 
 # --- one address among nine -------------------------------------------------------------------------------------------
@@ -460,6 +428,22 @@ def test_a_router_that_does_not_explain_itself_serves_all_the_same(tmp_path: Pat
     assert "the router does not explain itself: ValueError" in live.state().alarms[0].text
     assert live.tree() is None
     live.stop()
+
+
+def test_a_choice_of_the_router_s_is_explained_with_its_regret() -> None:
+    tree, mix = lone_root(2, 2), np.full(2, 0.5)
+    tree.value[:] = 0.75
+    chosen = Decision(1, mix, [1.0, 0.0], terms=(Terms(mean=0.5, uncertainty=0.25, candidates=9),))
+    for decision, known in ((chosen, tree), (chosen, None), (None, tree)):
+        learner: Any = SimpleNamespace(router=SimpleNamespace(tree=known), slot=SimpleNamespace(decision=decision))
+        seen = view_of(learner)
+        assert seen.tree is known
+        if decision is None or known is None:
+            assert (seen.why, np.isnan(seen.regret)) == (None, True)
+        else:
+            assert seen.why is not None
+            assert "of 9 blends this one may earn most for the mix: 0.500 is expected" in seen.why.sentence
+            assert seen.regret == pytest.approx(0.25)
 
 
 def test_requests_unlike_any_task_are_an_alarm_once(tmp_path: Path, taught: Path) -> None:
