@@ -56,13 +56,6 @@ def test_planted_families_are_found_in_the_order_of_their_first_experts() -> Non
     assert clustered(apart(points), into=6) == groups
 
 
-def test_the_lists_inside_a_group_say_how_it_was_joined() -> None:
-    points = np.array([0.0, 1.0, 0.1, 1.1, 9.0])[:, None]
-    groups = clustered(apart(points), into=2)
-    assert groups.members == ((0, 2, 1, 3), (4,))
-    assert groups.nodes == (((0, 2), (1, 3)), 4)
-
-
 def test_experts_that_are_all_alike_still_make_as_many_groups() -> None:
     groups = clustered(np.zeros((9, 9)), into=4)
     assert len(groups) == 4
