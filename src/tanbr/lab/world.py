@@ -96,7 +96,7 @@ class StreamWorld:
         learner = observe(learner, seen, came)
         reward, counts = self._space.slot_reward(rows, earned)
         held = np.bincount(places, minlength=len(slot.blends)) / max(1, len(places))
-        record = SlotRecord(slot.number, slot.versions[0], slot.task_mix, held @ slot.blends, reward, counts)
+        record = SlotRecord(slot.number, self._versions, slot.task_mix, held @ slot.blends, reward, counts)
         judged = learner.guard.judged(learner.trust, learner.rules.config.guard)
         forced = None if judged is None or learner.pin is not None else learner.dismissing(*judged)
         if judged is not None and forced is not None:
