@@ -178,6 +178,10 @@ def simulate(
     groups: Annotated[Path | None, Option(exists=True, help="From `inspect --groups`, for the method grouped.")] = None,
     rehearse: Annotated[bool, Option("--rehearse", help="Draw from held-back train rows, not from dev sets.")] = False,
     answers: Answers = "labels",
+    rewards: Annotated[
+        Literal["labels", "rewards"],
+        typer.Option(help="What clients send back: labels, which name their tasks, or only a reward."),
+    ] = "labels",
     record: Annotated[Path | None, Option(help="Also write the first seed's stream to this file.")] = None,
     replay: Annotated[Path | None, Option(help="Instead: run routers over the record of a server's --state.")] = None,
     workers: Annotated[int, Option(min=1, help="Number of processes, with one thread each.")] = 1,
@@ -207,7 +211,8 @@ def simulate(
     folder = checkpoint or embedded.path()
     study = Study(
         checkpoint=folder, **over, data=data, traffic=traffic, alpha=alpha, period=period, slots=slots,
-        requests=requests, pool=pool, rehearse=rehearse, config=config, answers=answers, groups=groups, device=device,
+        requests=requests, pool=pool, rehearse=rehearse, config=config, answers=answers,
+        rewards=rewards, groups=groups, device=device,
         survey=survey or (None if over.get("experts") else folder / "survey.json"),
     )  # fmt: skip
     asked = registry.methods((methods or DEFAULT_METHODS).split(","), models=counts, merging=method or study.merging)

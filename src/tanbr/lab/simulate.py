@@ -28,6 +28,7 @@ from tanbr.lab.tasks import traffic
 from tanbr.lab.tasks.traffic import Stream, Traffic
 from tanbr.lab.train.checkpoints import digest
 from tanbr.lab.train.run import Interruption
+from tanbr.lab.world import Credit
 from tanbr.merge import open as open_moe
 from tanbr.merge.sources.expert_list import is_list, read_list
 from tanbr.moe.device import device_of
@@ -60,6 +61,7 @@ class Study:
     survey: Path | None = None
     config: Path | None = None
     answers: AnswersBy = "labels"
+    rewards: Credit = "labels"  # what clients send back
     groups: Path | None = None  # what `tanbr inspect --groups` wrote
     device: str = "cpu"  # where models answer; results do not depend on it
 
@@ -95,7 +97,9 @@ class Study:
         groups = None
         if self.groups is not None:
             groups = Groups.load(self.groups).check(moe.num_experts, moe.fingerprint, source=self.groups)
-        bench = Bench(moe, corpus, settings, surveys=self.survey, answers_by=self.answers, groups=groups)
+        bench = Bench(
+            moe, corpus, settings, surveys=self.survey, answers_by=self.answers, groups=groups, credit=self.rewards
+        )
         if self.survey is not None:
             bench.survey  # noqa: B018  (one that does not fit is refused here)
         return bench
@@ -112,6 +116,7 @@ class Study:
             "pool": sum(map(len, bench.corpus.stream.values())),
             "traffic": kind,
             **({"answers": self.answers} if self.answers != "labels" else {}),
+            **({"rewards": self.rewards} if self.rewards != "labels" else {}),
             **(drawn if synthetic else {}),
             "survey": one.bench(bench).known.digest if one.surveyed else None,
             **one.bench(bench).moe.method.facts,
