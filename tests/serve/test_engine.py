@@ -17,7 +17,7 @@ from tanbr.merge import open as open_moe
 from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.engine import Engine
 from tanbr.serve.panel import Assignment, Lineup, Live, within
-from tanbr.types import PanelDecision
+from tanbr.types import Decision
 
 TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 6, seed=5, split="test")]
 
@@ -371,8 +371,8 @@ def test_a_model_that_writes_is_checked_before_and_while_it_answers(tmp_path: Pa
 # --- which request goes to which model --------------------------------------------------------------------------------
 
 MIX = np.array([0.5, 0.25, 0.25])
-PANEL = PanelDecision(0, MIX, np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[0.9, 0.2, 0.2], [0.1, 0.6, 0.8]]))
-ASSIGNMENT = Assignment(PANEL, Recogniser(("a", "b", "c"), MIX, None, grouped=False))
+PANEL = Decision(0, MIX, np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[0.9, 0.2, 0.2], [0.1, 0.6, 0.8]]))
+ASSIGNMENT = Assignment(PANEL, Recogniser(("a", "b", "c"), MIX, None))
 
 
 def seen(*posteriors: list[float], novel: tuple[int, ...] = ()) -> Recognition:

@@ -27,7 +27,7 @@ from tanbr.serve.panel import Assignment, Lineup
 from tanbr.serve.queue import Queue, threads_each, worker_count
 from tanbr.serve.records import Answered, Generated, ServiceError, Stopping
 from tanbr.serve.sampling import Manner
-from tanbr.types import PanelDecision
+from tanbr.types import Decision
 
 Made = Callable[..., tuple[Queue, "SimpleQueue[Message]"]]
 
@@ -488,8 +488,8 @@ def test_the_first_answer_or_error_of_a_job_counts_and_a_client_that_gave_up_get
 
 def test_a_panel_divides_a_job_and_the_answers_come_in_the_order_of_the_texts() -> None:
     mix = np.full(3, 1 / 3)
-    panel = PanelDecision(0, mix, np.eye(3), np.eye(3))  # a model for each task
-    recogniser = Recogniser(("x", "y", "z"), mix, None, grouped=False)
+    panel = Decision(0, mix, np.eye(3), np.eye(3))  # a model for each task
+    recogniser = Recogniser(("x", "y", "z"), mix, None)
     posteriors = np.eye(3)[[1, 0, 1, 0]]
     seen = Recognition(np.zeros(4, np.uint64), posteriors, np.ones(4), np.zeros((4, 0)), informed=True)
     job = Job(["a", "b", "c", "d"], cut=(0, 5, 0, 0), seen=seen)
