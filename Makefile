@@ -42,12 +42,13 @@ $(ENGINES)/.ready:
 engines: $(READY) $(ENGINES)/.ready  ## drive a real vLLM, in an environment of its own, and a real Ray (some minutes)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	@TANBR_VLLM_PYTHON=$(abspath $(ENGINES)/bin/python) TANBR_VLLM_RESULTS=docs/results/vllm/swaps.json \
-		$(BIN)/python -m pytest -q tests/serve/engines/test_real_vllm*.py tests/serve/ray
+		$(BIN)/python -m pytest -q tests/engines/test_real_vllm*.py tests/fleet/ray
 
-check: $(READY)  ## lint, formatting, types, layering
+check: $(READY)  ## lint, formatting, types, layering, budgets
 	@echo "==> ruff" && $(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@echo "==> mypy" && $(BIN)/mypy
 	@echo "==> import-linter" && $(BIN)/lint-imports
+	@echo "==> budgets" && $(BIN)/python tools/house.py
 
 docs: $(READY)  ## build the documentation's site in out/site; a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "==> out/site/index.html"

@@ -30,6 +30,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from transformers.utils import logging
 
 import tanbr
+from merge import anonymous
 from tanbr.merge import Moe
 from tanbr.merge.skeleton import locate
 
@@ -142,23 +143,18 @@ def memory(folder: Path, *, experts: int) -> dict[str, int]:
 
 def held(folder: Path, *, experts: int) -> dict[str, int]:
     """Bytes beyond mapped files (anonymous memory): of a model that blends are merged into again and again."""
-    before = _anonymous()
+    before = anonymous()
     moe = tanbr.open(folder / "base", experts=[folder / str(k) for k in range(experts)])
     model = moe.dense()
     peak = 0
     for seed in range(3):
         blend = np.random.default_rng(seed).dirichlet(np.full(experts, 5.0))
         for _ in moe.tensors(blend, into=lambda name: locate(model, name), changing=True):
-            peak = max(peak, _anonymous() - before)
+            peak = max(peak, anonymous() - before)
         moe.release()
     base = sum(moe.checkpoint.tensor(f"base:{name}").nbytes for name in moe.plan.shapes)
     adapters = sum((folder / str(k) / "adapter_model.safetensors").stat().st_size for k in range(experts))
-    return {"base": base, "adapters": adapters, "peak": peak, "after": _anonymous() - before}
-
-
-def _anonymous() -> int:
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
+    return {"base": base, "adapters": adapters, "peak": peak, "after": anonymous() - before}
 
 
 def main() -> None:

@@ -100,12 +100,15 @@ def measure(other: Path, work: Path, *, size: str, rounds: int, threads: int) ->
 def main() -> None:
     """Measure, show, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("other", type=Path, help="folder of the other checkout")
+    parser.add_argument("other", type=Path, nargs="?", default=HERE, help="folder of the other checkout, or this one")
+    parser.add_argument("--quick", action="store_true", help="the tiny model, two rounds")
     parser.add_argument("--size", default="minilm", choices=["quick", "minilm", "base"])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
+    if args.quick:
+        args.size, args.rounds = "quick", 2
     with tempfile.TemporaryDirectory() as work:
         found = measure(args.other.resolve(), Path(work), size=args.size, rounds=args.rounds, threads=args.threads)
     found |= {

@@ -18,17 +18,17 @@ from typing import Any
 
 import numpy as np
 
+from tanbr.fleet.fleet import Fleet, Hello, Order, Proposal, Reply, Report, Welcome
+from tanbr.fleet.replica import Link, ReportBox
+from tanbr.lab.corpus import taught_monitor
+from tanbr.lab.tasks import tiny
 from tanbr.monitor import Monitor
-from tanbr.serve.build import build, taught_monitor
+from tanbr.serve.build import build
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.fleet.fleet import Fleet
-from tanbr.serve.fleet.link import Link
-from tanbr.serve.fleet.messages import Hello, Order, Proposal, Reply, Report, Welcome
-from tanbr.serve.fleet.outbox import ReportBox
 from tanbr.serve.lineage import MadeFor
-from tanbr.serve.lineup import Lineup, Live, Staged
 from tanbr.serve.messages import Answers
-from tanbr.tasks import tiny
+from tanbr.serve.panel import Lineup, Live, Staged
+from tanbr.state import to_arrays
 
 K, V, COLUMNS = 8, 8, 15
 MADE_FOR = MadeFor((), K, "average", "0" * 32)
@@ -67,6 +67,10 @@ class Port:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
+    def __call__(self, method: str, message: Any) -> Any:
+        """Call one of those below."""
+        return getattr(self, method)(message)
+
     def hello(self, hello: Hello) -> Welcome:
         """Be taken in."""
         return Welcome(self._fleet.hello(hello), None, None, None, (), b"")  # type: ignore[arg-type]
@@ -77,12 +81,6 @@ class Port:
         reply = asked.result() if asked.done() else self._fleet.idle(report.member)
         back: Reply = pickle.loads(pickle.dumps(reply))
         return back
-
-    def leave(self, report: Report) -> None:
-        """Go."""
-
-    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Nothing."""
 
 
 class Everyone:
@@ -153,13 +151,13 @@ def sizes() -> dict[str, int]:
 
 
 def slot_bytes(count: int) -> dict[str, int]:
-    """Bytes that a slot of so many texts, each another one, sends up, and what sums for `Monitor.merge` would have."""
+    """Bytes that a slot of so many texts, each another one, sends up, and what a sample of the slot would have sent."""
     monitor = taught_monitor(seed=0, per_task=30)
     rows = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, count // V + 1, seed=6)][:count]
     texts = tuple(f"{number} {row}" for number, row in enumerate(rows))
     counted = Monitor(monitor.tasks, monitor.method, config=monitor.config)
     counted.count(monitor.snapshot().recognise(texts))
-    sums = {name: array for name, array in counted._arrays().items() if name.startswith("slot.")}
+    sums = to_arrays(counted._state.slot)
     ids = tuple(os.urandom(12) for _ in texts)
     lot = Answers(8, 7, 0.0, ids, texts, np.zeros((count, COLUMNS)), np.zeros(count), None)
     return {
@@ -184,7 +182,7 @@ def intake(texts: int = 9600) -> float:
             started = time.process_time()
             for message in pickle.loads(lot):
                 service.put(message)
-            service.learner.read()
+            service.learning.read()
             best = max(best, texts / (time.process_time() - started))
         service.store.close()
     return best

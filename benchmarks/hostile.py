@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from serving.attacks import Attack, Attacker
+from serving.attacks import Attack, Attacker, request
 from serving.processes import TOKEN as ADMIN_TOKEN
 from serving.processes import resident, tanbr
 
@@ -77,8 +77,8 @@ def judged(status: int, body: bytes) -> str | None:
 def send(where: tuple[str, int], attack: Attack) -> list[tuple[int, bytes]]:
     """Send an attack and read all the answers to it; a client that closes its side may have to ask again with it open.
 
-    Half-closed, it need not wait until what is no whole request is given up; but the server takes it for one that
-    leaves, and cancels an answer that takes longer than a second.
+    Half-closed, it need not wait until what is no whole request is given up; but the server takes it for one that has
+    left, and does not answer its whole requests.
     """
     return _sent(where, attack, half_closed=True) or (_sent(where, attack, half_closed=False) if attack.stays else [])
 
@@ -137,20 +137,25 @@ def attack(
 
 
 def crowd(url: str, *, connections: int = CROWD) -> dict[str, int]:
-    """Hold more connections open than the server takes, from one address, and ask for its health from there."""
-    parts = urlsplit(url)
-    where, get = (str(parts.hostname), int(parts.port or 80)), b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    healthy = others = 0
-    with ExitStack() as stack:
-        other = stack.enter_context(Customer.client(url))
-        for _ in range(connections):
-            held = stack.enter_context(socket.create_connection(where, timeout=20))
-            held.sendall(get[:-4])  # amid its head: this one does not rest
-        for _ in range(20):
-            healthy += httpx2.get(f"{url}/healthz", timeout=20).is_success
-            with suppress(httpx2.HTTPError):
-                others += other.get("/v1/state").is_success
-    return {"connections": connections, "health_asked": 20, "health_answered": healthy, "other_client_answered": others}
+    """Hold more connections open than the server takes, from one address, and ask for its health from there.
+
+    They stop amid a head, amid a body, and before they say anything.
+    """
+    parts, healthy, others = urlsplit(url), 0, 0
+    where = (str(parts.hostname), int(parts.port or 80))
+    for said in (request("/healthz", method="GET")[:-4], request("/v1/classify", b"{" * 1000)[:-999], b""):
+        with ExitStack() as stack:
+            other = stack.enter_context(Customer.client(url))
+            for _ in range(connections):
+                held = stack.enter_context(socket.create_connection(where, timeout=20))
+                with suppress(OSError):
+                    held.sendall(said)
+            for _ in range(20):
+                with suppress(httpx2.HTTPError):
+                    healthy += httpx2.get(f"{url}/healthz", timeout=20).is_success
+                with suppress(httpx2.HTTPError):
+                    others += other.get("/v1/state").is_success
+    return {"connections": connections, "health_asked": 60, "health_answered": healthy, "other_client_answered": others}
 
 
 class Customer:

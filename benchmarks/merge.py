@@ -25,7 +25,7 @@ import torch
 import transformers
 
 import tanbr.merge
-from tanbr.experiments.paper.random_moe import random_checkpoint
+from tanbr.lab.paper.timing import random_checkpoint
 
 THREADS = 2
 FULL = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "num_experts": 8}
@@ -148,12 +148,12 @@ def memory(folder: Path) -> dict[str, Any]:
 def _memory_of(folder: Path) -> dict[str, float]:
     moe = tanbr.merge.open(folder)
     K = moe.num_experts
-    start = _anonymous()
+    start = anonymous()
     peak, stop = [start], threading.Event()
 
     def watch() -> None:
         while not stop.wait(0.001):
-            peak.append(_anonymous())
+            peak.append(anonymous())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -167,7 +167,8 @@ def _memory_of(folder: Path) -> dict[str, float]:
     return {"dense_bytes": size, "peak_bytes": max(peak) - start, "above_dense": (max(peak) - start) / size - 1}
 
 
-def _anonymous() -> int:
+def anonymous() -> int:
+    """Bytes that this process holds beyond mapped files."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -207,38 +208,12 @@ def _line(x: list[float], y: list[float]) -> tuple[float, float, float]:
     return float(slope), float(offset), float(1 - residual.var() / np.var(y))
 
 
-def _draw(figures: dict[str, Any], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plot, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    named = figures["rates"]["contenders"]
-    shares = [100 * value["best_of_best_reader"] for value in named.values()]
-    colours = ["0.7" if name in READERS else "tab:blue" if name == "merge" else "tab:orange" for name in named]
-    axes[0].barh([name.replace("_", " ") for name in named], shares, color=colours)
-    axes[0].invert_yaxis()
-    axes[0].axvline(80, color="0.3", linestyle=":")
-    axes[0].set_xlabel("rate of the best round, % of the fastest reader")
-    for ax, axis, label in ((axes[1], "experts", "experts K"), (axes[2], "layers", "layers per stack (K = 8)")):
-        points, line = figures["lines"][axis], figures["lines"][f"{axis}_line"]
-        x = [p["at"] for p in points]
-        spread = [[p["seconds"] - p["seconds_low"] for p in points], [p["seconds_high"] - p["seconds"] for p in points]]
-        ax.errorbar(x, [p["seconds"] for p in points], yerr=spread, fmt="o", color="tab:blue")
-        ax.plot(x, [line["slope_s"] * value + line["offset_s"] for value in x], color="0.5")
-        ax.set_xlabel(label)
-        ax.set_ylabel("seconds per merge")
-        ax.set_title(f"straight line, R² = {line['r_squared']:.3f}", fontsize=10)
-    plot.savefig(path, dpi=130)
-
-
 def main() -> None:
-    """Measure, print a table, write JSON and a picture."""
+    """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small model, under a minute")
     parser.add_argument("--repeats", type=int, default=None)
-    parser.add_argument("--out", type=Path, default=None, help="JSON file; a picture is put beside it")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file")
     parser.add_argument("--memory-of", type=Path, default=None, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(THREADS)
@@ -267,8 +242,6 @@ def main() -> None:
         figures["lines"] = lines(work, quick=arguments.quick, repeats=repeats)
     _show_lines(figures)
     _keep(arguments.out, figures)
-    if arguments.out:
-        _draw(figures, arguments.out.with_suffix(".png"))
 
 
 def _keep(out: Path | None, figures: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ import transformers
 
 import tanbr
 from merge import FULL, QUICK
-from tanbr.experiments.paper.random_moe import random_checkpoint
+from tanbr.lab.paper.timing import random_checkpoint
 from tanbr.merge.gram_matrices import FOLDER, FOLDER_MERGED, write_gram_matrices
 from tanbr.merge.methods import METHODS
 

@@ -34,13 +34,12 @@ import ray
 from ray import serve as ray_serve
 
 from serving.models import with_tasks
+from tanbr.fleet.ray import ClusterConfig, app, run
+from tanbr.fleet.ray.learner import NAMESPACE, RayMachine, name_of
+from tanbr.lab.tasks import tiny
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.ray import ClusterConfig, app, run
-from tanbr.serve.ray.learner import NAMESPACE, name_of
-from tanbr.serve.ray.machine import RayMachine
 from tanbr.serve.store import FILE
 from tanbr.serve.web.config import HttpConfig
-from tanbr.tasks import tiny
 
 PORT = 8672
 PAUSE = 0.05  # seconds of a client between two requests under kills: what is killed should start again, too
@@ -161,7 +160,7 @@ def stretch(replica_kills: int, learner_kills: int, *, replicas: int, seconds: f
     """Kill at most so many replicas and learners, for so many seconds at most."""
     state = Path(tempfile.mkdtemp()) / "state"
     serve = ServeConfig(slot_seconds=5.0, explore="always", merge_share=1.0)
-    config = ClusterConfig(state=state, replicas=replicas, http=HttpConfig(port=PORT), serve=serve, patience=30.0)
+    config = ClusterConfig(state=state, replicas=replicas, http=HttpConfig(port=PORT), serve=serve)
     killed: Counter[str] = Counter()
     every = replica_kills / max(1, learner_kills)
     with served(config):
@@ -245,7 +244,7 @@ def restart(given: argparse.Namespace) -> dict[str, Any]:
     """Replace every replica by a new one, as a new setting does, while clients ask and give feedback."""
     state = Path(tempfile.mkdtemp()) / "state"
     serve = ServeConfig(slot_seconds=5.0, explore="always", merge_share=1.0)
-    config = ClusterConfig(state=state, replicas=2, http=HttpConfig(port=PORT), serve=serve, patience=30.0)
+    config = ClusterConfig(state=state, replicas=2, http=HttpConfig(port=PORT), serve=serve)
     seconds = []
     with served(config):
         processes, ends, out = clients(give_feedback, 2, 4)
@@ -253,7 +252,8 @@ def restart(given: argparse.Namespace) -> dict[str, Any]:
         for number in range(given.rounds):
             before = members(config)
             started = time.monotonic()
-            ray_serve.run(app(config.model_copy(update={"linger": config.linger + 1 + number})), name=config.name)
+            other = config.http.model_copy(update={"stop_seconds": config.http.stop_seconds + 1 + number})
+            ray_serve.run(app(config.model_copy(update={"http": other})), name=config.name)
             while members(config) & before or len(members(config)) < 2:
                 time.sleep(0.2)
             seconds.append(round(time.monotonic() - started, 1))

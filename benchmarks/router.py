@@ -20,7 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # both sides of a comparison on o
 import numpy as np
 import torch
 
-from tanbr.experiments.paper.fig6 import (
+from tanbr.lab.paper.fig6 import (
+    ASKED,
     EVEN,
     TASKS,
     WIDTH,
@@ -30,16 +31,14 @@ from tanbr.experiments.paper.fig6 import (
     steps_to_leaves,
 )
 from tanbr.router import Tanbr
-from tanbr.router.algorithm1 import Algorithm1
-from tanbr.router.confidence import DiagonalConfidence
-from tanbr.router.network import unit
+from tanbr.router.paper import Algorithm1, DiagonalConfidence, PaperState, unit
 
 
 class PlainTorch:
     """The decision as one would first write it: autograd for each candidate, a diagonal Z as one long vector."""
 
-    def __init__(self, router: Algorithm1) -> None:
-        belief, tree = router.state.belief, router.state.tree
+    def __init__(self, router: Algorithm1, state: PaperState) -> None:
+        belief, tree = state.belief, state.tree
         self.weights = [torch.tensor(theta, requires_grad=True) for theta in belief.theta]
         assert isinstance(belief.Z, DiagonalConfidence)
         self.z = torch.cat([torch.tensor(layer).flatten() for layer in belief.Z.diagonal])
@@ -65,13 +64,13 @@ class PlainTorch:
 def decision_speed(*, repeats: int) -> dict[str, Any]:
     """Algorithm 1's lines 3 to 7 over 20 leaves at K = 192, next to PyTorch."""
     router = paper_router(192)
-    steps_to_leaves(router)
-    plain = PlainTorch(router)
-    chosen = router.choose(EVEN, [])[1]
+    state, _ = steps_to_leaves(router)
+    plain, rng = PlainTorch(router, state), np.random.default_rng(0)
+    chosen = router.choose(state, ASKED, rng).why
     assert abs(float(plain.bounds().max()) - chosen.bound) < 1e-9, "the two must agree before they race"
     rows: dict[str, list[float]] = {"ours": [], "torch": []}
     for _ in range(repeats):  # side by side, so that a busy machine slows both alike
-        rows["ours"].append(milliseconds(lambda: router.choose(EVEN, []), repeats=3, loops=50)["median"])
+        rows["ours"].append(milliseconds(lambda: router.choose(state, ASKED, rng), repeats=3, loops=50)["median"])
         rows["torch"].append(milliseconds(plain.bounds, repeats=3, loops=2)["median"])
     ratios = [slow / fast for slow, fast in zip(rows["torch"], rows["ours"], strict=True)]
     return {

@@ -24,7 +24,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from serving import backends, faults, memory, picture, speed
+from serving import backends, faults, memory, speed
 from tanbr.files import write_atomically
 
 Section = Callable[[dict[str, Any]], dict[str, Any]]  # what was measured before → what is known now
@@ -117,8 +117,6 @@ def main() -> None:
             console.print(table(results[name]))
             if args.out:
                 write_atomically(args.out, json.dumps(done, indent=1) + "\n")
-    if args.out:
-        picture.draw(results, args.out.with_suffix(".png"))
 
 
 def table(result: dict[str, Any]) -> Table:

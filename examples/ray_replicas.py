@@ -21,7 +21,7 @@ def main() -> set[int] | None:
     if importlib.util.find_spec("ray") is None:
         print('Ray is not installed: pip install "tanbr[ray]"')
         return None
-    from tanbr.serve.ray import ClusterConfig, run  # only where Ray is
+    from tanbr.fleet.ray import ClusterConfig, run  # only where Ray is
 
     stop, ready, saved = threading.Event(), threading.Event(), []
     with tempfile.TemporaryDirectory() as folder:

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx2
 from openai import OpenAI
 
+from tanbr.lab.tasks import tiny
 from tanbr.moe import embedded
 from tanbr.serve.build import build
 from tanbr.serve.config import ServeConfig
@@ -19,7 +20,6 @@ from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.server import address_of, bind, server
-from tanbr.tasks import tiny
 
 
 def main(questions: int = 8) -> int:

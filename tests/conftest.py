@@ -5,17 +5,20 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 from browsing import browser
-from grouping.kindred import write as write_kindred
+from moe.kindred import write as write_kindred
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
+from tanbr.serve.store import Store
 
 __all__ = ["browser"]  # a fixture for every test
 pytest_plugins = ["leftovers"]
@@ -47,3 +50,25 @@ def moe() -> Moe:
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen3-MoE of 64 experts in eight families, expert k of family k mod 8."""
     return write_kindred(tmp_path_factory.mktemp("qwen") / "qwen")
+
+
+@pytest.fixture(scope="session")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """A folder for what takes long to make."""
+    return tmp_path_factory.mktemp("taught")
+
+
+@pytest.fixture(autouse=True)
+def closed_stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close what a test has left open: a process that ends does the same."""
+    opened: list[Store] = []
+    make = Store.__init__
+
+    def remembered(store: Store, *arguments: Any, **named: Any) -> None:
+        make(store, *arguments, **named)
+        opened.append(store)
+
+    monkeypatch.setattr(Store, "__init__", remembered)
+    yield
+    for store in opened:
+        store.close()

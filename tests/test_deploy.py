@@ -10,7 +10,7 @@ import yaml
 from typer.main import get_command
 
 from tanbr.cli import app
-from tanbr.serve.config import ServeConfig
+from tanbr.serve.config import ServeConfig, StartConfig
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -72,9 +72,9 @@ def test_the_unit_runs_what_there_is() -> None:
 def test_ray_serves_configuration_has_settings_that_there_are() -> None:
     config = yaml.safe_load((DEPLOY / "ray-serve.yaml").read_text())
     (application,) = config["applications"]
-    assert application["import_path"] == "tanbr.serve.ray:app"
-    source = (ROOT / "src/tanbr/serve/ray/config.py").read_text()  # read, not imported: that takes Ray
-    fields = set(re.findall(r"^    (\w+): ", source, re.M))
+    assert application["import_path"] == "tanbr.fleet.ray:app"
+    source = (ROOT / "src/tanbr/fleet/ray/config.py").read_text()  # read, not imported: that takes Ray
+    fields = set(re.findall(r"^    (\w+): ", source, re.M)) | set(StartConfig.model_fields)
     assert set(application["args"]) <= fields
     ServeConfig.model_validate(application["args"]["serve"])
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tanbr.baselines import Nucb, RandomBlend, VectorGP
 from tanbr.errors import StateError
+from tanbr.lab.rivals import Nucb, RandomBlend, VectorGP
 from tanbr.router import Tanbr
+from tanbr.router import contract as toy
 from tanbr.state import HEADER, from_arrays, read_state, to_arrays, write_state
-from tanbr.testing import toy
 
 SMALL = {"default": {"pool": 16, "room": 12, "arms": 8}, "paper": {"width": 8}}
 MUTATIONS = int(os.environ.get("MUTATIONS", "300"))

@@ -13,12 +13,12 @@ import torch
 
 from serving.models import checkpoint, texts
 from serving.speed import spread
+from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
 from tanbr.merge.int8 import quantised
 from tanbr.moe import embedded
 from tanbr.serve.backends import BACKENDS, bert_pass
 from tanbr.serve.engine import Engine
-from tanbr.tasks import tiny
 
 ROWS = 80  # of each generated task
 AGREEMENT = 0.995

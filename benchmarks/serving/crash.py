@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from tanbr.lab.corpus import taught_monitor
+from tanbr.lab.settings import parse
+from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.monitor import Monitor
 from tanbr.router import Tanbr
-from tanbr.serve.build import taught_monitor
 from tanbr.serve.service import Service
 from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.server import bind, server
-from tanbr.settings import parse
-from tanbr.tasks import tiny
 
 
 class Counted(Tanbr):

@@ -19,9 +19,9 @@ from typing import Any
 from serving import processes
 from serving.client import Connection, ask, request
 from serving.crash import Counted
+from tanbr.lab.tasks import tiny
 from tanbr.moe import embedded
 from tanbr.serve.store import Store
-from tanbr.tasks import tiny
 
 TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 4, seed=21, split="test")]
 TASK = "sentiment"

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from tanbr.lab.tasks import tiny
 from tanbr.moe import embedded
 from tanbr.moe.families.bert import BertMoeConfig, BertMoeForSequenceClassification
-from tanbr.tasks import tiny
 from tanbr.tasks.card import FILE
 from tanbr.types import Text
 

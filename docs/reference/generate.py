@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from tanbr.cli import app
-from tanbr.settings import Config
+from tanbr.lab.settings import Config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

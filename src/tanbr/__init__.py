@@ -10,7 +10,7 @@ Three stages that can be used alone:
 from typing import TYPE_CHECKING, Any
 
 from tanbr.errors import TanbrError
-from tanbr.types import Decision, PanelDecision, SlotMix, SlotRecord
+from tanbr.types import Decision, SlotMix, SlotRecord
 
 if TYPE_CHECKING:
     from tanbr.merge import Moe, open  # noqa: A004
@@ -22,7 +22,6 @@ __all__ = [
     "Decision",
     "Moe",
     "Monitor",
-    "PanelDecision",
     "SlotMix",
     "SlotRecord",
     "Tanbr",

@@ -31,7 +31,7 @@ def write_atomically(path: str | Path, data: bytes | str, *, mode: int = 0o644) 
         Path(partial).replace(path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the new name, too: whoever deletes what this replaces may do so now
+            os.fsync(folder)  # the new name, too: from now on what it replaces may be deleted
         finally:
             os.close(folder)
     except OSError as error:

@@ -1,6 +1,7 @@
 """A state as one file: plain arrays and a JSON header, checked by version and checksum, written atomically.
 
-What changes in a router is one frozen value; `to_arrays` names its arrays, `from_arrays` builds an equal value.
+What changes in a router or a monitor is one frozen value; `to_arrays` names its arrays, `from_arrays` builds an equal
+value.
 """
 
 import hashlib
@@ -43,12 +44,12 @@ def read_state(path: str | Path) -> tuple[dict[str, Any], Arrays]:
     if not path.exists():
         raise StateError(f"there is no saved state at {path}")
     if not path.is_file():
-        raise StateError(f"{path} is no file; a saved state is one")
+        raise StateError(f"{path} is no file, and a saved state is one file")
     try:
         arrays = _members(path.read_bytes())
         label = json.loads(arrays.pop(HEADER).tobytes())
         version, checksum, header = label["version"], label["checksum"], dict(label["header"])
-    except Exception as error:  # whatever it is that these bytes make the readers of zip, arrays or JSON stumble over
+    except Exception as error:  # damaged bytes can make the readers of zip, arrays and JSON raise anything
         raise StateError(f"{path} is not a whole state ({_said(error)}); restore it from a copy") from None
     if version != VERSION:
         raise StateError(f"{path} has state version {version}, this tanbr reads {VERSION}; use the tanbr that wrote it")
@@ -58,9 +59,11 @@ def read_state(path: str | Path) -> tuple[dict[str, Any], Arrays]:
 
 
 def to_arrays(value: Any, prefix: str = "") -> Arrays:
-    """Name the arrays of a frozen value: fields by their names, what is nested behind a dot, tuples by number."""
+    """Name the arrays of a frozen value: fields and keys by name, what is nested behind a dot, tuples by number."""
     if is_dataclass(value):
         parts = {field.name: getattr(value, field.name) for field in fields(value)}
+    elif isinstance(value, Mapping):
+        parts = dict(value)
     elif isinstance(value, tuple):
         parts = {str(place): part for place, part in enumerate(value)}
     else:
@@ -79,13 +82,19 @@ def from_arrays(like: Value, arrays: Arrays) -> Value:
 
 
 def check_alike(arrays: Arrays, expected: Arrays, source: str | Path, *, any_size: bool = False) -> None:
-    """Refuse arrays that are not of the names, types and shapes expected; one that starts empty may have any size."""
+    """Refuse arrays that are not of the names, types and shapes expected.
+
+    An axis that starts empty may have any length, and so may an array that starts with one number.
+    """
     if arrays.keys() != expected.keys():
         odd = sorted(arrays.keys() ^ expected.keys())
         raise StateError(f"{source} is damaged: {odd[0]!r} is missing or does not belong there")
     for name, array in arrays.items():
         like = expected[name]
-        shaped = array.ndim == like.ndim if any_size or like.size <= 1 else array.shape == like.shape
+        free = any_size or like.size == 1
+        shaped = array.ndim == like.ndim and all(
+            free or wanted in (0, length) for length, wanted in zip(array.shape, like.shape, strict=True)
+        )
         if array.dtype != like.dtype or not shaped:
             raise StateError(f"{source} is damaged: {name!r} must be {like.dtype} of shape {like.shape}")
 
@@ -94,6 +103,8 @@ def _built(like: Any, arrays: Arrays, name: str) -> Any:
     if is_dataclass(like) and not isinstance(like, type):
         inner = {f.name: f"{name}.{f.name}" if name else f.name for f in fields(like)}
         return replace(like, **{field: _built(getattr(like, field), arrays, at) for field, at in inner.items()})
+    if isinstance(like, Mapping):
+        return {key: _built(part, arrays, f"{name}.{key}") for key, part in like.items()}
     if isinstance(like, tuple):
         return tuple(_built(part, arrays, f"{name}.{place}") for place, part in enumerate(like))
     return arrays[name].copy() if isinstance(like, np.ndarray) else type(like)(arrays[name])

@@ -5,9 +5,8 @@ the `as_*` functions, which are the only place where shape and range are checked
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, Protocol, Self, TypeAlias, overload
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,41 +26,82 @@ SIMPLEX_TOLERANCE = 1e-6
 UNFORESEEN = 0.02  # share of a slot's requests that no forecast rules out
 
 
+@dataclass(frozen=True)
+class Terms:
+    """Why a blend was chosen: the terms of its upper confidence bound, eq. (u_node)."""
+
+    mean: float  # ψᵀf(x), predicted reward
+    granularity: float = 0.0  # ν₁ρ^h, what the leaf's size may hide
+    uncertainty: float = 0.0  # γ√(gᵀZ⁻¹g/w), or β standard deviations
+    node: int = -1  # the tree's name for the node (`TreeView.node`), -1 when the blend is no node of it
+    depth: int = 0  # h of that node
+    candidates: int = 1  # how many blends were compared
+    baseline: float = 0.0  # predicted reward of the baseline; this and the next two are 0 where a router has none
+    least_gain: float = 0.0  # what the blend is charged with: its gain over the baseline, if it goes badly
+    balance: float = 0.0  # what exploration may be expected to cost from then on, that blend not yet paid
+    evidence: float = 0.0  # for a change of some task's rewards: logarithm of a Bayes factor, the highest of all
+    suspect: int = -1  # that task, -1 where nothing speaks for a change
+    changes: int = 0  # times that a task was found changed, and its rewards of before forgotten
+
+    @property
+    def bound(self) -> float:
+        """The upper confidence bound U."""
+        return self.mean + self.granularity + self.uncertainty
+
+
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """What a router chose for one slot."""
+    """The G blends that a router chose to serve side by side in one slot; one blend is a panel of one.
+
+    `blends` may be given as one blend (K,). What else is left out is unknown: estimates of 0, requests read rightly.
+    """
 
     id: int  # unique within its router; hand it back with the reward
     task_mix: TaskMix  # (V,) the ψ it was asked with
-    blend: Blend  # (K,) the x to serve
-
-
-@dataclass(frozen=True, eq=False)
-class PanelDecision:
-    """The G blends that a router chose to serve side by side in one slot, and which request goes to which."""
-
-    id: int  # unique within its router, among decisions too
-    task_mix: TaskMix  # (V,) the ψ it was asked with
     blends: FloatArray  # (G, K) the x of each model; two may be equal
-    estimates: FloatArray  # (G, V) what each task is taken to earn at each model, optimism included
+    estimates: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # (G, V) reward expected, with optimism
+    confusion: FloatArray | None = None  # (V, V) how each task's requests were said to be read; None: rightly
+    terms: tuple[Terms, ...] = ()  # (G,) why each blend was chosen; empty where the router does not say
+
+    def __post_init__(self) -> None:
+        blends = np.atleast_2d(np.asarray(self.blends, dtype=np.float64))
+        estimates = self.estimates if len(self.estimates) else np.zeros((len(blends), len(self.task_mix)))
+        object.__setattr__(self, "blends", frozen(blends))
+        object.__setattr__(self, "estimates", frozen(estimates))
+
+    @property
+    def blend(self) -> Blend:
+        """The x of the first model: (K,)."""
+        return np.asarray(self.blends[0])
 
     @property
     def task_models(self) -> NDArray[np.intp]:
         """The model that serves each task: (V,)."""
         return np.asarray(self.estimates.argmax(axis=0))
 
-    def assign(self, posteriors: ArrayLike, *, prior: ArrayLike | None = None) -> NDArray[np.intp]:
+    @property
+    def why(self) -> Terms:
+        """The terms of the whole decision: each model's, weighed by the share of the mix that goes to it."""
+        if len(self.terms) < 2:
+            return self.terms[0] if self.terms else Terms(mean=float("nan"))
+        shares = np.bincount(self.task_models, weights=self.task_mix, minlength=len(self.terms))
+        mean, granularity, uncertainty = (
+            float(shares @ [getattr(one, name) for one in self.terms])
+            for name in ("mean", "granularity", "uncertainty")
+        )
+        return replace(self.terms[0], mean=mean, granularity=granularity, uncertainty=uncertainty, node=-1, depth=0)
+
+    def assign(self, posteriors: ArrayLike) -> NDArray[np.intp]:
         """Send requests with posteriors (n, V) over the tasks to models: (n,) numbers from 0 to G − 1.
 
-        The posteriors are re-weighted from the mix that their recogniser assumed (`prior`, even if None) to the
-        slot's own. A request that is like no task (all 0, or NaN) goes to the most even blend.
+        The posteriors assume an even mix and are weighed by the slot's own. A request that is like no task (all 0, or
+        NaN) goes to the most even blend.
         """
         p = np.atleast_2d(np.asarray(posteriors, dtype=np.float64))
-        if p.ndim != 2 or p.shape[1] != len(self.task_mix):
-            raise InputError(f"posteriors must be (n, {len(self.task_mix)}) (got shape {np.shape(posteriors)})")
         tasks = len(self.task_mix)
-        expected = (1.0 - UNFORESEEN) * self.task_mix + UNFORESEEN / tasks
-        weight = p * expected if prior is None else p * expected / np.maximum(as_task_mix(prior, tasks=tasks), 1e-12)
+        if p.ndim != 2 or p.shape[1] != tasks:
+            raise InputError(f"posteriors must be (n, {tasks}) (got shape {np.shape(posteriors)})")
+        weight = p * ((1.0 - UNFORESEEN) * self.task_mix + UNFORESEEN / tasks)
         # Summed row by row, not by BLAS, whose rounding of one request depends on how many there are.
         models = np.einsum("nv,gv->ng", weight, self.estimates).argmax(axis=1)
         models[~(p.sum(axis=1) > 0)] = int((self.blends**2).sum(axis=1).argmin())
@@ -106,35 +146,11 @@ class Account:
 
     slots: int  # told
     explored: int  # of them, off the baseline
-    swaps: int  # times the told blend was another than the one told before
+    swaps: int  # times the chosen blend was another than the one before
     baseline: float  # what the baseline is expected to have earned in the told slots
     gain: float  # what leaving it is expected to have earned beyond that; below 0: what it has cost
     budget: float  # the most that it may be expected to cost
     balance: float  # gain + budget; below 0 the baseline is served
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Why a blend was chosen: the terms of its upper confidence bound, eq. (u_node)."""
-
-    mean: float  # ψᵀf(x), predicted reward
-    granularity: float = 0.0  # ν₁ρ^h, what the leaf's size may hide
-    uncertainty: float = 0.0  # γ√(gᵀZ⁻¹g/w), or β standard deviations
-    node: int = -1  # the tree's name for the node (`TreeView.node`), -1 when the blend is no node of it
-    depth: int = 0  # h of that node
-    candidates: int = 1  # how many blends were compared
-    baseline: float = 0.0  # predicted reward of the baseline; this and the next two are 0 where a router has none
-    least_gain: float = 0.0  # what the blend is charged with: its gain over the baseline, if it goes badly
-    balance: float = 0.0  # what exploration may be expected to cost from then on, that blend not yet paid
-    evidence: float = 0.0  # for a change of some task's rewards: logarithm of a Bayes factor, the highest of all
-    suspect: int = -1  # that task, -1 where nothing speaks for a change
-    changes: int = 0  # times that a task was found changed, and its rewards of before forgotten
-    groups: tuple[float, ...] = ()  # (M,) the blend over groups of experts that it stands for; empty without groups
-
-    @property
-    def bound(self) -> float:
-        """The upper confidence bound U."""
-        return self.mean + self.granularity + self.uncertainty
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,74 +171,39 @@ class TreeView:
         return len(self.parent)
 
 
-class Chooser(Protocol):
-    """Chooses a blend for a task mix, and learns from the reward."""
-
-    def ask(self, task_mix: ArrayLike) -> Decision:
-        """Choose the blend for a slot whose task mix is ψ (V,)."""
-        ...
-
-    def tell(self, decision: Decision | int, reward: ArrayLike, counts: ArrayLike | None = None) -> None:
-        """Learn from the reward (V,), NaN where unseen; late and out of order is fine."""
-        ...
-
-
 class Router(Protocol):
-    """The one contract of Tanbr and every rival, those that learn nothing included; `tanbr.testing` checks it."""
+    """What every router must do, yours too; `tanbr.router.contract` checks it.
 
-    @overload
-    def ask(self, task_mix: ArrayLike, *, models: None = None, confusion: None = None) -> Decision: ...
-    @overload
-    def ask(self, task_mix: ArrayLike, *, models: int, confusion: ArrayLike | None = None) -> PanelDecision: ...
-    def ask(
-        self, task_mix: ArrayLike, *, models: int | None = None, confusion: ArrayLike | None = None
-    ) -> Decision | PanelDecision:
-        """Choose the blend for a slot whose task mix is ψ (V,), or a panel of G blends.
+    `warm_start`, `decline`, `explain`, `account`, `tree`, `open`, `save`, `load` and `fork` are looked for where they
+    are used; `tanbr.router.Tanbr` has them all.
+    """
 
-        For a panel, `confusion` (V, V) says how each task's requests are read; rightly, if it is None.
+    def ask(self, task_mix: ArrayLike, *, models: int = 1, confusion: ArrayLike | None = None) -> Decision:
+        """Choose G blends for a slot whose task mix is ψ (V,).
+
+        `confusion` (V, V) says how each task's requests are read; rightly, if it is None.
         """
         ...
 
-    def tell(
-        self, decision: Decision | PanelDecision | int, reward: ArrayLike, counts: ArrayLike | None = None
-    ) -> None:
-        """Learn from the reward (V,), of a panel (G, V), NaN where unseen; late and out of order is fine."""
+    def tell(self, decision: Decision | int, reward: ArrayLike, counts: ArrayLike | None = None) -> None:
+        """Learn from the reward (V,) of one model or (G, V), NaN where unseen; late and out of order is fine."""
         ...
 
-    def warm_start(self, blends: ArrayLike, rewards: ArrayLike, counts: ArrayLike | None = None) -> None:
-        """Learn from blends (n, K) and rewards (n, V) of earlier, NaN where unseen."""
-        ...
 
-    @overload
-    def explain(self, decision: Decision | int) -> Terms: ...
-    @overload
-    def explain(self, decision: PanelDecision) -> tuple[Terms, ...]: ...
-    def explain(self, decision: Decision | PanelDecision | int) -> Terms | tuple[Terms, ...]:
-        """Say why an open or remembered decision was chosen; of a panel, why each of its blends was."""
-        ...
+def lock(value: Any) -> None:
+    """Make the arrays of a frozen dataclass read-only: a state is never written to once it is one."""
+    for part in vars(value).values():
+        if isinstance(part, np.ndarray):
+            part.setflags(write=False)
 
-    @property
-    def open(self) -> tuple[Decision | PanelDecision, ...]:
-        """Decisions whose reward is still to come, oldest first."""
-        ...
 
-    @property
-    def tree(self) -> TreeView:
-        """A snapshot of the search tree; a single root where there is none."""
-        ...
-
-    def save(self, path: str | Path) -> None:
-        """Write the whole state atomically."""
-        ...
-
-    def resumed(self, path: str | Path) -> Self:
-        """Resume from what `save` wrote, with this router's settings; SettingsError where the state cannot do that."""
-        ...
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Resume bit for bit from what `save` wrote."""
-        ...
+def frozen(values: ArrayLike) -> FloatArray:
+    """Give an array that nobody can write to: the same one if it is that already, else a copy."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.flags.writeable:
+        array = array.copy()
+        array.setflags(write=False)
+    return array
 
 
 def _frozen(values: ArrayLike, name: str, size: int) -> FloatArray:

@@ -1,42 +1,37 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
+import typer
+from pydantic import Field
+from typer.testing import CliRunner
 
 import tanbr as package
-from cli.running import Mistake, environment, tanbr
+from cli.running import environment, tanbr
+from tanbr.cli import app
+from tanbr.cli.options import Given, command_line, options_of
+from tanbr.config import Section
+
+COMMANDS = list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("demo", "--traffic", "chaotic"), "unknown kind of traffic 'chaotic'; choose one of fixed"),
-        (("demo", "--config", "none.toml"), "cannot read the configuration none.toml: No such file"),
-        (("demo", "--config", "bad.toml"), "unknown key 'router.colour'"),
-        (("demo", "--config", "deep.toml"), "deep.toml is nested too deeply"),
-        (("demo", "--out", "file"), "cannot write file/"),
-        (("demo", "--alpha", "0"), "alpha above 0"),
-        (("pretrain", "--preset", "huge"), "unknown preset 'huge'; choose one of tiny"),
-        (("merge", "nowhere", "out", "--blend", "even"), "nowhere"),
-    ],
-)
-def test_a_mistake_is_one_sentence_and_exit_code_2(
-    mistake: Mistake, tmp_path: Path, arguments: tuple[str, ...], says: str
-) -> None:
-    (tmp_path / "bad.toml").write_text("[router]\ncolour = 'red'\n")
-    (tmp_path / "deep.toml").write_text(f"a = {'[' * 5_000}{']' * 5_000}")
-    (tmp_path / "file").write_text("keep me")
-    assert says in mistake(*arguments)
-    assert (tmp_path / "file").read_text() == "keep me"
+def test_every_command_shows_examples_and_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        shown = CliRunner().invoke(app, [name, "--help"]).output
+        assert f"tanbr {name}" in shown.split("Examples:")[1]
+        assert not command.hidden
+        assert not [option.name for option in command.params if getattr(option, "hidden", False)]
 
 
-@pytest.mark.parametrize("command", ["demo", "pretrain", "merge", "inspect", "upcycle", "config", "doctor"])
-def test_help_has_an_example(tmp_path: Path, command: str) -> None:
-    done = tanbr(command, "--help", cwd=tmp_path)
-    assert done.returncode == 0
-    assert "Example" in done.stdout
-    assert f"tanbr {command}" in done.stdout
+def test_the_help_of_serve_fits_two_screens_with_what_is_common_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(app, ["serve", "--help"]).output
+    assert len(shown.splitlines()) <= 80
+    assert shown.index("─ Common ─") < shown.index("--port") < shown.index("─ Advanced ─") < shown.index("--engine-url")
 
 
 def test_the_version_as_a_script_and_as_a_module(tmp_path: Path) -> None:
@@ -45,17 +40,47 @@ def test_the_version_as_a_script_and_as_a_module(tmp_path: Path) -> None:
     assert tanbr("--version", cwd=tmp_path).stdout == script.stdout == f"tanbr {package.__version__}\n"
 
 
-def test_help_says_what_exit_codes_mean_and_completion_is_there(tmp_path: Path) -> None:
-    done = tanbr("--help", cwd=tmp_path)
-    assert "Exit codes: 0 done; 2 a mistake" in done.stdout
-    assert "--install-completion" in done.stdout
+def test_help_says_what_exit_codes_mean_and_loads_nothing_that_takes_seconds(tmp_path: Path) -> None:
+    assert "Exit codes: 0 done; 2 a mistake" in CliRunner().invoke(app, ["--help"]).output
+    heavy = ("torch", "scipy", "sklearn", "fastapi", "httpx2", "uvicorn")
+    check = f"import sys, tanbr.cli; sys.exit(any(name in sys.modules for name in {heavy}))"
+    assert subprocess.run([sys.executable, "-c", check], cwd=tmp_path, env=environment(), timeout=60).returncode == 0
 
 
-def test_a_corrupt_embedded_model_is_named(mistake: Mistake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tanbr.moe.embedded._HERE", tmp_path)
-    monkeypatch.setattr("tanbr.moe.embedded._FOLDERS", {"bert": ("broken", "tiny")})
-    assert "lacks the embedded model" in mistake("demo")
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "config.json").write_text('{"model_type": "bert_moe"}')
-    (tmp_path / "broken" / "model.safetensors").write_bytes(b"\x00" * 64)
-    assert "broken" in mistake("demo")
+def test_the_command_is_told_without_the_places_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/bin/tanbr", "demo", "--out", "/home/me/two words/", "--seed", "3"])
+    assert command_line() == "tanbr demo --out 'two words' --seed 3"
+
+
+class Kitchen(Section):
+    """Settings of every kind."""
+
+    ovens: int = Field(default=2, ge=1)
+    """Ovens that are hot; each takes a minute to heat."""
+    mode: Literal["slow", "fast"] | None = None
+    """How to cook."""
+    dry: bool = False
+    """Whether nothing is cooked."""
+    cooks: tuple[str, ...] = ()
+    """Who cooks."""
+    shares: Literal["even"] | tuple[float, ...] | None = None
+    """What each gets."""
+
+
+def test_options_are_made_of_a_sections_fields() -> None:
+    kitchen, seen = typer.Typer(), []
+
+    @kitchen.command()
+    @options_of(Kitchen, "given", "ovens", "mode", "dry", common=["cooks"], advanced=["shares"])
+    def cook(given: Given, name: str = "soup") -> None:
+        seen.append((name, given))
+
+    asked = "--ovens 3 --mode fast --dry --cook a --cook b --shares 0.5,0.5 --name tea"
+    for arguments in (asked, "--shares even", ""):
+        assert CliRunner().invoke(kitchen, arguments.split()).exit_code == 0
+    everything = {"ovens": 3, "mode": "fast", "dry": True, "cooks": ("a", "b"), "shares": (0.5, 0.5)}
+    assert seen == [("tea", everything), ("soup", {"shares": "even"}), ("soup", {})]
+    help_text = " ".join(CliRunner().invoke(kitchen, ["--help"]).output.split())
+    assert "Ovens that are hot. Default: 2." in help_text
+    assert re.search(r"How to cook \(slow, fast\)\.", help_text)
+    assert CliRunner().invoke(kitchen, ["--mode", "raw"]).exit_code == 2

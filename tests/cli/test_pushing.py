@@ -5,13 +5,12 @@ import numpy as np
 import pytest
 
 from cli.running import Mistake, tanbr
-from serve.engines.asking import PROMPTS, before, serving, transformers_answers
-from serve.engines.fake_engine import FakeVllm
-from serve.engines.tiny_adapters import write_adapters
+from engines.asking import PROMPTS, before, serving, transformers_answers
+from engines.fake_engine import FakeVllm
+from engines.tiny_adapters import write_adapters
 from serve.text_model import write
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.serve.lineage import made_for
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +31,7 @@ def test_one_blend_is_loaded_by_hand(moe: Moe, engine: FakeVllm, tmp_path: Path)
     assert engine.loads == 1
     assert list(tmp_path.iterdir()) == []
     blend = [0, 0.5, 0.5, 0]
-    with before(engine, moe, fingerprint=made_for(moe, ()).checkpoint) as backend:  # a server finds what was pushed
+    with before(engine, moe) as backend:  # a server finds what was pushed
         assert backend.label_of(np.array(blend)) == engine.label
         served = serving(backend, moe)
         served.swap(blend)
@@ -67,12 +66,12 @@ def test_a_blend_of_adapters_is_loaded_by_hand_from_a_folder_that_stays(adapters
     [
         (("--to", "http://127.0.0.1:9", "--blend", "even"), "no engine answers at http://127.0.0.1:9"),
         (("--to", "here", "--blend", "even"), "an engine's URL must be like"),
-        (("--to", "{url}"), "a push needs --blend"),
+        (("--to", "{url}"), "a merge needs --blend"),
         (("--to", "{url}", "--blend", "0.5,0.5"), "blend must be 4 numbers"),
         (("--to", "{url}", "--blend", "0.5,0.6,0,0"), "must sum to 1"),
-        (("--to", "{url}", "--blend", "even", "--engine", "sglang"), "/get_model_info with 404"),
+        (("--to", "{url}", "--blend", "even", "--engine", "llamacpp"), "/props with 404"),
         (("--to", "{url}", "--blend", "even", "--as-adapter", "one"), "only a blend of adapters can be written"),
-        (("--to", "{url}", "--blend", "even", "--engine", "sglang", "--as-adapter", "one"), "is for vllm"),
+        (("--to", "{url}", "--blend", "even", "--engine", "llamacpp", "--as-adapter", "one"), "is for vllm"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_the_engine_keeps_what_it_has(
@@ -90,7 +89,7 @@ def test_a_mistake_is_one_sentence_and_the_engine_keeps_what_it_has(
         (("--engine", "vllm"), "--engine vllm needs --engine-url"),
         (("--engine-url", "http://127.0.0.1:9"), "--engine-url needs --engine"),
         (("--engine", "vllm", "--engine-url", "http://127.0.0.1:9"), "no engine answers at http://127.0.0.1:9"),
-        (("--engine", "vllm", "--engine-url", "{url}", "--models", "2"), "an engine holds one model (got models 2)"),
+        (("--engine", "vllm", "--engine-url", "{url}", "--models", "2"), "an engine holds one model; leave --models"),
         (("--engine", "vllm", "--engine-url", "{url}", "--backend", "int8"), "leave --backend out"),
     ],
 )
@@ -99,7 +98,3 @@ def test_a_mistake_of_serve_before_an_engine(
 ) -> None:
     given = [one.format(url=engine.url) for one in arguments]
     assert says in mistake("serve", str(moe.path), "--force", "--port", "0", *given)
-
-
-def test_help_has_an_example(tmp_path: Path) -> None:
-    assert "tanbr push mixtral/" in tanbr("push", "--help", cwd=tmp_path).stdout

@@ -1,11 +1,10 @@
 import json
 from pathlib import Path
 
-import pytest
-
-from cli.running import Mistake, tanbr
+from cli.running import tanbr
 from serve.web.fake import FakeService
 from serve.web.live import TOKEN, live
+from tanbr.lab.tasks import tiny
 
 
 def test_send_shows_answers_and_gives_feedback(tmp_path: Path, url: str, service: FakeService) -> None:
@@ -43,16 +42,23 @@ def test_send_talks_to_a_model_that_writes(tmp_path: Path) -> None:
         assert "the model there writes" in pair.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("send", "a text"), "cannot reach http://127.0.0.1:9"),
-        (("send", "a text", "--server", "not a url"), "not a url"),
-        (("send",), "there is no text to send"),
-        (("send", "a", "--file", "b"), "give texts, or --file, not both"),
-        (("send", "--file", "none"), "cannot read none: No such file"),
-        (("send", "--id", "x"), "--id needs --feedback"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_one_sentence_and_exit_code_2(mistake: Mistake, arguments, says) -> None:
-    assert says in mistake(*arguments)
+def test_traffic_is_the_same_for_the_same_seed_and_hides_the_tags(
+    tmp_path: Path, url: str, service: FakeService
+) -> None:
+    sent = []
+    for _ in range(2):
+        before = len(service.calls)
+        done = tanbr(
+            "traffic", "--slots", "2", "--requests", "8", "--batch", "4", "--seed", "3", "--rate", "500",
+            "--out", "figures.json",
+            cwd=tmp_path, TANBR_SERVER=url, TANBR_TOKEN=TOKEN,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        sent.append([call for call in service.calls[before:] if call[0] == "submit"])
+    assert sent[0] == sent[1]
+    assert [len(call[1]) for call in sent[0]] == [4, 4, 4, 4]
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["requests"] == figures["feedback_accepted"] == 16
+    assert all(item is None or item.task is None for item in list(service.given.values())[-16:])
+    names = {task.name for task in tiny.TASKS}
+    assert not any(name in str(text) for call in sent[0] for text in call[1] for name in names)

@@ -5,32 +5,45 @@ from pathlib import Path
 
 import numpy as np
 
-from tanbr.baselines import Nucb, RandomBlend, VectorGP
-from tanbr.router import Tanbr
-from tanbr.router.ask_tell import AskTell
+from tanbr.lab.rivals import Nucb, RandomBlend, VectorGP
+from tanbr.router import Tanbr, contract
 from tanbr.router.config import RouterConfig
-from tanbr.testing import toy
+from tanbr.router.shell import AskTell
+from tanbr.types import Decision, FloatArray
 
 FOLDER = Path(__file__).parent
 SLOTS = 50
 EXACT = RouterConfig.model_validate({"paper": {"confidence": "exact", "rho": 0.9, "layers": 3, "width": 16}})
 ROUTERS: dict[str, AskTell] = {
-    "default": Tanbr(toy.K, toy.V, seed=5),
-    "paper": Tanbr(toy.K, toy.V, mode="paper", seed=5),
-    "paper-exact": Tanbr(toy.K, toy.V, mode="paper", seed=5, config=EXACT),
-    "random": RandomBlend(toy.K, toy.V, seed=5),
-    "nucb": Nucb(toy.K, toy.V, seed=5),
-    "vector-gp": VectorGP(toy.K, toy.V, seed=5),
+    "default": Tanbr(contract.K, contract.V, seed=5),
+    "paper": Tanbr(contract.K, contract.V, mode="paper", seed=5),
+    "paper-exact": Tanbr(contract.K, contract.V, mode="paper", seed=5, config=EXACT),
+    "random": RandomBlend(contract.K, contract.V, seed=5),
+    "nucb": Nucb(contract.K, contract.V, seed=5),
+    "vector-gp": VectorGP(contract.K, contract.V, seed=5),
 }
+
+
+class Watched:
+    """A router whose bounds are noted as it chooses."""
+
+    def __init__(self, router: AskTell) -> None:
+        self.router, self.tell, self.bounds = router, router.tell, list[float]()
+
+    def ask(self, task_mix: FloatArray) -> Decision:
+        """Choose."""
+        decision = self.router.ask(task_mix)
+        self.bounds.append(decision.why.bound)
+        return decision
 
 
 def record(router: AskTell) -> dict[str, list[object]]:
     """Blends, bounds and the tree's depths of a short run with unseen tasks."""
-    blends = toy.play(router, SLOTS, seed=11, unseen=0.2)
-    bounds = [told.terms.bound for told in router.history]
+    watched = Watched(router)
+    blends = contract.play(watched, SLOTS, seed=11, unseen=0.2)
     return {
         "blends": np.round(blends, 9).tolist(),
-        "bounds": [None if np.isnan(bound) else round(bound, 9) for bound in bounds],
+        "bounds": [None if np.isnan(bound) else round(bound, 9) for bound in watched.bounds],
         "depths": router.tree.depth.tolist(),
     }
 

@@ -46,20 +46,6 @@ def test_alignment_preserves_the_function(model_type, tmp_path) -> None:
     assert not torch.equal(before, after)
 
 
-def test_alignment_by_activations(tmp_path) -> None:
-    build("bert_moe").save_pretrained(tmp_path / "moe")
-    mixed = rewritten(tanbr.merge.open(tmp_path / "moe"), tmp_path / "mixed", shuffled)
-    inputs = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
-
-    def activations(site, expert):
-        weight, bias = (expert_tensor(mixed, site.part(role), expert) for role in ("up", "up_bias"))
-        return torch.nn.functional.gelu(inputs @ weight.T + bias).T
-
-    site = mixed.sites[1]
-    for expert, order in enumerate(orders(mixed, site, activations=activations)):
-        assert expert == 0 or np.array_equal(order, np.argsort(order_of(site, expert)))
-
-
 def test_units_of_interleaved_tensors_stay_whole() -> None:
     tensor = torch.arange(12.0).view(1, 2, 6)  # (1, D, 2F), gate and up interleaved
     rows = by_unit(tensor, 2, 3)

@@ -100,7 +100,6 @@ def test_the_certificate_fails_when_a_factor_is_lost(tmp_path, monkeypatch) -> N
     ("text", "expected"),
     [
         ("even", UNIFORM),
-        ("uniform", UNIFORM),
         ("one-hot:2", [0, 0, 1, 0]),
         ("0.5,0.5,0,0", [0.5, 0.5, 0, 0]),
     ],
@@ -120,16 +119,16 @@ def run(*arguments):
 
 
 def test_what_inspect_calls_unmergeable_is_merged_by_force_only(folder, tmp_path) -> None:
-    result = run("merge", folder, tmp_path / "out", "--blend", "uniform")  # its experts are random
+    result = run("merge", folder, tmp_path / "out", "--blend", "even")  # its experts are random
     assert isinstance(result.exception, InputError)
     assert "do not merge: the experts share no ancestor" in str(result.exception)
     assert "--force" in str(result.exception)
     assert not (tmp_path / "out").exists()
-    assert run("merge", folder, tmp_path / "out", "--blend", "uniform", "--force").exit_code == 0
+    assert run("merge", folder, tmp_path / "out", "--blend", "even", "--force").exit_code == 0
 
 
 def test_experts_of_one_ancestor_are_merged_without_force(related, tmp_path) -> None:
-    result = run("merge", related, tmp_path / "out", "--blend", "uniform", "--method", "ties:density=0.3")
+    result = run("merge", related, tmp_path / "out", "--blend", "even", "--method", "ties:density=0.3")
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "out" / "certificate.json").read_text())["mode"] == "ties:density=0.3"
 
@@ -149,7 +148,7 @@ def test_merge_command(folder, tmp_path) -> None:
         ["--blend", "0.5,0.5,0.5,0.5"],
         ["--mode", "concat"],
         ["--mode", "concat", "--experts", "a"],
-        ["--mode", "concat", "--experts", "0", "--blend", "uniform"],
+        ["--mode", "concat", "--experts", "0", "--blend", "even"],
         [],
     ],
 )
@@ -157,10 +156,3 @@ def test_merge_command_refuses(folder, tmp_path, arguments) -> None:
     result = run("merge", folder, tmp_path / "out", *arguments)
     assert isinstance(result.exception, TanbrError)
     assert not (tmp_path / "out").exists()
-
-
-def test_upcycle_command(folder, tmp_path) -> None:
-    tanbr.merge.open(folder).export(UNIFORM, tmp_path / "dense")
-    result = run("upcycle", tmp_path / "dense", tmp_path / "again", "--experts", 3)
-    assert result.exit_code == 0, result.output
-    assert tanbr.merge.open(tmp_path / "again").num_experts == 3

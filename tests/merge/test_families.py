@@ -10,7 +10,7 @@ from moe.tiny import ARCHITECTURES, K, blend_experts, build, is_router, load_pla
 from tanbr.errors import InputError
 from tanbr.merge.export import export
 from tanbr.moe.families import FAMILIES
-from tanbr.moe.layer import BlendRouting, route
+from tanbr.moe.layer import TaskRouting, route
 
 BLEND = [0.1, 0.6, 0.0, 0.3]
 
@@ -85,7 +85,7 @@ def test_concat_is_the_moe_that_runs_the_chosen_experts_alike(model_type, tmp_pa
     moe = tanbr.merge.open(tmp_path / "moe")
     wide = load_plain(export(moe, tmp_path / "wide", mode="concat", experts=[2, 1]))
     if model_type in {"bert_moe", "t5_moe"}:
-        route(model, BlendRouting(torch.tensor([0, 0.5, 0.5, 0]), mix="outputs"))
+        route(model, TaskRouting(torch.tensor([[1, 2]] * 2)))
     else:
         use_experts_alike(model, [2, 1, 2, 1])
     torch.testing.assert_close(logits(wide), logits(model), rtol=1e-4, atol=1e-4)

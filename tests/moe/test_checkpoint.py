@@ -6,6 +6,7 @@ import math
 import os
 import socket
 import struct
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import tanbr.merge
 from moe.tiny import build
 from tanbr.errors import CheckpointError
-from tanbr.moe.checkpoint import Checkpoint
+from tanbr.moe.checkpoint import Checkpoint, FileWatch
 
 
 @pytest.fixture
@@ -299,3 +300,27 @@ def test_unknown_hub_model(monkeypatch) -> None:
 
     monkeypatch.setattr("tanbr.merge.moe.snapshot_download", offline)
     refused("nobody/nothing", "nobody/nothing is no folder here.*no network")
+
+
+def test_a_file_that_changes_while_it_is_mapped_is_named_until_it_is_back(tmp_path) -> None:
+    path, other = tmp_path / "weights", tmp_path / "other"
+    for file in (path, other):
+        file.write_bytes(b"weights")
+        os.utime(file, (1, 1))
+    watched = FileWatch([SimpleNamespace(path=path)])
+
+    def is_noticed() -> None:
+        with pytest.raises(CheckpointError, match=r"weights has changed since it was opened; put the old file back"):
+            watched.check()
+
+    for change in (lambda: path.write_bytes(b"longer weights"), lambda: os.utime(path, (0, 0))):
+        watched.check()
+        change()
+        is_noticed()
+        path.write_bytes(b"weights")
+        os.utime(path, (1, 1))
+    watched.check()
+    other.replace(path)  # of the same size and time, but another file
+    is_noticed()
+    path.unlink()
+    is_noticed()

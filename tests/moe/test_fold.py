@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 
 from tanbr.errors import CheckpointError
 from tanbr.moe.checkpoint import Checkpoint
-from tanbr.moe.fold import mean_mass, top_k_mass
+from tanbr.moe.families.gated import mean_mass, top_k_mass
 
 GATE, NORM = "site.mlp.gate.weight", "site.post_attention_layernorm.weight"
 

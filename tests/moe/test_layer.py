@@ -90,20 +90,17 @@ def test_task_routing_averages_the_outputs_of_several_experts(site, x) -> None:
     torch.testing.assert_close(site(x), expected)
 
 
-def test_blends_of_weights_and_of_outputs(site, x) -> None:
+def test_blends_of_weights(site, x) -> None:
     blends = torch.rand(N, K, generator=torch.Generator().manual_seed(2)).double().softmax(dim=1)
     blends[3] = blends[5]
     site.routing = BlendRouting(blends)
     torch.testing.assert_close(site(x), torch.stack([site.merged(row, b) for row, b in zip(x, blends, strict=True)]))
     site.routing = BlendRouting(blends[0])
     torch.testing.assert_close(site(x), site.merged(x, blends[0]))
-    site.routing = BlendRouting(blends, mix="outputs")
-    mixed = torch.stack([sum(b[k] * site.one(row, k) for k in range(K)) for row, b in zip(x, blends, strict=True)])
-    torch.testing.assert_close(site(x), mixed)
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3, K])
-def test_token_and_sequence_routing_follow_the_gate(site, x, top_k) -> None:
+def test_token_routing_follows_the_gate(site, x, top_k) -> None:
     def expected(rows, seen):
         probability, chosen = site.gate(seen).softmax(-1).topk(top_k)
         return sum(p * site.one(rows, int(k)) for p, k in zip(probability, chosen, strict=True))
@@ -111,12 +108,10 @@ def test_token_and_sequence_routing_follow_the_gate(site, x, top_k) -> None:
     site.routing = TokenRouting(top_k)
     tokens = torch.stack([torch.stack([expected(token, token) for token in row]) for row in x])
     torch.testing.assert_close(site(x), tokens)
-    site.routing = SequenceRouting(top_k)
-    torch.testing.assert_close(site(x), torch.stack([expected(row, row.mean(0)) for row in x]))
 
 
 def test_gated_merging_of_weights(site, x) -> None:
-    site.routing = SequenceRouting(K, mix="weights")  # SMEAR
+    site.routing = SequenceRouting()  # SMEAR
     expected = torch.stack([site.merged(row, site.gate(row.mean(0)).softmax(-1)) for row in x])
     torch.testing.assert_close(site(x), expected)
     site.routing = TokenRouting(K, mix="weights")
@@ -142,11 +137,11 @@ def test_probabilities_can_be_made_to_sum_to_one(site, x) -> None:
 
 def test_only_real_tokens_speak_for_a_sequence(site, x) -> None:
     real = torch.tensor([[1, 1, 0]] * (N - 1) + [[0, 0, 0]])
-    site.routing = SequenceRouting(K, mix="weights", real=real)
+    site.routing = SequenceRouting(real)
     expected = [site.merged(row, site.gate(row[:2].mean(0)).softmax(-1)) for row in x[:-1]]
     torch.testing.assert_close(site(x)[:-1], torch.stack(expected))
     torch.testing.assert_close(site(x)[-1], site.merged(x[-1], torch.full((K,), 1 / K).double()))  # nothing to go by
-    site.routing = SequenceRouting(real=real[:, :2])
+    site.routing = SequenceRouting(real[:, :2])
     with pytest.raises(InputError, match="one flag a token"):
         site(x)
 
@@ -164,11 +159,9 @@ def test_gradients_are_those_of_the_loop(site, x, experts) -> None:
 
 def test_a_blend_gets_a_gradient(site, x) -> None:
     logits = torch.zeros(N, K, dtype=torch.float64, requires_grad=True)
-    for mix in ("weights", "outputs"):
-        site.routing = BlendRouting((logits + torch.arange(N)[:, None] * torch.linspace(0, 1, K)).softmax(-1), mix=mix)
-        logits.grad = None
-        site(x).square().sum().backward()
-        assert logits.grad.abs().sum(dim=1).min() > 0
+    site.routing = BlendRouting((logits + torch.arange(N)[:, None] * torch.linspace(0, 1, K)).softmax(-1))
+    site(x).square().sum().backward()
+    assert logits.grad.abs().sum(dim=1).min() > 0
 
 
 @pytest.mark.parametrize(
@@ -249,12 +242,10 @@ def test_a_dense_model_has_nothing_to_route() -> None:
     [
         TaskRouting(torch.tensor([3, 3, 0, 1, 3, 0, 3, 3])),
         TaskRouting(torch.tensor([[0, 1], [2, 3]] * 4)),
-        TaskRouting(torch.tensor([[0, 1], [2, 3]] * 4), weights=torch.tensor([[0.2, 0.8]] * 8)),
         BlendRouting(torch.tensor([0.1, 0.2, 0.3, 0.4])),
-        BlendRouting(torch.eye(4).repeat(2, 1), mix="outputs"),
         TokenRouting(2),
         TokenRouting(K, mix="products"),
-        SequenceRouting(K, mix="weights", real=torch.ones(N, LENGTH)),
+        SequenceRouting(torch.ones(N, LENGTH)),
     ],
     ids=lambda routing: type(routing).__name__,
 )

@@ -1,5 +1,6 @@
 """Features depend on a request alone: not on its neighbours, the process, or how odd it is."""
 
+import re
 import subprocess
 import sys
 
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 
 from tanbr.errors import InputError
 from tanbr.monitor.features import SURFACE, VIEWS, Features, batches, check, plain_text, read
-from tanbr.monitor.tokens import MAX_CHARS
+from tanbr.monitor.tokens import MAX_CHARS, Batch, Ragged, Tokens
 from tanbr.types import Text
 
+ascii_texts = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40)
+rows = st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6)
 any_text = st.text(max_size=40) | st.tuples(st.text(max_size=30), st.text(max_size=30))
 
 
@@ -126,3 +129,53 @@ def test_read_plainly_nothing_else_counts(texts: list[str]) -> None:
     assert same(plain, read([plain_text(text) for text in texts]))
     if all(text.isascii() for text in texts):
         assert same(plain, shouted)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(ascii_texts, ascii_texts), min_size=1, max_size=5))
+def test_tokens_are_words_and_marks(texts: list[tuple[str, str]]) -> None:
+    tokens = Tokens.of(Batch.of(texts))
+    expected = [[len(re.findall(r"[a-zA-Z0-9_]+|[^\s\w]", part)) for part in text] for text in texts]
+    assert tokens.lengths.T.tolist() == expected
+
+
+def test_a_word_has_one_hash_wherever_it_stands() -> None:
+    tokens = Tokens.of(Batch.of(["Cat dog", ("a cat", "x" * 400 + " CAT")]))
+    cats = tokens.hashes[[1, 7, 10]]
+    assert len(set(cats.tolist())) == 1
+    assert len(set(tokens.hashes.tolist())) == len(["<start>", "cat", "dog", "<break>", "<end>", "a", "xxx"])
+
+
+def test_hashes_do_not_depend_on_how_long_the_batch_is() -> None:
+    """Short batches use powers that lie ready, long ones work them out."""
+    many = ["word " * 100] * 200 + ["the last one"]
+    assert Batch.of(many).buffer.size > 1 << 14
+    assert Batch.of(many).keys()[-1] == Batch.of(many[-1:]).keys()[0]
+    assert np.array_equal(Tokens.of(Batch.of(many)).hashes[-6:], Tokens.of(Batch.of(many[-1:])).hashes)
+
+
+def test_only_so_much_of_a_text_is_read() -> None:
+    assert Batch.of(["x" * 10**6]).buffer.size == MAX_CHARS + 3
+
+
+def ragged(lists: list[list[int]]) -> Ragged:
+    starts = np.concatenate([[0], np.cumsum([len(row) for row in lists])]).astype(np.int64)
+    return Ragged(np.array([value for row in lists for value in row], dtype=np.uint64), starts)
+
+
+def listed(values: Ragged) -> list[list[int]]:
+    return [values.values[one:two].tolist() for one, two in zip(values.starts[:-1], values.starts[1:], strict=True)]
+
+
+@given(rows, st.data())
+def test_take_and_lengths_and_owners(lists: list[list[int]], data: st.DataObject) -> None:
+    wanted = data.draw(st.lists(st.integers(0, len(lists) - 1), max_size=8))
+    values = ragged(lists)
+    assert listed(values.take(np.array(wanted, dtype=np.int64))) == [lists[row] for row in wanted]
+    assert values.lengths.tolist() == [len(row) for row in lists]
+    assert values.owners.tolist() == [place for place, row in enumerate(lists) for _ in row]
+
+
+@given(rows, rows)
+def test_concatenate(one: list[list[int]], two: list[list[int]]) -> None:
+    assert listed(Ragged.concatenate([ragged(one), Ragged.empty(), ragged(two)])) == one + two

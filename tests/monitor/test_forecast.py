@@ -3,25 +3,25 @@
 import numpy as np
 import pytest
 
-from tanbr.monitor.config import MonitorConfig
-from tanbr.monitor.forecast import Forecaster
-from tanbr.monitor.quantify import Prevalence
+from tanbr.monitor.forecast import Forecast
+from tanbr.monitor.slot import Prevalence
 
 OLD, NEW = np.array([0.7, 0.2, 0.1]), np.array([0.1, 0.2, 0.7])
 
 
 def seen(mix: np.ndarray, requests: int, rng: np.random.Generator) -> Prevalence:
     drawn = rng.multinomial(requests, mix) / requests
-    return Prevalence(drawn, np.sqrt((mix * (1 - mix) + 0.01) / requests), float(requests))
+    return Prevalence(drawn, np.sqrt((mix * (1 - mix) + 0.01) / requests))
 
 
 def run(mixes: list[np.ndarray], requests: int, seed: int = 0) -> tuple[np.ndarray, list[bool]]:
     rng = np.random.default_rng(seed)
-    forecaster = Forecaster(3, MonitorConfig())
+    forecast = Forecast.start(3)
     resets, forecasts = [], []
     for mix in mixes:
-        resets.append(forecaster.update(seen(mix, requests, rng)))
-        forecasts.append(forecaster.mix)
+        forecast = forecast.after(seen(mix, requests, rng))
+        resets.append(forecast.age == 1)
+        forecasts.append(forecast.mix)
     return np.array(forecasts), resets
 
 
@@ -62,28 +62,12 @@ def test_a_drift_is_followed_more_closely_than_with_a_fixed_gain() -> None:
 
 
 def test_silence_leaves_the_forecast_and_grows_the_uncertainty() -> None:
-    forecaster = Forecaster(3, MonitorConfig())
-    assert forecaster.mix == pytest.approx([1 / 3] * 3)
-    forecaster.update(seen(OLD, 256, np.random.default_rng(0)))
-    mix, before = forecaster.mix, forecaster.uncertainty
+    assert Forecast.start(3).mix == pytest.approx([1 / 3] * 3)
+    before = silent = Forecast.start(3).after(seen(OLD, 256, np.random.default_rng(0)))
     for _ in range(3):
-        assert forecaster.update(None) is False
-    assert np.array_equal(forecaster.mix, mix)
-    assert (forecaster.uncertainty > before).all()
+        silent = silent.after(None)
+    assert np.array_equal(silent.mix, before.mix)
+    assert (silent.uncertainty > before.uncertainty).all()
     for _ in range(10_000):
-        forecaster.update(None)
-    assert (forecaster.uncertainty <= 0.5).all()
-
-
-def test_merging_weighs_by_requests() -> None:
-    rng = np.random.default_rng(0)
-    one, two, blank = (Forecaster(3, MonitorConfig()) for _ in range(3))
-    one.update(Prevalence(OLD, np.full(3, 0.1), 300.0))
-    two.update(Prevalence(NEW, np.full(3, 0.1), 100.0))
-    one.merge(blank)
-    assert np.array_equal(one.mix, OLD)
-    one.merge(two)
-    assert one.mix == pytest.approx(0.75 * OLD + 0.25 * NEW)
-    blank.merge(two)
-    assert blank.mix == pytest.approx(NEW)
-    assert one.update(seen(one.mix, 1000, rng)) is False
+        silent = silent.after(None)
+    assert (silent.uncertainty <= 0.5).all()

@@ -1,37 +1,15 @@
 """A snapshot recognises what its monitor would, never changes, and can be shared."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from monitor.small import CONFIG, TASKS, history, make, taught, traffic
-from tanbr.errors import InputError
-from tanbr.monitor import Method, Monitor
+from monitor.small import CONFIG, TASKS, history, taught, traffic
+from tanbr.monitor import Monitor
 from tanbr.types import Text
 
 REQUESTS = traffic({"weather": 30, "question": 20, "pair": 50}, 4)
-
-
-@pytest.mark.parametrize("method", ["sketch", "clusters", "tags"])
-def test_recognised_and_counted_is_observed(method: Method) -> None:
-    one, two = (Monitor(TASKS, method, config=CONFIG) for _ in range(2))
-    for monitor in (one, two):
-        if method == "sketch":
-            monitor.learn(*history(20))
-        monitor.observe(traffic({"weather": 30, "question": 20, "pair": 50}, 3))
-        monitor.close_slot()
-    seen = one.snapshot().recognise(REQUESTS)
-    one.count(seen, ["pair", *[None] * 99])
-    posteriors = two.observe(REQUESTS, ["pair", *[None] * 99])
-    assert np.array_equal(seen.posteriors[1:], posteriors[1:])
-    assert seen.informed == (method != "tags")
-    mine, theirs = one.close_slot(), two.close_slot()
-    assert np.array_equal(mine.estimate, theirs.estimate)
-    assert np.array_equal(mine.forecast, theirs.forecast)
-    assert mine.requests == theirs.requests == 100
 
 
 def test_a_request_is_recognised_the_same_alone_and_in_a_batch() -> None:
@@ -45,19 +23,6 @@ def test_a_request_is_recognised_the_same_alone_and_in_a_batch() -> None:
     )
     assert np.array_equal(np.concatenate([each.familiarity for each in alone]), together.familiarity)
     assert np.array_equal(np.concatenate([each.keys for each in alone]), together.keys)
-
-
-def test_a_snapshot_stays_what_it_was() -> None:
-    monitor = taught()
-    recogniser = monitor.snapshot()
-    before = recogniser.recognise(REQUESTS).posteriors
-    monitor.learn(make("weather", 200, 9), ["question"] * 200)
-    monitor.observe(REQUESTS)
-    monitor.close_slot()
-    assert np.array_equal(recogniser.recognise(REQUESTS).posteriors, before)
-    assert not np.array_equal(monitor.snapshot().recognise(REQUESTS).posteriors, before)
-    with pytest.raises(FrozenInstanceError):
-        recogniser.mix = before[0]  # type: ignore[misc]
 
 
 def test_threads_share_a_snapshot() -> None:
@@ -81,17 +46,6 @@ def test_no_requests_and_more_than_a_batch() -> None:
     assert recogniser.recognise([]).posteriors.shape == (0, 3)
     many: list[Text] = [*REQUESTS] * 25
     assert np.array_equal(recogniser.recognise(many).novel, np.tile(recogniser.recognise(REQUESTS).novel, 25))
-
-
-def test_bad_input_is_refused() -> None:
-    monitor = taught()
-    with pytest.raises(InputError, match="put it in a list"):
-        monitor.snapshot().recognise("one")
-    with pytest.raises(InputError, match="over 3 tasks"):
-        monitor.count(Monitor(["one"], config=CONFIG).snapshot().recognise(["a"]))
-    with pytest.raises(InputError, match="one length"):
-        monitor.count(monitor.snapshot().recognise(["a"]), [])
-    assert monitor.close_slot().requests == 0
 
 
 def test_a_plain_monitor_and_its_snapshots_do_not_hear_shouting(tmp_path: Path) -> None:

@@ -1,17 +1,21 @@
 """The rule that bounds what exploration may cost."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tanbr.errors import ConfigError, InputError
-from tanbr.router import Tanbr
+from tanbr.router import Tanbr, conservative, gp
 from tanbr.router.config import RouterConfig
-from tanbr.router.conservative import baseline_of
-from tanbr.router.kernel import LEAST, rise
-from tanbr.router.posterior import PooledPosterior
-from tanbr.router.sizes import Sizes
+from tanbr.router.conservative import baseline_panel, entered, settled, total_gain
+from tanbr.router.gp import LEAST
+from tanbr.router.known import Rules
+from tanbr.router.panel import Readings, rise
+from tanbr.router.simplex import Sizes
+from tanbr.types import Decision
 
 K, V = 4, 3
 OWN = (2, 0, 1)
@@ -24,18 +28,20 @@ def careful(own=OWN, *, seed=0, **changes):
     return Tanbr(K, V, seed=seed, config=RouterConfig.model_validate({"default": changes}).of_requests(own))
 
 
-def shares(mix, own=OWN):
-    return baseline_of(RouterConfig().of_requests(own).default, Sizes(K, V, K), mix)
+def rules_of(own=OWN, *, active=K, **changes):
+    return Rules.of(Sizes(K, V, active), RouterConfig.model_validate({"default": changes}).of_requests(own).default)
+
+
+def shares(mix, own=OWN, **options):
+    return baseline_panel(rules_of(own, **options), Readings.of(mix), 1).blends[0]
 
 
 def test_the_baseline_follows_the_shares_or_is_even_or_given():
     mix = np.array([0.5, 0.3, 0.2])
     np.testing.assert_allclose(shares(mix), [0.3, 0.2, 0.5, 0.0])
     np.testing.assert_allclose(shares(mix, ()), 0.25)
-    given_ = RouterConfig.model_validate({"default": {"baseline": (0.5, 0.5, 0.0, 0.0)}}).default
-    np.testing.assert_allclose(baseline_of(given_, Sizes(K, V, K), mix), [0.5, 0.5, 0.0, 0.0])
-    alone = RouterConfig().of_requests(OWN).default
-    np.testing.assert_allclose(baseline_of(alone, Sizes(K, V, 1), mix), [0.0, 0.0, 1.0, 0.0])
+    np.testing.assert_allclose(shares(mix, (), baseline=(0.5, 0.5, 0.0, 0.0)), [0.5, 0.5, 0.0, 0.0])
+    np.testing.assert_allclose(shares(mix, active=1), [0.0, 0.0, 1.0, 0.0])
 
 
 @few
@@ -43,9 +49,8 @@ def test_the_baseline_follows_the_shares_or_is_even_or_given():
 def test_the_prior_expects_most_of_the_baseline_for_every_mix(seed, own):
     rng = np.random.default_rng(seed)
     mix = rng.dirichlet(np.ones(V)) * (1 - V * LEAST) + LEAST  # smaller shares than LEAST fall away
-    config = RouterConfig().of_requests(own).default
     blends = np.concatenate([shares(mix, own)[None], rng.dirichlet(np.ones(K), 200)])
-    expected = PooledPosterior(blends, tasks=V, config=config).mean @ mix
+    expected = gp.start(rules_of(own).prior, blends).mean @ mix
     assert expected[0] >= expected.max() - 1e-12
 
 
@@ -56,7 +61,7 @@ def test_a_budget_of_0_never_leaves_the_baseline(seed, own):
     for _ in range(12):
         mix = rng.dirichlet(np.ones(V))
         decision = router.ask(mix)
-        np.testing.assert_array_equal(decision.blend, shares(mix, own))
+        np.testing.assert_allclose(decision.blend, shares(mix, own), atol=1e-12)
         router.tell(decision, rng.random(V), rng.integers(1, 60, V))
     assert (router.account.explored, router.account.gain) == (0, 0.0)
 
@@ -72,7 +77,7 @@ def test_nothing_is_tried_that_the_balance_does_not_pay_for(seed, own, budget):
         decision = router.ask(mix)
         why, base = router.explain(decision), shares(mix, own)
         assert why.balance == pytest.approx(before.balance + budget * max(why.baseline, 0.0))
-        stays = np.array_equal(decision.blend, base)
+        stays = np.allclose(decision.blend, base, atol=1e-12)
         assert stays or why.least_gain + why.balance >= 0
         router.tell(decision, np.full(V, 0.9 * stays), np.full(V, 20.0))
         after = router.account
@@ -178,3 +183,116 @@ def test_a_router_that_knows_nothing_leaves_its_start_where_that_pays() -> None:
         router.tell(decision, told, counts)
     best, start = (mix @ (0.3 + 0.6 * np.asarray(rise(blend))) for blend in (np.eye(experts)[0], even))
     assert np.mean(earned[100:]) - start > 0.5 * (best - start)  # 0 where it stays at the even blend
+
+
+def test_a_declined_decision_is_no_anchor_and_no_swap():
+    """Admission and the guard decline what the router chose: the served blend stays the one to exceed by a margin."""
+    router, twin = (careful(margin=0.05) for _ in range(2))
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        mix = rng.dirichlet(np.full(V, 20.0))
+        for one in (router, twin):
+            decision = one.ask(mix)
+            one.tell(decision, np.full(V, 0.6), np.full(V, 20.0))
+        for declined in (router.ask(np.eye(V)[0]), router.ask(np.eye(V)[1], models=2)):  # far from the served blend
+            router.decline(declined)
+    assert router.account == twin.account
+    np.testing.assert_array_equal(router.ask(mix).blend, twin.ask(mix).blend)
+
+
+PANEL_MIX, GROUPED = np.array([0.4, 0.3, 0.2, 0.1]), (2, 0, 1, 3)
+
+
+def of_panels(own=GROUPED, *, seed=0, **changes):
+    small = {"pool": 60, "room": 0, **changes}
+    return Tanbr(4, 4, seed=seed, config=RouterConfig.model_validate({"default": small}).of_requests(own))
+
+
+def straight(router, mix, models=2):
+    return baseline_panel(Rules.of(Sizes(4, 4, 4), router.config.default), Readings.of(mix), models)
+
+
+def test_the_baseline_panel_parts_the_tasks_and_shares_by_the_mix():
+    base = straight(of_panels(), PANEL_MIX)
+    assert set(base.home.tolist()) == {0, 1}
+    for task, expert in enumerate(GROUPED):
+        group = base.home == base.home[task]
+        assert base.blends[base.home[task], expert] == pytest.approx(PANEL_MIX[task] / PANEL_MIX[group].sum())
+    np.testing.assert_allclose(straight(of_panels(()), PANEL_MIX, 3).blends, 0.25)
+
+
+@pytest.mark.parametrize("own", [GROUPED, ()])
+@pytest.mark.parametrize("models", [2, 3])
+def test_a_budget_of_0_never_leaves_the_baseline_panel(own, models):
+    rng, router = np.random.default_rng(0), of_panels(own, budget=0.0)
+    for _ in range(8):
+        mix = rng.dirichlet(np.ones(4))
+        panel = router.ask(mix, models=models)
+        base = straight(router, mix, models)
+        np.testing.assert_allclose(panel.blends, base.blends)
+        assert panel.task_models.tolist() == base.home.tolist()
+        router.tell(panel, rng.random((models, 4)), np.full((models, 4), 30.0))
+    account = router.account
+    assert (account.slots, account.explored, account.gain, account.budget) == (8, 0, 0.0, 0.0)
+
+
+def test_a_panel_starts_at_the_baseline_and_a_better_one_is_found():
+    router, rng = of_panels(), np.random.default_rng(0)
+
+    def reward(blends):  # one expert is better for all tasks than their own
+        return 0.3 + 0.5 * np.repeat(blends[:, :1], 4, axis=1)
+
+    first = router.ask(PANEL_MIX, models=2)
+    np.testing.assert_allclose(first.blends, straight(router, PANEL_MIX).blends)
+    router.tell(first, reward(first.blends), np.full((2, 4), 40.0))
+    for _ in range(40):
+        panel = router.ask(PANEL_MIX, models=2)
+        if not np.array_equal(panel.blends, straight(router, PANEL_MIX).blends):
+            assert panel.why.least_gain >= -panel.why.balance - 1e-12
+        noise = 0.02 * rng.normal(size=(2, 4))
+        router.tell(panel, np.clip(reward(panel.blends) + noise, 0, 1), np.full((2, 4), 40.0))
+    account = router.account
+    assert account.slots == 41
+    assert account.explored > 0
+    assert account.gain > 0
+    assert account.balance == pytest.approx(account.gain + account.budget)
+    served, base = panel.blends[panel.task_models], straight(router, PANEL_MIX)
+    assert PANEL_MIX @ served[:, 0] > PANEL_MIX @ base.blends[base.home][:, 0]
+
+
+def booked(rewards_at, *, slots, kept=256):
+    """A ledger of a router of two experts and tasks that leaves its even baseline for the first expert."""
+    rules = Rules.of(Sizes(2, 2, 2), RouterConfig().of_requests().default)
+    known, mix = rules.start(np.random.default_rng(0)), np.array([0.75, 0.25])
+    decision = Decision(0, mix, np.eye(2)[:1], np.ones((1, 2)))
+    for slot in range(slots):
+        posterior, _ = gp.observe(rules.prior, known.posterior, np.eye(2)[0], rewards_at(slot), np.full(2, 1e6))
+        known = entered(rules, replace(known, posterior=posterior), decision)
+    return rules, known
+
+
+def test_slots_are_valued_anew_by_what_is_known_until_they_are_settled(monkeypatch):
+    rules, known = booked(lambda _: np.full(2, 0.9), slots=2)
+    assert (known.ledger.slots, known.ledger.off, known.ledger.swaps) == (2, 2, 0)
+    even = gp.mean_at(rules.prior, known.posterior, np.full((1, 2), 0.5))[0] @ [0.75, 0.25]
+    assert total_gain(rules, known) == pytest.approx(2 * (0.9 - even), abs=1e-4)
+    before = total_gain(rules, known)
+    posterior, _ = gp.observe(rules.prior, known.posterior, np.eye(2)[0], np.zeros(2), np.full(2, 1e7))
+    later = replace(known, posterior=posterior)
+    assert total_gain(rules, later) < before - 0.1  # a reward that comes later corrects earlier slots
+    done = replace(settled(rules, known), posterior=posterior)
+    assert total_gain(rules, done) == pytest.approx(before)  # a change leaves the past as it was valued
+    monkeypatch.setattr(conservative, "KEPT", 1)
+    assert len(booked(lambda _: np.full(2, 0.9), slots=3)[1].ledger.mixes) == 1
+
+
+def test_a_panels_entries_add_up_to_its_gain():
+    router, rng = of_panels(budget=1.0), np.random.default_rng(0)
+    for _ in range(6):
+        router.tell(router.ask(PANEL_MIX, models=2), rng.random((2, 4)), np.full((2, 4), 50.0))
+    rules, known = Rules.of(Sizes(4, 4, 4), router.config.default), router._state.known
+    panel, base, before = router.ask(PANEL_MIX, models=2), straight(router, PANEL_MIX), total_gain(rules, known)
+    after = entered(rules, known, panel)
+    mean = gp.mean_at(rules.prior, known.posterior, np.concatenate([panel.blends, base.blends]))
+    own = mean[:2][panel.task_models, range(4)] - mean[2:][base.home, range(4)]
+    assert total_gain(rules, after) - before == pytest.approx(float(PANEL_MIX @ own))

@@ -1,11 +1,23 @@
-import functools
+"""The shell: contract, what it refuses, states, forks, and what follows from settings."""
 
+import copy
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
 import pytest
 
-from tanbr.errors import ConfigError, InputError
-from tanbr.router import Tanbr
-from tanbr.router.config import RouterConfig
-from tanbr.testing import CHECKS, check_learns
+from tanbr import state
+from tanbr.errors import ConfigError, DecisionError, InputError, SettingsError, StateError
+from tanbr.lab.rivals import RandomBlend
+from tanbr.lab.settings import parse, with_options
+from tanbr.router import Groups, Tanbr
+from tanbr.router.config import MADE_WITH, PRIORS, DefaultModeConfig, RouterConfig
+from tanbr.router.contract import CHECKS, EVEN, K, V, check_learns, play, toy_reward
+from tanbr.router.shell import CASTS
+from tanbr.router.simplex import MOST, Sizes, first_best, keep_largest
+from tanbr.state import HEADER, read_state, write_state
 
 EXACT = RouterConfig.model_validate({"paper": {"confidence": "exact", "rho": 0.9, "layers": 3, "width": 16}})
 THEORY = RouterConfig.model_validate({"paper": {"gamma": "theory", "learning_rate": 1e-3, "loss": "mean"}})
@@ -17,10 +29,23 @@ def taught(experts, tasks, **options):
     return Tanbr(experts, tasks, config=RouterConfig().of_requests(own), **options)
 
 
+def even(experts, tasks, **options):
+    return Tanbr(experts, tasks, config=RouterConfig().of_requests(), **options)
+
+
+def grouped(experts, tasks, **options):
+    pairs = [[0], [1]]
+    if isinstance(experts, int) and experts > 2:
+        pairs = [list(range(first, min(first + 2, experts))) for first in range(0, experts, 2)]
+    return Tanbr(experts, tasks, groups=Groups.of(pairs), **options)
+
+
 ROUTERS = {
     "default": Tanbr,
     "default, small": functools.partial(Tanbr, config=SMALL),
     "default, own experts known": taught,
+    "default, around the even blend": even,
+    "default, grouped": grouped,
     "paper": functools.partial(Tanbr, mode="paper"),
     "paper, exact": functools.partial(Tanbr, mode="paper", config=EXACT),
     "paper, theory": functools.partial(Tanbr, mode="paper", config=THEORY),
@@ -33,33 +58,183 @@ def test_router(check, make):
     check(make)
 
 
-def test_default_learns_in_tens_of_slots():
+def test_it_learns_in_tens_of_slots_and_mode_paper_in_hundreds():
     check_learns(Tanbr, slots=40, at_least=0.25)
-
-
-def test_paper_mode_learns():
+    check_learns(grouped, slots=120, at_least=0.2)
     config = RouterConfig.model_validate({"paper": {"rho": 0.9, "loss": "mean", "learning_rate": 0.01}})
     check_learns(functools.partial(Tanbr, mode="paper", config=config), slots=300, at_least=0.05)
 
 
-def test_refuses_modes_and_settings_that_do_not_exist():
+def test_refuses_modes_settings_and_sizes_that_do_not_exist():
     with pytest.raises(InputError, match='"default" or "paper"'):
         Tanbr(4, 3, mode="fast")
     with pytest.raises(ConfigError, match="learning_rate"):
         Tanbr(4, 3, mode="paper", config={"paper": {"gamma": "theory", "learning_rate": 0.5}})
-    with pytest.raises(ConfigError, match="did you mean 'snap'"):
-        Tanbr(4, 3, config={"default": {"snapp": 0.1}})
+    with pytest.raises(ConfigError, match="did you mean 'arms'"):
+        Tanbr(4, 3, config={"default": {"armss": 100}})
     with pytest.raises(ConfigError, match=r"unknown key 'default\.forgetting'"):  # a rebuild brought all of it back
         Tanbr(4, 3, config={"default": {"forgetting": 0.98}})
     with pytest.raises(InputError, match="seed"):
         Tanbr(4, 3, seed=-1)
-    with pytest.raises(InputError, match="from 2 to 4096"):
-        Tanbr(5000, 3)
+    with pytest.raises(InputError, match="one blend at a time"):
+        Tanbr(4, 3, mode="paper").ask([0.5, 0.3, 0.2], models=2)
+    assert Sizes.check(8, np.int64(3)) == Sizes(8, 3, 8)
+    with pytest.raises(InputError, match=r"experts must be a whole number from 2 to 4096 \(got 4097\)"):
+        Sizes.check(MOST + 1, 3)
+
+
+def test_what_nobody_has_set_follows_from_what_is_known_and_what_the_user_has_set_stays():
+    assert RouterConfig().default.rewards == PRIORS["slots"]
+    known = RouterConfig().of_requests((1, 0)).default
+    assert (known.baseline, known.own_experts, known.rewards) == ("proportional", (1, 0), PRIORS["known experts"])
+    unknown = RouterConfig().of_requests().default
+    assert (unknown.baseline, unknown.rewards) == ("even", PRIORS["requests"])
+    config = with_options(parse({"router": {"default": {"noise": 0.1, "beta": 3.0}}}), serve={"seed": 1})
+    chosen = config.router.of_requests((1, 0)).default.rewards
+    assert (chosen.noise, chosen.beta, chosen.margin) == (0.1, 3.0, PRIORS["known experts"].margin)
+
+
+def test_what_is_equal_but_for_rounding_goes_by_order():
+    assert first_best(np.array([0.1, 0.7, 0.7 + 1e-15, 0.3])) == 1
+    assert first_best(np.array([0.1, 0.7, 0.7 + 1e-6])) == 2
+    assert first_best(np.array([1e6, 1e6 + 1e-7])) == 0  # rounding grows with the size of the bound
+    assert first_best(np.array([-np.inf, -3.0])) == 1
+    points = np.random.default_rng(0).dirichlet(np.ones(6), 20)
+    for count in range(1, 7):
+        kept = keep_largest(points, count)
+        assert np.allclose(kept.sum(axis=1), 1.0)
+        for before, after in zip(points, kept, strict=True):
+            assert np.count_nonzero(after) == count
+            assert before[after > 0].min() >= before[after == 0].max(initial=0.0)
+    assert keep_largest(np.full(4, 0.25), 2).tolist() == [0.5, 0.5, 0.0, 0.0]
+
+
+def test_explain_finds_open_decisions_by_id_and_any_decision_by_itself():
+    router = Tanbr(K, V)
+    play(router, 10)
+    decision = router.ask(EVEN)
+    assert router.explain(decision) == router.explain(decision.id) == decision.why
+    assert decision.why.bound == decision.why.mean + decision.why.granularity + decision.why.uncertainty
+    router.tell(decision, toy_reward(decision.blend))
+    assert router.explain(decision) == decision.why
+    with pytest.raises(DecisionError, match="was told already"):
+        router.explain(decision.id)
+    with pytest.raises(DecisionError, match="decision or its id"):
+        router.explain("2")
+
+
+def test_a_fork_is_independent_and_shares_all_that_is_known():
+    router = taught(K, V)
+    play(router, 30)
+    for fork in (router.fork(), copy.deepcopy(router)):
+        assert fork._state is router._state
+        before = router.account
+        play(fork, 10, seed=3)
+        assert router.account == before
+        assert fork.account != before
+
+
+def test_warm_start_teaches_by_counts_before_the_first_ask():
+    cold, warm = Tanbr(K, V, seed=1), Tanbr(K, V, seed=1)
+    blends = np.random.default_rng(0).dirichlet(np.ones(K), size=60)
+    warm.warm_start(blends, np.array([toy_reward(x) for x in blends]))
+    rewards = [np.mean([toy_reward(x)[0] for x in play(r, 25)]) for r in (cold, warm)]
+    assert rewards[1] > rewards[0] + 0.1
+    few, many = (Tanbr(3, 2, seed=0) for _ in range(2))
+    few.warm_start(np.eye(3), np.full((3, 2), 0.9))
+    many.warm_start(np.eye(3), np.full((3, 2), 0.9), np.full((3, 2), 60))
+    assert many.ask([0.5, 0.5]).why.uncertainty < few.ask([0.5, 0.5]).why.uncertainty
+    with pytest.raises(InputError, match="counts must be a table like rewards"):
+        few.warm_start(np.eye(3), np.full((3, 2), 0.9), np.ones(3))
 
 
 def test_a_loaded_router_has_the_mode_and_settings_it_was_saved_with(tmp_path):
     router = Tanbr(4, 3, mode="paper", config={"paper": {"rho": 0.3}})
     router.save(tmp_path / "state.npz")
     loaded = Tanbr.load(tmp_path / "state.npz")
-    assert loaded.mode == "paper"
-    assert loaded.config == router.config
+    assert (loaded.mode, loaded.config) == ("paper", router.config)
+
+
+OTHER = {  # another value of every setting of the default mode
+    "arms": 100, "pool": 100, "room": 50, "prior": "requests", "noise": 0.1, "beta": 3.0, "own_experts": (3, 2, 1, 0),
+    "own_lift": 0.3, "baseline": "even", "budget": 0.5, "doubt": 2.0, "margin": 0.01, "change": 5.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DefaultModeConfig.model_fields)
+def test_every_setting_is_applied_to_a_saved_router_or_refused(tmp_path, name):
+    old = taught(K, V)
+    play(old, 30)
+    old.save(tmp_path / "state.npz")
+    changed = old.config.default.model_copy(update={name: OTHER[name]})
+    asked = Tanbr(K, V, config=old.config.model_copy(update={"default": changed}))
+    if name in MADE_WITH:
+        with pytest.raises(SettingsError, match=rf"with default\.{name} = .*--state.*--adopt") as raised:
+            asked.resumed(tmp_path / "state.npz")
+        assert "\n" not in str(raised.value)
+        return
+    resumed = asked.resumed(tmp_path / "state.npz")
+    assert getattr(resumed.config.default, name) == OTHER[name]
+    np.testing.assert_array_equal(resumed.tree.value, old.tree.value)  # what was learned is there
+    play(resumed, 30)  # and goes on
+
+
+def test_a_new_beta_widens_the_bound_of_a_saved_router_and_other_arguments_are_refused(tmp_path):
+    old = Tanbr(K, V, config={"default": {"beta": 0.5}})
+    play(old, 10)
+    old.save(tmp_path / "state.npz")
+    new = Tanbr(K, V, config={"default": {"beta": 3.0}, "paper": {"width": 16}}).resumed(tmp_path / "state.npz")
+    assert new.ask(EVEN).why.uncertainty > 2 * old.ask(EVEN).why.uncertainty
+    for asked, said in (
+        (Tanbr(K, V, max_active=2), "max_active = 5, and cannot go on with 2"),
+        (Tanbr(K, V, seed=3), "seed = 0, and cannot go on with 3"),
+        (Tanbr(K, V, mode="paper"), "mode = 'default', and cannot go on with 'paper'"),
+        (Tanbr(K, V + 1), "tasks = 4, and cannot go on with 5"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            asked.resumed(tmp_path / "state.npz")
+
+
+def test_states_of_another_kind_version_or_release_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "state.npz"
+    RandomBlend(K, V).save(path)
+    with pytest.raises(StateError, match="'random-blend' router"):
+        Tanbr.load(path)
+    with pytest.raises(StateError, match=r"was written by tanbr 0\.1; start a new state folder"):
+        Tanbr.load(Path(__file__).parent / "states" / "default.npz")
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "VERSION", state.VERSION + 1)
+        Tanbr(K, V).save(path)
+    with pytest.raises(StateError, match="state version 2, this tanbr reads 1"):
+        Tanbr.load(path)
+
+
+def test_states_with_odd_arrays_or_headers_are_refused(tmp_path):
+    path = tmp_path / "state.npz"
+    router = Tanbr(K, V)
+    router.ask(EVEN, models=2)
+    router.save(path)
+    header, arrays = read_state(path)
+    odd = [
+        {name: a for name, a in arrays.items() if name != "known.posterior.alpha"},
+        arrays | {"open.blends": arrays["open.blends"][:, 1:]},
+        arrays | {"open.models": np.array([3])},
+        arrays | {"open.terms": np.zeros((2, len(CASTS) - 1))},
+        arrays | {"known.posterior.noise": np.array(-1.0)},
+    ]
+    for wrong in odd:
+        write_state(path, header, wrong)
+        with pytest.raises(StateError, match="does not fit"):
+            Tanbr.load(path)
+    write_state(path, header, arrays)
+    with np.load(path) as archive:
+        changed = dict(archive)
+    label = json.loads(changed[HEADER].tobytes())
+    label["header"]["next_id"] = 99
+    changed[HEADER] = np.frombuffer(json.dumps(label).encode(), dtype=np.uint8)
+    np.savez(path, **changed)
+    with pytest.raises(StateError, match="checksum"):
+        Tanbr.load(path)
+    np.savez(path, **{HEADER: np.array([{"a": 1}], dtype=object)})
+    with pytest.raises(StateError, match="not a whole state"):  # pickled arrays are never loaded
+        Tanbr.load(path)

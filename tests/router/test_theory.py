@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tanbr.errors import InputError
 from tanbr.router import Tanbr, theory
 from tanbr.router.config import RouterConfig
-from tanbr.router.network import initial_weights, unit, value_and_gradient
+from tanbr.router.paper import initial_weights, unit, value_and_gradient
 
 
 def test_threshold_as_printed():

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from tanbr.files import write_atomically
+from tanbr.lab.corpus import taught_monitor
+from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.monitor import Monitor
 from tanbr.router import Terms, TreeView
-from tanbr.router.records import lone_root
-from tanbr.serve.build import taught_monitor
+from tanbr.router.shell import lone_root
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Feedback
 from tanbr.serve.service import Service
-from tanbr.tasks import tiny
 from tanbr.types import Decision, FloatArray
 
 ROWS = [row for task in tiny.TASKS for row in tiny.generate(task.name, 8, seed=11, split="test")]
@@ -35,7 +35,8 @@ class Ledger:
 
     def ask(self, task_mix: FloatArray) -> Decision:
         blend = np.random.default_rng(self.asked).dirichlet(np.ones(K))
-        self.open.append(Decision(self.asked, np.asarray(task_mix), blend))
+        why = Terms(mean=0.5, uncertainty=0.1)
+        self.open.append(Decision(self.asked, np.asarray(task_mix), blend, terms=(why,)))
         self.asked += 1
         return self.open[-1]
 
@@ -47,15 +48,12 @@ class Ledger:
     def warm_start(self, blends: Any, rewards: Any, counts: Any) -> None:
         self.told += float(np.sum(counts))
 
-    def explain(self, decision: Decision) -> Terms:
-        return Terms(mean=0.5, uncertainty=0.1)
-
     @property
     def tree(self) -> TreeView:
         return lone_root(K, V)
 
     def save(self, path: str | Path) -> None:
-        waiting = [[one.id, one.task_mix.tolist(), one.blend.tolist()] for one in self.open]
+        waiting = [[one.id, *(x.tolist() for x in (one.task_mix, one.blends, one.estimates))] for one in self.open]
         write_atomically(path, json.dumps([self.asked, self.told, waiting]))
 
     def resumed(self, path: str | Path) -> "Ledger":
@@ -65,7 +63,7 @@ class Ledger:
     def load(cls, path: str | Path) -> "Ledger":
         router = cls()
         router.asked, router.told, waiting = json.loads(Path(path).read_text())
-        router.open = [Decision(number, np.array(mix), np.array(blend)) for number, mix, blend in waiting]
+        router.open = [Decision(number, *map(np.array, tables)) for number, *tables in waiting]
         return router
 
 

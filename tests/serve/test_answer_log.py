@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from serve.serving import monitor
+from tanbr.lab.tasks import tiny
 from tanbr.monitor import Monitor
 from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.answer_log import CHARACTERS, RECENT, AnswerLog
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.messages import Answers
 from tanbr.serve.store import Store
-from tanbr.tasks import tiny
 
 CONFIG = ServeConfig.model_validate({"rewards": {"confidence": 0.1}})
 ENCODER: Any = None
@@ -20,13 +20,8 @@ V = 2
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
-
-
-@pytest.fixture
-def log(store: Store) -> AnswerLog:
-    return AnswerLog(store, config=CONFIG, encode=ENCODER, shadow=None, classes=2, keep_logits=True, tasks=V)
+def log(tmp_path: Path) -> AnswerLog:
+    return AnswerLog(Store(tmp_path), config=CONFIG, encode=ENCODER, shadow=None, classes=2, keep_logits=True, tasks=V)
 
 
 def batch(number: int, texts: tuple[Any, ...], *, slot: int = 3, place: int = 0) -> Answers:
@@ -73,13 +68,7 @@ def test_requests_are_counted_by_slot_and_model(log: AnswerLog) -> None:
     assert log.uncounted() == {}
 
 
-def see(model: Any, share: Any, reward: float) -> None:
-    """The guard, which has nothing to see without a shadow."""
-
-
-def test_what_cannot_be_read_is_read_again_and_counted_once(
-    store: Store, log: AnswerLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_read_is_read_again_and_counted_once(log: AnswerLog, monkeypatch: pytest.MonkeyPatch) -> None:
     untaught, mix, recognise = Monitor(("first", "second")), np.full(V, 0.5), Recogniser.recognise
 
     def failing(recogniser: Recogniser, texts: Any) -> Recognition:
@@ -92,23 +81,39 @@ def test_what_cannot_be_read_is_read_again_and_counted_once(
     with monkeypatch.context() as patched:
         patched.setattr(Recogniser, "recognise", failing)
         for _ in range(2):
-            with pytest.raises(MemoryError, match="not now"):
-                log.read(untaught, mix, see)
-            assert store.count_requests(3).total() == 2  # the others are not held up
-    log.read(untaught, mix, see)
-    log.read(untaught, mix, see)
-    assert store.count_requests(3).total() == untaught.close_slot().requests == 3
-    ((_, _, counts),) = log.tally(3).parts
+            assert isinstance(log.read(untaught, mix)[1], MemoryError)
+            assert log._store.count_requests(3).total() == 2  # the others are not held up
+    assert log.read(untaught, mix) == ([], None)
+    assert log.read(untaught, mix) == ([], None)
+    assert log._store.count_requests(3).total() == untaught.close_slot().requests == 3
+    (_, counts) = log.measured(3)[0].parts["confidence"]
     assert counts.sum() == pytest.approx(3.0)
 
 
+def test_what_is_measured_for_a_slot_that_was_told_is_late_and_dropped_with_the_next_turn(log: AnswerLog) -> None:
+    monitor, mix = Monitor(("first", "second")), np.full(V, 0.5)
+    log.put(batch(1, ("a",), slot=3))
+    log.read(monitor, mix)
+    assert (log.late(), list(log.measured(3))) == ([], [0])
+    log.forget(3)  # it was told
+    assert (log.late(), log.measured(3)) == ([], {})
+    log.put(batch(2, ("b",), slot=3))
+    log.put(batch(3, ("c",), slot=4))
+    log.read(monitor, mix)
+    assert (log.late(), log.measured(3)[0].parts["confidence"][1].sum()) == ([3], pytest.approx(1.0))
+    log.forget(3)
+    assert (log.late(), list(log.measured(4))) == ([], [0])
+
+
 @pytest.mark.parametrize("tasks", [[5], [5, 6]])
-def test_the_tasks_that_clients_name_are_in_the_mix(store: Store, taught: Path, tasks: list[int]) -> None:
+def test_the_tasks_that_clients_name_are_in_the_mix(tmp_path: Path, taught: Path, tasks: list[int]) -> None:
     known = monitor(taught)
     all_of = len(known.tasks)
-    log = AnswerLog(store, config=CONFIG, encode=ENCODER, shadow=None, classes=2, keep_logits=True, tasks=all_of)
+    log = AnswerLog(
+        Store(tmp_path), config=CONFIG, encode=ENCODER, shadow=None, classes=2, keep_logits=True, tasks=all_of
+    )
     texts = tuple(row.text for row in tiny.generate(known.tasks[0], 20, seed=3, split="test"))
     named = np.tile(np.isin(np.arange(all_of), tasks).astype(float), (len(texts), 1))
     log.put(replace(batch(1, texts), named=named))
-    log.read(known, np.full(all_of, 1 / all_of), see)
+    log.read(known, np.full(all_of, 1 / all_of))
     assert known.close_slot().estimate[tasks].sum() > 0.99

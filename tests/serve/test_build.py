@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from serve.text_model import write
-from tanbr.baselines.survey import Survey
 from tanbr.errors import CheckpointError, DataError, SettingsError
+from tanbr.lab.settings import parse
+from tanbr.lab.tasks import tiny
 from tanbr.moe import embedded
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr
 from tanbr.serve.build import build, read_history
 from tanbr.serve.records import Feedback
-from tanbr.settings import parse
-from tanbr.tasks import tiny
+from tanbr.serve.survey import Survey
 
 CONFIG = parse({"serve": {"slot_seconds": 3600, "threads": 1}}).serve
 
@@ -26,7 +26,9 @@ def history(path: Path, *lines: Any) -> Path:
     return path
 
 
-def test_the_embedded_model_knows_its_tasks_and_refuses_a_bad_blend_by_its_probes(tmp_path: Path) -> None:
+def test_the_embedded_model_knows_its_tasks_and_refuses_a_bad_blend_by_its_probes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one_try = parse({"serve": {"slot_seconds": 3600, "threads": 1, "explore": "always", "guard": {"tries": 1}}}).serve
     live = build(None, config=one_try, state=tmp_path)
     assert live.info.tasks == tuple(task.name for task in tiny.TASKS)
@@ -37,11 +39,11 @@ def test_the_embedded_model_knows_its_tasks_and_refuses_a_bad_blend_by_its_probe
     live.end_slot()  # the router knows whose expert to try, and its probes agree
     assert live.slots(1)[0].note == ""
     assert live.state().blend.argmax() == live.info.tasks.index("sentiment")
-    router: Any = live.learner.router
-    wrong = np.eye(8)[live.info.tasks.index("paraphrase")]
-    router.ask = lambda mix, ask=router.ask: ask(wrong)
+    wrong, ask = np.eye(8)[live.info.tasks.index("paraphrase")], Tanbr.ask
     live.submit([row.text]).result(30)
-    live.end_slot()
+    with monkeypatch.context() as patched:
+        patched.setattr(Tanbr, "ask", lambda router, mix: ask(router, wrong))
+        live.end_slot()
     assert live.slots(1)[0].note.startswith("refused: its probes earn")
     assert live.state().merge_version == 2
     live.stop()
@@ -143,11 +145,11 @@ def test_a_survey_is_the_start_blend_and_a_warm_start_is_known_to_the_router(tmp
 
 
 def test_what_the_user_says_of_the_router_stays(tmp_path: Path) -> None:
-    settings = parse({"router": {"default": {"noise": 0.11, "beta": 3.0, "opening": 4}}}).router
+    settings = parse({"router": {"default": {"noise": 0.11, "beta": 3.0}}}).router
     live = build(None, config=CONFIG, router=settings, state=tmp_path)
     assert isinstance(live.learner.router, Tanbr)
     default = live.learner.router.config.default
-    assert (default.noise, default.beta, default.opening) == (0.11, 3.0, 4)
+    assert (default.noise, default.beta) == (0.11, 3.0)
     live.stop()
 
 
@@ -161,12 +163,13 @@ def test_a_restart_goes_on_with_the_settings_it_is_given_or_says_why_it_cannot(t
     live.end_slot()
     slot = live.state().slot
     live.stop()
-    changed = parse({"router": {"default": {"beta": 3.0}}, "monitor": {"alarm_share": 0.5}})
+    changed = parse({"router": {"default": {"beta": 3.0}}, "monitor": {"slot_sample": 500}})
     again = build(None, config=config, router=changed.router, monitor=changed.monitor, state=tmp_path)
     router = again.learner.router
     assert isinstance(router, Tanbr)
-    assert (router.config.default.beta, again.learner.monitor.config.alarm_share) == (3.0, 0.5)
-    assert (again.state().slot, len(router.history)) == (slot, 1)
+    assert (router.config.default.beta, again.learner.monitor.config.slot_sample) == (3.0, 500)
+    assert router.account is not None
+    assert (again.state().slot, router.account.slots) == (slot, 1)
     again.stop()
     few = config.model_copy(update={"max_active": 2})
     for settings, said in (

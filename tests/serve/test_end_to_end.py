@@ -20,11 +20,11 @@ import pytest
 from cli.running import TANBR, environment
 from processes import started
 from serve.text_model import write
+from tanbr.lab.drive import Drive, drive
+from tanbr.lab.tasks import tiny
+from tanbr.lab.tasks.traffic import Traffic
 from tanbr.serve.web.client import Client
-from tanbr.serve.web.drive import Drive, drive
-from tanbr.tasks import tiny
 from tanbr.tasks.metrics import LabelSpace
-from tanbr.tasks.traffic import Traffic
 
 TOKEN, ADMIN_TOKEN = "the-token-of-the-test", "the-other-token-of-the-test"
 SLOT = 16  # requests

@@ -11,11 +11,13 @@ import torch
 
 from serve.text_model import write
 from tanbr.errors import CheckpointError, ConfigError, InputError
+from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
+from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.engine import Engine
-from tanbr.tasks import tiny
-from tanbr.tasks.metrics import LabelSpace
+from tanbr.serve.panel import Assignment, Lineup, Live, within
+from tanbr.types import Decision
 
 TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 6, seed=5, split="test")]
 
@@ -23,20 +25,6 @@ TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 6, 
 @pytest.fixture(scope="module")
 def engine(moe: Moe) -> Engine:
     return Engine(moe, batch=16)
-
-
-def test_the_head_is_the_label_space(engine: Engine) -> None:
-    assert engine.columns == LabelSpace(tiny.TASKS).columns
-
-
-def test_a_swap_changes_the_answers_and_the_version_only_if_the_blend_is_new(engine: Engine) -> None:
-    version = engine.swap(np.eye(8)[0])
-    first = engine.logits(TEXTS)
-    assert engine.swap(np.eye(8)[0]) == version
-    assert engine.swap(np.full(8, 1 / 8)) == version + 1
-    assert np.abs(engine.logits(TEXTS) - first).max() > 1e-2
-    engine.swap(np.eye(8)[0])
-    np.testing.assert_array_equal(engine.logits(TEXTS), first)  # back to the very same weights
 
 
 def test_a_bad_blend_leaves_the_old_one_serving(engine: Engine) -> None:
@@ -98,26 +86,16 @@ def test_a_blend_that_answers_already_is_prepared_as_it_is(moe: Moe) -> None:
     assert (live.version, live.slot) == (5, 2)
 
 
-def test_what_was_found_broken_in_between_is_not_committed(moe: Moe) -> None:
-    engine = Engine(moe, blend=np.eye(8)[0], version=1, spare=True)
-    engine.swap(np.eye(8)[1])
-    staged = engine.prepare(np.eye(8)[1])
-    engine.revert(engine.live)
-    with pytest.raises(CheckpointError, match="found broken"):
-        engine.commit(staged)
-    assert engine.version == 1
-
-
-@pytest.mark.parametrize("when", ["prepare", "look", "commit"])
-def test_without_a_spare_a_file_that_changed_is_noticed_before_anything_is_overwritten(
-    moe: Moe, tmp_path: Path, when: str
+@pytest.mark.parametrize(("when", "spare"), [("prepare", True), ("prepare", False), ("look", False), ("commit", False)])
+def test_a_file_that_changed_is_noticed_before_anything_is_read_or_overwritten(
+    moe: Moe, tmp_path: Path, when: str, spare: bool
 ) -> None:
     folder = shutil.copytree(moe.path, tmp_path / "model")
-    engine = Engine(open_moe(folder), blend=np.eye(8)[0], version=1)
+    engine = Engine(open_moe(folder), blend=np.eye(8)[0], version=1, spare=spare)
     before = engine.logits(TEXTS[:4])
     staged = None if when == "prepare" else engine.prepare(np.eye(8)[1])
     file = folder / "model.safetensors"
-    os.truncate(file, file.stat().st_size // 2)
+    os.truncate(file, file.stat().st_size // 2)  # reading past the end of a mapped file would end the process
     steps = {
         "prepare": lambda: engine.prepare(np.eye(8)[1]),
         "look": lambda: engine.logits(TEXTS[:1], live=staged),
@@ -361,19 +339,6 @@ def test_a_panel_has_one_to_as_many_models_as_experts(moe: Moe, models: int) -> 
         Engine(moe, models=models)
 
 
-def test_experts_whose_file_changed_are_not_read(moe: Moe, tmp_path: Path) -> None:
-    folder = shutil.copytree(moe.path, tmp_path / "model")
-    engine = Engine(open_moe(folder), blend=np.eye(8)[0], version=1, spare=True)
-    before = engine.logits(TEXTS[:4])
-    file = folder / "model.safetensors"
-    shutil.copy2(file, tmp_path / "kept")
-    os.truncate(file, file.stat().st_size // 2)  # reading past the end of a mapped file would end the process
-    with pytest.raises(CheckpointError, match="has changed"):
-        engine.swap(np.eye(8)[1])
-    np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
-    assert engine.version == 1
-
-
 def test_settings_that_cannot_be_are_refused_in_a_sentence(moe: Moe) -> None:
     with pytest.raises(ConfigError, match="unknown backend 'abacus'; choose one of int8, onnx, torch"):
         Engine(moe, backend="abacus")
@@ -384,15 +349,57 @@ def test_settings_that_cannot_be_are_refused_in_a_sentence(moe: Moe) -> None:
         Engine(moe, device="meta", backend="int8")
 
 
-def test_a_model_that_writes_is_asked_past_the_queue(tmp_path: Path) -> None:
+def test_an_answer_does_not_depend_on_its_neighbours_in_the_batch(moe: Moe) -> None:
+    engine = Engine(moe, batch=16, blend=np.eye(8)[2])
+    engine.live.backend.model.double()  # type: ignore[attr-defined]  # so that rounding is far below any leak
+    together = engine.logits(TEXTS)
+    alone = np.concatenate([engine.logits([text]) for text in TEXTS])
+    np.testing.assert_allclose(together, alone, rtol=1e-9, atol=1e-9)  # 1e7 roundings of float64, of values near 1
+    assert engine.logits([]).shape == (0, len(engine.columns))
+
+
+def test_a_model_that_writes_is_checked_before_and_while_it_answers(tmp_path: Path) -> None:
     engine = Engine(open_moe(write("t5_moe", tmp_path / "model")), batch=2)
-    prompts = ["w1 w2 w3 w4", "w5", "w1 w2"]
-    texts = engine.texts(prompts, max_tokens=4)
-    assert texts == [engine.texts([prompt], max_tokens=4)[0] for prompt in prompts]
-    assert any(texts)
     assert engine.sane("w1", engine.live)
-    staged = engine.prepare(np.eye(4)[1])  # no spare: looked over in place
+    staged = engine.prepare(np.eye(4)[1])  # no spare: checked in place
     assert engine.sane("w1", staged)
     with torch.no_grad():
         engine.live.backend.model.lm_head.weight.fill_(float("nan"))  # type: ignore[attr-defined]
     assert not engine.sane("w1", engine.live)
+
+
+# --- which request goes to which model --------------------------------------------------------------------------------
+
+MIX = np.array([0.5, 0.25, 0.25])
+PANEL = Decision(0, MIX, np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[0.9, 0.2, 0.2], [0.1, 0.6, 0.8]]))
+ASSIGNMENT = Assignment(PANEL, Recogniser(("a", "b", "c"), MIX, None))
+
+
+def seen(*posteriors: list[float], novel: tuple[int, ...] = ()) -> Recognition:
+    count = len(posteriors)
+    familiarity = np.array([-1.0 if row in novel else 1.0 for row in range(count)])
+    return Recognition(
+        np.zeros(count, np.uint64), np.array(posteriors), familiarity, np.zeros((count, 0)), informed=True
+    )
+
+
+def test_a_request_goes_to_the_model_of_its_task_and_one_like_no_task_to_the_most_even() -> None:
+    rows = seen([0.9, 0.1, 0.0], [0.0, 0.2, 0.8], [0.9, 0.1, 0.0], novel=(2,))
+    assert ASSIGNMENT.places(rows).tolist() == [0, 1, 1]
+    np.testing.assert_allclose(ASSIGNMENT.posteriors(seen([0.5, 0.5, 0.0])), [[2 / 3, 1 / 3, 0.0]], rtol=1e-15)
+
+
+def test_a_client_that_names_tasks_is_believed() -> None:
+    rows = seen([0.9, 0.1, 0.0], [0.9, 0.1, 0.0], novel=(1,))
+    assert ASSIGNMENT.places(rows, np.array([0.0, 0.0, 1.0])).tolist() == [1, 1]  # though the text says otherwise
+    assert ASSIGNMENT.posteriors(rows, np.array([0.0, 1.0, 1.0])).tolist() == [[0.0, 1.0, 0.0]] * 2
+    assert within(rows.posteriors, np.array([0.0, 0.0, 1.0])).tolist() == [[0.0, 0.0, 1.0]] * 2
+
+
+def test_without_one_model_the_others_keep_their_places_and_get_its_requests() -> None:
+    models = tuple(Live(None, version, None, slot=4, place=place) for place, version in enumerate((7, 8)))  # type: ignore[arg-type]
+    left = Lineup(models, ASSIGNMENT).without(0)
+    assert [(one.version, one.place) for one in left.models] == [(8, 1)]  # what is credited to stays
+    assert left.assignment is not None
+    assert left.assignment.panel.blends.tolist() == [[0.5, 0.5]]
+    assert left.assignment.places(seen([1.0, 0.0, 0.0])).tolist() == [0]

@@ -8,10 +8,10 @@ import tanbr
 from merge.sources.tiny_dense import build as build_dense
 from merge.sources.tiny_dense import tuned
 from tanbr.errors import InputError, StateError
+from tanbr.lab.settings import parse
+from tanbr.lab.tasks import tiny
 from tanbr.serve.backends.torch_int8 import TorchInt8
 from tanbr.serve.build import build
-from tanbr.settings import parse
-from tanbr.tasks import tiny
 
 CONFIG = parse({"serve": {"slot_seconds": 3600, "threads": 1}}).serve
 

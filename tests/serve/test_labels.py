@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tanbr.errors import InputError
-from tanbr.serve.labels import label_space, named
+from tanbr.serve.labels import label_space, named_tasks
 from tanbr.tasks.rows import Task
 
 MOOD, GRADE = Task("mood", ("accuracy",), ("bad", "good")), Task("grade", ("pearson",), scale=(0.0, 5.0))
@@ -20,9 +20,9 @@ def test_labels_that_a_task_does_not_have_are_refused() -> None:
     assert space is not None
     assert space.scales == {"grade": (0.0, 5.0)}
     with pytest.raises(InputError, match=r"the label of mood must be one of bad, good \(got 'fine'\)"):
-        space.check_label("mood", "fine")
+        space.number_of("mood", "fine")
     with pytest.raises(InputError, match=r"the label of grade must be a number from 0 to 5 \(got 5.5\)"):
-        space.check_label("grade", 5.5)
+        space.number_of("grade", 5.5)
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def test_a_head_without_these_labels_scores_none(head: tuple[str, ...]) -> None:
 
 def test_what_a_client_names_is_a_task_or_labels_of_one() -> None:
     tasks = (MOOD, GRADE)
-    assert named(tasks, None) is None
-    assert named(tasks, None, ["fine"]) is None
-    np.testing.assert_array_equal(named(tasks, "grade"), [0.0, 1.0])
-    np.testing.assert_array_equal(named(tasks, None, ["good"]), [1.0, 0.0])
+    assert named_tasks(tasks, None) is None
+    assert named_tasks(tasks, None, ["fine"]) is None
+    np.testing.assert_array_equal(named_tasks(tasks, "grade"), [0.0, 1.0])
+    np.testing.assert_array_equal(named_tasks(tasks, None, ["good"]), [1.0, 0.0])
     with pytest.raises(InputError, match="unknown task 'speed'; this server knows mood, grade"):
-        named(tasks, "speed")
+        named_tasks(tasks, "speed")

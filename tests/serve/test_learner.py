@@ -1,9 +1,11 @@
-"""What the learner must do whatever happens: each test is a defect that was found."""
+"""The learner's thread: when slots end, what a failure costs, and what it must do whatever happens."""
 
-import json
 import shutil
 import sqlite3
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,18 @@ import pytest
 
 from serve.serving import ROWS, TEXTS, K, Ledger, V, answer, service, until
 from tanbr.errors import StateError
+from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
+from tanbr.monitor import Monitor
+from tanbr.router.shell import lone_root
 from tanbr.serve.engine import Engine
+from tanbr.serve.learner import MOST_PAUSE, LearnerThread
+from tanbr.serve.queue import Queue
 from tanbr.serve.records import Feedback, Phase, Reason, ServiceError
 from tanbr.serve.service import Service
-from tanbr.tasks import tiny
+from tanbr.serve.store import Store
+from tanbr.serve.view import view_of
+from tanbr.types import Decision, Terms
 
 OWN = tuple(range(V))  # of the embedded model, the expert of each task
 
@@ -26,6 +35,14 @@ def live(tmp_path: Path, taught: Path) -> Any:
     running.start()
     yield running
     running.stop()
+
+
+@pytest.fixture
+def still(tmp_path: Path, taught: Path) -> Any:
+    """A service that was never started: its learner is the test's."""
+    made = service(tmp_path, taught, router=Ledger(), slot_requests=64, batch=16)
+    yield made
+    made.stop()
 
 
 def told(live: Service) -> float:
@@ -51,61 +68,6 @@ def test_without_feedback_the_start_blend_stays_and_answers_as_the_even_one_does
     assert live.state().why is None
     assert {slot.reason for slot in live.slots()} == {Reason.START}
     assert live.state().merge_version == 1  # nothing was merged again
-    live.stop()
-
-
-def test_a_proportional_start_blend_follows_the_mix(tmp_path: Path, taught: Path) -> None:
-    live = service(tmp_path, taught, explore="careful", own_experts=OWN)
-    live.start()
-    sentiment = [row.text for row in tiny.generate("sentiment", 32, seed=5, split="test")]
-    for _ in range(3):
-        live.submit(sentiment).result(30)
-        live.end_slot()
-    now = live.state()
-    np.testing.assert_allclose(now.blend, now.task_mix, atol=0.05)
-    assert now.blend.argmax() == 6
-    live.stop()
-
-
-def test_once_rewards_come_the_router_chooses_and_when_they_stop_the_best_known_blend_is_served(
-    tmp_path: Path, taught: Path
-) -> None:
-    live = service(tmp_path, taught, explore="careful", patience=2, router=Ledger(), rewards={"settle_slots": 0})
-    live.start()
-    assert live.state().phase is Phase.WAITING
-    even = live.state()
-
-    def rewarded_slot(reward: float) -> None:
-        for task in tiny.TASKS:  # of every task, so that the blend can be judged for any mix
-            answer(live, 4, task=task.name, reward=reward)
-        live.end_slot()
-
-    rewarded_slot(0.9)
-    assert told(live) == 4 * V  # the start blend's rewards have reached the router
-    assert live.state().phase is Phase.LEARNING
-    assert live.slots(1)[0].reason is Reason.CHOSEN
-    assert live.state().why is not None
-    rewarded_slot(0.4)
-    reasons = []
-    for _ in range(4):  # nobody says anything any more
-        live.submit(TEXTS[:4]).result(30)
-        live.end_slot()
-        reasons.append(live.slots(1)[0].reason)
-    assert reasons == [Reason.CHOSEN, Reason.CHOSEN, Reason.BEST, Reason.BEST]
-    assert live.state().phase is Phase.WAITING
-    assert live.state().merge_version == even.merge_version
-    live.stop()
-
-
-def test_never_serves_the_start_blend_whatever_comes(tmp_path: Path, taught: Path) -> None:
-    given = np.eye(K)[2]
-    live = service(tmp_path, taught, explore="never", blend=tuple(given), rewards={"settle_slots": 0})
-    live.start()
-    for _ in range(3):
-        answer(live, 8, reward=0.1)
-        live.end_slot()
-        np.testing.assert_array_equal(live.state().blend, given)
-    assert live.state().phase is Phase.FIXED
     live.stop()
 
 
@@ -137,22 +99,17 @@ def test_late_feedback_is_told_whatever_operators_and_the_guard_do(live: Service
         live.rollback()
     else:
         version = live.state().merge_version
-        live.learner.guard.opened((), keep=20)
-        live.call(lambda operator: operator.dismiss(version, "a test says so"))
-    counted = live.learner.config.guard.least_count if how == "rollback" else 0  # the zeros of a worthless blend
+        live.call(lambda learning: learning.dismiss(version, "a test says so"))
+    counted = live.learner.rules.config.guard.least_count if how == "rollback" else 0  # the zeros of a worthless blend
     assert told(live) == 32 + counted
     live.end_slot()
     live.end_slot()
     assert told(live) == 32 + counted  # and once
 
 
-def test_a_worthless_rollback_reaches_the_router_where_feedback_is_off(tmp_path: Path, taught: Path) -> None:
-    live = service(tmp_path, taught, router=Ledger(), rewards={"feedback": 0.0, "labels": 0.0, "shadow": 0.0})
-    live.start()
-    live.end_slot()
-    live.rollback()
-    assert told(live) == live.learner.config.guard.least_count
-    live.stop()
+def posterior(live: Service, text: str) -> Any:
+    source: Any = live.learner.monitor
+    return source.snapshot().recognise([text]).posteriors[0]
 
 
 def test_labels_teach_the_monitor_what_a_task_looks_like(tmp_path: Path, taught: Path) -> None:
@@ -175,7 +132,7 @@ def test_labels_teach_the_monitor_what_a_task_looks_like(tmp_path: Path, taught:
     assert share() > max(0.8, before + 0.1)
     live.stop()
     again = service(tmp_path, taught, router=Ledger())  # it was saved with the monitor
-    assert again.learner.monitor.observe(texts[:1])[0, 6] > 0.8
+    assert posterior(again, texts[0])[6] > 0.8
     again.stop()
 
 
@@ -201,20 +158,6 @@ def test_a_state_that_was_deleted_under_the_server_is_not_made_anew_in_parts(tmp
     assert not (tmp_path / "state").exists()
 
 
-def test_rewards_of_texts_unlike_any_task_are_left_out(tmp_path: Path, taught: Path) -> None:
-    live = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 0})
-    live.start()
-    rubbish = [f"⊗⊘ {n}§§ ⟦qqqqzzzz⟧ xkcdvvv{n}" for n in range(20)]
-    known = [row.text for row in tiny.generate("sentiment", 20, seed=9, split="test")]
-    for texts, reward in ((rubbish, 0.0), (known, 1.0)):
-        ids = live.submit(texts).result(30).request_ids
-        assert live.feedback([Feedback(i, reward=reward) for i in ids]).accepted == 20
-    live.end_slot()
-    record = live.slots(2)[1].record
-    assert record.total_reward > 0.9  # half of the rewards were 0
-    live.stop()
-
-
 # --- one address among nine -------------------------------------------------------------------------------------------
 
 HONEST = [f"honest {n}" for n in range(8)]
@@ -225,7 +168,7 @@ def say(live: Service, client: str, texts: Any, **said: Any) -> None:
     ids = live.submit(texts).result(30).request_ids
     assert live.feedback([Feedback(i, **said) for i in ids], client=client).accepted == len(ids)
     for _ in range(2):  # the second one is heard after the step that heard the first
-        live.call(lambda operator: None)
+        live.call(lambda learning: None)
 
 
 def test_a_stranger_rolls_back_no_version_in_any_slot_and_moves_a_reward_by_its_share(
@@ -241,7 +184,7 @@ def test_a_stranger_rolls_back_no_version_in_any_slot_and_moves_a_reward_by_its_
         live.end_slot()
     ended = live.slots()[1:]
     assert [view.reason for view in ended] == [Reason.CHOSEN] * 9  # nothing was rolled back
-    assert min(view.record.reward[6] for view in ended) >= 0.8 * 0.9 - 1e-9
+    assert min(view.reward[6] for view in ended) >= 0.8 * 0.9 - 1e-9
     for n, client in enumerate(HONEST):  # the guard sleeps no more for that
         say(live, client, TEXTS[8 * n : 8 * n + 8], reward=0.1, task="sentiment")
     assert live.slots()[0].reason is Reason.ROLLED_BACK
@@ -250,7 +193,7 @@ def test_a_stranger_rolls_back_no_version_in_any_slot_and_moves_a_reward_by_its_
 
 def recognised(live: Service, rows: Any) -> float:
     """Share of texts whose task the monitor names."""
-    seen = live.learner.monitor.snapshot().recognise([row.text for row in rows]).posteriors.argmax(axis=1)
+    seen = [int(posterior(live, row.text).argmax()) for row in rows]
     return float(np.mean([tiny.TASKS[best].name == row.task for best, row in zip(seen, rows, strict=True)]))
 
 
@@ -292,10 +235,10 @@ def test_a_new_look_of_a_task_is_learned_from_several_clients_or_from_one_that_l
                 say(live, client, texts, task="sentiment", label="positive")
             say(live, "liar", [f"{text} snarf" for text in texts], task="paraphrase", label=label_of("paraphrase"))
             live.end_slot()
-        posteriors = live.learner.monitor.observe([texts[0], f"{texts[0]} snarf"])
+        agreed, lie = posterior(live, texts[0]), posterior(live, f"{texts[0]} snarf")
         live.stop()
-        assert posteriors[1, 2] < 0.5  # nobody else says so
-        return bool(posteriors[0, 6] > 0.8)
+        assert lie[2] < 0.5  # nobody else says so
+        return bool(agreed[6] > 0.8)
 
     assert learned("several", HONEST[:3])
     assert learned("alone", ["app"] * 2)
@@ -378,13 +321,342 @@ def test_a_bad_state_is_one_sentence(tmp_path: Path, taught: Path) -> None:
 
 
 def test_the_state_is_one_picture(live: Service) -> None:
-    now = live.state()
-    assert now.phase is Phase.LEARNING
+    assert live.state().phase is Phase.LEARNING
     live.pin(np.eye(K)[3])
     pinned = live.state()
-    assert (pinned.phase, pinned.pinned, pinned.why) == (Phase.PINNED, True, None)
-    assert pinned.blend[3] == 1
+    assert (pinned.phase, pinned.pinned, pinned.why, pinned.blend[3]) == (Phase.PINNED, True, None, 1)
     live.unpin()
     assert live.state().phase is Phase.LEARNING
-    assert json.loads(json.dumps(live.state().phase)) == "learning"
-    until(lambda: live.faults() == ())
+    assert live.faults() == ()
+
+
+def test_two_starts_with_other_settings_tell_every_reward_once(tmp_path: Path, taught: Path) -> None:
+    first = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 3, "confidence": 1.0})
+    first.start()
+    for _ in range(2):
+        answer(first, 8)
+        first.end_slot()
+    late = first.submit(TEXTS[:8]).result(30).request_ids
+    version, slot = first.state().merge_version, first.state().slot
+    assert told(first) == 0
+    assert first.stop()
+    again = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 0, "confidence": 1.0}, models=1)
+    assert [one.number for one in again.learner.settling] == [slot - 2, slot - 1]
+    assert (again.state().merge_version, again.state().slot) == (version, slot)
+    again.start()
+    again.end_slot()
+    counted = told(again)
+    assert counted == pytest.approx(8 + 8 + 2 * 5, abs=0.1)  # what clients said, and the confidence where it counts
+    assert again.stop()
+    third = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 0, "confidence": 1.0})
+    third.start()
+    third.feedback([Feedback(i, reward=1.0, task="sentiment") for i in late])
+    third.end_slot()
+    assert told(third) == pytest.approx(counted + 8)  # the confidence of that slot is not told again
+    third.stop()
+
+
+def test_a_pin_and_the_trust_in_clients_hold_over_a_restart(tmp_path: Path, taught: Path) -> None:
+    one = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 0})
+    one.start()
+    for _ in range(2):
+        for client in HONEST[:3]:
+            say(one, client, TEXTS[:8], reward=1.0, task="sentiment")
+        say(one, "liar", TEXTS[:8], reward=0.0, task="sentiment")
+        one.end_slot()
+    version = one.pin(np.eye(K)[2])
+    before = one.learner
+    one.stop()
+    again = service(tmp_path, taught, router=Ledger())
+    after = again.learner
+    assert after.trust.of("liar") == before.trust.of("liar") < 0.1
+    assert after.pin is not None
+    assert (after.pin.version, after.slot.versions) == (version, (version,))
+    assert after.guard.to_json() == before.guard.to_json()
+    for old, new in zip(before.versions, after.versions, strict=True):
+        assert (old.number, old.good) == (new.number, new.good)
+        for name in ("blend", "sums", "counts"):
+            np.testing.assert_array_equal(getattr(old, name), getattr(new, name))
+    again.stop()
+
+
+# --- what fails while it is read or shown -----------------------------------------------------------------------------
+
+
+def test_what_was_counted_stays_counted_when_the_feedback_cannot_be_read(
+    still: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learning, texts = still.learning, [row.text for row in tiny.generate("sentiment", 32, seed=5, split="test")]
+    Queue.start(still)
+    still.submit(texts).result(30)
+    until(lambda: still.learning.requests == 32)
+
+    def locked(*_: Any, **__: Any) -> Any:
+        raise ServiceError("the store is locked")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "feedback", locked)
+        assert not learning.read_safely()
+    assert learning.turn()
+    estimate = still.slots(2)[1].estimate
+    assert estimate is not None
+    assert estimate[6] > 0.8
+
+
+def test_texts_that_cannot_be_read_do_not_blind_the_guard(live: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Any) -> Any:
+        raise MemoryError("not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Monitor, "snapshot", broken)
+        ids = live.submit(TEXTS[:8]).result(30).request_ids
+        live.feedback([Feedback(i, reward=0.25, task="sentiment") for i in ids])
+        version = live.state().merge_version
+        until(lambda: live.learner.guard.reward(version, share=0.2) == 0.25)
+        assert "cannot be read: MemoryError" in live.state().alarms[0].text
+
+
+def test_a_router_that_does_not_explain_itself_serves_all_the_same(tmp_path: Path, taught: Path) -> None:
+    class Silent(Ledger):
+        @property
+        def tree(self) -> Any:
+            raise ValueError("no idea")
+
+    live = service(tmp_path, taught, router=Silent())
+    live.start()
+    assert live.end_slot() == 1
+    assert "the router does not explain itself: ValueError" in live.state().alarms[0].text
+    assert live.tree() is None
+    live.stop()
+
+
+def test_a_choice_of_the_router_s_is_explained_with_its_regret() -> None:
+    tree, mix = lone_root(2, 2), np.full(2, 0.5)
+    tree.value[:] = 0.75
+    chosen = Decision(1, mix, [1.0, 0.0], terms=(Terms(mean=0.5, uncertainty=0.25, candidates=9),))
+    for decision, known in ((chosen, tree), (chosen, None), (None, tree)):
+        learner: Any = SimpleNamespace(router=SimpleNamespace(tree=known), slot=SimpleNamespace(decision=decision))
+        seen = view_of(learner)
+        assert seen.tree is known
+        if decision is None or known is None:
+            assert (seen.why, np.isnan(seen.regret)) == (None, True)
+        else:
+            assert seen.why is not None
+            assert "of 9 blends this one may earn most for the mix: 0.500 is expected" in seen.why.sentence
+            assert seen.regret == pytest.approx(0.25)
+
+
+def test_requests_unlike_any_task_are_an_alarm_once(tmp_path: Path, taught: Path) -> None:
+    live = service(tmp_path, taught, router=Ledger())
+    live.start()
+    for slot in range(3):
+        live.submit([f"⊗⊘ {n}§§ ⟦qqqqzzzz⟧ xkcdvvv{n} {slot}" for n in range(64)]).result(30)
+        live.end_slot()
+    assert len([one for one in live.state().alarms if one.text.startswith("drift: ")]) == 1
+    live.stop()
+
+
+# --- when slots end ---------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that goes when told."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def timed(still: Service) -> tuple[LearnerThread, Clock]:
+    """A learner that nobody runs, and its clock."""
+    still.learning._clock = clock = Clock()
+    still.learning._started = clock.now
+    return still.learning, clock
+
+
+def test_a_slot_holds_the_requests_it_should_and_at_most_a_batch_more(tmp_path: Path, taught: Path) -> None:
+    live = service(tmp_path, taught, router=Ledger(), slot_requests=64, batch=16)
+    live.start()
+    for sent in range(1, 21):  # a client that leaves the learner its time
+        live.submit((TEXTS * 2)[:16]).result(30)
+        until(lambda sent=sent: live.state().slot == sent * 16 // 64)  # type: ignore[misc]
+    held = [slot.requests for slot in live.slots()[1:]]
+    live.stop()
+    assert len(held) == 5
+    assert all(64 <= count <= 64 + 16 for count in held)
+
+
+def test_slots_grow_where_requests_come_faster_than_they_turn_and_that_is_said_once(
+    still: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learning, _ = timed(still)
+    held, turn = learning.world.answers.held, LearnerThread.turn
+    came = [100, 100, 0, 0]
+
+    def busy(thread: LearnerThread, *arguments: Any, **named: Any) -> bool:
+        held[thread.learner.slot.number] += came.pop(0)
+        return turn(thread, *arguments, **named)
+
+    monkeypatch.setattr(LearnerThread, "turn", busy)
+    targets = []
+    for _ in range(4):
+        held[learning.learner.slot.number] = learning._target or 0
+        learning.step()
+        targets.append(learning._target)
+    assert (targets, still.state().slot) == ([100, 100, 64, 64], 4)  # a slot after a long turn is as long as that
+    said = [one.text for one in still.state().alarms if one.text.startswith("slots grow")]
+    assert len(said) == 1
+    assert "slot 0 held 164 requests instead of 64" in said[0]
+
+
+def test_what_fails_is_tried_again_after_growing_pauses(still: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    learning, clock = timed(still)
+    turns: list[float] = []
+    monkeypatch.setattr(LearnerThread, "turn", lambda _: bool(turns.append(clock.now)))
+    learning.world.answers.held[0] = 64  # the slot is due
+    for _ in range(5 * 600):  # ten minutes, five looks a second
+        learning.step()
+        clock.now += 0.2
+    assert 10 <= len(turns) <= 600 / MOST_PAUSE + 12
+    assert np.diff(turns).max() <= MOST_PAUSE + 0.3
+
+
+def test_slots_end_by_a_clock_that_nobody_sets_back(still: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    learning, clock = timed(still)
+    monkeypatch.setattr(time, "time", lambda: 0.0)  # the wall clock was set back to 1970
+    learning.world.answers.held[0] = 1
+    learning.step()
+    assert still.state().slot == 0
+    clock.now += 3600.0
+    learning.step()
+    assert still.state().slot == 1
+    clock.now += 3600.0
+    learning.step()
+    assert still.state().slot == 1  # nobody came
+
+
+def test_a_slot_that_a_roll_back_opens_lasts_as_long_as_any(still: Service) -> None:
+    learning, clock = timed(still)
+    learning.end_slot()
+    clock.now += 3000.0
+    learning.dismiss(learning.learner.slot.versions[0], "a test says so")
+    learning.world.answers.held[2] = 1
+    clock.now += 1000.0
+    learning.step()
+    assert still.state().slot == 2
+
+
+def test_a_version_with_nothing_to_go_back_to_goes_on_and_that_is_said(still: Service) -> None:
+    learning = still.learning
+    learning.dismiss(1, "a test says so")
+    assert (still.state().slot, still.state().merge_version) == (0, 1)
+    assert "no earlier good version" in still.state().alarms[0].text
+    learning.dismiss(99, "a version that went already")
+    assert len(still.state().alarms) == 2
+
+
+# --- stopping ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_gives_answers_and_saving_together_no_more_than_it_may_take(
+    tmp_path: Path, taught: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = service(tmp_path, taught, router=Ledger())
+    live.start()
+    given: list[float] = []
+    stop, stop_queue, clock = LearnerThread.stop, Queue.stop, Clock()
+
+    def noted(thread: LearnerThread, timeout: float) -> bool:
+        given.append(timeout)
+        return stop(thread, 30)
+
+    def slow(queue: Queue, timeout: float) -> bool:
+        given.append(timeout)
+        clock.now += timeout  # it takes all it may
+        return True
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LearnerThread, "stop", noted)
+        patched.setattr(Queue, "stop", slow)
+        patched.setattr(time, "monotonic", clock)
+        live.stop(timeout=20.0)
+    assert stop_queue(live, 30)
+    assert given[0] > 0 < given[1]
+    assert sum(given) == pytest.approx(20.0)
+
+
+def test_a_thread_that_dies_is_a_fault(tmp_path: Path, taught: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = service(tmp_path, taught, router=Ledger())
+    live.start()
+
+    def die(*_: Any) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(LearnerThread, "read_safely", die)
+    until(lambda: live.faults() != ())
+    assert "nothing is learned any more" in live.faults()[0]
+    with pytest.raises(ServiceError):
+        live.end_slot()
+    live.stop()
+
+
+def test_whoever_asks_just_as_the_thread_ends_is_refused(still: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = still.learning
+    thread.start()
+    send = thread._send
+    said: list[str] = []
+
+    def late(command: Any) -> Any:
+        assert thread.stop(30)  # after `call` has found the thread alive
+        return send(command)
+
+    def ask() -> None:
+        with pytest.raises(ServiceError) as refused:
+            thread.call(lambda: None)
+        said.append(str(refused.value))
+
+    monkeypatch.setattr(thread, "_send", late)
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(30)
+    assert said == ["the server is stopping"]
+
+
+def test_what_is_asked_before_a_stop_is_done(still: Service) -> None:
+    thread = still.learning
+    begun, go = threading.Event(), threading.Event()
+    done: list[int] = []
+
+    def hold() -> None:
+        begun.set()
+        assert go.wait(30)
+
+    thread.start()
+    holding = threading.Thread(target=lambda: thread.call(hold), daemon=True)
+    holding.start()
+    assert begun.wait(30)
+    future = thread._send(lambda: done.append(thread.end_slot()))
+    stopping = threading.Thread(target=lambda: thread.stop(30), daemon=True)
+    stopping.start()
+    until(lambda: thread._stopping)
+    go.set()
+    future.result(30)
+    for one in (holding, stopping):
+        one.join(30)
+    assert (done, thread.saved) == ([1], True)
+
+
+def test_requests_do_not_wait_for_a_locked_store_where_blends_are_merged_in_place(tmp_path: Path, taught: Path) -> None:
+    live = service(tmp_path, taught, router=Ledger(), low_memory=True)
+    live.start()
+    with live.store.transaction():  # nobody else can write
+        turning = threading.Thread(target=live.end_slot, daemon=True)
+        turning.start()
+        for _ in range(20):
+            assert len(live.submit(TEXTS[:2]).result(30).request_ids) == 2
+        assert live.state().slot == 0
+    turning.join(30)
+    assert live.state().slot == 1
+    assert live.pin(np.eye(K)[1]) == 3
+    live.stop()

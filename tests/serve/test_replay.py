@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from serve.serving import answer, service
-from tanbr.baselines import FixedBlend
 from tanbr.errors import DataError
+from tanbr.lab.rivals import FixedBlend
 from tanbr.router import Tanbr
 from tanbr.serve.replay import Log, read_log, replay
 from tanbr.serve.store import FILE

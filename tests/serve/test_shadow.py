@@ -8,12 +8,12 @@ import torch
 
 from moe.tiny import build
 from tanbr.errors import CheckpointError
+from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe.layer import TaskRouting, route
 from tanbr.serve.engine import Engine
 from tanbr.serve.shadow import Shadow
-from tanbr.tasks import tiny
 
 ROWS = [row for task in tiny.TASKS for row in tiny.generate(task.name, 4, seed=7, split="test")]
 

@@ -1,5 +1,7 @@
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ from tanbr.errors import StateError
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.records import ServiceError
 from tanbr.serve.rows import FeedbackRow, RequestRow, shown, vector
-from tanbr.serve.store import FILE, Store
+from tanbr.serve.store import FILE, VERSION, FolderLock, Store, make_private
 
 IDS = RequestIds(b"k" * 32)
 
@@ -126,7 +128,7 @@ def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
         Store(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1, [2]]", '["x"]', "3", "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "{", "[1, [2]]", '["x"]', "3", '"words"', "[" * 100_000])
 def test_a_damaged_vector_is_one_sentence(text: str) -> None:
     with pytest.raises(StateError, match="where a vector belongs"):
         vector(text)
@@ -134,4 +136,76 @@ def test_a_damaged_vector_is_one_sentence(text: str) -> None:
 
 def test_vectors_keep_every_bit_and_nan() -> None:
     values = np.array([1 / 3, np.nan, 1e-300])
+    assert "null" in shown(values)
     np.testing.assert_array_equal(vector(shown(values)), values)
+    assert not vector(shown(values)).flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [(1, "was made by tanbr 0.1; start a new state folder"), (4, "made by tanbr 0.1"), (99, "the tanbr that wrote it")],
+)
+def test_a_state_of_another_version_is_refused(tmp_path: Path, version: int, says: str) -> None:
+    store = Store(tmp_path)
+    assert store.meta("version") == VERSION
+    store.set_meta("version", version)
+    store.close()
+    with pytest.raises(StateError, match=says):
+        Store(tmp_path)
+
+
+def test_a_folder_is_of_one_server_at_a_time_and_the_other_is_named(tmp_path: Path) -> None:
+    lock = FolderLock(tmp_path)
+    with pytest.raises(StateError, match=f"in use by another server \\(process {os.getpid()}\\)"):
+        FolderLock(tmp_path)
+    lock.release()
+    lock.release()
+    FolderLock(tmp_path).release()
+
+
+def test_a_lock_that_was_removed_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, opened = FolderLock(tmp_path), os.open
+    late = opened(tmp_path / "lock", os.O_RDWR)  # by a server that comes while this one goes
+    lock.release(remove=True)
+    assert not list(tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", lambda *_: late)
+        with pytest.raises(StateError, match="in use"):
+            FolderLock(tmp_path)
+    FolderLock(tmp_path).release()
+
+
+def test_a_process_that_dies_lets_go(tmp_path: Path) -> None:
+    program = (
+        f"from pathlib import Path; from tanbr.serve.store import FolderLock; FolderLock(Path({str(tmp_path)!r})); "
+    )
+    subprocess.run([sys.executable, "-c", program + "import os; os.kill(os.getpid(), 9)"], check=False)
+    FolderLock(tmp_path).release()
+
+
+def test_an_empty_folder_becomes_private_and_one_with_other_things_stays(tmp_path: Path) -> None:
+    empty, full = tmp_path / "empty", tmp_path / "full"
+    for folder in (empty, full):
+        folder.mkdir(mode=0o755)
+    (full / "something").touch()
+    for folder in (empty, full):
+        make_private(folder)
+    assert empty.stat().st_mode & 0o777 == 0o700
+    assert full.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_what_an_earlier_version_left_readable_to_everybody_becomes_private(tmp_path: Path, others: bool) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o755)
+    ours = [
+        folder / name for name in (FILE, f"{FILE}-wal", f"{FILE}-shm", "router-3.state", ".router-4.state.x1", "lock")
+    ]
+    notes = folder / "notes.txt"
+    for file in [*ours, notes] if others else ours:
+        file.touch()
+        file.chmod(0o644)
+    make_private(folder)
+    assert {file.stat().st_mode & 0o777 for file in ours} == {0o600}
+    assert folder.stat().st_mode & 0o777 == (0o755 if others else 0o700)
+    assert not others or notes.stat().st_mode & 0o777 == 0o644

@@ -1,11 +1,13 @@
 """A tiny T5-MoE and a tiny Mixtral with a tokenizer of sixty words: random, but whole."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from moe.tiny import build
+from tanbr.serve.engine import Engine
 
 WORDS = ["<pad>", "</s>", "<unk>", *(f"w{number}" for number in range(61))]
 
@@ -27,3 +29,11 @@ def write_tokenizer(folder: Path, *, ends: bool = False) -> Path:
         tokenizer_object=words, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     ).save_pretrained(folder)
     return folder
+
+
+def written(engine: Engine, prompts: Sequence[str], *, max_tokens: int) -> list[str]:
+    """What the first model that answers writes for each prompt, past the queue."""
+    backend, encode = engine.live.backend, engine.encode
+    inputs = encode.pad(encode.encode(prompts).columns, left=backend.causal)
+    done = backend.generate(inputs, limits=[max_tokens] * len(prompts), on_step=lambda _: ())
+    return [encode.tokenizer.decode(list(one.tokens), skip_special_tokens=True) for one in done if one is not None]

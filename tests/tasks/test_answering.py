@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tanbr.tasks.answering import LEAST, by_posterior, with_posterior
+from tanbr.tasks.answering import LEAST_CHANCE, by_posterior, with_posterior
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Task
 
@@ -27,7 +27,7 @@ def test_an_answer_in_other_words_is_repaired() -> None:
 
 
 def test_a_very_sure_model_outvotes_the_posterior() -> None:
-    sure = -np.log(LEAST) + 1
+    sure = -np.log(LEAST_CHANCE) + 1
     assert best([0, 0, sure, 0, 0, 0], [1, 0, 0, 0]) == "yes"
 
 

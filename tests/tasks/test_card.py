@@ -3,8 +3,8 @@ import json
 import pytest
 
 from tanbr.errors import CheckpointError
+from tanbr.lab.tasks import tiny
 from tanbr.moe import embedded
-from tanbr.tasks import tiny
 from tanbr.tasks.card import FILE, Card, read_card, write_card
 from tanbr.tasks.rows import Task
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tanbr.errors import DataError
-from tanbr.tasks import tiny
+from tanbr.lab.tasks import tiny
 from tanbr.tasks.metrics import METRICS, LabelSpace, figure
 from tanbr.tasks.rows import Row
 

@@ -1,13 +1,18 @@
-"""Rows as text, and text as answers."""
+"""Rows as text, text as answers, and how near a written answer comes to the one that was wanted."""
 
+from itertools import combinations
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tanbr.tasks import glue
-from tanbr.tasks.rows import Row
+from tanbr.lab.tasks import glue
+from tanbr.tasks.metrics import LabelSpace, figure
+from tanbr.tasks.rows import Row, Task, exact_match, rouge_l, score
 from tanbr.tasks.text_to_text import NO_ANSWER, answer, answers, question, understood
 
+WORDS = st.lists(st.sampled_from(["a", "b", "c"]), max_size=6)
 BY_NAME = {task.name: task for task in glue.TASKS}
 
 
@@ -50,3 +55,43 @@ def test_a_score_is_written_in_steps_of_a_fifth(score: float) -> None:
 )
 def test_what_a_task_does_not_allow_is_no_answer(text: str, task: str) -> None:
     assert understood(text, Row(task, "", 0.0), BY_NAME[task]) == NO_ANSWER
+
+
+def longest(one: list[str], other: list[str]) -> int:
+    """Length of the longest common subsequence, by trying them all."""
+    ways = [{some for size in range(7) for some in combinations(side, size)} for side in (one, other)]
+    return max(len(some) for some in ways[0] & ways[1])
+
+
+@given(one=WORDS, other=WORDS)
+def test_rouge_is_the_f_score_of_the_longest_common_subsequence(one: list[str], other: list[str]) -> None:
+    expected = 2 * longest(one, other) / (len(one) + len(other)) if one and other else float(one == other)
+    assert rouge_l(" ".join(one), " ".join(other)) == expected
+    assert rouge_l(" ".join(other), " ".join(one)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "exact", "rouge"),
+    [
+        ("the cat sat", "the cat sat", 1.0, 1.0),
+        (" the  cat sat", "the cat sat", 1.0, 1.0),
+        ("The cat, sat.", "the cat sat", 0.0, 1.0),
+        ("a dog sat", "the cat sat", 0.0, 1 / 3),
+        ("", "the cat sat", 0.0, 0.0),
+        ("", "", 1.0, 1.0),
+    ],
+)
+def test_scores(text: str, wanted: str, exact: float, rouge: float) -> None:
+    assert (exact_match(text, wanted), rouge_l(text, wanted)) == (exact, pytest.approx(rouge, abs=1e-15))
+    assert score(("exact match", "rouge-l"), text, wanted) == pytest.approx((exact + rouge) / 2, abs=1e-15)
+
+
+def test_a_written_answer_earns_how_near_it_comes() -> None:
+    task = Task("summary", ("rouge-l",), ("the cat sat", "a dog ran"))
+    space, rows = LabelSpace((task,)), [Row("summary", "x", 0.0), Row("summary", "y", 1.0)]
+    read = space.read(rows, ["a cat sat", "a dog ran"])
+    np.testing.assert_allclose(read, [2 / 3, 1.0], rtol=1e-15)
+    np.testing.assert_array_equal(space.rewards(rows, read), read)
+    assert figure(task, np.array([0.0, 1.0]), read) == pytest.approx(5 / 6, abs=1e-15)
+    logits = np.array([[0.0, 9.0], [0.0, 9.0]])  # a classifier's answer is the text of a label
+    np.testing.assert_array_equal(space.read(rows, list(logits)), [0.0, 1.0])

@@ -8,20 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import tanbr
-from tanbr.cli import (
-    checking,
-    driving,
-    grouping,
-    merging,
-    pushing,
-    recorded,
-    reproducing,
-    running,
-    sending,
-    serving,
-    simulating,
-    training,
-)
+from tanbr.cli import checking, merging, reproducing, sending, serving, simulating, training
 from tanbr.cli.stopping import Commands, on_signals
 from tanbr.errors import TanbrError
 
@@ -33,14 +20,10 @@ app = typer.Typer(
     "130 stopped by Ctrl-C or SIGTERM; 1 an unexpected error.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode="rich",
 )
-ROOMS = (
-    running, training, serving, sending, recorded, driving, simulating, reproducing, merging, grouping, pushing,
-    checking,
-)  # fmt: skip
-for room in ROOMS:
-    app.add_typer(room.app)
+for module in (simulating, serving, sending, merging, training, reproducing, checking):
+    app.add_typer(module.app)
 
 
 def _say_version(asked: bool) -> None:

@@ -1,53 +1,110 @@
 """`tanbr config` and `tanbr doctor`: what is set, and what this machine can do."""
 
-import json
+import platform
+import re
 import sys
-from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Option
 
-from tanbr import settings as configuration
+import tanbr
 from tanbr.cli.display import console
-from tanbr.cli.running import ConfigFile
+from tanbr.cli.options import ConfigFile, examples
+from tanbr.lab import settings as configuration
+from tanbr.serve.config import usable_cores
 
 app = typer.Typer()
+SPECIAL = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_tile", "amx_int8")  # what int8 and float32 gain from
+EXTRAS = {  # extra → what needs it
+    "hub": "--data hub",
+    "parquet": "--data with Parquet files",
+    "adapters": "pretrain --adapters",
+    "ray": "serve --ray",
+    "onnx": "serve --backend onnx",
+}
 
 
 @app.command(
-    epilog="Examples:\n\n    tanbr config > tanbr.toml\n\n    tanbr config --section serve\n\n"
-    "    tanbr config --config mine.toml"
+    epilog=examples("tanbr config > tanbr.toml", "tanbr config --section serve", "tanbr config --config mine.toml")
 )
 def config(
-    section: Annotated[str | None, typer.Option(help="Print only this section: router, serve.guard, …")] = None,
+    section: Annotated[str | None, Option(help="Print only this section: router, serve.guard, …")] = None,
     config: ConfigFile = None,
 ) -> None:
     """Print every setting as TOML with its meaning: the defaults, or a file's settings laid over them."""
     sys.stdout.write(configuration.to_toml(configuration.load(config), section=section) + "\n")
 
 
-@app.command(epilog="Examples:\n\n    tanbr doctor\n\n    tanbr doctor --json")
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False) -> None:
+@app.command(epilog=examples("tanbr doctor"))
+def doctor() -> None:
     """Show what is installed, what the processor can do, and which commands lack something."""
-    from tanbr.cli.machine import examine
-
-    found = examine()
-    if as_json:
-        sys.stdout.write(json.dumps(asdict(found), indent=1) + "\n")
-    else:
-        table = Table(title="this machine", title_justify="left", show_header=False)
-        for name, value in found.facts.items():
-            table.add_row(name, value)
-        console.print(table)
-        table = Table("package", "version", "for", title="packages", title_justify="left")
-        for part in found.packages:
-            table.add_row(part.name, part.version or "[yellow]missing[/]", part.needed_for)
-        console.print(table)
-        for line in found.missing:
-            console.print(f"missing: {escape(line)}", soft_wrap=True)
-        if not found.missing:
-            console.print("nothing is missing")
-    if found.broken:
+    table = Table(title="this machine", title_justify="left", show_header=False)
+    for name, value in machine().items():
+        table.add_row(name, value)
+    console.print(table)
+    table = Table("package", "version", "for", title="packages", title_justify="left")
+    missing, broken = [], False
+    for package, extra in needed_packages().items():
+        found, use = _version(package), EXTRAS.get(extra, "every command")
+        table.add_row(package, found or "[yellow]missing[/]", use)
+        if found is None:
+            missing.append(f"{package}, for {use}: pip install '{f'tanbr[{extra}]' if extra else package}'")
+            broken = broken or not extra
+    console.print(table)
+    if not (Path(tanbr.embedded()) / "model.safetensors").is_file():
+        missing.append("the embedded model, for every command without a checkpoint: install the package again")
+        broken = True
+    for line in missing or ["nothing"]:
+        console.print(f"missing: {escape(line)}", soft_wrap=True)
+    if broken:
         raise typer.Exit(2)
+
+
+def needed_packages() -> dict[str, str]:
+    """Give the packages that tanbr's own metadata names, each with its extra ("" for what every installation has)."""
+    found: dict[str, str] = {}
+    for line in metadata.requires("tanbr") or []:
+        package, marker = re.split(r"[^\w.-]", line, maxsplit=1)[0], line.partition(";")[2]
+        extra = re.search(r"extra == ['\"](\w+)", marker)
+        if extra is None or extra[1] in EXTRAS:
+            found.setdefault(package, "" if extra is None else extra[1])
+    return found
+
+
+def machine() -> dict[str, str]:
+    """Look at the processor, the memory and torch."""
+    facts = {
+        "tanbr": tanbr.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": str(usable_cores()),
+    }
+    try:  # Linux tells
+        known = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+        memory = dict(
+            re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"), re.MULTILINE)
+        )
+        facts["instructions"] = ", ".join(name for name in SPECIAL if name in known) or "none of " + ", ".join(SPECIAL)
+        facts["memory"] = f"{int(memory['MemAvailable']) / 1e6:.1f} GB free of {int(memory['MemTotal']) / 1e6:.1f} GB"
+    except (OSError, KeyError):
+        facts["memory"] = "the system does not tell"
+    if _version("torch") is not None:
+        import torch
+
+        engines = [engine for engine in torch.backends.quantized.supported_engines if engine != "none"]
+        cuda = f"{torch.cuda.device_count()} devices" if torch.cuda.is_available() else 'no; device must be "cpu"'
+        arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, threads: {torch.get_num_threads()}"
+        facts |= {"torch's arithmetic": arithmetic, "int8": ", ".join(engines) or "no", "cuda": cuda}
+    return facts
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,23 +1,15 @@
-"""What a person sees while something long runs."""
+"""What a person sees: progress bars, bars of shares, tables that fit the terminal."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.bar import Bar
-from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from tanbr.types import FloatArray
-
-if TYPE_CHECKING:  # torch is not needed to show help
-    from tanbr.experiments.compare import Comparison
-    from tanbr.tasks.traffic import SlotRequests
 
 console = Console(highlight=False)
 RECENT = 20  # slots that a moving figure averages
@@ -32,38 +24,6 @@ def progress(unit: str = "") -> Progress:
     )  # fmt: skip
 
 
-class SlotDisplay:
-    """Live panels of a comparison: ψ, x, reward and regret, slot by slot."""
-
-    def __init__(self, *, slots: int, tasks: Sequence[str], subject: str) -> None:
-        self._tasks, self._subject, self._slots = tasks, subject, slots
-        self._progress = progress("slots")
-        self._bar = self._progress.add_task("serving", total=slots, note="")
-        self._live = Live(self._progress, console=console, refresh_per_second=8, transient=True)
-
-    def __enter__(self) -> "SlotDisplay":
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._live.__exit__(*error)
-
-    def __call__(self, so_far: "Comparison", slot: "SlotRequests") -> None:
-        """Show the comparison after a slot."""
-        records = so_far.records[self._subject]
-        self._progress.update(self._bar, completed=len(records))
-        if console.is_terminal:
-            last = records[-1]
-            mix = bars("task mix ψ (forecast | true)", self._tasks, last.task_mix, slot.mix)
-            blend = bars("blend x", [f"expert {k}" for k in range(len(last.blend))], last.blend)
-            panels = Columns([mix, blend, _standings(so_far)])  # beside each other as far as there is room
-            self._live.update(Group(panels, self._progress))
-        elif len(records) % max(1, self._slots // 10) == 0:
-            console.print(
-                f"slot {len(records):4d}/{self._slots}  " + "  ".join(_standing_words(so_far)), soft_wrap=True
-            )
-
-
 def bars(title: str, names: Sequence[str], values: FloatArray, beside: FloatArray | None = None) -> RenderableType:
     """Draw shares as bars, with other shares beside them as numbers."""
     table = Table.grid(padding=(0, 1))
@@ -73,38 +33,6 @@ def bars(title: str, names: Sequence[str], values: FloatArray, beside: FloatArra
             cells.append(f"[dim]{beside[i]:.2f}[/]")
         table.add_row(*cells)
     return Panel.fit(table, title=title, title_align="left")
-
-
-def _standings(so_far: "Comparison") -> RenderableType:
-    table = Table.grid(padding=(0, 2))
-    table.add_row("", f"[dim]last {RECENT}[/]", "[dim]regret[/]")
-    for method in so_far.records:
-        recent = float(so_far.rewards(method)[-RECENT:].mean())
-        style = "bold blue" if method == next(iter(so_far.records)) else ""
-        table.add_row(method, f"{recent:.3f}", f"{so_far.regret(method)[-1]:.1f}", style=style)
-    return Panel.fit(table, title="reward", title_align="left")
-
-
-def _standing_words(so_far: "Comparison") -> list[str]:
-    return [f"{method} {np.mean(so_far.rewards(method)[-RECENT:]):.3f}" for method in so_far.records]
-
-
-def standings_tables(so_far: "Comparison", *, tail: int) -> list[Table]:
-    """Lay out the final figures."""
-    header = ["method", f"last {tail} slots", "all slots", "regret per slot", f"… last {tail}", "merges"]
-    rows = [
-        [
-            method,
-            f"{row['tail_reward']:.3f} ± {row['tail_reward_se']:.3f}",
-            f"{row['reward']:.3f} ± {row['reward_se']:.3f}",
-            f"{row['regret_per_slot']:.3f}",
-            f"{row['tail_regret_per_slot']:.3f}",
-            str(row["merges"]),
-        ]
-        for method, row in so_far.summary(tail=tail).items()
-    ]
-    title = f"reward in [0, 1] (± one standard error over slots), regret against “{so_far.best}”"
-    return fitted(title, header, rows, subject=next(iter(so_far.records)))
 
 
 def fitted(

@@ -1,4 +1,4 @@
-"""`tanbr merge`, `tanbr inspect`, `tanbr assemble`, `tanbr align` and `tanbr upcycle`."""
+"""`tanbr merge`, `tanbr inspect`, `tanbr align` and `tanbr push`: checkpoints in, checkpoints or a verdict out."""
 
 import json
 from collections.abc import Iterator
@@ -9,94 +9,82 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 import typer
 from rich.table import Table
+from typer import Option
 
 from tanbr.cli.display import console, progress
+from tanbr.cli.options import (
+    Blend,
+    Force,
+    Given,
+    MergeMethod,
+    NewFolder,
+    Source,
+    command_line,
+    examples,
+    options_of,
+    whole_numbers,
+)  # fmt: skip
 from tanbr.errors import DataError, InputError
 from tanbr.files import write_atomically
+from tanbr.serve.config import ServeConfig, StartConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tanbr.lab.grouping import Grouping
+    from tanbr.merge import Moe
     from tanbr.merge.inspect import Inspection
     from tanbr.moe.writing import Progress
 
 app = typer.Typer()
 MANY = 32  # experts from which a router learns sooner over groups of them
 
-Source = Annotated[
-    str,
-    typer.Argument(
-        help="Folder of the MoE checkpoint (config.json and safetensors), a hub id, the base of --expert, or a TOML or "
-        "YAML file that lists experts."
-    ),
-]
-ExpertFolders = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--expert", help="A fine-tuned copy or LoRA adapter of the checkpoint, which is then dense; repeatable."
-    ),
-]
-BlendWhat = Annotated[
-    Literal["all", "ffn"] | None,
-    typer.Option(
-        "--blend-only", help="With experts over a base: blend all that differs, or only FFNs and keep the base's rest."
-    ),
-]
-NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears whole or not at all.")]
-
 
 @app.command(
-    epilog="Examples:\n\n    tanbr merge mixtral/ dense/ --blend even\n\n"
-    "    tanbr merge moe/ dense/ --blend 0.5,0.3,0.2,0\n\n    tanbr merge moe/ wide/ --mode concat --experts 0,3\n\n"
-    "    tanbr merge bert/ dense/ --expert sst2/ --expert mnli/ --blend 0.4,0.6\n\n    tanbr merge experts.toml dense/"
+    epilog=examples(
+        "tanbr merge mixtral/ dense/ --blend even",
+        "tanbr merge moe/ wide/ --mode concat --experts 0,3",
+        "tanbr merge bert/ dense/ --expert sst2/ --expert mnli/ --blend 0.4,0.6",
+        "tanbr merge experts.toml moe/ --mode moe --blend-only ffn",
+        "tanbr merge bert/ bert-moe/ --mode moe --copies 8 --jitter 0.01",
+    )
 )
+@options_of(StartConfig, "over", "experts", "blend_only")
 def merge(
     checkpoint: Source,
     out: NewFolder,
-    blend: Annotated[
-        str | None,
-        typer.Option(
-            help="One weight per expert, as 0.5,0.5,…; or `even`; or `one-hot:3`. Default: the list's weights."
-        ),
-    ] = None,
+    over: Given,
+    blend: Blend = None,
     mode: Annotated[
-        Literal["blend", "concat"],
-        typer.Option(
-            help="Merge a blend of experts, or put k of them side by side in a wider FFN, each with weight 1/k."
-        ),
+        Literal["blend", "concat", "moe"],
+        Option(help="Blend experts; put some side by side in a wider FFN; or write dense models as one MoE."),
     ] = "blend",
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help="How to merge: average, regression, ties:density=0.3, … Default: as the list says, or average."
-        ),
+    method: MergeMethod = None,
+    side_by_side: Annotated[
+        str | None, Option("--experts", help="With concat: experts, as 0,3, weighed alike.")
     ] = None,
-    experts: Annotated[str | None, typer.Option(help="Which experts to put side by side: 0,3,…")] = None,
-    expert: ExpertFolders = None,
-    blend_only: BlendWhat = None,
-    as_adapter: Annotated[
-        bool,
-        typer.Option("--as-adapter", help="With adapters: write one adapter that does what the blend of them does."),
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
+    rest: Annotated[
+        Literal["refuse", "average"],
+        Option(help="With moe: refuse or average differences outside FFNs, which an MoE cannot hold."),
+    ] = "refuse",
+    copies: Annotated[int | None, Option(min=1, help="With moe: make this many copies of a dense checkpoint.")] = None,
+    jitter: Annotated[float, Option(help="Noise on each copy, as a share of a matrix's deviation.")] = 0.0,
+    as_adapter: Annotated[bool, Option("--as-adapter", help="With adapters: write their blend as one.")] = False,
+    force: Force = False,
 ) -> None:
-    """Merge an MoE checkpoint into a plain dense one, with a certificate of what was done."""
+    """Merge an MoE checkpoint into a plain dense one, with a certificate of what was done; or make an MoE."""
+    if (mode == "concat") != (side_by_side is not None) or (mode != "blend" and blend is not None):
+        raise InputError("--mode concat needs --experts, a merge needs --blend, and neither takes the other's")
+    if mode != "moe" and (copies is not None or rest != "refuse"):
+        raise InputError("--copies and --rest are for --mode moe")
+    if mode == "moe":
+        _make_moe(checkpoint, out, over, rest=rest, copies=copies, jitter=jitter)
+        return
     from tanbr.merge import open as open_moe
     from tanbr.merge.export import export
-    from tanbr.merge.inspect import glance
 
-    if (mode == "concat") != (experts is not None) or (mode == "concat" and blend is not None):
-        raise InputError("--mode concat needs --experts, a merge needs --blend, and neither takes the other's")
-    moe = open_moe(checkpoint, experts=expert or (), blend_only=blend_only, method=method)
-    weights = None if mode == "concat" else list(moe.source.weights)
-    if blend is not None:
-        weights = parse_blend(blend, experts=moe.num_experts)
-    elif weights is not None and not weights:
-        raise InputError("a merge needs --blend, or a list of experts with their weights")
-    if not force and weights is not None and sum(weight != 0 for weight in weights) > 1:
-        verdict, reason = glance(moe)
-        if verdict != "merge":
-            raise InputError(f"{verdict}: {reason} (`tanbr inspect` says more, --force merges all the same)")
+    moe = open_moe(checkpoint, **over, method=method)
+    weights = None if mode == "concat" else _weights(moe, blend, force=force)
     if as_adapter:
         from tanbr.merge.sources.one_adapter import export_adapter
 
@@ -105,42 +93,66 @@ def merge(
         export_adapter(moe, out, blend=weights)
         console.print(f"{out}: one adapter that adds what {moe.num_experts} do, blended")
         return
+    chosen = None if side_by_side is None else whole_numbers(side_by_side, "--experts")
     with bar("merging") as show:
-        export(
-            moe,
-            out,
-            blend=weights,
-            mode=mode,
-            experts=None if experts is None else _numbers(experts, "--experts"),
-            progress=show,
-        )
-    console.print(
-        f"{out}: {moe.plan.config().architectures[0]}, merged from {moe.num_experts} experts at {len(moe.sites)} sites"
-    )
+        export(moe, out, blend=weights, mode=mode, experts=chosen, progress=show)
+    made = moe.plan.config().architectures[0]
+    console.print(f"{out}: {made}, merged from {moe.num_experts} experts at {len(moe.sites)} sites")
     console.print(f"certificate: {out / 'certificate.json'}")
     if moe.family.note:
         console.print(f"note: {moe.family.note}")
 
 
+def _make_moe(
+    checkpoint: str, out: Path, over: Given, *, rest: Literal["refuse", "average"], copies: int | None, jitter: float
+) -> None:
+    """Write an MoE whose experts are copies of a dense checkpoint, or experts over a base."""
+    if copies is not None:
+        from tanbr.lab.train.upcycle import upcycle
+
+        with bar("copying") as show:
+            upcycle(Path(checkpoint), out, experts=copies, jitter=jitter, progress=show)
+        console.print(f"{out}: {copies} experts in every FFN")
+        return
+    from tanbr.lab.train.checkpoints import assemble
+    from tanbr.merge import open as open_moe
+
+    moe = open_moe(checkpoint, **over, method="average")
+    with bar("assembling") as show:
+        averaged = assemble(moe, out, rest=rest, progress=show)
+    console.print(f"{out}: {moe.num_experts} experts in every FFN; gates, if it has any, are random")
+    if averaged:
+        console.print(f"averaged over the experts, not routed: {len(averaged)} tensors ({averaged[0]} for one)")
+
+
 @app.command(
-    epilog="Examples:\n\n    tanbr inspect moe/\n\n    tanbr inspect moe/ --data labelled.jsonl --out report/\n\n"
-    "    tanbr inspect experts.toml --blend-only ffn"
+    epilog=examples(
+        "tanbr inspect moe/",
+        "tanbr inspect moe/ --data labelled.jsonl --out report/",
+        "tanbr inspect experts.toml --blend-only ffn",
+        "tanbr inspect qwen/ --groups 8 && tanbr serve qwen/ --groups out/groups.json",
+    )
 )
+@options_of(StartConfig, "over", "experts", "blend_only")
 def inspect(
     checkpoint: Source,
-    expert: ExpertFolders = None,
-    blend_only: BlendWhat = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help='JSON lines of model inputs with labels, {"input_ids": […], "labels": …}; adds losses.'),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for inspect.json and a heat map.")] = None,
+    over: Given,
+    data: Annotated[Path | None, Option(help='JSON lines {"input_ids": […], "labels": …}; adds losses.')] = None,
+    groups: Annotated[int | None, Option(help="Instead of a verdict: put alike experts into this many groups.")] = None,
+    texts: Annotated[Path | None, Option(help="Group by the gates' use of experts on these lines.")] = None,
+    survey: Annotated[Path | None, Option(help="Group by reward in this file from `tanbr survey`.")] = None,
+    out: Annotated[Path | None, Option(help="Folder for figures and a heat map.")] = None,
 ) -> None:
     """Check whether a checkpoint's experts share an ancestor. The verdict: merge, align first, or do not merge."""
+    if (groups is None and (texts or survey)) or (texts and survey):
+        raise InputError("--texts or --survey says what --groups goes by: give --groups with one of them, or alone")
     from tanbr.merge import inspect as inspecting
     from tanbr.merge import open as open_moe
 
-    moe = open_moe(checkpoint, experts=expert or (), blend_only=blend_only, method="average")
+    moe = open_moe(checkpoint, **over, method="average")
+    if groups is not None:
+        _group(moe, groups, texts=texts, survey=survey, out=out or Path("out"))
+        return
     batches = [] if data is None else read_batches(data)
     with bar("inspecting", unit="sites") as show:
         report = inspecting.inspect(moe, batches=batches, progress=show)
@@ -152,68 +164,48 @@ def inspect(
     if report.note:
         console.print(f"note: {report.note}")
     if report.experts >= MANY:
-        console.print(f"note: {report.experts} experts are many to learn a blend of; `tanbr groups` may help at first")
+        console.print(f"note: {report.experts} experts are many to learn a blend of; --groups may help at first")
     if out is not None:
         write_atomically(out / "inspect.json", json.dumps(report.to_json(), indent=2) + "\n")
         inspecting.draw(report, out / "inspect.png")
         console.print(f"figures: {out / 'inspect.json'}\nheat map: {out / 'inspect.png'}")
 
 
-@app.command(epilog="Example:\n\n    tanbr upcycle bert/ bert-moe/ --experts 8 --jitter 0.01")
-def upcycle(
-    dense: Annotated[
-        Path, typer.Argument(help="Folder of a dense BERT, T5, Llama, Mistral, Qwen3 or Olmo2 checkpoint.")
-    ],
-    out: NewFolder,
-    experts: Annotated[int, typer.Option(help="How many experts each FFN gets.")] = 8,
-    jitter: Annotated[
-        float, typer.Option(help="Noise on each expert, as a share of a matrix's standard deviation.")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the noise and of the routers.")] = 0,
-) -> None:
-    """Turn a dense checkpoint into an MoE whose experts start equal."""
-    from tanbr.moe.upcycle import upcycle as make
+def _group(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None, out: Path) -> None:
+    from tanbr.lab.grouping import check_into, draw
 
-    with bar("upcycling") as show:
-        make(dense, out, experts=experts, jitter=jitter, seed=seed, progress=show)
-    console.print(f"{out}: {experts} experts in every FFN")
+    check_into(into, moe.num_experts)
+    found = _found(moe, into, texts=texts, survey=survey)
+    found.groups.save(out / "groups.json", experts=moe.num_experts, command=command_line())
+    for number, members in enumerate(found.groups.members):
+        listed = ", ".join(moe.source.names[k] for k in members)
+        console.print(f"group {number}, {len(members)} experts: {listed}")
+    console.print(f"mean similarity {found.within:.2f} within groups, {found.between:.2f} between them")
+    draw(found, out / "groups.png")
+    console.print(f"groups: {out / 'groups.json'}\nheat map: {out / 'groups.png'}")
 
 
-@app.command(
-    epilog="Examples:\n\n    tanbr assemble experts.toml moe/ --blend-only ffn\n\n"
-    "    tanbr assemble bert/ moe/ --expert sst2/ --expert mnli/ --rest average && tanbr serve moe/"
-)
-def assemble(
-    checkpoint: Annotated[
-        str, typer.Argument(help="TOML or YAML file that lists experts over a base; or the base, with --expert.")
-    ],
-    out: NewFolder,
-    expert: ExpertFolders = None,
-    blend_only: BlendWhat = None,
-    rest: Annotated[
-        Literal["refuse", "average"],
-        typer.Option(
-            help="What to do with differences outside FFNs, which an MoE cannot hold: refuse them, or average them."
-        ),
-    ] = "refuse",
-) -> None:
-    """Write experts over a base as one MoE checkpoint, with a card that names their tasks and labels."""
-    from tanbr.merge import open as open_moe
-    from tanbr.train.assemble import assemble as make
+def _found(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None) -> "Grouping":
+    from tanbr.lab.grouping import by_reward, by_routing, by_weights
+    from tanbr.serve.survey import Survey
 
-    moe = open_moe(checkpoint, experts=expert or (), blend_only=blend_only, method="average")
-    with bar("assembling") as show:
-        averaged = make(moe, out, rest=rest, progress=show)
-    console.print(f"{out}: {moe.num_experts} experts in every FFN; gates, if it has any, are random")
-    if averaged:
-        console.print(f"averaged over the experts, not routed: {len(averaged)} tensors ({averaged[0]} for one)")
+    if survey is not None:
+        known = Survey.load(survey)
+        if known.blends.shape[1] != moe.num_experts or known.model_sha256 not in ("", moe.fingerprint):
+            raise DataError(f"{survey} is of another checkpoint than {moe.path}; measure it again with `tanbr survey`")
+        return by_reward(known.blends, known.rewards, known.counts, into=into, model_sha256=moe.fingerprint)
+    if texts is not None:
+        with bar("reading texts", unit="texts") as show:
+            return by_routing(moe, [line for line in _lines(texts) if line.strip()], into=into, progress=show)
+    with bar("comparing experts", unit="sites") as show:
+        return by_weights(moe, into=into, progress=show)
 
 
-@app.command(epilog="Example:\n\n    tanbr align moe/ aligned/ && tanbr merge aligned/ dense/ --blend even")
+@app.command(epilog=examples("tanbr align moe/ aligned/ && tanbr merge aligned/ dense/ --blend even"))
 def align(
     checkpoint: Source,
     out: NewFolder,
-    reference: Annotated[int, typer.Option(help="The expert whose order of hidden units the others take.")] = 0,
+    reference: Annotated[int, Option(help="The expert whose order of hidden units the others take.")] = 0,
 ) -> None:
     """Put the hidden units of all experts in the same order, where `tanbr inspect` says "align first"."""
     from tanbr.merge import align as aligning
@@ -224,12 +216,63 @@ def align(
     console.print(f"{out}: computes what {checkpoint} does, with its experts' hidden units in one order")
 
 
+@app.command(
+    epilog=examples(
+        "tanbr push mixtral/ --blend 0.5,0.5,0,0,0,0,0,0 --to http://127.0.0.1:8100",
+        "tanbr push base/ --expert a/ --expert b/ --blend 0.7,0.3 --to http://127.0.0.1:8100 --as-adapter one/",
+    )
+)
+@options_of(StartConfig, "over", "experts", "blend_only")
+@options_of(ServeConfig, "running", "engine")
+def push(
+    checkpoint: Source,
+    over: Given,
+    running: Given,
+    to: Annotated[str, Option(help="Address of the engine, as http://127.0.0.1:8100.")],
+    blend: Blend = None,
+    method: MergeMethod = None,
+    as_adapter: Annotated[
+        Path | None,
+        Option(metavar="OUT", help="With adapters and vLLM: write one to the new folder OUT, and load it."),
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Merge a blend and load it into a running engine, once. A `tanbr serve` in front of that engine overwrites it."""
+    from tanbr.engines import connect
+    from tanbr.merge import open as open_moe
+
+    moe = open_moe(checkpoint, **over, method=method)
+    wanted = moe.check(_weights(moe, blend, force=force))
+    name = running.get("engine", "vllm")
+    model = connect(moe, engine=name, url=to, as_adapter=as_adapter is not None, out=as_adapter)
+    try:
+        model.merge(moe, wanted)
+    finally:
+        model.close()
+    named = "" if as_adapter is None else " where it is asked for"
+    console.print(f"{to} answers with {model.label_of(wanted)}{named}, {model.size.own_bytes} bytes")
+
+
+def _weights(moe: "Moe", blend: str | None, *, force: bool) -> list[float]:
+    """Give the blend to merge, and refuse experts that should not be merged."""
+    from tanbr.merge.inspect import glance
+
+    weights = list(moe.source.weights) if blend is None else parse_blend(blend, experts=moe.num_experts)
+    if not weights:
+        raise InputError("a merge needs --blend, or a list of experts with their weights")
+    if not force and sum(weight != 0 for weight in weights) > 1:
+        verdict, reason = glance(moe)
+        if verdict != "merge":
+            raise InputError(f"{verdict}: {reason} (`tanbr inspect` says more, --force merges all the same)")
+    return weights
+
+
 def parse_blend(text: str, *, experts: int) -> list[float]:
-    """Read a blend of K experts: numbers, `even` (also `uniform`, as it was once called), or `one-hot:k`."""
-    if text in ("even", "uniform"):
+    """Read a blend of K experts: numbers, `even`, or `one-hot:k`."""
+    if text == "even":
         return [1 / experts] * experts
     if text.startswith("one-hot:"):
-        chosen = _numbers(text.removeprefix("one-hot:"), "--blend one-hot:")
+        chosen = whole_numbers(text.removeprefix("one-hot:"), "--blend one-hot:")
         if len(chosen) != 1 or not 0 <= chosen[0] < experts:
             raise InputError(f"one-hot needs one expert, numbered 0..{experts - 1} (got {text!r})")
         return [float(k == chosen[0]) for k in range(experts)]
@@ -239,11 +282,13 @@ def parse_blend(text: str, *, experts: int) -> list[float]:
         raise InputError(f"--blend must be numbers like 0.5,0.5, or even, or one-hot:3 (got {text!r})") from None
 
 
-def _numbers(text: str, name: str) -> list[int]:
+def _lines(path: Path) -> list[str]:
     try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise InputError(f"{name} must be whole numbers like 0,3 (got {text!r})") from None
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not UTF-8 text") from None
 
 
 def read_batches(path: Path) -> "list[dict[str, Tensor]]":
@@ -251,10 +296,7 @@ def read_batches(path: Path) -> "list[dict[str, Tensor]]":
     import torch
 
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        batches = [{key: torch.tensor([value]) for key, value in json.loads(line).items()} for line in lines]
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
+        batches = [{key: torch.tensor([value]) for key, value in json.loads(line).items()} for line in _lines(path)]
     except (ValueError, TypeError, AttributeError, RuntimeError):
         raise DataError(f"{path}: every line must be a JSON object of numbers and lists of numbers") from None
     if not batches or not all("labels" in batch for batch in batches):
@@ -271,11 +313,8 @@ def _report_table(report: "Inspection") -> Table:
     off = ~np.eye(report.experts, dtype=bool)
     for site in report.sites:
         means = [float(values[off].mean()) for values in (site.distance, site.cosine, site.task_cosine)]
-        table.add_row(
-            site.site,
-            *(f"{value:.3f}" for value in (*means, site.unit_cosine, site.best_unit_cosine)),
-            f"{site.mismatch:.0%}",
-        )
+        figures = [f"{value:.3f}" for value in (*means, site.unit_cosine, site.best_unit_cosine)]
+        table.add_row(site.site, *figures, f"{site.mismatch:.0%}")
     return table
 
 

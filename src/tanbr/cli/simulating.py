@@ -1,215 +1,347 @@
-"""`tanbr simulate` and `tanbr survey`."""
+"""`tanbr demo`, `tanbr simulate` and `tanbr survey`: methods and blends on labelled rows, without a server."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.columns import Columns
+from rich.console import Group
+from rich.live import Live
+from rich.panel import Panel
 from rich.progress import TaskID
+from rich.table import Table
+from typer import Option
 
-from tanbr import settings as configuration
-from tanbr.cli.display import console, fitted, progress
-from tanbr.cli.merging import BlendWhat, ExpertFolders
-from tanbr.cli.running import DEVICE, ConfigFile, command_line
+from tanbr.cli.display import RECENT, bars, console, fitted, progress
+from tanbr.cli.options import (
+    Alpha,
+    Checkpoint,
+    ConfigFile,
+    Data,
+    Device,
+    Given,
+    Kind,
+    MergeMethod,
+    Period,
+    Requests,
+    Seed,
+    Slots,
+    command_line,
+    examples,
+    options_of,
+    whole_numbers,
+)  # fmt: skip
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
-from tanbr.tasks import traffic as traffics
+from tanbr.files import write_atomically
+from tanbr.lab import settings as configuration
+from tanbr.lab.tasks import traffic as traffics
+from tanbr.serve.config import StartConfig
 from tanbr.types import AnswersBy
 
 if TYPE_CHECKING:
-    from tanbr.experiments.simulate import Outcome
+    from tanbr.lab.compare import Comparison
+    from tanbr.lab.methods import Bench
+    from tanbr.lab.simulate import Outcome
+    from tanbr.lab.tasks.traffic import SlotRequests
 
 app = typer.Typer()
-
-Checkpoint = Annotated[
-    Path | None,
-    typer.Argument(help="Folder of the MoE checkpoint, or a list of experts. Default: the embedded model."),
-]
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        help="GLUE's folder, or your own files (CSV, JSONL, Parquet, tasks.toml). Default: the generated tasks."
-    ),
-]
-MergeMethod = Annotated[
-    str | None,
-    typer.Option(help="How to merge: average, regression, ties, … Default: as the list says, or average."),
-]
 DEFAULT_METHODS = "tanbr,average,best-fixed,random,best-per-slot"
+REPLAYED = "tanbr,average,random"
+GRAM_ROWS = 64  # per task, as for the figures in docs/merging.md
+
+Answers = Annotated[AnswersBy, Option(help="A head's best label, plain or weighed by the monitor's posterior.")]
+
+
+@app.command(epilog=examples("tanbr demo", "tanbr demo --traffic switching --slots 400 --seed 3 --out out/switching"))
+@keeps("a demo keeps nothing until its end; run it again")
+def demo(
+    model: Annotated[Literal["bert", "t5"], Option(help="Embedded model: bert classifies, t5 writes.")] = "bert",
+    out: Annotated[Path, Option(help="Folder for report.html and demo.json.")] = Path("out/demo"),
+    slots: Annotated[int, Option(min=20, help="Number of slots.")] = 300,
+    requests: Annotated[int, Option(min=8, help="Requests in a slot.")] = 64,
+    kind: Kind = "dirichlet",
+    alpha: Alpha = 0.1,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    config: ConfigFile = None,
+) -> None:
+    """Watch the whole idea work: untagged, drifting traffic on the embedded model, one merged model and two."""
+    traffics.check(kind, slots=slots, alpha=alpha)  # what can be refused at once is, before seconds of imports
+    settings = configuration.load(config)
+
+    import torch
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
+
+    from tanbr.lab import demo as experiment
+    from tanbr.lab.tasks import tiny
+    from tanbr.merge import open as open_moe
+    from tanbr.moe import embedded
+
+    torch.set_num_threads(1)  # a model this small is no faster on more, and far slower when they are busy
+    tasks = [task.name for task in tiny.TASKS]
+    moe = open_moe(embedded.path(model), device=device)
+    bar = progress("slots")
+    line = bar.add_task("serving", total=slots, note="")
+    # the router's matrices are small, too
+    with threadpool_limits(1), Live(bar, console=console, refresh_per_second=8, transient=True) as live:
+
+        def watch(so_far: "Comparison", slot: "SlotRequests") -> None:
+            served = len(so_far.records[experiment.TANBR])
+            bar.update(line, completed=served)
+            if console.is_terminal:
+                live.update(Group(_demo_panels(so_far, slot, tasks, experiment.TANBR), bar))
+            elif served % max(1, slots // 10) == 0:
+                rewards = (f"{name} {_recent(so_far, name):.3f}" for name in so_far.records)
+                console.print(f"slot {served:4d}/{slots}  {'  '.join(rewards)}", soft_wrap=True)
+
+        done = experiment.run(
+            moe, out=out, config=settings, slots=slots, requests=requests, kind=kind, alpha=alpha, seed=seed,
+            watch=watch, command=command_line(),
+        )  # fmt: skip
+    console.print(*_standings(done.result, tail=min(100, slots)), sep="\n")
+    for fact, words in done.facts.items():
+        if " above " in fact:
+            console.print(f"{fact}: {words}")
+    console.print(f"report: {done.report}\nfigures: {done.figures}")
+
+
+def _demo_panels(so_far: "Comparison", slot: "SlotRequests", tasks: list[str], subject: str) -> Columns:
+    last = so_far.records[subject][-1]
+    rewards = Table.grid(padding=(0, 2))
+    rewards.add_row("", f"[dim]last {RECENT}[/]", "[dim]regret[/]")
+    for name in so_far.records:
+        style = "bold blue" if name == next(iter(so_far.records)) else ""
+        rewards.add_row(name, f"{_recent(so_far, name):.3f}", f"{so_far.regret(name)[-1]:.1f}", style=style)
+    mix = bars("task mix ψ (forecast | true)", tasks, last.task_mix, slot.mix)
+    blend = bars("blend x", [f"expert {k}" for k in range(len(last.blend))], last.blend)
+    return Columns([mix, blend, Panel.fit(rewards, title="reward", title_align="left")])
+
+
+def _recent(so_far: "Comparison", name: str) -> float:
+    return float(so_far.rewards(name)[-RECENT:].mean())
+
+
+def _standings(so_far: "Comparison", *, tail: int) -> list[Table]:
+    header = ["method", f"last {tail} slots", "all slots", "regret per slot", f"… last {tail}", "merges"]
+    rows = [
+        [
+            method,
+            f"{row['tail_reward']:.3f} ± {row['tail_reward_se']:.3f}",
+            f"{row['reward']:.3f} ± {row['reward_se']:.3f}",
+            f"{row['regret_per_slot']:.3f}",
+            f"{row['tail_regret_per_slot']:.3f}",
+            str(row["merges"]),
+        ]
+        for method, row in so_far.summary(tail=tail).items()
+    ]
+    title = f"reward in [0, 1] (± one standard error over slots), regret against “{so_far.best}”"
+    return fitted(title, header, rows, subject=next(iter(so_far.records)))
 
 
 @app.command(
-    epilog="Examples:\n\n    tanbr simulate\n\n"
-    "    tanbr simulate glue-moe/ --data glue/ --methods tanbr,tanbr+survey,average,nucb --seeds 0,1,2 --workers 2\n\n"
-    "    tanbr simulate experts.toml --data mytasks/ --methods tanbr,average"
+    epilog=examples(
+        "tanbr simulate",
+        "tanbr simulate glue-moe/ --data glue/ --methods tanbr,tanbr+survey,average,nucb --seeds 0,1,2 --workers 2",
+        "tanbr simulate experts.toml --data mytasks/ --methods tanbr,average",
+        "tanbr simulate --replay out/serve --methods tanbr,average",
+    )
 )
 @keeps("runs that had ended are in {out}/runs; the same command goes on with the others")
+@options_of(StartConfig, "over", "experts", "blend_only")
 def simulate(
+    *,
     checkpoint: Checkpoint = None,
-    expert: ExpertFolders = None,
-    blend_only: BlendWhat = None,
+    over: Given,
     data: Data = None,
     methods: Annotated[
-        str,
-        typer.Option(
+        str | None,
+        Option(
             help="Names, separated by commas, dense:FOLDER, or package.module:Router. Add +probes, +survey or +oracle "
-            "to one that learns, and +regression, +ties, … to one that blends."
+            f"to one that learns, and +regression, +ties, … to one that blends. Default: {DEFAULT_METHODS}."
         ),
-    ] = DEFAULT_METHODS,
+    ] = None,
     method: MergeMethod = None,
     traffic: Annotated[
-        str, typer.Option(help=f"How the task mix moves: {', '.join(traffics.KINDS)}; or trace:FILE.")
+        str, Option(help=f"How the task mix moves: {', '.join(traffics.KINDS)}; or trace:FILE.")
     ] = "dirichlet",
-    alpha: Annotated[float, typer.Option(help="How even the mixes are; a small value means one task at a time.")] = 0.3,
-    period: Annotated[int, typer.Option(min=1, help="Slots from one drawn mix to the next.")] = 40,
-    slots: Annotated[int, typer.Option(min=1, help="How many slots to serve.")] = 200,
-    requests: Annotated[int, typer.Option(min=1, help="Requests in a slot.")] = 64,
-    pool: Annotated[int, typer.Option(min=1, help="Draw requests from at most this many rows per task.")] = 1_500,
-    seeds: Annotated[str, typer.Option(help="Seeds of stream, monitor and routers, separated by commas.")] = "0",
-    models: Annotated[
-        str, typer.Option(help="Sizes G of panels to try, separated by commas; for routers and fixed panels.")
-    ] = "1",
-    oracle_mix: Annotated[bool, typer.Option("--oracle-mix", help="Tell every router the true mix.")] = False,
-    warm_start: Annotated[
-        Literal["none", "probes", "survey"],
-        typer.Option(help="What routers learn from before the first slot: K+1 probes, or all surveyed blends."),
-    ] = "none",
-    survey: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="File from `tanbr survey`. Default: survey.json beside the weights."
-        ),
-    ] = None,
-    groups: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, help="File from `tanbr groups`, for the method `grouped`."),
-    ] = None,
-    rehearse: Annotated[
-        bool,
-        typer.Option("--rehearse", help="Draw requests from held-back train rows and leave GLUE's dev sets alone."),
-    ] = False,
-    answers: Annotated[
-        AnswersBy,
-        typer.Option(
-            help="A head's best label, plain or weighed by the monitor's posterior; the same for every method."
-        ),
+    alpha: Alpha = 0.3,
+    period: Period = 40,
+    slots: Slots = 200,
+    requests: Requests = 64,
+    pool: Annotated[int, Option(min=1, help="Draw requests from at most this many rows per task.")] = 1_500,
+    seeds: Annotated[str, Option(help="Seeds of stream, monitor and routers, separated by commas.")] = "0",
+    models: Annotated[str, Option(help="Sizes G of panels to try, separated by commas.")] = "1",
+    survey: Annotated[Path | None, Option(exists=True, help="Default: survey.json beside the weights.")] = None,
+    groups: Annotated[Path | None, Option(exists=True, help="From `inspect --groups`, for the method grouped.")] = None,
+    rehearse: Annotated[bool, Option("--rehearse", help="Draw from held-back train rows, not from dev sets.")] = False,
+    answers: Answers = "labels",
+    rewards: Annotated[
+        Literal["labels", "rewards"],
+        typer.Option(help="What clients send back: labels, which name their tasks, or only a reward."),
     ] = "labels",
-    record: Annotated[Path | None, typer.Option(help="Also write the first seed's stream to this file.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Number of processes, with one thread each.")] = 1,
-    device: Annotated[str, DEVICE] = "cpu",
+    record: Annotated[Path | None, Option(help="Also write the first seed's stream to this file.")] = None,
+    replay: Annotated[Path | None, Option(help="Instead: run routers over the record of a server's --state.")] = None,
+    workers: Annotated[int, Option(min=1, help="Number of processes, with one thread each.")] = 1,
+    device: Device = "cpu",
     config: ConfigFile = None,
-    out: Annotated[Path, typer.Option(help="Folder for results; existing results are not run again.")] = Path(
-        "out/simulate"
-    ),
+    out: Annotated[Path, Option(help="Folder for results; existing results are not run again.")] = Path("out/simulate"),
 ) -> None:
     """Compare methods on one stream of untagged requests. Resumes where it stopped."""
-    counts = _numbers(models, option="--models", least=1)
-    numbers = _numbers(seeds, option="--seeds", least=0)
+    counts = whole_numbers(models, "--models", least=1)
+    numbers = whole_numbers(seeds, "--seeds")
     if not traffic.startswith("trace:"):
         traffics.check(traffic, slots=slots, alpha=alpha, period=period)
-    configuration.load(config)  # what can be refused at once is, before seconds of imports
+    settings = configuration.load(config)  # what can be refused at once is, before seconds of imports
+    if replay is not None:
+        _replay(replay, (methods or REPLAYED).split(","), settings, seed=numbers[0], out=out)
+        return
 
-    from tanbr.experiments import methods as registry
-    from tanbr.experiments.online_report import lay_out, write
-    from tanbr.experiments.panel import memory
-    from tanbr.experiments.simulate import Study
-    from tanbr.experiments.simulate import simulate as run
-    from tanbr.experiments.standings import Standings
+    from tanbr.lab import methods as registry
+    from tanbr.lab.panel import memory
+    from tanbr.lab.report import lay_out, write
+    from tanbr.lab.simulate import Study
+    from tanbr.lab.simulate import simulate as run
+    from tanbr.lab.standings import Standings
     from tanbr.merge import open as open_moe
     from tanbr.moe import embedded
-    from tanbr.tasks import trace
 
     folder = checkpoint or embedded.path()
     study = Study(
-        checkpoint=folder, experts=tuple(expert or ()), blend_only=blend_only, data=data, traffic=traffic, alpha=alpha,
-        period=period, slots=slots, requests=requests, pool=pool, rehearse=rehearse,
-        survey=survey or (None if expert else folder / "survey.json"), config=config, answers=answers,
-        groups=groups, device=device,
+        checkpoint=folder, **over, data=data, traffic=traffic, alpha=alpha, period=period, slots=slots,
+        requests=requests, pool=pool, rehearse=rehearse, config=config, answers=answers,
+        rewards=rewards, groups=groups, device=device,
+        survey=survey or (None if over.get("experts") else folder / "survey.json"),
     )  # fmt: skip
-    asked = registry.methods(
-        methods.split(","), warm_start=warm_start, oracle=oracle_mix, models=counts, merging=method or study.merging
-    )
+    asked = registry.methods((methods or DEFAULT_METHODS).split(","), models=counts, merging=method or study.merging)
     names = [one.name for one in asked]
     corpus = study.corpus()
     streams = {seed: study.stream(corpus, seed) for seed in numbers}
     if record is not None:
-        trace.record(record, streams[numbers[0]], tasks=corpus.tasks)
-    with _Watch(jobs=len(names) * len(numbers), slots=len(streams[numbers[0]])) as watch:
-        outcomes = run(study, names, numbers, out=out, workers=workers, watch=watch, finished=watch.finished)
+        traffics.record_trace(record, streams[numbers[0]], tasks=corpus.tasks)
+    with progress() as shown:
+        every = shown.add_task("all runs", total=len(names) * len(numbers), note="")
+        running: dict[tuple[int, str], TaskID] = {}
+
+        def watch(seed: int, name: str, done: int, reward: float) -> None:
+            if (seed, name) not in running:
+                total = len(streams[seed])
+                running[seed, name] = shown.add_task(f"{name} (seed {seed})", total=total, note="")
+            shown.update(running[seed, name], completed=done, note=f"reward {reward:.3f}")
+
+        def finished(outcome: "Outcome", was_there: bool) -> None:
+            if (outcome.seed, outcome.method) in running:
+                shown.remove_task(running.pop((outcome.seed, outcome.method)))
+            shown.advance(every)
+            reward = sum(record.total_reward for record in outcome.records) / len(outcome.records)
+            how = "kept" if was_there else f"{outcome.seconds / len(outcome.records):.2f} s a slot"
+            shown.console.print(f"{outcome.method:18} seed {outcome.seed}   reward {reward:.3f}   {how}")
+
+        outcomes = run(study, names, numbers, out=out, workers=workers, watch=watch, finished=finished)
     mixes = {seed: stream.mixes for seed, stream in streams.items()}
     standings = Standings.of(outcomes, tasks=[task.name for task in corpus.tasks], mixes=mixes)
     for title, header, cells in lay_out(standings):
         console.print(*fitted(title, header, cells, subject=standings.subject), sep="\n")
-    moe = open_moe(folder, experts=expert or (), blend_only=blend_only, method=registry.AVERAGE)
+    moe = open_moe(folder, **over, method=registry.AVERAGE)
     written = write(
         out, standings, command=command_line(), facts=outcomes[0].facts, memory=lambda count: memory(moe, count) / 1e6
     )
     console.print(f"figures: {written}")
 
 
+def _replay(state: Path, names: list[str], settings: configuration.Config, *, seed: int, out: Path) -> None:
+    """Run other routers over a server's record, and say how far the record supports the outcome."""
+    from tanbr.lab.rivals import build, kind
+    from tanbr.serve.replay import read_log, replay
+
+    for name in names:
+        kind(name)
+    recorded = read_log(state)
+    K, V = recorded.blends.shape[1], recorded.mixes.shape[1]
+    chosen = settings.router.of_requests()
+    result = replay(recorded, {name: build(name, K, V, seed=seed, config=chosen) for name in names}, seed=seed)
+    rows = [
+        [one.router, f"{one.reward:.3f} ± {one.deviation:.3f}", f"{one.coverage:.0%}", "yes" if one.supported else "no"]
+        for one in result.routers
+    ]
+    console.print(*fitted("reward of a slot", ["router", "reward", "near what was served", "supported"], rows))
+    console.print(
+        f"{result.slots} slots, {result.blends} blends, recorded reward {result.logged_reward:.3f}; the surrogate "
+        f"predicts a slot to within {result.held_out:.3f}, the mean alone to {result.held_out_by_mean:.3f}"
+    )
+    if result.held_out >= result.held_out_by_mean:
+        console.print("so this record tells no blend from another: no order of the routers follows from it")
+    values = {"command": command_line(), "seed": seed, **asdict(result)}
+    write_atomically(out / "replay.json", json.dumps(values, indent=2) + "\n")
+    console.print(f"figures: {out / 'replay.json'}")
+
+
 @app.command(
-    epilog="Examples:\n\n    tanbr survey\n\n"
-    "    tanbr survey glue-moe/ --data glue/ --blends 120 --rows 60 --out survey.json\n\n"
-    "    tanbr survey bert/ --expert sst2/ --expert mnli/ --data mytasks/"
+    epilog=examples(
+        "tanbr survey",
+        "tanbr survey glue-moe/ --data glue/ --blends 120 --rows 60 --out survey.json",
+        "tanbr survey bert/ --expert sst2/ --expert mnli/ --data mytasks/",
+        "tanbr survey glue-moe/ --data glue/ --grams regression && tanbr serve glue-moe/ --method regression",
+    )
 )
 @keeps("what was measured is in {out}.partial; the same command goes on")
+@options_of(StartConfig, "over", "experts", "blend_only")
 def survey(
+    *,
     checkpoint: Checkpoint = None,
-    expert: ExpertFolders = None,
-    blend_only: BlendWhat = None,
+    over: Given,
     data: Data = None,
-    blends: Annotated[
-        int, typer.Option(min=1, help="How many blends to try: of 8 experts at most 180, or 255 with --groups.")
-    ] = 120,
-    rows: Annotated[int, typer.Option(min=2, help="Held-back rows per task.")] = 60,
-    searched: Annotated[int, typer.Option(min=0, help="How many of the blends are found by search.")] = 0,
-    rehearse: Annotated[
-        bool,
-        typer.Option("--rehearse", help="Use the half of the held-back rows that `simulate --rehearse` does not use."),
-    ] = False,
+    blends: Annotated[int, Option(min=1, help="Blends to try: of 8 experts at most 180, or 255 with --groups.")] = 120,
+    rows: Annotated[int | None, Option(min=2, help="Held-back rows per task. Default: 60, grams 64.")] = None,
+    searched: Annotated[int, Option(min=0, help="How many of the blends are found by search.")] = 0,
+    rehearse: Annotated[bool, Option("--rehearse", help="Leave out the rows of `simulate --rehearse`.")] = False,
     method: MergeMethod = None,
-    groups: Annotated[
-        bool,
-        typer.Option("--groups", help="Try even blends of subsets of the experts, small ones first; for fixed panels."),
-    ] = False,
-    answers: Annotated[
-        AnswersBy, typer.Option(help="A head's best label, plain or weighed by the monitor's posterior.")
-    ] = "labels",
-    regression: Annotated[bool, typer.Option("--regression", hidden=True)] = False,
-    device: Annotated[str, DEVICE] = "cpu",
-    out: Annotated[Path, typer.Option(help="File to write.")] = Path("out/survey.json"),
+    groups: Annotated[bool, Option("--groups", help="Try even blends of subsets, for fixed panels.")] = False,
+    answers: Answers = "labels",
+    grams: Annotated[
+        Literal["regression", "regmeanpp"] | None,
+        Option(help="Instead: measure the experts' inputs for this merge method; written beside the experts."),
+    ] = None,
+    device: Device = "cpu",
+    out: Annotated[Path, Option(help="File to write.")] = Path("out/survey.json"),
 ) -> None:
     """Measure what a checkpoint's blends earn on held-out rows. Resumes where it stopped."""
     import torch
 
-    from tanbr.experiments.simulate import Study
-    from tanbr.experiments.survey import survey_to
+    from tanbr.lab.simulate import Study
+    from tanbr.lab.survey import survey_to
     from tanbr.moe import embedded
 
     torch.set_num_threads(1)
-    study = Study(
-        checkpoint=checkpoint or embedded.path(), experts=tuple(expert or ()), blend_only=blend_only, data=data,
-        rehearse=rehearse, device=device,
-    )  # fmt: skip
-    bench = study.bench().merging("regression" if regression else method or study.merging)
+    if grams is not None and checkpoint is None:
+        raise ConfigError("--grams writes beside the experts: name a checkpoint, or a list of experts")
+    study = Study(checkpoint=checkpoint or embedded.path(), **over, data=data, rehearse=rehearse, device=device)
+    bench = study.bench()
+    if grams is not None:
+        _measure_grams(bench, rows=rows or GRAM_ROWS, merged=grams == "regmeanpp")
+        return
+    bench = bench.merging(method or study.merging)
     least = bench.moe.num_experts + 1
     if blends - searched < least:
         raise ConfigError(
             f"a survey holds each of the {least - 1} experts alone and all of them alike (got {blends - searched} "
             f"blends that are not searched); give --blends {least + searched} or more"
         )
-    with progress("blends") as bar:
-        line = bar.add_task("surveying", total=blends, note="")
+    with progress("blends") as shown:
+        line = shown.add_task("surveying", total=blends, note="")
         found = survey_to(
-            out, bench.moe, bench.corpus, blends=blends, rows=rows, searched=searched, command=command_line(),
+            out, bench.moe, bench.corpus, blends=blends, rows=rows or 60, searched=searched, command=command_line(),
             groups=groups, answers_by=answers,
-            report=lambda done, total: bar.update(line, completed=done, total=total),
+            report=lambda done, total: shown.update(line, completed=done, total=total),
         )  # fmt: skip
     K = bench.moe.num_experts
     best = found.rewards.mean(axis=1).argmax()
-    shown = [found.figures[:K].max(axis=0), found.figures[K], found.figures[best]]  # (V,)
-    rows_of = [[task.name, *(f"{of[v]:.3f}" for of in shown)] for v, task in enumerate(bench.corpus.tasks)]
+    columns = [found.figures[:K].max(axis=0), found.figures[K], found.figures[best]]  # (V,)
+    cells = [[task.name, *(f"{of[v]:.3f}" for of in columns)] for v, task in enumerate(bench.corpus.tasks)]
     header = ["task", "best expert alone", "even blend", "best fixed blend"]
-    console.print(*fitted("the task's metric", header, rows_of), sep="\n")
+    console.print(*fitted("the task's metric", header, cells), sep="\n")
     for alpha in (0.1, 0.3, 1.0):
         stakes = found.stakes(alpha)
         console.print(
@@ -219,90 +351,19 @@ def survey(
     console.print(f"survey: {out}")
 
 
-@app.command(
-    epilog="Examples:\n\n    tanbr grams glue-moe/ --data glue/\n\n    tanbr serve glue-moe/ --method regression\n\n"
-    "    tanbr grams experts.toml --data mytasks/ && tanbr serve experts.toml --method regression"
-)
-@keeps("nothing was written; run it again")
-def grams(
-    checkpoint: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder of an MoE checkpoint with one expert per task, or a list of experts that names their tasks."
-        ),
-    ],
-    expert: ExpertFolders = None,
-    blend_only: BlendWhat = None,
-    data: Data = None,
-    rows: Annotated[int, typer.Option(min=2, help="Held-back rows per task.")] = 64,
-    merged: Annotated[
-        bool, typer.Option("--merged", help="Measure after layers that are already merged, for --method regmeanpp.")
-    ] = False,
-    device: Annotated[str, DEVICE] = "cpu",
-) -> None:
-    """Measure each expert's inputs for regression merging, and write them to a folder beside the experts."""
-    import torch
+def _measure_grams(bench: "Bench", *, rows: int, merged: bool) -> None:
+    """Measure each expert's inputs, and write them to a folder beside the experts."""
+    from tanbr.lab.answers import DenseModel
+    from tanbr.lab.rivals.probes import probes_of
+    from tanbr.lab.rivals.regmean import measure
 
-    from tanbr.baselines.probes import probes_of
-    from tanbr.baselines.regmean import measure
-    from tanbr.experiments.answers import model_for
-    from tanbr.experiments.simulate import Study
-
-    torch.set_num_threads(1)
-    bench = Study(
-        checkpoint=checkpoint, experts=tuple(expert or ()), blend_only=blend_only, data=data, device=device
-    ).bench()
-    model_for(bench.moe, bench.corpus.space)  # its head must fit
+    DenseModel(bench.moe, bench.corpus.space)  # its head must fit
     held = bench.corpus.first_held(rows)
     probes = probes_of(bench.moe, held, space=bench.corpus.space, own=bench.own_experts)
-    with progress("experts") as bar:
-        line = bar.add_task("measuring", total=bench.moe.num_experts, note="")
+    with progress("experts") as shown:
+        line = shown.add_task("measuring", total=bench.moe.num_experts, note="")
         written = measure(
-            bench.moe, probes, rows=rows, merged=merged, report=lambda done: bar.update(line, completed=done)
+            bench.moe, probes, rows=rows, merged=merged, report=lambda done: shown.update(line, completed=done)
         )
     size = sum(file.stat().st_size for file in written.iterdir())
     console.print(f"grams: {written} ({size / 1e6:.0f} MB)")
-
-
-class _Watch:
-    """A bar for all jobs and one for each that runs; a line for each that is done where there is no terminal."""
-
-    def __init__(self, *, jobs: int, slots: int) -> None:
-        self._bars = progress()
-        self._slots = slots
-        self._all = self._bars.add_task("all runs", total=jobs, note="")
-        self._running: dict[tuple[int, str], TaskID] = {}
-
-    def __enter__(self) -> "_Watch":
-        self._bars.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bars.__exit__(*error)  # type: ignore[arg-type]
-
-    def __call__(self, seed: int, method: str, done: int, reward: float) -> None:
-        """Show how far a job is."""
-        job = seed, method
-        if job not in self._running:
-            self._running[job] = self._bars.add_task(f"{method} (seed {seed})", total=self._slots, note="")
-        self._bars.update(self._running[job], completed=done, note=f"reward {reward:.3f}")
-
-    def finished(self, outcome: "Outcome", was_there: bool) -> None:
-        """Show that a job is done."""
-        bar = self._running.pop((outcome.seed, outcome.method), None)
-        if bar is not None:
-            self._bars.remove_task(bar)
-        self._bars.advance(self._all)
-        reward = sum(r.total_reward for r in outcome.records) / len(outcome.records)
-        how = "kept" if was_there else f"{outcome.seconds / len(outcome.records):.2f} s a slot"
-        self._bars.console.print(f"{outcome.method:18} seed {outcome.seed}   reward {reward:.3f}   {how}")
-
-
-def _numbers(text: str, *, option: str, least: int) -> list[int]:
-    try:
-        numbers = [int(word) for word in text.split(",") if word.strip()]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < least:
-        raise ConfigError(f"{option} must be whole numbers from {least}, as {least},{least + 1} (got {text!r})")
-    return list(dict.fromkeys(numbers))

@@ -10,91 +10,74 @@ from typing import Annotated, Literal
 import typer
 from rich.progress import TaskID
 from rich.table import Table
+from typer import Option
 
-from tanbr import settings as configuration
-from tanbr.baselines import registry
 from tanbr.cli.display import console, fitted, progress
-from tanbr.cli.running import DEVICE, ConfigFile, command_line
+from tanbr.cli.options import Checkpoint, ConfigFile, Data, Given, Tagged, command_line, examples, options_of
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.files import write_atomically
-from tanbr.train.config import FLAN_T5, MINILM, TINY_T5, PretrainConfig
+from tanbr.lab import rivals
+from tanbr.lab import settings as configuration
+from tanbr.lab.train.config import FLAN_T5, MINILM, TINY_T5, FinetuneConfig, PretrainConfig
 
 app = typer.Typer()
 
 ROUTERS = (
-    f"{', '.join((*registry.ROUTERS, 'served'))} (each also +regression), "
+    f"{', '.join((*rivals.ROUTERS, 'served'))} (each also +regression), "
     "fisher, regmean, switch, rl, smear, smear-sequence"
 )
 
-PRESETS = {
-    "tiny": PretrainConfig(),
-    "tiny-t5": TINY_T5,
-    "minilm": MINILM,
-    "flan-t5": FLAN_T5,
-}
+PRESETS = {"tiny": PretrainConfig(), "tiny-t5": TINY_T5, "minilm": MINILM, "flan-t5": FLAN_T5}
 _WRITER_SURVEY = {"survey_rows": 60, "survey_blends": 80}  # writing takes longer than a head's answer
 
 
 @app.command(
-    epilog="Examples:\n\n    tanbr pretrain --preset tiny --out out/tiny    # the same command resumes it"
-    "\n\n    tanbr pretrain --preset minilm --from minilm/ --data glue/ --out out/minilm"
-    "\n\n    tanbr pretrain --preset minilm --from minilm/ --data mytasks/ --out out/mine"
-    "\n\n    tanbr pretrain --preset minilm --from minilm/ --data mytasks/ --adapters 8 --out out/lora"
+    epilog=examples(
+        "tanbr pretrain --preset tiny --out out/tiny    # the same command resumes it",
+        "tanbr pretrain --preset minilm --from minilm/ --data glue/ --out out/minilm",
+        "tanbr pretrain --preset minilm --from minilm/ --data mytasks/ --adapters 8 --out out/lora",
+    )
 )
 @keeps("the newest states are in {out}; the same command goes on from them")
+@options_of(PretrainConfig, "given", "mergeable", "adapters", "device")
 def pretrain(
-    preset: Annotated[str, typer.Option(help=f"What to train: {', '.join(PRESETS)}.")] = "tiny",
-    dense: Annotated[
-        Path | None, typer.Option("--from", help="Dense BERT or T5 checkpoint that all experts start from.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="GLUE's folder, 'hub', or your own files (CSV, JSONL, Parquet, tasks.toml).")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the model and the resumable states.")] = Path("out/pretrain"),
+    *,
+    preset: Annotated[str, Option(help=f"What to train: {', '.join(PRESETS)}.")] = "tiny",
+    dense: Annotated[Path | None, Option("--from", help="Dense BERT or T5 that all experts start from.")] = None,
+    data: Data = None,
+    out: Annotated[Path, Option(help="Folder for the model and the resumable states.")] = Path("out/pretrain"),
     routing: Annotated[
-        Literal["task", "token"], typer.Option(help="One expert per task, or learned gates that route every token.")
+        Literal["task", "token"], Option(help="One expert per task, or learned gates that route every token.")
     ] = "task",
-    tagged: Annotated[bool, typer.Option("--tagged", help="T5 only: texts name their task, as in the paper.")] = False,
-    mergeable: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of the steps in which experts train in random blends.")
-    ] = None,
-    adapters: Annotated[
-        int | None,
-        typer.Option(min=1, help="Train LoRA adapters of this rank instead of whole FFNs; saved in PEFT's format."),
-    ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="How many tasks train side by side, one core each.")] = 2,
-    device: Annotated[str | None, DEVICE] = None,
+    tagged: Tagged = False,
+    workers: Annotated[int, Option(min=1, help="How many tasks train side by side, one core each.")] = 2,
+    given: Given,
     config: ConfigFile = None,
 ) -> None:
     """Train a task-routed MoE and write it. Resumes where it stopped."""
     if preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
-    from tanbr.tasks import glue
-    from tanbr.tasks.dataset import Dataset
+    from tanbr.lab.corpus import Dataset
+    from tanbr.lab.tasks import glue
 
     source = None if data is None else Dataset(str(data))
     start = PRESETS[preset]
     if source is not None and source.tasks != glue.TASKS:  # presets speak of GLUE's tasks
         start = start.model_copy(update={"task_rows": {}, "ancestor_rows": {}})
-    settings = configuration.load(config, over=configuration.Config(pretrain=start)).pretrain
-    if device is not None:
-        settings = settings.model_copy(update={"device": device})
-    if mergeable is not None:
-        settings = settings.model_copy(update={"mergeable": mergeable})
-    if adapters is not None:
-        settings = settings.model_copy(update={"adapters": adapters, "mergeable": mergeable or 0.0})
-    generated = preset.startswith("tiny")
-    if not generated and not (dense and source):
-        raise ConfigError(f"preset {preset} needs a dense checkpoint (--from) and labelled rows (--data)")
-    if generated and (dense is None) != (source is None):
-        raise ConfigError("--from and --data go together; with neither, a tiny model learns the generated tasks")
-    if tagged and dense is None:
-        raise ConfigError("the generated tasks have no words for the names of tasks: --tagged needs --from and --data")
-    if routing == "token" and dense is None:
-        raise ConfigError("the generated tasks train one expert per task: --routing token needs --from and --data")
-    if settings.adapters and dense is None:
-        raise ConfigError("the generated tasks train whole FFNs: --adapters needs --from and --data")
+    if given.get("adapters"):
+        given = {"mergeable": 0.0} | given  # blends of adapters cannot be trained
+    loaded = configuration.load(config, over=configuration.Config(pretrain=start))
+    settings = configuration.with_options(loaded, pretrain=given).pretrain
+    if (dense is None) != (source is None) or (dense is None and not preset.startswith("tiny")):
+        raise ConfigError(
+            f"preset {preset} needs a dense checkpoint (--from) together with labelled rows (--data); only tiny models "
+            "learn the generated tasks, with neither"
+        )
+    asked = {"--tagged": tagged, "--routing token": routing == "token", "--adapters": settings.adapters > 0}
+    for option, wanted in asked.items():
+        if wanted and dense is None:
+            raise ConfigError(f"the generated tasks train whole FFNs, one per task: {option} needs --from and --data")
 
     import torch
 
@@ -103,17 +86,17 @@ def pretrain(
         _pretrain_tiny(settings, out, writes=preset == "tiny-t5")
         return
 
-    from tanbr.baselines.switch import Switch
-    from tanbr.experiments import glue_moe
-    from tanbr.experiments.curves import draw_training
-    from tanbr.train.curve import Curve
+    from tanbr.lab import make_moe
+    from tanbr.lab.pictures import draw_training
+    from tanbr.lab.rivals.switch import Switch
+    from tanbr.lab.train.run import Curve
 
     begun = time.monotonic()
     with _progress() as report:
         report("rows", 0, 1, "reading")
         rows, held = source.divided()
         unseen = source.dev(limit=settings.final_rows)
-        model, figures = glue_moe.train(
+        model, figures = make_moe.train_from_dense(
             settings, dense=dense, rows=rows, held=held, unseen=unseen, out=out, report=report, tagged=tagged,
             tasks=source.tasks, gates=Switch if routing == "token" else None, workers=workers,
         )  # fmt: skip
@@ -128,41 +111,36 @@ def pretrain(
 
 
 @app.command(
-    epilog="Examples:\n\n    tanbr finetune --router tanbr --steps 50    # the embedded model"
-    "\n\n    tanbr finetune out/flan-t5/model --data glue/ --router tanbr,nucb,random,average,switch --out out/finetune"
+    epilog=examples(
+        "tanbr finetune --router tanbr --steps 50    # the embedded model",
+        "tanbr finetune out/flan-t5/model --data glue/ --router tanbr,nucb,random,average,switch --out out/finetune",
+    )
 )
 @keeps("the newest states are in {out}; the same command goes on from them")
+@options_of(FinetuneConfig, "given", "steps", "seed", "device")
 def finetune(
-    checkpoint: Annotated[
-        Path | None, typer.Argument(help="Folder of a BERT-MoE or T5-MoE. Default: the embedded model.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="GLUE's folder, 'hub', or your own files. Default: the generated tasks.")
-    ] = None,
-    router: Annotated[str, typer.Option(help=f"Routers to compare, separated by commas: {ROUTERS}.")] = "tanbr",
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Number of steps, each with one blend and one gradient step.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of router, batches and mixes.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for models, curves and figures.")] = Path("out/finetune"),
-    tagged: Annotated[bool, typer.Option("--tagged", help="T5 only: texts name their task, as in the paper.")] = False,
-    device: Annotated[str | None, DEVICE] = None,
+    *,
+    checkpoint: Checkpoint = None,
+    data: Data = None,
+    router: Annotated[str, Option(help=f"Routers to compare, separated by commas: {ROUTERS}.")] = "tanbr",
+    out: Annotated[Path, Option(help="Folder for models, curves and figures.")] = Path("out/finetune"),
+    tagged: Tagged = False,
+    given: Given,
     config: ConfigFile = None,
 ) -> None:
     """Tune a merged model's normalisation layers while a router learns from the loss. Resumes where it stopped."""
-    options = {"steps": steps, "seed": seed, "device": device}
-    settings = configuration.with_options(configuration.load(config), finetune=options)
+    settings = configuration.with_options(configuration.load(config), finetune=given)
 
     import torch
 
-    from tanbr.experiments import finetune as experiment
-    from tanbr.experiments.curves import draw_losses
+    from tanbr.lab import finetune as experiment
+    from tanbr.lab.corpus import Dataset
+    from tanbr.lab.pictures import draw_losses
+    from tanbr.lab.tasks import tiny
+    from tanbr.lab.train.run import Curve
     from tanbr.moe import embedded
     from tanbr.moe.device import device_of
-    from tanbr.tasks import tiny
-    from tanbr.tasks.dataset import Dataset
     from tanbr.tasks.rows import Task
-    from tanbr.train.curve import Curve
 
     torch.set_num_threads(1)
     device_of(settings.finetune.device)  # before rows are made
@@ -204,11 +182,11 @@ def _tables(columns: dict[str, dict[str, float]], title: str = "the tasks' metri
 
 
 def _pretrain_tiny(settings: PretrainConfig, out: Path, *, writes: bool) -> None:
-    from tanbr.experiments import embedded as experiment
+    from tanbr.lab import make_moe as experiment
 
     with _progress() as report:
         survey = _WRITER_SURVEY if writes else {}
-        model, worth = experiment.train(
+        model, worth = experiment.train_embedded(
             settings, out=out, report=report, command=command_line(), writes=writes, **survey
         )
     console.print(experiment.tables(worth))

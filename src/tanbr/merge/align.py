@@ -1,10 +1,10 @@
 """Permutation alignment: the hidden units of each expert, put in the order of a reference expert's.
 
 An FFN computes the same function however its hidden units are ordered, so two experts can agree and still average to
-nothing. Units are matched by the Hungarian method on their weights, or on their activations if inputs are given.
+nothing. Units are matched by the Hungarian method on their weights.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from tanbr.merge.moe import Moe
 from tanbr.moe.family import Part, Site
 from tanbr.moe.writing import NewTensor, Progress, copy_companions, new_folder, silent, write_json, write_tensors
 
-Activations = Callable[[Site, int], Tensor]  # (site, expert) → activations of its hidden units (units, samples)
+Orders = list[NDArray[np.int64]]  # (K,) the order of every expert's hidden units (units,)
 
 
 def unit_count(site: Site) -> int:
@@ -31,8 +31,7 @@ def unit_count(site: Site) -> int:
 
 def expert_tensor(moe: Moe, part: Part, expert: int) -> Tensor:
     """View one expert's tensor of a part, read-only."""
-    size = torch.Size(part.shape).numel()
-    return moe.checkpoint.blocks([part.blocks[expert]], size)[0].view(part.shape)
+    return moe.checkpoint.blocks([part.blocks[expert]], torch.Size(part.shape).numel())[0].view(part.shape)
 
 
 def by_unit(tensor: Tensor, axis: int, units: int) -> Tensor:
@@ -51,12 +50,6 @@ def unit_weights(moe: Moe, site: Site, expert: int) -> Tensor:
     return torch.cat(rows, dim=1)
 
 
-def match(reference: Tensor, other: Tensor) -> NDArray[np.int64]:
-    """Find the order of `other`'s units (units, features) that comes nearest: other[order] ≈ reference."""
-    gain = (reference @ other.T).numpy()
-    return np.asarray(linear_sum_assignment(gain, maximize=True)[1], dtype=np.int64)
-
-
 def permuted(tensor: Tensor, axis: int, units: int, order: NDArray[np.int64]) -> Tensor:
     """Reorder the hidden units of one tensor."""
     moved = tensor.movedim(axis, 0)
@@ -64,30 +57,17 @@ def permuted(tensor: Tensor, axis: int, units: int, order: NDArray[np.int64]) ->
     return rows.reshape(moved.shape).movedim(0, axis).contiguous()
 
 
-def orders(
-    moe: Moe, site: Site, *, reference: int = 0, activations: Activations | None = None
-) -> list[NDArray[np.int64]]:
-    """Find the order of every expert's units at a site."""
-
-    def features(expert: int) -> Tensor:
-        if activations is None:
-            return unit_weights(moe, site, expert)
-        values = activations(site, expert).float()
-        return torch.nn.functional.normalize(values - values.mean(dim=1, keepdim=True), dim=1)
-
-    fixed = features(reference)
-    same = np.arange(unit_count(site))
-    return [same if k == reference else match(fixed, features(k)) for k in range(site.experts)]
+def orders(moe: Moe, site: Site, *, reference: int = 0) -> Orders:
+    """Find the order of every expert's units at a site that comes nearest to the reference's own."""
+    fixed = unit_weights(moe, site, reference)
+    found: Orders = [np.arange(len(fixed), dtype=np.int64)] * site.experts
+    for expert in (k for k in range(site.experts) if k != reference):
+        gain = (fixed @ unit_weights(moe, site, expert).T).numpy()
+        found[expert] = np.asarray(linear_sum_assignment(gain, maximize=True)[1], dtype=np.int64)
+    return found
 
 
-def align(
-    moe: Moe,
-    out: str | Path,
-    *,
-    reference: int = 0,
-    activations: Activations | None = None,
-    progress: Progress = silent,
-) -> Path:
+def align(moe: Moe, out: str | Path, *, reference: int = 0, progress: Progress = silent) -> Path:
     """Write the checkpoint with every expert's units in the order of the reference expert's; it computes the same."""
     if not 0 <= reference < moe.num_experts:
         raise InputError(f"reference must be an expert, 0..{moe.num_experts - 1} (got {reference})")
@@ -98,7 +78,7 @@ def align(
             for name in {block[0] for block in part.blocks}:
                 if part.unit_axis is not None:
                     owners.setdefault(name, []).append((site, part))
-    found: dict[str, list[NDArray[np.int64]]] = {}
+    found: dict[str, Orders] = {}
 
     def chunks() -> Iterator[Tensor]:
         for done, spec in enumerate(specs):
@@ -108,7 +88,7 @@ def align(
                 values = values.clone()
                 for site, part in owners[spec.name]:
                     if site.name not in found:
-                        found[site.name] = orders(moe, site, reference=reference, activations=activations)
+                        found[site.name] = orders(moe, site, reference=reference)
                     _reorder(values, spec.name, part, unit_count(site), found[site.name])
             yield values
 
@@ -120,7 +100,7 @@ def align(
     return Path(out)
 
 
-def _reorder(values: Tensor, name: str, part: Part, units: int, order: list[NDArray[np.int64]]) -> None:
+def _reorder(values: Tensor, name: str, part: Part, units: int, order: Orders) -> None:
     """Reorder, in a copy of one tensor, the blocks that belong to a part."""
     size = torch.Size(part.shape).numel()
     for expert, (tensor, start) in enumerate(part.blocks):

@@ -87,7 +87,11 @@ def check_finite(checkpoint: Checkpoint, pieces: Sequence[Piece], expert: int) -
     """Refuse an expert that holds NaN or infinity, before it gets near a model in use."""
     for piece in pieces:
         block = piece.blocks[expert] if len(piece.blocks) > 1 else piece.blocks[0]
-        values = checkpoint.blocks([block], math.prod(piece.shape))[0]
-        # The sum of finite weights is finite in float32, and a sum is the fastest way to see each of them.
-        if not torch.isfinite(values.sum(dtype=torch.float32)):
+        if not is_finite(checkpoint.blocks([block], math.prod(piece.shape))[0]):
             raise CheckpointError(f"{block[0]} of {checkpoint.path} holds NaN or infinity; the checkpoint is damaged")
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor of weights holds neither NaN nor infinity."""
+    # The sum of finite weights is finite in float32, and a sum is the fastest way to see each of them.
+    return bool(torch.isfinite(tensor.detach().sum(dtype=torch.float32)))

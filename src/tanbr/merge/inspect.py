@@ -14,14 +14,14 @@ from tanbr.merge.align import unit_count, unit_weights
 from tanbr.merge.moe import Moe
 from tanbr.moe.family import Piece, Site
 from tanbr.moe.writing import Progress, silent
-from tanbr.types import FloatArray
+from tanbr.types import FloatArray, to_jsonable
 
 Verdict: TypeAlias = Literal["merge", "align first", "do not merge"]
 
 ALIKE = 0.5  # cosine from which two experts count as descended from one: independent ones are near 0, fine-tuned near 1
 BARRIER = 0.1  # relative rise of the loss half-way that a merge may have
 SAMPLED_UNITS = 256
-CHUNK = 1 << 20
+BLOCK = 1 << 22  # numbers that are in memory at a time, of all experts together
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,13 +67,8 @@ class Inspection:
 
     def to_json(self) -> dict[str, Any]:
         """Give the report as JSON can hold it."""
-        sites = [
-            {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in asdict(site).items()}
-            for site in self.sites
-        ]
-        lines = [asdict(line) | {"barrier": line.barrier} for line in self.lines]
-        rest = {key: getattr(self, key) for key in ("family", "experts", "verdict", "reason", "note")}
-        return rest | {"sites": sites, "lines": lines}
+        found: dict[str, Any] = to_jsonable(asdict(self))
+        return found | {"lines": [asdict(line) | {"barrier": line.barrier} for line in self.lines]}
 
 
 def inspect(moe: Moe, *, batches: Sequence[Mapping[str, Tensor]] = (), progress: Progress = silent) -> Inspection:
@@ -102,7 +97,7 @@ def glance(moe: Moe, *, sites: int = 3) -> tuple[Verdict, str]:
 
 
 def _site_kinship(moe: Moe, site: Site) -> SiteKinship:
-    gram = _gram(moe, site)
+    gram = expert_gram(moe, site)
     K = len(gram)
     norms = np.sqrt(np.diag(gram).clip(1e-30))
     squared = np.diag(gram)[:, None] + np.diag(gram)[None] - 2 * gram
@@ -123,18 +118,22 @@ def _site_kinship(moe: Moe, site: Site) -> SiteKinship:
     )
 
 
-def _gram(moe: Moe, site: Site) -> FloatArray:
-    """Inner products of the experts' weights, (K, K), summed chunk by chunk."""
+def expert_gram(moe: Moe, site: Site, *, centred: bool = False) -> FloatArray:
+    """Inner products (K, K) of the experts' weights at a site, or of their differences from their mean.
+
+    Experts are read block by block, the same block of all experts at a time, so that they are never all in memory.
+    """
     total = torch.zeros(site.experts, site.experts, dtype=torch.float64)
+    step = max(1, BLOCK // site.experts)
     for part in site.parts:
-        if part.role in {"router", "router_bias"}:
+        if part.role in ("router", "router_bias"):
             continue
-        size = torch.Size(part.shape).numel()
-        for start in range(0, size, CHUNK):
-            count = min(CHUNK, size - start)
-            piece = Piece(part.target, part.shape, part.blocks)
-            chunk = moe.experts.rows(piece, range(site.experts), slice(start, start + count)).float()
-            total += (chunk @ chunk.T).double()
+        piece, size = Piece(part.target, part.shape, part.blocks), torch.Size(part.shape).numel()
+        for start in range(0, size, step):
+            rows = moe.experts.rows(piece, range(site.experts), slice(start, min(start + step, size)))
+            if centred:  # subtracted first, so that little is lost to rounding
+                rows = rows - rows.mean(dim=0)
+            total += (rows @ rows.T).double()
     gram: FloatArray = total.numpy()
     return gram
 
@@ -175,13 +174,11 @@ def loss_line(
 
 
 def _judge(sites: Sequence[SiteKinship], lines: Sequence[LossLine]) -> tuple[Verdict, str]:
+    """Judge experts by how alike their hidden units are."""
     same, best = (float(np.mean([getattr(site, key) for site in sites])) for key in ("unit_cosine", "best_unit_cosine"))
-    barrier = max((line.barrier for line in lines), default=0.0)
     if same >= ALIKE:
         origin = f"the experts share an ancestor (a hidden unit and its namesake in another have cosine {same:.2f})"
-        if barrier > BARRIER:
-            return "do not merge", f"{origin}, but the loss rises by {barrier:.0%} between them"
-        return "merge", origin
+        return _unless_the_loss_rises(origin, lines)
     if best >= ALIKE:
         return "align first", (
             f"the experts hold the same hidden units in another order (cosine {same:.2f} in place, "
@@ -199,6 +196,10 @@ def _judge_descent(kin: Sequence[float], names: Sequence[str], lines: Sequence[L
     if odd:
         return "do not merge", f"{', '.join(odd)} did not come from the base that the experts should share"
     origin = f"all experts came from the base (their matrices have cosine {min(kin):.2f} or more with its)"
+    return _unless_the_loss_rises(origin, lines)
+
+
+def _unless_the_loss_rises(origin: str, lines: Sequence[LossLine]) -> tuple[Verdict, str]:
     barrier = max((line.barrier for line in lines), default=0.0)
     if barrier > BARRIER:
         return "do not merge", f"{origin}, but the loss rises by {barrier:.0%} between them"
@@ -213,24 +214,17 @@ def draw(report: Inspection, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     plot, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
-    for ax, key, title in (
-        (axes[0], "cosine", "cosine of weights"),
-        (axes[1], "task_cosine", "cosine of task vectors"),
-    ):
+    for ax, key, title in zip(axes, ("cosine", "task_cosine"), ("weights", "task vectors"), strict=False):
         mean = np.mean([getattr(site, key) for site in report.sites], axis=0)
         image = ax.imshow(mean, vmin=-1, vmax=1, cmap="RdBu_r")
-        ax.set_title(f"{title}, mean of {len(report.sites)} sites", fontsize=10)
-        ax.set_xlabel("expert")
-        ax.set_ylabel("expert")
+        ax.set(title=f"cosine of {title}, mean of {len(report.sites)} sites", xlabel="expert", ylabel="expert")
         plot.colorbar(image, ax=ax)
     off = ~np.eye(report.experts, dtype=bool)
     axes[2].plot([site.cosine[off].mean() for site in report.sites], "o-", label="mean cosine of two experts")
     axes[2].plot([site.best_unit_cosine for site in report.sites], "s--", label="hidden units, best match")
     axes[2].plot([site.unit_cosine for site in report.sites], "^:", label="hidden units, in place")
-    axes[2].set_ylim(-0.1, 1.1)
-    axes[2].set_xlabel("site")
+    axes[2].set(title=f"verdict: {report.verdict}", xlabel="site", ylim=(-0.1, 1.1))
     axes[2].xaxis.get_major_locator().set_params(integer=True)
     axes[2].legend(fontsize=8)
-    axes[2].set_title(f"verdict: {report.verdict}", fontsize=10)
     plot.savefig(path, dpi=120)
     plt.close(plot)

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from tanbr.errors import CheckpointError, InputError
 from tanbr.merge.export import export
 from tanbr.merge.methods import Method, choose
-from tanbr.merge.plan import DensePlan
-from tanbr.merge.skeleton import locate, skeleton
+from tanbr.merge.skeleton import DensePlan, locate, skeleton
 from tanbr.merge.sources import BlendOnly, ExpertSource, MoeCheckpoint, OverBase
 from tanbr.merge.sources.expert_list import is_list, read_list
 from tanbr.merge.sources.peft_folder import is_adapter, read_adapter

@@ -1,7 +1,7 @@
-"""The one merge loop: a plan's tensors, one after the other, each filled where its taker wants it.
+"""The one merge loop: it fills the tensors of a plan, one after the other.
 
-Whoever takes them is a *sink*: a running model's own tensors, a new checkpoint, memory that processes share, an engine.
-A sink that has a place for a tensor names it, and the merge writes there and nowhere else; without one a tensor is new.
+The tensors go to a running model, a new checkpoint, memory that processes share, or an engine. A caller that has a
+place for a tensor names it, and the merge writes there and nowhere else; otherwise the tensor is new.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tanbr.errors import CheckpointError
-from tanbr.merge.blend import weighted_sum
+from tanbr.merge.blend import is_finite, weighted_sum
 from tanbr.merge.methods import Method
-from tanbr.merge.plan import DensePlan
+from tanbr.merge.skeleton import DensePlan
 from tanbr.moe.checkpoint import Checkpoint
 
 Places: TypeAlias = Callable[[str], Tensor]  # the name of a dense tensor → where it is to be written
@@ -30,7 +30,7 @@ def stream(
 ) -> Iterator[tuple[str, Tensor]]:
     """Give every tensor of the dense model (only those that change with the blend if `changing`) when it is written.
 
-    All places are asked for before anything is written, so that a taker that lacks one stays as it was.
+    All places are asked for before anything is written, so that a model that lacks one stays as it was.
     """
     targets = plan.targets(changing=changing)
     places = None if into is None else {target: into(target) for target in targets}
@@ -40,7 +40,7 @@ def stream(
     dtypes = plan.dtypes(checkpoint)
     for target, pieces in targets.items():
         out = torch.empty(plan.shapes[target], dtype=dtypes[target]) if places is None else places[target]
-        with torch.no_grad():  # around the writing alone: what a taker does meanwhile is its own affair
+        with torch.no_grad():  # around the writing alone: the caller may need gradients between two tensors
             if target in plan.padded and (places is None or not changing):
                 out.zero_()
             for piece in pieces:
@@ -55,7 +55,6 @@ def stream(
 
 def finite(name: str, tensor: Tensor) -> Tensor:
     """Refuse a merged tensor that holds NaN or infinity."""
-    # The sum of finite weights is finite in float32, and a sum is the fastest way to see each of them.
-    if not torch.isfinite(tensor.detach().sum(dtype=torch.float32)):
+    if not is_finite(tensor):
         raise CheckpointError(f"the merge of {name} holds NaN or infinity; restore the checkpoint")
     return tensor

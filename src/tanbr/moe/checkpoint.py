@@ -13,7 +13,7 @@ import mmap
 import stat
 import struct
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,19 +27,10 @@ from tanbr.errors import CheckpointError, TanbrError
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER_LIMIT = 100_000_000  # bytes; the format's own bound
 DIMENSIONS = 16  # more than any tensor has
@@ -124,7 +115,7 @@ class TensorFile:
         lead = self._data % dtype.itemsize  # tensors are aligned to the start of the data, not of the file
         if dtype not in self._typed:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # "not writable": just so
+                warnings.simplefilter("ignore", UserWarning)  # "not writable": as it should be
                 count = (self._size - lead) // dtype.itemsize
                 self._typed[dtype] = torch.frombuffer(self._map, dtype=dtype, count=count, offset=lead)
         return self._typed[dtype], lead
@@ -142,12 +133,18 @@ class TensorFile:
 class Checkpoint:
     """A folder with a `config.json` and safetensors files, whole or in shards."""
 
+    settings_file = "config.json"
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config = _read_config(self.path)
-        self.files = [TensorFile(file, number) for number, file in enumerate(_tensor_files(self.path))]
+        index = _read_index(self.path)
+        names = [SINGLE] if index is None else sorted(set(index.values()))
+        self.files = [TensorFile(self.path / name, number) for number, name in enumerate(names)]
         self.specs = {spec.name: spec for file in self.files for spec in file.specs}
-        _check_index(self.path, self.specs)
+        lost = sorted(set(index or ()) - set(self.specs))
+        if lost:
+            raise CheckpointError(f"{self.path}: {len(lost)} tensors of the index are in no shard, {lost[0]} for one")
 
     @property
     def nbytes(self) -> int:
@@ -168,9 +165,8 @@ class Checkpoint:
         spec = self.specs[starts[0][0]]
         flat, lead = self.files[spec.file].typed(spec.dtype)
         step = addresses[1][1] - addresses[0][1] if len(addresses) > 1 else count
-        return flat.as_strided(
-            (len(starts), count), (step // spec.dtype.itemsize, 1), _element(addresses[0], spec, lead)
-        )
+        size = spec.dtype.itemsize
+        return flat.as_strided((len(starts), count), (step // size, 1), (addresses[0][1] - lead) // size)
 
     def address(self, name: str, first: int) -> tuple[int, int]:
         """Find the file and byte of element `first` of a tensor."""
@@ -207,13 +203,9 @@ def understood(checkpoint: Checkpoint) -> Iterator[None]:
         yield
     except TanbrError:
         raise
-    except Exception as error:  # nobody lists what a configuration that was made to hurt can raise
+    except Exception as error:  # a hostile configuration can raise anything
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise CheckpointError(f"{checkpoint.path}: config.json and tensors make up no model: {reason}") from error
-
-
-def _element(address: tuple[int, int], spec: TensorSpec, lead: int) -> int:
-    return (address[1] - lead) // spec.dtype.itemsize
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -231,11 +223,19 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _tensor_files(path: Path) -> list[Path]:
+def _read_index(path: Path) -> dict[str, str] | None:
+    """Read which tensor is in which shard; None for a checkpoint of one file."""
     if (path / INDEX).exists():
-        return [path / name for name in sorted(set(_weight_map(path).values()))]
+        check_regular(path / INDEX)
+        try:
+            names = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
+            if all(Path(file).name == file for file in names.values()):  # a shard lies beside its index
+                return dict(names)
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            pass
+        raise CheckpointError(f"{path / INDEX} is corrupt; fetch it again")
     if (path / SINGLE).exists():
-        return [path / SINGLE]
+        return None
     pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
     if pickles:
         raise CheckpointError(
@@ -245,19 +245,22 @@ def _tensor_files(path: Path) -> list[Path]:
     raise CheckpointError(f"{path} has neither {SINGLE} nor {INDEX}")
 
 
-def _weight_map(path: Path) -> dict[str, str]:
-    check_regular(path / INDEX)
+class FileWatch:
+    """Remembers what mapped files were; a changed one would be read as garbage, or past its end as a crash."""
+
+    def __init__(self, files: Iterable[TensorFile]) -> None:
+        self._stamps = {file.path: _stamp(file.path) for file in files}
+
+    def check(self) -> None:
+        """Raise CheckpointError if a file is no longer what it was."""
+        for path, stamp in self._stamps.items():
+            if _stamp(path) != stamp:
+                raise CheckpointError(f"{path} has changed since it was opened; put the old file back, or restart")
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
     try:
-        names = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        if all(Path(file).name == file for file in names.values()):  # a shard lies beside its index
-            return dict(names)
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        pass
-    raise CheckpointError(f"{path / INDEX} is corrupt; fetch it again")
-
-
-def _check_index(path: Path, specs: dict[str, TensorSpec]) -> None:
-    if (path / INDEX).exists():
-        lost = sorted(set(_weight_map(path)) - set(specs))
-        if lost:
-            raise CheckpointError(f"{path}: {len(lost)} tensors of the index are in no shard, {lost[0]} for one")
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns

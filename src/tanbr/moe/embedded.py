@@ -5,13 +5,13 @@ from typing import Literal, TypeAlias
 
 from tanbr.errors import CheckpointError
 
-Kind: TypeAlias = Literal["bert", "t5"]  # the one answers by a head, the other writes its answers
+EmbeddedModel: TypeAlias = Literal["bert", "t5"]  # the one answers by a head, the other writes its answers
 
 _HERE = Path(__file__).parent
-_FOLDERS: dict[Kind, tuple[str, str]] = {"bert": ("embedded_model", "tiny"), "t5": ("embedded_t5", "tiny-t5")}
+_FOLDERS: dict[EmbeddedModel, tuple[str, str]] = {"bert": ("embedded_model", "tiny"), "t5": ("embedded_t5", "tiny-t5")}
 
 
-def path(kind: Kind = "bert") -> Path:
+def path(kind: EmbeddedModel = "bert") -> Path:
     """Find an embedded checkpoint's folder."""
     name, preset = _FOLDERS[kind]
     folder = _HERE / name

@@ -112,34 +112,15 @@ class Fold:
 
 
 UNIT_AXES: dict[Role, int | None] = {
-    "gate": 0,
-    "up": 0,
-    "down": 1,
-    "gate_bias": 0,
-    "up_bias": 0,
-    "down_bias": None,
-    "router": None,
-    "router_bias": None,
-}
+    "gate": 0, "up": 0, "down": 1, "gate_bias": 0, "up_bias": 0, "down_bias": None, "router": None, "router_bias": None,
+}  # fmt: skip
 
 DECODER_TWIN: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "moe_intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-    "num_experts_per_tok": 2,
-    "layer_types": None,
-    "mlp_only_layers": [],
-    "rope_parameters": None,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 40, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
+    "num_experts_per_tok": 2, "layer_types": None, "mlp_only_layers": [], "rope_parameters": None,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

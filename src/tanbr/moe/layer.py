@@ -5,7 +5,7 @@ A *site* is one FFN with K experts. Which experts a site runs is its routing, se
     route(model, TaskRouting(experts))          # every sequence names its experts: (n,) or (n, k)
     route(model, BlendRouting(blends))          # every sequence has its own blend of weights: (n, K); or (K,) for all
     route(model, TokenRouting(top_k=2))         # the site's learned gate chooses for every token
-    route(model, SequenceRouting(top_k=1))      # the same, from the mean of a sequence's tokens
+    route(model, SequenceRouting())             # the gate merges all experts, by the mean of a sequence's tokens
     with routed(model, TaskRouting(experts)):   # for a while
         loss = model(**batch).loss
 
@@ -69,18 +69,16 @@ class ExpertLinear(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class TaskRouting:
-    """Every sequence names its experts; the outputs of several are averaged by `weights`."""
+    """Every sequence names its experts; the outputs of several are averaged."""
 
     experts: Tensor  # (n,) or (n, k) int64
-    weights: Tensor | None = None  # (n, k); 1/k each when None
 
 
 @dataclass(frozen=True, eq=False)
 class BlendRouting:
-    """Every sequence has a blend of all experts: of their weights (one merged FFN) or of their outputs."""
+    """Every sequence has a blend of all experts, which are merged by it into one FFN."""
 
     blends: Tensor  # (n, K), or (K,) for the whole batch
-    mix: Literal["weights", "outputs"] = "weights"
 
 
 @dataclass(frozen=True)
@@ -97,11 +95,8 @@ class TokenRouting:
 
 @dataclass(frozen=True, eq=False)
 class SequenceRouting:
-    """The site's gate chooses from the mean of a sequence's tokens; `mix="weights"` with top_k=K is SMEAR's merge."""
+    """The site's gate merges all experts, by the mean of a sequence's tokens: SMEAR's merge."""
 
-    top_k: int = 1
-    mix: Literal["weights", "outputs"] = "outputs"
-    normalise: bool = False
     real: Tensor | None = None  # (n, length) above 0 for the tokens that count; all when None
 
 
@@ -156,34 +151,33 @@ class ExpertFfn:
         if routing is None:
             raise InputError("an un-merged MoE model needs a routing: call tanbr.moe.layer.route(model, ...) first")
         if isinstance(routing, TaskRouting):
-            experts, weights = _named_experts(routing, batch=x.shape[0], experts=K)
-            return self._mix_outputs(x, experts.to(x.device), None if weights is None else weights.to(x.device))
+            experts = _named_experts(routing, batch=x.shape[0], experts=K).to(x.device)  # (n, k)
+            share = torch.full(experts.shape, 1 / experts.shape[1], device=x.device)
+            return self._mix_outputs(x, experts, share if experts.shape[1] > 1 else None)
         if isinstance(routing, BlendRouting):
-            blends = _checked_blends(routing.blends, batch=x.shape[0], experts=K)
-            if routing.mix == "weights":
-                return self._mix_weights(x, blends.to(x))
-            return self._mix_outputs(x, *_active(blends.to(x).expand(x.shape[0], K)))
-        return self._gated(x, site, routing)
-
-    def _gated(self, x: Tensor, site: MoeSite, routing: TokenRouting | SequenceRouting) -> Tensor:
+            if routing.blends.shape not in {(K,), (x.shape[0], K)}:
+                raise InputError(f"blends must be ({x.shape[0]}, {K}) or ({K},) (got {tuple(routing.blends.shape)})")
+            return self._mix_weights(x, routing.blends.to(x))
         if site.gate is None:
             raise InputError("this model has no gate: build it with router=True, or route by task")
+        if isinstance(routing, SequenceRouting):
+            return self._mix_weights(x, site.gate(mean_token(x, routing.real)).softmax(dim=-1))
+        return self._by_token(x, site.gate, routing)
+
+    def _by_token(self, x: Tensor, gate: nn.Linear, routing: TokenRouting) -> Tensor:
         if not 1 <= routing.top_k <= self.outer.experts:
             raise InputError(f"top_k must be 1..{self.outer.experts} (got {routing.top_k})")
-        units = x.reshape(-1, x.shape[-1]) if isinstance(routing, TokenRouting) else x  # tokens or sequences
-        seen = units if isinstance(routing, TokenRouting) else mean_token(units, routing.real)
-        probability, experts = site.gate(seen).softmax(dim=-1).topk(routing.top_k, dim=-1)  # (m, k)
+        tokens = x.reshape(-1, x.shape[-1])  # (m, D)
+        probability, experts = gate(tokens).softmax(dim=-1).topk(routing.top_k, dim=-1)  # (m, k)
+        normalised = probability / probability.sum(dim=-1, keepdim=True)
         if routing.mix == "outputs":
-            if routing.normalise:
-                probability = probability / probability.sum(dim=-1, keepdim=True)
-            return self._mix_outputs(units, experts, probability).view_as(x)
-        blends = torch.zeros(seen.shape[0], self.outer.experts, dtype=x.dtype, device=x.device)
-        blends = blends.scatter(1, experts, probability / probability.sum(dim=-1, keepdim=True))
+            return self._mix_outputs(tokens, experts, normalised if routing.normalise else probability).view_as(x)
+        blends = torch.zeros(len(tokens), self.outer.experts, dtype=x.dtype, device=x.device)
+        blends = blends.scatter(1, experts, normalised)
         if routing.mix == "products":
-            return self._one(
-                units, [partial(part.blended, blends=blends) for part in (*self.inner, self.outer)]
-            ).view_as(x)
-        return self._mix_weights(units.view(seen.shape[0], -1, x.shape[-1]), blends).view_as(x)
+            parts = [partial(part.blended, blends=blends) for part in (*self.inner, self.outer)]
+            return self._one(tokens, parts).view_as(x)
+        return self._mix_weights(tokens.unsqueeze(1), blends).view_as(x)
 
     def _mix_outputs(self, x: Tensor, experts: Tensor, weights: Tensor | None) -> Tensor:
         """Σ_k weights[:, k] · FFN_{experts[:, k]}(x): pairs (row, expert) sorted by expert, one matmul per expert."""
@@ -239,7 +233,7 @@ class ExpertFfn:
         return [linear.merged(blend) for linear in (*self.inner, self.outer)]
 
 
-def _named_experts(routing: TaskRouting, *, batch: int, experts: int) -> tuple[Tensor, Tensor | None]:
+def _named_experts(routing: TaskRouting, *, batch: int, experts: int) -> Tensor:
     named = routing.experts.unsqueeze(1) if routing.experts.dim() == 1 else routing.experts
     if named.dim() != 2 or named.shape[0] != batch or named.is_floating_point():
         raise InputError(
@@ -248,15 +242,7 @@ def _named_experts(routing: TaskRouting, *, batch: int, experts: int) -> tuple[T
         )
     if named.numel() and not 0 <= int(named.min()) <= int(named.max()) < experts:
         raise InputError(f"experts must be numbered 0..{experts - 1} (got {int(named.min())}..{int(named.max())})")
-    if routing.weights is None and named.shape[1] > 1:
-        return named, torch.full(named.shape, 1 / named.shape[1], device=named.device)
-    return named, routing.weights
-
-
-def _checked_blends(blends: Tensor, *, batch: int, experts: int) -> Tensor:
-    if blends.shape not in {(experts,), (batch, experts)}:
-        raise InputError(f"blends must be ({batch}, {experts}) or ({experts},) (got {tuple(blends.shape)})")
-    return blends
+    return named
 
 
 def mean_token(x: Tensor, real: Tensor | None) -> Tensor:
@@ -267,10 +253,3 @@ def mean_token(x: Tensor, real: Tensor | None) -> Tensor:
         raise InputError(f"real tokens must be {tuple(x.shape[:2])}, one flag a token (got {tuple(real.shape)})")
     flags = (real > 0).to(x).unsqueeze(-1)
     return (x * flags).sum(dim=1) / flags.sum(dim=1).clamp_min(1.0)
-
-
-def _active(blends: Tensor) -> tuple[Tensor, Tensor]:
-    """Keep as many experts per row as the fullest row has above 0: experts and weights, (n, k)."""
-    k = int((blends > 0).sum(dim=1).max())
-    weights, experts = blends.topk(max(k, 1), dim=1)
-    return experts, weights

@@ -101,7 +101,7 @@ def positions(checkpoint: Path) -> int | None:
     """Read from a checkpoint's configuration how many positions the model has; None if it has no such limit."""
     try:
         config = AutoConfig.from_pretrained(str(checkpoint), local_files_only=True)
-    except Exception:  # whoever builds the model says what is wrong with it
+    except Exception:  # building the model reports what is wrong with it
         return None
     found = getattr(config, "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None

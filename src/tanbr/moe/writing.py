@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import math
 import os
 import shutil
 import struct
@@ -42,10 +43,7 @@ class NewTensor:
     @property
     def nbytes(self) -> int:
         """Size in the file."""
-        size = self.dtype.itemsize
-        for length in self.shape:
-            size *= length
-        return size
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
 @contextmanager
@@ -60,7 +58,7 @@ def new_folder(out: str | Path) -> Iterator[Path]:
         raise OutputError(f"{out} exists already; name a new folder, or remove it first")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with locked(out.parent):  # nobody tidies up between a folder's making and its locking
+        with locked(out.parent):  # no other process removes the folder before it is locked
             for left in out.parent.iterdir():
                 if left.name.startswith(f".{out.name}.") and left.name.endswith(UNFINISHED):
                     remove_if_abandoned(left)
@@ -112,7 +110,8 @@ def write_tensors(
 ) -> None:
     """Write tensors whose values come as consecutive chunks, in the order of `tensors`; in shards if they are many."""
     shards = _shards(tensors, shard_bytes)
-    names = [SINGLE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
+    names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    names = names if len(shards) > 1 else [SINGLE]
     flow = iter(chunks)
     for name, shard in zip(names, shards, strict=True):
         with (folder / name).open("wb") as file:
@@ -146,10 +145,6 @@ def _shards(tensors: Sequence[NewTensor], limit: int) -> list[list[NewTensor]]:
         shards[-1].append(tensor)
         size += tensor.nbytes
     return shards
-
-
-def _shard_name(number: int, count: int) -> str:
-    return f"model-{number + 1:05d}-of-{count:05d}.safetensors"
 
 
 def header_of(tensors: Sequence[NewTensor]) -> bytes:

@@ -13,7 +13,7 @@ _WHERE = {"Method": "monitor", "Monitor": "monitor", "Recogniser": "recogniser",
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name when it is first used: whoever wants the settings alone need not wait for scikit-learn."""
+    """Load a name when it is first used: importing the settings alone does not load scikit-learn."""
     if name not in _WHERE:
         raise AttributeError(f"module 'tanbr.monitor' has no attribute {name!r}")
     return getattr(import_module(f"tanbr.monitor.{_WHERE[name]}"), name)

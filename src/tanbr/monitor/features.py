@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.errors import InputError
-from tanbr.monitor.ragged import Ragged
-from tanbr.monitor.tokens import CAPITALS, DIGITS, MARKS, ODD, SALT, Batch, Tokens
+from tanbr.monitor.tokens import CAPITALS, DIGITS, MARKS, ODD, SALT, Batch, Ragged, Tokens
 from tanbr.types import FloatArray, Text
 
 VIEWS = (

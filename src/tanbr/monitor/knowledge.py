@@ -1,109 +1,137 @@
-"""What labelled texts teach: sketches that add up and a bounded sample, and the classifier that follows from them."""
+"""What labelled texts teach: sketches that add up, a bounded sample, and the classifier that follows from them.
 
-from typing import Any
+Of each task the texts with the smallest hashes are kept (a bottom-k sample: uniform over distinct texts). Which texts
+those are does not depend on the order of arrival. Kept are hashes and surface features, never the text.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.monitor import calibration
-from tanbr.monitor.bounds import bounded
-from tanbr.monitor.classifier import PRODUCTS, Classifier, explained_by, inputs_of
+from tanbr.monitor.classifier import Classifier, calibrate, explained_by, inputs_of
 from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.features import VIEWS, Features
-from tanbr.monitor.history import History
 from tanbr.monitor.sketch import CountMin
+from tanbr.monitor.slot import UNKNOWN_QUANTILE
 from tanbr.types import FloatArray
 
+REFIT_GROWTH = 0.25  # the classifier is fitted again, between slots, when the history has grown by this share:
+# however many labels come late, they cost one fit (about a second) per quarter of growth
 _FOLDS = 3  # of the cross-validation behind `confusion`
 
 
-class Knowledge:
-    """All that was learned about V tasks.
+@dataclass(frozen=True, eq=False)
+class History:
+    """A bounded number of distinct texts of each task, with how often each was learned."""
 
-    What it holds are sums (sketches) and a bottom-k sample; a classifier is a function of these alone. So two that
-    learned apart merge into exactly one that learned everything.
-    """
+    features: Features  # n texts, sorted by task and hash but for the last `pending`
+    tasks: NDArray[np.int64]  # (n,)
+    counts: NDArray[np.int64]  # (n,)
+    pending: int = 0  # texts at the end that `compacted` has not yet joined with the others
 
-    def __init__(self, tasks: int, config: MonitorConfig) -> None:
-        self._tasks, self._config = tasks, config
-        self._sketches = {name: CountMin(tasks, rows=config.sketch_rows, width=config.sketch_width) for name in VIEWS}
-        self._history = History(config.history)
-        self._learned = np.zeros(tasks, dtype=np.int64)  # (V,) texts
-        self._classifier: Classifier | None = None
-        self._confusion: FloatArray | None = None
+    @staticmethod
+    def empty() -> "History":
+        """No texts."""
+        return History(Features.empty(), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
-    def learn(self, features: Features, tasks: NDArray[np.int64]) -> None:
+    def add(self, features: Features, tasks: NDArray[np.int64], *, capacity: int) -> "History":
         """Take in texts whose tasks are known (n,)."""
-        for name, sketch in self._sketches.items():
-            sketch.add(features.views[name], tasks)
-        self._history.add(features, tasks)
-        self._learned = self._learned + np.bincount(tasks, minlength=self._tasks)
+        grown = History(
+            Features.concatenate([self.features, features]),
+            np.concatenate([self.tasks, tasks]),
+            np.concatenate([self.counts, np.ones(len(features), dtype=np.int64)]),
+            self.pending + len(features),
+        )
+        return grown.compacted(capacity) if grown.pending > capacity else grown
 
-    def merge(self, other: "Knowledge") -> None:
-        """Take in all another has learned."""
-        for name, sketch in self._sketches.items():
-            sketch.merge(other._sketches[name])
-        self._history.merge(other._history)
-        self._learned = self._learned + other._learned
-        self._classifier = self._confusion = None
+    def compacted(self, capacity: int) -> "History":
+        """Join equal texts and drop those beyond a task's capacity; sorted, so always the same."""
+        if not self.pending:
+            return self
+        order = np.lexsort((self.features.keys, self.tasks))
+        keys, tasks = self.features.keys[order], self.tasks[order]
+        fresh = np.ones(len(order), dtype=bool)
+        fresh[1:] = (keys[1:] != keys[:-1]) | (tasks[1:] != tasks[:-1])
+        firsts = np.flatnonzero(fresh)
+        counts = np.add.reduceat(self.counts[order], firsts)
+        tasks = tasks[firsts]
+        rank = np.arange(len(firsts)) - np.searchsorted(tasks, tasks)  # place among its task's keys
+        kept = rank < capacity
+        return History(self.features.take(order[firsts[kept]]), tasks[kept], counts[kept])
 
-    def refresh(self) -> None:
-        """Forget the classifier if the history has grown enough since it was fitted."""
-        if self._classifier and self._learned.sum() > (1 + self._config.refit_growth) * self._classifier.texts:
-            self._classifier = self._confusion = None
 
-    @property
-    def classifier(self) -> Classifier | None:
-        """The classifier, fitted now if there is none; None before anything was learned."""
-        if self._classifier is None and self._learned.any():
-            self._classifier, self._confusion = self._fitted(), None
-        return self._classifier
+@dataclass(frozen=True, eq=False)
+class Knowledge:
+    """All that was learned about V tasks, and the classifier in use: a part learned since is not in it yet."""
 
-    def _scored(self) -> tuple[Features, FloatArray, NDArray[np.int64]]:
-        """Give the sample, its leave-one-out scores (views, n, A), and the place of each task among the known (n,)."""
-        sample, tasks, counts = self._history.sample()
-        scores = [
-            sketch.leave_one_out(sample.views[name], tasks, counts, self._config.smoothing)
-            for name, sketch in self._sketches.items()
-        ]
-        known = np.flatnonzero(self._learned)
-        return sample, np.stack(scores)[:, :, known], np.searchsorted(known, tasks)
+    sketches: Mapping[str, CountMin]  # by VIEWS
+    history: History
+    learned: NDArray[np.int64]  # (V,) texts
+    classifier: Classifier
 
-    def _fitted(self) -> Classifier:
-        config = self._config
-        sample, scores, labels = self._scored()
-        known = np.flatnonzero(self._learned)
-        _, explained = explained_by(sample, scores)
-        return Classifier(
-            tasks=self._tasks,
-            known=known,
-            tables=np.ascontiguousarray(
-                np.stack([sketch.log_table(config.smoothing) for sketch in self._sketches.values()])[..., known]
-            ),
-            calibration=calibration.fit(inputs_of(sample, scores), labels, products=PRODUCTS, penalty=config.penalty),
-            thresholds=np.array(
-                [np.quantile(explained[labels == place], config.unknown_quantile) for place in range(len(known))]
-            ),
-            texts=int(self._learned.sum()),
+    @staticmethod
+    def empty(tasks: int, config: MonitorConfig) -> "Knowledge":
+        """Nothing was learned."""
+        sketches = {name: CountMin.empty(tasks, width=config.sketch_width) for name in VIEWS}
+        return Knowledge(sketches, History.empty(), np.zeros(tasks, dtype=np.int64), Classifier.empty(tasks))
+
+    def learn(self, features: Features, tasks: NDArray[np.int64], config: MonitorConfig) -> "Knowledge":
+        """Take in texts whose tasks are known (n,)."""
+        return replace(
+            self,
+            sketches={name: sketch.add(features.views[name], tasks) for name, sketch in self.sketches.items()},
+            history=self.history.add(features, tasks, capacity=config.history),
+            learned=self.learned + np.bincount(tasks, minlength=len(self.learned)),
         )
 
-    @property
-    def confusion(self) -> FloatArray:
+    def refreshed(self) -> "Knowledge":
+        """Forget the classifier if the history has grown enough since it was fitted."""
+        fitted = self.classifier
+        outgrown = fitted.fitted and self.learned.sum() > (1 + REFIT_GROWTH) * fitted.texts
+        return replace(self, classifier=Classifier.empty(fitted.tasks)) if outgrown else self
+
+    def fitted(self, config: MonitorConfig) -> "Knowledge":
+        """Fit a classifier if there is none and anything was learned."""
+        if self.classifier.fitted or not self.learned.any():
+            return self
+        sample, scores, labels = self._scored(config)
+        known = np.flatnonzero(self.learned)
+        _, explained = explained_by(sample, scores)
+        tables = np.stack([sketch.log_table() for sketch in self.sketches.values()])[..., known]
+        classifier = Classifier(
+            tasks=len(self.learned),
+            known=known,
+            tables=np.ascontiguousarray(tables),
+            calibration=calibrate(inputs_of(sample, scores), labels),
+            thresholds=np.array(
+                [np.quantile(explained[labels == place], UNKNOWN_QUANTILE) for place in range(len(known))]
+            ),
+            texts=int(self.learned.sum()),
+        )
+        return replace(self, classifier=classifier)
+
+    def _scored(self, config: MonitorConfig) -> tuple[Features, FloatArray, NDArray[np.int64]]:
+        """Give the sample, its leave-one-out scores (views, n, A), and the place of each task among the known (n,)."""
+        kept = self.history.compacted(config.history)
+        scores = [
+            sketch.leave_one_out(kept.features.views[name], kept.tasks, kept.counts)
+            for name, sketch in self.sketches.items()
+        ]
+        known = np.flatnonzero(self.learned)
+        return kept.features, np.stack(scores)[:, :, known], np.searchsorted(known, kept.tasks)
+
+    def confusion(self, config: MonitorConfig) -> FloatArray:
         """Share of each task's texts (rows) taken for each task (columns), (V, V); 0 in the row of an unknown task.
 
         Cross-validated on the sample: no text was in the sketches or the regression that judged it.
         """
-        if self._confusion is None or not self._confusion.any():
-            self._confusion = self._cross_validated()
-            self._confusion.setflags(write=False)
-        return self._confusion
-
-    def _cross_validated(self) -> FloatArray:
-        table = np.zeros((self._tasks, self._tasks))
-        if not self._learned.any():
+        table = np.zeros((len(self.learned), len(self.learned)))
+        if not self.learned.any():
             return table
-        sample, scores, labels = self._scored()
-        known, inputs = np.flatnonzero(self._learned), inputs_of(sample, scores)
+        sample, scores, labels = self._scored(config)
+        known, inputs = np.flatnonzero(self.learned), inputs_of(sample, scores)
         # The sample is sorted by task and hash: every third text of a task is a random third of it.
         fold = (np.arange(len(labels)) - np.searchsorted(labels, labels)) % _FOLDS
         for held in range(_FOLDS):
@@ -111,40 +139,6 @@ class Knowledge:
             if not len(train) or not len(test):
                 continue
             present, column = np.unique(labels[train], return_inverse=True)
-            fitted = calibration.fit(inputs[train], column, products=PRODUCTS, penalty=self._config.penalty)
-            taken = present[fitted.posteriors(inputs[test]).argmax(axis=1)]
+            taken = present[calibrate(inputs[train], column).posteriors(inputs[test]).argmax(axis=1)]
             np.add.at(table, (known[labels[test]], known[taken]), 1)
         return np.asarray(table / np.maximum(table.sum(axis=1, keepdims=True), 1))
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Give all that was learned, by name, and the classifier in use: a part learned since is not in it yet."""
-        sketches = {f"sketch.{name}": sketch.counts for name, sketch in self._sketches.items()}
-        history = {f"history.{name}": array for name, array in self._history.arrays().items()}
-        classifier = Classifier.absent() if self._classifier is None else self._classifier.arrays()
-        fitted = {f"classifier.{name}": array for name, array in classifier.items()}
-        return {"learned": self._learned, **sketches, **history, **fitted}
-
-    def restore(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Take the state `arrays` gave; ValueError for one that cannot be."""
-
-        def part(prefix: str) -> dict[str, NDArray[Any]]:
-            return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
-
-        learned, sketches = arrays["learned"], part("sketch.")
-        for count in (learned, *sketches.values()):
-            if (count < 0).any() or not bounded(count):
-                raise ValueError("a count of what was learned is below 0 or beyond all bounds")
-        self._history.restore(part("history."))
-        sample, tasks, times = self._history.sample()
-        if not np.array_equal(np.unique(tasks), np.flatnonzero(learned)) or not bounded(times):
-            raise ValueError("its history is not of the tasks it has learned")
-        for name, counts in sketches.items():
-            least = np.bincount(tasks, weights=times * sample.views[name].lengths, minlength=self._tasks)
-            totals = counts.sum(axis=1)  # (rows, V)
-            if (totals != totals[0]).any() or (totals[0] < least).any():
-                raise ValueError(f"its sketch of {name} has not counted what its history holds")
-        table = (self._config.sketch_rows, self._config.sketch_width)
-        self._classifier = Classifier.restored(part("classifier."), tasks=self._tasks, learned=learned, table=table)
-        for name, sketch in self._sketches.items():
-            sketch.counts = sketches[name]
-        self._learned, self._confusion = learned, None

@@ -1,36 +1,72 @@
 """The monitor: untagged requests in, the task mix ψ of the coming slot out."""
 
+import copy
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from tanbr.config import check_kept
 from tanbr.errors import InputError, StateError
-from tanbr.monitor.bounds import bounded
-from tanbr.monitor.clusters import Clusters
+from tanbr.monitor.classifier import Classifier
+from tanbr.monitor.clusters import DIMENSIONS, Clustering, Clusters
 from tanbr.monitor.config import MAY_CHANGE, MonitorConfig
 from tanbr.monitor.features import COARSE, VIEWS, batches
-from tanbr.monitor.forecast import Forecaster
+from tanbr.monitor.forecast import Forecast
 from tanbr.monitor.knowledge import Knowledge
-from tanbr.monitor.quantify import familiar_counts, prevalence, unknown_share
 from tanbr.monitor.recogniser import Recogniser, Recognition
-from tanbr.monitor.slot_sample import SlotSample
-from tanbr.state import check_alike, read_state, write_state
-from tanbr.types import FloatArray, SlotMix, Text
+from tanbr.monitor.sketch import ROWS
+from tanbr.monitor.slot import SlotSample, familiar_counts, prevalence, unknown_share
+from tanbr.state import check_alike, from_arrays, read_state, to_arrays, write_state
+from tanbr.types import FloatArray, SlotMix, Text, as_task_mix
 
-Method = Literal["sketch", "clusters", "tags"]
-_FITTED = ("recogniser.classifier.", "clusters.groups.")  # parts of a state that follow from the rest
+Method = Literal["sketch", "clusters"]
+LENGTHS = (  # arrays of a state whose last axes, or first ones, have one length
+    ("knowledge.classifier.", -1, ("known", "tables", "calibration.weights", "calibration.bias", "thresholds")),
+    ("knowledge.classifier.calibration.", -1, ("centre", "scale")),
+    ("knowledge.history.", 0, ("features.keys", "features.surface", "tasks", "counts")),
+    ("clustering.", 0, ("keys", "vectors")),
+    ("clustering.clusters.", -1, ("centre", "scale", "means", "variances")),
+    ("slot.", 0, ("keys", "rows")),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class MonitorState:
+    """All that a monitor knows. No step changes it or an array in it: a step makes the next state."""
+
+    knowledge: Knowledge
+    clustering: Clustering
+    slot: SlotSample
+    forecast: Forecast
+
+    @staticmethod
+    def start(tasks: int, config: MonitorConfig) -> "MonitorState":
+        """Nothing is known yet."""
+        knowledge = Knowledge.empty(tasks, config)
+        return MonitorState(knowledge, Clustering.empty(), SlotSample.empty(tasks), Forecast.start(tasks))
+
+    def unfitted(self) -> "MonitorState":
+        """Forget what was fitted: it is fitted anew when next needed."""
+        knowledge = replace(self.knowledge, classifier=Classifier.empty(self.knowledge.classifier.tasks))
+        return replace(self, knowledge=knowledge, clustering=replace(self.clustering, clusters=Clusters.empty()))
+
+    def compacted(self, config: MonitorConfig) -> "MonitorState":
+        """Join what waits to be joined, as a saved state has it."""
+        history = self.knowledge.history.compacted(config.history)
+        knowledge = replace(self.knowledge, history=history)
+        return replace(self, knowledge=knowledge, slot=self.slot.compacted(config.slot_sample))
 
 
 class Monitor:
     """Estimates which mix of tasks the traffic holds.
 
-    `sketch` learns the tasks from labelled history, `clusters` groups traffic into latent tasks without any label,
-    `tags` trusts the clients' tags alone. Tagged requests count as tagged with every method. Not thread-safe.
+    `sketch` learns the tasks from labelled history, `clusters` finds latent tasks in traffic without any label. Not
+    thread-safe.
     """
 
     def __init__(self, tasks: Sequence[str], method: Method = "sketch", *, config: MonitorConfig | None = None) -> None:
@@ -42,10 +78,15 @@ class Monitor:
         self.method = method
         self.config = config or MonitorConfig()
         self._index = {name: index for index, name in enumerate(self.tasks)}
-        self._knowledge = Knowledge(len(self.tasks), self.config)
-        self._clusters = Clusters(len(self.tasks), self.config)
-        self._slot = SlotSample(len(self.tasks), self.config.slot_sample)
-        self._forecaster = Forecaster(len(self.tasks), self.config)
+        self._state = MonitorState.start(len(self.tasks), self.config)
+        self._judged: tuple[Classifier, FloatArray] | None = None  # a fit and its confusion
+
+    def fork(self) -> "Monitor":
+        """Give a monitor that knows the same and goes its own way from here.
+
+        Nothing is copied, since no step changes an array: keep a fork to undo what follows.
+        """
+        return copy.copy(self)
 
     @property
     def learns(self) -> bool:
@@ -61,61 +102,47 @@ class Monitor:
             raise InputError(f"method {self.method!r} does not learn from labels; build the monitor with 'sketch'")
         if len(texts) != len(tasks):
             raise InputError(f"texts and tasks must be of one length (got {len(texts)} and {len(tasks)})")
-        indices = np.array([self._task(task) for task in tasks], dtype=np.int64)
+        odd = next((task for task in tasks if task not in self._index), None)
+        if odd is not None:
+            raise InputError(f"unknown task {odd!r}; this monitor knows {', '.join(self.tasks)}")
+        indices = np.array([self._index[task] for task in tasks], dtype=np.int64)
+        knowledge = self._state.knowledge
         for features, part in batches(texts, plain=self.config.plain):
-            self._knowledge.learn(features, indices[part])
+            knowledge = knowledge.learn(features, indices[part], self.config)
+        self._state = replace(self._state, knowledge=knowledge)
 
     def snapshot(self) -> Recogniser:
         """Give what recognises requests before they are answered; any thread may use it, until the next one is taken.
 
         The first one after learning is fitted here, which takes about a second for 8 × 500 texts.
         """
-        model = self._clusters.groups if self.method == "clusters" else self._knowledge.classifier
-        grouped = self.method == "clusters"
-        return Recogniser(self.tasks, self._forecaster.mix, model, grouped=grouped, plain=self.config.plain)
+        self._fit()
+        state = self._state
+        model = state.knowledge.classifier if self.learns else state.clustering.clusters
+        return Recogniser(self.tasks, state.forecast.mix, model, plain=self.config.plain)
 
-    def observe(
-        self,
-        texts: Sequence[Text],
-        tags: Sequence[str | None] | None = None,
-        *,
-        embeddings: ArrayLike | None = None,
-    ) -> FloatArray:
+    def observe(self, texts: Sequence[Text]) -> FloatArray:
         """Take in requests of the open slot; posteriors over the tasks (n, V), each on the simplex.
 
-        `tags` names the task of the requests whose client sent one. `embeddings` (n, D) are what `clusters` groups
-        instead of surface features. A request nothing is known about gets the forecast as its posterior.
+        A request nothing is known about gets the forecast as its posterior.
         """
-        known = self._known(tags, len(texts))
-        vectors = self._vectors(embeddings, len(texts))
         results = []
-        for features, part in batches(texts, plain=self.config.plain):
-            batch = None if vectors is None else vectors[part]
-            if self.method == "clusters":
-                self._clusters.add(features.keys, features.surface[:, COARSE] if batch is None else batch)
-            seen = self.snapshot().read(features, batch)
-            self._count(seen, known[part])
+        for features, _ in batches(texts, plain=self.config.plain):
+            if not self.learns:  # these requests may be those that make clusters possible
+                self._cluster(features.keys, features.surface[:, COARSE])
+            seen = self.snapshot().read(features)
+            self._count(seen)
             results.append(seen.posteriors)
-        result = np.concatenate(results)
-        result[known >= 0] = np.eye(len(self.tasks))[known[known >= 0]]
-        return result
+        return np.concatenate(results)
 
-    def count(self, seen: Recognition, tags: Sequence[str | None] | None = None) -> None:
+    def count(self, seen: Recognition) -> None:
         """Take in requests of the open slot that a snapshot of this monitor has recognised."""
-        known = self._known(tags, len(seen))
-        if seen.posteriors.shape[1] != len(self.tasks):
-            raise InputError(f"posteriors must be over {len(self.tasks)} tasks (got {seen.posteriors.shape[1]})")
-        if self.method == "clusters":
-            self._clusters.add(seen.keys, seen.vectors)
-        self._count(seen, known)
-
-    def _count(self, seen: Recognition, known: NDArray[np.int64]) -> None:
-        untagged = known < 0
-        self._slot.add_tagged(known[~untagged])
-        if seen.informed:
-            self._slot.add(seen.keys[untagged], seen.posteriors[untagged], seen.novel[untagged])
-        else:
-            self._slot.skip(int(untagged.sum()))
+        expected = len(self.tasks), 0 if self.learns else DIMENSIONS
+        if (seen.posteriors.shape[1], seen.vectors.shape[1]) != expected:
+            raise InputError(f"requests must be recognised by this monitor, over {len(self.tasks)} tasks")
+        if not self.learns:
+            self._cluster(seen.keys, seen.vectors)
+        self._count(seen)
 
     @property
     def confusion(self) -> FloatArray:
@@ -123,111 +150,88 @@ class Monitor:
 
         A row of 0 is a task without history. Worked out when first asked for after a fit: about a second.
         """
-        return self._knowledge.confusion
+        self._fit()
+        knowledge = self._state.knowledge
+        if self._judged is None or self._judged[0] is not knowledge.classifier:
+            table = knowledge.confusion(self.config)
+            table.setflags(write=False)
+            self._judged = knowledge.classifier, table
+        return self._judged[1]
 
     def close_slot(self) -> SlotMix:
         """End the slot: its mix, and the mix of the one that starts."""
-        posteriors, novelty, counts = self._slot.read()
-        tagged = float(self._slot.tagged.sum())
-        unknown, alarm = unknown_share(novelty, counts, self.config)
+        state = self._state
+        posteriors, novelty, counts = state.slot.read(self.config.slot_sample)
+        unknown, alarm = unknown_share(novelty, counts)
         familiar = familiar_counts(novelty, counts, unknown)
-        seen = None
-        if familiar.sum() + tagged > 0:
-            seen = prevalence(posteriors[familiar > 0], familiar[familiar > 0], self._slot.tagged, self.config)
-        self._forecaster.update(seen)
-        requests = self._slot.requests
-        self._slot = SlotSample(len(self.tasks), self.config.slot_sample)
-        self._knowledge.refresh()
-        self._clusters.refresh()
-        forecast = self._forecaster.mix
+        seen = prevalence(posteriors[familiar > 0], familiar[familiar > 0]) if familiar.sum() > 0 else None
+        forecast = state.forecast.after(seen)
+        self._state = MonitorState(
+            state.knowledge.refreshed(), state.clustering.refreshed(), SlotSample.empty(len(self.tasks)), forecast
+        )
         return SlotMix(
-            estimate=forecast if seen is None else seen.mix,
-            forecast=forecast,
-            uncertainty=self._forecaster.uncertainty,
-            unknown=unknown * float(counts.sum()) / max(float(counts.sum()) + tagged, 1.0),
-            requests=requests,
+            estimate=forecast.mix if seen is None else seen.mix,
+            forecast=forecast.mix,
+            uncertainty=forecast.uncertainty,
+            unknown=unknown,
+            requests=state.slot.requests,
             alarm=alarm,
         )
 
-    def merge(self, other: "Monitor") -> None:
-        """Take in all that another monitor has learned, and the requests of its open slot.
-
-        What was learned and the open slots add up: the result is that of one monitor that saw both. Forecasts of
-        slots that were closed apart are averaged by the requests behind them.
-        """
-        if (self.tasks, self.method, self.config) != (other.tasks, other.method, other.config):
-            raise InputError("only monitors of the same tasks, method and configuration can be merged")
-        self._clusters.merge(other._clusters)  # first, as it alone may refuse: vectors of another model
-        self._knowledge.merge(other._knowledge)
-        self._slot.merge(other._slot)
-        self._forecaster.merge(other._forecaster)
-
     def save(self, path: str | Path) -> None:
         """Write the whole state atomically, the open slot too."""
+        self._state = self._state.compacted(self.config)
         description = {"tasks": self.tasks, "method": self.method, "config": self.config.model_dump(mode="json")}
-        write_state(path, description, self._arrays(), compress=True)  # counters are mostly 0
+        write_state(path, description, to_arrays(self._state), compress=True)  # counters are mostly 0
 
     @classmethod
     def load(cls, path: str | Path, *, config: MonitorConfig | None = None) -> "Monitor":
         """Read a state that `save` wrote, to go on with `config`, or with its own if None.
 
-        SettingsError for what it cannot go on with. Where anything changed, classifier and groups are fitted anew.
+        SettingsError for what it cannot go on with. Where anything changed, classifier and clusters are fitted anew.
         """
         description, arrays = read_state(path)
         try:
             saved = MonitorConfig.model_validate(description["config"])
-            for view in VIEWS:  # before a monitor of that size is made
-                size = saved.sketch_rows, saved.sketch_width, len(description["tasks"])
-                if arrays[f"recogniser.sketch.{view}"].shape != size:
-                    raise StateError(f"{path} is damaged: 'recogniser.sketch.{view}' must be of shape {size}")
-            if config is not None:
-                asked = config.model_dump(mode="json")
-                check_kept(saved.model_dump(mode="json"), asked, source=path, may_change=MAY_CHANGE)
+            size = ROWS, saved.sketch_width, len(description["tasks"])
+            if any(arrays[f"knowledge.sketches.{view}.counts"].shape != size for view in VIEWS):
+                raise InputError(f"its sketches must be of shape {size}")  # before a monitor of that size is made
             monitor = cls(description["tasks"], description["method"], config=config or saved)
-        except (KeyError, TypeError, ValidationError, InputError):
-            raise StateError(f"{path} is damaged, or from another version of the monitor") from None
-        fresh = monitor._arrays()
-        if monitor.config != saved or not any(name.startswith(_FITTED) for name in arrays):  # fitted when next needed
-            arrays |= {name: array for name, array in fresh.items() if name.startswith(_FITTED)}
-        check_alike(arrays, fresh, path)
-        try:
-            for name, part in monitor._parts().items():
-                own = f"{name}."
-                part.restore({key.removeprefix(own): array for key, array in arrays.items() if key.startswith(own)})
-        except ValueError as error:
-            raise StateError(f"{path} is damaged: {error}; restore it from a copy") from None
+        except (KeyError, TypeError, ValidationError, InputError) as error:
+            reason = str(error).splitlines()[0]
+            raise StateError(f"{path} is damaged, or from another version of the monitor ({reason})") from None
+        asked = monitor.config.model_dump(mode="json")
+        check_kept(saved.model_dump(mode="json"), asked, source=path, may_change=MAY_CHANGE)
+        check_alike(arrays, to_arrays(monitor._state), path)
+        for prefix, axis, names in LENGTHS:
+            if len({arrays[prefix + name].shape[axis] for name in names}) > 1:
+                raise StateError(f"{path} is damaged: {', '.join(names)} of {prefix} must be of one length")
+        monitor._state = from_arrays(monitor._state, arrays)
+        try:  # what was made up by hand shows here, and not in a server's turn
+            trial = monitor.fork()
+            trial.observe(["a trial", ("of", "what was read")])
+            as_task_mix(trial.close_slot().forecast, tasks=len(monitor.tasks))
+        except (ValueError, IndexError, ArithmeticError, np.linalg.LinAlgError) as error:
+            raise StateError(f"{path} is damaged: its parts do not fit together ({error})") from None
+        if monitor.config != saved:
+            monitor._state = monitor._state.unfitted()
         return monitor
 
-    def _parts(self) -> dict[str, Knowledge | Clusters | SlotSample | Forecaster]:
-        return {
-            "recogniser": self._knowledge,  # its name in states since the first version
-            "clusters": self._clusters,
-            "slot": self._slot,
-            "forecaster": self._forecaster,
-        }
+    def _fit(self) -> None:
+        """Fit what is not fitted and can be."""
+        state = self._state
+        if self.learns:
+            self._state = replace(state, knowledge=state.knowledge.fitted(self.config))
+        else:
+            self._state = replace(state, clustering=state.clustering.fitted(len(self.tasks)))
 
-    def _arrays(self) -> dict[str, NDArray[np.generic]]:
-        return {f"{name}.{key}": array for name, part in self._parts().items() for key, array in part.arrays().items()}
+    def _cluster(self, keys: NDArray[np.uint64], vectors: FloatArray) -> None:
+        self._state = replace(self._state, clustering=self._state.clustering.add(keys, vectors))
 
-    def _task(self, name: str) -> int:
-        if name not in self._index:
-            raise InputError(f"unknown task {name!r}; this monitor knows {', '.join(self.tasks)}")
-        return self._index[name]
-
-    def _known(self, tags: Sequence[str | None] | None, requests: int) -> NDArray[np.int64]:
-        """Index of each request's tag (n,), -1 without one."""
-        if tags is None:
-            return np.full(requests, -1)
-        if len(tags) != requests:
-            raise InputError(f"texts and tags must be of one length (got {requests} and {len(tags)})")
-        return np.array([-1 if tag is None else self._task(tag) for tag in tags], dtype=np.int64)
-
-    def _vectors(self, embeddings: ArrayLike | None, requests: int) -> FloatArray | None:
-        if embeddings is None:
-            return None
-        if self.method != "clusters":
-            raise InputError(f"embeddings are for the method 'clusters' (this monitor's is {self.method!r})")
-        vectors = np.asarray(embeddings, dtype=np.float64)
-        if vectors.ndim != 2 or len(vectors) != requests or not bounded(vectors):
-            raise InputError(f"embeddings must be {requests} finite vectors (got shape {vectors.shape})")
-        return vectors
+    def _count(self, seen: Recognition) -> None:
+        slot = self._state.slot
+        if seen.informed:
+            slot = slot.add(seen.keys, seen.posteriors, seen.novel, capacity=self.config.slot_sample)
+        else:  # nothing is known about them
+            slot = replace(slot, requests=slot.requests + len(seen))
+        self._state = replace(self._state, slot=slot)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.monitor.classifier import Classifier
-from tanbr.monitor.clusters import Groups
+from tanbr.monitor.clusters import Clusters
 from tanbr.monitor.features import COARSE, Features, batches
 from tanbr.types import FloatArray, TaskMix, Text
 
@@ -19,7 +19,7 @@ class Recognition:
     keys: NDArray[np.uint64]  # (n,) hash of each request
     posteriors: FloatArray  # (n, V) p(task | text) under a uniform prior; the forecast mix where nothing is known
     familiarity: FloatArray  # (n,) how well the task that fits best does so, less what its own texts fall short of
-    vectors: FloatArray  # (n, D) what `clusters` groups; D = 0 with other methods
+    vectors: FloatArray  # (n, D) what the method `clusters` looks at; D = 0 with `sketch`
     informed: bool  # whether the posteriors come from the texts
 
     @property
@@ -55,21 +55,18 @@ class Recogniser:
 
     tasks: tuple[str, ...]
     mix: TaskMix  # (V,) the forecast it was taken with
-    model: Classifier | Groups | None  # None: nothing is known yet
-    grouped: bool  # whether the monitor groups traffic without labels
+    model: Classifier | Clusters  # not fitted while nothing is known
     plain: bool = False  # whether it reads without case, marks and spacing
 
     def recognise(self, texts: Sequence[Text]) -> Recognition:
         """Recognise requests."""
         return Recognition.concatenate([self.read(features) for features, _ in batches(texts, plain=self.plain)])
 
-    def read(self, features: Features, embeddings: FloatArray | None = None) -> Recognition:
-        """Recognise requests whose features were read, by embeddings (n, D) if the groups are of such."""
-        n = len(features)
-        vectors = np.zeros((n, 0))
-        if self.grouped:
-            vectors = features.surface[:, COARSE] if embeddings is None else embeddings
-        if self.model is None or n == 0 or (isinstance(self.model, Groups) and not self.model.takes(vectors)):
+    def read(self, features: Features) -> Recognition:
+        """Recognise requests whose features were read."""
+        n, clustered = len(features), isinstance(self.model, Clusters)
+        vectors = features.surface[:, COARSE] if clustered else np.zeros((n, 0))
+        if n == 0 or not self.model.fitted:
             return Recognition(features.keys, np.tile(self.mix, (n, 1)), np.zeros(n), vectors, informed=False)
-        answer = self.model.read(vectors) if isinstance(self.model, Groups) else self.model.read(features)
+        answer = self.model.read(vectors) if isinstance(self.model, Clusters) else self.model.read(features)
         return Recognition(features.keys, *answer, vectors, informed=True)

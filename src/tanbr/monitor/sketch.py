@@ -1,58 +1,61 @@
 """Count-Min Sketches: how often each task's texts held a hashed n-gram, in constant memory.
 
 A feature's count is the least of its counters over the rows (Cormode and Muthukrishnan, 2005): never too low, and
-rarely too high. Sketches of two replicas add up. The counters of all tasks lie side by side, so that one look-up
-answers for every task; that, and whole batches at a time, is why this is NumPy and not a call per feature into
-a library.
+rarely too high. The counters of all tasks lie side by side, so that one look-up answers for every task; that, and
+whole batches at a time, is why this is NumPy and not a call per feature into a library.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.monitor.ragged import Ragged
+from tanbr.monitor.tokens import Ragged
 from tanbr.types import FloatArray
 
-# Odd multipliers of the rows' hash functions (multiply-shift, Dietzfelbinger and others 1997): fixed, so that
-# sketches of different processes can be added.
+ROWS = 3  # hash functions of a sketch; chosen, as its width, on held-out parts of GLUE's train text
+SMOOTHING = 1.0  # Laplace's pseudo-count of an n-gram
+# Odd multipliers of the rows' hash functions (multiply-shift, Dietzfelbinger and others 1997): fixed, so that a saved
+# sketch is read the same in every process.
 _MULTIPLIERS = np.random.default_rng(0).integers(0, 2**63, size=16, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
 _CHUNK = 4096  # hashes looked up at once: they stay in the processor's cache
 
 
+@dataclass(frozen=True, eq=False)
 class CountMin:
-    """Counters of V tasks: `rows` hash functions by `width` (a power of two) by V."""
+    """Counters of V tasks."""
 
-    def __init__(self, tasks: int, *, rows: int, width: int) -> None:
-        self.counts = np.zeros((rows, width, tasks), dtype=np.int64)
+    counts: NDArray[np.int64]  # (ROWS, width, V), the width a power of two
 
-    def add(self, features: Ragged, tasks: NDArray[np.int64]) -> None:
-        """Count the n-grams of texts whose tasks are known (n,)."""
+    @staticmethod
+    def empty(tasks: int, *, width: int) -> "CountMin":
+        """Nothing is counted."""
+        return CountMin(np.zeros((ROWS, width, tasks), dtype=np.int64))
+
+    def add(self, features: Ragged, tasks: NDArray[np.int64]) -> "CountMin":
+        """Count the n-grams of texts whose tasks are known (n,) too."""
         rows, width, size = self.counts.shape
         task = np.repeat(tasks, features.lengths)
+        counts = self.counts.copy()
         for row, columns in enumerate(_columns(features.values, rows, width)):
-            self.counts[row] += np.bincount(columns * size + task, minlength=width * size).reshape(width, size)
-
-    def merge(self, other: "CountMin") -> None:
-        """Add another's counts."""
-        self.counts += other.counts
+            counts[row] += np.bincount(columns * size + task, minlength=width * size).reshape(width, size)
+        return CountMin(counts)
 
     @property
     def totals(self) -> NDArray[np.int64]:
         """N-grams counted per task (V,)."""
         return np.asarray(self.counts[0].sum(axis=0))
 
-    def log_table(self, smoothing: float) -> NDArray[np.float32]:
+    def log_table(self) -> NDArray[np.float32]:
         """Log-probability behind each counter (rows, width, V), Laplace-smoothed."""
         width = self.counts.shape[1]
-        return np.log((self.counts + smoothing) / (self.totals + smoothing * width)).astype(np.float32)
+        return np.log((self.counts + SMOOTHING) / (self.totals + SMOOTHING * width)).astype(np.float32)
 
-    def leave_one_out(
-        self, features: Ragged, tasks: NDArray[np.int64], counts: NDArray[np.int64], smoothing: float
-    ) -> FloatArray:
+    def leave_one_out(self, features: Ragged, tasks: NDArray[np.int64], counts: NDArray[np.int64]) -> FloatArray:
         """Log-likelihood (n, V) of texts that were learned themselves, `counts` times, without their own share."""
         rows, width, _ = self.counts.shape
-        scores = log_likelihood([features], self.log_table(smoothing)[None])[0]
+        scores = log_likelihood([features], self.log_table()[None])[0]
         owner = features.owners
         task, times = tasks[owner], counts[owner]
         least = np.full(len(owner), np.inf)
@@ -60,7 +63,7 @@ class CountMin:
             _, inverse, own = np.unique(owner * width + columns, return_inverse=True, return_counts=True)
             np.minimum(least, self.counts[row][columns, task] - own[inverse] * times, out=least)
         totals = self.totals[task] - features.lengths[owner] * times
-        logs = np.log((np.maximum(least, 0) + smoothing) / (totals + smoothing * width))
+        logs = np.log((np.maximum(least, 0) + SMOOTHING) / (totals + SMOOTHING * width))
         scores[np.arange(len(features)), tasks] = np.bincount(owner, weights=logs, minlength=len(features))
         return scores
 

@@ -1,4 +1,7 @@
-"""A batch of requests as one array of bytes, and the words and marks in it, by arithmetic over the whole array."""
+"""A batch of requests as one array of bytes, and the words and marks in it, by arithmetic over the whole array.
+
+`Ragged` holds rows of unequal length: the n-grams of each request.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +28,45 @@ _SINGLES = ~_LETTERS & ~_BLANKS  # marks and frames: a token each
 MARKS = (_SINGLES & (_BYTE >= 32)) | np.isin(_BYTE, [ord("_")])
 
 _START, _BREAK, _END = "\x02", "\x1f", "\x03"  # frame a request: `<start> first <break> second <end>`
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Row i is `values[starts[i]:starts[i + 1]]`."""
+
+    values: NDArray[np.uint64]
+    starts: NDArray[np.int64]  # (n + 1,)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """How many values each row holds (n,)."""
+        return np.asarray(self.starts[1:] - self.starts[:-1])
+
+    @property
+    def owners(self) -> NDArray[np.int64]:
+        """The row each value belongs to."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    def take(self, rows: NDArray[np.int64]) -> "Ragged":
+        """Copy the rows asked for, in that order."""
+        lengths = self.lengths[rows]
+        starts = starts_of(lengths)
+        source = np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], lengths)
+        return Ragged(self.values[source], starts)
+
+    @staticmethod
+    def concatenate(parts: Sequence["Ragged"]) -> "Ragged":
+        """Put the rows of all parts below one another."""
+        lengths = np.concatenate([part.lengths for part in parts])
+        return Ragged(np.concatenate([part.values for part in parts]), starts_of(lengths))
+
+    @staticmethod
+    def empty() -> "Ragged":
+        """No rows."""
+        return Ragged(np.zeros(0, dtype=np.uint64), np.zeros(1, dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +153,7 @@ def _powers(base: np.uint64, count: int) -> NDArray[np.uint64]:
 
 
 _INVERSE = np.uint64(pow(int(BASE), -1, 1 << 64))
-_TABLE = 1 << 14  # bytes of a batch up to which the powers lie ready
+_TABLE = 1 << 14  # bytes of a batch for which the powers are computed once
 _READY = _powers(BASE, _TABLE), _powers(_INVERSE, _TABLE)
 
 

@@ -1,118 +1,164 @@
-"""A baseline that is left only on evidence, as in conservative bandits (Wu et al. 2016, Kazerouni et al. 2017).
+"""Do no harm: a baseline that is left only on evidence, as in conservative bandits (Wu 2016, Kazerouni 2017).
 
-A blend x may take the place of the baseline b(ψ) only while
+The baseline panel B gives every group of tasks their own experts by the shares of the mix, or G times the baseline
+blend where that is one blend. A panel x may take its place only while
 
-    Λ + [ψᵀ(f(x) − f(b)) at κ deviations below its mean] ≥ −budget · Σ_s ψ_sᵀ f(b_s)
+    Λ + [gain of x over B, at κ deviations below its mean] ≥ −budget · Σ_s reward of B_s
 
-where Λ is what leaving the baseline is expected to have earned so far (`Ledger`), the sum is the baseline's expected
-reward up to and with this slot, and decisions whose reward is still to come stay charged as x is. The deviation is that
-of the difference: a blend near the baseline shares most of its uncertainty, so that small steps are cheap.
+where Λ is what leaving the baseline is expected to have earned so far, the sum is the baseline's expected reward up to
+and with this slot, and decisions whose reward is still to come stay charged as x is. The deviation is that of the
+difference: a blend near the baseline shares most of its uncertainty, so that small steps are cheap.
+
+A panel sends what is read as u to its model g(u) of highest bound, B to the model h(u) of its group. So the gain is
+Σ_u m_u Σ_v P_uv (f_v(x_g(u)) − f_v(b_h(u))), linear in what is expected of pairs of blends: the ledger has one row a
+pair, with the mix of tasks that it receives. Rows are valued by what is known now, so that later rewards correct
+earlier slots, too; beyond the last `KEPT`, and when rewards are found to have changed, they stay as valued then.
 """
 
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.router.argmax import first_best
-from tanbr.router.config import DefaultModeConfig
-from tanbr.router.ledger import Ledger
-from tanbr.router.panel import Candidates
-from tanbr.router.posterior import PooledPosterior
-from tanbr.router.records import Open, Terms
-from tanbr.router.simplex import keep_largest
-from tanbr.router.sizes import Sizes
-from tanbr.types import Account, Blend, FloatArray, TaskMix
+from tanbr.router import gp
+from tanbr.router.choose import Candidates, Panel, panel_of, wanted, widths
+from tanbr.router.known import Known, Rules
+from tanbr.router.panel import Readings, proportional_blends, task_groups, worth
+from tanbr.router.simplex import first_best, keep_largest
+from tanbr.types import Account, Decision, FloatArray
 
-STEP, SHRINK = 0.15, 0.7  # length (Euclid) of the first gradient step, and of each next one as a share of it
+KEPT = 256  # rows of the ledger that are valued anew: as many slots as a kernel is fitted to, at a bounded cost
 
 
-class Careful(Protocol):
-    """What a router with a baseline has to offer; `GpTree` is one."""
+class Baseline(NamedTuple):
+    """The panel that needs no reward."""
 
-    sizes: Sizes
-    config: DefaultModeConfig
-    posterior: PooledPosterior
-    ledger: Ledger
-
-    @property
-    def beta(self) -> float:
-        """Standard deviations in the bound."""
-        ...
-
-    def usable(self) -> NDArray[np.intp]:
-        """Rows of the posterior's points that may be chosen."""
-        ...
-
-    def snapped(self, blend: Blend) -> Blend:
-        """Play a blend near a known arm as that arm."""
-        ...
-
-    def bounded(self, blends: FloatArray, mix: TaskMix) -> Candidates:
-        """Make candidates of any blends (n, K)."""
-        ...
-
-    def climbed(self, x: FloatArray, mix: TaskMix, *, steps: int, size: float, shrink: float) -> list[FloatArray]:
-        """Every blend on the way up the bound from x (n, K)."""
-        ...
+    blends: FloatArray  # (G, K)
+    home: NDArray[np.intp]  # (V,) the model of what is read as each task
 
 
-def baseline_of(config: DefaultModeConfig, sizes: Sizes, mix: TaskMix) -> Blend:
-    """Give the blend (K,) that needs no reward, for a mix (V,)."""
-    blend = np.full(sizes.experts, 1.0 / sizes.experts)
-    if config.baseline == "proportional":
-        blend = np.zeros(sizes.experts)
-        np.add.at(blend, list(config.own_experts), mix)
-    elif not isinstance(config.baseline, str):
-        blend = np.array(config.baseline)
-    return keep_largest(blend[None], sizes.max_active)[0]
+def baseline_panel(rules: Rules, readings: Readings, models: int) -> Baseline:
+    """Give the G blends that need no reward, for a mix as it is read."""
+    if rules.config.baseline != "proportional":
+        shares = np.zeros(0) if rules.prior.shares is None else rules.prior.shares
+        one = keep_largest(shares[None], rules.sizes.max_active)
+        return Baseline(np.repeat(one, models, axis=0), np.zeros(len(readings.mix), dtype=np.intp))
+    home, own = task_groups(readings, models), list(rules.config.own_experts)
+    return Baseline(proportional_blends(readings, home, models, own=own, sizes=rules.sizes), home)
 
 
-def account(router: Careful) -> Account:
-    """Add up what leaving the baseline is expected to have cost."""
-    ledger = router.ledger
-    gain = ledger.gain(router.posterior.mean_at)
-    budget = router.config.budget * ledger.earned
-    return Account(ledger.slots, ledger.off, ledger.swaps, ledger.earned, gain, budget, gain + budget)
+def careful(rules: Rules, known: Known, readings: Readings, models: int, open_: Sequence[Decision]) -> Panel:
+    """Take the panel of highest worth that the balance pays for; the baseline panel is always one.
 
+    The others are the served one, which stays unless another is better by a margin, and the one that would be wanted if
+    nothing but the bound counted.
+    """
+    base, mix, config = baseline_panel(rules, readings, models), readings.mix, rules.config
+    served = open_[-1].blends if open_ and open_[-1].id > known.ledger.newest else known.ledger.served
+    served = served if len(served) == models else base.blends
+    waiting = [blend for decision in open_ for blend in decision.blends]
+    want = wanted(rules, known, readings, models, waiting, np.concatenate([base.blends, served]))
+    panels = np.array([base.blends, served, want.blends])  # (P, G, K)
 
-def waiting_charge(open_slots: list[Open]) -> float:
-    """Add up what the decisions whose reward is still to come were charged with: 0 or less."""
-    return sum(min(slot.why[0].least_gain, 0.0) for slot in open_slots)
-
-
-def choose_carefully(router: Careful, mix: TaskMix, open_slots: list[Open]) -> tuple[Blend, Terms]:
-    """Take the candidate of highest bound among those the balance pays for; the baseline is always one."""
-    config, pool, ledger = router.config, router.posterior, router.ledger
-    base = baseline_of(config, router.sizes, mix)
-    served = ledger.serving(open_slots)
-    near = np.concatenate([base[None], served if len(served) == 1 else base[None]])
-    climbs = router.climbed(near, mix, steps=config.steps, size=STEP, shrink=SHRINK)
-    tried = np.concatenate([near, *climbs])
-    mean, gain = pool.at(tried)
-    rows = router.usable()
-    blends, mean = np.concatenate([tried, pool.points[rows]]), np.concatenate([mean, pool.mean[rows]])
-    kernel = np.concatenate([pool.kernel(tried), pool.cross[rows, : pool.used]])
-    gain = np.concatenate([gain, pool.gain[rows]])
-
-    expected = mean @ mix
-    deviation = np.sqrt(pool.variance_of(mix, gain))
-    doubt = config.doubt * np.sqrt(pool.mixed_variance(mix, pool.contrast(blends, kernel, gain, base)))
-    least = expected - expected[0] - doubt
+    flat = panels.reshape(-1, panels.shape[2])
+    mean, gain = gp.at(rules.prior, known.posterior, flat)
+    found = Candidates(flat, mean, widths(rules, known, gain, readings.task_mix), np.full(len(flat), -1))
+    of_tasks = found.bound.reshape(*panels.shape[:2], -1)  # (P, G, V)
+    bounds = readings.bound(of_tasks)
+    bounds[0] = _at_home(bounds[0], base.home)
+    goes = bounds.argmax(axis=1)[:, None]  # (P, 1, V) the model of what is read as each task
+    expected = np.take_along_axis(readings.bound(mean).reshape(bounds.shape), goes, axis=1)[:, 0] @ mix  # (P,)
+    unlike = np.zeros((len(panels), len(mix)))  # variance of each reading's difference to the baseline panel
+    for model in np.unique(base.home):
+        apart = gp.contrast(known.posterior, flat, gain, base.blends[model])
+        apart = readings.bound(np.broadcast_to(apart, (len(flat), len(mix)))).reshape(bounds.shape)
+        here = base.home == model
+        unlike[:, here] = np.take_along_axis(apart, goes, axis=1)[:, 0][:, here]
+    least = expected - expected[0] - config.doubt * np.sqrt(known.posterior.mixed(mix, unlike)[0])
     least[0] = 0.0
-    balance = ledger.gain(pool.mean_at) + config.budget * (ledger.earned + max(expected[0], 0.0))
-    balance += waiting_charge(open_slots)
+    balance = total_gain(rules, known) + config.budget * (known.ledger.earned + max(float(expected[0]), 0.0))
+    balance += sum(min(decision.why.least_gain, 0.0) for decision in open_)
 
-    bound = expected + router.beta * deviation
-    allowed = least >= -balance if config.budget > 0 else np.zeros(len(least), dtype=np.bool_)
-    allowed[0] = True
-    bound[~allowed] = -np.inf
-    best = first_best(bound)
-    if bound[1] >= bound[best] - config.margin:
+    value = np.array([worth(bound, mix) for bound in bounds])
+    value[1:][(least[1:] < -balance) | (config.budget == 0)] = -np.inf
+    best = first_best(value)
+    if value[1] >= value[best] - config.rewards.margin and not same(served, base.blends):
         best = 1
-    chosen = router.snapped(blends[best]) if best > 1 else blends[best]
-    terms = Terms(
-        mean=float(expected[best]), uncertainty=float(router.beta * deviation[best]), candidates=len(blends),
-        baseline=float(expected[0]), least_gain=float(least[best]), balance=float(balance),
-    )  # fmt: skip
-    return chosen, terms
+    best = 0 if same(panels[best], base.blends) else best
+    chosen = panel_of(found, np.arange(models) + best * models, readings, compared=want.terms[0].candidates)
+    estimates = _at_home(of_tasks[0], base.home) if best == 0 else chosen.estimates  # assignment is by tasks
+    base_reward, charge = float(expected[0]), float(least[best])
+    terms = (replace(one, baseline=base_reward, least_gain=charge, balance=float(balance)) for one in chosen.terms)
+    return Panel(chosen.blends, estimates, tuple(terms))
+
+
+def same(left: FloatArray, right: FloatArray) -> bool:
+    """Whether two panels (G, K) are the same but for rounding."""
+    return left.shape == right.shape and bool(np.abs(left - right).max(initial=0.0) <= gp.SAME)
+
+
+def _at_home(bound: FloatArray, home: NDArray[np.intp]) -> FloatArray:
+    """Lower the bounds (G, V) of other models than a task's own below that one's."""
+    own = bound[home, np.arange(len(home))]
+    away = np.arange(len(bound))[:, None] != home
+    return np.where(away, np.minimum(bound, own - 1e-6), bound)
+
+
+def entered(rules: Rules, known: Known, decision: Decision) -> Known:
+    """Enter a slot in the ledger, once its reward has been learned."""
+    readings = Readings.of(decision.task_mix, decision.confusion)
+    base = baseline_panel(rules, readings, len(decision.blends))
+    goes = readings.bound(decision.estimates).argmax(axis=0)
+    pairs = sorted(set(zip(goes.tolist(), base.home.tolist(), strict=True)))
+    mixes = readings.received(np.array([(goes == g) & (base.home == h) for g, h in pairs]))  # (n, V)
+    blends, baselines = (
+        np.array(table) for table in zip(*((decision.blends[g], base.blends[h]) for g, h in pairs), strict=True)
+    )
+    off = np.abs(blends - baselines).max(axis=1) > gp.SAME
+    book = known.ledger
+    newer = decision.id > book.newest
+    book = replace(
+        book,
+        slots=book.slots + 1,
+        off=book.off + bool(off.any()),
+        swaps=book.swaps + (len(book.served) > 0 and not same(book.served, decision.blends)),
+        earned=book.earned + float((gp.mean_at(rules.prior, known.posterior, baselines) * mixes).sum()),
+        mixes=np.concatenate([book.mixes, mixes[off]]),
+        blends=np.concatenate([book.blends, blends[off]]),
+        baselines=np.concatenate([book.baselines, baselines[off]]),
+        newest=decision.id if newer else book.newest,
+        served=decision.blends if newer else book.served,
+    )
+    return settled(rules, replace(known, ledger=book), keep=KEPT)
+
+
+def settled(rules: Rules, known: Known, *, keep: int = 0) -> Known:
+    """Leave all but the last rows of the ledger at what is expected of them now."""
+    book, done = known.ledger, max(len(known.ledger.mixes) - keep, 0)
+    gain = _gain(rules, known, slice(done))
+    rows = {name: getattr(book, name)[done:] for name in ("mixes", "blends", "baselines")}
+    return replace(known, ledger=replace(book, settled=book.settled + gain, **rows))
+
+
+def _gain(rules: Rules, known: Known, rows: slice) -> float:
+    book = known.ledger
+    if not len(book.mixes[rows]):
+        return 0.0
+    mean = gp.mean_at(rules.prior, known.posterior, np.concatenate([book.blends[rows], book.baselines[rows]]))
+    left, right = np.split(mean, 2)
+    return float(((left - right) * book.mixes[rows]).sum())
+
+
+def total_gain(rules: Rules, known: Known) -> float:
+    """What leaving the baseline is expected to have earned, below 0 what it has cost: Λ."""
+    return known.ledger.settled + _gain(rules, known, slice(None))
+
+
+def account(rules: Rules, known: Known) -> Account | None:
+    """What exploration has cost and may cost; None without a baseline."""
+    if not rules.careful:
+        return None
+    book, gain, budget = known.ledger, total_gain(rules, known), rules.config.budget * known.ledger.earned
+    return Account(book.slots, book.off, book.swaps, book.earned, gain, budget, gain + budget)

@@ -1,60 +1,52 @@
-"""G blends chosen jointly: facility location over candidates, and what to start from before anything is told.
+"""G blends chosen jointly: facility location over what requests are read as. One blend is a panel of one.
 
-Every task goes to the model that is best for it, so a panel is worth Σ_v ψ_v max_g U_v(x_g). That is monotone and
-submodular in the set of blends: greedy choice reaches 1 − 1/e of the best panel of candidates, and exchanges only add.
+A request of task v is read as task u with chance C_vu. Of all requests m_u = Σ_v ψ_v C_vu are read as u, and of these
+P_uv = ψ_v C_vu / m_u are of task v. Requests that are read alike go to the same model, so a panel is worth
+
+    Σ_u m_u max_g Σ_v P_uv U_v(x_g)
+
+That is monotone and submodular in the set of blends: greedy choice reaches 1 − 1/e of the best panel of candidates, and
+exchanges only add. C = I, nothing misread, gives Σ_v ψ_v max_g U_v(x_g); G = 1 gives ψᵀU(x) whatever C is.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from tanbr.router.argmax import first_best
-from tanbr.router.kernel import rise
-from tanbr.router.readings import Readings
-from tanbr.router.simplex import keep_largest
-from tanbr.router.sizes import Sizes
-from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix, Terms
+from tanbr.router.simplex import Sizes, first_best, keep_largest
+from tanbr.types import FloatArray, TaskMix, as_confusion
 
 ROUNDS = 8  # most rounds of exchanges; two or three are usual
+HALF = 0.3  # weight of a task's own expert at which about half of what it adds is there, in surveys of real blends
+MOVED = 32  # most tasks whose group is looked at twice: each look is O(tasks²), and more tasks gain little by it
 Rows = NDArray[np.intp]  # (G,) rows of the chosen candidates
 
 
 @dataclass(frozen=True, eq=False)
-class Candidates:
-    """Blends that may be in a panel, and the terms of each task's bound at each."""
+class Readings:
+    """A mix of tasks, as it is read."""
 
-    blends: FloatArray  # (n, K)
-    mean: FloatArray  # (n, V) predicted reward
-    uncertainty: FloatArray  # (n, V)
-    granularity: FloatArray  # (n,)
-    node: NDArray[np.int64]  # (n,) name of the tree's node, -1 where it is none
-    depth: NDArray[np.int64]  # (n,)
+    task_mix: TaskMix  # (V,) ψ
+    mix: TaskMix  # (V,) m, share of the requests read as each task
+    tasks: FloatArray  # (V, V) P, what the requests read as a task are of
 
     @classmethod
-    def of(cls, blends: FloatArray, mean: FloatArray, uncertainty: FloatArray) -> "Candidates":
-        """Make candidates that are no nodes of a tree."""
-        none = np.zeros(len(blends), dtype=np.int64)
-        return cls(blends, mean, uncertainty, np.zeros(len(blends)), none - 1, none)
+    def of(cls, mix: TaskMix, confusion: ArrayLike | None = None) -> "Readings":
+        """Read a mix (V,) of which `confusion` (V, V) tells how each task is read; rightly if None."""
+        if confusion is None:
+            return cls(mix, mix, np.eye(len(mix)))
+        joint = mix[:, None] * as_confusion(confusion, tasks=len(mix))  # (of task, read as)
+        read = joint.sum(axis=0)
+        return cls(mix, read, np.where(read > 0, joint / np.maximum(read, 1e-300), np.eye(len(mix))).T)
 
-    @property
-    def bound(self) -> FloatArray:
-        """U_v(x): (n, V)."""
-        return np.asarray(self.mean + self.uncertainty + self.granularity[:, None])
+    def bound(self, of_tasks: FloatArray) -> FloatArray:
+        """Bounds of readings (…, V) from those of tasks (…, V)."""
+        return np.asarray(of_tasks @ self.tasks.T)
 
-    def joined(self, other: "Candidates") -> "Candidates":
-        """Put other candidates behind these."""
-        return Candidates(**{name: np.concatenate([own, vars(other)[name]]) for name, own in vars(self).items()})
-
-
-@dataclass(frozen=True, eq=False)
-class Panel:
-    """What a policy chose: G blends, what each task is taken to earn at each, and why."""
-
-    blends: FloatArray  # (G, K)
-    estimates: FloatArray  # (G, V)
-    terms: tuple[Terms, ...]  # (G,)
+    def received(self, models: FloatArray) -> FloatArray:
+        """Mix of tasks (G, V) that each model receives, from the shares of readings (G, V) that go to it."""
+        return np.asarray((models * self.mix) @ self.tasks)
 
 
 def worth(bound: FloatArray, mix: TaskMix) -> float:
@@ -76,12 +68,12 @@ def exchanged(bound: FloatArray, mix: TaskMix, rows: Rows) -> Rows:
     """Replace one blend after another by what adds most beside the others, while that adds anything."""
     rows = rows.copy()
     reached = worth(bound[rows], mix)
-    for _ in range(ROUNDS if len(rows) > 1 else 0):
+    for _ in range(ROUNDS):
         before = reached
         for place in range(len(rows)):
             others = np.delete(rows, place)
-            best = first_best(np.maximum(bound, bound[others].max(axis=0)) @ mix)
-            trial = np.insert(others, place, best)
+            rest = bound[others].max(axis=0, initial=-np.inf)
+            trial = np.insert(others, place, first_best(np.maximum(bound, rest) @ mix))
             if worth(bound[trial], mix) > reached + 1e-9:
                 rows, reached = trial, worth(bound[trial], mix)
         if reached <= before:
@@ -89,29 +81,17 @@ def exchanged(bound: FloatArray, mix: TaskMix, rows: Rows) -> Rows:
     return rows
 
 
-def chosen(candidates: Candidates, readings: Readings, models: int, *, start: Rows | None = None) -> Rows:
-    """Find a panel: by greedy choice and by what it may start from, each improved by exchanges; the better one."""
-    bound, mix = readings.bound(candidates.bound), readings.mix
+def chosen(bound: FloatArray, readings: Readings, models: int, *, start: Rows | None = None) -> Rows:
+    """Find a panel among candidates with bounds (n, V): (G,) rows.
+
+    By greedy choice and by what it may start from, each improved by exchanges; the better one.
+    """
+    bound, mix = readings.bound(bound), readings.mix
     found = exchanged(bound, mix, greedy(bound, mix, models))
     if start is None:
         return found
     other = exchanged(bound, mix, start)
     return found if worth(bound[found], mix) > worth(bound[other], mix) + 1e-9 else other
-
-
-def panel_of(candidates: Candidates, rows: Rows, readings: Readings) -> Panel:
-    """Say of the chosen rows what the server and an operator need to know."""
-    bound = candidates.bound[rows]
-    mixes = group_mixes(bound, readings)
-    terms = tuple(
-        Terms(
-            mean=float(candidates.mean[row] @ own), granularity=float(candidates.granularity[row]),
-            uncertainty=float(candidates.uncertainty[row] @ own), node=int(candidates.node[row]),
-            depth=int(candidates.depth[row]), candidates=len(candidates.blends),
-        )
-        for row, own in zip(rows, mixes, strict=True)
-    )  # fmt: skip
-    return Panel(candidates.blends[rows], bound, terms)
 
 
 def group_mixes(estimates: FloatArray, readings: Readings) -> FloatArray:
@@ -122,11 +102,15 @@ def group_mixes(estimates: FloatArray, readings: Readings) -> FloatArray:
     return np.where(total > 0, own / np.maximum(total, 1e-300), readings.task_mix)
 
 
-def task_groups(readings: Readings, models: int, *, interference: FloatArray | None = None) -> NDArray[np.intp]:
+def rise(weight: FloatArray | float) -> FloatArray | float:
+    """How much of what its own expert adds a task has when the expert has this weight: 0 at 0, 1 at 1, concave."""
+    return weight * (1.0 + HALF) / (weight + HALF)
+
+
+def task_groups(readings: Readings, models: int) -> NDArray[np.intp]:
     """Part the tasks into G groups before anything is told: (V,) the group of what is read as each task.
 
-    Inside a group experts share a blend by the mix. A task keeps most of what its expert adds at a small share
-    already, and loses I_vw of it where task w's expert has the rest of the blend.
+    Inside a group experts share a blend by the mix, and a task has most of what its expert adds at a small share.
     """
     tasks = len(readings.mix)
     read = readings.mix[:, None] * readings.tasks  # (read as, of task)
@@ -135,17 +119,14 @@ def task_groups(readings: Readings, models: int, *, interference: FloatArray | N
     def value(group: list[int]) -> float:
         share = read[group].sum(axis=0)
         total = float(share.sum())
-        if total <= 0:
-            return 0.0
-        lost = 0.0 if interference is None else float(share @ interference @ share) / total
-        return float(share @ rise(share / total)) - lost
+        return float(share @ rise(share / total)) if total > 0 else 0.0
 
     labels = np.zeros(tasks, dtype=np.intp)
     for number, task in enumerate(np.argsort(-readings.mix, kind="stable").tolist()):
         gains = np.array([value([*group, task]) - value(group) for group in members])
         labels[task] = number if number < models else first_best(gains)
         members[labels[task]].append(task)
-    for task in range(tasks if tasks <= 32 else 0):
+    for task in range(tasks if models > 1 and tasks <= MOVED else 0):
         home = members[labels[task]]
         without = [other for other in home if other != task]
         stay = value(home) - value(without)
@@ -172,22 +153,3 @@ def proportional_blends(
         share = share if share.any() else tasks / tasks.sum()
         np.add.at(blend, own, share / share.sum())
     return keep_largest(blends, sizes.max_active)
-
-
-class Learner(Protocol):
-    """What learns from one blend's reward."""
-
-    def learn(self, mix: TaskMix, blend: Blend, terms: Terms, reward: Reward, counts: Counts) -> None:
-        """Learn what a slot's reward says."""
-        ...
-
-
-class ModelByModel:
-    """Learns from a panel as from G slots, each with its model's own mix."""
-
-    def learn_panel(self: Learner, readings: Readings, panel: Panel, rewards: FloatArray, counts: FloatArray) -> None:
-        """Learn what the rewards of all models in a slot say, (G, V); 0 counts where unseen."""
-        mixes = group_mixes(panel.estimates, readings)
-        for row in zip(mixes, panel.blends, panel.terms, rewards, counts, strict=True):
-            if row[-1].any():
-                self.learn(*row)

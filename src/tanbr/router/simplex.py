@@ -1,8 +1,39 @@
-"""Boxes that meet the simplex, and points on it: constraints (1a) and (1b)."""
+"""Sizes of a router, points on the simplex, and the highest of several bounds."""
+
+from dataclasses import dataclass
 
 import numpy as np
 
-from tanbr.types import Blend, FloatArray
+from tanbr.errors import InputError
+from tanbr.types import FloatArray
+
+MOST = 4096  # experts or tasks: a router compares all pairs of experts, and more would not fit in memory
+ROUNDING = 1e-9  # share of a bound: a sum of n terms is off by less than n·2⁻⁵³ of them, 1e-11 for a hundred thousand
+
+
+def as_size(value: object, name: str, *, least: int, most: int | None = None) -> int:
+    """Check that `value` is a whole number in its range."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):  # type: ignore[operator]
+        span = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise InputError(f"{name} must be a whole number {span} (got {value!r})")
+    return int(value)  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """K, V and B of a router."""
+
+    experts: int
+    tasks: int
+    max_active: int
+
+    @classmethod
+    def check(cls, experts: object, tasks: object, max_active: object = None) -> "Sizes":
+        """Refuse sizes that make no router; without B, all experts may be active."""
+        experts, tasks = as_size(experts, "experts", least=2, most=MOST), as_size(tasks, "tasks", least=1, most=MOST)
+        active = as_size(experts if max_active is None else max_active, "max_active", least=1, most=experts)
+        return cls(experts, tasks, active)
 
 
 def keep_largest(points: FloatArray, count: int) -> FloatArray:
@@ -16,25 +47,11 @@ def keep_largest(points: FloatArray, count: int) -> FloatArray:
     return np.asarray(kept / kept.sum(axis=-1, keepdims=True))
 
 
-def is_feasible(low: FloatArray, high: FloatArray) -> bool:
-    """Whether the box [low, high] holds a point that sums to 1: (1a)."""
-    return float(low.sum()) <= 1.0 <= float(high.sum())
+def first_best(bounds: FloatArray) -> int:
+    """Find the first of those that are highest but for rounding.
 
-
-def corner_point(low: FloatArray, high: FloatArray) -> Blend:
-    """Find a basic feasible solution of the LP {low ≤ x ≤ high, Σx = 1}: fill the sides in order until the sum is 1."""
-    span = high - low
-    before = np.cumsum(span) - span
-    return _exact(low + np.clip(1.0 - low.sum() - before, 0.0, span))
-
-
-def proportional_point(low: FloatArray, high: FloatArray) -> Blend:
-    """Interior point low + s(high − low) with Σ = 1."""
-    span = high - low
-    total = float(span.sum())
-    share = (1.0 - float(low.sum())) / total if total > 0 else 0.0
-    return _exact(low + np.clip(share, 0.0, 1.0) * span)
-
-
-def _exact(points: FloatArray) -> FloatArray:
-    return np.asarray(points / points.sum(axis=-1, keepdims=True))
+    Leaves of one tree often stand for the same blend, so that their bounds are equal in exact arithmetic; which one
+    comes out higher by 1e-16 depends on the CPU's order of summing.
+    """
+    highest = float(bounds.max())
+    return int((bounds >= highest - ROUNDING * max(abs(highest), 1.0)).argmax())

@@ -1,71 +1,72 @@
-"""The partition tree H of Sec. III-B: boxes in [0, 1]^K, halved along a random dimension."""
+"""The default mode's tree: a subdivision of the simplex towards its vertices, in a fixed number of rows.
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+A node x of size d has the children (1 − d)x + d·e_k of size d/2, one per expert k: every child is feasible and
+no split is wasted. Row 0 is the root, the even blend. Rows of recycled leaves are used again.
+"""
+
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.router.simplex import is_feasible
-from tanbr.types import Blend, FloatArray
+from tanbr.router.simplex import Sizes, keep_largest
+from tanbr.types import FloatArray, lock
 
-Point = Callable[[FloatArray, FloatArray], Blend]  # of a box, low and high (K,): its representative blend (K,)
+ROOT_SIZE = 0.5
+SNAP = 0.03  # a blend this near (Euclid) to a known arm is played as that arm: rewards there differ by less than noise
+DEEPEST = int(np.log2(ROOT_SIZE / SNAP))  # children of deeper nodes would be played as their parent
+CHILDREN = 16  # most of a node, the most promising experts: with more, one split would take the room of ten
 
 
 @dataclass(frozen=True, eq=False)
-class PartitionTree:
-    """Nodes (h, i) as columns, in the order they were made; row 0 is the root H_{0,1} = [0, 1]^K."""
+class VertexTree:
+    """The nodes as columns with room for n; which blends they stand for, not what they are worth."""
 
-    low: FloatArray  # (n, K) sides of the boxes
-    high: FloatArray  # (n, K)
-    blend: FloatArray  # (n, K) x_{h,i}, as it would be served; 0 where the box holds no feasible blend
+    blend: FloatArray  # (n, K)
     parent: NDArray[np.int64]  # (n,) -1 for the root
-    depth: NDArray[np.int64]  # (n,) h
-    visits: NDArray[np.int64]  # (n,) P_{h,i}
-    leaf: NDArray[np.bool_]  # (n,)
-    active: NDArray[np.bool_]  # (n,) whether the box holds a feasible blend
+    depth: NDArray[np.int64]  # (n,)
+    children: NDArray[np.int64]  # (n,) how many
+    used: NDArray[np.bool_]  # (n,)
+
+    def __post_init__(self) -> None:
+        lock(self)
 
     @classmethod
-    def root(cls, experts: int, *, point: Point) -> "PartitionTree":
-        """Make the tree of one node."""
-        low, high, yes = np.zeros(experts), np.ones(experts), np.ones(1, dtype=np.bool_)
-        none = np.zeros(1, dtype=np.int64)
-        return cls(low[None], high[None], point(low, high)[None], none - 1, none, none, yes, yes)
-
-    def __len__(self) -> int:
-        """How many nodes there are, inner and inactive ones included."""
-        return len(self.parent)
+    def root(cls, sizes: Sizes, *, room: int) -> "VertexTree":
+        """Make a tree of one node, or of none where there is no room."""
+        blend, used, none = np.zeros((room, sizes.experts)), np.zeros(room, dtype=np.bool_), np.zeros(room, np.int64)
+        used[:1] = True
+        blend[:1] = keep_largest(np.full(sizes.experts, 1.0 / sizes.experts), sizes.max_active)
+        return cls(blend, none - 1, none, none, used)
 
     @property
-    def active_leaves(self) -> NDArray[np.intp]:
-        """N_t: rows of the leaves that hold a feasible blend."""
-        return np.flatnonzero(self.leaf & self.active)
+    def free(self) -> int:
+        """How many rows are not in use."""
+        return len(self.used) - int(np.count_nonzero(self.used))
 
-    def visited(self, node: int) -> "PartitionTree":
-        """P_{h,i} + 1."""
-        return self._with(visits=self.visits + (np.arange(len(self)) == node))
+    @property
+    def leaf(self) -> NDArray[np.bool_]:
+        """Which rows are nodes without children."""
+        return np.asarray(self.used & (self.children == 0))
 
-    def expanded(self, node: int, *, rng: np.random.Generator, point: Point) -> "PartitionTree":
-        """Halve a leaf's box along a random dimension; children without a feasible blend are inactive."""
-        side = int(rng.integers(self.low.shape[1]))
-        middle = 0.5 * (self.low[node, side] + self.high[node, side])
-        low, high = self.low[[node, node]], self.high[[node, node]]
-        high[0, side] = low[1, side] = middle
-        active = np.array([is_feasible(*box) for box in zip(low, high, strict=True)])
-        blend = np.zeros_like(low)
-        for child in np.flatnonzero(active):
-            blend[child] = point(low[child], high[child])
-        children = PartitionTree(
-            low=low, high=high, blend=blend, active=active,
-            parent=np.array([node, node]), depth=self.depth[[node, node]] + 1,
-            visits=np.zeros(2, dtype=np.int64), leaf=np.ones(2, dtype=np.bool_),
-        )  # fmt: skip
-        above = self._with(leaf=self.leaf & (np.arange(len(self)) != node))
-        names = [field.name for field in fields(self)]
-        return PartitionTree(
-            **{name: np.concatenate([getattr(above, name), getattr(children, name)]) for name in names}
-        )
+    def offspring(self, node: int, order: NDArray[np.intp], sizes: Sizes) -> FloatArray:
+        """Make the blends of a node's children, towards the experts that come first in `order`: (n, K)."""
+        size = ROOT_SIZE * 0.5 ** float(self.depth[node])
+        children = np.repeat((1.0 - size) * self.blend[node : node + 1], min(CHILDREN, sizes.experts), axis=0)
+        children[np.arange(len(children)), order[: len(children)]] += size
+        return keep_largest(children, sizes.max_active)
 
-    def _with(self, **columns: NDArray[Any]) -> "PartitionTree":
-        return PartitionTree(**{**vars(self), **columns})
+    def added(self, node: int, blends: FloatArray) -> tuple["VertexTree", NDArray[np.intp]]:
+        """Hang children (n, K) under a node, and say which rows they got. There must be room."""
+        rows = np.flatnonzero(~self.used)[: len(blends)]
+        blend, parent, depth, children, used = (column.copy() for column in vars(self).values())
+        blend[rows], parent[rows], depth[rows], used[rows] = blends, node, depth[node] + 1, True
+        children[rows], children[node] = 0, len(rows)
+        return VertexTree(blend, parent, depth, children, used), rows
+
+    def without(self, leaves: NDArray[np.intp]) -> "VertexTree":
+        """Take leaves out; a parent that loses its last child is a leaf again."""
+        used, children = self.used.copy(), self.children.copy()
+        used[leaves] = False
+        np.subtract.at(children, self.parent[leaves], 1)
+        return replace(self, used=used, children=children)

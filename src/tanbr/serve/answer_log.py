@@ -2,21 +2,21 @@
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tanbr.loop.rewards import Given, Tally
 from tanbr.moe.text import TextEncoder
 from tanbr.monitor import Monitor
+from tanbr.monitor.belief import by_mix
 from tanbr.monitor.recogniser import Recognition
-from tanbr.serve.assignment import believed
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.journal import Place
 from tanbr.serve.messages import Answers
+from tanbr.serve.panel import believed
 from tanbr.serve.records import ServiceError
-from tanbr.serve.rewards import Tally, share_out
 from tanbr.serve.rows import RequestRow
 from tanbr.serve.shadow import Shadow
 from tanbr.serve.store import Store
@@ -24,7 +24,6 @@ from tanbr.types import FloatArray, TaskMix, Text
 
 RECENT = 20_000  # answered requests that are kept at hand, and that may wait to be read; the oldest go first
 CHARACTERS = 16 << 20  # of their texts
-See: TypeAlias = Callable[[Place, FloatArray, float], None]  # model of a slot, share of each task (V,), reward
 
 
 class AnswerLog:
@@ -98,13 +97,14 @@ class AnswerLog:
 
     # --- called by the learner --------------------------------------------------------------------------------------
 
-    def read(self, monitor: Monitor, mix: TaskMix, see: See) -> None:
-        """Observe, measure and store what arrived; `see` hears of the shadowed requests.
+    def read(self, monitor: Monitor, mix: TaskMix) -> tuple[list[Given], Exception | None]:
+        """Let the monitor count what arrived, measure and store it: rewards by shadowing, and what failed last.
 
-        What cannot be recognised, or stored, raises when all else is read, and is tried again with what comes next.
+        What cannot be recognised, or stored, is tried again with what comes next; all else is read.
         """
         error: Exception | None = None
         unread: list[Answers] = []
+        shadowed: list[Given] = []
         snapshot = monitor.snapshot()  # if this raises, nothing was taken yet
         with self._lock:
             served, self._unread, self._waiting = self._unread, deque(), 0
@@ -112,19 +112,21 @@ class AnswerLog:
             unread.append(batch)
             try:
                 seen = snapshot.recognise(batch.texts) if batch.seen is None else batch.seen
-                seen, tags = (seen, None) if batch.named is None else believed(seen, batch.named, monitor.tasks)
-                monitor.count(seen, tags)
+                seen = seen if batch.named is None else believed(seen, batch.named)
+                monitor.count(seen)
                 unread.pop()
                 self._unsaved += self._rows(batch, seen)
-                self._measure(batch, seen, mix, see)
+                shadowed += self._measure(batch, seen, mix)
             except Exception as raised:  # a text, the monitor, a shadow
                 error = raised
         with self._lock:
             self._unread.extendleft(reversed(unread))
             self._waiting += sum(len(batch.ids) for batch in unread)
-        self._save()
-        if error is not None:
-            raise error
+        try:
+            self._save()
+        except ServiceError as raised:
+            error = raised
+        return shadowed, error
 
     def _save(self) -> None:
         if self._unsaved:
@@ -135,17 +137,16 @@ class AnswerLog:
                 self._unsaved = rows
                 raise
 
-    def tally(self, slot: int, place: int = 0) -> Tally:
-        """Rewards that the server gave itself for a model of a slot: from memory, or from before a restart."""
-        if (slot, place) not in self._tallies:
-            self._tallies[slot, place] = tally = Tally(self._tasks, self._config.rewards)
-            for source, (sums, counts) in ({} if slot <= self._told else self._store.measured(slot, place)).items():
-                tally.add(source, sums, counts)
-        return self._tallies[slot, place]
+    def measured(self, slot: int) -> dict[int, Tally]:
+        """Rewards that the server gave itself for the models of a slot, by place: from memory, or from the store."""
+        if slot > self._told and not any(place[0] == slot for place in self._tallies):
+            for place, parts in self._store.measured(slot).items():
+                self._tallies[slot, place] = Tally(self._tasks, parts)
+        return {place: tally for (number, place), tally in self._tallies.items() if number == slot}
 
-    def late(self) -> dict[Place, Tally]:
-        """Rewards that the server gave itself for slots which the router was told already: read too late."""
-        return {place: tally for place, tally in self._tallies.items() if place[0] <= self._told}
+    def late(self) -> list[int]:
+        """Slots which the router was told already, and for which rewards were measured since."""
+        return sorted({slot for slot, _ in self._tallies if slot <= self._told})
 
     def forget(self, slot: int) -> None:
         """Drop the rewards of slots up to this one: the router was told them."""
@@ -192,21 +193,24 @@ class AnswerLog:
             for i, key in enumerate(batch.ids)
         ]
 
-    def _measure(self, batch: Answers, seen: Recognition, mix: TaskMix, see: See) -> None:
+    def _measure(self, batch: Answers, seen: Recognition, mix: TaskMix) -> list[Given]:
         """Reward a batch by its confidence, and a few of its requests by the un-merged MoE; not what is novel."""
-        weights, tally = self._config.rewards, self.tally(batch.slot, batch.place)
-        posteriors, novel = seen.posteriors, seen.novel
-        if weights.confidence:
-            for i in np.flatnonzero(~novel):
-                share = share_out(None, posteriors[i], mix)
-                tally.add("confidence", batch.confidence[i] * share, share)
-        if self._shadow is None:
-            return
-        chosen = np.flatnonzero((self._rng.random(len(batch.ids)) < weights.shadow_share) & ~novel)
-        for i, reward in zip(chosen, self._agreement(self._shadow, batch, posteriors, chosen), strict=True):
-            share = share_out(None, posteriors[i], mix)
-            tally.add("shadow", reward * share, share)
-            see((batch.slot, batch.place), share, reward)
+        weights, place = self._config.rewards, (batch.slot, batch.place)
+        self.measured(batch.slot)  # what the store holds comes first
+        tally = self._tallies.get(place, Tally(self._tasks))
+        shares = by_mix(seen.posteriors, mix)  # (n, V)
+        if weights.confidence and not seen.novel.all():
+            known = shares[~seen.novel]
+            tally = tally.add("confidence", batch.confidence[~seen.novel] @ known, known.sum(axis=0))
+        shadowed = []
+        if self._shadow is not None:
+            chosen = np.flatnonzero((self._rng.random(len(batch.ids)) < weights.shadow_share) & ~seen.novel)
+            for i, reward in zip(chosen, self._agreement(self._shadow, batch, seen.posteriors, chosen), strict=True):
+                tally = tally.add("shadow", reward * shares[i], shares[i])
+                shadowed.append(Given(0, *place, "shadow", None, reward, seen.posteriors[i]))
+        if tally.parts:
+            self._tallies[place] = tally
+        return shadowed
 
     def _agreement(
         self, shadow: Shadow, batch: Answers, posteriors: FloatArray, chosen: NDArray[np.intp]

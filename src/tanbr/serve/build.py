@@ -1,33 +1,32 @@
 """From a checkpoint's path and a configuration to a `Service`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from tanbr.baselines.survey import Survey
 from tanbr.errors import CheckpointError, DataError
-from tanbr.groups import Groups
 from tanbr.merge import open as open_moe
 from tanbr.merge.inspect import glance
 from tanbr.moe import embedded
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
-from tanbr.router import GroupedRouter, Tanbr
+from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
+from tanbr.router.groups import Groups
+from tanbr.serve.backends import Builder
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.fleet.fleet import Fleet
+from tanbr.serve.engine import Engine
 from tanbr.serve.records import Observer
 from tanbr.serve.service import Service
-from tanbr.tasks import tiny
+from tanbr.serve.survey import Survey
 from tanbr.tasks.card import read_card
 from tanbr.tasks.own import is_own, read_own
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import Text
 
-HISTORY_SEED, PROBE_SEED = 1_000, 3_000  # rows of the embedded tasks that nothing else uses
+HISTORY = "history.jsonl"  # beside a checkpoint: its tasks' past texts, unless --history names others
 PROBES = 64  # texts that a new blend answers before it is served
 
 
@@ -47,17 +46,20 @@ def build(
     adopt: bool = False,
     force: bool = False,
     observer: Observer | None = None,
-    fleet: Fleet | None = None,
+    backend: Builder | None = None,
+    make_engine: Callable[..., Engine] = Engine,
 ) -> Service:
     """Make a service, not yet started, of a checkpoint (the embedded model if None), or of `experts` and their base.
 
     The checkpoint's card, or a list of experts, says its tasks. `history` is a JSONL file of
     {"text": …, "task": …, "label": …?} lines, text a string or a pair, or labelled rows in other files: it names the
-    tasks that are served, teaches the monitor, and its labelled lines are the guard's probes. Without one the monitor
+    tasks that are served, teaches the monitor, and its labelled lines are the guard's probes. A file `history.jsonl` in
+    the checkpoint's folder is one, too. Without any the monitor
     groups the traffic by itself, into as many latent tasks as there are experts if the checkpoint has no card either.
     `survey` is what `tanbr survey` wrote: its best blend for the mix is the start blend; the router is told a
-    `warm_start` like it before its first slot. `groups` is what `tanbr groups` wrote: the router learns over groups of
-    experts, and there are as many latent tasks. Experts that do not merge are refused unless `force` is given.
+    `warm_start` like it before its first slot. `groups` is what `tanbr inspect --groups` wrote: the router learns over
+    groups, and there are as many latent tasks. Experts that do not merge are refused unless `force` is given.
+    `backend` and `make_engine` are those of a `Service`.
     """
     method = config.method if "method" in config.model_fields_set else None  # a list of experts may name one
     place = embedded.path() if checkpoint is None else checkpoint
@@ -70,6 +72,8 @@ def build(
             raise CheckpointError(f"{moe.path} should not be merged: {why}; pass --force to serve it all the same")
     found = None if groups is None else Groups.load(groups).check(moe.num_experts, moe.fingerprint, source=groups)
     card = read_card(moe.path).of_experts(moe.source.expert_tasks, moe.source.expert_labels)
+    if history is None and (Path(moe.path) / HISTORY).is_file():
+        history = Path(moe.path) / HISTORY
     past = None if history is None else read_history(history)
     tasks = card.tasks or _latent(moe.num_experts if found is None else len(found))
     if past is not None:
@@ -79,21 +83,20 @@ def build(
     if past is not None:
         labelled = past.rows_of(tasks)
         probes = labelled[:: max(1, len(labelled) // PROBES)][:PROBES]
-    elif tasks == tiny.TASKS:
-        probes = [row for name in names for row in tiny.generate(name, PROBES // len(names), seed=PROBE_SEED)]
 
     def recogniser() -> Monitor:
         if past is not None:
             taught = Monitor(names, config=monitor)
             taught.learn(past.texts, past.names)
             return taught
-        return taught_monitor(monitor, seed=0) if tasks == tiny.TASKS else Monitor(names, "clusters", config=monitor)
+        return Monitor(names, "clusters", config=monitor)
 
-    own = card.experts_of(names) if past is not None or tasks == tiny.TASKS else ()
+    own = card.experts_of(names) if past is not None else ()
     # where nobody taught the monitor, its tasks are groups of its own, and no expert is known to be theirs
     settings = (router or RouterConfig()).of_requests(own)
-    make = Tanbr if found is None else partial(GroupedRouter, groups=found)
-    chooser = make(moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings)
+    chooser = Tanbr(
+        moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings, groups=found
+    )
     if warm_start is not None:
         known = Survey.load(warm_start).check(moe, tasks, warm_start)
         chooser.warm_start(known.blends, known.rewards, known.counts)
@@ -111,20 +114,13 @@ def build(
         survey=None if survey is None else Survey.load(survey).check(moe, tasks, survey),
         adopt=adopt,
         observer=observer,
-        fleet=fleet,
+        backend=backend,
+        make_engine=make_engine,
     )
 
 
 def _latent(count: int) -> tuple[Task, ...]:
     return tuple(Task(f"latent-{number + 1}", ()) for number in range(count))
-
-
-def taught_monitor(config: MonitorConfig | None = None, *, seed: int, per_task: int = 300) -> Monitor:
-    """Make a monitor that has read a few hundred past texts of every generated task."""
-    monitor = Monitor([task.name for task in tiny.TASKS], config=config)
-    history = [row for task in tiny.TASKS for row in tiny.generate(task.name, per_task, seed=HISTORY_SEED + seed)]
-    monitor.learn([row.text for row in history], [row.task for row in history])
-    return monitor
 
 
 @dataclass(frozen=True)

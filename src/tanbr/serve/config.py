@@ -1,78 +1,61 @@
 """How a model is served: slots and batches, rewards, the guard."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+import os
+from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import ByteSize, Field, Strict
 
 from tanbr.config import Section
+from tanbr.loop.config import LoopConfig
 
-PRECISIONS = {"fp32": "torch", "int8": "int8", "onnx": "onnx"}  # former name → backend
-
-
-class RewardConfig(Section):
-    """Where rewards come from. A source's weight says what one reward of it counts; 0 turns the source off."""
-
-    feedback: float = Field(default=1.0, ge=0)
-    """Weight of a client's own reward."""
-    labels: float = Field(default=1.0, ge=0)
-    """Weight of a delayed true label, scored as the task scores; above 0 the answers' logits are stored."""
-    shadow: float = Field(default=0.0, ge=0)
-    """Weight of the agreement with the un-merged MoE."""
-    confidence: float = Field(default=0.0, ge=0)
-    """Weight of the model's own confidence."""
-    shadow_share: float = Field(default=0.02, gt=0, le=1)
-    """Share of requests that the un-merged MoE answers too, when `shadow` is on."""
-    settle_slots: int = Field(default=1, ge=0)
-    """Slots that must end after a slot before the router is told its reward; what comes later is told apart."""
-    least_count: float = Field(default=0.1, gt=0)
-    """A task that fewer requests than this speak for in a slot is unseen."""
-    client_share: float = Field(default=0.2, gt=0, le=1)
-    """Most that one client's feedback may count for in a slot, of all of it; or as much as the median client's."""
-    doubt: float = Field(default=1.0, ge=0)
-    """How fast a client whose rewards contradict those of the others loses weight; 0 takes everybody at his word."""
-    taught_labels: int = Field(default=256, ge=0)
-    """Texts a slot, at most, that the monitor learns from because a label came for them."""
+File = Annotated[Path, Strict(strict=False)]  # files of settings have strings for paths
 
 
-class GuardConfig(Section):
-    """When a blend is not served, or no longer."""
+class StartConfig(Section):
+    """What a server starts from, and where it keeps what it learns."""
 
-    margin: float = Field(default=0.1, gt=0)
-    """How far a blend's reward may fall below that of the last good one, task by task and weighted by the mix."""
-    probe_share: float = Field(default=1.0, ge=0, le=1)
-    """Share of the probe texts that a new blend answers before it is served; 0 only looks for NaN on one of them."""
-    tries: int = Field(default=3, ge=1)
-    """Choices of the router that may be probed and refused for one slot, before the old blend stays."""
-    least_count: int = Field(default=20, ge=2)
-    """Rewards of live requests below which the guard does not judge."""
-    sigmas: float = Field(default=2.0, ge=0)
-    """A fall must be this many standard errors beyond the margin to count."""
-    exploration: float = Field(default=1.0, ge=0, le=1)
-    """Largest share of slots that may serve a blend chosen for what might be learned; 1 is no limit."""
-    exploration_window: int = Field(default=100, ge=1)
-    """Slots over which that share is counted."""
+    checkpoint: str | None = None
+    """Folder of an MoE checkpoint, a hub id, or a list of experts. Default: the embedded model."""
+    experts: tuple[str, ...] = ()
+    """Fine-tuned copy or adapter of the checkpoint; repeatable. The checkpoint is the base."""
+    blend_only: Literal["all", "ffn"] | None = None
+    """What of these experts is blended; everything that differs, or FFNs, with the base's rest."""
+    state: File = Path("out/serve")
+    """Folder for what is learned; a server that starts there again continues."""
+    history: File | None = None
+    """Past requests with their tasks, for the monitor; JSON lines {"text", "task", "label"?}, or labelled files."""
+    survey: File | None = None
+    """File from `tanbr survey`, for the start blend; that is its best blend for the mix."""
+    warm_start: File | None = None
+    """File from `tanbr survey`, for the router; it learns from it before its first slot."""
+    groups: File | None = None
+    """File from `tanbr inspect --groups`; the router learns over groups of experts."""
+    adopt: bool = False
+    """Take what another server's state learned as a prior; its checkpoint or settings may differ."""
+    force: bool = False
+    """Serve even if `tanbr inspect` says not to merge."""
+    token_file: File | None = None
+    """File with the clients' token; or set TANBR_TOKEN."""
+    admin_token_file: File | None = None
+    """File with the operators' token; or set TANBR_ADMIN_TOKEN."""
 
 
-class ServeConfig(Section):
+class ServeConfig(LoopConfig):
     """How a model is served."""
 
-    explore: Literal["never", "careful", "always"] = "careful"
-    """never serves the start blend; careful lets the router choose as long as rewards come; always at once."""
     blend: Literal["even", "proportional"] | tuple[float, ...] | None = None
-    """The start blend, or its weights; proportional to the mix if the checkpoint names its experts' tasks, or even."""
+    """Start blend, as proportional, even or 0.5,0.5; proportional to the mix if experts' tasks are known."""
     models: int = Field(default=1, ge=1, le=255)
-    """G, merged models that are served side by side, each request by the one that is best for its task."""
+    """Merged models to serve side by side (G); each request goes to the one that is best for its task."""
     memory: ByteSize | None = None
-    """Memory for the models, as 300MB; with it, as many are served side by side as fit, the spare included."""
+    """Serve as many models side by side as fit, as 300MB; the spare is counted."""
     answers: Literal["labels", "posterior"] = "labels"
-    """labels gives the most probable label; posterior weighs each by the chance that the text is of a task with it."""
-    patience: int = Field(default=20, ge=1)
-    """Slots without rewards after which a careful server leaves off exploring and serves the best known blend."""
+    """How a label is chosen; posterior weighs each label by the chance that the text is of a task with it."""
     slot_requests: int | None = Field(default=None, ge=1)
-    """A slot ends after this many requests (and the rest of a batch); if turning takes longer than that, later …"""
+    """End a slot after this many requests; a batch is not divided, and a turn that takes longer delays it."""
     slot_seconds: float | None = Field(default=None, gt=0)
-    """… or after this many seconds (60 if neither is given); both: whichever comes first."""
+    """End a slot after this many seconds; 60 if neither is given, and with both, whichever comes first."""
     batch: int = Field(default=32, ge=1)
     """Most texts in a batch."""
     batch_wait: float = Field(default=0.0, ge=0)
@@ -85,32 +68,28 @@ class ServeConfig(Section):
     """What becomes of a prompt that is too long: it is refused, or cut on the left, and it is said."""
     max_tokens: int = Field(default=256, ge=1)
     """Most tokens that a model which writes, writes for one prompt; a client that asks for more is refused."""
-    engine: Literal["vllm", "sglang", "llamacpp"] | None = None
-    """An engine that generates instead of this process (docs/engines.md)."""
+    engine: Literal["vllm", "llamacpp"] | None = None
+    """Let this running engine generate; docs/engines.md."""
     engine_url: str | None = None
-    """Where it answers, as http://127.0.0.1:8100; TANBR_ENGINE_TOKEN is its key, if it has one."""
+    """Its address, as http://127.0.0.1:8100; TANBR_ENGINE_TOKEN is its key, if it has one."""
     engine_folder: str | None = None
     """Where merges are left for it; shared memory, or a temporary folder, if not given."""
     device: str = "cpu"
-    """Torch device the model runs on."""
+    """Torch device, as cuda:1; the model runs on it."""
     workers: int | None = Field(default=None, ge=1, le=256)
     """Batches that are answered at once; a core each, at most 8, if not given (1 on a GPU, 32 with an engine)."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of a worker's arithmetic; the cores divided by the workers that are busy if not given."""
     backend: Literal["torch", "int8", "onnx"] = "torch"
-    """What runs the model (docs/backends.md): torch or onnx in float32, or torch in int8, if that agrees with it."""
+    """What runs the model; torch and onnx in float32, or torch in int8 if that agrees with it (docs/backends.md)."""
     int8_agreement: float = Field(default=0.98, ge=0, le=1)
     """Least share of probe answers that must be the same in int8, or it is refused."""
     low_memory: bool = False
-    """Merge in place, with a pause, instead of into a spare FFN buffer."""
+    """Merge in place, with a pause; otherwise into a spare FFN buffer."""
     method: str = "average"
-    """How blends are merged (docs/methods.md), with settings as `ties:density=0.3`."""
+    """How to merge, as regression or ties:density=0.3; docs/methods.md has all methods."""
     merge_share: float = Field(default=0.5, gt=0, le=1)
     """Share of the time that a background merge works; it rests the other part, so that requests stay fast."""
-    min_gain: float = Field(default=0.0, ge=0)
-    """A new blend is merged only if its reward may be this much above the served one's; 0 merges every new blend."""
-    keep_versions: int = Field(default=20, ge=2)
-    """Last good blends that can be rolled back to."""
     keep_slots: int = Field(default=10_000, ge=10)
     """Slots whose requests and feedback are kept; feedback for older requests is refused as unknown."""
     keep_requests: int = Field(default=1_000_000, ge=1_000)
@@ -121,16 +100,8 @@ class ServeConfig(Section):
     """Seed of the router, and of which requests are shadowed."""
     max_active: int | None = Field(default=None, ge=1)
     """B, most experts in a blend; all of them if not given."""
-    rewards: RewardConfig = Field(default_factory=RewardConfig)
-    """Where rewards come from."""
-    guard: GuardConfig = Field(default_factory=GuardConfig)
-    """When a blend is not served, or no longer."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _former_names(cls, values: Any) -> Any:
-        """Take `precision`, which was `backend` before there was ONNX Runtime."""
-        former = values.get("precision") if isinstance(values, Mapping) else None
-        if not isinstance(former, str) or former not in PRECISIONS or "backend" in values:
-            return values
-        return {name: value for name, value in values.items() if name != "precision"} | {"backend": PRECISIONS[former]}
+
+def usable_cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

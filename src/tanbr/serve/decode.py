@@ -1,17 +1,21 @@
-"""Decoding of a batch, by encoder-decoder and causal models. Rows leave as soon as they end, others join."""
+"""Decoding of a batch by encoder-decoder and causal models. A row leaves when it ends, and others join.
 
-from abc import ABC, abstractmethod
+A row's words are the most probable ones, or drawn by temperature, nucleus (top_p) and a generator of its own.
+"""
+
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from tanbr.serve.sampling import Draws, Sampling
+from tanbr.moe.text import Inputs
+from tanbr.serve.sampling import Sampling
 
 
 class NotFinite(ArithmeticError):  # noqa: N818 - a finding
@@ -25,7 +29,7 @@ class Written:
     tokens: tuple[int, ...]  # without the token that ends it
     stopped: bool  # whether the model ended it itself
     confidence: float  # mean probability of the tokens
-    text: str | None = None  # what of it is told, where that is not all: it ends before a string that stops it
+    text: str | None = None  # what the client gets, where that is not all: it ends before a stop string
 
 
 @dataclass(frozen=True)
@@ -41,20 +45,20 @@ class Step:
 class Joining:
     """Prompts that join a running batch."""
 
-    inputs: Mapping[str, Tensor]  # (n, length) each, padded as the first ones
+    inputs: Inputs  # (n, length) each, padded as the first ones
     limits: Sequence[int]  # (n,)
     sampling: Sequence[Sampling | None] = ()  # (n,) how words are drawn; None, or empty: greedily
 
 
 Decoded: TypeAlias = list[Written | None]  # (n,), those that joined at the end; None for a row that was given up
-OnStep: TypeAlias = Callable[[Step], Collection[int]]  # hears each step; the rows to give up
-More: TypeAlias = Callable[[int], Joining | None]  # with so many rows at work, who joins them; their rows come next
+OnStep: TypeAlias = Callable[[Step], Collection[int]]  # is called after each step; returns the rows to give up
+More: TypeAlias = Callable[[int], Joining | None]  # from the number of rows at work to the prompts that join them
 
 
 @torch.inference_mode()
 def decode(
     model: Any,
-    inputs: Mapping[str, Tensor],
+    inputs: Inputs,
     *,
     limits: Sequence[int],
     on_step: OnStep,
@@ -67,7 +71,7 @@ def decode(
     join (`more`), as long as some of the rows are at work. Raises NotFinite in the step in which logits are not.
     """
     ends, start = _ends(model), _EncoderDecoder if model.config.is_encoder_decoder else _Causal
-    batch: _Batch = start(model, inputs)
+    batch: Any = start(model, inputs)
     limits = list(limits)
     done: Decoded = [None] * len(limits)
     tokens: list[list[int]] = [[] for _ in limits]
@@ -81,17 +85,17 @@ def decode(
         if not torch.isfinite(likely).all():
             raise NotFinite
         chosen, likely = draws.draw(rows, logits, chosen, likely)
-        heard = Step()
+        step = Step()
         for row, token, chance in zip(rows, chosen.tolist(), likely.tolist(), strict=True):
             total[row] += chance
             stopped = token in ends
             if not stopped:
                 tokens[row].append(token)
-                heard.added[row], heard.chances[row] = token, chance
+                step.added[row], step.chances[row] = token, chance
             if stopped or len(tokens[row]) >= limits[row]:
                 count = len(tokens[row]) + stopped
-                done[row] = heard.ended[row] = Written(tuple(tokens[row]), stopped, total[row] / count)
-        gone = {*heard.ended, *on_step(heard)}
+                done[row] = step.ended[row] = Written(tuple(tokens[row]), stopped, total[row] / count)
+        gone = {*step.ended, *on_step(step)}
         kept = [place for place, row in enumerate(rows) if row not in gone]
         rows = [rows[place] for place in kept]
         if not rows:
@@ -110,39 +114,25 @@ def decode(
             draws.add(new, joining.sampling or [None] * len(new))
             rows += new
             limits += joining.limits
-            done += [None] * len(joining.limits)
-            tokens += [[] for _ in joining.limits]
-            total += [0.0] * len(joining.limits)
+            done += [None] * len(new)
+            tokens += [[] for _ in new]
+            total += [0.0] * len(new)
     return done
 
 
-class _Batch(ABC):
-    """Prompts that are being answered, and what the model remembers of them."""
-
-    first: Tensor  # what the first step takes
-
-    @abstractmethod
-    def step(self, last: Tensor) -> Tensor:
-        """Logits (n, words) after the tokens (n,)."""
-
-    @abstractmethod
-    def keep(self, places: Tensor) -> None:
-        """Go on with these rows alone."""
-
-    @property
-    @abstractmethod
-    def joins(self) -> bool:
-        """Whether others can join: all that was read is remembered, none of it by its place in a window."""
-
-    @abstractmethod
-    def absorb(self, others: Any) -> None:
-        """Go on with the rows of another batch below these; both have taken a step."""
+# Both kinds of batch have:
+#   first        what the first step takes
+#   step(last)   logits (n, words) after the tokens (n,)
+#   keep(places) continue with these rows only
+#   joins        whether others can join: the cache holds all that was read, not only a window of it
+#   absorb(…)    append the rows of another batch; both have taken a step
 
 
-class _EncoderDecoder(_Batch):
-    def __init__(self, model: Any, inputs: Mapping[str, Tensor]) -> None:
-        self._model, self._mask = model, inputs["attention_mask"]
-        self._encoded = model.get_encoder()(input_ids=inputs["input_ids"], attention_mask=self._mask).last_hidden_state
+class _EncoderDecoder:
+    def __init__(self, model: Any, inputs: Inputs) -> None:
+        tensors = on_device(inputs, model)
+        self._model, self._mask = model, tensors["attention_mask"]
+        self._encoded = model.get_encoder()(input_ids=tensors["input_ids"], attention_mask=self._mask).last_hidden_state
         self._past: Any = None
         self._written = self._mask.new_zeros((len(self._mask), 0))  # (n, steps) 1 where a row has written
         self.first = torch.full((len(self._mask),), decoder_start(model), device=self._mask.device)
@@ -167,7 +157,7 @@ class _EncoderDecoder(_Batch):
 
     @property
     def joins(self) -> bool:
-        return _remembers_all(self._past.self_attention_cache) and _remembers_all(self._past.cross_attention_cache)
+        return _holds_all(self._past.self_attention_cache) and _holds_all(self._past.cross_attention_cache)
 
     def absorb(self, others: "_EncoderDecoder") -> None:
         self._mask = _below(self._mask, others._mask, dim=1, left=False)
@@ -177,11 +167,11 @@ class _EncoderDecoder(_Batch):
         _join(self._past.cross_attention_cache, others._past.cross_attention_cache, left=False)
 
 
-class _Causal(_Batch):
-    def __init__(self, model: Any, inputs: Mapping[str, Tensor]) -> None:
-        self._model, self._mask = model, inputs["attention_mask"]
+class _Causal:
+    def __init__(self, model: Any, inputs: Inputs) -> None:
+        tensors = on_device(inputs, model)
+        self._model, self._mask, self.first = model, tensors["attention_mask"], tensors["input_ids"]
         self._past: Any = None
-        self.first = inputs["input_ids"]
 
     def step(self, last: Tensor) -> Tensor:
         """Logits (n, words) after the prompts (n, length), then after single tokens (n,)."""
@@ -207,26 +197,26 @@ class _Causal(_Batch):
 
     @property
     def joins(self) -> bool:
-        return _remembers_all(self._past)
+        return _holds_all(self._past)
 
     def absorb(self, others: "_Causal") -> None:
         self._mask = _below(self._mask, others._mask, dim=1, left=True)
         _join(self._past, others._past, left=True)
 
 
-def _remembers_all(cache: Any) -> bool:
+def _holds_all(cache: Any) -> bool:
     return all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 def _join(cache: Any, others: Any, *, left: bool) -> None:
-    """Put the keys and values (n, heads, length, D) of another cache below those of one."""
+    """Append the keys and values (n, heads, length, D) of another cache to those of this one."""
     for mine, theirs in zip(cache.layers, others.layers, strict=True):
         mine.keys = _below(mine.keys, theirs.keys, dim=2, left=left)
         mine.values = _below(mine.values, theirs.values, dim=2, left=left)
 
 
 def _below(one: Tensor, other: Tensor, *, dim: int, left: bool) -> Tensor:
-    """Put a tensor below another, the shorter along `dim` padded with zeros on its left or right."""
+    """Append the rows of another tensor; the shorter along `dim` is padded with zeros on its left or right."""
     longest = max(one.shape[dim], other.shape[dim])
 
     def padded(part: Tensor) -> Tensor:
@@ -234,6 +224,11 @@ def _below(one: Tensor, other: Tensor, *, dim: int, left: bool) -> Tensor:
         return F.pad(part, (0, 0) * (part.dim() - 1 - dim) + ((lack, 0) if left else (0, lack)))
 
     return torch.cat([padded(one), padded(other)])
+
+
+def on_device(inputs: Inputs, model: Any) -> Mapping[str, Tensor]:
+    """Put padded texts where the model is."""
+    return {name: torch.from_numpy(table).to(model.device) for name, table in inputs.items()}
 
 
 def decoder_start(model: Any) -> int:
@@ -246,3 +241,60 @@ def _ends(model: Any) -> set[int]:
     found = model.generation_config.eos_token_id
     found = model.config.eos_token_id if found is None else found
     return set() if found is None else {found} if isinstance(found, int) else set(found)
+
+
+class Draws:
+    """The rows of a batch whose words are drawn; each uses one number of its own generator a step."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, tuple[Sampling, np.random.Generator]] = {}
+
+    def add(self, rows: Sequence[int], how: Sequence[Sampling | None]) -> None:
+        """Take in rows; None leaves a row greedy."""
+        for row, sampling in zip(rows, how, strict=True):
+            if sampling is not None:
+                self._rows[row] = sampling, np.random.default_rng(sampling.seed % 2**64)
+
+    def draw(self, rows: Sequence[int], logits: Tensor, chosen: Tensor, likely: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw words for the rows that were taken in; the others keep their words and probabilities (rows,).
+
+        Logits are (rows, words). The probability of a word is the model's own, whatever the temperature.
+        """
+        places = [place for place, row in enumerate(rows) if row in self._rows]
+        if not places:
+            return chosen, likely
+        own = logits[places].double()
+        drawing = [self._rows[rows[place]] for place in places]
+        values = [(how.temperature, how.top_p, generator.random()) for how, generator in drawing]
+        words = drawn(own, *torch.tensor(values, dtype=torch.float64, device=own.device).T)
+        chosen, likely = chosen.clone(), likely.clone()
+        chosen[places] = words
+        likely[places] = own.softmax(dim=-1).gather(1, words[:, None])[:, 0].to(likely.dtype)
+        return chosen, likely
+
+
+def drawn(logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
+    """Draw a word a row (n,) from logits (n, words) by uniform numbers (n,) in [0, 1).
+
+    This inverts the cumulative sum in the order of the vocabulary: rounding in the logits moves its steps by as much
+    and no more. In the order of probability, rounding could let two words change places.
+    """
+    chances = (logits / temperature[:, None]).softmax(dim=-1)
+    if bool((top_p < 1).any()):
+        chances = torch.where(nucleus(chances, top_p), chances, 0.0)
+    sums = torch.where(chances > 0, chances.cumsum(dim=-1), -1.0)  # below every target: no word of chance 0 is drawn
+    whole = sums.amax(dim=-1)
+    target = torch.minimum(uniform * whole, torch.nextafter(whole, torch.zeros_like(whole)))
+    return (sums > target[:, None]).to(torch.uint8).argmax(dim=-1)  # the first that passes it
+
+
+def nucleus(chances: Tensor, top_p: Tensor) -> Tensor:
+    """Mark the words (n, words) in the smallest set whose probability reaches top_p (n,); of equal words the first.
+
+    A top_p of 1 keeps all words, also those whose probability is lost in the rounding of the sum.
+    """
+    ordered, words = chances.sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(dim=-1) - ordered  # what the more probable ones have
+    kept = (before < top_p[:, None]) | (top_p[:, None] >= 1)
+    kept[:, 0] = True
+    return torch.zeros_like(kept).scatter(1, words, kept)

@@ -1,18 +1,20 @@
-"""The dense models that answer, and the one way they change: `prepare`, look it over, write it down, `commit`.
+"""The dense models that answer, and the one way they change: `prepare`, check, write down, `commit`.
 
-There are as many buffers as models in a panel, and a spare. The next blend is merged into a free buffer, beside those
-that answer, and takes over by one pointer: the commit of one new model cannot fail for want of a file. If more are new
-than buffers are free, old models leave one after another, each its requests to those that stay and its buffer to a new
-one; what was prepared in that buffer for a look is merged again then. The new models take over all at once, and before
-that only in the place of the last old one: so all that answer at a time belong to one slot, and are credited to it.
-Without a spare a buffer may have to be taken from the only model that answers: `prepare` checks what can be checked,
-whoever looks the blend over borrows the place (merge, answer, merge the old blend back), and `commit` merges in place.
-Requests wait meanwhile, but for nothing else: nothing is written while they do. A commit that merges may fail after the
-learner has written: what answers then is whole, old or new, and the learner has to write that down.
+There are as many buffers as models in a panel, and a spare. The next blend is merged into a free buffer while the old
+models answer; `commit` then moves one pointer, so the commit of one new model cannot fail for want of a file. If more
+models are new than buffers are free, old models leave one after another: each leaves its requests to those that stay
+and its buffer to a new model (a blend that was prepared in that buffer is merged again). The new models take over all
+at once; before that, only in the place of the last old one. So all that answer at a time belong to one slot.
 
-Who answers holds the pointer for the whole batch: one batch, one merge version.
+Without a spare, the only model that answers may have to give up its buffer. Then `prepare` checks what can be checked,
+a check of the blend borrows the buffer (merge, answer, merge the old blend back), and `commit` merges in place.
+Requests wait for the merge, and for nothing else. A commit that merges may fail after the learner has written: what
+answers then is whole, old or new, and the learner has to write that down.
+
+A batch holds its model from beginning to end: one batch, one merge version.
 """
 
+import json
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,20 +26,22 @@ from numpy.typing import ArrayLike
 
 from tanbr.errors import CheckpointError, ConfigError
 from tanbr.merge import Moe
-from tanbr.moe.text import TextEncoder
-from tanbr.serve.asking import Asking
-from tanbr.serve.assignment import Assignment
+from tanbr.moe import embedded
+from tanbr.moe.checkpoint import FileWatch
+from tanbr.moe.text import Inputs, TextEncoder
 from tanbr.serve.backends import BACKENDS, Backend, Builder
-from tanbr.serve.lineup import Lineup, Live, Staged
-from tanbr.serve.watch import FileWatch
-from tanbr.tasks import tiny
-from tanbr.types import Blend, Text, as_blend
+from tanbr.serve.decode import NotFinite
+from tanbr.serve.padding import classify
+from tanbr.serve.panel import Assignment, Lineup, Live, Staged
+from tanbr.types import Blend, FloatArray, Text, as_blend
 
-SENTENCES, SENTENCE_SEED = 8, 4_000  # of each generated task, to measure a backend on
+SENTENCES = 64  # that a backend is measured on: enough to see one answer in fifty change
 
 
-class Engine(Asking):
+class Engine:
     """Serves up to G blends of an MoE side by side. The experts stay on disk."""
+
+    answers_here = True  # False: replicas elsewhere answer, with what is committed here
 
     def __init__(
         self,
@@ -57,23 +61,22 @@ class Engine(Asking):
         max_length: int | None = None,
         merge_share: float = 1.0,
     ) -> None:
-        """Merge the first blend (K,) (all experts alike if None) into a backend, of `serve.backends` if it is a name.
+        """Merge the first blend (K,) (all experts alike if None) into a backend, or one of `serve.backends` by name.
 
         Up to `models` blends may answer at once. A backend that does not compute in float32 is measured on the
-        `probes`, or without any on sentences of ours.
+        `probes`, or if there are none on texts of the embedded model.
         """
         if not 1 <= models <= moe.num_experts:
             raise ConfigError(f"a panel holds 1 to {moe.num_experts} models, as many as experts (got {models})")
-        self.moe = moe
-        self.models = models
-        self.merge_seconds = 0.0  # of the last merge
-        self.pause_seconds = 0.0  # for which the last swap kept batches waiting
-        self._merge_share = merge_share
         if isinstance(backend, str) and backend not in BACKENDS:
             raise ConfigError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
         build = BACKENDS[backend] if isinstance(backend, str) else backend
-        encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"], max_length=max_length)
-        super().__init__(encode, batch=batch, left=moe.plan.config().architectures[0].endswith("ForCausalLM"))
+        self.moe, self.models, self.batch = moe, models, batch
+        self.merge_seconds = 0.0  # of the last merge
+        self.pause_seconds = 0.0  # for which the last swap kept batches waiting
+        self._merge_share = merge_share
+        self.encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"], max_length=max_length)
+        self._causal = moe.plan.config().architectures[0].endswith("ForCausalLM")
         known = None if blend is None else as_blend(blend, experts=moe.num_experts)
         first = build(
             moe,
@@ -109,11 +112,6 @@ class Engine(Asking):
         return self.live.version
 
     @property
-    def blend(self) -> Blend | None:
-        """Blend (K,) of the first model; None before the first swap."""
-        return self.live.blend
-
-    @property
     def held(self) -> tuple[Live, ...]:
         """The versions that can be had back without a merge, the one that answered last at the end."""
         return tuple(one for one in self._free if one.blend is not None and one.answered)
@@ -147,15 +145,56 @@ class Engine(Asking):
         for backend in self.backends:
             backend.close()
 
+    # --- questions past the queue: guards, measurements, tests --------------------------------------------------------
+
+    def logits(self, texts: Sequence[Text], *, live: Live | Staged | None = None) -> FloatArray:
+        """Classify texts: (n, columns), by default with the first model that answers now."""
+        with self._holding(live) as backend:
+            columns = self.encode.encode(texts).columns if texts else {"input_ids": []}
+            return classify(backend, columns, self.encode, batch=self.batch)
+
     def sane(self, text: Text, live: Live | Staged) -> bool:
-        """Whether a model answers a text with numbers; of what is asked when it is loaded, that is seen only then."""
-        return (live.backend is None and self.live.backend.asked_when_loaded) or super().sane(text, live)
+        """Whether a model answers a text with numbers: a label's, or the first token's of an answer.
+
+        A backend that is asked when it is loaded finds that out then, and is taken to be sane before.
+        """
+        if live.backend is None and self.live.backend.asked_when_loaded:
+            return True
+        with self._holding(live) as backend:
+            (inputs,) = self.padded([text])
+            if not backend.writes:
+                return bool(np.isfinite(backend.classify(inputs)).all())
+            try:
+                backend.generate(inputs, limits=[1], on_step=lambda _: ())
+            except NotFinite:
+                return False
+            return True
+
+    def padded(self, texts: Sequence[Text]) -> list[Inputs]:
+        """Encode texts in the order given, a batch at a time."""
+        parts = [texts[start : start + self.batch] for start in range(0, len(texts), self.batch)]
+        return [self.encode.pad(self.encode.encode(part).columns, left=self._causal) for part in parts]
+
+    @contextmanager
+    def _holding(self, live: Live | Staged | None) -> Iterator[Backend]:
+        """Hold what answers, or what was prepared; merged in place until the block ends if need be."""
+        if isinstance(live, Staged) and live.backend is None:
+            with self._paused_for(live.blend, self.live) as backend:
+                yield backend
+                self._restore(self.live)
+        elif live is not None and live.backend is not None:
+            yield live.backend
+        else:
+            with self.using() as current:
+                yield current.backend
+
+    # --- batches ------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def using(self, lineup: Lineup | None = None, place: int = 0) -> Iterator[Live]:
         """Hold a model that answers: no merge touches it until the block ends, though another may take over meanwhile.
 
-        It is the one at `place` of the `lineup`, or where that answers no more, the first one that does.
+        It is the model at `place` of the `lineup`, or if that lineup no longer answers, the first model that does.
         """
         with self._idle:
             self._idle.wait_for(lambda: not self._paused)
@@ -170,6 +209,8 @@ class Engine(Asking):
                 live.backend.readers -= 1
                 self._idle.notify_all()
 
+    # --- changes ------------------------------------------------------------------------------------------------------
+
     def prepare(self, blend: ArrayLike, *, version: int | None = None) -> Staged:
         """Make the merge of `blend` (K,) ready to answer; nothing else changes until `commit`.
 
@@ -177,25 +218,28 @@ class Engine(Asking):
         committed, all at once, or discarded. If it fails, what answers goes on answering.
         """
         wanted = as_blend(blend, experts=self.moe.num_experts)
-        for live in self._lineup.models:
-            if live.blend is not None and not self._fault and np.array_equal(wanted, live.blend):
-                return self._stage(Staged(live.backend, live.version, live.blend, changed=False))
-        numbers = [one.version for one in self._staged if one.changed]
-        number = max(self._issued, *numbers, 0) + 1 if version is None else version
-        if not self._free:
+        if version is None:
+            version = max([self._issued, *(one.version for one in self._staged if one.changed)]) + 1
+        same = [one for one in self._lineup.models if one.blend is not None and np.array_equal(wanted, one.blend)]
+        if same and not self._fault:
+            staged = Staged(same[0].backend, same[0].version, wanted, changed=False)
+        elif self._free:
+            staged = Staged(self._merged(wanted, version).backend, version, wanted, changed=True)
+        else:
             self.files.check()
             self.moe.check(wanted)
             self.live.backend.stage(self.moe, wanted, share=self._merge_share)
-            return self._stage(Staged(None, number, wanted, changed=True))
-        return self._stage(Staged(self._merged(wanted, number).backend, number, wanted, changed=True))
+            staged = Staged(None, version, wanted, changed=True)
+        self._staged.append(staged)
+        return staged
 
     def spread(self, *staged: Staged) -> None:
-        """Have what was prepared made ready wherever it is to answer: nowhere else, as a rule."""
+        """Have other replicas prepare the same; an engine of its own has none."""
 
     def commit(self, *staged: Staged, slot: int | None = None, assignment: Assignment | None = None) -> Lineup:
-        """Let what was prepared, and nothing else, answer from now on, credited to `slot`; what answers now.
+        """Let what was prepared, and nothing else, answer from now on, credited to `slot`; the new lineup.
 
-        Where models have to be merged for it, it may fail: what answers then is whole, be it old or new.
+        Where models have to be merged for it, it may fail; the models that answer then are whole, old or new.
         """
         if not staged or any(one not in self._staged for one in staged):
             raise RuntimeError("only what was prepared last can be committed, and only once")
@@ -206,7 +250,9 @@ class Engine(Asking):
             raise RuntimeError(f"{len(staged)} models do not fit into {self.models} buffers")
         slot = self.live.slot if slot is None else slot
         self._issued = max(self._issued, *(one.version for one in staged))
-        ready = sorted(range(len(staged)), key=lambda i: (staged[i].changed, self._holding(staged[i].blend) is None))
+        ready = sorted(
+            range(len(staged)), key=lambda i: (staged[i].changed, self._buffer_with(staged[i].blend) is None)
+        )
         joined: dict[int, Live] = {}
         try:
             for i in ready:  # what needs no merge comes first
@@ -269,7 +315,7 @@ class Engine(Asking):
                 raise _found_broken(one.version)
             return replace(live, backend=one.backend)
         if not self._make_room(joined, assignment):
-            with self._paused_for(one, self.live) as backend, self._idle:
+            with self._paused_for(one.blend, self.live) as backend, self._idle:
                 live = replace(live, backend=backend)
                 self._answer_with({live.place: live}, assignment)
                 return live
@@ -306,7 +352,7 @@ class Engine(Asking):
         same = [one.backend is model.backend and one.version == model.version for one in self._lineup.models]
         return same.index(True) if any(same) else None
 
-    def _holding(self, blend: Blend) -> Live | None:
+    def _buffer_with(self, blend: Blend) -> Live | None:
         """The free buffer that a blend (K,) is in."""
         held = [one for one in self._free if one.blend is not None and np.array_equal(blend, one.blend)]
         return held[0] if held else None
@@ -314,7 +360,7 @@ class Engine(Asking):
     def _merged(self, blend: Blend, version: int) -> Live:
         """Find the free buffer that holds a blend, or merge it into one."""
         with self._idle:
-            ready = self._holding(blend)
+            ready = self._buffer_with(blend)
             if ready is not None:
                 return ready
             prepared = [one.backend for one in self._staged if one.changed]
@@ -331,26 +377,7 @@ class Engine(Asking):
         return live
 
     @contextmanager
-    def holding(self, live: Live | Staged | None) -> Iterator[Backend]:
-        """Hold what answers, or what was prepared; merged in place for the while if need be."""
-        if live is None:
-            with self.using() as current:
-                yield current.backend
-        elif live.backend is None:
-            with self._borrowed(live) as backend:
-                yield backend
-        else:
-            yield live.backend
-
-    @contextmanager
-    def _borrowed(self, staged: Staged) -> Iterator[Backend]:
-        """Merge in place to look it over, and merge the old blend back at the end."""
-        with self._paused_for(staged, self.live) as backend:
-            yield backend
-            self._restore(self.live)
-
-    @contextmanager
-    def _paused_for(self, staged: Staged, old: Live) -> Iterator[Backend]:
+    def _paused_for(self, blend: Blend, old: Live) -> Iterator[Backend]:
         """Merge in the place of `old`; requests wait until the block ends, and if it raises the old blend is back."""
         started = time.perf_counter()
         self.files.check()  # before anything is overwritten: the old blend must come from the same files
@@ -358,7 +385,7 @@ class Engine(Asking):
             self._paused = True
             self._idle.wait_for(lambda: old.backend.readers == 0)
         try:
-            self._merge(old.backend, staged.blend, share=1.0)
+            self._merge(old.backend, blend, share=1.0)
             yield old.backend
         except BaseException:
             self._restore(old)
@@ -383,15 +410,13 @@ class Engine(Asking):
         backend.merge(self.moe, blend, share=share)
         self.merge_seconds = time.perf_counter() - started
 
-    def _stage(self, staged: Staged) -> Staged:
-        self._staged.append(staged)
-        return staged
-
 
 def _found_broken(version: int) -> CheckpointError:
     return CheckpointError(f"merge version {version} was found broken before it was committed")
 
 
 def sentences() -> list[Text]:
-    """Give texts to measure a backend on where nobody gave any: those of the generated tasks."""
-    return [row.text for task in tiny.TASKS for row in tiny.generate(task.name, SENTENCES, seed=SENTENCE_SEED)]
+    """Give texts of the embedded model's history, to measure a backend on where there are no probes."""
+    lines = (embedded.path() / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = (json.loads(line)["text"] for line in lines[:: len(lines) // SENTENCES])
+    return [text if isinstance(text, str) else (text[0], text[1]) for text in texts]

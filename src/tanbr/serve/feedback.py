@@ -63,7 +63,7 @@ class FeedbackReader:
             raise InputError("this server scores no labels; send a reward instead")
         if item.task is None:
             raise InputError("a label needs its task: labels of several tasks may have one name")
-        self._space.check_label(item.task, item.label)
+        self._space.number_of(item.task, item.label)
 
     def _known(self, request_id: str) -> bytes | None:
         raw = self._ids.read(request_id)

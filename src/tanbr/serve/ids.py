@@ -1,10 +1,9 @@
 """Request ids that only this server can have issued, and that say which slot answered.
 
-An id is the slot (4 bytes), the model's place in it (1), 7 random bytes and a keyed hash of all: it needs no look-up to
-be trusted, so feedback is taken even for a request whose row was lost when the process was killed. The hash also holds
-the *epoch*, a random name that every start of a server takes anew. An epoch's ids count for the slots from its start to
-the next one's: what a server gave out after the backup that another was restored from, for slots that never came to be
-here, is unknown.
+An id is the slot (4 bytes), the model's place in it (1), 7 random bytes and a keyed hash of all. It is trusted without
+a look-up, so feedback is taken even for a request whose row was lost when the process was killed. The hash also holds
+the *epoch*, a random name that a server takes at every start. An epoch's ids count for the slots from its start to the
+next one's. So if a server is restored from a backup, ids that were issued after the backup are unknown.
 """
 
 import hmac
@@ -38,7 +37,7 @@ class RequestIds:
         self._epochs = [(epoch.name, epoch.first, end) for epoch, end in zip(epochs, ends, strict=True)][::-1]
 
     def take_over(self, other: "RequestIds") -> None:
-        """Issue and recognise ids as another does: the learner of a replica was started again."""
+        """Issue and recognise ids as another does: a replica's learner was started again."""
         self._key, self._epochs = other._key, other._epochs
 
     def issue(self, slot: int, count: int, *, place: int = 0) -> list[bytes]:
@@ -51,7 +50,7 @@ class RequestIds:
         return b32encode(raw + self._mac(raw, self._epochs[0][0])).decode().lower()
 
     def read(self, shown: str) -> bytes | None:
-        """Turn a client's id back; None if this server did not issue it, or for a slot that is none of its own."""
+        """Turn a client's id back; None if this server did not issue it, or not for one of its slots."""
         try:
             value = b32decode(shown.upper()) if len(shown) == 32 else b""
         except (Error, ValueError):

@@ -1,19 +1,28 @@
-"""One request on its way through the batcher."""
+"""One request on its way through the queue; the parts of it that different models answer; the room for prompts."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from tanbr.moe.text import Columns
+import numpy as np
+
+from tanbr.errors import InputError
+from tanbr.moe.text import Columns, TextEncoder, positions
 from tanbr.monitor.recogniser import Recognition
+from tanbr.serve.config import ServeConfig
 from tanbr.serve.decode import Written
+from tanbr.serve.engine import Engine
+from tanbr.serve.panel import Lineup
 from tanbr.serve.records import Answered, Generated, OnToken
 from tanbr.serve.sampling import Sampling
 from tanbr.types import FloatArray, Text
 
+ENDING = threading.Lock()  # two workers may fail one job at the same time
 
-@dataclass(eq=False)
+
+@dataclass(eq=False, slots=True)
 class Job:
     """The texts of one request, what became of them so far, and who waits for it."""
 
@@ -22,35 +31,140 @@ class Job:
     on_token: OnToken | None = None
     sampling: tuple[Sampling | None, ...] = ()  # (n,) how the words of each answer are drawn; empty: greedily
     stop: tuple[str, ...] = ()  # strings before the first of which an answer ends
+    named: FloatArray | None = None  # (V,) 1 for the tasks that its client has named, if it has
     future: "Future[Any]" = field(default_factory=Future)
     columns: Columns = field(default_factory=dict)
-    cut: tuple[int, ...] = ()
-    limits: tuple[int, ...] = ()  # tokens to write for each prompt
-    written: dict[int, Written] = field(default_factory=dict)  # prompt → what was written for it
-    streamed: bool = False  # whether its client has seen a part of an answer
-    left: bool = False  # whether the model thread has no more to do with it
-    named: FloatArray | None = None  # (V,) 1 for the tasks that its client has named, if it has
+    cut: tuple[int, ...] = ()  # (n,) tokens left out of each text; empty if of none
+    limits: tuple[int, ...] = ()  # (n,) tokens to write for each prompt
     seen: Recognition | None = None  # what its texts say about their tasks, where that was asked for
     posteriors: FloatArray | None = None  # (n, V) the same, weighed by the slot's mix and by what the client has named
-    place: int = 0  # of the model that answers it, in the lineup
-    whole: "Job | None" = None  # that it is a part of
+    answers: dict[int, tuple[str, int, Any]] = field(default_factory=dict)  # text → request id, merge version, answer
+    ended: bool = False  # whether its answer or error was given
+
+    def take(self, rows: Sequence[int], ids: Sequence[str], version: int, answers: Any) -> None:
+        """Take answers (n,) to some of the texts, and give the client all of them with the last.
+
+        Answers are logits (columns,), or what was written and its text.
+        """
+        versions: tuple[int, ...] = (version,)
+        if len(rows) < len(self.texts):
+            self.answers |= {row: (name, version, one) for row, name, one in zip(rows, ids, answers, strict=True)}
+            if len(self.answers) < len(self.texts):
+                return
+            ids, versions, answers = zip(*(self.answers[row] for row in range(len(self.texts))), strict=True)
+        several = versions if len(set(versions)) > 1 else ()
+        if isinstance(answers[0], np.ndarray):
+            logits = np.asarray(answers)
+            answer: Answered | Generated = Answered(tuple(ids), logits, versions[0], self.cut, several)
+        else:
+            written, texts = zip(*answers, strict=True)
+            answer = Generated(
+                request_ids=tuple(ids),
+                texts=texts,
+                prompt_tokens=tuple(len(row) for row in self.columns["input_ids"]),
+                completion_tokens=tuple(len(one.tokens) for one in written),
+                finish_reasons=tuple("stop" if one.stopped else "length" for one in written),
+                merge_version=versions[0],
+                cut=self.cut,
+                merge_versions=several,
+            )
+        if self._may_end():
+            self.future.set_result(answer)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the client why there is no answer, if it still waits."""
+        if self._may_end():
+            self.future.set_exception(error)
+
+    def _may_end(self) -> bool:
+        """Whether the caller is the first to end the job, and the client still waits."""
+        with ENDING:
+            first, self.ended = not self.ended, True
+        return first and self.future.set_running_or_notify_cancel()
+
+
+@dataclass(eq=False, slots=True)
+class Part:
+    """The texts of a job that one model answers: all of them, unless a panel divides them."""
+
+    job: Job
+    rows: Sequence[int]  # of the job's texts
+    place: int = 0  # in the lineup, of the model
+    written: dict[int, Written] = field(default_factory=dict)  # prompt → what was written for it
+    streamed: bool = False  # whether the client has seen a piece of an answer
+    left: bool = False  # whether the model has no more to do for it
 
     @property
     def wanted(self) -> bool:
         """Whether the model has work to do for it, and somebody waits."""
-        return not self.left and not self.future.cancelled() and (self.whole is None or self.whole.wanted)
+        return not self.left and not self.job.future.done()
 
-    def resolve(self, answer: Answered | Generated) -> None:
-        """Give the client its answer, if it still waits."""
-        if not self.future.done() and self.future.set_running_or_notify_cancel():
-            self.future.set_result(answer)
-
-    def fail(self, error: Exception) -> None:
-        """Tell the client why there is no answer, if it still waits."""
-        fail(self.future, error)
+    def fail(self, error: BaseException) -> None:
+        """Fail the whole job."""
+        self.left = True
+        self.job.fail(error)
 
 
-def fail(future: "Future[Any]", error: Exception) -> None:
-    """Tell who waits for a future why there is no result."""
-    if not future.done() and future.set_running_or_notify_cancel():
-        future.set_exception(error)
+def assigned(job: Job, rows: Sequence[int], lineup: Lineup) -> list[Part]:
+    """Divide some texts of a job among the models that answer."""
+    if lineup.assignment is None:
+        return [Part(job, rows)]
+    if job.seen is None:
+        job.seen = lineup.assignment.recogniser.recognise(job.texts)
+    job.posteriors = lineup.assignment.posteriors(job.seen, job.named)
+    places = lineup.assignment.places(job.seen, job.named)
+    return [
+        Part(job, [row for row in rows if places[row] == place], int(place)) for place in np.unique(places[list(rows)])
+    ]
+
+
+def count(parts: Iterable[Part]) -> int:
+    """Count the texts of parts."""
+    return sum(len(part.rows) for part in parts)
+
+
+def columns_of(parts: Sequence[Part]) -> Columns:
+    """Collect the tokens of all texts of parts."""
+    names = parts[0].job.columns
+    return {name: [part.job.columns[name][row] for part in parts for row in part.rows] for name in names}
+
+
+@dataclass(frozen=True)
+class Room:
+    """How many tokens a model that writes can read and write."""
+
+    prompt: int  # most that a prompt may have
+    answer: int  # most that are written for one
+    both: int | None  # most of the two together: the positions of a causal model; None for an encoder-decoder
+    too_long: Literal["refuse", "cut"]  # what becomes of a prompt that is longer
+
+    @staticmethod
+    def of(engine: Engine, config: ServeConfig) -> "Room":
+        """Find a model's room; one that continues its prompt has positions for both together."""
+        backend = engine.live.backend
+        found = [limit for limit in (positions(engine.moe.path), backend.positions) if limit is not None]
+        answer = min([config.max_tokens, *(limit - 1 for limit in found)])
+        return Room(engine.encode.max_length, answer, min(found) if found and backend.causal else None, config.too_long)
+
+    def check(self, max_tokens: int | None) -> None:
+        """Refuse to write more than can be written."""
+        if max_tokens is not None and not 1 <= max_tokens <= self.answer:
+            raise InputError(f"max_tokens must be 1..{self.answer} (got {max_tokens})")
+
+    def fit(self, job: Job, encoder: TextEncoder) -> None:
+        """Encode a job's prompts and set what can be written for each: max_tokens, or if None as much as fits.
+
+        A prompt that leaves no room is refused (InputError), or cut on the left: its end is nearest to the answer.
+        """
+        longest = self.prompt if self.both is None else min(self.prompt, self.both - (job.max_tokens or 1))
+        encoded = encoder.encode(job.texts, limit=longest, side="left")
+        lengths = [len(row) for row in encoded.columns["input_ids"]]
+        if any(encoded.cut) and self.too_long == "refuse":
+            number = max(range(len(lengths)), key=encoded.cut.__getitem__)
+            raise InputError(
+                f"prompt {number + 1} of {len(lengths)} has {lengths[number] + encoded.cut[number]} tokens, and this "
+                f"model reads at most {longest} if it is to write {job.max_tokens or 'any'}; shorten the prompt"
+            )
+        most = self.answer if job.max_tokens is None else job.max_tokens
+        job.limits = tuple(most if self.both is None else min(most, self.both - length) for length in lengths)
+        job.columns, job.cut = encoded.columns, encoded.cut if any(encoded.cut) else ()

@@ -28,16 +28,13 @@ class HeadLabels(LabelSpace):
         """Graded task → its scale."""
         return {task.name: task.scale for task in self.tasks if task.graded}
 
-    def check_label(self, task: str, label: str | float) -> None:
-        """Refuse a label that the task does not have."""
-        self._target(task, label)
-
     def score(self, task: str, label: str | float, logits: FloatArray) -> float:
         """Reward in [0, 1] of the answer in logits (columns,), as the task scores it."""
-        rows = [Row(task, "", self._target(task, label))]
+        rows = [Row(task, "", self.number_of(task, label))]
         return float(self.rewards(rows, self.answers(rows, logits[None]))[0])
 
-    def _target(self, task: str, label: str | float) -> float:
+    def number_of(self, task: str, label: str | float) -> float:
+        """The number of a label, or a score as it is; InputError if the task does not have it."""
         spec = self.task(task)
         if spec.graded:
             low, high = spec.scale
@@ -49,8 +46,8 @@ class HeadLabels(LabelSpace):
         return float(spec.labels.index(str(label)))
 
 
-def named(tasks: Sequence[Task], task: str | None, labels: Sequence[str] = ()) -> FloatArray | None:
-    """Tasks (V,), 1 or 0 each, that a client speaks of; None if it names neither a task nor labels of one."""
+def named_tasks(tasks: Sequence[Task], task: str | None, labels: Sequence[str] = ()) -> FloatArray | None:
+    """Mark the tasks (V,), 1 or 0 each, that a client names, itself or by labels; None if it names none."""
     if task is not None:
         names = [one.name for one in tasks]
         if task not in names:

@@ -1,385 +1,454 @@
-"""The learner: monitor, router, guard and store. It turns the slots, and nobody else touches router, monitor or swaps.
+"""The learner's thread: it holds the learner's value, reads what was answered, obeys operators, and turns slots.
 
-Whatever fails in a turn, what answers goes on answering: router and monitor go back to what they were before it, a slot
-is opened without them (or the old one goes on, if not even that can be written down), and an alarm says why.
+Nobody else touches the value or changes what answers. Whatever fails in a turn, what answers goes on answering: the
+old value is kept, the slot goes on with all it held, and an alarm says why.
 """
 
-import copy
 import json
-import logging
-import math
+import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
-from tanbr.errors import StateError
+from tanbr.errors import InputError, StateError
+from tanbr.loop.choose import Pin
+from tanbr.loop.guard import Guard
+from tanbr.loop.rewards import Trust
+from tanbr.loop.slot import Choice, Reason, Version
+from tanbr.loop.turn import Learner, MixSource, Rules, first, observe, turn
 from tanbr.monitor import Monitor
-from tanbr.serve.admission import Choice
-from tanbr.serve.answer_log import AnswerLog
-from tanbr.serve.assignment import Assignment
-from tanbr.serve.choosing import Choosing, Pin
-from tanbr.serve.clients import Clients
-from tanbr.serve.config import ServeConfig
-from tanbr.serve.engine import Engine
-from tanbr.serve.guard import Guard
-from tanbr.serve.ids import place_of
-from tanbr.serve.journal import (
-    OpenSlot,
-    Place,
-    Saves,
-    Turn,
-    count_requests,
-    read_slot,
-    state_file,
-    tidy,
-    write_turn,
-)
-from tanbr.serve.lineup import Staged
-from tanbr.serve.preparing import Preparing
-from tanbr.serve.records import Alarm, Observer, Reason
-from tanbr.serve.rewards import share_out
-from tanbr.serve.start_blend import StartBlend
-from tanbr.serve.store import Store
-from tanbr.serve.telling import Telling
-from tanbr.serve.view import View, explained
-from tanbr.types import FloatArray, Router, SlotRecord, TaskMix, Text
+from tanbr.serve.journal import count_requests, read_slot, state_file, tidy
+from tanbr.serve.messages import Broken, Message
+from tanbr.serve.records import Alarm, Observer, ServiceError
+from tanbr.serve.view import View, shown_safely
+from tanbr.serve.world import ServedWorld
+from tanbr.types import Blend, Router, SlotRecord
 
-log = logging.getLogger("tanbr.serve")
+Result = TypeVar("Result")
 
+TICK = 0.2  # seconds between two looks at what was answered: seldom, as Python runs one thread at a time
+MOST_PAUSE = 60.0  # seconds; after a failure the next try waits twice as long as the last, up to this
 ALARMS = 50  # kept for operators
-FORGET_EVERY = 20  # slots
-FIRM = 0.9  # posterior of a familiar text's task beyond which no label teaches the monitor otherwise
 
 
-class Learner:
-    """Follows the traffic, chooses blends and learns from rewards; all but `alarm` and the views in one thread."""
+class Alarms:
+    """What operators should know; any thread may add to it."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer, self._lock = observer, threading.Lock()
+        self._alarms: deque[Alarm] = deque(maxlen=ALARMS)
+        self.slot = -1  # that is open
+
+    def __call__(self, text: str) -> None:
+        """Tell operators; what repeats is told once."""
+        with self._lock:
+            repeated = bool(self._alarms) and self._alarms[0].text == text
+            if repeated:
+                self._alarms.popleft()
+            self._alarms.appendleft(Alarm(time.time(), self.slot, text))
+        if not repeated:
+            self._observer.alarm(text)
+
+    @property
+    def newest(self) -> tuple[Alarm, ...]:
+        """All that are kept, newest first."""
+        with self._lock:
+            return tuple(self._alarms)
+
+
+class LearnerThread:
+    """Turns slots; other threads give it what was answered, and ask it for things with `call`."""
 
     def __init__(
         self,
-        engine: Engine,
+        world: ServedWorld,
+        rules: Rules,
         *,
         router: Router,
         monitor: Monitor,
-        start: StartBlend,
-        guard: Guard,
-        store: Store,
-        answers: AnswerLog,
-        config: ServeConfig,
-        observer: Observer,
+        alarms: Alarms,
+        resume: list[dict[str, Any]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.engine, self.router, self.monitor = engine, router, monitor
-        self.store, self.answers, self.guard = store, answers, guard
-        self.config, self.observer = config, observer
-        self.pin: Pin | None = None
-        self.forecast: TaskMix = np.full(len(monitor.tasks), 1.0 / len(monitor.tasks))  # nothing seen yet: all alike
-        self._choosing = Choosing(start, store, config, models=engine.models, confusion=lambda: self.monitor.confusion)
-        self._preparing = Preparing(engine, guard, self._choosing, tries=config.guard.tries)
-        self._telling = Telling(store, answers, config, experts=engine.moe.num_experts, tasks=len(monitor.tasks))
-        self._view: View | None = None
-        self._alarms: deque[Alarm] = deque(maxlen=ALARMS)
-        self._alarm_lock = threading.Lock()
-        self._seen = 0  # feedback that the guard has seen
+        """Open the first slot, or go on with slots of the store that the router was not told of, the newest open."""
+        self.world, self.alarms = world, alarms
+        self._config, self._answers, self._store = world.config, world.answers, world.store
+        self._clock = clock
+        if resume:
+            learner = self._resumed(rules, router, monitor, resume)
+        else:
+            tasks = len(monitor.tasks)
+            learner = first(rules, world, router=router, monitor=monitor, tasks=tasks, number=world.store.next_slot)
+        self._look(learner)
+        self._seen = self._store.last_seq()  # feedback that the guard has seen
         self._drifting = False
+        self._target = self._config.slot_requests  # requests after which the open slot ends
+        self._grown = False  # whether the last slot held more than it should
+        self._started = clock()  # of the open slot
+        self._pauses = {self._read: _Pause(), self._end: _Pause()}
+        self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._sending = threading.Lock()
+        self._ended = False  # whether nobody will do what is sent from now on; guarded by the lock
+        self._wake = threading.Event()
+        self._stopping = False
+        self._fault = ""
+        self.saved = True  # whether all that was learned is on disk: not while it runs
+        self._thread = threading.Thread(target=self._watched, name="tanbr-slots", daemon=True)
+
+    def _resumed(self, rules: Rules, router: Router, monitor: MixSource, rows: list[dict[str, Any]]) -> Learner:
+        """Read the learner's value from the store."""
+        store, tasks = self._store, len(self.world.task_names)
+        experts = self.world.engine.moe.num_experts
+        waiting = getattr(router, "open", ())
+        *settling, slot = (read_slot(row, experts=experts, tasks=tasks, decisions=waiting) for row in rows)
+        config = rules.config.rewards
+        try:
+            pinned = json.loads(store.meta("pinned") or "null")
+            known = json.loads(store.meta("trust") or "{}")
+            trust = Trust(config.doubt, config.client_share, known.get("evidence", {}), known.get("led", {}))
+            learner = Learner(
+                rules, router, monitor, slot, Guard.from_json(store.meta("guard"), tasks=tasks), trust, slot.task_mix,
+                settling=tuple(settling),
+                versions=tuple(
+                    Version(row["version"], row["blend"], row["sums"], row["counts"], bool(row["good"]))
+                    for row in reversed(store.versions())
+                ),
+                rewarded=store.meta("rewarded"),
+                mark=int(store.meta("mark") or 0),
+                pin=None if pinned is None else Pin(np.array(pinned["blend"], dtype=float), int(pinned["version"])),
+            )  # fmt: skip
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StateError(f"{store.folder} is damaged ({error}); restore it from a copy") from None
+        tidy(store)
+        self.world.resume(learner)
+        return learner
+
+    # --- called by other threads ------------------------------------------------------------------------------------
 
     @property
     def view(self) -> View:
         """What the learner is at."""
-        if self._view is None:
-            raise StateError("no slot is open yet")
         return self._view
 
     @property
-    def current(self) -> OpenSlot:
-        """The open slot."""
-        return self.view.opened
+    def learner(self) -> Learner:
+        """The learner's value."""
+        return self._view.learner
+
+    def start(self) -> None:
+        """Run the slots."""
+        self.saved = False
+        self._started = self._clock()
+        self._thread.start()
+
+    def stop(self, timeout: float) -> bool:
+        """Read and save what was answered, and end; whether it ended in time."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def faults(self) -> tuple[str, ...]:
+        """Say that the thread died, and of what; nothing if all is well."""
+        return (self._fault,) if self._fault else ()
 
     @property
-    def alarms(self) -> tuple[Alarm, ...]:
-        """What operators should know, newest first."""
-        with self._alarm_lock:
-            return tuple(self._alarms)
+    def requests(self) -> int:
+        """Requests answered in the open slot."""
+        return self._answers.held[self.learner.slot.number]
 
-    def alarm(self, text: str) -> None:
-        """Tell operators; what repeats is told once."""
-        with self._alarm_lock:
-            repeated = bool(self._alarms) and self._alarms[0].text == text
-            if repeated:
-                self._alarms.popleft()
-            self._alarms.appendleft(Alarm(time.time(), -1 if self._view is None else self.current.slot, text))
-        if not repeated:
-            self.observer.alarm(text)
+    def put(self, message: Message) -> None:
+        """Take what a replica says: what it answered, or that a version answers with NaN and it went back."""
+        if isinstance(message, Broken):
+            version = message.version
+            self._send(lambda: self.dismiss(version, "it answers with NaN", worthless=True))
+            return
+        held = self._answers.put(message)
+        if self._target is not None and held >= self._target:
+            self._wake.set()
 
-    # --- between turns ----------------------------------------------------------------------------------------------
+    def call(self, command: Callable[[], Result]) -> Result:
+        """Do something in this thread, between two of its own steps; blocks until it is done."""
+        if self._stopping or not self._thread.is_alive():
+            raise ServiceError(self._fault or "the server is stopping")
+        return self._send(command).result()
+
+    def _send(self, command: Callable[[], Result]) -> "Future[Result]":
+        future: Future[Result] = Future()
+        with self._sending:
+            self._commands.put((command, future))
+            if self._ended:
+                self._refuse()
+        self._wake.set()
+        return future
+
+    # --- what operators, and the guard in their place, ask for: in the learner's thread ------------------------------
+
+    def end_slot(self) -> int:
+        """End the slot now; the number of the next."""
+        if not self.turn():
+            raise ServiceError(f"the slot goes on: {self.alarms.newest[0].text}")
+        return self.learner.slot.number
+
+    def pin(self, target: Blend | int) -> int:
+        """Serve a blend (K,), or a version by its number, until `unpin`; its merge version."""
+        blend, version = (self._blend_of(target), target) if isinstance(target, int) else (target, None)
+        number = self._serve(Choice.one(blend, len(self.learner.forecast), Reason.PINNED, "pinned", version))
+        self._set_pin(Pin(blend, number))
+        return number
+
+    def unpin(self) -> None:
+        """Let the router choose again, from the next slot on."""
+        self._set_pin(None)
+
+    def roll_back(self, version: int | None) -> int:
+        """Serve an earlier version, or one of a panel, alone until the slot ends.
+
+        The router hears that the other choices were worthless.
+        """
+        now = tuple(one.version for one in self.world.engine.lineup.models)
+        good = [one.number for one in self.learner.good if one.number not in now]
+        wanted = max(good, default=None) if version is None else version
+        if wanted is None:
+            raise InputError("there is no earlier good version to roll back to")
+        blend = self._blend_of(wanted)
+        if (wanted,) == now:
+            raise InputError(f"merge version {wanted} is the one that answers; choose another")
+        if self.learner.pin is not None:
+            self.unpin()
+        note = f"rolled back by hand from {', '.join(map(str, now))}"
+        choice = Choice.one(blend, len(self.learner.forecast), Reason.ROLLED_BACK, note, wanted)
+        return self._serve(choice, bad=tuple(one for one in now if one != wanted), worthless=True)
+
+    def dismiss(self, version: int, why: str, *, worthless: bool = False) -> None:
+        """Go back from a bad version at once, to the others of its panel or to the last good one; the router hears."""
+        if version not in self.learner.slot.versions:
+            return  # it went already: several workers may find the same version broken
+        self.alarms(f"merge version {version} is rolled back: {why}")
+        choice = self.learner.dismissing(version, why)
+        if choice is None:
+            self.alarms("there is no earlier good version to roll back to: the bad one goes on answering")
+            rules = self.learner.rules.config
+            guard = self.learner.guard.opened(
+                (version,), bad=(version,), keep=rules.keep_versions, share=rules.rewards.client_share
+            )
+            self._show(replace(self.learner, guard=guard))
+            return
+        self._serve(choice, bad=(version,), worthless=worthless)
+
+    def _serve(self, choice: Choice, *, bad: tuple[int, ...] = (), worthless: bool = False) -> int:
+        done = self.turn(choice, bad=bad, worthless=worthless)
+        models = self.world.engine.lineup.models
+        served = [one.blend.tobytes() for one in models if one.blend is not None]
+        if not done or served != [blend.tobytes() for blend in choice.blends]:
+            raise ServiceError(f"merge version {models[0].version} goes on: {self.alarms.newest[0].text}")
+        return models[0].version
+
+    def _blend_of(self, version: int) -> Blend:
+        known = {one.number: one.blend for one in self.learner.versions}
+        if version not in known:
+            raise InputError(f"merge version {version} is not kept; choose one of {', '.join(map(str, sorted(known)))}")
+        return known[version]
+
+    def _set_pin(self, pin: Pin | None) -> None:
+        """Keep an operator's wish; it holds over restarts."""
+        kept = None if pin is None else json.dumps({"blend": pin.blend.tolist(), "version": pin.version})
+        self._store.set_meta("pinned", kept)
+        self._show(replace(self.learner, pin=pin))
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    def turn(self, forced: Choice | None = None, *, bad: tuple[int, ...] = (), worthless: bool = False) -> bool:
+        """End the slot and open the next, as the loop does it; whether a next one was opened."""
+        self.read_safely()
+        old = self.learner
+        try:
+            learner = turn(old, self.world, forced=forced, bad=bad, worthless=worthless)
+        except Exception as error:  # the disk, most likely: the slot goes on, with all it held, until it can be written
+            self.alarms(f"slot {old.slot.number} goes on: {type(error).__name__}: {error}")
+            return False
+        self._opened(learner)
+        return True
+
+    def _opened(self, learner: Learner) -> None:
+        """Show the slot that was opened."""
+        mix, told = self.world.mix, self.world.told
+        if mix is not None:
+            if mix.alarm and not self._drifting:
+                self.alarms(f"drift: {mix.unknown:.0%} of the requests are unlike any known task")
+            self._drifting = mix.alarm
+        last, shares = self._view.last, self._view.shares
+        for one in told:
+            if not one.late:
+                last, shares = one.record, tuple(one.shares.items())
+        self._look(learner, last, shares)
+        self._started = self._clock()
+
+    def _look(
+        self, learner: Learner, last: SlotRecord | None = None, shares: tuple[tuple[str, float], ...] = ()
+    ) -> None:
+        """Take a picture of the learner for those who ask."""
+        self._view, failed = shown_safely(learner, last, shares)
+        if failed:
+            self.alarms(failed)
+        self.alarms.slot = learner.slot.number
+
+    def _show(self, learner: Learner) -> None:
+        self._view = replace(self._view, learner=learner)
 
     def read(self) -> None:
         """Read what was answered, and show the guard the feedback on it."""
+        monitor: Any = self.learner.monitor.fork()
+        error: Exception | None
         try:
-            self.answers.read(self.monitor, self.forecast, self._show)
-        finally:  # what cannot be read must not blind the guard
-            self._show_feedback()
-
-    def _show_feedback(self) -> None:
-        for row in self.store.feedback(after=self._seen):
-            self._seen = row.seq
-            if row.task is not None or not row.novel:
-                share = share_out(row.task, row.posterior, self.forecast)
-                model = row.slot, place_of(row.id, len(self.current.versions))
-                self._show(model, self._telling.clients.trust(row.client) * share, row.reward, row.client)
+            shadowed, error = self._answers.read(monitor, self.learner.forecast)
+            self._show(observe(replace(self.learner, monitor=monitor), None, shadowed))
+        except Exception as raised:  # what cannot be read must not blind the guard
+            error = raised
+        given = self._store.feedback(after=self._seen)
+        self._show(observe(self.learner, None, given))
+        self._seen = max([self._seen, *(row.seq for row in given)])
+        if error is not None:
+            raise error
 
     def read_safely(self) -> bool:
         """Read, and say so if that fails; whether it did not."""
         try:
             self.read()
         except Exception as error:  # the disk, the monitor, a shadow: the slots must turn all the same
-            self.alarm(f"what was answered cannot be read: {type(error).__name__}: {error}")
+            self.alarms(f"what was answered cannot be read: {type(error).__name__}: {error}")
             return False
         return True
-
-    def judge(self) -> tuple[int, str] | None:
-        """Name a version that the guard wants rolled back, and why; none while an operator has chosen."""
-        return None if self.pin is not None else self.guard.judge(self._telling.clients)
-
-    def _show(self, model: Place, share: FloatArray, reward: float, client: str = "") -> None:
-        slot, place = model
-        if slot == self.current.slot:
-            self.guard.see(self.current.versions[place], share, reward, client)
-
-    # --- the turn of a slot -----------------------------------------------------------------------------------------
-
-    def turn(self, forced: Choice | None = None, *, bad: tuple[int, ...] = (), worthless: bool = False) -> bool:
-        """End the slot and open the next; whether a next one was opened.
-
-        `forced` is served instead of asking the router. What is told of a slot with `bad` versions is told at once,
-        with zeros for these if they were worthless.
-        """
-        self.read_safely()
-        before = copy.deepcopy((self.router, self.monitor, self._telling.clients)), self.forecast
-        kept, turn = self.kept(), self._new_turn(self.current, bad=bad)
-        try:
-            turn.mark = self.store.last_seq()
-            turn.requests = self.answers.uncounted()
-            self._teach_monitor(turn)
-            turn.mix = self.monitor.close_slot()
-            self.forecast = turn.mix.forecast
-            staged, opened = self._next(turn, forced, kept, worthless=worthless)
-            self.engine.spread(*staged)
-            self._write(turn, opened)
-        except Exception as error:  # the disk, most likely: the slot goes on, with all it held, until it can be written
-            (self.router, self.monitor, self._telling.clients), self.forecast = before
-            self.alarm(f"slot {self.current.slot} goes on: {type(error).__name__}: {error}")
-            return False
-        failed = self._commit(staged, opened)
-        self._opened(turn, opened)  # whoever sees the slot is answered in it
-        return self._committed(staged, kept, failed)
-
-    def kept(self) -> Choice | None:
-        """What would serve on what answers now; None before the first slot."""
-        models = [one for one in self.engine.lineup.models if one.blend is not None]
-        if not models or self._view is None:
-            return None
-        rows, opened = [one.place for one in models], self.current
-        estimates = opened.estimates
-        if len(models) == 1 or estimates is None or models[0].slot != opened.slot:  # a commit may have failed
-            return Choice.one(np.asarray(models[0].blend), Reason.KEPT, version=models[0].version)
-        versions, blends = tuple(one.version for one in models), np.array([one.blend for one in models])
-        return Choice(blends, Reason.KEPT, versions=versions, estimates=estimates[rows])
-
-    def _next(
-        self, turn: Turn, forced: Choice | None, kept: Choice | None, *, worthless: bool
-    ) -> tuple[list[Staged], OpenSlot]:
-        """Tell, choose and prepare; if that fails, go on with what answers and tell nothing."""
-        before = copy.deepcopy((self.router, self._telling.clients))
-        try:
-            self._telling.tell(turn, self.router, worthless=worthless)
-        except Exception as error:  # a router that fails must not keep a bad blend answering
-            stays = self._untell(turn, before, kept, error)
-            forced = forced or stays
-        try:
-            choice = forced or self._choosing.choose(turn, self.router, self.forecast, kept, self.pin)
-            return self._preparing.prepare(turn, choice, kept, self.router, self.forecast)
-        except Exception as error:
-            stays = self._untell(turn, before, kept, error)
-            return self._preparing.prepare(turn, stays, kept, self.router, self.forecast)
-
-    def _untell(self, turn: Turn, before: tuple[Router, Clients], kept: Choice | None, error: Exception) -> Choice:
-        """Put the router back to what it was before it was told, to be told again with the next turn; what stays."""
-        self.router, self._telling.clients = copy.deepcopy(before)
-        turn.told, turn.mark, turn.rewarded = [], self._telling.mark, self._telling.rewarded
-        said = f"{type(error).__name__}: {error}"
-        version = self.engine.version if kept is None else _listed(kept.versions)
-        self.alarm(f"slot {self.current.slot}: {said}; merge version {version} stays")
-        if kept is None:
-            raise error
-        return replace(kept, reason=Reason.FAILED, note=f"failed: {said}")
-
-    def _write(self, turn: Turn, opened: OpenSlot) -> None:
-        """Write the turn down, before anything of it shows."""
-        turn.meta = {
-            "guard": self.guard.remembered(),
-            "clients": json.dumps(self._telling.clients.evidence),
-            "led": json.dumps(self._telling.clients.led),
-            "rewarded": turn.rewarded,
-        }
-        states: dict[str, Saves] = {"monitor": self.monitor, "router": self.router}
-        ended = turn.ended
-        places = () if ended is None else range(len(ended.versions))
-        measured = [] if ended is None else [self.answers.tally(ended.slot, place) for place in places]
-        keep = self.config.keep_versions * self.engine.models
-        try:
-            write_turn(self.store, turn, opened, states=states, measured=measured, keep_versions=keep)
-        except BaseException:
-            self.engine.discard()
-            raise
-
-    def _opened(self, turn: Turn, opened: OpenSlot) -> None:
-        """Remember what was written down."""
-        last, shares = (None, {}) if self._view is None else (self._view.last, self._view.shares)
-        if turn.mix is not None:
-            if turn.mix.alarm and not self._drifting:
-                self.alarm(f"drift: {turn.mix.unknown:.0%} of the requests are unlike any known task")
-            self._drifting = turn.mix.alarm
-        for told in turn.told:
-            if not told.late:
-                last, shares = told.record, told.shares
-                self.observer.slot(told.record)
-        self.answers.counted(turn.requests)
-        self._telling.remember(turn)
-        self.answers.forget(min(self._telling.settling, default=opened.slot) - 1)
-        keep = self.config.keep_versions * self.engine.models
-        self.guard.opened(opened.versions, bad=turn.bad, keep=keep)
-        self._show_view(opened, last, shares)
-
-    def _commit(self, staged: list[Staged], opened: OpenSlot) -> Exception | None:
-        """Let it answer; a merge may fail even now."""
-        try:
-            self.engine.commit(*staged, slot=opened.slot, assignment=self._assignment(opened))
-        except Exception as error:
-            return error
-        return None
-
-    def _committed(self, staged: list[Staged], kept: Choice | None, error: Exception | None) -> bool:
-        """Say what answers now; where a merge failed, what is whole gets a slot of its own."""
-        if error is not None:
-            versions = _listed([one.version for one in staged if one.changed])
-            self.alarm(f"merge version {versions} cannot be served: {type(error).__name__}: {error}")
-            if kept is None or not any(one.changed for one in staged):
-                return False
-            whole = self.engine.lineup.models[0]  # old or new
-            blend = kept.blend if whole.blend is None else whole.blend
-            return self.turn(Choice.one(blend, Reason.FAILED, f"failed: {error}", whole.version))
-        for one in staged:
-            if one.changed:
-                self.observer.merged(self.engine.merge_seconds, one.version)
-        if self.current.slot % FORGET_EVERY == 0:
-            self.store.forget(slots=self.config.keep_slots, requests=self.config.keep_requests)
-        return True
-
-    def _assignment(self, opened: OpenSlot) -> Assignment | None:
-        """Which requests of a slot go to which of its models, by what the monitor knows now."""
-        if len(opened.versions) == 1 and self.config.answers != "posterior":
-            return None
-        return Assignment(opened.panel, self.monitor.snapshot())
-
-    def _teach_monitor(self, turn: Turn) -> None:
-        """Let the monitor learn from texts whose labels, and so tasks, have come since the last turn.
-
-        Never against what it firmly believes. What it does not believe itself, it takes from a client that leads (or is
-        nobody in particular), or from several clients that say the same of a text.
-        """
-        if not self.monitor.learns:
-            return
-        clients, rows = self._telling.clients, self.store.feedback(after=self._telling.mark, upto=turn.mark)
-        rows = [row for row in rows if row.source == "labels" and clients.trust(row.client) > 0.5]
-        texts = self.answers.texts_of([row.id for row in rows])
-        rows = [row for row in rows if row.id in texts]
-        claims: dict[tuple[Text, int | None], set[str]] = {}
-        for row in rows:
-            claims.setdefault((texts[row.id], row.task), set()).add(row.client)
-        fair = clients.fair(rows, self.config.rewards.taught_labels)
-        seen = self.monitor.snapshot().recognise([texts[row.id] for row in fair])
-        best, known = seen.posteriors.argmax(axis=1), ~seen.novel & seen.informed
-        firm = known & (seen.posteriors.max(axis=1, initial=0.0) > FIRM)
-        taught = []
-        for row, task, is_known, is_firm in zip(fair, best, known, firm, strict=True):
-            believed = not row.client or clients.leads(row.client) or len(claims[texts[row.id], row.task]) > 1
-            if (is_known and row.task == task) or (believed and not is_firm):
-                taught.append(row)
-        names = [self.monitor.tasks[row.task] for row in taught if row.task is not None]
-        self.monitor.learn([texts[row.id] for row in taught], names)
-
-    def _show_view(self, opened: OpenSlot, last: SlotRecord | None, shares: dict[str, float]) -> None:
-        """Take a picture of the learner for those who ask."""
-        view = View(opened, self._choosing.phase(self._new_turn(opened), self.pin), self.pin is not None, last, shares)
-        try:
-            self._view = explained(view, self.router)
-        except Exception as error:  # a router that cannot explain itself may serve all the same
-            self._view = view
-            self.alarm(f"the router does not explain itself: {type(error).__name__}: {error}")
-
-    def _new_turn(self, ended: OpenSlot | None, *, bad: tuple[int, ...] = ()) -> Turn:
-        regret = math.nan if self._view is None else self._view.regret
-        return Turn(ended, self._telling.mark, regret=regret, rewarded=self._telling.rewarded, bad=bad)
-
-    # --- what an operator wants, and what is on disk ------------------------------------------------------------------
-
-    def set_pin(self, pin: Pin | None) -> None:
-        """Keep an operator's wish; it holds over restarts."""
-        kept = None if pin is None else json.dumps({"blend": pin.blend.tolist(), "version": pin.version})
-        self.store.set_meta("pinned", kept)
-        self.pin = pin
-        view = self.view
-        self._view = replace(view, pinned=pin is not None, phase=self._choosing.phase(self._new_turn(view.opened), pin))
-
-    def first(self) -> None:
-        """Open the first slot of a new state, or of one that was adopted."""
-        self._telling.mark = self._seen = self.store.last_seq()
-        turn = replace(self._new_turn(None), first=self.store.next_slot)
-        choice = self._choosing.choose(turn, self.router, self.forecast, None, self.pin)
-        staged, opened = self._preparing.prepare(turn, choice, None, self.router, self.forecast)
-        self._write(turn, opened)
-        self._opened(turn, opened)
-        self.engine.commit(*staged, slot=opened.slot, assignment=self._assignment(opened))
-
-    def resume(self, rows: list[dict[str, Any]]) -> None:
-        """Go on with the slots that the router was not told of; the newest of them is open."""
-        *ended, newest = rows
-        opened = read_slot(
-            newest, experts=self.engine.moe.num_experts, tasks=len(self.forecast), decisions=self.router.open
-        )
-        self.forecast = opened.task_mix
-        try:
-            self._telling.resume(ended, self.router)
-            self._seen = self.store.last_seq()
-            pinned = json.loads(self.store.meta("pinned") or "null")
-            self.pin = None if pinned is None else Pin(np.array(pinned["blend"], dtype=float), int(pinned["version"]))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise StateError(f"{self.store.folder} is damaged ({error}); restore it from a copy") from None
-        self.guard.remember(self.store.meta("guard"), version=opened.merge_version)
-        self.answers.resume(opened.slot, self.store.count_requests(opened.slot, len(opened.versions)))
-        tidy(self.store)
-        self._show_view(opened, None, {})
-        fits = len(opened.versions) <= self.engine.models
-        blends = list(zip(opened.blends, opened.versions, strict=True)) if fits else []
-        staged = [self.engine.prepare(blend, version=version) for blend, version in blends]
-        if staged:
-            self.engine.commit(*staged, slot=opened.slot, assignment=self._assignment(opened))
 
     def save(self) -> None:
         """Save the monitor with the requests of the open slot in it, and what the guard has seen."""
-        self.store.check_files()
-        self.monitor.save(state_file(self.store, "monitor"))
-        state_file(self.store, "monitor").chmod(0o600)
-        more = {place: count for place, count in self.answers.uncounted().items() if place[0] != self.current.slot}
-        with self.store.transaction(guard=self.guard.remembered()) as write:
+        store, learner = self._store, self.learner
+        monitor: Any = learner.monitor
+        store.check_files()
+        monitor.save(state_file(store, "monitor"))
+        state_file(store, "monitor").chmod(0o600)
+        more = {place: count for place, count in self._answers.uncounted().items() if place[0] != learner.slot.number}
+        with store.transaction(guard=learner.guard.to_json()) as write:
             count_requests(write, more)
-        self.answers.counted(more)
+        self._answers.counted(more)
+
+    def _watched(self) -> None:
+        """Run; if the thread dies, say so and leave nobody waiting for it."""
+        try:
+            self._run()
+        except BaseException as error:  # nobody else would ever hear of it
+            self._fault = f"the slot thread died of {type(error).__name__}, and nothing is learned any more: restart"
+            self.alarms(self._fault)
+        with self._sending:
+            self._ended = True
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """Leave nobody waiting for a thread that has ended; the caller holds the lock."""
+        while not self._commands.empty():
+            self._commands.get()[1].set_exception(ServiceError(self._fault or "the server is stopping"))
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)  # merges, probes and shadows leave the other cores to the requests
+        while not self._stopping:
+            self._wake.wait(TICK)
+            self._wake.clear()
+            self.step()
+        self._obey()
+        self._pauses.clear()
+        self.saved = self._attempt(self._read) & self._attempt(self.save)
+
+    def step(self) -> None:
+        """Look once: what others ask for, what was answered, and whether the slot is to end."""
+        self._obey()
+        self._attempt(self._read)
+        self._attempt(self._judge)
+        if self._due():
+            self._attempt(self._end)
+
+    def _obey(self) -> None:
+        """Do what others ask for; a failure is theirs."""
+        while not self._commands.empty():
+            command, future = self._commands.get()
+            try:
+                future.set_result(command())
+            except Exception as error:
+                future.set_exception(error)
+
+    def _attempt(self, step: Callable[[], None]) -> bool:
+        """Take a step that must not end the thread, whatever fails; what failed is not tried again too soon."""
+        pause = self._pauses.get(step)
+        if pause is not None and self._clock() < pause.until:
+            return False
+        try:
+            step()
+        except Exception as error:
+            if not isinstance(error, _Failed):
+                name = getattr(step, "__name__", "step").strip("_")
+                self.alarms(f"{name} failed: {type(error).__name__}: {error}")
+            if pause is not None:
+                pause.seconds = min(MOST_PAUSE, max(TICK, 2 * pause.seconds))
+                pause.until = self._clock() + pause.seconds
+            return False
+        if pause is not None:
+            pause.seconds = 0.0
+        return True
+
+    def _read(self) -> None:
+        if not self.read_safely():
+            raise _Failed
+
+    def _judge(self) -> None:
+        """Roll back if the guard says so; not while an operator has chosen."""
+        learner = self.learner
+        judged = None if learner.pin is not None else learner.guard.judged(learner.trust, learner.rules.config.guard)
+        if judged is not None:
+            self.dismiss(*judged)
+
+    def _due(self) -> bool:
+        if self._target is not None and self.requests >= self._target:
+            return True
+        seconds = self._config.slot_seconds
+        if seconds is None or self._clock() - self._started < seconds:
+            return False
+        if not self.requests:  # nobody came: the slot goes on
+            self._started = self._clock()
+        return self.requests > 0
+
+    def _end(self) -> None:
+        """End the slot. What comes while it turns belongs to it; if that is more than a batch, the next is as long."""
+        answers, slot, started = self._answers, self.learner.slot.number, self._clock()
+        before = answers.held[slot]
+        if not self.turn():
+            raise _Failed
+        held = answers.held[slot]
+        wanted = self._config.slot_requests
+        if wanted is None:
+            return
+        came = held - before
+        self._target = max(wanted, came)
+        grown, self._grown = self._grown, held > wanted + self._config.batch
+        if self._grown and not grown:
+            self.alarms(
+                f"slots grow: slot {slot} held {held} requests instead of {wanted}, as they come faster than a slot is "
+                f"turned ({self._started - started:.1f} s); what comes meanwhile belongs to it"
+            )
 
 
-def _listed(versions: Iterable[int | None]) -> str:
-    """Name versions."""
-    return ", ".join(str(version) for version in versions if version is not None)
+class _Failed(Exception):  # noqa: N818
+    """A step of the learner's failed, which has said why."""
+
+
+class _Pause:
+    """How long a step that failed rests."""
+
+    seconds = 0.0
+    until = 0.0

@@ -1,4 +1,4 @@
-"""What a state was made for: checkpoint, merge method, experts, tasks. Another one is refused, or adopts the state."""
+"""What a state was made for: checkpoint, merge method, experts, tasks. Others are refused, or adopt the state."""
 
 import hashlib
 import json
@@ -8,12 +8,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from tanbr.errors import StateError
+from tanbr.loop.config import RewardConfig
+from tanbr.loop.rewards import Tally, Trust, credited
 from tanbr.merge import Moe
-from tanbr.router import GroupedRouter
-from tanbr.serve.clients import Clients
-from tanbr.serve.config import RewardConfig
-from tanbr.serve.ids import place_of
-from tanbr.serve.rewards import Tally
 from tanbr.serve.store import Store
 from tanbr.types import FloatArray, Router
 
@@ -44,11 +41,9 @@ class Prior:
 
 def made_for(moe: Moe, tasks: Sequence[str], router: Router | None = None) -> MadeFor:
     """Say what a state of this checkpoint, with a router like this, is made for."""
-    groups = router.first_groups.digest if isinstance(router, GroupedRouter) else "none"
+    groups = first.digest if (first := getattr(router, "groups", None)) is not None else "none"
     digest = hashlib.sha256()
-    for (
-        file
-    ) in moe.checkpoint.files:  # a sample: a checkpoint may have a hundred gigabytes, and training moves all of it
+    for file in moe.checkpoint.files:  # a sample: it may have a hundred gigabytes, and training moves all of it
         size = file.path.stat().st_size
         digest.update(str(size).encode())
         with file.path.open("rb") as stream:
@@ -67,22 +62,19 @@ def same_lineage(store: Store, wanted: MadeFor, *, adopt: bool) -> bool:
         return True
     try:
         found = json.loads(text)
-        odd = [name for name, value in json.loads(new).items() if name in found and found[name] != value]
-    except (ValueError, TypeError, RecursionError):
+        odd = [name for name, value in json.loads(new).items() if found[name] != value]
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise StateError(f"{store.folder} does not say what it was made for; restore it from a copy") from None
-    if not odd:
-        store.set_meta("made_for", new)  # earlier versions remembered less
-        return True
-    if not adopt:
+    if odd and not adopt:
         raise StateError(
             f"{store.folder} was made for {odd[0]} {found[odd[0]]}, not for {getattr(wanted, odd[0])}; give another "
             "--state, or --adopt to keep what was learned as a prior"
         )
-    return False
+    return not odd
 
 
 def adopt_state(store: Store, wanted: MadeFor, *, config: RewardConfig) -> Prior:
-    """Turn a state of another checkpoint into a prior for this one; its slots and versions end, the numbers go on."""
+    """Turn a state of another checkpoint into a prior; its slots and versions end, their numbers continue."""
     found = json.loads(store.meta("made_for"))
     alike = found.get("tasks") == list(wanted.tasks) and found.get("experts") == wanted.experts
     rows: list[tuple[FloatArray, FloatArray, FloatArray]] = []
@@ -92,11 +84,9 @@ def adopt_state(store: Store, wanted: MadeFor, *, config: RewardConfig) -> Prior
         for slot in store.untold():
             mix = slot["mix"] if slot["estimate"] is None else slot["estimate"]
             given, models = store.feedback(after=0, slot=slot["slot"]), slot["models"]
-            for model in models:
-                tally = Tally(len(wanted.tasks), config)
-                mine = [row for row in given if place_of(row.id, len(models)) == model["place"]]
-                tally.add_feedback(mine, mix, Clients(config))
-                rows.append((model["blend"], *tally.weighted))
+            none = [Tally(len(wanted.tasks)) for _ in models]
+            for model, tally in zip(models, credited(none, given, mix, Trust()), strict=True):
+                rows.append((model["blend"], *tally.weighted(config)))
     rows = [row for row in rows if (row[2] > 0).any()]
     K, V = wanted.experts, len(wanted.tasks)
     counts = np.array([row[2] for row in rows]).reshape(-1, V)

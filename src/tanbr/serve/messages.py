@@ -9,7 +9,7 @@ from tanbr.types import FloatArray, Text
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Texts that were answered by one merge version; said before their clients hear of it."""
+    """Texts that one merge version answered; the learner is told before the clients are."""
 
     version: int
     slot: int  # that they are credited to

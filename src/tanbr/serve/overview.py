@@ -7,29 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from tanbr.loop.slot import Reason
+from tanbr.loop.turn import Learner
 from tanbr.merge import Moe
+from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
-from tanbr.serve.journal import OpenSlot
-from tanbr.serve.labels import HeadLabels
-from tanbr.serve.learner import Learner
-from tanbr.serve.records import ModelView, Reason, ServiceInfo, ServiceState, SlotView, VersionView
-from tanbr.serve.replica import Replica
-from tanbr.types import SlotRecord
+from tanbr.serve.learner import LearnerThread
+from tanbr.serve.queue import Queue
+from tanbr.serve.records import ModelView, ServiceInfo, ServiceState, SlotView, VersionView
+from tanbr.serve.world import ServedWorld
 
 
 def describe(
-    moe: Moe,
-    replica: Replica,
-    *,
-    config: ServeConfig,
-    tasks: Sequence[str],
-    expert_names: Sequence[str],
-    space: HeadLabels | None,
-    classes: int,
+    moe: Moe, queue: Queue, *, config: ServeConfig, tasks: Sequence[str], expert_names: Sequence[str]
 ) -> ServiceInfo:
     """Say what is served."""
-    backend, specs = replica.engine.live.backend, moe.checkpoint.specs.values()
+    backend, specs = queue.engine.live.backend, moe.checkpoint.specs.values()
     return ServiceInfo(
         model=Path(moe.path).name,
         family=moe.family.model_type,
@@ -39,89 +33,88 @@ def describe(
         sites=len(moe.sites),
         tasks=tuple(tasks),
         columns=backend.columns,
-        classes=classes,
-        scales={} if space is None else space.scales,
+        classes=queue.classes,
+        scales={} if queue.space is None else queue.space.scales,
         loaded_parameters=backend.size.parameters,
-        loaded_bytes=backend.size.nbytes + (replica.engine.models - 1) * backend.size.own_bytes,
+        loaded_bytes=backend.size.nbytes + (queue.engine.models - 1) * backend.size.own_bytes,
         spare_bytes=0 if config.low_memory else backend.size.own_bytes,
         full_parameters=sum(spec.numel for spec in specs),
         full_bytes=sum(spec.nbytes for spec in specs),
         precision="int8" if config.backend == "int8" else "fp32",
         int8_agreement=None if backend.loss is None else backend.loss.agreement,
         device=config.engine or config.device,
-        max_tokens=replica.room.answer,
+        max_tokens=queue.room.answer,
         slot_requests=config.slot_requests,
         slot_seconds=config.slot_seconds,
-        models=replica.engine.models,
+        models=queue.engine.models,
         backend=config.engine or config.backend,
     )
 
 
-def state_now(learner: Learner, replica: Replica, *, uptime: float) -> ServiceState:
+def state_now(thread: LearnerThread, queue: Queue, *, uptime: float) -> ServiceState:
     """Say what a service is doing: values that belong together."""
-    view, answers, V = learner.view, learner.answers, len(learner.forecast)
+    view, answers = thread.view, thread.world.answers
+    learner, slot = view.learner, view.learner.slot
+    V = len(learner.forecast)
     return ServiceState(
-        slot=view.opened.slot,
-        merge_version=view.opened.merge_version,
-        task_mix=view.opened.task_mix,
-        blend=view.opened.blend,
+        slot=slot.number,
+        merge_version=slot.versions[0],
+        task_mix=slot.task_mix,
+        blend=slot.blend,
         reward=np.full(V, np.nan) if view.last is None else view.last.reward,
         counts=np.zeros(V) if view.last is None else view.last.counts,
         estimated_regret=view.regret,
-        requests=answers.held[view.opened.slot],
+        requests=answers.held[slot.number],
         answered=answers.answered,
-        queue=replica.depth,
-        phase=view.phase,
+        queue=queue.depth,
+        phase=learner.phase,
         why=view.why,
-        pinned=view.pinned,
+        pinned=learner.pin is not None,
         shares=dict(view.shares),
-        alarms=learner.alarms,
-        last_merge_seconds=replica.engine.merge_seconds,
-        last_pause_seconds=replica.engine.pause_seconds,
+        alarms=thread.alarms.newest,
+        last_merge_seconds=queue.engine.merge_seconds,
+        last_pause_seconds=queue.engine.pause_seconds,
         uptime=uptime,
-        models=_models(learner, view.opened),
+        models=_models(learner, thread.world),
         exploration=view.account,
     )
 
 
-def _models(learner: Learner, opened: OpenSlot) -> tuple[ModelView, ...]:
+def _models(learner: Learner, world: ServedWorld) -> tuple[ModelView, ...]:
     """Show the models of the open slot, as far as they answer."""
-    names, to = learner.monitor.tasks, opened.task_models
+    slot, to = learner.slot, learner.slot.task_models
+    share = learner.rules.config.rewards.client_share
     return tuple(
         ModelView(
             version,
-            opened.blends[place],
-            tuple(name for name, model in zip(names, to, strict=True) if model == place),
-            float(opened.task_mix[to == place].sum()),
-            learner.answers.held_by(opened.slot, place),
-            learner.guard.reward(version),
+            slot.blends[place],
+            tuple(name for name, model in zip(world.task_names, to, strict=True) if model == place),
+            float(slot.task_mix[to == place].sum()),
+            world.answers.held_by(slot.number, place),
+            learner.guard.reward(version, share=share),
         )
-        for place, version in enumerate(opened.versions)
+        for place, version in enumerate(slot.versions)
     )
 
 
-def slot_view(row: dict[str, Any], learner: Learner) -> SlotView:
+def slot_view(row: dict[str, Any], answers: AnswerLog) -> SlotView:
     """Show a slot of the store; the blend of a panel is the mean over its requests."""
-    V, models = len(learner.forecast), row["models"]
+    models, V = row["models"], len(row["mix"])
     held = np.array([model["requests"] for model in models])
-    record = SlotRecord(
+    return SlotView(
         row["slot"],
         row["version"],
         row["mix"],
         np.average([model["blend"] for model in models], axis=0, weights=held if held.any() else None),
         np.full(V, np.nan) if row["reward"] is None else row["reward"],
         np.zeros(V) if row["counts"] is None else row["counts"],
-    )
-    regret = learner.view.regret if row["ended"] is None else row["regret"]
-    return SlotView(
-        record,
         row["started"],
         row["ended"],
-        row["requests"] + sum(more for (slot, _), more in learner.answers.uncounted().items() if slot == row["slot"]),
+        row["requests"] + sum(more for (slot, _), more in answers.uncounted().items() if slot == row["slot"]),
         bool(row["told"]),
         row["unknown"],
         row["estimate"],
-        math.nan if regret is None else regret,
+        math.nan if row["regret"] is None else row["regret"],
         Reason(row["reason"]),
         row["note"],
     )

@@ -1,15 +1,33 @@
-"""The values that a `Service` takes and gives: plain, frozen, ready for JSON with `dataclasses.asdict`."""
+"""The values that a service takes and gives. Clients see those that derive from `Shown` as they are, in JSON.
+
+They are plain frozen dataclasses; pydantic reads their annotations to write the JSON (`as_json`) and to describe it in
+the OpenAPI document. In JSON, NaN is null.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Literal, Protocol, TypeAlias
+from functools import cache
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import ConfigDict, Field, GetPydanticSchema, TypeAdapter, WithJsonSchema, computed_field
+from pydantic_core import core_schema
 
 from tanbr.errors import TanbrError
-from tanbr.types import Account, Blend, Counts, FloatArray, Reward, SlotRecord, TaskMix
+from tanbr.loop.slot import Phase as Phase
+from tanbr.loop.slot import Reason as Reason
+from tanbr.types import Account, FloatArray, SlotRecord, to_jsonable
 
 Outcome: TypeAlias = Literal["accepted", "repeated", "unknown"]
 OnToken: TypeAlias = Callable[[int, str], None]  # which prompt, the text that was added to its answer
+
+_NUMBER, _NULL = {"type": "number"}, {"type": "null"}
+_WRITE_ARRAY = core_schema.plain_serializer_function_ser_schema(to_jsonable)
+_ARRAY = GetPydanticSchema(lambda _source, _handler: core_schema.any_schema(serialization=_WRITE_ARRAY))
+Numbers: TypeAlias = Annotated[FloatArray, _ARRAY, WithJsonSchema({"type": "array", "items": _NUMBER})]
+NumbersOrNaN: TypeAlias = Annotated[
+    FloatArray, _ARRAY, WithJsonSchema({"type": "array", "items": {"anyOf": [_NUMBER, _NULL]}})
+]
+FloatOrNaN: TypeAlias = Annotated[float, WithJsonSchema({"anyOf": [_NUMBER, _NULL]})]
 
 
 class Overloaded(TanbrError):  # noqa: N818 - what a client sees, not a fault
@@ -26,66 +44,6 @@ class Stopping(TanbrError):  # noqa: N818
 
 class ServiceError(TanbrError):
     """A request that was accepted could not be answered; it is safe to send it again."""
-
-
-class Phase(StrEnum):
-    """Who chooses the blend at the moment."""
-
-    WAITING = "waiting for rewards"  # the start blend is served: nothing is known that speaks for another
-    LEARNING = "learning"  # the router chooses
-    PINNED = "pinned"  # an operator has chosen
-    FIXED = "fixed"  # the start blend is served whatever comes: `explore` is "never"
-
-
-class Reason(StrEnum):
-    """Why a slot serves the blend it does."""
-
-    CHOSEN = "chosen"  # by the router
-    START = "start"  # the start blend: there are no rewards (yet, or any more), or nothing is to be explored
-    BEST = "best"  # the best known blend: rewards have stopped, or the exploration budget is spent
-    KEPT = "kept"  # the old blend: too little to gain, or the guard refused the new ones
-    PINNED = "pinned"  # by an operator
-    ROLLED_BACK = "rolled back"  # by an operator or the guard
-    FAILED = "failed"  # the turn failed: the old blend goes on
-
-
-@dataclass(frozen=True)
-class Why:
-    """Why the served blend was chosen, by the router's own belief at that time."""
-
-    sentence: str
-    mean: float  # reward that the router expected of it
-    uncertainty: float  # what it may have hidden
-    bound: float  # mean, uncertainty and granularity: the most it seemed able to earn
-
-
-@dataclass(frozen=True)
-class ServiceInfo:
-    """What is served; known once the model is loaded, and constant."""
-
-    model: str  # name of the checkpoint's folder
-    family: str  # model_type of the MoE
-    kind: Literal["classifier", "text"]  # `submit` and logits, or `generate` and texts
-    experts: int  # K
-    expert_names: tuple[str, ...]  # (K,) the task that each expert was trained for, or "expert 1" …
-    sites: int  # FFNs with K experts
-    tasks: tuple[str, ...]  # V names, the order of every task mix and reward
-    columns: tuple[str, ...]  # names of the logits' columns; empty for text
-    classes: int  # how many of the columns are labels (they come first); the others are graded tasks' scores
-    scales: dict[str, tuple[float, float]]  # graded task → its scale: score = low + (high − low)·sigmoid(logit)
-    loaded_parameters: int  # of the dense model that answers
-    loaded_bytes: int
-    spare_bytes: int  # the spare FFN buffer; 0 with low_memory
-    full_parameters: int  # of the whole MoE, which stays on disk
-    full_bytes: int
-    precision: str  # fp32 or int8
-    int8_agreement: float | None  # measured on the probe texts; None in fp32
-    device: str
-    max_tokens: int  # most that `generate` writes for one prompt
-    slot_requests: int | None
-    slot_seconds: float | None
-    models: int = 1  # G, most that answer side by side
-    backend: str = "torch"  # what runs it
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,166 +81,247 @@ class Feedback:
     label: str | float | None = None
 
 
+class Shown:
+    """What clients see in JSON; the text below a field is its description in the OpenAPI document."""
+
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True, json_schema_serialization_defaults_required=True)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def as_json(value: Any) -> bytes:
+    """Write a value as JSON: plain values, and dataclasses and models of pydantic's."""
+    kind: Any = type(value)
+    return _adapter(kind).dump_json(value, by_alias=True, fallback=to_jsonable)
+
+
 @dataclass(frozen=True)
-class Receipt:
+class Receipt(Shown):
     """What became of each piece of feedback; whatever is accepted is on disk."""
 
-    outcomes: tuple[Outcome, ...]  # in the order of the items
+    outcomes: tuple[Outcome, ...]
+    """One for each piece, in order."""
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def accepted(self) -> int:
         """How many are new."""
         return self.outcomes.count("accepted")
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def repeated(self) -> int:
-        """How many were there already (nothing changes: the first counts)."""
+        """How many were there already; the first counts, so nothing changes."""
         return self.outcomes.count("repeated")
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def unknown(self) -> int:
-        """How many name no request that this server answered within the slots it keeps."""
+        """How many name no answer that this server gave within the slots it keeps."""
         return self.outcomes.count("unknown")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServedModel(Shown):
+    """What is served."""
+
+    model: Annotated[str, Field(serialization_alias="name")]
+    """Name of the checkpoint's folder."""
+    family: str
+    """model_type of the MoE."""
+    kind: Literal["classifier", "text"]
+    """Whether the model classifies or writes."""
+    experts: int
+    expert_names: tuple[str, ...]
+    """What each expert was trained for, or "expert 1" …, in the order of every blend."""
+    sites: int
+    """FFNs that have experts."""
+    models: int = 1
+    """Most that answer side by side."""
+    columns: Annotated[tuple[str, ...], Field(exclude=True)]
+    """Names of the logits' columns, labels first, then graded tasks; empty for a model that writes."""
+    classes: Annotated[int, Field(exclude=True)]
+    """How many of the columns are labels."""
+    loaded_bytes: int
+    """Of the dense model that answers."""
+    full_bytes: int
+    """Of the whole MoE, which stays on disk."""
+    precision: str
+    """fp32 or int8."""
+    device: str
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What a classifier answers with."""
+        return self.columns[: self.classes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceInfo(ServedModel):
+    """What is served, and what the web must know of it; constant once the model is loaded."""
+
+    tasks: tuple[str, ...]  # V names, the order of every task mix and reward
+    scales: dict[str, tuple[float, float]]  # task → scale of its grade: low + (high − low)·sigmoid(logit)
+    loaded_parameters: int  # of the dense model that answers
+    spare_bytes: int  # the spare FFN buffer; 0 with low_memory
+    full_parameters: int  # of the whole MoE
+    int8_agreement: float | None  # measured on the probe texts; None in fp32
+    max_tokens: int  # most that `generate` writes for one prompt
+    slot_requests: int | None
+    slot_seconds: float | None
+    backend: str = "torch"  # what runs it
+
+
 @dataclass(frozen=True)
-class Alarm:
+class Why(Shown):
+    """Why the served blend was chosen, by what the router believed then."""
+
+    sentence: str
+    mean: FloatOrNaN
+    """Reward that it expected of the blend."""
+    uncertainty: FloatOrNaN
+    """How far off that may be."""
+    bound: FloatOrNaN
+    """The most that the blend seemed able to earn: mean, uncertainty and granularity."""
+
+
+@dataclass(frozen=True)
+class Alarm(Shown):
     """Something an operator should know."""
 
-    time: float  # seconds since 1970
+    time: float
+    """Seconds since 1970."""
     slot: int
     text: str
 
 
 @dataclass(frozen=True, eq=False)
-class ModelView:
+class ModelView(Shown):
     """One of the models that answer side by side."""
 
     merge_version: int
-    blend: Blend  # (K,)
-    tasks: tuple[str, ...]  # that are sent to it
-    expected: float  # share of the requests that these should be
-    requests: int  # that it has answered in this slot
-    reward: float  # mean of the rewards that came for it; NaN if none did
+    blend: Numbers  # (K,)
+    tasks: tuple[str, ...]
+    """That are sent to it."""
+    expected: float
+    """Share of the requests that these should be."""
+    requests: int
+    """That it has answered in this slot."""
+    reward: FloatOrNaN
+    """Mean of the rewards that came for it."""
 
 
 @dataclass(frozen=True, eq=False)
-class ServiceState:
-    """What the service is doing now."""
+class ServiceState(Shown):
+    """What the server does now. Vectors run over `tasks` or over the experts."""
 
     slot: int
     merge_version: int
-    task_mix: TaskMix  # (V,) forecast that the slot's blend was chosen for
-    blend: Blend  # (K,) as served
-    reward: Reward  # (V,) of the last slot whose reward was told; NaN where unseen
-    counts: Counts  # (V,)
-    estimated_regret: float  # how far, by the router's own belief, the served blend is below its best; NaN if unknown
-    requests: int  # answered in this slot
-    answered: int  # since the process started
-    queue: int  # texts that wait
+    task_mix: Numbers  # (V,)
+    """ψ: the share of each task that the slot's blend was chosen for."""
+    blend: Numbers  # (K,)
+    """x: the weight of each expert, as served."""
+    reward: NumbersOrNaN  # (V,)
+    """Per task, of the last slot whose reward is known; null where a task was not seen."""
+    counts: Numbers  # (V,)
+    """Requests behind each."""
+    estimated_regret: FloatOrNaN
+    """How far, by the router's own belief, the blend is below its best."""
+    requests: int
+    """Answered in this slot."""
+    answered: int
+    """Since the process started."""
+    queue: int
+    """Texts that wait."""
     phase: Phase
-    why: Why | None  # of the served blend; None if the router did not choose it
+    """Who chooses the blend."""
+    why: Why | None
+    """Null if the router did not choose the blend."""
     pinned: bool
-    shares: dict[str, float]  # source → share of the rewards it gave in the last told slot
-    alarms: tuple[Alarm, ...]  # newest first
-    last_merge_seconds: float
-    last_pause_seconds: float  # how long low_memory's merge kept requests waiting; the swap itself otherwise
+    shares: dict[str, float]
+    """Share of each source in the last known rewards."""
+    alarms: tuple[Alarm, ...]
+    """Newest first."""
+    last_merge_seconds: FloatOrNaN
+    last_pause_seconds: FloatOrNaN
+    """How long low_memory's merge kept requests waiting; otherwise the swap itself."""
     uptime: float
-    models: tuple[ModelView, ...] = ()  # that answer; merge_version and blend are those of the first
-    exploration: Account | None = None  # what it has cost and may cost; None if the router has no baseline
+    models: tuple[ModelView, ...] = ()
+    """Those that answer; `merge_version` and `blend` are the first one's."""
+    exploration: Account | None = None
+    """What leaving the baseline has earned beyond it (`gain`; below 0 it has cost) and the most it may cost (`budget`),
+    by the router's own belief, summed over slots; below a `balance` of 0 the baseline is served. Null where a panel, a
+    pin or another router has no accounts to show."""
 
 
 @dataclass(frozen=True, eq=False)
-class SlotView:
+class SlotView(SlotRecord, Shown):
     """A slot as the store remembers it."""
 
-    record: SlotRecord
-    started: float  # seconds since 1970
-    ended: float | None  # None while it is open
+    task_mix: Numbers  # (V,)
+    blend: Numbers  # (K,) the mean over the requests, of a panel
+    reward: NumbersOrNaN  # (V,)
+    counts: Numbers  # (V,)
+    started: float
+    """Seconds since 1970."""
+    ended: float | None
+    """Null while it is open."""
     requests: int
-    told: bool  # whether the router has its reward
-    unknown: float  # share of requests unlike any task
-    estimate: TaskMix | None  # (V,) mix that the monitor saw, once the slot has ended
-    estimated_regret: float  # of the served blend, by what the router believed when the slot opened; NaN if unknown
-    reason: Reason  # why the slot serves its blend
-    note: str  # more about that, in words; "" if it is the router's choice
+    told: bool
+    """Whether the router has learned from it."""
+    unknown: FloatOrNaN
+    """Share of requests unlike any task."""
+    estimate: Numbers | None  # (V,)
+    """The mix that was seen, once the slot has ended."""
+    estimated_regret: FloatOrNaN
+    """How far the router then believed the blend to be below its best; null if the choice was not its own."""
+    reason: Reason
+    """Why the slot serves its blend."""
+    note: str
+    """More about that, in words."""
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def mean_reward(self) -> FloatOrNaN:
+        """Mean reward of the requests that have one."""
+        return self.total_reward
 
 
 @dataclass(frozen=True, eq=False)
-class VersionView:
+class VersionView(Shown):
     """A merge version that can be rolled back to."""
 
     merge_version: int
-    blend: Blend  # (K,)
-    created: float  # seconds since 1970
-    good: bool  # False once the guard has refused it
-    instant: bool  # whether it is still in a buffer: rolling back to it merges nothing
+    blend: Numbers  # (K,)
+    created: float
+    """Seconds since 1970."""
+    good: bool
+    """False once the guard has refused it."""
+    instant: bool
+    """Whether it is still in memory: rolling back to it merges nothing."""
     requests: int
-    reward: float  # mean over its rewarded requests, NaN without any
+    reward: FloatOrNaN
+    """Mean over its requests that have a reward."""
 
 
-class Observer(Protocol):
-    """Hears what happens, from the service's own threads: it must be quick and must not raise."""
+class Observer:
+    """Hears what happens, from the service's own threads; what overrides this must be quick and must not raise."""
 
     def batch(self, size: int, seconds: float) -> None:
         """A batch of `size` texts was answered; `seconds` from its forming to its answers."""
-        ...
 
     def queue(self, depth: int) -> None:
         """So many texts wait."""
-        ...
 
     def merged(self, seconds: float, version: int) -> None:
         """A merge took so long, and is served from now on."""
-        ...
 
     def slot(self, record: SlotRecord) -> None:
         """A slot's reward was told to the router."""
-        ...
 
     def alarm(self, text: str) -> None:
         """Something went wrong, or drifts."""
-        ...
-
-
-class Silent:
-    """An observer that does nothing."""
-
-    def batch(self, size: int, seconds: float) -> None:
-        """Ignore it."""
-
-    def queue(self, depth: int) -> None:
-        """Ignore it."""
-
-    def merged(self, seconds: float, version: int) -> None:
-        """Ignore it."""
-
-    def slot(self, record: SlotRecord) -> None:
-        """Ignore it."""
-
-    def alarm(self, text: str) -> None:
-        """Ignore it."""
-
-
-__all__ = [
-    "Alarm",
-    "Answered",
-    "Feedback",
-    "Generated",
-    "ModelView",
-    "Observer",
-    "OnToken",
-    "Outcome",
-    "Overloaded",
-    "Phase",
-    "Reason",
-    "Receipt",
-    "ServiceError",
-    "ServiceInfo",
-    "ServiceState",
-    "Silent",
-    "SlotView",
-    "Stopping",
-    "VersionView",
-    "Why",
-]

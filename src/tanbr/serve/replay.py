@@ -13,7 +13,7 @@ asks a surrogate: a Gaussian process over blends, fitted on the log, one per tas
 
 import sqlite3
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,14 +29,13 @@ from tanbr.serve.rows import vector
 from tanbr.serve.store import FILE
 from tanbr.types import Blend, FloatArray, Router, as_blend, as_counts, as_reward, as_task_mix
 
-NEAR = 0.15  # Euclidean distance of two blends that are taken for alike
+NEAR = 0.15  # Euclidean distance up to which a logged blend says something of another: a move of about 0.1 of weight
 _MODELS = (
     "SELECT slots.mix, models.blend, models.reward, models.counts FROM models JOIN slots USING (slot) "
     "WHERE models.reward IS NOT NULL ORDER BY slot, place"
 )
-_SLOTS = "SELECT mix, blend, reward, counts FROM slots WHERE reward IS NOT NULL ORDER BY slot"  # before panels
-MOST = 300  # distinct blends that the surrogate is fitted on: the ones with the most requests
-LEAST = 10  # slots with rewards that a log must hold
+MOST_BLENDS = 300  # distinct blends that the surrogate is fitted on, those with most requests: a fit is cubic in them
+LEAST_SLOTS = 10  # slots with rewards that a log must hold; with fewer nothing can be held out
 NOISE = 0.25  # variance of one request's reward, the most that a value in [0, 1] can have
 
 
@@ -97,20 +96,18 @@ def read_log(path: str | Path) -> Log:
         if not file.is_file():  # SQLite waits for ever at a pipe
             raise sqlite3.OperationalError("there is no such file")
         with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-            panels = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'models'").fetchone()
-            query = _SLOTS if panels is None else _MODELS
-            rows = [tuple(vector(text) for text in row) for row in connection.execute(query)]
+            rows = [tuple(vector(text) for text in row) for row in connection.execute(_MODELS)]
         for mix, blend, reward, counts in rows:
             as_task_mix(mix, tasks=rows[0][0].size)
             as_blend(blend, experts=rows[0][1].size)
             as_counts(counts, reward=as_reward(reward, tasks=mix.size))
     except sqlite3.Error as error:
-        raise DataError(f"{path} holds no log of a server ({error}); give the folder of its state") from None
+        raise DataError(f"{path} holds no log of a server of this version ({error}); give its state folder") from None
     except (InputError, StateError) as error:
         raise DataError(f"{path} holds a damaged slot ({error}); restore it from a copy") from None
     rows = [row for row in rows if row[3].sum() > 0]
-    if len(rows) < LEAST:
-        raise DataError(f"{path} holds {len(rows)} slots with rewards; a replay needs at least {LEAST}")
+    if len(rows) < LEAST_SLOTS:
+        raise DataError(f"{path} holds {len(rows)} slots with rewards; a replay needs at least {LEAST_SLOTS}")
     return Log(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
@@ -122,8 +119,9 @@ class Surrogate:
         sums, counts = np.zeros((2, len(blends), log.counts.shape[1]))
         np.add.at(sums, group_of.ravel(), np.nan_to_num(log.rewards) * log.counts)
         np.add.at(counts, group_of.ravel(), log.counts)
-        kept = np.sort(np.argsort(-counts.sum(axis=1), kind="stable")[:MOST])
+        kept = np.sort(np.argsort(-counts.sum(axis=1), kind="stable")[:MOST_BLENDS])
         self.blends, sums, counts = blends[kept], sums[kept], counts[kept]
+        self._known: dict[bytes, tuple[FloatArray, FloatArray]] = {}  # blend → what is predicted of it
         self._tasks: list[tuple[float, GaussianProcessRegressor | None]] = []
         for v in range(counts.shape[1]):
             seen = counts[:, v] > 0
@@ -142,6 +140,12 @@ class Surrogate:
 
     def __call__(self, blend: Blend) -> tuple[FloatArray, FloatArray]:
         """Mean and standard deviation of a blend's reward per task (V,), (V,)."""
+        key = blend.tobytes()
+        if key not in self._known:
+            self._known[key] = self._predicted(blend)
+        return self._known[key]
+
+    def _predicted(self, blend: Blend) -> tuple[FloatArray, FloatArray]:
         means, deviations = [], []
         for mean, process in self._tasks:
             if process is None:
@@ -158,28 +162,20 @@ class Surrogate:
         return float(np.sqrt(((self.blends - blend) ** 2).sum(axis=1)).min())
 
 
-def replay(log: Log, routers: Mapping[str, Router], *, near: float = NEAR, seed: int = 0) -> Replay:
+def replay(log: Log, routers: Mapping[str, Router], *, seed: int = 0) -> Replay:
     """Run fresh routers over the log's mixes, rewarded by the surrogate with the noise that the log's counts have."""
     surrogate = Surrogate(log)
-    known: dict[bytes, tuple[FloatArray, FloatArray]] = {}
-
-    def worth(blend: Blend) -> tuple[FloatArray, FloatArray]:
-        key = blend.tobytes()
-        if key not in known:
-            known[key] = surrogate(blend)
-        return known[key]
-
-    results = [_judged("served", log, list(log.blends), worth, surrogate, near)]
+    results = [_judged("served", log, list(log.blends), surrogate)]
     for name, router in routers.items():
         rng, chosen = np.random.default_rng(seed), []
         for mix, counts in zip(log.mixes, log.counts, strict=True):
             decision = router.ask(mix)
             chosen.append(decision.blend)
-            mean, _ = worth(decision.blend)
+            mean, _ = surrogate(decision.blend)
             spread = np.sqrt(mean * (1 - mean) / np.maximum(counts, 1.0))
             reward = np.clip(mean + rng.normal(size=len(mean)) * spread, 0.0, 1.0)
             router.tell(decision, np.where(counts > 0, reward, np.nan), counts)
-        results.append(_judged(name, log, chosen, worth, surrogate, near))
+        results.append(_judged(name, log, chosen, surrogate))
     error, by_mean = _held_out(log)
     return Replay(
         slots=len(log),
@@ -191,20 +187,13 @@ def replay(log: Log, routers: Mapping[str, Router], *, near: float = NEAR, seed:
     )
 
 
-def _judged(
-    name: str,
-    log: Log,
-    blends: list[Blend],
-    worth: Callable[[Blend], tuple[FloatArray, FloatArray]],
-    surrogate: Surrogate,
-    near: float,
-) -> Replayed:
+def _judged(name: str, log: Log, blends: list[Blend], surrogate: Surrogate) -> Replayed:
     weights = log.counts / log.counts.sum(axis=1, keepdims=True)
-    values = [worth(blend) for blend in blends]
+    values = [surrogate(blend) for blend in blends]
     rewards = np.array([w @ mean for w, (mean, _) in zip(weights, values, strict=True)])
     # errors of one blend are the same in every slot: the mean's deviation is bounded by the mean deviation
     deviation = float(np.mean([np.sqrt(w**2 @ d**2) for w, (_, d) in zip(weights, values, strict=True)]))
-    coverage = float(np.mean([surrogate.distance(blend) <= near for blend in blends]))
+    coverage = float(np.mean([surrogate.distance(blend) <= NEAR for blend in blends]))
     return Replayed(name, float(rewards.mean()), deviation, coverage, supported=coverage > 0.5)
 
 

@@ -34,21 +34,6 @@ class FeedbackRow:
     client: str = ""
 
 
-@dataclass(frozen=True, eq=False)
-class Given:
-    """Feedback as it is read back."""
-
-    seq: int
-    slot: int
-    source: str
-    task: int | None
-    reward: float
-    posterior: FloatArray | None  # (V,) of the request; None if that was not kept
-    client: str = ""  # who gave it
-    novel: bool = False  # whether the request is unlike any known task
-    id: bytes = b""
-
-
 def shown(values: FloatArray) -> str:
     """Write a vector as the store does: JSON, NaN as null."""
     return json.dumps(to_jsonable(values))

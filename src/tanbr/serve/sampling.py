@@ -1,14 +1,13 @@
-"""The next word, drawn instead of the most probable one: temperature, the nucleus (top_p), a generator for each row."""
+"""How answers are written: what a client may ask for, and the seed that each answer's words are drawn with."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
-import torch
-from torch import Tensor
+from tanbr.errors import InputError
 
-from tanbr.serve.manner import Manner
+MOST_STOPS = 4  # strings that may end an answer, as OpenAI's API has it
+HOTTEST = 2.0  # temperature, likewise
+COLDEST = 1e-5  # below it, all words but the most probable have no chance in float64: greedy
 
 
 @dataclass(frozen=True)
@@ -20,87 +19,48 @@ class Sampling:
     seed: int  # of 64 bits
 
 
-def samplings(manner: Manner, prompts: int, *, chance: int) -> tuple[Sampling | None, ...]:
-    """Say how each of n answers to each of so many prompts is drawn, (prompts · n,); None where it is greedy.
+@dataclass(frozen=True)
+class Manner:
+    """What a client asks for all answers of one request; greedy by default."""
 
-    The seed is the client's, or `chance` if it has none. Each of a prompt's answers has a seed of its own, and these do
-    not depend on which other prompts there are; without a client's seed each prompt has others.
-    """
-    if manner.greedy:
-        return (None,) * (prompts * manner.n)
-    row = Sampling(manner.temperature, manner.top_p, chance)
-    return tuple(
-        replace(row, seed=_mixed(chance, prompt, answer) if manner.seed is None else _mixed(manner.seed, answer))
-        for prompt in range(prompts)
-        for answer in range(manner.n)
-    )
+    temperature: float = 0.0  # what the logits are divided by; 0: the most probable word each time
+    top_p: float = 1.0  # words are drawn from the smallest set that has this much of the probability
+    seed: int | None = None  # the same seed, prompt and merge version give the same answer; None: another each time
+    n: int = 1  # answers to each prompt; greedy ones are all the same
+    stop: tuple[str, ...] = ()  # strings before the first of which an answer ends
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature <= HOTTEST:
+            raise InputError(f"temperature must be 0..{HOTTEST:g} (got {self.temperature})")
+        if not 0 <= self.top_p <= 1:
+            raise InputError(f"top_p must be 0..1 (got {self.top_p})")
+        if self.n < 1:
+            raise InputError(f"n must be at least 1 (got {self.n})")
+        if len(self.stop) > MOST_STOPS or not all(self.stop):
+            raise InputError(f"stop must be at most {MOST_STOPS} strings, none of them empty (got {len(self.stop)})")
 
-def _mixed(*numbers: int) -> int:
-    """Make one seed of several numbers, such that no two sets of them share one but by accident."""
-    said = " ".join(map(str, numbers)).encode()
-    return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little", signed=True)
+    @property
+    def greedy(self) -> bool:
+        """Whether nothing is left to chance."""
+        return self.temperature < COLDEST or self.top_p == 0
 
+    def samplings(self, prompts: int, *, chance: int) -> tuple[Sampling | None, ...]:
+        """Say how each of n answers to each prompt is drawn, (prompts · n,); None where it is greedy.
 
-class Draws:
-    """The rows of a batch that draw their words; each has a generator, and uses one number of it a step."""
-
-    def __init__(self) -> None:
-        self._rows: dict[int, tuple[Sampling, np.random.Generator]] = {}
-
-    def add(self, rows: Sequence[int], how: Sequence[Sampling | None]) -> None:
-        """Take in rows; None leaves one greedy."""
-        for row, sampling in zip(rows, how, strict=True):
-            if sampling is not None:
-                self._rows[row] = sampling, np.random.default_rng(sampling.seed % 2**64)
-
-    def draw(self, rows: Sequence[int], logits: Tensor, chosen: Tensor, likely: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw words for those of the rows that do; of the others, words and their probabilities (rows,) stay.
-
-        Logits are (rows, words). The probability of a word is the model's own, whatever the temperature.
+        The seed is the client's, or `chance` if there is none. Every answer to a prompt has its own seed. With a
+        client's seed, the seeds do not depend on the other prompts; without one, they differ from prompt to prompt.
         """
-        places = [place for place, row in enumerate(rows) if row in self._rows]
-        if not places:
-            return chosen, likely
-        how, generators = zip(*(self._rows[rows[place]] for place in places), strict=True)
-        own = logits[places].double()
-        vectors = (
-            torch.tensor(values, dtype=torch.float64, device=own.device)
-            for values in (
-                [one.temperature for one in how],
-                [one.top_p for one in how],
-                [generator.random() for generator in generators],
-            )
+        if self.greedy:
+            return (None,) * (prompts * self.n)
+        return tuple(
+            Sampling(self.temperature, self.top_p, _hashed(*base, answer))
+            for prompt in range(prompts)
+            for base in [(chance, prompt) if self.seed is None else (self.seed,)]
+            for answer in range(self.n)
         )
-        words = drawn(own, *vectors)
-        chosen, likely = chosen.clone(), likely.clone()
-        chosen[places] = words
-        likely[places] = own.softmax(dim=-1).gather(1, words[:, None])[:, 0].to(likely.dtype)
-        return chosen, likely
 
 
-def drawn(logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
-    """Draw a word a row (n,) from logits (n, words) by uniform numbers (n,) in [0, 1).
-
-    The inverse of the distribution's sum in the order of the vocabulary: rounding in the logits moves its steps by as
-    much and no more, where in the order of probability it would let two words change places.
-    """
-    chances = (logits / temperature[:, None]).softmax(dim=-1)
-    if bool((top_p < 1).any()):
-        chances = torch.where(nucleus(chances, top_p), chances, 0.0)
-    sums = torch.where(chances > 0, chances.cumsum(dim=-1), -1.0)  # below every target: no word of chance 0 is drawn
-    whole = sums.amax(dim=-1)
-    target = torch.minimum(uniform * whole, torch.nextafter(whole, torch.zeros_like(whole)))
-    return (sums > target[:, None]).to(torch.uint8).argmax(dim=-1)  # the first that passes it
-
-
-def nucleus(chances: Tensor, top_p: Tensor) -> Tensor:
-    """Say which words (n, words) are in the smallest set whose probability reaches top_p (n,); of equals the first.
-
-    A top_p of 1 keeps all: those whose probability is lost in the rounding of the sum, too.
-    """
-    ordered, words = chances.sort(dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(dim=-1) - ordered  # what the more probable ones have
-    kept = (before < top_p[:, None]) | (top_p[:, None] >= 1)
-    kept[:, 0] = True
-    return torch.zeros_like(kept).scatter(1, words, kept)
+def _hashed(*numbers: int) -> int:
+    """Make one seed of several numbers; different numbers give different seeds, but for accidents."""
+    text = " ".join(map(str, numbers)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)

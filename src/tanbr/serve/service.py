@@ -1,4 +1,4 @@
-"""The service: everything below HTTP. Thread-safe; a replica's threads answer, one runs the slots."""
+"""The service: everything below HTTP. Thread-safe; the queue's threads answer, one more runs the slots."""
 
 import contextlib
 import hashlib
@@ -6,71 +6,60 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from numpy.typing import ArrayLike
 
-from tanbr.baselines.survey import Survey
 from tanbr.errors import ConfigError, SettingsError
+from tanbr.loop.choose import StartBlend
+from tanbr.loop.turn import Learner, Rules
 from tanbr.merge import Moe
 from tanbr.moe.device import device_of
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr, TreeView
 from tanbr.serve.answer_log import AnswerLog
+from tanbr.serve.backends import Builder
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
-from tanbr.serve.engines.connecting import builder, connected
 from tanbr.serve.feedback import FeedbackReader
-from tanbr.serve.fleet.engine import FleetEngine
-from tanbr.serve.fleet.fleet import Fleet
-from tanbr.serve.guard import Guard
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.journal import read_slot, state_file
-from tanbr.serve.labels import label_space, named
-from tanbr.serve.learner import Learner
+from tanbr.serve.labels import label_space
+from tanbr.serve.learner import Alarms, LearnerThread
 from tanbr.serve.lineage import adopt_state, made_for, same_lineage
-from tanbr.serve.manner import Manner
 from tanbr.serve.messages import Message
-from tanbr.serve.operator import Operator
 from tanbr.serve.overview import describe, slot_view, state_now, version_view
+from tanbr.serve.queue import Queue
 from tanbr.serve.records import (
-    Answered,
     Feedback,
-    Generated,
     Observer,
-    OnToken,
     Receipt,
     ServiceInfo,
     ServiceState,
-    Silent,
     SlotView,
     VersionView,
 )
-from tanbr.serve.replica import Replica
 from tanbr.serve.shadow import Shadow
-from tanbr.serve.slot_thread import SlotThread
-from tanbr.serve.start_blend import StartBlend
 from tanbr.serve.store import Store
-from tanbr.tasks.answering import with_posterior
+from tanbr.serve.survey import Survey
+from tanbr.serve.world import ServedWorld
 from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
-from tanbr.types import Router, Text, as_blend
+from tanbr.types import Router, as_blend
 
 Result = TypeVar("Result")
 
-# The model thread asks for the interpreter at every operation; others must not keep it for Python's 5 ms each time.
+# The workers ask for the interpreter at every operation; others must not keep it for Python's 5 ms each time.
 SWITCH_SECONDS = 0.0005
 DEFAULT_SECONDS = 60.0  # of a slot, when neither its seconds nor its requests are given
 ANSWERING_SHARE = 0.8  # of the time for a stop; the rest is for saving
 
 
-class Service:
-    """Answers requests with one merged model or a panel of them, follows the traffic, and learns from rewards."""
+class Service(Queue):
+    """A queue that one merged model or a panel answers, and that follows the traffic and learns from rewards."""
 
     def __init__(
         self,
@@ -88,40 +77,43 @@ class Service:
         survey: Survey | None = None,
         adopt: bool = False,
         observer: Observer | None = None,
-        fleet: Fleet | None = None,
+        backend: Builder | None = None,
+        make_engine: Callable[..., Engine] = Engine,
     ) -> None:
-        """Load the model, and resume from `state` (a folder, made if missing) what was learned there before.
+        """Load the model, and resume what was learned in `state` (a folder, made if missing).
 
         `router` and `monitor` are for the first start. Later, what was learned in `state` goes on with the settings of
         `router` and `monitor_config` (the monitor's own if None). A state that cannot, or that was made for another
         checkpoint, is refused, or with `adopt` becomes a prior. `own_experts` (V,) is the expert that learned
-        each task, the survey what blends earned. With a `fleet`, replicas elsewhere answer, and only the learner is
-        here. Raises TanbrError for anything a user can put right.
+        each task, the survey what blends earned. `backend` runs the models in place of the one that `config` names
+        (`tanbr.engines`). `make_engine` takes the arguments of an `Engine`; one whose `answers_here` is False has
+        replicas elsewhere that answer (`tanbr.fleet`). Raises TanbrError for anything a user can put right.
         `serve.build.build` makes a service of a checkpoint's path and a configuration.
         """
         if config.slot_requests is None and config.slot_seconds is None:
             config = config.model_copy(update={"slot_seconds": DEFAULT_SECONDS})
         device_of(config.device)  # before anything is written
         self._config, self._tasks = config, tuple(tasks)
-        self._expert_names, self._own_experts = tuple(expert_names), tuple(own_experts)
-        self._observer, self._fleet = observer or Silent(), fleet
+        self._expert_names, self._observer = tuple(expert_names), observer or Observer()
         self._start_blend = StartBlend(
             config.blend,
             experts=moe.num_experts,
-            own_experts=self._own_experts,
+            own_experts=own_experts,
             max_active=config.max_active,
-            survey=survey,
+            surveyed=None if survey is None else (survey.blends, survey.rewards),
         )
         self._models = _models(moe, config)
-        made = made_for(moe, [task.name for task in self._tasks], router)
-        self._remote = connected(config, moe, models=self._models, fingerprint=made.checkpoint)
+        if config.engine is not None and backend is None:
+            raise ConfigError("an engine needs a backend that talks to it: pass tanbr.engines.engine_builder(config)")
+        self._backend, self._make_engine = backend, make_engine
+        self._opened: Engine | None = None  # to close where the start fails
         self.store = Store(state)
         try:
             self._open(moe, router, monitor, monitor_config, probes, adopt=adopt)
         except BaseException:
             self.store.close(unused=True)  # what could not start has not begun a state
-            if self._remote is not None:
-                self._remote.close()
+            if self._opened is not None:
+                self._opened.close()
             raise
         self._started = time.monotonic()
         self._ready = False
@@ -146,37 +138,33 @@ class Service:
             monitor_config = monitor.config
         if rows:
             try:
-                saved = router.resumed(state_file(store, "router"))
+                saved = resumed(router, state_file(store, "router"))
                 router, monitor = saved, Monitor.load(state_file(store, "monitor"), config=monitor_config)
             except SettingsError:
                 if not adopt:
                     raise
                 same, rows = False, []
         issued = store.last_version
-        prior = None if same else adopt_state(store, wanted, config=config.rewards)
         opened = read_slot(rows[-1], experts=moe.num_experts, tasks=len(names)) if rows else None
-        if self._fleet is not None:
-            self._fleet.open(store)
-        make = Engine if self._fleet is None else partial(FleetEngine, fleet=self._fleet)
-        self._engine = make(
+        self._opened = engine = self._make_engine(
             moe,
             models=self._models,
             batch=config.batch,
             device=config.device,
             blend=None if opened is None else opened.blend,
-            version=0 if opened is None else opened.merge_version,
+            version=0 if opened is None else opened.versions[0],
             issued=issued,
-            slot=0 if opened is None else opened.slot,
-            spare=not config.low_memory and config.engine is None,
-            backend=config.backend if self._remote is None else builder(self._remote),
+            slot=0 if opened is None else opened.number,
+            spare=not config.low_memory and self._backend is None,
+            backend=self._backend or config.backend,
             probes=[row.text for row in probes],
             least_agreement=config.int8_agreement,
             max_length=config.max_length,
             merge_share=config.merge_share,
         )
-        space = None if self._engine.writes else label_space(self._tasks, self._engine.columns)
-        classes = len(self._engine.columns) if space is None else space.classes
-        if prior is not None and len(prior.blends):
+        prior = None if same else adopt_state(store, wanted, config=config.rewards)
+        space = None if engine.writes else label_space(self._tasks, engine.columns)
+        if prior is not None and len(prior.blends) and hasattr(router, "warm_start"):
             router.warm_start(prior.blends, prior.rewards, prior.counts)
         if prior is not None and prior.keeps_monitor:
             with contextlib.suppress(SettingsError):  # else a new one
@@ -187,58 +175,30 @@ class Service:
         answers = AnswerLog(
             store,
             config=config,
-            encode=self._engine.encode,
+            encode=engine.encode,
             shadow=Shadow(moe, experts_of=read_card(moe.path).experts_of(names)) if config.rewards.shadow else None,
-            classes=classes,
+            classes=len(engine.columns) if space is None else space.classes,
             keep_logits=scored is not None,
             tasks=len(names),
         )
-        self.learner = Learner(
-            self._engine,
-            router=router,
-            monitor=monitor,
-            start=self._start_blend,
-            guard=Guard(
-                config.guard, self._engine, space, probes, tasks=names, client_share=config.rewards.client_share
-            ),
-            store=store,
-            answers=answers,
-            config=config,
-            observer=self._observer,
-        )
-        if opened is None:
-            self.learner.first()
-        else:
-            self.learner.resume(rows)
-        self.ids = ids = RequestIds(store.key, store.begin_epoch(self.learner.current.slot))
+        alarms = Alarms(self._observer)
+        world = ServedWorld(
+            engine, store, answers, config=config, space=space, probes=probes, tasks=names,
+            observer=self._observer, alarm=alarms,
+        )  # fmt: skip
+        rules = Rules(config, self._start_blend, self._models)
+        self.learning = LearnerThread(world, rules, router=router, monitor=monitor, alarms=alarms, resume=rows)
+        self.ids = ids = RequestIds(store.key, store.begin_epoch(self.learning.learner.slot.number))
         self._feedback = FeedbackReader(store, answers, ids, tasks=names, space=scored)
-        self._slots = SlotThread(self.learner)
-        repair = partial(with_posterior, space) if config.answers == "posterior" and space is not None else None
-        self._replica = Replica(
-            self._engine,
-            ids,
-            classes=classes,
-            config=config,
-            outbox=self._slots,
-            observer=self._observer,
-            repair=repair,
-        )
-        self._info = describe(
-            moe,
-            self._replica,
-            config=config,
-            tasks=names,
-            expert_names=self._expert_names,
-            space=space,
-            classes=classes,
-        )
+        super().__init__(engine, ids, tasks=self._tasks, config=config, outbox=self.learning, observer=self._observer)
+        self._info = describe(moe, self, config=config, tasks=names, expert_names=self._expert_names)
 
     def start(self) -> None:
         """Start the threads; `ready` is true when this returns."""
         sys.setswitchinterval(SWITCH_SECONDS)
-        self._slots.start()
-        if self._fleet is None:
-            self._replica.start()
+        self.learning.start()
+        if self.engine.answers_here:
+            super().start()
         self._started = time.monotonic()
         self._ready = True
 
@@ -246,26 +206,31 @@ class Service:
         """Refuse new requests, answer what was accepted, save; whether it all was done in time."""
         self._ready = False
         ends = time.monotonic() + timeout
-        answered = self._replica.stop(ANSWERING_SHARE * timeout)
-        ended = self._slots.stop(max(0.0, ends - time.monotonic()))
+        answered = super().stop(ANSWERING_SHARE * timeout)
+        ended = self.learning.stop(max(0.0, ends - time.monotonic()))
         if answered and ended:
             self.store.close()
-            self._engine.close()
+            self.engine.close()
         return answered and ended and self.saved
 
     def faults(self) -> tuple[str, ...]:
         """What is broken, a sentence each; none if all is well."""
-        return self._replica.faults() + self._slots.faults()
+        return super().faults() + self.learning.faults()
+
+    @property
+    def learner(self) -> Learner:
+        """All that is known now, as one value."""
+        return self.learning.learner
 
     @property
     def saved(self) -> bool:
         """Whether all that was learned is in the state's folder: not while it runs."""
-        return self._slots.saved
+        return self.learning.saved
 
     @property
     def ready(self) -> bool:
         """Whether requests are answered."""
-        return self._ready and self._engine.available
+        return self._ready and self.engine.available
 
     @property
     def info(self) -> ServiceInfo:
@@ -282,44 +247,10 @@ class Service:
         """The tasks, with their labels."""
         return self._tasks
 
-    def submit(
-        self, texts: Sequence[Text], *, task: str | None = None, labels: Sequence[str] = ()
-    ) -> "Future[Answered]":
-        """Answer texts with a classifier; quick, never blocks.
-
-        A client that names their task, or labels to choose from, is believed. Raises InputError for a task that nobody
-        knows, Overloaded or Stopping at once. The future holds Answered, or a ServiceError.
-        """
-        return self._replica.submit(texts, named=named(self._tasks, task, labels))
-
-    def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_tokens: int | None = None,
-        manner: Manner = Manner(),  # noqa: B008 - it is frozen
-        on_token: OnToken | None = None,
-        task: str | None = None,
-    ) -> "Future[Generated]":
-        """Write `manner.n` answers to each prompt with a text-to-text or causal model; quick, never blocks.
-
-        `on_token` hears each piece of text as it is made, from the batching thread. A cancelled future ends early.
-        Raises and fails as `submit` does.
-        """
-        about = named(self._tasks, task)
-        return self._replica.generate(prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, named=about)
-
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
-        """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template; never blocks.
-
-        The future fails with an InputError if the model has no way to, a CheckpointError if its template is bad.
-        """
-        return self._replica.chat(messages)
-
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
         """Take in rewards; they are on disk when this returns. Blocks for a few milliseconds.
 
-        `client` is an opaque key of who gives them: what one says is weighed against the others (`clients.py`).
+        `client` is an opaque key of who gives them: what one says is weighed against the others (`loop/rewards.py`).
         Raises InputError, with nothing taken in, for a reward outside [0, 1], an unknown task or label.
         """
         return self._feedback.take(items, client=client)
@@ -330,23 +261,23 @@ class Service:
 
     def put(self, message: Message) -> None:
         """Take what a replica elsewhere says."""
-        self._slots.put(message)
+        self.learning.put(message)
 
     def state(self) -> ServiceState:
         """What the service is doing now: values that belong together."""
-        return state_now(self.learner, self._replica, uptime=time.monotonic() - self._started)
+        return state_now(self.learning, self, uptime=time.monotonic() - self._started)
 
     def slots(self, limit: int = 100, before: int | None = None) -> list[SlotView]:
         """The newest slots first, those before slot `before` if it is given."""
-        return [slot_view(row, self.learner) for row in self.store.slots(before=before, limit=limit)]
+        return [slot_view(row, self.learning.world.answers) for row in self.store.slots(before=before, limit=limit)]
 
     def versions(self) -> list[VersionView]:
         """The merge versions that can be rolled back to, newest first."""
-        return [version_view(row, self._engine) for row in self.store.versions()]
+        return [version_view(row, self.engine) for row in self.store.versions()]
 
     def tree(self) -> TreeView | None:
         """The router's search tree, as it was when the slot opened; None for a router without one."""
-        return self.learner.view.tree
+        return self.learning.view.tree
 
     def pin(self, target: ArrayLike | int) -> int:
         """Serve one blend (K,), or a merge version by its number, until `unpin`; its merge version.
@@ -354,26 +285,26 @@ class Service:
         Blocks while it merges. Raises InputError for a bad blend or an unknown version.
         """
         wanted = target if isinstance(target, int) else as_blend(target, experts=self._info.experts)
-        return self.call(lambda operator: operator.pin(wanted))
+        return self.call(lambda learning: learning.pin(wanted))
 
     def unpin(self) -> None:
         """Let the router choose again, from the next slot on."""
-        self.call(Operator.unpin)
+        self.call(LearnerThread.unpin)
 
     def rollback(self, version: int | None = None) -> int:
         """Serve an earlier merge version (the last good one before the present if None) until the slot ends.
 
         The router is told that the blend it chose was bad. Blocks while it merges, if it must. Raises InputError.
         """
-        return self.call(lambda operator: operator.roll_back(version))
+        return self.call(lambda learning: learning.roll_back(version))
 
     def end_slot(self) -> int:
         """End the slot now; blocks until the next is open, and gives its number. Raises ServiceError if it failed."""
-        return self.call(Operator.end_slot)
+        return self.call(LearnerThread.end_slot)
 
-    def call(self, command: Callable[[Operator], Result]) -> Result:
+    def call(self, command: Callable[[LearnerThread], Result]) -> Result:
         """Let a command of an operator run in the learner's thread; blocks until it is done."""
-        return self._slots.call(lambda: command(self._slots.operator))
+        return self.learning.call(lambda: command(self.learning))
 
 
 def _models(moe: Moe, config: ServeConfig) -> int:
@@ -388,4 +319,9 @@ def _models(moe: Moe, config: ServeConfig) -> int:
     return int(min(fit, moe.num_experts))
 
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the front thread tokenises; the cores are the model's
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one thread tokenises; the cores are the model's
+
+
+def resumed(router: Any, path: Path) -> Any:
+    """Resume a router from its saved state, with the settings it is given now where it can do that."""
+    return router.resumed(path) if hasattr(router, "resumed") else router.load(path)

@@ -16,10 +16,10 @@ from transformers.initialization import no_init_weights
 
 from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
+from tanbr.moe.checkpoint import FileWatch
 from tanbr.moe.families import CLASSES
 from tanbr.moe.layer import MoeSite, TaskRouting, TokenRouting, route
 from tanbr.serve.decode import decoder_start
-from tanbr.serve.watch import FileWatch
 from tanbr.tasks.card import FILE
 
 

@@ -1,9 +1,10 @@
-"""What the service remembers: one SQLite file. A transaction either happened or did not, whenever the process ends.
+"""What the service remembers: one SQLite file in a private folder that one server uses at a time.
 
-The router's and monitor's states are files beside it. The turn of a slot (`journal.py`) names the files that belong to
-it in the same transaction that says which feedback the router in them was told: none is lost, none counts twice.
+The router's and monitor's states are files beside it. The turn of a slot (`journal.py`) names these files in the
+transaction that says which feedback the router was told, so no feedback is lost and none counts twice.
 """
 
+import fcntl
 import json
 import os
 import sqlite3
@@ -12,21 +13,62 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tanbr.errors import StateError
-from tanbr.serve.folder import FolderLock, make_private
+from tanbr.loop.rewards import Given
 from tanbr.serve.ids import EPOCH_BYTES, KEY_BYTES, MOST_EPOCHS, Epoch, place_of, slot_of
 from tanbr.serve.records import Outcome, ServiceError
-from tanbr.serve.rows import FeedbackRow, Given, RequestRow, floats, vector
-from tanbr.serve.schema import bring_up_to_date
+from tanbr.serve.rows import FeedbackRow, RequestRow, floats, vector
 from tanbr.types import FloatArray
 
 FILE = "store.sqlite3"
+LOCK = "lock"
+OURS = (LOCK, f"{FILE}*", "*.state", ".*.state.*")  # what servers write into a folder
+VERSION = 5  # of the tables; tanbr 0.1 had 1 to 4
+_TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE requests (
+    id BLOB PRIMARY KEY,       -- starts with the slot, so that a slot's requests lie together
+    version INTEGER NOT NULL, time REAL NOT NULL,
+    posterior BLOB,            -- (V,) float32
+    logits BLOB,               -- (columns,) float32, if labels are to be scored
+    text TEXT,                 -- JSON, if texts are to be kept
+    novel INTEGER NOT NULL DEFAULT 0  -- whether it is unlike any known task
+) WITHOUT ROWID;
+CREATE TABLE feedback (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id BLOB UNIQUE NOT NULL, slot INTEGER NOT NULL,
+    source TEXT NOT NULL, task INTEGER, reward REAL NOT NULL, time REAL NOT NULL,
+    client TEXT NOT NULL DEFAULT ''  -- opaque key of who gave it
+);
+CREATE INDEX feedback_of_slot ON feedback (slot, seq);
+CREATE TABLE measured (        -- rewards the server gave itself: sums and counts per task, JSON
+    slot INTEGER NOT NULL, place INTEGER NOT NULL, source TEXT NOT NULL, sums TEXT NOT NULL, counts TEXT NOT NULL,
+    PRIMARY KEY (slot, place, source)
+) WITHOUT ROWID;
+CREATE TABLE models (          -- of each slot; the first one's version and blend are its slot's, too
+    slot INTEGER NOT NULL, place INTEGER NOT NULL, version INTEGER NOT NULL, blend TEXT NOT NULL,
+    estimates TEXT,            -- (V,) what each task is taken to earn at it: who gets which request
+    requests INTEGER NOT NULL DEFAULT 0, reward TEXT, counts TEXT, PRIMARY KEY (slot, place)
+) WITHOUT ROWID;
+CREATE TABLE slots (
+    slot INTEGER PRIMARY KEY, decision INTEGER, version INTEGER NOT NULL, mix TEXT NOT NULL, blend TEXT NOT NULL,
+    note TEXT NOT NULL, started REAL NOT NULL, ended REAL, requests INTEGER NOT NULL DEFAULT 0, estimate TEXT,
+    unknown REAL NOT NULL DEFAULT 0, regret REAL, reward TEXT, counts TEXT,
+    told INTEGER NOT NULL DEFAULT 0,  -- whether the router knows its feedback up to meta's `mark`
+    reason TEXT NOT NULL DEFAULT 'chosen'  -- a `loop.Reason`
+);
+CREATE TABLE versions (
+    version INTEGER PRIMARY KEY, blend TEXT NOT NULL, created REAL NOT NULL, good INTEGER NOT NULL DEFAULT 1,
+    requests INTEGER NOT NULL DEFAULT 0, sums TEXT NOT NULL, counts TEXT NOT NULL  -- of rewards told, per task
+);
+"""
 _LOGITS = "SELECT logits FROM requests WHERE id = ?"
+_ADD_FEEDBACK = "INSERT OR IGNORE INTO feedback VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)"
 _FEEDBACK = (
     "SELECT f.seq, f.slot, f.source, f.task, f.reward, r.posterior, f.client, COALESCE(r.novel, 0), f.id "
     "FROM feedback f LEFT JOIN requests r ON r.id = f.id "
@@ -57,7 +99,7 @@ class Store:
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # before SQLite makes it, and a log like it
                 path.chmod(0o600)  # the key that request ids are recognised by is in it
                 self._write = opened.enter_context(closing(_connect(path)))
-                bring_up_to_date(self._write, path)
+                _make_tables(self._write, path)
                 self._read = opened.enter_context(closing(_connect(path)))
                 self._files = [(file, file.stat().st_ino) for file in (path, path.with_name(f"{FILE}-wal"))]
                 self.oldest = int(self.meta("oldest") or 0)  # slot; feedback for earlier ones is not taken
@@ -69,7 +111,7 @@ class Store:
             raise StateError(f"{path} cannot be used ({error}); give a folder that can be written to") from None
 
     def close(self, *, unused: bool = False) -> None:
-        """Let go of the file, and of the folder; what this store made goes with `unused`, if it has no slot."""
+        """Release the file and the folder; with `unused`, delete what this store made, unless it has a slot."""
         unused = unused and self._new and self.next_slot == 0
         with self._writing, self._reading:
             self._read.close()
@@ -83,15 +125,15 @@ class Store:
                     folder.rmdir()
 
     def meta(self, key: str) -> Any:
-        """Look a setting of the file up; None if it has none."""
+        """Look up a named value; None if there is none."""
         with self._looking():
             found = self._read.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if found is None else found[0]
 
     def begin_epoch(self, slot: int) -> list[Epoch]:
-        """Start another life of the server at an open slot: all whose ids are known, the new one last."""
+        """Note that a server starts at an open slot; all starts whose request ids are known, this one last."""
         try:
-            saved = json.loads(self.meta("epochs") or '[["", 0]]')
+            saved = json.loads(self.meta("epochs") or "[]")
             known = [Epoch(bytes.fromhex(name), int(first)) for name, first in saved]
         except (ValueError, TypeError, RecursionError) as error:
             raise StateError(f"{self.folder} holds no list of epochs ({error}); restore it from a copy") from None
@@ -108,29 +150,19 @@ class Store:
         return key
 
     def set_meta(self, key: str, value: Any) -> None:
-        """Keep a setting."""
+        """Keep a named value."""
         with self.transaction(**{key: value}):
             pass
 
     def add_requests(self, rows: Sequence[RequestRow]) -> None:
         """Remember answered requests."""
         with self.transaction() as write:
-            write.executemany(
-                "INSERT OR IGNORE INTO requests (id, version, time, posterior, logits, text, novel) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    (
-                        row.id,
-                        row.version,
-                        row.time,
-                        row.posterior.astype(np.float32).tobytes(),
-                        None if row.logits is None else row.logits.astype(np.float32).tobytes(),
-                        None if row.text is None else json.dumps(row.text),
-                        row.novel,
-                    )
-                    for row in rows
-                ),
-            )
+            for row in rows:
+                logits = None if row.logits is None else row.logits.astype(np.float32).tobytes()
+                text = None if row.text is None else json.dumps(row.text)
+                posterior = row.posterior.astype(np.float32).tobytes()
+                values = (row.id, row.version, row.time, posterior, logits, text, row.novel)
+                write.execute("INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
     def add_feedback(self, rows: Sequence[FeedbackRow]) -> list[Outcome]:
         """Take feedback in, one per id; it is on disk when this returns."""
@@ -138,11 +170,8 @@ class Store:
         now = time.time()
         with self.transaction() as write:
             for row in rows:
-                done = write.execute(
-                    "INSERT OR IGNORE INTO feedback (id, slot, source, task, reward, time, client) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (row.id, slot_of(row.id), row.source, row.task, row.reward, now, row.client),
-                )
+                values = (row.id, slot_of(row.id), row.source, row.task, row.reward, now, row.client)
+                done = write.execute(_ADD_FEEDBACK, values)
                 outcomes.append("accepted" if done.rowcount else "repeated")
         return outcomes
 
@@ -160,7 +189,9 @@ class Store:
                 {"after": after, "upto": (1 << 62) if upto is None else upto, "slot": slot},
             ).fetchall()
         return [
-            Given(seq, of, source, task, reward, None if blob is None else floats(blob), client, bool(novel), key)
+            Given(
+                seq, of, key[4], source, task, reward, None if blob is None else floats(blob), client, bool(novel), key
+            )
             for seq, of, source, task, reward, blob, client, novel, key in rows
         ]
 
@@ -202,9 +233,9 @@ class Store:
         """Read the slots whose reward the router does not know, oldest first."""
         return self._with_models(self._rows("SELECT * FROM slots WHERE NOT told ORDER BY slot", ()))
 
-    def versions(self, limit: int = -1) -> list[dict[str, Any]]:
+    def versions(self) -> list[dict[str, Any]]:
         """Read versions, newest first."""
-        return self._rows("SELECT * FROM versions ORDER BY version DESC LIMIT ?", (limit,))
+        return self._rows("SELECT * FROM versions ORDER BY version DESC", ())
 
     def _with_models(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Add to each slot the list of its models."""
@@ -215,14 +246,16 @@ class Store:
             models.setdefault(model["slot"], []).append(model)
         return [row | {"models": models[row["slot"]]} for row in rows]
 
-    def measured(self, slot: int, place: int) -> dict[str, tuple[FloatArray, FloatArray]]:
-        """Sums and counts (V,) of the rewards that the server gave itself for a model of a slot, by source."""
-        rows = self._rows("SELECT source, sums, counts FROM measured WHERE slot = ? AND place = ?", (slot, place))
-        return {row["source"]: (row["sums"], row["counts"]) for row in rows}
+    def measured(self, slot: int) -> dict[int, dict[str, FloatArray]]:
+        """Rewards that the server gave itself: place of a slot's model → source → sums and counts (2, V)."""
+        found: dict[int, dict[str, FloatArray]] = {}
+        for row in self._rows("SELECT place, source, sums, counts FROM measured WHERE slot = ?", (slot,)):
+            found.setdefault(row["place"], {})[row["source"]] = np.array([row["sums"], row["counts"]])
+        return found
 
     @contextmanager
     def transaction(self, **meta: Any) -> Iterator[sqlite3.Connection]:
-        """Do all of the block, and set the given settings, or nothing; a disk that fails is a ServiceError."""
+        """Do all of the block and keep the named values, or nothing; a disk that fails is a ServiceError."""
         with self._writing:
             try:
                 with self._write:
@@ -234,7 +267,7 @@ class Store:
                 raise ServiceError(f"the state cannot be written ({error}); nothing was taken in") from None
 
     def check_files(self) -> None:
-        """Make sure that what was written is still in the folder: a deleted file takes writes as if all were well."""
+        """Check that the files are still in the folder: SQLite can write to a deleted file without an error."""
         for path, number in self._files:
             if not path.exists() or path.stat().st_ino != number:
                 raise OSError(f"{path.name} was taken away under the server: restart it")
@@ -270,13 +303,13 @@ class Store:
             cursor = self._read.execute(query, values)
             names = [column[0] for column in cursor.description]
             rows = cursor.fetchall()
-        decoded = []
-        for row in rows:
-            values_of = dict(zip(names, row, strict=True))
-            for name in _VECTORS & values_of.keys():
-                values_of[name] = None if values_of[name] is None else vector(values_of[name])
-            decoded.append(values_of)
-        return decoded
+        return [
+            {
+                name: vector(value) if name in _VECTORS and value is not None else value
+                for name, value in zip(names, row, strict=True)
+            }
+            for row in rows
+        ]
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -289,3 +322,68 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _make_tables(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables in an empty file, all or nothing; refuse those of another version."""
+    connection.execute("BEGIN IMMEDIATE")
+    with connection:
+        if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            for statement in _TABLES.split(";\n"):
+                connection.execute(statement)
+            connection.execute("INSERT INTO meta VALUES ('version', ?)", (VERSION,))
+            connection.execute("INSERT INTO meta SELECT 'key', randomblob(?)", (KEY_BYTES,))
+            return
+        found = connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
+    version = found[0] if found else None
+    if version in range(1, VERSION):
+        raise StateError(f"{path.parent} was made by tanbr 0.1; start a new state folder")
+    if version != VERSION:
+        raise StateError(f"{path} is of version {version}, this tanbr uses {VERSION}; use the tanbr that wrote it")
+
+
+def make_private(folder: Path) -> list[Path]:
+    """Make the folder if it is missing, and let only its owner read it and the files that servers wrote into it.
+
+    A folder that holds other files as well keeps its permissions. Gives the folders that were made, innermost first.
+    """
+    if not folder.is_dir():
+        made = [one for one in (folder, *folder.parents) if not one.exists()]
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return made
+    files = list(folder.iterdir())
+    ours = [file for file in files if any(fnmatchcase(file.name, pattern) for pattern in OURS)]
+    if folder.stat().st_uid == os.getuid() and len(ours) == len(files):
+        folder.chmod(0o700)
+    for file in ours:
+        if file.is_file() and not file.is_symlink() and file.stat().st_uid == os.getuid():
+            file.chmod(0o600)
+    return []
+
+
+class FolderLock:
+    """Held while a server uses a folder; the system releases it when the process ends, however it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(self._file).st_nlink == 0:
+                raise OSError("the server that held it has removed it")
+        except OSError:
+            other = os.read(self._file, 32).decode("ascii", "replace").strip() or "unknown"
+            os.close(self._file)
+            raise StateError(
+                f"{folder} is in use by another server (process {other}); stop that one, or give another --state"
+            ) from None
+        os.ftruncate(self._file, 0)
+        os.write(self._file, f"{os.getpid()}\n".encode())
+
+    def release(self, *, remove: bool = False) -> None:
+        """Let another server use the folder; with `remove` the lock's file goes too."""
+        if self._file >= 0:
+            if remove:
+                self._path.unlink(missing_ok=True)
+            os.close(self._file)
+        self._file = -1

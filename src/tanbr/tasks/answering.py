@@ -8,7 +8,7 @@ from scipy.special import log_softmax
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.types import FloatArray
 
-LEAST = 1e-3  # chance that a label's tasks keep, whatever the posterior says
+LEAST_CHANCE = 1e-3  # chance that a label's tasks keep, whatever the posterior says
 
 
 def with_posterior(space: LabelSpace, logits: FloatArray, posteriors: FloatArray) -> FloatArray:
@@ -19,7 +19,7 @@ def with_posterior(space: LabelSpace, logits: FloatArray, posteriors: FloatArray
     has = np.array(
         [[label in task.labels for label in space.columns[: space.classes]] for task in space.tasks]
     )  # (V, C)
-    chance = np.maximum(posteriors @ has, LEAST)
+    chance = np.maximum(posteriors @ has, LEAST_CHANCE)
     adjusted = np.array(logits, dtype=np.float64)
     adjusted[:, : space.classes] = log_softmax(adjusted[:, : space.classes], axis=1) + np.log(chance)
     return adjusted

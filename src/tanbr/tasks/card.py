@@ -1,7 +1,7 @@
 """What a checkpoint says of itself, in `tanbr.json` beside its weights: its tasks, and which expert learned which.
 
-`pretrain` and `assemble` write it; whoever needs tasks, labels, scales, metrics or the map from tasks to experts reads
-it here and nowhere else.
+`pretrain` and `assemble` write it. Tasks, labels, scales, metrics and the map from tasks to experts are read here and
+nowhere else.
 """
 
 import json

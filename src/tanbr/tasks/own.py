@@ -27,14 +27,13 @@ from pydantic import Field
 from tanbr.config import Section, read
 from tanbr.errors import DataError
 from tanbr.tasks.metrics import METRICS
-from tanbr.tasks.rows import Row, Task
-from tanbr.tasks.written import WRITTEN
+from tanbr.tasks.rows import WRITTEN, Row, Task
 from tanbr.types import Text
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
 LISTING = "tasks.toml"
 DEV = ".dev"  # how the stem of a file ends that holds rows for figures alone
-LEAST = 5  # rows of a task, so that each part has one
+FEWEST_ROWS = 5  # rows of a task, so that each part has one
 SHARE = 0.2  # of the rows that is left out
 
 
@@ -232,8 +231,8 @@ def _task(about: TaskFile, entries: Sequence[_Entry]) -> Task:
                     f"{entry.where}: there is no {column!r} (found: {found}); name the columns text and label, or say "
                     f"in {LISTING} what they are called"
                 )
-    if len(entries) < LEAST:
-        raise DataError(f"task {about.name} has {len(entries)} rows; give it {LEAST} or more")
+    if len(entries) < FEWEST_ROWS:
+        raise DataError(f"task {about.name} has {len(entries)} rows; give it {FEWEST_ROWS} or more")
     pair = about.text2 in entries[0].values
     if about.scale is not None:
         low, high = about.scale

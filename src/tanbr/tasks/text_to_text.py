@@ -5,8 +5,7 @@ in front, in the words that T5 was trained with. An answer is the label's name, 
 label; a score is written in steps of 0.2, as T5 does for STS-B.
 """
 
-from tanbr.tasks.rows import Row, Task
-from tanbr.tasks.written import score
+from tanbr.tasks.rows import Row, Task, score
 from tanbr.types import Text
 
 STEP = 0.2  # between two scores that can be written

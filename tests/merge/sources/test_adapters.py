@@ -13,7 +13,6 @@ from merge.sources.tiny_dense import build
 from moe.tiny import load_plain, logits
 from tanbr.cli import app
 from tanbr.errors import CheckpointError, InputError
-from tanbr.merge.inspect import glance, inspect
 from tanbr.merge.sources.one_adapter import export_adapter
 
 BLEND = [0.5, 0.3, 0.2]
@@ -103,13 +102,6 @@ def test_a_blend_adds_the_weighted_products(bert) -> None:
     torch.testing.assert_close(logits(model), logits(moe.dense(BLEND)), rtol=0, atol=0)
 
 
-def test_only_what_an_adapter_changes_is_merged_again(bert) -> None:
-    base, adapters = bert
-    changing = {name for name, _ in tanbr.open(base, experts=adapters[:2]).tensors(changing=True)}
-    layers = [f"bert.encoder.layer.{number}{Q}.weight" for number in range(2)]
-    assert changing == {*layers, f"bert.encoder.layer.0{UP}.weight", "classifier.weight", "classifier.bias"}
-
-
 def test_half_bases_are_summed_in_float32_and_rounded_once(bert, tmp_path) -> None:
     _, adapters = bert
     build(BERT).to(torch.bfloat16).save_pretrained(tmp_path / "half")
@@ -136,12 +128,6 @@ def test_matrices_that_are_stored_the_other_way_round(tmp_path) -> None:
     assert_merged(dict(moe.tensors([0.25, 0.75])), tmp_path / "base", adapters, [0.25, 0.75])
 
 
-@pytest.mark.parametrize("method", ["task-arithmetic", "ties", "dare:density=0.9", "slerp", "estimated-regression"])
-def test_every_method_that_needs_no_data_merges_them(bert, method) -> None:
-    base, adapters = bert
-    assert torch.isfinite(logits(tanbr.open(base, experts=adapters, method=method).dense(BLEND))).all()
-
-
 def test_task_arithmetic_without_scale_is_the_average(bert) -> None:
     base, adapters = bert
     moe = tanbr.open(base, experts=adapters, method="task-arithmetic:scale=1")
@@ -152,17 +138,6 @@ def test_ties_of_everything_that_agrees_reads_the_experts_part_by_part(bert) -> 
     base, adapters = bert
     moe = tanbr.open(base, experts=adapters, method="dare:density=1")
     assert_merged(dict(moe.tensors(BLEND)), base, adapters, BLEND)
-
-
-def test_export_and_inspect(bert, tmp_path) -> None:
-    base, adapters = bert
-    moe = tanbr.open(base, experts=adapters)
-    assert glance(moe)[0] == inspect(moe).verdict == "merge"
-    moe.export(BLEND, tmp_path / "out")
-    assert_merged(load_file(tmp_path / "out" / "model.safetensors"), base, adapters, BLEND)
-    certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
-    assert any("adapter_config.json" in name for name in certificate["source"]["sha256"])
-    torch.testing.assert_close(logits(load_plain(tmp_path / "out")), logits(moe.dense(BLEND)), rtol=0, atol=0)
 
 
 def test_one_adapter_adds_what_the_blend_adds(bert, tmp_path) -> None:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import tanbr
-from merge.sources.tiny_dense import MODELS, build, family, tuned
+from merge.sources.tiny_dense import MODELS, build, family
 from moe.tiny import load_plain, logits
 from tanbr.cli import app
 from tanbr.errors import CheckpointError, InputError, TanbrError
@@ -69,33 +69,6 @@ def test_a_tensor_that_follows_from_the_settings_may_be_saved_or_not(tmp_path) -
     assert_blend(weights(tmp_path / "out"), experts, BLEND, names=plain)
 
 
-def test_half_types_are_summed_in_float32(tmp_path) -> None:
-    base, experts = family(tmp_path, "LlamaForCausalLM", dtype=torch.bfloat16)
-    moe = tanbr.open(base, experts=experts)
-    merged = dict(moe.tensors(BLEND))
-    assert all(tensor.dtype == torch.bfloat16 for tensor in merged.values())
-    assert_blend(merged, experts, BLEND)
-
-
-def test_what_is_equal_in_all_is_copied_and_never_merged_again(tmp_path) -> None:
-    model = build("BertForSequenceClassification")
-    model.save_pretrained(tmp_path / "base")
-    experts = [tuned(model, tmp_path / str(k), seed=k, where=lambda name: "layer.1" in name) for k in range(2)]
-    changing = dict(tanbr.open(tmp_path / "base", experts=experts).tensors(changing=True))
-    assert changing
-    assert all("layer.1" in name for name in changing)
-
-
-def test_ffns_alone_leave_the_rest_of_the_base(bert) -> None:
-    base, experts = bert
-    merged = dict(tanbr.open(base, experts=experts, blend_only="ffn").tensors(BLEND))
-    ffn = [name for name in merged if ".intermediate." in name or (".output.dense" in name and "attention" not in name)]
-    assert len(ffn) == 8
-    assert_blend(merged, experts, BLEND, ffn)
-    before = weights(base)
-    assert all(torch.equal(merged[name], before[name]) for name in set(merged) - set(ffn))
-
-
 def test_a_bare_base_is_the_ancestor_of_models_with_a_head(bert, tmp_path) -> None:
     _, experts = bert
     load_plain(bert[0]).bert.save_pretrained(tmp_path / "bare")  # encoder.layer.0… instead of bert.encoder.layer.0…
@@ -113,12 +86,6 @@ def test_methods_on_differences_take_the_base_as_ancestor(bert) -> None:
         terms = [2 * weight * file[name].double() for weight, file in zip(BLEND, files, strict=True)]
         bound = 8 * torch.finfo(torch.float32).eps * (sum(term.abs() for term in terms) + origin[name].abs())
         assert ((merged.double() - (sum(terms) - origin[name].double())).abs() <= bound).all(), name
-
-
-@pytest.mark.parametrize("method", ["ties", "dare:density=0.9", "slerp", "estimated-regression"])
-def test_every_method_that_needs_no_data_merges_them(bert, method) -> None:
-    base, experts = bert
-    assert torch.isfinite(logits(tanbr.open(base, experts=experts, method=method).dense(BLEND))).all()
 
 
 def test_inspect_names_the_expert_that_came_from_elsewhere(bert, tmp_path) -> None:

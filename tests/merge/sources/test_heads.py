@@ -8,7 +8,6 @@ import tanbr
 from merge.sources.tiny_dense import build, heads, tuned
 from moe.tiny import load_plain
 from tanbr.errors import CheckpointError
-from tanbr.merge.methods import METHODS
 from tanbr.merge.sources.heads import JoinedHead, labels_of
 
 EPS = torch.finfo(torch.float32).eps
@@ -64,13 +63,6 @@ def test_the_export_names_all_labels(experts, tmp_path) -> None:
     moe.export([0.5, 0.3, 0.2], tmp_path / "out")
     assert labels_of(load_plain(tmp_path / "out").config.to_dict()) == UNION
     assert moe.source.expert_labels == tuple(LABELS)
-
-
-@pytest.mark.parametrize("method", [name for name, kind in METHODS.items() if kind.needs == "nothing"])
-def test_every_method_that_needs_no_data_merges_them(experts, method) -> None:
-    merged = dict(tanbr.open(experts[0], experts=experts[1], method=method).tensors([0.5, 0.3, 0.2]))
-    assert merged["classifier.weight"].shape == (4, 32)
-    assert all(torch.isfinite(tensor).all() for tensor in merged.values())
 
 
 def test_labels_in_another_order_are_put_in_one(tmp_path) -> None:

@@ -5,11 +5,9 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 import tanbr
 from merge.sources.tiny_dense import build, tuned
-from tanbr.cli import app
 from tanbr.errors import CheckpointError, InputError
 from tanbr.merge.inspect import inspect
 from tanbr.merge.sources.one_adapter import export_adapter
@@ -137,15 +135,3 @@ def test_adapters_with_heads_of_their_own_are_joined_by_the_labels_that_a_list_n
     assert merged["classifier.bias"].tolist() == [0, 0.5, 1, 1, 1]
     with pytest.raises(InputError, match="different labels"):
         export_adapter(tanbr.open(tmp_path / "experts.toml"), tmp_path / "out", blend=[0.5, 0.5])
-
-
-def test_the_commands_take_mixtures(mixture, tmp_path) -> None:
-    base, experts = mixture
-    named = [word for expert in experts for word in ("--expert", str(expert))]
-    command = ["merge", str(base), str(tmp_path / "out"), *named, "--blend", "0.5,0.3,0.2", "--blend-only", "ffn"]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
-    assert torch.equal(
-        load_file(tmp_path / "out" / "model.safetensors")[f"{Q}.weight"],
-        load_file(base / "model.safetensors")[f"{Q}.weight"],
-    )

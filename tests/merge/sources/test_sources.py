@@ -9,6 +9,8 @@ from safetensors.torch import load_file, save_file
 import tanbr
 from merge.sources.tiny_dense import build, family, heads, tuned
 from tanbr.errors import InputError
+from tanbr.merge import Moe
+from tanbr.merge.methods import METHODS
 
 K = 3
 BLEND = [0.5, 0.3, 0.2]
@@ -108,6 +110,14 @@ def test_export_certifies_and_stock_transformers_loads_it(opened, tmp_path) -> N
     certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
     assert certificate["blend"] == pytest.approx(blend)
     assert len(certificate["source"]["sha256"]) == 2 * len({file.path.parent for file in moe.files})
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("regression", "regmeanpp")])
+def test_every_method_that_needs_no_data_merges_them(opened, method) -> None:
+    moe, blend = opened
+    moe = Moe(moe.source, method=method)
+    for name, tensor in moe.tensors(blend, changing=True):
+        assert torch.isfinite(tensor).all(), name
 
 
 def test_a_blend_of_the_wrong_length_is_refused(opened) -> None:

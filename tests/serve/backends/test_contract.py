@@ -6,13 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serve.text_model import write
+from serve.text_model import write, written
+from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
+from tanbr.moe.text import Inputs
 from tanbr.serve.backends import BACKENDS as ALL
+from tanbr.serve.backends import Backend
 from tanbr.serve.decode import Step
 from tanbr.serve.engine import Engine
-from tanbr.tasks import tiny
+from tanbr.types import Blend, FloatArray
 
 TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 6, seed=5, split="test")]
 SWAPS, TINY_SWAPS = 40, 1000
@@ -119,13 +122,13 @@ def test_a_model_that_writes_writes_the_same_before_and_after_swaps(tmp_path: Pa
     first = []
     for blend in np.eye(4):
         engine.swap(blend)
-        first.append(engine.texts(prompts, max_tokens=6))
+        first.append(written(engine, prompts, max_tokens=6))
     assert len({tuple(texts) for texts in first}) > 1
     for blend in blends(10, 4):
         engine.swap(blend)
     for blend, before in zip(np.eye(4), first, strict=True):
         engine.swap(blend)
-        assert engine.texts(prompts, max_tokens=6) == before
+        assert written(engine, prompts, max_tokens=6) == before
 
 
 @pytest.mark.parametrize("backend", WRITERS)
@@ -138,9 +141,9 @@ def test_generation_can_be_given_up_and_tells_every_step(tmp_path: Path, backend
         steps.append(step)
         return (0, 1) if len(steps) == 2 else ()
 
-    written = engine.live.backend.generate(inputs, limits=[50, 50], on_step=hear)
+    done = engine.live.backend.generate(inputs, limits=[50, 50], on_step=hear)
     assert len(steps) <= 2
-    for row, answer in enumerate(written):
+    for row, answer in enumerate(done):
         ended = [step.ended[row] for step in steps if row in step.ended]
         assert ([answer] if answer is not None else []) == ended
 
@@ -157,3 +160,33 @@ def test_twins_share_what_no_blend_changes(moe: Moe, backend: str) -> None:
     assert np.abs(other.classify(inputs) - before).max() > 0
     assert one.columns == other.columns == engine.columns
     assert not one.writes
+
+
+class Fewest(Backend):
+    """The members that have no default, as docs/backends.md has it: its logits are the first weights of the blend."""
+
+    columns = ("first", "second")
+
+    def __init__(self, blend: Blend) -> None:
+        self.blend = blend
+
+    def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
+        self.blend = blend
+
+    def twin(self, moe: Moe) -> "Fewest":
+        return Fewest(self.blend)
+
+    def classify(self, inputs: Inputs) -> FloatArray:
+        return np.tile(self.blend[:2], (len(inputs["input_ids"]), 1))
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_a_backend_of_few_members_is_served_and_swapped(moe: Moe, spare: bool) -> None:
+    engine = Engine(moe, backend=lambda *_, **__: Fewest(np.eye(8)[0]), spare=spare)
+    assert engine.logits(TEXTS[:3]).tolist() == [[1.0, 0.0]] * 3
+    staged = engine.prepare(np.eye(8)[1])
+    assert engine.logits(TEXTS[:1], live=staged).tolist() == [[0.0, 1.0]]
+    assert engine.sane(TEXTS[0], staged)
+    engine.commit(staged)
+    assert engine.logits(TEXTS[:1]).tolist() == [[0.0, 1.0]]
+    assert (engine.writes, engine.available, engine.live.backend.loss) == (False, True, None)

@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike
 
 from tanbr.errors import InputError
 from tanbr.router import Tanbr, TreeView
-from tanbr.serve.manner import Manner
-from tanbr.serve.records import (
+from tanbr.serve.records import (  # fmt: skip
     Alarm,
     Answered,
     Feedback,
@@ -31,7 +30,8 @@ from tanbr.serve.records import (
     VersionView,
     Why,
 )  # fmt: skip
-from tanbr.types import SlotRecord, Text, as_blend
+from tanbr.serve.sampling import Manner
+from tanbr.types import Text, as_blend
 
 TASKS = ("mood", "topic", "likeness")
 EXPERTS = ("mood", "topic", "likeness", "expert 4")
@@ -78,10 +78,10 @@ class FakeService:
             reward[rng.integers(V)] = np.nan if slot % 5 == 0 else 0.7
             counts = np.where(np.isnan(reward), 0.0, 20.0)
             self._router.tell(decision, reward, counts)
-            record = SlotRecord(slot, slot // 2, decision.task_mix, decision.blend, reward, counts)
             reason, note = (Reason.ROLLED_BACK, "rolled back") if slot == 7 else (Reason.CHOSEN, "")
             start = now - 60.0 * (slots - slot)
-            made.append(SlotView(record, start, start + 60, 64, True, 0.01, decision.task_mix, 0.02, reason, note))
+            told = slot, slot // 2, decision.task_mix, decision.blend, reward, counts
+            made.append(SlotView(*told, start, start + 60, 64, True, 0.01, decision.task_mix, 0.02, reason, note))
         return made
 
     def start(self) -> None:
@@ -196,7 +196,7 @@ class FakeService:
         return Receipt(tuple(outcomes))
 
     def state(self) -> ServiceState:
-        last = self._slots[-1].record
+        last = self._slots[-1]
         return ServiceState(
             slot=len(self._slots), merge_version=self.version, task_mix=last.task_mix, blend=last.blend,
             reward=last.reward, counts=last.counts, estimated_regret=0.02, requests=5, answered=len(self.given),
@@ -217,7 +217,7 @@ class FakeService:
 
     def versions(self) -> list[VersionView]:
         return [
-            VersionView(n, self._slots[2 * n].record.blend, time.time() - 60 * n, n != 1, n > 1, 64, 0.7 + n / 50)
+            VersionView(n, self._slots[2 * n].blend, time.time() - 60 * n, n != 1, n > 1, 64, 0.7 + n / 50)
             for n in range(self.version, -1, -1)
         ]
 

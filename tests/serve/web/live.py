@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -41,6 +42,12 @@ def client(url: str, token: str | None = None) -> Iterator[httpx2.Client]:
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     with httpx2.Client(base_url=url, headers=headers, timeout=20) as made:
         yield made
+
+
+def place_of(url: str) -> tuple[str, int]:
+    """Give the address to open a socket to."""
+    parts = urlsplit(url)
+    return str(parts.hostname), int(str(parts.port))
 
 
 def refusal(response: httpx2.Response) -> str:

@@ -1,13 +1,12 @@
 import io
 import re
 import socket
-from urllib.parse import urlsplit
 
 import httpx2
 import pytest
 
 from serve.web.fake import FakeService
-from serve.web.live import client, live, refusal, wait_for
+from serve.web.live import client, live, place_of, refusal, wait_for
 from tanbr.errors import InputError, OutputError
 from tanbr.serve.records import Overloaded, ServiceError, Stopping
 from tanbr.serve.web import logs
@@ -70,18 +69,15 @@ def test_an_answer_that_does_not_come_is_given_up(http: httpx2.Client, service: 
         service.stuck = False
 
 
-@pytest.mark.parametrize("requests", [1, 2])
+@pytest.mark.parametrize("requests", [1, 2])  # one after another, on one connection
 def test_a_client_that_leaves_cancels_its_request(requests: int) -> None:
     service = FakeService()
     service.stuck = True
     with live(service, answer_seconds=60) as url:
-        address = urlsplit(url)
         body = b'{"inputs": ["a"]}'
         head = b"POST /v1/classify HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        with socket.create_connection((address.hostname, address.port)) as connection:
-            connection.sendall(
-                (head + b"content-length: %d\r\n\r\n" % len(body) + body) * requests
-            )  # one behind another
+        with socket.create_connection(place_of(url)) as connection:
+            connection.sendall((head + b"content-length: %d\r\n\r\n" % len(body) + body) * requests)
             wait_for(lambda: service.futures)
             assert not service.futures[0].cancelled()  # it waits, and so does the server
         wait_for(service.futures[0].cancelled)

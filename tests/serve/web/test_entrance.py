@@ -7,7 +7,8 @@ import pytest
 
 from serve.web.fake import FakeService
 from serve.web.live import client, live, refusal
-from tanbr.serve.web.limits import REFUSED_BURST
+from tanbr.serve.web import entrance
+from tanbr.serve.web.entrance import REFUSED_BURST, REMEMBERED, RateLimit, client_of
 
 ONE = {"inputs": ["a"]}
 
@@ -53,8 +54,9 @@ def test_a_client_whose_bodies_are_refused_waits_before_the_next_is_read_and_oth
         assert http.get("/v1/state", headers={"x-forwarded-for": "192.0.2.1"}).status_code == 200
 
 
-def test_too_many_large_bodies_at_once_are_refused() -> None:
-    with live(FakeService(), held_bytes=1 << 20, body_bytes=1 << 20, read_seconds=5) as url:
+def test_too_many_large_bodies_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entrance, "HELD_BYTES", 1 << 20)
+    with live(FakeService(), body_bytes=1 << 20, read_seconds=5) as url:
         big = b'{"inputs": ["' + b"x" * 900_000 + b'"]}'
         slow_started = threading.Event()
 
@@ -118,3 +120,24 @@ def test_a_page_elsewhere_cannot_pretend_to_be_this_server() -> None:
             not in http.get("/v1/state", headers={"origin": "https://evil.example"}).headers
         )
         assert "frame-ancestors 'none'" in http.get("/").headers["content-security-policy"]
+
+
+def test_the_rate_is_each_clients_own_and_memory_is_bounded() -> None:
+    limit = RateLimit(2.0, 1)
+    assert limit.wait("a", 0.0) == 0
+    assert limit.wait("a", 0.1) == pytest.approx(0.4)
+    assert limit.wait("b", 0.1) == 0
+    assert limit.wait("a", 0.6) == 0
+    for n in range(2 * REMEMBERED):
+        limit.wait(str(n), 1.0)
+    assert len(limit) == REMEMBERED
+    assert client_of("10.1.2.3") == "10.1.2.3"
+    assert client_of("2001:db8::1") == client_of("2001:db8::ffff") == "2001:db8::/64"
+    assert client_of("2001:db8:0:1::1") != client_of("2001:db8::1")
+
+
+def test_ipv4_clients_of_a_socket_for_both_families_are_told_apart() -> None:
+    assert client_of("::ffff:10.1.2.3") == client_of("10.1.2.3") == "10.1.2.3"
+    assert client_of("::ffff:10.1.2.4") != client_of("::ffff:10.1.2.3")
+    assert client_of("fe80::1%eth0") == "fe80::/64"
+    assert client_of("local") == "local"

@@ -10,10 +10,8 @@ from serve.serving import Ledger
 from serve.serving import service as real_service
 from serve.web.fake import TASKS, FakeService
 from serve.web.live import ADMIN_TOKEN, BOTH, TOKEN, client, live, refusal
-from tanbr.serve.clients import Clients
-from tanbr.serve.config import RewardConfig
-from tanbr.serve.rewards import Tally
-from tanbr.serve.rows import Given
+from tanbr.loop.config import RewardConfig
+from tanbr.loop.rewards import Given, Tally, Trust, credited
 from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.config import HttpConfig
 
@@ -69,12 +67,8 @@ def test_feedback_comes_with_an_opaque_key_of_its_client() -> None:
     service = FakeService()
     item = {"feedback": [{"request_id": "r", "reward": 1}]}
     with live(service, tokens=BOTH, proxies=("127.0.0.1",)) as url, client(url, TOKEN) as http:
-        for address, token in (
-            ("10.0.0.1", TOKEN),
-            ("10.0.0.1", TOKEN),
-            ("10.0.0.2", TOKEN),
-            ("10.0.0.1", ADMIN_TOKEN),
-        ):
+        asked = [("10.0.0.1", TOKEN)] * 2 + [("10.0.0.2", TOKEN), ("10.0.0.1", ADMIN_TOKEN)]
+        for address, token in asked:
             headers = {"x-forwarded-for": address, "authorization": f"Bearer {token}"}
             assert http.post("/v1/feedback", json=item, headers=headers).status_code == 200
     first, again, elsewhere, operator = service.clients
@@ -104,11 +98,10 @@ def test_one_address_is_one_client_whatever_it_writes_into_its_header(tokens: To
             say(1.0, f"192.0.2.{number}", shown[0])
     keys = service.clients
     assert len(set(keys)) == 9
-    rows = [Given(0, 0, "feedback", 0, float(place >= 64), None, key) for place, key in enumerate(keys)]
-    for learn, least in ((False, 0.8), (True, 0.999)):  # at once it counts for its share, 0.2; then it is found out
-        tally = Tally(1, RewardConfig())
-        tally.add_feedback(rows, np.ones(1), Clients(RewardConfig()), learn=learn)
-        assert tally.reward[0][0] >= least - 1e-9
+    rows = [Given(0, 0, 0, "feedback", 0, float(number >= 64), None, key) for number, key in enumerate(keys)]
+    for trust, least in ((Trust(), 0.8), (Trust().learned(rows, np.ones(1)), 0.999)):  # its share, 0.2; then found out
+        (tally,) = credited([Tally(1)], rows, np.ones(1), trust)
+        assert tally.reward(RewardConfig())[0][0] >= least - 1e-9
 
 
 def test_nobody_may_name_every_address_a_proxy() -> None:

@@ -1,5 +1,6 @@
 import io
 import json
+import logging
 
 import httpx2
 import numpy as np
@@ -8,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve.web.fake import FakeService, K
 from tanbr.serve.web import logs
-from tanbr.serve.web.metrics import Metrics
+from tanbr.serve.web.metrics import WINDOW_SECONDS, WINDOWS, LatencyHistory, Metrics
 from tanbr.serve.web.server import Observers
 from tanbr.types import SlotRecord
 
@@ -61,3 +62,40 @@ def test_what_the_service_does_is_counted_and_logged() -> None:
     assert lines[1]["blend"] == [1.0, 0.0]
     assert lines[2]["level"] == "warning"
     assert all(line["time"].endswith("Z") for line in lines)
+
+
+def test_a_request_is_one_line_of_the_log_whatever_its_path() -> None:
+    stream = io.StringIO()
+    logs.to_stream(stream, level=logging.DEBUG)
+    logs.say_request(
+        route="other", method="GET", path="/\n{}\x1b[31m" + "x" * 500, status=404, seconds=0.001, client="::1"
+    )
+    logs.to_stream(stream)
+    logs.say_request(route="other", method="GET", path="/", status=404, seconds=0.001, client="::1")
+    (line,) = stream.getvalue().splitlines()
+    assert len(json.loads(line)["path"]) == logs.LONGEST
+    assert "\x1b" not in line
+    try:
+        raise ValueError("x")
+    except ValueError:
+        logs.logger.exception("broke")
+    assert "ValueError" in json.loads(stream.getvalue().splitlines()[-1])["traceback"]
+
+
+def test_latencies_come_in_windows() -> None:
+    now = 100.0
+    latencies = LatencyHistory(clock=lambda: now)
+    for seconds in (0.001, 0.002, 0.003):
+        latencies.add(seconds)
+    now += 3 * WINDOW_SECONDS
+    latencies.add(0.5)
+    windows = latencies.windows()
+    assert [(window.time, window.requests) for window in windows] == [(100, 3), (110, 0), (120, 0), (130, 1)]
+    assert windows[0].p50_ms == pytest.approx(2)
+    assert windows[0].p99_ms == pytest.approx(2.98)
+    assert np.isnan(windows[1].p50_ms)
+    now += 10 * WINDOWS * WINDOW_SECONDS
+    windows = latencies.windows()
+    assert len(windows) == WINDOWS + 1
+    assert windows[-1].time == pytest.approx(130 + 10 * WINDOWS * WINDOW_SECONDS)
+    assert np.diff([window.time for window in windows]) == pytest.approx(WINDOW_SECONDS)

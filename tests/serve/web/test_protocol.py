@@ -1,28 +1,29 @@
 """What comes before there is a request: raw bytes on a socket."""
 
+import io
 import json
 import re
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from urllib.parse import urlsplit
 
 import pytest
 
 from serve.web.fake import FakeService
-from serve.web.live import live
+from serve.web.live import live, place_of, wait_for
+from tanbr.serve.web import logs
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+CLASSIFY = (
+    b"POST /v1/classify HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+)
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[tuple[str, int]]:
     with live(FakeService(), read_seconds=0.5, connections=20) as url:
-        parts = urlsplit(url)
-        assert parts.hostname
-        assert parts.port
-        yield parts.hostname, parts.port
+        yield place_of(url)
 
 
 def talk(address: tuple[str, int], *parts: bytes, pause: float = 0.0) -> bytes:
@@ -108,16 +109,23 @@ def test_a_request_that_never_ends_is_given_up(address: tuple[str, int], start: 
     assert time.monotonic() - began < 3
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_client_that_only_listens_is_answered(address: tuple[str, int], whole: bool) -> None:
+def test_a_request_that_ends_before_it_is_whole_is_told_so(address: tuple[str, int]) -> None:
     with socket.create_connection(address, timeout=3) as connection:
-        connection.sendall(GET if whole else GET[:-4])
+        connection.sendall(GET[:-4])
         connection.shutdown(socket.SHUT_WR)
-        answer = connection.recv(65536)
-    if whole:
-        assert answer.startswith(b"HTTP/1.1 200")
-    else:
-        assert split(answer) == (400, "the request ended before it was whole")
+        assert split(connection.recv(65536)) == (400, "the request ended before it was whole")
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_a_client_that_leaves_before_its_answer_is_no_fault(requests: int) -> None:
+    stream, body = io.StringIO(), b'{"inputs": ["a"]}'
+    logs.to_stream(stream)
+    with live(FakeService()) as url:
+        for _ in range(200):
+            with socket.create_connection(place_of(url)) as connection:
+                connection.sendall(CLASSIFY % (len(body), body) * requests)
+        assert talk(place_of(url), GET).startswith(b"HTTP/1.1 200")
+    assert "fault" not in stream.getvalue()
 
 
 def test_requests_one_after_another_on_one_connection(address: tuple[str, int]) -> None:
@@ -146,24 +154,48 @@ def busy(address: tuple[str, int]) -> socket.socket:
 
 
 @pytest.mark.parametrize("limit", ["connections", "client_connections"])
-def test_when_all_connections_are_taken_health_is_answered(limit: str) -> None:
+def test_where_all_connections_are_taken_one_without_a_whole_request_gives_way(limit: str) -> None:
     with live(FakeService(), **{limit: 5}) as url:
-        parts = urlsplit(url)
-        address = (str(parts.hostname), int(str(parts.port)))
-        taken = [busy(address) for _ in range(5)]
+        address = place_of(url)
+        slow = [busy(address) for _ in range(5)]
         assert talk(address, GET).startswith(b"HTTP/1.1 200")
-        status, says = split(talk(address, STATE))
-        assert (status, says) == (503, "too many connections are open")
-        for connection in taken:
+        assert split(slow[0].recv(65536)) == (503, "too many connections are open")  # it had waited longest
+        assert talk(address, STATE).startswith(b"HTTP/1.1 200")
+        for connection in slow:
             connection.close()
+
+
+def test_where_all_connections_have_a_request_a_new_one_is_refused() -> None:
+    service = FakeService()
+    service.stuck = True
+    body = b'{"inputs": ["a"]}'
+    with live(service, connections=5, answer_seconds=60) as url, ExitStack() as stack:
+        address = place_of(url)
+        for _ in range(5):
+            connection = stack.enter_context(socket.create_connection(address, timeout=3))
+            connection.sendall(CLASSIFY % (len(body), body))
+        wait_for(lambda: len(service.futures) == 5)
+        assert split(talk(address, GET)) == (503, "too many connections are open")
+        stack.close()
         while not talk(address, STATE).startswith(b"HTTP/1.1 200"):  # the server hears of it in a moment
             pass
 
 
+def test_the_client_with_most_connections_gives_way() -> None:
+    with live(FakeService(), connections=5) as url, ExitStack() as stack:
+        address = place_of(url)
+        other = stack.enter_context(socket.create_connection(address, timeout=3, source_address=("127.0.0.2", 0)))
+        other.sendall(GET[:9])
+        slow = [stack.enter_context(busy(address)) for _ in range(4)]
+        assert talk(address, GET).startswith(b"HTTP/1.1 200")
+        other.sendall(GET[9:])
+        assert one_answer(other).startswith(b"HTTP/1.1 200")  # though it had waited longer
+        assert split(slow[0].recv(65536))[0] == 503
+
+
 def test_kept_alive_connections_lock_nobody_out() -> None:
     with live(FakeService(), connections=5) as url, ExitStack() as stack:
-        parts = urlsplit(url)
-        address = (str(parts.hostname), int(str(parts.port)))
+        address = place_of(url)
         resting = [stack.enter_context(socket.create_connection(address, timeout=3)) for _ in range(5)]
         for connection in resting:
             connection.sendall(GET)
@@ -175,14 +207,12 @@ def test_kept_alive_connections_lock_nobody_out() -> None:
 
 
 def test_a_connection_over_which_nothing_is_asked_is_closed() -> None:
-    with live(FakeService(), idle_seconds=1) as url:
-        parts = urlsplit(url)
-        with socket.create_connection((str(parts.hostname), int(str(parts.port)))) as connection:
-            connection.sendall(GET)
-            answer = b""
-            while chunk := connection.recv(65536):  # until the server hangs up
-                answer += chunk
-            assert answer.count(b"HTTP/1.1 200") == 1
+    with live(FakeService(), idle_seconds=1) as url, socket.create_connection(place_of(url)) as connection:
+        connection.sendall(GET)
+        answer = b""
+        while chunk := connection.recv(65536):  # until the server hangs up
+            answer += chunk
+        assert answer.count(b"HTTP/1.1 200") == 1
 
 
 def test_a_client_that_takes_no_answer_is_dropped(address: tuple[str, int]) -> None:

@@ -18,11 +18,9 @@ from pydantic import Field
 from torch import Tensor
 
 from tanbr.errors import CheckpointError
-from tanbr.merge.methods.method import Method
+from tanbr.merge.methods.method import Method, fill_by_chunks
 from tanbr.moe.checkpoint import Checkpoint, TensorFile
 from tanbr.moe.family import Piece
-
-CHUNK = 1 << 16  # weights of each expert that are in memory at a time
 
 
 @dataclass(frozen=True)
@@ -73,14 +71,13 @@ class OfDifferences(WithBase):
         """Merge chunk by chunk."""
         chosen = tuple(expert for expert, weight in enumerate(blend) if weight)
         weights = torch.tensor([[blend[expert]] for expert in chosen])  # (r, 1)
-        direct = out.is_contiguous() and out.device.type == "cpu"
-        flat = out.view(-1) if direct else torch.empty(out.numel())
-        for at in range(0, out.numel(), CHUNK):
-            part = slice(at, at + CHUNK)
+
+        def merged(part: slice) -> Tensor:
             base, differences = self.differences(piece, chosen, part)
-            flat[part] = base + self.scale * self.combined(differences, weights.to(base), Chunk(piece, chosen, at))
-        if not direct:
-            out.copy_(flat.view(out.shape))
+            chunk = Chunk(piece, chosen, part.start)
+            return base + self.scale * self.combined(differences, weights.to(base), chunk)
+
+        fill_by_chunks(out, merged)
 
     def differences(self, piece: Piece, chosen: Sequence[int], part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Read a part of the base (n,), and how the chosen experts differ from it (r, n)."""

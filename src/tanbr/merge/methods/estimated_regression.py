@@ -11,8 +11,8 @@ experts differ much in size, adds what all have in common to each, and evens out
 result; here they are always scaled, and ρ gives the average where no expert learned much. W₀ is the experts' mean.
 
 ρ is as large as the matrices' own diagonal. An expert's matrix is next to 0 in most directions, so that with a small ρ
-whoever learned something in one has it in full, however little of the blend is its own; and since the directions of
-several experts lie aslant, the solution overshoots all of them (docs/methods.md).
+an expert that learned something in one has it in full, however small its weight; and since the directions of several
+experts are not orthogonal, the solution overshoots all of them (docs/methods.md).
 """
 
 from collections.abc import Sequence

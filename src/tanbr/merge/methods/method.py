@@ -1,23 +1,21 @@
-"""What a merge method is: how the experts of one piece of a model become one tensor, for any blend.
+"""What a merge method is, and what it may read of the experts: one tensor of the dense model at a time, for any blend.
 
-A method is a dataclass in a file of this folder. Its fields, after the experts, are its settings; it says what it
-needs beyond the experts and what a merge costs, and it fills one piece at a time:
+The plain way to write one is a function of the experts' weights, whose keyword arguments are its settings:
 
-    @dataclass(eq=False)
-    class Median(Method):
-        name = "median"
-        cost = "reads the experts of the blend once"
+    @merge_method("median", cost="reads the experts of the blend once")
+    def median(rows: Tensor, weights: Tensor, *, gain: float = 1.0) -> Tensor:  # (r, n), (r, 1) → (n,)
+        return gain * rows.median(dim=0).values
 
-        def fill(self, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
-            rows = self.experts.rows(piece, [k for k, weight in enumerate(blend) if weight])  # (r, n)
-            out.copy_(rows.float().median(dim=0).values.view(out.shape) * piece.scale)
+A method that must know more than that is a dataclass derived from `Method`. Its fields, after the experts, are its
+settings; it says what it needs beyond the experts and what a merge costs, and it fills one piece at a time.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
+from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 import torch
 from pydantic import ConfigDict
@@ -26,6 +24,8 @@ from torch import Tensor
 from tanbr.merge.blend import check_finite, weighted_sum
 from tanbr.moe.checkpoint import Checkpoint, TensorFile
 from tanbr.moe.family import Piece
+
+CHUNK = 1 << 16  # weights of each expert that are in memory at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,3 +106,39 @@ class Method(ABC):
 
     def _differs(self, one: Any) -> bool:
         return bool(getattr(self, one.name) != one.default)
+
+
+def fill_by_chunks(out: Tensor, merged: Callable[[slice], Tensor]) -> None:
+    """Write `out` from what `merged` gives for each chunk of its elements, wherever and however `out` lies."""
+    direct = out.is_contiguous() and out.device.type == "cpu"
+    flat = out.view(-1) if direct else torch.empty(out.numel())
+    for at in range(0, out.numel(), CHUNK):
+        part = slice(at, at + CHUNK)
+        flat[part] = merged(part)
+    if not direct:
+        out.copy_(flat.view(out.shape))
+
+
+def merge_method(name: str, *, cost: str) -> Callable[[Callable[..., Tensor]], type[Method]]:
+    """Make a method of a function that combines the blend's experts, weight by weight."""
+
+    def made(combine: Callable[..., Tensor]) -> type[Method]:
+        hints = get_type_hints(combine, include_extras=True)
+        given = [one for one in signature(combine).parameters.values() if one.kind is one.KEYWORD_ONLY]
+
+        def fill(self: Method, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
+            chosen = [expert for expert, weight in enumerate(blend) if weight]
+            weights = torch.tensor([[blend[expert]] for expert in chosen])  # (r, 1)
+            settings = {one.name: getattr(self, one.name) for one in given}
+
+            def merged(part: slice) -> Tensor:
+                rows = self.experts.rows(piece, chosen, part)
+                return combine(rows, weights.to(rows), **settings) * piece.scale
+
+            fill_by_chunks(out, merged)
+
+        settings = [(one.name, hints[one.name], one.default) for one in given]
+        about = {"name": name, "cost": cost, "fill": fill, "__doc__": combine.__doc__, "__module__": combine.__module__}
+        return make_dataclass(combine.__name__, settings, bases=(Method,), namespace=about, eq=False)
+
+    return made

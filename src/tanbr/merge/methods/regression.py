@@ -4,7 +4,11 @@
 
 minimises Σ_k x_k · mean ‖W u − W_k u‖² over the inputs u that expert k sees; G_k is the mean of u uᵀ, off its diagonal
 times 0.9, and ρ, a little of the mean of the diagonal, gives directions that no expert sees the average. The even blend
-is RegMean (Jin et al., ICLR 2023; `baselines/regmean.py` measures the matrices), a one-hot blend the expert itself.
+is RegMean (Jin et al., ICLR 2023; `lab/rivals/regmean.py` measures the matrices), a one-hot blend the expert itself.
+
+In a merged model an expert's layer gets its input from merged layers, and not from the expert's own. RegMean++ (Nguyen
+et al., 2025) therefore measures the matrices layer after layer: everything below is merged, by regression and evenly.
+They are measured once, below the even blend, and serve every blend.
 """
 
 from collections.abc import Sequence
@@ -14,7 +18,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from tanbr.errors import CheckpointError
-from tanbr.merge.gram_matrices import FOLDER, GramMatrices, solved
+from tanbr.merge.gram_matrices import FOLDER, FOLDER_MERGED, GramMatrices, solved
 from tanbr.merge.methods.method import Method
 from tanbr.moe.checkpoint import TensorFile
 from tanbr.moe.family import Piece
@@ -25,7 +29,7 @@ class Regression(Method):
     """Regression on what each expert sees when it runs alone; biases, and what is no linear layer, are averaged."""
 
     name = "regression"
-    needs = "Gram matrices of what the experts see: `tanbr grams CHECKPOINT`"
+    needs = "Gram matrices of what the experts see: `tanbr survey CHECKPOINT --grams regression`"
     cost = "reads experts and matrices once, and solves one system a layer"
     folder: ClassVar[str] = FOLDER
 
@@ -53,3 +57,12 @@ class Regression(Method):
     def facts(self) -> dict[str, Any]:
         """How many texts of its own an expert was shown."""
         return {"grams": self._matrices.checkpoint.config["rows"]}
+
+
+@dataclass(eq=False)
+class RegMeanPlusPlus(Regression):
+    """Regression on what each expert sees behind merged layers."""
+
+    name = "regmeanpp"
+    needs = "Gram matrices of what the experts see behind merged layers: `tanbr survey CHECKPOINT --grams regmeanpp`"
+    folder: ClassVar[str] = FOLDER_MERGED

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tanbr.merge.methods.method import Method
+from tanbr.merge.methods.method import CHUNK, Method
 from tanbr.moe.family import Piece
 
-CHUNK = 1 << 16
 NEAR = 0.9995  # cosine beyond which the arc is a straight line
 
 

@@ -1,7 +1,6 @@
 """Where experts come from: one file a source, each a subclass of `ExpertSource`."""
 
-from tanbr.merge.sources.moe_checkpoint import MoeCheckpoint
 from tanbr.merge.sources.over_base import BlendOnly, OverBase
-from tanbr.merge.sources.source import ExpertSource
+from tanbr.merge.sources.source import ExpertSource, MoeCheckpoint
 
 __all__ = ["BlendOnly", "ExpertSource", "MoeCheckpoint", "OverBase"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tanbr.errors import CheckpointError
-from tanbr.merge.blend import weighted_sum
+from tanbr.merge.blend import is_finite, weighted_sum
 from tanbr.merge.methods import Experts
 from tanbr.moe.family import Block, Piece
 
@@ -52,7 +52,7 @@ class ExpertsOverBase(Experts):
         super().check(expert)
         for one in (adds[expert] for adds in self.factors.values() if expert in adds):
             for name in (one.down, one.up):
-                if not torch.isfinite(self.checkpoint.tensor(name).sum(dtype=torch.float32)):
+                if not is_finite(self.checkpoint.tensor(name)):
                     raise CheckpointError(f"{name} of {self.path} holds NaN or infinity; the adapter is damaged")
 
     def ancestor(self, piece: Piece) -> Tensor | None:

@@ -7,41 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from tanbr.errors import CheckpointError
-from tanbr.merge.sources.moe_checkpoint import check_depth
+from tanbr.merge.sources.source import check_depth
 from tanbr.moe.checkpoint import Checkpoint, TensorSpec, check_regular
 from tanbr.moe.families import read_settings
+from tanbr.moe.family import Settings
 
 # Settings that say what weights mean; those of training (dropout, …) may differ.
-MEANING = [
-    "hidden_act",
-    "hidden_activation",
-    "activation_function",
-    "activation",
-    "feed_forward_proj",
-    "dense_act_fn",
-    "num_attention_heads",
-    "num_heads",
-    "n_head",
-    "num_key_value_heads",
-    "head_dim",
-    "is_decoder",
-    "is_encoder_decoder",
-    "position_embedding_type",
-    "rope_parameters",
-    "rope_scaling",
-    "relative_attention_num_buckets",
-    "relative_attention_max_distance",
-    "sliding_window",
-    "layer_norm_eps",
-    "layer_norm_epsilon",
-    "rms_norm_eps",
-    "norm_eps",
-    "tie_word_embeddings",
-    "scale_embedding",
-]
+MEANING = (
+    "hidden_act", "hidden_activation", "activation_function", "activation", "feed_forward_proj", "dense_act_fn",
+    "num_attention_heads", "num_heads", "n_head", "num_key_value_heads", "head_dim", "is_decoder",
+    "is_encoder_decoder", "position_embedding_type", "rope_parameters", "rope_scaling",
+    "relative_attention_num_buckets", "relative_attention_max_distance", "sliding_window", "layer_norm_eps",
+    "layer_norm_epsilon", "rms_norm_eps", "norm_eps", "tie_word_embeddings", "scale_embedding",
+)  # fmt: skip
+# Tensors that a model makes of its settings, and that some versions of transformers have saved all the same.
 COUNTED = re.compile(r"(^|\.)(position_ids|token_type_ids|rotary_emb\.inv_freq)$")
-"""Tensors that a model makes of its settings, and that some versions of transformers have saved all the same."""
-
 WORDS = ("vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 
 
@@ -64,27 +44,27 @@ def check_base(checkpoint: Checkpoint) -> None:
 
 
 def _check_model(first: Checkpoint, other: Checkpoint, *, classes: bool) -> None:
-    keys = ["model_type", "architectures"] if classes else ["model_type"]
-    _same({key: first.config.get(key) for key in keys}, {key: other.config.get(key) for key in keys}, first, other)
+    """Refuse models whose weights mean different things; with `classes`, they must be of one class too."""
     one, two = read_settings(first.config), read_settings(other.config)
+    _check_same(first, other, first.config, other.config, ["model_type", "architectures"][: 1 + classes])
     check_vocabulary(first.path, other.path, one.get("vocab_size"), two.get("vocab_size"))
-    _same({key: one.get(key) for key in MEANING}, {key: two.get(key) for key in MEANING}, first, other)
+    _check_same(first, other, one, two, MEANING)
 
 
-def _same(one: dict[str, Any], two: dict[str, Any], first: Checkpoint, other: Checkpoint) -> None:
-    odd = next((key for key in one if one[key] != two[key]), None)
+def _check_same(first: Checkpoint, other: Checkpoint, one: Settings, two: Settings, keys: Sequence[str]) -> None:
+    odd = next((key for key in keys if one.get(key) != two.get(key)), None)
     if odd is not None:
         raise CheckpointError(
-            f"experts must be of one architecture, but {odd} of {first.path} is {one[odd]} and of {other.path} "
-            f"{two[odd]}; name checkpoints that were fine-tuned from one base"
+            f"experts must be of one architecture, but {odd} of {first.path} is {one.get(odd)} and of {other.path} "
+            f"{two.get(odd)}; name checkpoints that were fine-tuned from one base"
         )
 
 
 def check_vocabulary(first: Path, other: Path, one: int | None, two: int | None) -> None:
     """Refuse models whose token ids mean different words."""
     words, others = _words(first), _words(other)
-    kind = next((kind for kind in words if kind in others), None)
-    if one != two or (kind is not None and words[kind] != others[kind]):
+    shared = next((name for name in words if name in others), None)
+    if one != two or (shared is not None and words[shared] != others[shared]):
         raise CheckpointError(
             f"experts must share one vocabulary, but {first} ({one} words) and {other} ({two}) differ in theirs; "
             "name checkpoints that were fine-tuned with the tokenizer of their base"
@@ -92,17 +72,17 @@ def check_vocabulary(first: Path, other: Path, one: int | None, two: int | None)
 
 
 def _words(folder: Path) -> dict[str, Any]:
+    """Read a folder's vocabularies, by the names of their files."""
     found: dict[str, Any] = {}
-    try:
-        if (folder / "tokenizer.json").exists():
-            check_regular(folder / "tokenizer.json")
-            found["tokenizer.json"] = json.loads((folder / "tokenizer.json").read_bytes())["model"]["vocab"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass  # whoever needs the tokenizer says what is wrong with it
-    for name in WORDS:
+    for name in ("tokenizer.json", *WORDS):
         if (folder / name).exists():
             check_regular(folder / name)
             found[name] = (folder / name).read_bytes()
+    try:
+        if "tokenizer.json" in found:
+            found["tokenizer.json"] = json.loads(found["tokenizer.json"])["model"]["vocab"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        del found["tokenizer.json"]  # loading the tokenizer reports what is wrong with it
     return found
 
 

@@ -44,7 +44,7 @@ class JoinedHead:
         return {"id2label": named, "label2id": {label: column for column, label in named.items()}}
 
     def check(self, names: Sequence[str]) -> None:
-        """Refuse labels that nobody named, and a label that one head has twice: which is which cannot be told."""
+        """Refuse heads with unnamed labels, or with one label twice: their columns cannot be told apart."""
         for name, labels in zip(names, self.of, strict=True):
             if len(set(labels)) < len(labels):
                 raise CheckpointError(f"{name} names a label twice ({', '.join(labels)}); give every column its own")

@@ -6,10 +6,12 @@ An adapter that leaves a layer alone counts as the base there. Heads with differ
 The base is the ancestor that merge methods on differences take, and that `inspect` compares each expert with.
 """
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeAlias, get_args
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
@@ -17,10 +19,9 @@ from tanbr.errors import CheckpointError, InputError
 from tanbr.merge.sources.adapters import ExpertsOverBase, LowRank
 from tanbr.merge.sources.alike import check_alike, check_base, weights_of
 from tanbr.merge.sources.heads import HEAD, JoinedHead, labels_of
-from tanbr.merge.sources.joined import Joined, Member, member_of
-from tanbr.merge.sources.peft_folder import SETTINGS, Adapter
-from tanbr.merge.sources.source import ExpertSource, at_least_two
-from tanbr.moe.checkpoint import Checkpoint, TensorSpec
+from tanbr.merge.sources.peft_folder import Adapter
+from tanbr.merge.sources.source import ExpertSource
+from tanbr.moe.checkpoint import Checkpoint, TensorFile, TensorSpec
 from tanbr.moe.families import read_settings
 from tanbr.moe.family import UNMERGEABLE, Block, Family, Fold, Part, Piece, Site
 
@@ -31,6 +32,32 @@ FFN = re.compile(  # as transformers' architectures name them
     r"(^|\.)(mlp|ffn|feed_forward|DenseReluDense|fc1|fc2|intermediate|(?<!attention\.)output\.dense)\."
 )
 GLANCE = 1 << 16  # elements that are compared first: what was trained differs in them
+
+
+class Joined(Checkpoint):
+    """Files of several folders as one checkpoint; tensor `name` of member `key` is called `key:name`."""
+
+    def __init__(self, path: Path, config: dict[str, Any], members: Mapping[str, Checkpoint | Adapter]) -> None:
+        self.path = path
+        self.config = config
+        self.members = dict(members)
+        self.files: list[TensorFile] = []
+        self.specs: dict[str, TensorSpec] = {}
+        for key, member in self.members.items():
+            offset = len(self.files)
+            for spec in (spec for file in member.files for spec in file.specs):
+                self.specs[f"{key}:{spec.name}"] = replace(spec, name=f"{key}:{spec.name}", file=offset + spec.file)
+            self.files += member.files
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of every file, by member."""
+        found: dict[str, str] = {}
+        for number, member in enumerate(self.members.values()):
+            where = f"{number}:{member.path.resolve().name}"
+            settings = (member.path / member.settings_file).read_bytes()
+            found[f"{where}/{member.settings_file}"] = hashlib.sha256(settings).hexdigest()
+            found |= {f"{where}/{file.path.name}": file.digest() for file in member.files}
+        return found
 
 
 class OverBase(ExpertSource):
@@ -45,7 +72,7 @@ class OverBase(ExpertSource):
         labels: Sequence[Sequence[str]] = (),
     ) -> None:
         """Join experts; `labels` (K,) name the columns of their heads where they do not do so themselves."""
-        at_least_two([expert.path for expert in experts])
+        _check_named([expert.path for expert in experts])
         if blend_only not in get_args(BlendOnly):
             raise InputError(f"blend_only must be one of {', '.join(get_args(BlendOnly))} (got {blend_only!r})")
         whole = [expert for expert in experts if isinstance(expert, Checkpoint)]
@@ -64,7 +91,7 @@ class OverBase(ExpertSource):
         self._names = [str(expert.path) for expert in experts]
         self.family = dense_family(base.config["model_type"])
         self.config = read_settings(self._model.config)
-        members = {BASE: member_of(base)} | {str(expert.path): _member(expert) for expert in experts}
+        members = {BASE: base} | {str(expert.path): expert for expert in experts}
         self.checkpoint = Joined(base.path, self._model.config, members)
         self.companions = (self._model.path, base.path) if whole else (base.path,)
         self._ancestors = _ancestors(base, self._model)
@@ -217,8 +244,13 @@ def _adds(adapter: Adapter, base: Checkpoint) -> dict[str, LowRank]:
     return found
 
 
-def _member(expert: Checkpoint | Adapter) -> Member:
-    return member_of(expert) if isinstance(expert, Checkpoint) else Member(expert.path, SETTINGS, expert.files)
+def _check_named(folders: Sequence[Path]) -> None:
+    """Refuse a single expert, and an expert that is named twice."""
+    if len(folders) < 2:
+        raise InputError(f"a blend needs two experts or more (got {len(folders)}); name each with --expert FOLDER")
+    twice = next((folder for at, folder in enumerate(folders) if folder in folders[:at]), None)
+    if twice is not None:
+        raise InputError(f"expert {twice} is named twice; name every expert once and give it the weight you want")
 
 
 def dense_family(model_type: str) -> Family:

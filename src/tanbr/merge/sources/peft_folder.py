@@ -5,7 +5,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tanbr.errors import CheckpointError
 from tanbr.moe.checkpoint import TensorFile, TensorSpec, check_regular
@@ -41,6 +41,8 @@ class Layer:
 @dataclass(frozen=True, eq=False)
 class Adapter:
     """One LoRA adapter; its weights stay in their file."""
+
+    settings_file: ClassVar[str] = SETTINGS
 
     path: Path
     settings: dict[str, Any]

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tanbr.errors import InputError
+from tanbr.errors import CheckpointError
 from tanbr.merge.methods import Experts
-from tanbr.moe.checkpoint import Checkpoint
+from tanbr.moe.checkpoint import Checkpoint, understood
+from tanbr.moe.families import family_of, read_settings
 from tanbr.moe.family import Family, Piece, Settings, Site
 
 ROWS = 256  # of a matrix, that tell whether it descends from another
@@ -33,7 +34,7 @@ class ExpertSource(ABC):
     companions: Sequence[Path]  # folders with a tokenizer and the like; a later one wins
     expert_tasks: tuple[str, ...] = ()  # (K,) what each was trained for, where that is known beside a card
     expert_labels: tuple[tuple[str, ...], ...] = ()  # (K,) what each one's own head answers
-    weights: tuple[float, ...] = ()  # (K,) the blend that whoever listed the experts asks for
+    weights: tuple[float, ...] = ()  # (K,) the blend that a list of experts asks for
 
     def experts(self, blended: Sequence[Piece], fingerprint: Callable[[], str]) -> Experts:
         """Give what merge methods may read of the experts."""
@@ -73,10 +74,26 @@ class ExpertSource(ABC):
         }
 
 
-def at_least_two(folders: Sequence[Path]) -> None:
-    """Refuse a single expert, and an expert that is named twice."""
-    if len(folders) < 2:
-        raise InputError(f"a blend needs two experts or more (got {len(folders)}); name each with --expert FOLDER")
-    twice = next((folder for at, folder in enumerate(folders) if folder in folders[:at]), None)
-    if twice is not None:
-        raise InputError(f"expert {twice} is named twice; name every expert once and give it the weight you want")
+class MoeCheckpoint(ExpertSource):
+    """Experts that lie side by side in one MoE checkpoint; its family knows where."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.family = family_of(checkpoint.config)
+        check_depth(checkpoint)
+        self.config = read_settings(checkpoint.config)
+        with understood(checkpoint):
+            self.sites = self.family.sites(checkpoint, self.config)
+            self.pieces = self.family.plan(checkpoint, self.config, self.sites)
+        self.count = self.sites[0].experts
+        self.companions = (checkpoint.path,)
+
+    def identical(self) -> None:
+        """Leave the test to a tiny twin of the family, which shows that its dense class computes the same."""
+
+
+def check_depth(checkpoint: Checkpoint) -> None:
+    """Refuse a configuration of more layers than there are tensors: a list of them may be all the memory there is."""
+    for key, value in checkpoint.config.items():
+        if "layers" in key and isinstance(value, int | float) and not value <= len(checkpoint.specs):
+            raise CheckpointError(f"config.json of {checkpoint.path} says {key} {value}, more than it has tensors")

@@ -3,6 +3,7 @@
 import difflib
 from typing import Any
 
+import transformers
 from transformers import AutoConfig
 
 from tanbr.errors import CheckpointError
@@ -19,25 +20,8 @@ from tanbr.moe.families.switch import SWITCH
 from tanbr.moe.families.t5 import T5, T5MoeEncoderModel, T5MoeForConditionalGeneration
 from tanbr.moe.family import Family, Settings
 
-FAMILIES: dict[str, Family] = {
-    family.model_type: family
-    for family in (
-        BERT,
-        T5,
-        SWITCH,
-        NLLB,
-        MIXTRAL,
-        QWEN2,
-        QWEN3,
-        OLMOE,
-        FLEX_OLMO,
-        GRANITE,
-        DEEPSEEK,
-        GLM4,
-        ERNIE,
-        GPT_OSS,
-    )
-}
+_ALL = (BERT, T5, SWITCH, NLLB, MIXTRAL, QWEN2, QWEN3, OLMOE, FLEX_OLMO, GRANITE, DEEPSEEK, GLM4, ERNIE, GPT_OSS)
+FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 
 CLASSES: dict[str, Any] = {  # models that transformers does not have
     model.__name__: model
@@ -50,6 +34,11 @@ REFUSED = {
     "llama4_text": _LLAMA4,
     "phimoe": "its router needs two experts (sparsemixer), so that no dense model holds a merge",
 }
+
+
+def model_class(name: str) -> Any:
+    """Find the class of a model by its name."""
+    return CLASSES.get(name) or getattr(transformers, name)
 
 
 def family_of(config: dict[str, Any]) -> Family:

@@ -75,11 +75,7 @@ BERT = Family(
     experts=tuple(ExpertPattern(name, {role: name}) for name, role in _TENSORS),
     drop=(r"\.gate\.weight$",),
     twin={
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 64,
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "max_position_embeddings": 64,
     },
-)
+)  # fmt: skip

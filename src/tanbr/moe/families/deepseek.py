@@ -4,6 +4,8 @@ The dense FFN is the blend, scaled by `routed_scaling_factor`, side by side with
 zeros where layers differ in width: these classes have one `intermediate_size` for all layers.
 """
 
+from dataclasses import replace
+
 from tanbr.errors import CheckpointError
 from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.families.gated import SHARED, gated_experts
@@ -29,30 +31,16 @@ DEEPSEEK = Family(
     drop=(r"\.mlp\.gate\.",),
     settings=lambda source: {"first_k_dense_replace": source["num_hidden_layers"]},
     fold=_scaling,
-    twin=DECODER_TWIN
-    | {
-        "head_dim": 8,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 16,
-        "v_head_dim": 16,
-        "qk_head_dim": 24,
-        "n_group": 2,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
+    twin=DECODER_TWIN | {
+        "head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+        "v_head_dim": 16, "qk_head_dim": 24, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
     },
-)
+)  # fmt: skip
 
-GLM4 = Family(
+GLM4 = replace(
+    DEEPSEEK,
     model_type="glm4_moe",
     dense="glm4_moe",
     prefix=("Glm4Moe", "Glm4Moe"),
-    count="n_routed_experts",
-    experts=gated_experts(),
-    shared=SHARED,
-    drop=(r"\.mlp\.gate\.",),
-    settings=lambda source: {"first_k_dense_replace": source["num_hidden_layers"]},
-    fold=_scaling,
     twin=DECODER_TWIN | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
 )

@@ -34,16 +34,8 @@ NLLB = Family(
     width=("encoder_ffn_dim", "decoder_ffn_dim"),
     fold=_token_dropout,
     twin={
-        "vocab_size": 64,
-        "d_model": 32,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 48,
-        "decoder_ffn_dim": 48,
-        "encoder_sparse_step": 2,
-        "decoder_sparse_step": 2,
-        "max_position_embeddings": 64,
+        "vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "encoder_sparse_step": 2,
+        "decoder_sparse_step": 2, "max_position_embeddings": 64,
     },
-)
+)  # fmt: skip

@@ -5,9 +5,8 @@ FlexOlmo's experts share an anchor, and Olmo2 holds a merge of them; the norm be
 the router's mass has left.
 """
 
-from tanbr.moe.families.gated import gated_experts, single_expert
+from tanbr.moe.families.gated import gated_experts, single_expert, top_k_mass
 from tanbr.moe.family import Family
-from tanbr.moe.fold import top_k_mass
 
 OLMOE = Family(
     model_type="olmoe",

@@ -3,9 +3,8 @@
 Qwen2's shared expert has a gate that depends on the input, so only its own class, with one expert, holds a merge.
 """
 
-from tanbr.moe.families.gated import gated_experts, single_expert
+from tanbr.moe.families.gated import gated_experts, single_expert, top_k_mass
 from tanbr.moe.family import DECODER_TWIN, Family
-from tanbr.moe.fold import top_k_mass
 
 QWEN2 = Family(
     model_type="qwen2_moe",

@@ -5,9 +5,9 @@ are computed by the dense model.
 """
 
 from tanbr.moe.checkpoint import Checkpoint
+from tanbr.moe.families.gated import mean_mass
 from tanbr.moe.families.t5 import T5_TWIN
 from tanbr.moe.family import ExpertPattern, Family, Fold, Settings
-from tanbr.moe.fold import mean_mass
 
 
 def _probability(checkpoint: Checkpoint, _: Settings, site: str) -> Fold:

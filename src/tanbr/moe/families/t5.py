@@ -3,13 +3,7 @@
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForSeq2SeqLM,
-    T5Config,
-    T5EncoderModel,
-    T5ForConditionalGeneration,
-)
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, T5Config, T5EncoderModel, T5ForConditionalGeneration
 from transformers.activations import ACT2FN
 
 from tanbr.moe.family import ExpertPattern, Family, Role
@@ -82,15 +76,9 @@ _TENSORS: tuple[tuple[str, Role], ...] = (
 )
 
 T5_TWIN = {
-    "vocab_size": 64,
-    "d_model": 32,
-    "d_kv": 16,
-    "d_ff": 48,
-    "num_layers": 2,
-    "num_decoder_layers": 2,
-    "num_heads": 2,
+    "vocab_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2,
     "decoder_start_token_id": 0,
-}
+}  # fmt: skip
 
 T5 = Family(
     model_type="t5_moe",

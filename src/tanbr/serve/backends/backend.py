@@ -1,17 +1,17 @@
-"""What the engine needs of whatever runs a model."""
+"""What the engine needs of whatever runs a model. A new backend has `merge`, `twin`, and `classify` or `generate`."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, Self
 
+from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.merge.int8 import Int8Loss
 from tanbr.moe.text import Inputs
-from tanbr.serve.decode import Decoded, OnStep
+from tanbr.serve.decode import Decoded, More, OnStep
 from tanbr.serve.sampling import Sampling
 from tanbr.types import Blend, FloatArray
-
-Newcomers: TypeAlias = Callable[[int], tuple[Inputs, Sequence[int], Sequence[Sampling | None]] | None]
 
 
 @dataclass(frozen=True)
@@ -23,84 +23,63 @@ class Size:
     own_bytes: int  # of it, what a twin does not share
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """A dense model that answers, and the one way other weights get into it.
 
-    It answers in one thread at a time for each twin; nobody answers with it while `merge` runs.
+    It answers in one thread at a time for each twin; nobody answers with it while `merge` runs. What has a default
+    here says so of a classifier in this process's memory, in float32.
     """
 
-    readers: int  # batches that are being answered with it; the engine counts them
-    asked_when_loaded: bool  # whether a merge cannot be looked over before it answers, and `merge` itself asks it
-
-    @property
-    def writes(self) -> bool:
-        """Whether the model writes text; otherwise it classifies."""
-        ...
-
-    @property
-    def causal(self) -> bool:
-        """Whether it goes on from its prompt: padded on the left, sharing the positions with the answer."""
-        ...
-
-    @property
-    def positions(self) -> int | None:
-        """Tokens that there is room for, where they are fewer than the checkpoint's own positions."""
-        ...
+    readers: int = 0  # batches that are being answered with it; the engine counts them
+    columns: tuple[str, ...] = ()  # names of a classifier's columns
+    writes: bool = False  # whether the model writes text; otherwise it classifies
+    causal: bool = False  # whether it continues its prompt: padded on the left, sharing the positions with the answer
+    positions: int | None = None  # room for tokens, where that is less than the checkpoint's own positions
+    asked_when_loaded: bool = False  # whether `merge` itself asks it, because it cannot be asked before it answers
+    loss: Int8Loss | None = None  # how far its answers were measured to be from those of float32; None: it is float32
 
     @property
     def available(self) -> bool:
-        """Whether it can be asked now: what runs elsewhere may be lost for a while."""
-        ...
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of a classifier's columns."""
-        ...
+        """Whether it can be asked now: an engine elsewhere may be lost for a while."""
+        return True
 
     @property
     def size(self) -> Size:
-        """What the model takes."""
-        ...
+        """What the model takes, for whoever looks; no decision depends on it."""
+        return Size(0, 0, 0)
 
-    @property
-    def loss(self) -> Int8Loss | None:
-        """How far its answers were measured to be from those of float32; None if it is float32."""
-        ...
-
-    def stage(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
-        """Do of the next merge what can be done while this model answers, if anything."""
-        ...
-
-    def close(self) -> None:
-        """Let go of what is not this process's own memory."""
-        ...
-
+    @abstractmethod
     def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
         """Write a blend (K,) into the FFNs, resting so that at most `share` of the time is work."""
-        ...
 
+    @abstractmethod
     def twin(self, moe: Moe) -> Self:
         """Make a second one that shares with this all that no blend changes."""
-        ...
 
     def classify(self, inputs: Inputs) -> FloatArray:
         """Answer padded texts: logits (n, columns), in float64."""
-        ...
+        raise InputError(f"this model writes text; it has no labels for {len(inputs['input_ids'])} texts")
 
     def generate(
         self,
         inputs: Inputs,
         *,
-        limits: Sequence[int],
-        on_step: OnStep,
-        more: Newcomers | None = None,
-        sampling: Sequence[Sampling | None] = (),
+        limits: Sequence[int],  # noqa: ARG002
+        on_step: OnStep,  # noqa: ARG002
+        more: More | None = None,  # noqa: ARG002
+        sampling: Sequence[Sampling | None] = (),  # noqa: ARG002
     ) -> Decoded:
         """Answer padded prompts with at most limits[i] tokens, drawn as sampling[i] says; as `decode.decode` does.
 
-        Between two steps `more` may be asked, with how many rows are at work, for prompts, limits, samplings that join.
+        Between two steps `more` may be asked, with how many rows are at work, for prompts that join.
         """
-        ...
+        raise InputError(f"this model classifies; it cannot write answers to {len(inputs['input_ids'])} prompts")
+
+    def stage(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:  # noqa: B027 - most have nothing to do
+        """Do the part of the next merge that can be done while this model answers, if there is one."""
+
+    def close(self) -> None:  # noqa: B027
+        """Release what is not this process's own memory, if there is any."""
 
 
 class Builder(Protocol):
@@ -117,7 +96,7 @@ class Builder(Protocol):
     ) -> Backend:
         """Merge a blend (K,) (all experts alike if None) into a new model.
 
-        One that does not compute in float32 is refused (InputError) if on the `probes` it gives another answer than
+        A backend that does not compute in float32 refuses (InputError) if on the `probes` it gives another answer than
         float32 more often than `least_agreement` allows.
         """
         ...

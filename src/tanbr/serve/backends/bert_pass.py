@@ -27,17 +27,26 @@ def of_one_token(model: Any) -> set[str]:
 
 def logits(model: Any, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
     """Answer padded texts (n, length), padded on the right: (n, columns)."""
-    texts = _Packed(attention_mask)
-    hidden = _embedded(model.bert.embeddings, texts, input_ids, token_type_ids)
-    *layers, last = model.bert.encoder.layer
-    for layer in layers:
-        hidden = _ffn(layer, _attended(layer.attention, hidden, texts))
-    first = _ffn(last, _first_attended(last.attention, hidden, texts))
+    texts = Packed(attention_mask)
+    hidden = embedded(model.bert.embeddings, texts, input_ids, token_type_ids)
+    return upper(model, model.bert.encoder.layer, hidden, texts)
+
+
+def upper(model: Any, layers: Any, hidden: Tensor, texts: "Packed") -> Tensor:
+    """Run the last layers and the head on hidden states (N, D): (n, columns)."""
+    *others, last = layers
+    for layer in others:
+        hidden = ffn(layer, attended(layer.attention, hidden, texts))
+    return head(model, ffn(last, first_attended(last.attention, hidden, texts)))
+
+
+def head(model: Any, first: Tensor) -> Tensor:
+    """Answer by the last states (n, D) of the texts' first tokens: (n, columns)."""
     answers: Tensor = model.classifier(torch.tanh(model.bert.pooler.dense(first)))
     return answers
 
 
-class _Packed:
+class Packed:
     """Where the real tokens are: N of n texts, `length` at most each."""
 
     def __init__(self, mask: Tensor) -> None:
@@ -58,7 +67,7 @@ class _Packed:
         return packed.view(*self.shape, -1)
 
 
-def _embedded(part: Any, texts: _Packed, ids: Tensor, types: Tensor | None) -> Tensor:
+def embedded(part: Any, texts: Packed, ids: Tensor, types: Tensor | None) -> Tensor:
     """Look tokens up: (N, D)."""
     positions = part.position_ids[:, : ids.shape[1]].expand_as(ids)
     types = torch.zeros_like(ids) if types is None else types
@@ -67,7 +76,7 @@ def _embedded(part: Any, texts: _Packed, ids: Tensor, types: Tensor | None) -> T
     return normed
 
 
-def _attended(attention: Any, hidden: Tensor, texts: _Packed) -> Tensor:
+def attended(attention: Any, hidden: Tensor, texts: Packed) -> Tensor:
     """Run a layer's attention over hidden states (N, D)."""
     own = attention.self
     query, key, value = (
@@ -78,7 +87,7 @@ def _attended(attention: Any, hidden: Tensor, texts: _Packed) -> Tensor:
     return _joined(attention.output, texts.pack(mixed.transpose(1, 2).flatten(2)), hidden)
 
 
-def _first_attended(attention: Any, hidden: Tensor, texts: _Packed) -> Tensor:
+def first_attended(attention: Any, hidden: Tensor, texts: Packed) -> Tensor:
     """Run a layer's attention for the first token of each text alone: hidden states (N, D) → (n, D)."""
     own, states = attention.self, texts.pad(hidden)  # (n, length, D)
     first = states[:, 0]
@@ -104,7 +113,7 @@ def _by_head(weight: Tensor, heads: int) -> Tensor:
     return weight.view(heads, -1, weight.shape[1])
 
 
-def _weights(scores: Tensor, texts: _Packed, scaling: float) -> Tensor:
+def _weights(scores: Tensor, texts: Packed, scaling: float) -> Tensor:
     """Turn scores (n, heads, length) into shares of attention; padding has none."""
     scores = scores.mul_(scaling)
     if texts.mask is not None:
@@ -118,6 +127,7 @@ def _joined(part: Any, mixed: Tensor, before: Tensor) -> Tensor:
     return normed
 
 
-def _ffn(layer: Any, hidden: Tensor) -> Tensor:
+def ffn(layer: Any, hidden: Tensor) -> Tensor:
+    """Run a layer's FFN on hidden states (N, D)."""
     inner = layer.intermediate
     return _joined(layer.output, inner.intermediate_act_fn(inner.dense(hidden)), hidden)

@@ -1,9 +1,12 @@
-"""The same model run by ONNX Runtime, over the very memory of torch's tensors: what a merge writes there is served.
+"""A BERT classifier run by ONNX Runtime, over the very memory of torch's tensors: what a merge writes there is served.
 
-ONNX Runtime packs weights into copies of its own unless it is told not to, and then never looks at the originals again:
-what a merge writes would be ignored without a word. It also plans and frees a whole pass at once, outside of Python.
+Three things would break that without a word. ONNX Runtime packs weights into copies of its own unless it is told not
+to. An optimiser folds weights into new ones. An exporter transposes weights, which copies them. So the graph is written
+out here, fused by hand, with weights by the names and in the layout torch has them; it is the pass of `bert_pass.py`,
+padding included.
 """
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -16,11 +19,11 @@ from tanbr.errors import ConfigError, InputError
 from tanbr.merge import Moe
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import bert_pass
-from tanbr.serve.backends.onnx_graph import graph
 from tanbr.serve.backends.torch_eager import TorchEager
 from tanbr.types import Blend, FloatArray
 
 TOKENS = 512  # of one pass, about: its products of matrices are quickest while their rows stay in the processor's cache
+OPSET, CONTRIB = 17, "com.microsoft"  # the contributed operators have ONNX Runtime's own kernels
 
 
 class OnnxRuntime(TorchEager):
@@ -43,7 +46,7 @@ class OnnxRuntime(TorchEager):
         probes: Callable[[], Sequence[Inputs]],
         least_agreement: float,
     ) -> Self:
-        """Merge into a new model, and run it once."""
+        """Merge into a new model, if ONNX Runtime can run it."""
         try:
             import onnx  # noqa: F401
             import onnxruntime  # noqa: F401
@@ -54,8 +57,8 @@ class OnnxRuntime(TorchEager):
         if device != "cpu":
             raise ConfigError(f"the backend onnx runs on the CPU (got device {device!r}); set device to cpu")
         made = super().build(moe, blend=blend, device=device, probes=probes, least_agreement=least_agreement)
-        if (why := _strange(made.model)) is not None:
-            raise InputError(f"the backend onnx runs float32 BERT classifiers ({why}); serve with --backend torch")
+        if (why := _not_runnable(made.model)) is not None:
+            raise InputError(f"the backend onnx runs float32 BERT classifiers (got {why}); serve with --backend torch")
         return made
 
     def classify(self, inputs: Inputs) -> FloatArray:
@@ -64,24 +67,29 @@ class OnnxRuntime(TorchEager):
         ids = inputs["input_ids"]
         fed = {"input_ids": ids, "token_type_ids": inputs.get("token_type_ids", np.zeros_like(ids))}
         fed |= {"attention_mask": inputs["attention_mask"]} if masked else {}
-        session = self._session(torch.get_num_threads(), masked)  # of the calling worker
+        key = torch.get_num_threads(), masked  # the threads of the calling worker
+        with self._lock:
+            if key not in self._sessions:  # all of them read the same weights
+                self._sessions[key] = session(self.model, threads=key[0], masked=masked)
         some = max(1, TOKENS // ids.shape[1])
         parts = [
-            session.run(["logits"], {name: table[start : start + some] for name, table in fed.items()})[0]
+            self._sessions[key].run(["logits"], {name: table[start : start + some] for name, table in fed.items()})[0]
             for start in range(0, len(ids), some)
         ]
         return np.concatenate(parts).astype(np.float64)
 
-    def _session(self, threads: int, masked: bool) -> Any:
-        """Find the session for so many threads, or make it: all of them read the same weights."""
-        with self._lock:
-            if (threads, masked) not in self._sessions:
-                self._sessions[threads, masked] = session(self.model, threads=threads, masked=masked)
-            return self._sessions[threads, masked]
+
+def _not_runnable(model: Any) -> str | None:
+    """Say what about a model the graph below does not compute; None if it can run it."""
+    if not bert_pass.takes(model):
+        return type(model).__name__
+    if model.config.hidden_act != "gelu":
+        return f"the activation {model.config.hidden_act}"
+    return next((str(p.dtype) for p in model.parameters() if p.dtype != torch.float32), None)
 
 
 def session(model: Any, *, threads: int, masked: bool, prepacked: bool = False) -> Any:
-    """Make a session over a model's own memory; `prepacked`, it takes a copy, and hears of no merge."""
+    """Make a session over a model's own memory; `prepacked`, it takes a copy, and sees no merge."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -100,11 +108,149 @@ def session(model: Any, *, threads: int, masked: bool, prepacked: bool = False) 
     return made
 
 
-def _strange(model: Any) -> str | None:
-    """Say what about a model ONNX Runtime is not told here; None if it can run it."""
-    if not bert_pass.takes(model):
-        return f"got {type(model).__name__}"
-    if model.config.hidden_act != "gelu":
-        return f"got the activation {model.config.hidden_act}"
-    odd = next((p for p in model.parameters() if p.dtype != torch.float32), None)
-    return None if odd is None else f"got {odd.dtype}"
+def graph(config: Any, *, masked: bool) -> tuple[bytes, list[str]]:
+    """Write the graph of a BERT's configuration, for texts of one length or, `masked`, of any; and the weights' names.
+
+    Inputs are input_ids, token_type_ids and attention_mask (n, length), the output is `logits` (n, columns).
+    """
+    from onnx import TensorProto, helper
+
+    graph = _Graph(config, masked=masked)
+    graph.write()
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.INT64, ["n", "length"])
+        for name in ("input_ids", "token_type_ids", *(["attention_mask"] if masked else []))
+    ]
+    output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", config.num_labels])
+    made = helper.make_model(
+        helper.make_graph(graph.nodes, "bert", inputs, [output], graph.constants),
+        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)],
+        ir_version=10,
+    )
+    return made.SerializeToString(), list(graph.weights)
+
+
+class _Graph:
+    """Nodes in the order they are computed. Methods take and give names of tensors."""
+
+    def __init__(self, config: Any, *, masked: bool) -> None:
+        import onnx
+
+        self.onnx, self.config, self.masked, self.D = onnx, config, masked, config.hidden_size
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        self.weights: dict[str, None] = {}  # the names, in order
+
+    def op(self, kind: str, *inputs: str, name: str = "", **attributes: Any) -> str:
+        """Add an operator."""
+        output = name or f"{kind}-{len(self.nodes)}"
+        self.nodes.append(self.onnx.helper.make_node(kind, list(inputs), [output], **attributes))
+        return output
+
+    def const(self, values: Any, dtype: Any = np.int64) -> str:
+        """Add a constant."""
+        name = f"constant-{len(self.constants)}"
+        self.constants.append(self.onnx.numpy_helper.from_array(np.array(values, dtype=dtype), name))
+        return name
+
+    def weight(self, name: str, *shape: int) -> str:
+        """Take a weight from outside: the graph says that it lies in a file, which does not exist."""
+        if name not in self.weights:
+            self.weights[name] = None
+            proto = self.onnx.TensorProto
+            place = proto(name=name, data_type=proto.FLOAT, dims=shape, data_location=proto.EXTERNAL)
+            for key, value in (("location", "torch"), ("offset", 0), ("length", 4 * math.prod(shape))):
+                place.external_data.add(key=key, value=str(value))
+            self.constants.append(place)
+        return name
+
+    def linear(self, x: str, module: str, inner: int, outer: int, *, name: str = "") -> str:
+        """Map (rows, inner) to (rows, outer)."""
+        weight, bias = self.weight(f"{module}.weight", outer, inner), self.weight(f"{module}.bias", outer)
+        return self.op("Gemm", x, weight, bias, transB=1, name=name)
+
+    def norm(self, module: str) -> list[str]:
+        return [self.weight(f"{module}.LayerNorm.{name}", self.D) for name in ("weight", "bias")]
+
+    def joined(self, x: str, before: str, module: str, inner: int) -> str:
+        """Map, add the input from before, norm."""
+        mapped, norm = self.linear(x, f"{module}.dense", inner, self.D), self.norm(module)
+        epsilon = self.config.layer_norm_eps
+        return self.op("SkipLayerNormalization", mapped, before, *norm, domain=CONTRIB, epsilon=epsilon)
+
+    def ffn(self, x: str, layer: str) -> str:
+        inner = self.config.intermediate_size
+        up = self.linear(x, f"{layer}.intermediate.dense", self.D, inner)
+        return self.joined(self.op("Gelu", up, domain=CONTRIB), x, f"{layer}.output", inner)
+
+    def write(self) -> None:
+        """Add everything."""
+        config, D = self.config, self.D
+        self.shape = self.op("Concat", self.op("Shape", "input_ids"), self.const([D]), axis=0)  # (n, length, D)
+        hidden = self.embedded()
+        *layers, last = (f"bert.encoder.layer.{number}" for number in range(config.num_hidden_layers))
+        for layer in layers:
+            hidden = self.ffn(self.attended(hidden, f"{layer}.attention"), layer)
+        first = self.ffn(self.first_attended(hidden, f"{last}.attention"), last)
+        pooled = self.op("Tanh", self.linear(first, "bert.pooler.dense", D, D))
+        self.linear(pooled, "classifier", D, config.num_labels, name="logits")
+
+    def embedded(self) -> str:
+        """Look tokens up: (n · length, D)."""
+        config, part = self.config, "bert.embeddings"
+        sizes = {
+            "word": config.vocab_size,
+            "token_type": config.type_vocab_size,
+            "position": config.max_position_embeddings,
+        }
+        words, types, places = (
+            self.weight(f"{part}.{kind}_embeddings.weight", size, self.D) for kind, size in sizes.items()
+        )
+        length = self.op("Slice", self.shape, self.const([1]), self.const([2]), self.const([0]))
+        positions = self.op("Slice", places, self.const([0]), length, self.const([0]))
+        words = self.op("Gather", words, "input_ids", axis=0)
+        both = self.op("Add", words, self.op("Gather", types, "token_type_ids", axis=0))
+        whole = self.op("Add", both, positions)
+        norm = self.norm(part)
+        return self.flat(self.op("LayerNormalization", whole, *norm, epsilon=config.layer_norm_eps, axis=-1))
+
+    def flat(self, x: str) -> str:
+        """(n, length, D) → (n · length, D)."""
+        return self.op("Reshape", x, self.const([-1, self.D]))
+
+    def attended(self, hidden: str, part: str) -> str:
+        """Run a layer's attention over (n · length, D)."""
+        query, key, value = (
+            self.op("Reshape", self.linear(hidden, f"{part}.self.{name}", self.D, self.D), self.shape)
+            for name in ("query", "key", "value")
+        )
+        mask = ["", self.op("Cast", "attention_mask", to=self.onnx.TensorProto.INT32)] if self.masked else []
+        heads = self.config.num_attention_heads
+        mixed = self.op("MultiHeadAttention", query, key, value, *mask, domain=CONTRIB, num_heads=heads)
+        return self.joined(self.flat(mixed), hidden, f"{part}.output", self.D)
+
+    def first_attended(self, hidden: str, part: str) -> str:
+        """Run a layer's attention for the first token of each text alone: (n · length, D) → (n, D)."""
+        D, heads = self.D, self.config.num_attention_heads
+        d = D // heads
+        states = self.op("Reshape", hidden, self.shape)  # (n, length, D)
+        first = self.op("Gather", states, self.const(0), axis=1)
+        by_head = self.const([heads, d, D])
+        key = self.op("Reshape", self.weight(f"{part}.self.key.weight", D, D), by_head)
+        value = self.op("Reshape", self.weight(f"{part}.self.value.weight", D, D), by_head)
+        query = self.op("Reshape", self.linear(first, f"{part}.self.query", D, D), self.const([-1, heads, d]))
+        asked = self.op("MatMul", self.op("Transpose", query, perm=[1, 0, 2]), key)  # (heads, n, D)
+        scores = self.times_transposed(self.op("Transpose", asked, perm=[1, 0, 2]), states, alpha=d**-0.5)
+        if self.masked:  # (n, heads, length)
+            real = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.BOOL)
+            real = self.op("Unsqueeze", real, self.const([1]))
+            scores = self.op("Where", real, scores, self.const(-np.inf, np.float32))
+        mixed = self.op("MatMul", self.op("Softmax", scores, axis=-1), states)  # (n, heads, D)
+        mixed = self.times_transposed(self.op("Transpose", mixed, perm=[1, 0, 2]), value)  # (heads, n, d)
+        mixed = self.op("Reshape", self.op("Transpose", mixed, perm=[1, 0, 2]), self.const([-1, D]))
+        mixed = self.op("Add", mixed, self.weight(f"{part}.self.value.bias", D))
+        return self.joined(mixed, first, f"{part}.output", D)
+
+    def times_transposed(self, one: str, other: str, alpha: float = 1.0) -> str:
+        """Multiply by the transposed other, a matrix at a time."""
+        return self.op("FusedMatMul", one, other, domain=CONTRIB, transB=1, alpha=alpha)

@@ -9,30 +9,28 @@ import torch
 from torch import Tensor, nn
 
 from tanbr.merge import Moe
-from tanbr.merge.int8 import Int8Loss
 from tanbr.merge.skeleton import locate
 from tanbr.merge.stream import finite
 from tanbr.moe.device import device_of
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import bert_pass
-from tanbr.serve.backends.backend import Newcomers, Size
-from tanbr.serve.decode import Decoded, Joining, OnStep, decode
+from tanbr.serve.backends.backend import Backend, Size
+from tanbr.serve.decode import Decoded, More, OnStep, decode, on_device
 from tanbr.serve.sampling import Sampling
 from tanbr.types import Blend, FloatArray
 
 
-class TorchEager:
+class TorchEager(Backend):
     """A model, and the tensors of it that a merge writes."""
 
     name: ClassVar[str] = "torch"
-    loss: Int8Loss | None = None
-    asked_when_loaded = False
-    positions: int | None = None
-    available = True
 
     def __init__(self, model: Any, outputs: Mapping[str, Tensor]) -> None:
         self.model = model
-        self.readers = 0
+        self.writes = bool(model.can_generate())
+        self.causal = self.writes and not model.config.is_encoder_decoder
+        names = model.config.id2label
+        self.columns = () if self.writes else tuple(names[column] for column in range(len(names)))
         self._outputs = outputs  # where merged tensors go, by name: the FFNs
         self._lean = bert_pass.takes(model)
 
@@ -51,22 +49,6 @@ class TorchEager:
         return cls(model, outputs_of(model, moe))
 
     @property
-    def writes(self) -> bool:
-        """Whether the model writes text; otherwise it classifies."""
-        return bool(self.model.can_generate())
-
-    @property
-    def causal(self) -> bool:
-        """Whether it goes on from its prompt."""
-        return self.writes and not self.model.config.is_encoder_decoder
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of a classifier's columns."""
-        names = self.model.config.id2label
-        return () if self.writes else tuple(names[column] for column in range(len(names)))
-
-    @property
     def size(self) -> Size:
         """What the model takes."""
         tensors = {storage_of(tensor): tensor for tensor in tensors_of(self.model)}
@@ -76,12 +58,6 @@ class TorchEager:
             sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
             sum(own.values()),
         )
-
-    def stage(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
-        """Do nothing: a merge is written into the model itself."""
-
-    def close(self) -> None:
-        """Do nothing: all of it is this process's own memory."""
 
     def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
         """Write a blend (K,) into the FFNs, resting between tensors so that at most `share` of the time is work."""
@@ -101,7 +77,7 @@ class TorchEager:
     @torch.inference_mode()
     def classify(self, inputs: Inputs) -> FloatArray:
         """Answer padded texts: logits (n, columns)."""
-        tensors = self._tensors(inputs)
+        tensors = on_device(inputs, self.model)
         found = bert_pass.logits(self.model, **tensors) if self._lean else self.model(**tensors).logits
         logits: FloatArray = found.double().cpu().numpy()
         return logits
@@ -112,20 +88,11 @@ class TorchEager:
         *,
         limits: Sequence[int],
         on_step: OnStep,
-        more: Newcomers | None = None,
+        more: More | None = None,
         sampling: Sequence[Sampling | None] = (),
     ) -> Decoded:
         """Answer padded prompts with at most limits[i] tokens, drawn as sampling[i] says."""
-
-        def joining(rows: int) -> Joining | None:
-            found = None if more is None else more(rows)
-            return None if found is None else Joining(self._tensors(found[0]), *found[1:])
-
-        tensors = self._tensors(inputs)
-        return decode(self.model, tensors, limits=limits, on_step=on_step, more=joining, sampling=sampling)
-
-    def _tensors(self, inputs: Inputs) -> Mapping[str, Tensor]:
-        return {name: torch.from_numpy(table).to(self.model.device) for name, table in inputs.items()}
+        return decode(self.model, inputs, limits=limits, on_step=on_step, more=more, sampling=sampling)
 
 
 def outputs_of(model: nn.Module, moe: Moe) -> dict[str, Tensor]:

@@ -3,7 +3,6 @@
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -17,7 +16,7 @@ from tanbr.moe.text import Inputs
 from tanbr.serve.backends import bert_pass
 from tanbr.serve.backends.backend import Size
 from tanbr.serve.backends.torch_eager import TorchEager, outputs_of, rest, storage_of, tensors_of
-from tanbr.serve.decode import Step, decode, decoder_start
+from tanbr.serve.decode import decode, decoder_start
 from tanbr.types import Blend
 
 WRITTEN = 16  # tokens that a model which writes is compared over, for each probe
@@ -69,14 +68,10 @@ class TorchInt8(TorchEager):
     @property
     def size(self) -> Size:
         """What the model takes: a byte per weight of an int8 map."""
-        rest_of_it = super().size
+        others = super().size
         weights = sum(module.weights for module in self.model.modules() if isinstance(module, Int8Linear))
-        return replace(
-            rest_of_it,
-            parameters=rest_of_it.parameters + weights,
-            nbytes=rest_of_it.nbytes + weights,
-            own_bytes=sum(ffn.weight.numel() for _, ffn in self._packed),
-        )
+        own = sum(ffn.weight.numel() for _, ffn in self._packed)
+        return Size(others.parameters + weights, others.nbytes + weights, own)
 
     def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
         """Merge in float, then pack."""
@@ -110,8 +105,7 @@ def _comparable(exact: TorchEager, inputs: Inputs) -> list[dict[str, Tensor]]:
     tensors = {name: torch.from_numpy(table) for name, table in inputs.items()}
     if not exact.writes:
         return [tensors]
-    limits = [WRITTEN] * len(tensors["input_ids"])
-    written = decode(exact.model, tensors, limits=limits, on_step=_listen)
+    written = decode(exact.model, inputs, limits=[WRITTEN] * len(inputs["input_ids"]), on_step=lambda _: ())
     rows = []
     for row, answer in enumerate(written):
         tokens = torch.tensor([() if answer is None else answer.tokens], dtype=torch.int64)
@@ -123,7 +117,3 @@ def _comparable(exact: TorchEager, inputs: Inputs) -> list[dict[str, Tensor]]:
             start = torch.full((1, 1), decoder_start(exact.model))
             rows.append(prompt | {"decoder_input_ids": torch.cat([start, tokens], dim=1)})
     return rows
-
-
-def _listen(step: Step) -> tuple[int, ...]:  # noqa: ARG001
-    return ()

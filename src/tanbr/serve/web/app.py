@@ -1,7 +1,6 @@
 """The HTTP application: the routes that answer, those that watch and steer, and the entrance before them all."""
 
 import mimetypes
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -12,24 +11,19 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
 
 from tanbr.serve.records import ServiceInfo
-from tanbr.serve.web import logs, responses
-from tanbr.serve.web.answering import answer, refuse_with_sentences
+from tanbr.serve.web import logs
 from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.classify import add_classify
 from tanbr.serve.web.completions import add_completions
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.entrance import Entrance
-from tanbr.serve.web.feedback import add_feedback
-from tanbr.serve.web.latency import LatencyHistory
-from tanbr.serve.web.metrics import Metrics
-from tanbr.serve.web.openapi import describe
-from tanbr.serve.web.refusals import Refusal
+from tanbr.serve.web.metrics import LatencyHistory, Metrics
+from tanbr.serve.web.openapi import SERVED, describe
+from tanbr.serve.web.refusals import Refusal, refuse_with_sentences
+from tanbr.serve.web.routes import add_feedback, add_models, add_steering, add_supervision, add_watching
 from tanbr.serve.web.service_api import ServiceApi
-from tanbr.serve.web.steering import add_steering
 from tanbr.serve.web.strict_json import strict_route
-from tanbr.serve.web.watching import add_supervision, add_watching
 
-ANSWERS = ("/v1/classify", "/v1/completions", "/v1/chat/completions")
 VALUES_EACH = 8  # JSON values that one text or one piece of feedback may be written with; half of them suffice
 
 
@@ -78,7 +72,7 @@ def create_app(
     def on_request(*, route: str, method: str, path: str, status: int, seconds: float, client: str) -> None:
         metrics.request(route=route, status=status, seconds=seconds)
         logs.say_request(route=route, method=method, path=path, status=status, seconds=seconds, client=client)
-        if route in ANSWERS and status == 200:
+        if route in SERVED and status == 200:
             latencies.add(seconds)
 
     return Entrance(app, config=config, tokens=tokens, loopback=loopback, on_request=on_request)
@@ -87,23 +81,6 @@ def create_app(
 def most_values(info: ServiceInfo, config: HttpConfig) -> int:
     """Say how many JSON values a body may hold: what the largest request that is allowed needs, and some more."""
     return VALUES_EACH * max(config.inputs, config.feedback) + info.classes + info.experts + 64
-
-
-def add_models(app: FastAPI, info: ServiceInfo) -> None:
-    """Add the routes that OpenAI's clients look the model up with."""
-    model = {"id": info.model, "object": "model", "created": int(time.time()), "owned_by": "tanbr"}
-
-    @app.get("/v1/models", tags=["answers"], response_model=responses.Models)
-    async def models() -> Response:
-        """List the model that is served, as OpenAI does."""
-        return answer({"object": "list", "data": [model]})
-
-    @app.get("/v1/models/{name}", tags=["answers"], response_model=responses.Model)
-    async def one_model(name: str) -> Response:
-        """Look the model up by its id."""
-        if name != info.model:
-            raise Refusal(404, f"the model here is {info.model!r}", param="model", code="model_not_found")
-        return answer(model)
 
 
 def add_dashboard(app: FastAPI) -> None:
@@ -124,10 +101,9 @@ def add_dashboard(app: FastAPI) -> None:
 
 def point_elsewhere(app: FastAPI, info: ServiceInfo) -> None:
     """Say where to go on the path for the other kind of model."""
-    classifier = info.kind == "classifier"
-    reads, writes = ("/v1/classify",), ("/v1/completions", "/v1/chat/completions")
-    paths, path = (writes, reads[0]) if classifier else (reads, writes[0])
-    does = "classifies" if classifier else "writes"
+    classify, *write = SERVED
+    classifies = info.kind == "classifier"
+    does, paths, path = ("classifies", write, classify) if classifies else ("writes", [classify], write[0])
 
     async def elsewhere() -> Response:
         raise Refusal(404, f"the model here {does}: use {path}")

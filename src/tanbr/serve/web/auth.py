@@ -13,7 +13,7 @@ from tanbr.serve.web.refusals import Refusal
 TOKEN, ADMIN_TOKEN = "TANBR_TOKEN", "TANBR_ADMIN_TOKEN"
 SHORTEST = 16
 
-HEALTH = ("/healthz", "/readyz")  # answered always: neither a token nor a rate nor full rooms keep them from it
+HEALTH = ("/healthz", "/readyz")  # need no token and count for no rate
 OPEN = (*HEALTH, "/dashboard/")  # and "/", the page itself, which holds no figures
 ADMIN = "/v1/admin/"
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -14,40 +14,29 @@ from pydantic_core import to_json
 from starlette.types import Receive
 
 from tanbr.errors import CheckpointError, InputError
-from tanbr.serve.manner import Manner
 from tanbr.serve.records import Generated
-from tanbr.serve.web.answering import answer, awaited, check_task, refusal_of, settled, shortened
+from tanbr.serve.sampling import Manner
+from tanbr.serve.web.bodies import ChatRequest, ChatResponse, CompletionRequest, CompletionResponse, Writable
 from tanbr.serve.web.config import HttpConfig
-from tanbr.serve.web.latency import LatencyHistory
-from tanbr.serve.web.refusals import Refusal
-from tanbr.serve.web.requests import ChatRequest, CompletionRequest, Writable
-from tanbr.serve.web.responses import ChatResponse, CompletionResponse
-from tanbr.serve.web.service_api import ServiceApi
+from tanbr.serve.web.metrics import LatencyHistory
+from tanbr.serve.web.refusals import Refusal, refusal_of, shortened
+from tanbr.serve.web.service_api import ServiceApi, awaited, settled
 
 EVENT = {"type": "object", "properties": {"data": {"type": "string", "description": "A piece, or [DONE]."}}}
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
 
 
 def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
     """Add the routes of a service whose model writes."""
     writing = _Writing(service, config, latencies)
 
-    @app.post(
-        "/v1/completions",
-        tags=["answers"],
-        response_model=CompletionResponse,
-        responses={200: {"content": {"text/event-stream": {"schema": EVENT}}}},
-    )
+    @app.post("/v1/completions", tags=["answers"], response_model=CompletionResponse, responses=STREAMED)
     async def complete(body: CompletionRequest, request: Request) -> Response:
         """Write answers to each prompt."""
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         return await writing.answer(prompts, body, body.max_tokens, COMPLETION, request)
 
-    @app.post(
-        "/v1/chat/completions",
-        tags=["answers"],
-        response_model=ChatResponse,
-        responses={200: {"content": {"text/event-stream": {"schema": EVENT}}}},
-    )
+    @app.post("/v1/chat/completions", tags=["answers"], response_model=ChatResponse, responses=STREAMED)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Write the next message of a conversation, which the tokenizer's own template makes a prompt of."""
         try:
@@ -71,52 +60,48 @@ class _Writing:
         self, prompts: list[str], body: Writable, max_tokens: int | None, shape: "Shape", request: Request
     ) -> Response:
         """Write an answer to each prompt, whole or as a stream."""
-        config, info = self._config, self._service.info
-        if body.model != info.model:
-            raise Refusal(404, f"the model here is {info.model!r}", param="model", code="model_not_found")
-        manner = _manner(body)
-        if len(prompts) > config.inputs:
-            raise Refusal(422, f"{shape.param} must have at most {config.inputs} texts", param=shape.param)
-        if len(prompts) * manner.n > config.inputs:
-            said = f"n must be at most {config.inputs // len(prompts)}, for {config.inputs} answers (got {manner.n})"
-            raise Refusal(422, said, param="n")
-        if any(len(prompt) > config.text_chars for prompt in prompts):
-            raise Refusal(
-                422, f"{shape.param}: a prompt must have at most {config.text_chars} characters", param=shape.param
-            )
-        if max_tokens is not None and max_tokens > info.max_tokens:
-            said = f"max_tokens must be at most {info.max_tokens} (got {max_tokens})"
-            raise Refusal(400, said, param="max_tokens")
-        check_task(body.task, info.tasks)
+        manner, seconds = _manner(body), self._config.answer_seconds
+        self._check(prompts, body, max_tokens, manner.n, shape)
+        stream = _Stream(shape, self._service.info.model, manner, body, seconds=seconds) if body.stream else None
+        on_token = None if stream is None else stream.on_token
+        writing = self._service.generate(
+            prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, task=body.task
+        )
         try:
-            if body.stream:
-                usage = body.stream_options is not None and body.stream_options.include_usage
-                stream = _Stream(
-                    self._service,
-                    prompts,
-                    max_tokens,
-                    manner,
-                    body.task,
-                    shape,
-                    usage=usage,
-                    seconds=config.answer_seconds,
-                )
-                await stream.begin(request.receive)
-                self._latencies.add_texts(len(prompts) * manner.n)
-                return StreamingResponse(stream.events(), media_type="text/event-stream")
-            writing = self._service.generate(prompts, max_tokens=max_tokens, manner=manner, task=body.task)
-            done = await settled(writing, receive=request.receive, seconds=config.answer_seconds)
+            if stream is not None:
+                await stream.begin(writing, request.receive)
+            else:
+                done = await settled(writing, receive=request.receive, seconds=seconds)
         except InputError as error:  # a prompt with more tokens than the model reads
             raise Refusal(400, shortened(str(error)), param=shape.param, code="context_length_exceeded") from None
         self._latencies.add_texts(len(prompts) * manner.n)
+        if stream is not None:
+            return StreamingResponse(stream.events(), media_type="text/event-stream")
         choices = [
             {"index": i, "finish_reason": reason, "logprobs": None, "request_id": request_id} | shape.whole(text)
             for i, (text, reason, request_id) in enumerate(
                 zip(done.texts, done.finish_reasons, done.request_ids, strict=True)
             )
         ]
-        head = _head(f"{shape.prefix}-{done.request_ids[0]}", shape.kind, info.model)
-        return answer(head | {"choices": choices, "usage": _usage(done, manner), "merge_version": done.merge_version})
+        head = _head(f"{shape.prefix}-{done.request_ids[0]}", shape.kind, self._service.info.model)
+        more = {"choices": choices, "usage": _usage(done, manner), "merge_version": done.merge_version}
+        return Response(to_json(head | more), media_type="application/json")
+
+    def _check(self, prompts: list[str], body: Writable, max_tokens: int | None, n: int, shape: "Shape") -> None:
+        config, info = self._config, self._service.info
+        if body.model != info.model:
+            raise Refusal(404, f"the model here is {info.model!r}", param="model", code="model_not_found")
+        if len(prompts) > config.inputs:
+            raise Refusal(422, f"{shape.param} must have at most {config.inputs} texts", param=shape.param)
+        if len(prompts) * n > config.inputs:
+            most = config.inputs // len(prompts)
+            raise Refusal(422, f"n must be at most {most}, for {config.inputs} answers (got {n})", param="n")
+        if any(len(prompt) > config.text_chars for prompt in prompts):
+            says = f"{shape.param}: a prompt must have at most {config.text_chars} characters"
+            raise Refusal(422, says, param=shape.param)
+        if max_tokens is not None and max_tokens > info.max_tokens:
+            says = f"max_tokens must be at most {info.max_tokens} (got {max_tokens})"
+            raise Refusal(400, says, param="max_tokens")
 
 
 def _manner(body: Writable) -> Manner:
@@ -134,75 +119,53 @@ class Shape:
     prefix: str  # of the answer's id
     kind: str  # of a whole answer …
     piece_kind: str  # … and of a piece of one
-    whole: Callable[[str], dict[str, Any]]  # what a choice says of its text,
-    first: Callable[[str], dict[str, Any]]  # the first piece of one,
-    piece: Callable[[str], dict[str, Any]]  # another piece,
-    last: dict[str, Any]  # and the end
+
+    def whole(self, text: str) -> dict[str, Any]:
+        """Say the text of a choice."""
+        return {"message": {"role": "assistant", "content": text}} if self is CHAT else {"text": text}
+
+    def piece(self, text: str, *, first: bool) -> dict[str, Any]:
+        """Say a piece of it; the role comes once, because clients join pieces name by name."""
+        role = {"role": "assistant"} if first else {}
+        return {"delta": role | {"content": text}} if self is CHAT else {"text": text}
+
+    def last(self) -> dict[str, Any]:
+        """Say that no more comes."""
+        return {"delta": {}} if self is CHAT else {"text": ""}
 
 
-COMPLETION = Shape(
-    "prompt",
-    "cmpl",
-    "text_completion",
-    "text_completion",
-    lambda text: {"text": text},
-    lambda text: {"text": text},
-    lambda text: {"text": text},
-    {"text": ""},
-)
-CHAT = Shape(
-    "messages",
-    "chatcmpl",
-    "chat.completion",
-    "chat.completion.chunk",
-    lambda text: {"message": {"role": "assistant", "content": text}},
-    lambda text: {"delta": {"role": "assistant", "content": text}},  # once: clients put pieces together, name by name
-    lambda text: {"delta": {"content": text}},
-    {"delta": {}},
-)
+COMPLETION = Shape("prompt", "cmpl", "text_completion", "text_completion")
+CHAT = Shape("messages", "chatcmpl", "chat.completion", "chat.completion.chunk")
 
 
 class _Stream:
-    """One answer in pieces. The model has begun when this exists, so that a full queue is a 429 and not a stream."""
+    """One answer in pieces, from the model's thread to the client."""
 
-    def __init__(
-        self,
-        service: ServiceApi,
-        prompts: list[str],
-        max_tokens: int | None,
-        manner: Manner,
-        task: str | None,
-        shape: Shape,
-        *,
-        usage: bool,
-        seconds: float,
-    ) -> None:
-        loop = asyncio.get_running_loop()
+    def __init__(self, shape: Shape, model: str, manner: Manner, body: Writable, *, seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
         self._first: tuple[int, str] | None = None
-        self._head = _head(f"{shape.prefix}-{uuid.uuid4().hex}", shape.piece_kind, service.info.model)
-        self._shape, self._manner, self._usage = shape, manner, usage
-        self._seconds = seconds
+        self._head = _head(f"{shape.prefix}-{uuid.uuid4().hex}", shape.piece_kind, model)
+        self._shape, self._manner, self._seconds = shape, manner, seconds
+        self._usage = body.stream_options is not None and body.stream_options.include_usage
+        self._future: Future[Generated]
 
-        def on_token(prompt: int, text: str) -> None:
-            loop.call_soon_threadsafe(self._pieces.put_nowait, (prompt, text))
+    def on_token(self, prompt: int, text: str) -> None:
+        """Take a piece of the answer to a prompt."""
+        self._loop.call_soon_threadsafe(self._pieces.put_nowait, (prompt, text))
 
-        self._future: Future[Generated] = service.generate(
-            prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, task=task
-        )
-        self._future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._pieces.put_nowait, None))
-
-    async def begin(self, receive: Receive) -> None:
-        """Wait for the first piece: what goes wrong before it still has a status of its own."""
+    async def begin(self, future: "Future[Generated]", receive: Receive) -> None:
+        """Wait for the first piece: what goes wrong before it, a full queue say, still has a status of its own."""
+        self._future = future
+        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._pieces.put_nowait, None))
         try:
-            self._first = await awaited(
-                asyncio.ensure_future(self._pieces.get()), receive=receive, seconds=self._seconds
-            )
+            piece = asyncio.ensure_future(self._pieces.get())
+            self._first = await awaited(piece, receive=receive, seconds=self._seconds)
         except (Refusal, asyncio.CancelledError):
-            self._future.cancel()
+            future.cancel()
             raise
         if self._first is None:
-            self._future.result()
+            future.result()
 
     async def events(self) -> AsyncIterator[bytes]:
         """Give each piece as an event; what goes wrong midway is an event, too."""
@@ -211,7 +174,7 @@ class _Stream:
             piece = self._first
             while piece is not None:
                 index, text = piece
-                said = self._shape.piece(text) if index in begun else self._shape.first(text)
+                said = self._shape.piece(text, first=index not in begun)
                 begun.add(index)
                 yield self._event([{"index": index, "finish_reason": None, "logprobs": None} | said])
                 piece = await asyncio.wait_for(self._pieces.get(), self._seconds)
@@ -219,7 +182,7 @@ class _Stream:
             versions = done.merge_versions or (done.merge_version,) * len(done.request_ids)
             for i, (reason, request_id) in enumerate(zip(done.finish_reasons, done.request_ids, strict=True)):
                 choice = {"index": i, "finish_reason": reason, "logprobs": None, "request_id": request_id}
-                said = self._shape.last if i in begun else self._shape.first("")
+                said = self._shape.last() if i in begun else self._shape.piece("", first=True)
                 yield self._event([choice | said], merge_version=versions[i])
             if self._usage:
                 yield self._event([], usage=_usage(done, self._manner))

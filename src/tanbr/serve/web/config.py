@@ -11,7 +11,7 @@ class HttpConfig(Section):
     """What a client may ask of the server, and how long it may take."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; loopback unless told otherwise."""
+    """Address to listen on; this machine only unless told otherwise."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
     hosts: tuple[Annotated[str, Field(pattern=r"^(\*|(\*\.)?[^*]+)$")], ...] = ()
@@ -27,16 +27,14 @@ class HttpConfig(Section):
     """Most pieces of feedback in a request."""
     body_bytes: int = Field(default=1 << 20, ge=1024)
     """Largest body of a request."""
-    held_bytes: int = Field(default=64 << 20, ge=1 << 20)
-    """Most bytes of bodies that are read but not yet answered, over all clients."""
     connections: int = Field(default=512, ge=1)
-    """Most connections open at once; where there are more, one that rests is closed for a new one."""
+    """Most connections open at once; where there are more, one without a whole request is closed for a new one."""
     client_connections: int = Field(default=128, ge=1)
     """Most connections of one client, or of all clients behind one address; `proxies` may have more."""
     idle_seconds: int = Field(default=30, ge=1)
     """A connection over which nothing is asked for this time is closed."""
     rate: float = Field(default=0.0, ge=0)
-    """Requests a second that one client may make; 0 sets no limit."""
+    """Most requests a second from one client; 0 sets no limit."""
     burst: int = Field(default=100, ge=1)
     """Requests that one client may make at once before `rate` holds it back."""
     read_seconds: float = Field(default=15.0, gt=0)

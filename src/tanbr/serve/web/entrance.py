@@ -1,22 +1,28 @@
 """The entrance before every route: who may pass, how often, and with how large a body. Nothing is parsed before it."""
 
 import asyncio
+import ipaddress
+import re
 import time
+from collections import OrderedDict
 from typing import Protocol
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
 from tanbr.serve.web import logs
 from tanbr.serve.web.auth import HEALTH, Tokens
 from tanbr.serve.web.config import HttpConfig
-from tanbr.serve.web.limits import REFUSED_BURST, REFUSED_RATE, BodyMemory, RateLimit, client_of
 from tanbr.serve.web.refusals import Refusal
 
-DRAINED = 8  # bodies' worth of what is too large that is read and dropped, so that the client sees why
+REMEMBERED = 10_000  # clients; the one not heard of for longest is forgotten first
+# Bytes of bodies that may be refused to one client, at once and a second. To parse and refuse a megabyte takes 5 ms or
+# more of the one thread that reads for all; at this rate one address takes a few thousandths of its time.
+REFUSED_BURST, REFUSED_RATE = 8 << 20, 256 << 10
+HELD_BYTES = 64 << 20  # of bodies that are read but not yet answered, over all clients: 64 of the largest by default
+DRAINED = 8  # times the largest body: so much of a larger one is read and dropped, so that the client sees the refusal
 STOPS = Refusal.later(503, "the server stops before this is answered; send it again", seconds=1)
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 SECURE = [
@@ -36,7 +42,37 @@ class OnRequest(Protocol):
 
     def __call__(self, *, route: str, method: str, path: str, status: int, seconds: float, client: str) -> None:
         """Take note; `route` is one of a fixed set of names."""
-        ...
+
+
+class RateLimit:
+    """A bucket of tokens for every client: `burst` at once, refilled by `rate` a second; rate 0 sets no limit."""
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self._rate, self._burst = rate, float(burst)
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client → tokens, when counted
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def wait(self, client: str, now: float, *, cost: float = 1.0) -> float:
+        """Take tokens of the client's, or say for how many seconds there are too few."""
+        if self._rate == 0:
+            return 0.0
+        short = max(0.0, cost - self._left(client, now))
+        if cost and not short:
+            self.take(client, cost, now)
+        return short / self._rate
+
+    def take(self, client: str, cost: float, now: float) -> None:
+        """Take tokens, even those that are not there: they are owed."""
+        self._buckets[client] = self._left(client, now) - cost, now
+        self._buckets.move_to_end(client)
+        if len(self._buckets) > REMEMBERED:
+            self._buckets.popitem(last=False)
+
+    def _left(self, client: str, now: float) -> float:
+        tokens, counted = self._buckets.get(client, (self._burst, now))
+        return min(self._burst, tokens + (now - counted) * self._rate)
 
 
 class Entrance:
@@ -48,9 +84,8 @@ class Entrance:
         self._app, self._config, self._tokens, self._on_request = app, config, tokens, on_request
         self._rate = RateLimit(config.rate, config.burst)
         self._refused = RateLimit(REFUSED_RATE, REFUSED_BURST)  # bytes
-        self._held = BodyMemory(config.held_bytes)
-        hosts = [*LOOPBACK, config.host, *config.hosts] if loopback else ["*"]
-        self._judge_host = TrustedHostMiddleware(_trust, allowed_hosts=hosts, www_redirect=False)
+        self._held = 0  # bytes of bodies
+        self._hosts = [host.lower() for host in (*LOOPBACK, config.host, *config.hosts)] if loopback else ["*"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or refuse it."""
@@ -77,7 +112,7 @@ class Entrance:
             await send(message)
 
         try:
-            await self._check_head(scope, route, client)
+            self._check_head(Headers(scope=scope), route, client)
             given: Receive = receive_counted
             if scope["method"] == "POST":
                 self._check_refused(client)
@@ -100,7 +135,7 @@ class Entrance:
             if status != 500:
                 logs.say_fault(type(error).__name__, error=error)
         finally:
-            self._held.give_back(held)
+            self._held -= held
             if read and 400 <= status < 500 and status not in (429, 499):  # the client's own fault
                 self._refused.take(client, read, time.monotonic())
             self._on_request(
@@ -118,27 +153,20 @@ class Entrance:
         return max([(Match.NONE.value, ""), *found], key=lambda one: one[0])[1]  # the first, if several match as well
 
     def _check_refused(self, client: str) -> None:
-        """Have a client wait that has sent too much of what was refused, before more of it is read or parsed."""
+        """Refuse a client whose refused bodies were too many bytes, before more of its bodies are read or parsed."""
         wait = self._refused.wait(client, time.monotonic(), cost=0.0)
         if wait:
             raise Refusal.later(429, "too many bytes of your last requests were refused; mend them", seconds=wait)
 
-    async def _check_head(self, scope: Scope, route: str, client: str) -> None:
-        headers = Headers(scope=scope)
-        if "host" in headers and not await self._is_ours(scope):
-            # A page elsewhere whose name is made to point here would otherwise be this server to a browser.
+    def _check_head(self, headers: Headers, route: str, client: str) -> None:
+        if "host" in headers and not _named(headers["host"], self._hosts):
+            # Otherwise a page whose name is made to point here (DNS rebinding) could read answers in a browser.
             raise Refusal(421, "this server listens on loopback and is called localhost; see `hosts` in its settings")
         if route not in HEALTH:
             wait = self._rate.wait(client, time.monotonic())
             if wait:
                 raise Refusal.later(429, f"more than {self._config.rate:g} requests a second; slow down", seconds=wait)
         self._tokens.check(route, headers.get("authorization"))
-
-    async def _is_ours(self, scope: Scope) -> bool:
-        """Have Starlette judge the Host header; what it would answer is not sent, because it is no sentence of ours."""
-        judged = dict(scope)
-        await self._judge_host(judged, _nothing, _ignore)
-        return TRUSTED in judged
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
         """Read the body whole, at most as much as is allowed; None when the client left."""
@@ -157,8 +185,9 @@ class Entrance:
                 chunk = message.get("body", b"")
                 size += len(chunk)
                 if size <= limit:
-                    if not self._held.take(len(chunk)):
+                    if self._held + len(chunk) > HELD_BYTES:
                         raise Refusal.later(429, "too many large requests at once", seconds=1)
+                    self._held += len(chunk)
                     kept += len(chunk)
                     chunks.append(chunk)
                 elif size > DRAINED * limit:
@@ -170,23 +199,26 @@ class Entrance:
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             if size and kind != "application/json":
                 raise Refusal(415, f"send the body as application/json (got {kind[:60] or 'no content type'})")
-            kept = 0  # the caller's to give back
+            kept = 0  # the caller counts it out
             return b"".join(chunks)
         finally:
-            self._held.give_back(kept)
+            self._held -= kept
 
 
 def _once(body: bytes, receive: Receive) -> Receive:
-    given = False
+    """Receive a body that was read already, then what comes after it."""
+    left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_body() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return left.pop() if left else await receive()
 
     return receive_body
+
+
+def _named(host: str, names: list[str]) -> bool:
+    """Whether a Host header, perhaps with a port, has one of these names; *.example.com stands for a domain's."""
+    host = re.sub(r":\d*$", "", host.lower())
+    return any(name in ("*", host) or (name.startswith("*.") and host.endswith(name[1:])) for name in names)
 
 
 def address_of(scope: Scope) -> str:
@@ -195,16 +227,15 @@ def address_of(scope: Scope) -> str:
     return str(client[0]) if client else "local"
 
 
-TRUSTED = "tanbr.trusted_host"
+def client_of(address: str) -> str:
+    """Name the client at an address: for IPv6 its /64, since a client has as many addresses in it as it likes.
 
-
-async def _trust(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - an ASGI application
-    scope[TRUSTED] = True
-
-
-async def _nothing() -> Message:
-    return {"type": "http.disconnect"}
-
-
-async def _ignore(message: Message) -> None:
-    """Send nothing."""
+    A socket for both families sees IPv4 clients at ::ffff:a.b.c.d, all in one /64: they are told apart by a.b.c.d.
+    """
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    return str(ip.ipv4_mapped or ipaddress.ip_network((ip, 64), strict=False))

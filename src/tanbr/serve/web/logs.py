@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any, TextIO
 
+from tanbr.serve.records import Observer
 from tanbr.types import SlotRecord, to_jsonable
 
 logger = logging.getLogger("tanbr")
@@ -61,14 +62,8 @@ def say_request(*, route: str, method: str, path: str, status: int, seconds: flo
         )  # fmt: skip
 
 
-class Journal:
-    """An observer that logs slots, merges and alarms."""
-
-    def batch(self, size: int, seconds: float) -> None:
-        """Too often to log."""
-
-    def queue(self, depth: int) -> None:
-        """Too often to log."""
+class Journal(Observer):
+    """Logs slots, merges and alarms; batches are too many."""
 
     def merged(self, seconds: float, version: int) -> None:
         """Log a merge."""

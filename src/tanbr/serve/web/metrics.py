@@ -1,21 +1,28 @@
-"""What Prometheus reads: counts and times as they happen, and the service's state at the moment it is asked."""
+"""Figures about the server: for Prometheus, and of the last hour for the dashboard."""
 
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, GCCollector, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
-from tanbr.serve.records import ServiceInfo, ServiceState
+from tanbr.serve.records import FloatOrNaN, Observer, ServiceInfo, ServiceState, Shown
 from tanbr.types import SlotRecord
 
 TIMES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REWARDS = tuple(n / 10 for n in range(1, 11))
+WINDOW_SECONDS = 10.0
+WINDOWS = 360  # an hour
+SAMPLED = 4096  # answers of a window that its percentiles are taken from
 
 
-class Metrics:
-    """An observer of the service and of every request, with a registry of its own."""
+class Metrics(Observer):
+    """What Prometheus reads: counts and times as they happen, and the service's state when it is asked for."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -25,11 +32,7 @@ class Metrics:
             "tanbr_http_requests", "Requests answered or refused", ["route", "status"], registry=self.registry
         )
         self._seconds = Histogram(
-            "tanbr_http_seconds",
-            "From a request's head to its answer",
-            ["route"],
-            buckets=TIMES,
-            registry=self.registry,
+            "tanbr_http_seconds", "From head to answer", ["route"], buckets=TIMES, registry=self.registry
         )
         self._batch = Histogram("tanbr_batch_size", "Texts in a batch", buckets=SIZES, registry=self.registry)
         self._batch_seconds = Histogram(
@@ -48,9 +51,6 @@ class Metrics:
         """Count a batch."""
         self._batch.observe(size)
         self._batch_seconds.observe(seconds)
-
-    def queue(self, depth: int) -> None:
-        """Nothing: the depth is read when it is asked for."""
 
     def merged(self, seconds: float, version: int) -> None:  # noqa: ARG002 - the version is read when it is asked for
         """Count a merge."""
@@ -119,3 +119,62 @@ class _State:
             for place, model in enumerate(now.models):
                 family.add_metric([str(place)], float(getattr(model, name)))
             yield family
+
+
+@dataclass(frozen=True)
+class Window(Shown):
+    """Ten seconds of answers."""
+
+    time: float
+    """When it began, in seconds since 1970."""
+    requests: int
+    texts: int
+    """Texts or prompts that were answered; a request holds one or more."""
+    p50_ms: FloatOrNaN
+    p99_ms: FloatOrNaN
+
+
+@dataclass
+class LatencyHistory:
+    """The last hour's windows; one thread writes."""
+
+    clock: Callable[[], float] = time.time
+    _past: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS))
+    _began: float = field(init=False)
+    _seconds: list[float] = field(default_factory=list)
+    _requests: int = 0
+    _texts: int = 0
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
+
+    def add(self, seconds: float) -> None:
+        """Note one answered request."""
+        self._turn()
+        self._requests += 1
+        if len(self._seconds) < SAMPLED:
+            self._seconds.append(seconds)
+
+    def add_texts(self, count: int) -> None:
+        """Note how many texts were answered."""
+        self._turn()
+        self._texts += count
+
+    def windows(self) -> list[Window]:
+        """All windows, oldest first; the last is still open."""
+        self._turn()
+        return [*self._past, self._window()]
+
+    def _turn(self) -> None:
+        elapsed = int((self.clock() - self._began) // WINDOW_SECONDS)
+        if elapsed <= 0:
+            return
+        self._past.append(self._window())
+        for missed in range(max(1, elapsed - WINDOWS), elapsed):
+            self._past.append(Window(self._began + missed * WINDOW_SECONDS, 0, 0, float("nan"), float("nan")))
+        self._began += elapsed * WINDOW_SECONDS
+        self._seconds, self._requests, self._texts = [], 0, 0
+
+    def _window(self) -> Window:
+        p50, p99 = np.percentile(self._seconds, [50, 99]) * 1e3 if self._seconds else (np.nan, np.nan)
+        return Window(self._began, self._requests, self._texts, float(p50), float(p99))

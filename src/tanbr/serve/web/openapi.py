@@ -7,26 +7,25 @@ from fastapi.openapi.utils import get_openapi
 
 from tanbr.serve.records import ServiceInfo
 from tanbr.serve.web.auth import ADMIN, ADMIN_TOKEN, OPEN, TOKEN, Tokens
+from tanbr.serve.web.bodies import ErrorResponse
 from tanbr.serve.web.config import HttpConfig
-from tanbr.serve.web.responses import ErrorResponse
 
-ANY = {
-    400: "the request is not HTTP/1.1",
-    408: "the request took too long to arrive",
-    421: "the Host header names another server",
-    429: "too many requests; Retry-After says when to try again",
-    431: "the head is too large",
-    500: "a fault of the server",
-    503: "starting, stopping, or not able to do this now",
+REFUSALS = {  # status → what it means, and which operations may refuse so
+    400: ("the request is not HTTP/1.1, or its body is not strict JSON", "any"),
+    401: ("the token is missing or wrong", "guarded"),
+    403: ("administration is off", "admin"),
+    404: ("the model here is another", "model"),
+    408: ("the request took too long to arrive", "any"),
+    413: ("the body is too large", "body"),
+    415: ("the body is not application/json", "body"),
+    421: ("the Host header names another server", "any"),
+    422: ("a value is not what this path takes", "asks"),
+    429: ("too many requests; Retry-After says when to try again", "any"),
+    431: ("the head is too large", "any"),
+    500: ("a fault of the server", "any"),
+    503: ("starting, stopping, or not able to do this now", "any"),
+    504: ("there was no answer in time", "served"),
 }
-WITH_BODY = {
-    400: "the body is not strict JSON",
-    413: "the body is too large",
-    415: "the body is not application/json",
-    422: "the body is not what this path takes",
-}
-WAITING = {504: "there was no answer in time"}
-GUARDED = {401: "the token is missing or wrong"}
 SERVED = ("/v1/classify", "/v1/completions", "/v1/chat/completions")
 ABOUT = """One dense model, merged from the experts of a Mixture-of-Experts model, that follows its traffic.
 
@@ -58,42 +57,37 @@ def _document(app: FastAPI, info: ServiceInfo, config: HttpConfig, tokens: Token
     }
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            admin = path.startswith(ADMIN)
+            admin, posted = path.startswith(ADMIN), method == "post"
             guarded = admin or (tokens.general is not None and not path.startswith(OPEN))
             if guarded:
                 operation["security"] = [{"admin": []}] if admin else [{"token": []}, {"admin": []}]
-            _write_refusals(operation, path, posted=method == "post", guarded=guarded, admin=admin)
+            applies = {
+                "any": True,
+                "guarded": guarded,
+                "admin": admin,
+                "body": posted,
+                "asks": posted or "parameters" in operation,
+                "served": path in SERVED,
+                "model": path in (*SERVED[1:], "/v1/models/{name}"),
+            }
+            _write_refusals(operation["responses"], {kind for kind, holds in applies.items() if holds})
     return document
 
 
-def _write_refusals(operation: dict[str, Any], path: str, *, posted: bool, guarded: bool, admin: bool) -> None:
-    asks = posted or "parameters" in operation
-    refusals = (
-        ANY
-        | (WITH_BODY if posted else {})
-        | ({422: "a parameter is not what this path takes"} if asks and not posted else {})
-        | (GUARDED if guarded else {})
-        | ({403: "administration is off"} if admin else {})
-        | (
-            {404: "the model here is another"}
-            if path in ("/v1/completions", "/v1/chat/completions", "/v1/models/{name}")
-            else {}
-        )
-        | (WAITING if path in SERVED else {})
-    )
-    operation["responses"].pop("422", None)
-    for status, says in sorted(refusals.items()):
-        content = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
-        operation["responses"][str(status)] = {"description": says, "content": content}
-        if status in (429, 503, 504):
-            operation["responses"][str(status)]["headers"] = {
-                "Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}
-            }
+def _write_refusals(responses: dict[str, Any], kinds: set[str]) -> None:
+    responses.pop("422", None)
+    for status, (says, kind) in REFUSALS.items():
+        if kind in kinds:
+            content = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
+            responses[str(status)] = {"description": says, "content": content}
+            if status in (429, 503, 504):
+                wait = {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}
+                responses[str(status)]["headers"] = {"Retry-After": wait}
 
 
 def _write_limits(schemas: dict[str, Any], info: ServiceInfo, config: HttpConfig) -> None:
-    """Put in what `requests.py` cannot know; a schema is there only if the model's kind uses it."""
-    labels, tasks = list(info.columns[: info.classes]), list(info.tasks)
+    """Put in what `bodies.py` cannot know; a schema is there only if the model's kind uses it."""
+    labels, tasks = list(info.labels), list(info.tasks)
     text = {"maxLength": config.text_chars}
     if "ClassifyRequest" in schemas:
         fields = schemas["ClassifyRequest"]["properties"]

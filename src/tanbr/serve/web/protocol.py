@@ -1,186 +1,188 @@
-"""uvicorn's HTTP, with an end to all that a client could draw out: connections, heads, bodies, answers not taken."""
+"""uvicorn's HTTP/1.1 with limits on slow clients: on connections, and on the time of heads, bodies and unread answers.
+
+ASGI begins with a whole head, so this cannot be done there. Only callbacks of asyncio and of the parser are overridden,
+and uvicorn's `send_400_response`.
+"""
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter, deque
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from tanbr.serve.web.auth import HEALTH
 from tanbr.serve.web.config import HttpConfig
-from tanbr.serve.web.connections import Connections
-from tanbr.serve.web.limits import client_of
+from tanbr.serve.web.entrance import client_of
 from tanbr.serve.web.refusals import Refusal
 
-LARGEST_HEAD = 64 << 10
-DOORSTEP_SECONDS = 2.0  # for the question of a connection that has no place
-LEAVING_SECONDS = 1.0  # for the answer to a client that has closed its side: it may listen still
-HEALTH_PATHS = frozenset(path.encode() for path in HEALTH)
+REFUSED_SECONDS = 1.0  # for a connection without a place to say what it wants: refused earlier, it may not read why
+LARGEST_HEAD = 64 << 10  # bytes; h11 and most proxies allow as much
 FULL = Refusal.later(503, "too many connections are open", seconds=1)
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Whatever is refused here, before there is a request, is a 4xx or 503 with a sentence, too."""
+class Connections:
+    """The open connections. Where there is no place, one that has not sent a whole request gives way."""
 
-    limits: HttpConfig  # set by `bounded`, as is
-    places: Connections["BoundedProtocol"]
+    def __init__(self, config: HttpConfig) -> None:
+        self._most, self._of_client = config.connections, config.client_connections
+        self._unlimited = {client_of(proxy) for proxy in config.proxies}  # clients that may have all connections
+        self._clients: dict[BoundedProtocol, str] = {}  # connection → client
+        self._count: Counter[str] = Counter()  # client → its connections
+        self._waiting: dict[BoundedProtocol, None] = {}  # for a request; the one that has waited longest comes first
+
+    def admit(self, connection: "BoundedProtocol", client: str) -> bool:
+        """Give a new connection a place, if there is one or one can be made."""
+        crowded = client not in self._unlimited and self._count[client] >= self._of_client
+        if crowded or len(self._clients) >= self._most:
+            waiting = [one for one in self._waiting if not crowded or self._clients[one] == client]
+            if not waiting:
+                return False
+            oldest = max(waiting, key=lambda one: self._count[self._clients[one]])  # of the client that has most
+            self.leave(oldest)
+            oldest.give_way()
+        self._clients[connection] = client
+        self._count[client] += 1
+        self._waiting[connection] = None
+        return True
+
+    def leave(self, connection: "BoundedProtocol") -> None:
+        """Forget a connection; calling it twice is harmless."""
+        self._waiting.pop(connection, None)
+        client = self._clients.pop(connection, None)
+        if client is not None:
+            self._count[client] -= 1
+            if not self._count[client]:
+                del self._count[client]
+
+    def waits(self, connection: "BoundedProtocol", waits: bool) -> None:
+        """Note that a connection waits for a request, or that one is being answered."""
+        self._waiting.pop(connection, None)
+        if waits and connection in self._clients:
+            self._waiting[connection] = None
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection; what is refused before there is a request is a sentence in JSON, too."""
+
+    seconds: float  # to send a request, and to take an answer; set by `bounded`, as is
+    places: Connections
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._in_head, self._head, self._seated = True, 0, True
-        self._reading: asyncio.TimerHandle | None = None
+        self._admitted, self._in_head = True, True
+        self._received = 0  # bytes of a request that is not whole
+        self._unanswered = 0  # whole requests
+        self._answers: deque[RequestResponseCycle] = deque()  # under way, oldest first
+        self._refusal: Refusal | None = None  # of what came after them
+        self._arriving: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
-        self._leaving: asyncio.TimerHandle | None = None
-        self._answering: RequestResponseCycle | None = None  # `cycle` is the one that was read last, perhaps ahead
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection; where there is no place for it, it may still ask for the server's health."""
+        """Take a connection, if there is a place for it."""
         super().connection_made(transport)
-        admission = self.places.admit(self, client_of(self.client[0]) if self.client else "local")
-        self._seated = admission.seated
-        if admission.closing is not None:
-            admission.closing.give_way()
-        if self._seated:
-            self._reading = self._later(self._too_slow)
-        else:
-            self._reading = self.loop.call_later(min(DOORSTEP_SECONDS, self.limits.read_seconds), self._refuse, FULL)
+        self._admitted = self.places.admit(self, client_of(self.client[0]) if self.client else "local")
+        seconds = self.seconds if self._admitted else REFUSED_SECONDS
+        self._arriving = self.loop.call_later(seconds, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self.places.leave(self)
-        self._tell_answer()
-        if self._leaving is not None:
-            self._leaving.cancel()
-        self._stop_reading()
-        self._stop_writing()
+        self._hang_up()
+        for timer in (self._arriving, self._writing):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def give_way(self) -> None:
-        """Close a connection that rests, or stands on the doorstep, for another one."""
-        if self._seated:
-            self.transport.close()
-        else:
+        """Close a connection without a whole request, for another one."""
+        if self._received:
             self._refuse(FULL)
+        else:
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Read on, as long as the head is not too long."""
-        if self.transport.is_closing():
+        if not self._admitted:
+            self._refuse(FULL)
             return
-        self.places.work(self)
-        if self._in_head:
-            self._head += len(data)
-            self._reading = self._reading or self._later(self._too_slow)
+        self._received += len(data)
+        self._arriving = self._arriving or self.loop.call_later(self.seconds, self._too_slow)
         super().data_received(data)
-        if self._in_head and self._head > LARGEST_HEAD:
+        if self._in_head and self._received > LARGEST_HEAD:
             self._refuse(Refusal(431, f"the request's line and headers have more than {LARGEST_HEAD} bytes"))
 
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """Answer a client that has said all it will say, if that is quickly done: most of them have simply left."""
-        cycle = self.cycle
-        if cycle is not None and not cycle.response_complete and not cycle.more_body:
-            cycle.keep_alive = False
-            self._leaving = self.loop.call_later(LEAVING_SECONDS, self._hang_up, self.transport.close)
-            return True
-        if self._head or (cycle is not None and not cycle.response_complete):
+    def eof_received(self) -> None:
+        """Treat a client that closes its side as gone, but say so if its request is not whole."""
+        if self._received and not self._unanswered:
             self._refuse(Refusal(400, "the request ended before it was whole"))
-        return False
+        self._hang_up()
 
     def on_headers_complete(self) -> None:
         """Begin to answer."""
         self._in_head = False
-        if not self._seated and self.url.partition(b"?")[0] not in HEALTH_PATHS:
-            self.app = FULL.response()
         super().on_headers_complete()
-        if self.parser.should_upgrade() or not self._seated:
-            self.cycle.keep_alive = False  # nothing after an upgrade can be read as HTTP
+        self._answers.append(self.cycle)
 
     def on_message_complete(self) -> None:
-        """Wait for the next request."""
-        self._in_head, self._head = True, 0
-        self._stop_reading()
+        """Note that a request is whole."""
+        self._in_head, self._received = True, 0
+        if self._arriving is not None:
+            self._arriving.cancel()
+            self._arriving = None
+        self._unanswered += 1  # 0, if it was refused before it was whole
+        self.places.waits(self, self._unanswered <= 0)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Rest, unless the client has asked more already."""
+        """Wait for the next request, unless more is to be answered."""
         super().on_response_complete()
-        if not self._head and not self.pipeline and (self.cycle is None or self.cycle.response_complete):
-            self.places.rest(self)
+        self._answers.popleft()
+        self._unanswered -= 1
+        self.places.waits(self, self._unanswered <= 0)
+        if self._refusal is not None:
+            self._refuse(self._refusal)
 
     def pause_writing(self) -> None:
         """Wait for a client that does not take its answer, but not for ever."""
         super().pause_writing()
-        self._writing = self._writing or self._later(self._drop)
+        self._writing = self.loop.call_later(self.seconds, self._not_taken)
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Write on."""
         super().resume_writing()
-        self._stop_writing()
+        if self._writing is not None:
+            self._writing.cancel()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature
         """Refuse what is not HTTP."""
         self._refuse(Refusal(400, "this is not a request of HTTP/1.1"))
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """Answer it as HTTP; nobody needs to know."""
-
     def _too_slow(self) -> None:
-        self._reading = None
-        self._refuse(Refusal(408, f"the request took longer than {self.limits.read_seconds:g} seconds to arrive"))
+        self._refuse(Refusal(408, f"the request took longer than {self.seconds:g} seconds to arrive"))
 
-    def _drop(self) -> None:
-        self._hang_up(self.transport.abort)
+    def _not_taken(self) -> None:
+        self._hang_up()
+        self.transport.abort()
 
-    def _hang_up(self, end: Callable[[], None]) -> None:
-        """Close or abort amid an answer, which must learn of it at once: a closed transport cannot be written to."""
-        self._tell_answer()
-        end()
-
-    def _tell_answer(self) -> None:
-        for cycle in (self._answering, self.cycle):
-            if cycle is not None and not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._answering = cycle
-        super()._start_asgi_task(cycle, app)
-
-    def _refuse(self, refusal: Refusal) -> None:
-        if self.transport.is_closing():
-            return
-        cycle = self.cycle
-        if cycle is not None and not cycle.response_complete:
-            if not cycle.more_body or cycle.response_started:  # it is being answered: finish that, then close
-                cycle.keep_alive = False
-                self.flow.pause_reading()
-                return
+    def _hang_up(self) -> None:
+        """Tell the answers under way that nobody waits, at once: uvloop's closed transports cannot be written to."""
+        for cycle in self._answers:
             cycle.disconnected = True
             cycle.message_event.set()
-        body = refusal.body()
-        headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-        lines = [f"{name}: {value}\r\n".encode() for name, value in (headers | dict(refusal.headers or {})).items()]
-        self.transport.write(b"".join([STATUS_LINE[refusal.status_code], *lines, b"\r\n", body]))
-        self.transport.close()
 
-    def _later(self, act: Callable[[], None]) -> asyncio.TimerHandle:
-        return self.loop.call_later(self.limits.read_seconds, act)
-
-    def _stop_reading(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
-
-    def _stop_writing(self) -> None:
-        if self._writing is not None:
-            self._writing.cancel()
-            self._writing = None
+    def _refuse(self, refusal: Refusal) -> None:
+        """Refuse what is arriving and close, once whole requests before it are answered."""
+        if self._unanswered > 0:
+            self._refusal = refusal
+        elif not self.transport.is_closing():
+            body = refusal.body()
+            headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+            lines = [f"{name}: {value}\r\n".encode() for name, value in (headers | dict(refusal.headers or {})).items()]
+            self.transport.write(b"".join([STATUS_LINE[refusal.status_code], *lines, b"\r\n", body]))
+            self._hang_up()
+            self.transport.close()
 
 
 def bounded(config: HttpConfig) -> type[BoundedProtocol]:
     """Make the protocol with the limits of a configuration, for one server."""
-    places: Connections[BoundedProtocol] = Connections(
-        most=config.connections,
-        of_client=config.client_connections,
-        unlimited=[client_of(proxy) for proxy in config.proxies],
-    )
-    return type("BoundedProtocol", (BoundedProtocol,), {"limits": config, "places": places})
+    limits = {"seconds": config.read_seconds, "places": Connections(config)}
+    return type("BoundedProtocol", (BoundedProtocol,), limits)

@@ -27,22 +27,12 @@ def bind(config: HttpConfig) -> socket.socket:
     Only listening takes it for good: two sockets may be bound to one address, as long as neither listens.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
-        taken = socket.socket(family, kind, protocol)
+        family, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except OSError as error:
-        raise _cannot_listen(config, error) from None
-    try:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(address)
-        taken.listen(BACKLOG)
-    except OSError as error:
-        taken.close()
-        raise _cannot_listen(config, error) from None
-    return taken
-
-
-def _cannot_listen(config: HttpConfig, error: OSError) -> ConfigError:
-    return ConfigError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}")
+        says = f"cannot listen on {config.host}:{config.port}: {error.strerror or error}"
+        raise ConfigError(says) from None
 
 
 def address_of(taken: socket.socket) -> tuple[str, bool]:
@@ -52,40 +42,33 @@ def address_of(taken: socket.socket) -> tuple[str, bool]:
     return f"http://{shown}:{port}", ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
-class Stop:
-    """The time there is to stop, from the moment the server is told to."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._ends: float | None = None
-
-    def begin(self) -> None:
-        """Let the time run."""
-        self._ends = time.monotonic() + self._seconds
-
-    def left(self) -> float:
-        """Seconds that are left; all of them before it began."""
-        return self._seconds if self._ends is None else max(0.0, self._ends - time.monotonic())
-
-
 class Server(uvicorn.Server):
     """uvicorn's, which notes when its end begins."""
 
-    def __init__(self, settings: uvicorn.Config, stop: Stop) -> None:
+    def __init__(self, settings: uvicorn.Config, *, stop_seconds: float) -> None:
         super().__init__(settings)
-        self._stop = stop
+        self._stop_seconds = stop_seconds
+        self._ends: float | None = None
+
+    def seconds_to_stop(self) -> float:
+        """Seconds that are left to stop in; all of them before it began."""
+        return self._stop_seconds if self._ends is None else max(0.0, self._ends - time.monotonic())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what was accepted, then end the application."""
-        self._stop.begin()
+        self._ends = time.monotonic() + self._stop_seconds
         await super().shutdown(sockets)
 
 
 def server(service: ServiceApi, *, config: HttpConfig, tokens: Tokens, metrics: Metrics, loopback: bool) -> Server:
     """Make what answers requests: `run(sockets=[…])` returns when it was told to stop and all it accepted is done."""
-    stop = Stop(config.stop_seconds)
     app = create_app(
-        service, config=config, tokens=tokens, metrics=metrics, loopback=loopback, seconds_to_stop=stop.left
+        service,
+        config=config,
+        tokens=tokens,
+        metrics=metrics,
+        loopback=loopback,
+        seconds_to_stop=lambda: running.seconds_to_stop(),
     )
     settings = uvicorn.Config(
         app,
@@ -101,10 +84,11 @@ def server(service: ServiceApi, *, config: HttpConfig, tokens: Tokens, metrics: 
         timeout_keep_alive=config.idle_seconds,
         timeout_graceful_shutdown=int(ANSWERING_SHARE * config.stop_seconds),
     )
-    return Server(settings, stop)
+    running = Server(settings, stop_seconds=config.stop_seconds)
+    return running
 
 
-class Observers:
+class Observers(Observer):
     """Several observers as one."""
 
     def __init__(self, observers: Iterable[Observer]) -> None:
@@ -114,11 +98,6 @@ class Observers:
         """Tell all."""
         for observer in self._observers:
             observer.batch(size, seconds)
-
-    def queue(self, depth: int) -> None:
-        """Tell all."""
-        for observer in self._observers:
-            observer.queue(depth)
 
     def merged(self, seconds: float, version: int) -> None:
         """Tell all."""

@@ -1,13 +1,15 @@
-"""What the web needs of a service: `serve.service.Service` has it, and so has the fake of the tests."""
+"""What the web needs of a service (`Service`, a replica of a fleet, a fake in tests), and how it waits for one."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from anyio import CapacityLimiter, to_thread
 from numpy.typing import ArrayLike
+from starlette.types import Receive
 
 from tanbr.router import TreeView
-from tanbr.serve.manner import Manner
 from tanbr.serve.records import (
     Answered,
     Feedback,
@@ -19,7 +21,11 @@ from tanbr.serve.records import (
     SlotView,
     VersionView,
 )
+from tanbr.serve.sampling import Manner
+from tanbr.serve.web.refusals import Refusal
 from tanbr.types import Text
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -28,36 +34,29 @@ class ServiceApi(Protocol):
 
     def start(self) -> None:
         """Begin to answer."""
-        ...
 
     def stop(self, timeout: float = 30.0) -> bool:
         """Finish what was accepted and save; whether it all was done in time."""
-        ...
 
     @property
     def ready(self) -> bool:
         """Whether requests are answered."""
-        ...
 
     @property
     def info(self) -> ServiceInfo:
         """What is served."""
-        ...
 
     @property
     def client_secret(self) -> bytes:
         """What clients' keys are made with: kept in the state, as the evidence about clients is."""
-        ...
 
     def faults(self) -> tuple[str, ...]:
-        """What is broken, a sentence each; none if all is well. Quick, never blocks."""
-        ...
+        """What is broken, a sentence each; none if all is well. Never blocks."""
 
     def submit(
         self, texts: Sequence[Text], *, task: str | None = None, labels: Sequence[str] = ()
     ) -> "Future[Answered]":
-        """Answer texts, of a task or with labels that the client names; quick. A cancelled future is not answered."""
-        ...
+        """Answer texts, of a task or with labels that the client names. A cancelled future is not answered."""
 
     def generate(
         self,
@@ -68,51 +67,82 @@ class ServiceApi(Protocol):
         on_token: OnToken | None = None,
         task: str | None = None,
     ) -> "Future[Generated]":
-        """Write `manner.n` answers to each prompt, those of the first prompt first; quick, never blocks.
-
-        A cancelled future ends early.
-        """
-        ...
+        """Write `manner.n` answers to each prompt, those of the first prompt first. A cancelled future ends early."""
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
-        """Make a prompt of a conversation, of roles and contents; never blocks.
-
-        The future fails with an InputError if the model has no way to, a CheckpointError if its template is bad.
-        """
-        ...
+        """Make a prompt of a conversation; InputError if the model cannot, CheckpointError if its template is bad."""
 
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
         """Take in rewards of one client; they are on disk when this returns."""
-        ...
 
     def state(self) -> ServiceState:
         """What the service is doing now."""
-        ...
 
     def slots(self, limit: int = 100, before: int | None = None) -> list[SlotView]:
         """The newest slots first."""
-        ...
 
     def versions(self) -> list[VersionView]:
         """The merge versions that can be rolled back to, newest first."""
-        ...
 
     def tree(self) -> TreeView | None:
         """The router's search tree; None for a router without one."""
-        ...
 
     def pin(self, target: ArrayLike | int) -> int:
         """Serve one blend (K,), or a merge version by its number, until `unpin`; its merge version."""
-        ...
 
     def unpin(self) -> None:
         """Let the router choose again."""
-        ...
 
     def rollback(self, version: int | None = None) -> int:
         """Serve an earlier merge version until the slot ends."""
-        ...
 
     def end_slot(self) -> int:
         """End the slot now; the number of the next."""
-        ...
+
+
+async def settled(future: "Future[T]", *, receive: Receive, seconds: float) -> T:
+    """Wait for an answer, but neither for ever nor for a client that has left: then nobody needs the answer."""
+    return await awaited(asyncio.wrap_future(future), receive=receive, seconds=seconds)  # cancels the future, too
+
+
+async def awaited(answered: "asyncio.Future[T]", *, receive: Receive, seconds: float) -> T:
+    """Wait while the client does, for so many seconds at most; otherwise cancel what is waited for."""
+    left = asyncio.ensure_future(_left(receive))
+    both: set[asyncio.Future[Any]] = {answered, left}
+    try:
+        await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if answered.done():
+            return answered.result()
+        if left.done():
+            raise Refusal(499, "the client left before its answer")
+        raise Refusal.later(504, f"there was no answer within {seconds:g} seconds", seconds=1)
+    finally:
+        left.cancel()
+        answered.cancel()
+
+
+async def _left(receive: Receive) -> None:
+    """Wait until the client hangs up."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Workers:
+    """Threads that wait for the service, some for each kind of work: feedback that is stuck holds up nobody else.
+
+    At most `threads` work and `waiting` wait; beyond that work is refused, and may be sent again.
+    """
+
+    def __init__(self, what: str, *, threads: int, waiting: int) -> None:
+        self._what, self._most, self._inside = what, threads + waiting, 0
+        self._limiter = CapacityLimiter(threads)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do the work in a thread."""
+        if self._inside >= self._most:
+            raise Refusal.later(503, f"too much {self._what} is waiting already", seconds=1)
+        self._inside += 1
+        try:
+            return await to_thread.run_sync(work, limiter=self._limiter)
+        finally:
+            self._inside -= 1

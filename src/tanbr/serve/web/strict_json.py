@@ -1,4 +1,4 @@
-"""Bodies read strictly: UTF-8 JSON with each key once, finite numbers, and neither depth nor numbers that cost.
+"""Bodies read strictly: UTF-8 JSON with each key once, and finite numbers.
 
 How many values a body holds is counted before any of them is made: a megabyte may hold half a million.
 """
@@ -12,7 +12,6 @@ from fastapi.routing import APIRoute
 
 from tanbr.serve.web.refusals import Refusal
 
-DEEPEST = 32  # no request needs more than five
 MOST_KEYS = 32  # of one object; no request has more than half
 
 
@@ -25,16 +24,13 @@ def read_json(body: bytes, *, most_values: int) -> Any:
     except UnicodeDecodeError as error:
         raise Refusal(400, f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     try:
-        value = json.loads(text, object_pairs_hook=_each_once, parse_constant=_no_constant)
+        return json.loads(text, object_pairs_hook=_each_once, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise Refusal(400, f"the body is not JSON: {error.msg} at character {error.pos}") from None
-    except RecursionError:
+    except RecursionError:  # a thousand levels or so; what is less deep costs nothing, and no model has it
         raise Refusal(400, "the body is nested too deeply") from None
     except ValueError:  # Python reads no whole number of more than 4300 digits
         raise Refusal(400, "the body holds a number with too many digits") from None
-    if _depth(value) > DEEPEST:
-        raise Refusal(400, "the body is nested too deeply")
-    return value
 
 
 def holds_at_most(most: int, body: bytes) -> bool:
@@ -76,17 +72,3 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> NoReturn:
     raise Refusal(400, f"the body is not JSON: {name} is not a number there")
-
-
-def _depth(value: Any) -> int:
-    deepest, level = 0, [value]
-    while level and deepest <= DEEPEST:
-        deepest += 1
-        level = [
-            inner
-            for item in level
-            if isinstance(item, dict | list)
-            for inner in (item.values() if isinstance(item, dict) else item)
-            if isinstance(inner, dict | list)
-        ]
-    return deepest

@@ -1,1 +1,0 @@
-"""The regret suite: reward maps, task mixes over time, and one run of a router against them."""

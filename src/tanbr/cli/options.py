@@ -1,0 +1,151 @@
+"""Options of commands: made from the fields of a section of settings, or written once for several commands."""
+
+import inspect
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+
+from tanbr.config import Section
+from tanbr.errors import InputError
+from tanbr.lab.tasks.traffic import KINDS
+
+COMMON, ADVANCED = "Common", "Advanced"  # panels of a command's help
+Given = dict[str, Any]  # the fields of a section that the user gave on the command line
+
+Source = Annotated[
+    str, typer.Argument(help="Folder of an MoE checkpoint, a hub id, a list of experts, or the base of --expert.")
+]
+Checkpoint = Annotated[
+    Path | None, typer.Argument(help="Folder of an MoE checkpoint, or a list of experts. Default: the embedded model.")
+]
+NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears whole or not at all.")]
+Blend = Annotated[
+    str | None, typer.Option(help="Weights, as 0.5,0.5,…; or even; or one-hot:3. Default: the list's weights.")
+]
+MergeMethod = Annotated[
+    str | None, typer.Option(help="average, regression, ties:density=0.3, … Default: as the list says, or average.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Merge what `tanbr inspect` says not to merge.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="GLUE's folder, 'hub', or your files (CSV, JSONL, Parquet). Default: the generated tasks."),
+]
+Tagged = Annotated[bool, typer.Option("--tagged", help="T5 only: texts name their task, as in the paper.")]
+Device = Annotated[str, typer.Option(help="Torch device that models run on, as cuda or cuda:1.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="TOML file of settings that differ from the defaults.")
+]
+Figures = Annotated[Path | None, typer.Option(help="File for the figures, as JSON.")]
+Slots = Annotated[int, typer.Option(min=1, help="Number of slots.")]
+Requests = Annotated[int, typer.Option(min=1, help="Requests in a slot.")]
+Kind = Annotated[str, typer.Option("--traffic", help=f"How the task mix moves: {', '.join(KINDS)}.")]
+Alpha = Annotated[float, typer.Option(help="How even the mixes are; a small value means one task at a time.")]
+Period = Annotated[int, typer.Option(min=1, help="Slots from one drawn mix to the next.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")]
+
+
+def examples(*lines: str) -> str:
+    """Lay out the examples at the end of a command's help."""
+    return "\n\n".join(["Examples:", *(f"    {line}" for line in lines)])
+
+
+def options_of(
+    section: type[Section], into: str, *fields: str, common: Sequence[str] = (), advanced: Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command an option for each field that is named here: its name, type and help are the field's.
+
+    The command has a parameter `into`, and gets in it what the user gave, by field; the section checks it. `common` and
+    `advanced` fields have panels of their own in the help.
+    """
+    panels = {None: fields, COMMON: common, ADVANCED: advanced}
+    made = [_parameter(section, name, panel) for panel, names in panels.items() for name in names]
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def run(**values: Any) -> Any:
+            given = {one.name: _value(section, one.name, values.pop(one.name)) for one in made}
+            return command(**values, **{into: {name: value for name, value in given.items() if value is not None}})
+
+        signature = inspect.signature(command)
+        own = [one.replace(kind=one.KEYWORD_ONLY) for one in signature.parameters.values() if one.name != into]
+        run.__signature__ = signature.replace(parameters=[*own, *made])  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in (*own, *made)}
+        return run
+
+    return decorate
+
+
+def _parameter(section: type[Section], name: str, panel: str | None) -> inspect.Parameter:
+    about = section.model_fields[name]
+    kinds = list(_kinds(about.annotation))
+    simple = len(kinds) == 1 and (kinds[0] in (bool, int, float, str, Path) or get_origin(kinds[0]) is Literal)
+    kind: Any = kinds[0] if simple else list[str] if kinds == [tuple[str, ...]] else str
+    flag = f"--{name.replace('_', '-')}"
+    if kind == list[str]:
+        flag = flag.removesuffix("s")  # it is given once for each: --expert a/ --expert b/
+    words = f" ({', '.join(get_args(kind))})" if get_origin(kind) is Literal else ""
+    default = about.default if isinstance(about.default, int | float | str | Path) and kind is not bool else None
+    option = typer.Option(
+        flag,
+        help=f"{_first_clause(about.description)}{words}.{'' if default is None else f' Default: {default}.'}",
+        metavar="<word>"
+        if words
+        else None
+        if kind is bool
+        else f"<{'str' if kind == list[str] else kind.__name__.lower()}>",
+        rich_help_panel=panel,
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def _first_clause(text: str | None) -> str:
+    """Take what help has room for: a docstring up to its first semicolon or sentence; `tanbr config` shows it whole."""
+    return re.split(r"[;.:](?:\s|$)", " ".join((text or "").split()), maxsplit=1)[0]
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """Give the types that a field may have, besides None."""
+    if get_origin(annotation) in (Union, UnionType):
+        for one in get_args(annotation):
+            yield from _kinds(one)
+    elif get_origin(annotation) is Annotated:
+        yield from _kinds(get_args(annotation)[0])
+    elif annotation is not NoneType:
+        yield annotation
+
+
+def _value(section: type[Section], name: str, given: Any) -> Any:
+    if isinstance(given, list):
+        return tuple(given) or None
+    if isinstance(given, str) and tuple[float, ...] in _kinds(section.model_fields[name].annotation):
+        try:
+            return tuple(float(word) for word in given.split(","))
+        except ValueError:
+            return given  # one of the field's words, or refused with them
+    return given
+
+
+def whole_numbers(text: str, option: str, *, least: int = 0) -> list[int]:
+    """Read an option that takes several numbers, as 0,3; a number that is repeated counts once."""
+    try:
+        numbers = list(dict.fromkeys(int(word) for word in text.split(",")))
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < least:
+        raise InputError(f"{option} must be whole numbers from {least}, as {least},{least + 1} (got {text!r})")
+    return numbers
+
+
+def command_line() -> str:
+    """Give the command as it was typed, without the places of this machine."""
+    words = [word.rstrip("/").rsplit("/", 1)[-1] if word.startswith("/") else word for word in sys.argv[1:]]
+    return shlex.join(["tanbr", *words])

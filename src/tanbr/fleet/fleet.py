@@ -1,0 +1,360 @@
+"""The replicas as the learner sees them, and how all of them change together: all ready, written down, then commit.
+
+Replicas ask (`ask`), the learner answers with what they lack: what was committed last, or if they follow that, what is
+proposed next. So a lost message is made up for by the next one, and a late or a new replica is no special case.
+Nothing is committed before every replica that may be answering has the proposal ready, and so follows the last order:
+it says so, or is dead, or is ended. So no two of them are ever more than one order apart, and none answers with what
+was not committed. Blends travel, weights never do.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from tanbr.errors import StateError
+from tanbr.serve.config import ServeConfig
+from tanbr.serve.ids import RequestIds
+from tanbr.serve.lineage import MadeFor
+from tanbr.serve.messages import Message
+from tanbr.serve.panel import Assignment
+from tanbr.serve.records import ServiceError, ServiceInfo
+from tanbr.serve.store import Store
+from tanbr.tasks.rows import Task
+from tanbr.types import FloatArray
+
+LOOK = 0.5  # seconds between two looks at who lives, while somebody is waited for
+SILENCE = 3.0  # seconds without a report after which a replica may be dead: it reports once a second
+PATIENCE = 60.0  # seconds for a replica to make a blend ready, before it is ended: a merge takes a few
+COMMIT_PATIENCE = 5.0  # seconds for a replica to follow an order; no merge is left to do then
+KEY = "fleet"  # in the store: names of the replicas that may be answering
+Wait = Callable[[threading.Condition, float], object]
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """What is to answer: the learner has written it down and committed it."""
+
+    slot: int  # that answers are credited to; every order has a later one
+    versions: tuple[int, ...]  # (G,)
+    blends: FloatArray  # (G, K)
+    assignment: Assignment | None = field(default=None, repr=False)  # of a panel's requests to its models
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """What may be ordered next: to be merged, and not to answer."""
+
+    number: int
+    versions: tuple[int, ...]  # (G,)
+    blends: FloatArray  # (G, K)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A replica asks to join the fleet; also after a learner's restart."""
+
+    member: str  # a name that no other replica has or had
+    made_for: MadeFor  # its own checkpoint; without tasks
+    at: int | None = None  # slot of the order that it follows; None: of none yet
+    answering: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Welcome:
+    """All that a replica needs beside the checkpoint's files."""
+
+    order: Order
+    ids: RequestIds = field(repr=False)  # with the key that the learner recognises its requests by
+    config: ServeConfig
+    info: ServiceInfo
+    tasks: tuple[Task, ...]
+    secret: bytes = field(repr=False)  # for the keys of clients: the same at every replica
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """Which order a replica follows, and what it answered since the last report that was taken."""
+
+    member: str
+    at: int | None  # slot of the order that it follows
+    answering: bool
+    prepared: int | None = None  # number of the proposal that it has ready
+    failed: tuple[int, str] | None = None  # number of the proposal that it cannot make ready, and why
+    number: int = 0  # of the messages: sent again until they are taken
+    messages: tuple[Message, ...] = ()
+    waiting: int = 0  # texts that wait for an answer
+
+    def settled(self, proposal: int) -> bool:
+        """Whether the replica has a proposal ready, or cannot make it ready."""
+        return proposal in (self.prepared, self.failed and self.failed[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """What a replica is to do; an empty reply means: report again."""
+
+    known: bool = True  # False: it must say hello first
+    taken: int = 0  # number of the newest messages that the learner has
+    order: Order | None = None  # to follow now
+    proposal: Proposal | None = None  # to make ready
+    answer: bool | None = None  # True: begin to answer; False: answer nobody until told; None: as before
+
+
+# --- the learner's side -----------------------------------------------------------------------------------------------
+
+
+class Machine(Protocol):
+    """What runs replicas: only it knows that one of them is dead."""
+
+    def alive(self, member: str) -> bool:
+        """Whether it may still answer anybody; True if that cannot be found out."""
+        ...
+
+    def end(self, member: str) -> None:
+        """End it, at once; another may take its place."""
+        ...
+
+
+@dataclass(eq=False)
+class Member:
+    """A replica that may be answering, or is about to."""
+
+    answering: bool  # whether it may be: it was told to, or an earlier learner told it
+    last: Report  # what it said last, or as much as is known
+    heard: float  # when
+    here: bool = False  # whether it has said hello to this learner
+    wanted: bool = False  # whether it should report at once
+    reports: int = 0
+    number: int = 0  # of the newest messages that were taken
+    asked: Future[Reply] = field(default_factory=Future, repr=False)
+
+
+class Fleet:
+    """Thread-safe: replicas' calls come from any thread, `spread`, `commit` and `withdraw` from the learner's."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Wait = threading.Condition.wait,
+        on_lost: Callable[[str], None] = lambda sentence: None,  # noqa: ARG005
+    ) -> None:
+        """Take what runs the replicas; `on_lost` hears, in a sentence, of each replica that is no more."""
+        self._machine, self._clock, self._wait, self.on_lost = machine, clock, wait, on_lost
+        self._changed = threading.Condition()  # guards all below
+        self._members: dict[str, Member] = {}
+        self._store: Store | None = None
+        self._order: Order | None = None
+        self._proposal: Proposal | None = None
+        self._proposals = 0
+
+    def open(self, store: Store) -> None:
+        """Begin with the replicas that the store remembers: they may be answering."""
+        try:
+            names = [str(name) for name in json.loads(store.meta(KEY) or "[]")]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise StateError(f"{store.folder} lists no replicas ({error}); restore it from a copy") from None
+        self._store, now = store, self._clock()
+        self._members = {name: Member(True, Report(name, None, True), now) for name in names}
+
+    @property
+    def order(self) -> Order:
+        """What was committed last."""
+        if self._order is None:
+            raise ServiceError("the learner is starting; nothing is committed yet")
+        return self._order
+
+    @property
+    def members(self) -> dict[str, Member]:
+        """The replicas that may be answering, or are about to, by name."""
+        with self._changed:
+            return dict(self._members)
+
+    # --- called by replicas -------------------------------------------------------------------------------------------
+
+    def hello(self, hello: Hello) -> Order:
+        """Take a replica in, or in again; give the order that it is to follow before it answers."""
+        with self._changed:
+            order, known = self.order, self._members.get(hello.member)
+            member = Member(
+                hello.answering and _near(order, hello.at),
+                Report(hello.member, hello.at, False),
+                self._clock(),
+                here=True,
+                number=known.number if known is not None and known.here else 0,
+            )
+            self._members[hello.member] = member
+            if known is None:
+                try:
+                    self._write_down()
+                except BaseException:
+                    del self._members[hello.member]  # a replica that is not written down must not answer
+                    raise
+            self._changed.notify_all()
+            return order
+
+    def ask(self, report: Report, take: Callable[[Report], None]) -> "Future[Reply]":
+        """Take a report (`take` gets it if its messages are new); the future holds what to do, once there is any."""
+        with self._changed:
+            member = self._members.get(report.member)
+            if member is None or not member.here:
+                done: Future[Reply] = Future()
+                done.set_result(Reply(known=False))
+                return done
+            if report.messages and report.number > member.number:
+                take(report)
+                member.number = report.number
+            member.last, member.answering = report, member.answering or report.answering
+            member.heard, member.reports, member.wanted = self._clock(), member.reports + 1, False
+            member.asked.cancel()  # nobody waits any more for an answer to an earlier report
+            member.asked = Future()
+            self._answer(member)
+            self._changed.notify_all()
+            return member.asked
+
+    def idle(self, name: str) -> Reply:
+        """Answer a replica that has waited long enough for something to do."""
+        with self._changed:
+            member = self._members.get(name)
+            return Reply(known=False) if member is None or not member.here else Reply(taken=member.number)
+
+    def leave(self, report: Report, take: Callable[[Report], None]) -> None:
+        """Take the last report of a replica that no longer answers."""
+        with self._changed:
+            member = self._members.get(report.member)
+            if report.messages and (member is None or report.number > member.number):
+                take(report)
+            if member is not None:
+                self._drop(report.member)
+
+    def _answer(self, member: Member) -> None:
+        """Tell a replica that asked what it lacks, if it lacks anything."""
+        order, proposal, last = self.order, self._proposal, member.last
+        if last.at != order.slot:
+            reply = Reply(order=order, answer=None if _near(order, last.at) else False)
+        elif not last.answering:
+            member.answering = True
+            reply = Reply(answer=True)
+        elif proposal is not None and not last.settled(proposal.number):
+            reply = Reply(proposal=proposal)
+        elif member.wanted:
+            reply = Reply()
+        else:
+            return
+        if not member.asked.done() and member.asked.set_running_or_notify_cancel():
+            member.asked.set_result(replace(reply, taken=member.number))
+
+    # --- called by the learner ----------------------------------------------------------------------------------------
+
+    def spread(self, versions: tuple[int, ...], blends: FloatArray) -> None:
+        """Have every replica make blends (G, K) ready: all that may be answering are, when this returns.
+
+        A replica that is too slow, or fails where others do not, is ended. Raises ServiceError if that is impossible,
+        or if all fail.
+        """
+        with self._changed:
+            self._proposals += 1
+            number = self._proposals
+            self._proposal = Proposal(number, versions, blends)
+            self._answer_all()
+            try:
+                self._until(lambda one: one.last.settled(number))
+                answering = self._answering()
+                failed = {name: one.last.failed for name, one in answering.items()}
+                whys = {name: one[1] for name, one in failed.items() if one is not None and one[0] == number}
+                if whys and len(whys) == len(answering):
+                    raise ServiceError(f"no replica can merge it: {next(iter(whys.values()))}")
+                for name, why in whys.items():
+                    self._end(name, f"it cannot merge what the others can: {why}")
+            except BaseException:
+                self._proposal = None
+                raise
+
+    def withdraw(self) -> None:
+        """Forget the proposal."""
+        with self._changed:
+            self._proposal = None
+
+    def commit(self, order: Order) -> None:
+        """Have every replica follow an order. A replica that is late goes on with the last one, and delays the next."""
+        with self._changed:
+            if self._order is not None and self._proposal is None:
+                self.spread(order.versions, order.blends)
+            self._order, self._proposal = order, None
+            self._answer_all()
+            if any(one.here for one in self._answering().values()):  # not where the learner has just begun
+                self._until(lambda one: one.last.at == order.slot, seconds=COMMIT_PATIENCE, end=False)
+
+    def gather(self, seconds: float) -> None:
+        """Have every replica report what it answered up to now, as far as that takes no longer than `seconds`."""
+        with self._changed:
+            had = {name: one.reports for name, one in self._members.items() if one.here}
+            for name in had:
+                self._members[name].wanted = True
+            self._answer_all()
+            ends = self._clock() + seconds
+            while self._clock() < ends and any(
+                name in self._members and self._members[name].reports <= count for name, count in had.items()
+            ):
+                self._wait(self._changed, LOOK)
+
+    def look(self) -> None:
+        """Forget replicas that are silent and dead."""
+        with self._changed:
+            for name, member in list(self._members.items()):
+                if self._clock() - member.heard >= SILENCE and not self._machine.alive(name):
+                    self._drop(name)
+                    self.on_lost(f"replica {name} is no more")
+
+    def _until(self, true: Callable[[Member], bool], *, seconds: float = PATIENCE, end: bool = True) -> None:
+        """Wait until something is true of all that may be answering; `end` those of which it is not in time."""
+        ends = self._clock() + seconds
+        while late := [name for name, one in self._answering().items() if not true(one)]:
+            if self._clock() >= ends:
+                for name in late if end else ():
+                    self._end(name, f"it did not follow within {seconds:g} seconds")
+                return
+            self.look()
+            self._wait(self._changed, LOOK)
+
+    def _end(self, name: str, why: str) -> None:
+        """End a replica that cannot follow: it would go on answering with an old blend."""
+        self._machine.end(name)
+        ends = self._clock() + SILENCE
+        while self._machine.alive(name):
+            if self._clock() >= ends:
+                raise ServiceError(f"replica {name} can neither follow nor be ended: {why}")
+            self._wait(self._changed, LOOK)
+        self._drop(name)
+        self.on_lost(f"replica {name} was ended: {why}")
+
+    def _drop(self, name: str) -> None:
+        if (member := self._members.pop(name, None)) is not None:
+            member.asked.cancel()
+        self._write_down()
+        self._changed.notify_all()
+
+    def _write_down(self) -> None:
+        """Write the names to disk: a learner that starts again knows whom it must wait for."""
+        if self._store is not None:
+            self._store.set_meta(KEY, json.dumps(sorted(self._members)))
+
+    def _answering(self) -> dict[str, Member]:
+        return {name: one for name, one in self._members.items() if one.answering}
+
+    def _answer_all(self) -> None:
+        for member in self._members.values():
+            if member.here:
+                self._answer(member)
+
+
+def _near(order: Order, at: int | None) -> bool:
+    """Whether a replica follows the order, or the one before it."""
+    return at is not None and 0 <= order.slot - at <= 1

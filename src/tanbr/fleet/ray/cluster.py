@@ -1,0 +1,152 @@
+"""The application on a Ray cluster, its replicas, and its life from the command line."""
+
+import contextlib
+import ipaddress
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+
+from tanbr.errors import ConfigError
+from tanbr.fleet.ray.config import ClusterConfig
+from tanbr.fleet.ray.learner import RayLearner, end_learner, found_learner, get
+from tanbr.fleet.replica import ReplicaService
+from tanbr.merge import open as open_moe
+from tanbr.moe import embedded
+from tanbr.serve.config import usable_cores
+from tanbr.serve.records import ServiceError, ServiceInfo, ServiceState
+from tanbr.serve.web import logs
+from tanbr.serve.web.app import create_app
+from tanbr.serve.web.auth import Tokens
+from tanbr.serve.web.metrics import Metrics
+
+HEALTH = 2.0  # seconds between two looks at a replica's health
+QUEUE = 1024  # requests that a replica may hold: its own queue refuses what is too much
+START = 300.0  # seconds for the learner to start
+JOIN = 120.0  # seconds for a replica to reach the learner
+
+
+class FleetMetrics(Metrics):
+    """The metrics of the whole fleet, which the learner has."""
+
+    def __init__(self, service: ReplicaService) -> None:
+        super().__init__()
+        self._service = service
+
+    def text(self) -> bytes:
+        """Ask the learner."""
+        text: bytes = self._service.metrics()
+        return text
+
+
+class Replica:
+    """What Ray Serve starts, looks after and sends requests to: the HTTP application around a `ReplicaService`."""
+
+    def __init__(self, config: ClusterConfig, tokens: Tokens, loopback: bool) -> None:
+        self._config, self._tokens, self._loopback = config, tokens, loopback
+        logs.to_stream()
+        method = config.serve.method if "method" in config.serve.model_fields_set else None
+        place = embedded.path() if config.checkpoint is None else config.checkpoint
+        moe = open_moe(place, experts=config.experts, blend_only=config.blend_only, method=method)
+        member = str(ray.get_runtime_context().get_actor_name())
+        learner, ends = RayLearner(config), time.monotonic() + JOIN
+        while True:
+            try:
+                self._service = ReplicaService(moe, learner, member=member, cpus=config.cpus)
+                return
+            except ServiceError:
+                if time.monotonic() > ends:
+                    raise
+                time.sleep(0.2)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """Make the HTTP application; Ray Serve starts and stops it."""
+        return create_app(
+            self._service,
+            config=self._config.http,
+            tokens=self._tokens,
+            metrics=FleetMetrics(self._service),
+            loopback=self._loopback,
+            seconds_to_stop=lambda: float(self._config.http.stop_seconds),
+        )
+
+    def check_health(self) -> None:
+        """Tell Ray Serve that this replica must be replaced, if it must."""
+        faults = self._service.faults()
+        if faults:
+            raise RuntimeError(faults[0])
+
+
+def app(args: ClusterConfig) -> Any:
+    """Make the application: what a Ray Serve configuration names as its `import_path`, with these `args`."""
+    config = args.model_copy(update={"state": args.state.absolute()})
+    tokens = Tokens.read(os.environ, token_file=args.token_file, admin_token_file=args.admin_token_file)
+    deployment = serve.deployment(
+        serve.ingress()(Replica),
+        name="Replica",
+        num_replicas=config.replicas,
+        max_ongoing_requests=QUEUE,
+        health_check_period_s=HEALTH,
+        graceful_shutdown_timeout_s=float(config.http.stop_seconds),
+        ray_actor_options={"num_cpus": config.cpus},
+        logging_config={"enable_access_log": False},  # our own log has requests, if they are wanted
+    )
+    return deployment.bind(config, tokens, _is_loopback(config.http.host))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@contextmanager
+def connected(address: str | None, *, cpus: int) -> Iterator[bool]:
+    """Join the cluster at an address, or one that is found, or else start one here; whether it is our own."""
+    own = False
+    try:
+        ray.init(address=address or "auto", log_to_driver=True, ignore_reinit_error=True)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        if address is not None:
+            raise ConfigError(f"there is no Ray cluster at {address}: {error}") from None
+        own = True
+        ray.init(address="local", num_cpus=max(cpus, usable_cores()), include_dashboard=False, log_to_driver=True)
+    try:
+        yield own
+    finally:
+        ray.shutdown()
+
+
+def run(
+    config: ClusterConfig,
+    *,
+    address: str | None,
+    stop: threading.Event,
+    ready: Callable[[str, ServiceInfo, ServiceState], None],
+) -> bool:
+    """Serve until `stop` is set, then finish what was accepted and save; whether all was saved."""
+    http = config.http
+    config = config.model_copy(update={"state": config.state.absolute()})
+    with connected(address, cpus=config.replicas * config.cpus) as own:
+        try:
+            learner = found_learner(config)
+            info, now = (get(learner.call.remote(name), seconds=START) for name in ("info", "state"))
+            serve.start(http_options={"host": http.host, "port": http.port})
+            serve.run(app(config), name=config.name, route_prefix="/")
+            ready(f"http://{http.host}:{http.port}", info, now)
+            while not stop.wait(1.0):
+                pass
+        finally:
+            with contextlib.suppress(RayError, KeyError):
+                serve.delete(config.name)
+            saved = end_learner(config, seconds=float(http.stop_seconds))
+            if own:
+                serve.shutdown()
+    return saved

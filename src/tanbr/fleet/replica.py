@@ -1,0 +1,320 @@
+"""A replica of a fleet: it answers requests by itself, follows the learner's orders, and leaves all else to it.
+
+While no learner answers, it goes on as it was.
+"""
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tanbr.errors import StateError, TanbrError
+from tanbr.fleet.fleet import Hello, Order, Proposal, Reply, Report, Welcome
+from tanbr.merge import Moe
+from tanbr.serve.engine import Engine
+from tanbr.serve.lineage import MadeFor, made_for
+from tanbr.serve.messages import Answers, Message
+from tanbr.serve.panel import Staged
+from tanbr.serve.queue import Queue
+from tanbr.serve.records import Answered, Generated, OnToken, ServiceError, ServiceInfo, Stopping
+from tanbr.serve.sampling import Manner
+from tanbr.serve.service import ANSWERING_SHARE, SWITCH_SECONDS
+from tanbr.types import Text
+
+RETRY = 0.2  # seconds before a learner that did not answer is asked again
+REST = 0.02  # least seconds between two reports
+JOIN = 30.0  # seconds, at most, that a start waits for the learner to let it answer
+Learner: TypeAlias = Callable[..., Any]  # `LearnerHost.call`, from afar; raises LearnerGone where there is none
+KEPT = 20_000  # requests that are kept while no learner takes them; the oldest go first
+
+
+class LearnerGone(ServiceError):  # noqa: N818 - it will be back
+    """No learner answers at the moment: it is being started again, or cannot be reached."""
+
+
+class ReportBox:
+    """What was answered and not yet reported: it is sent in lots, each again until it is taken. Thread-safe."""
+
+    def __init__(self, most: int = KEPT) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._fresh: deque[Message] = deque()
+        self._sent: tuple[Message, ...] = ()
+        self._number = 0
+        self._held = 0  # requests in both
+
+    def put(self, message: Message) -> None:
+        """Take a message; quick, never blocks."""
+        with self._lock:
+            self._fresh.append(message)
+            self._held += _requests(message)
+            while self._held > self._most and len(self._fresh) > 1:
+                self._held -= _requests(self._fresh.popleft())
+
+    def lot(self) -> tuple[int, tuple[Message, ...]]:
+        """Give the lot that is under way, or if that was taken the next one, with its number."""
+        with self._lock:
+            if not self._sent and self._fresh:
+                self._sent, self._number = tuple(self._fresh), self._number + 1
+                self._fresh.clear()
+            return self._number, self._sent
+
+    def taken(self, number: int) -> None:
+        """Forget the lot if the learner has it."""
+        with self._lock:
+            if number >= self._number:
+                self._held -= sum(map(_requests, self._sent))
+                self._sent = ()
+
+
+def _requests(message: Message) -> int:
+    return len(message.ids) if isinstance(message, Answers) else 1
+
+
+class Link:
+    """Reports to the learner and follows its orders, in a thread of its own."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        learner: Learner,
+        *,
+        member: str,
+        made_for: MadeFor,
+        box: ReportBox,
+        depth: Callable[[], int] = lambda: 0,
+        renewed: Callable[[Welcome], None] = lambda welcome: None,  # noqa: ARG005
+    ) -> None:
+        """Report `depth`, the texts that wait; `renewed` hears the welcome of a learner that was started again."""
+        self._engine, self._learner, self._member, self._made_for = engine, learner, member, made_for
+        self._box, self._depth, self._renewed = box, depth, renewed
+        self.at: int | None = None  # slot of the order that is followed
+        self.answering = False
+        self._prepared: tuple[Proposal, list[Staged]] | None = None
+        self._failed: tuple[int, str] | None = None
+        self._stopping = threading.Event()
+        self.faults: tuple[str, ...] = ()  # why this replica cannot follow any more
+        self._thread = threading.Thread(target=self._run, name="tanbr-link", daemon=True)
+
+    def start(self, seconds: float) -> None:
+        """Report and follow from now on; wait at most so many seconds until the learner lets this replica answer."""
+        self._thread.start()
+        ends = time.monotonic() + seconds
+        while not self.answering and not self.faults and time.monotonic() < ends:
+            self._stopping.wait(REST)
+
+    def stop(self, timeout: float) -> bool:
+        """Tell the learner the rest, and leave; whether it heard."""
+        self._stopping.set()
+        self.answering = False
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        for _ in range(2):  # the lot that was under way, and what came since
+            try:
+                number, _ = self._box.lot()
+                self._learner("leave", self._report())
+                self._box.taken(number)
+            except TanbrError:
+                return False
+        return not self._thread.is_alive()
+
+    def step(self) -> None:
+        """Report once, and do what the learner says."""
+        reply: Reply = self._learner("ask", self._report())
+        if not reply.known:
+            self._greet()
+            return
+        self._box.taken(reply.taken)
+        if reply.answer is False:
+            self.answering = False
+        if reply.order is not None:
+            self.follow(reply.order)
+        elif reply.proposal is not None:
+            self._prepare(reply.proposal)
+        if reply.answer:
+            self.answering = True
+
+    def follow(self, order: Order) -> None:
+        """Let what was ordered answer; merged first, if it was not made ready."""
+        if self._prepared is not None and _same(self._prepared[0], order):
+            staged = self._prepared[1]
+        else:
+            self._engine.discard()
+            staged = self._merged(order)
+        self._prepared = None
+        lineup = self._engine.commit(*staged, slot=order.slot, assignment=order.assignment)
+        versions = tuple(one.version for one in lineup.models)
+        if versions != order.versions:
+            raise StateError(f"merge versions {versions} answer here instead of {order.versions}: restart this replica")
+        self.at = order.slot
+
+    def _prepare(self, proposal: Proposal) -> None:
+        self._engine.discard()
+        self._prepared = None
+        try:
+            self._prepared = proposal, self._merged(proposal)
+        except Exception as error:  # the files, the memory: what answers goes on, and the learner decides
+            self._engine.discard()
+            self._failed = proposal.number, f"{type(error).__name__}: {error}"
+
+    def _merged(self, wanted: Order | Proposal) -> list[Staged]:
+        pairs = zip(wanted.blends, wanted.versions, strict=True)
+        return [self._engine.prepare(blend, version=version) for blend, version in pairs]
+
+    def _greet(self) -> None:
+        """Say hello to a learner that does not know this replica."""
+        welcome: Welcome = self._learner("hello", Hello(self._member, self._made_for, self.at, self.answering))
+        if self.at is None or not 0 <= welcome.order.slot - self.at <= 1:
+            self.answering = False
+        self._renewed(welcome)
+        self._failed = self._prepared = None  # their numbers were another learner's
+        self._engine.discard()
+
+    def _report(self) -> Report:
+        number, messages = self._box.lot()
+        return Report(
+            self._member,
+            self.at,
+            self.answering,
+            prepared=None if self._prepared is None else self._prepared[0].number,
+            failed=self._failed,
+            number=number,
+            messages=messages,
+            waiting=self._depth(),
+        )
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            try:
+                self.step()
+                self._stopping.wait(max(0.0, REST - (time.monotonic() - started)))
+            except LearnerGone:
+                self._stopping.wait(RETRY)
+            except Exception as error:  # a merge that failed, another checkpoint: this replica cannot follow
+                self.answering = False
+                self.faults = (f"this replica follows no more: {type(error).__name__}: {error}",)
+                return
+
+
+def _same(proposal: Proposal, order: Order) -> bool:
+    return proposal.versions == order.versions and np.array_equal(proposal.blends, order.blends)
+
+
+def _by_learner(method: str) -> Any:
+    """Make a method of `ReplicaService` that has the learner's service do it."""
+
+    def call(self: "ReplicaService", *arguments: Any, **named: Any) -> Any:
+        return self.learner(method, *arguments, **named)
+
+    return call
+
+
+class ReplicaService:
+    """What the web needs of a service (`serve.web.service_api`), at a replica; each method is as in `Service`."""
+
+    feedback, state, slots = _by_learner("feedback"), _by_learner("state"), _by_learner("slots")
+    versions, tree, metrics = _by_learner("versions"), _by_learner("tree"), _by_learner("metrics")
+    pin, unpin = _by_learner("pin"), _by_learner("unpin")
+    rollback, end_slot = _by_learner("rollback"), _by_learner("end_slot")
+
+    def __init__(self, moe: Moe, learner: Learner, *, member: str, cpus: int = 1) -> None:
+        """Ask the learner to join its fleet, and merge what answers there; not yet started.
+
+        Raises StateError where the learner has another checkpoint, and LearnerGone where there is none.
+        """
+        self.learner = learner
+        mine = made_for(moe, ())
+        self.welcome: Welcome = learner("hello", Hello(member, mine))
+        welcome = self.welcome
+        workers, threads = welcome.config.workers or cpus, welcome.config.threads or 1
+        config = welcome.config.model_copy(update={"workers": workers, "threads": threads})
+        first, box = welcome.order, ReportBox()
+        engine = Engine(
+            moe,
+            models=welcome.info.models,
+            batch=config.batch,
+            device=config.device,
+            blend=first.blends[0],
+            version=first.versions[0],
+            slot=first.slot,
+            spare=not config.low_memory,
+            backend=config.backend,
+            least_agreement=config.int8_agreement,
+            max_length=config.max_length,
+            merge_share=config.merge_share,
+        )
+        self._queue = Queue(engine, welcome.ids, tasks=welcome.tasks, config=config, outbox=box)
+        self._link = Link(
+            engine,
+            learner,
+            member=member,
+            made_for=mine,
+            box=box,
+            depth=lambda: self._queue.depth,
+            renewed=lambda again: welcome.ids.take_over(again.ids),
+        )
+        self._link.follow(first)
+
+    def start(self) -> None:
+        """Take requests, as soon as the learner says that nothing newer answers elsewhere."""
+        sys.setswitchinterval(SWITCH_SECONDS)
+        self._queue.start()
+        self._link.start(JOIN)
+
+    def stop(self, timeout: float = 30.0) -> bool:
+        """Refuse new requests, answer what was accepted, tell the learner; whether it all was done in time."""
+        answered = self._queue.stop(ANSWERING_SHARE * timeout)
+        return self._link.stop((1.0 - ANSWERING_SHARE) * timeout) and answered
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are answered."""
+        return self._link.answering
+
+    @property
+    def client_secret(self) -> bytes:
+        """What clients' keys are made with: the learner's."""
+        return self.welcome.secret
+
+    @property
+    def info(self) -> ServiceInfo:
+        """What is served."""
+        return self.welcome.info
+
+    def faults(self) -> tuple[str, ...]:
+        """What is broken here, a sentence each; none if all is well."""
+        return self._queue.faults() + self._link.faults
+
+    def submit(
+        self, texts: Sequence[Text], *, task: str | None = None, labels: Sequence[str] = ()
+    ) -> "Future[Answered]":
+        """Answer texts with a classifier."""
+        self._check_ready()
+        return self._queue.submit(texts, task=task, labels=labels)
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int | None = None,
+        manner: Manner = Manner(),  # noqa: B008 - it is frozen
+        on_token: OnToken | None = None,
+        task: str | None = None,
+    ) -> "Future[Generated]":
+        """Write an answer to each prompt."""
+        self._check_ready()
+        return self._queue.generate(prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, task=task)
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
+        """Make a prompt of a conversation."""
+        return self._queue.chat(messages)
+
+    def _check_ready(self) -> None:
+        if not self.ready:
+            raise Stopping("this replica is taking over the blend that answers; try again")

@@ -1,0 +1,421 @@
+"""The methods of a comparison by name: each a server, a router and a source of the task mix, slot by slot.
+
+    tanbr   tanbr+probes   nucb+survey   tanbr+oracle   tanbr+regression   tanbr@2   my_package.module:MyRouter+probes
+
+`@2` holds a panel of two models, each request to one of them (`panel.py`). `+probes` and `+survey` teach a router the
+reward of known blends before the first slot: each expert alone and the uniform blend, or all that were surveyed.
+`+oracle` hands it the true mix instead of the monitor's forecast, `+recognised` every request's true task but no mix.
+`+regression`, or another name of `merge/methods`, after any that chooses blends merges them by that method.
+`dense:FOLDER` is a dense checkpoint, answering as it is.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tanbr.errors import ConfigError, DataError
+from tanbr.lab.answers import Answers, DenseModel
+from tanbr.lab.compare import KnownMix, KnownTasks
+from tanbr.lab.corpus import Corpus
+from tanbr.lab.panel import BestPanel
+from tanbr.lab.rivals import ROUTERS, BestKnown, FixedBlend, build
+from tanbr.lab.rivals.fisher import fisher
+from tanbr.lab.rivals.probes import Probes, probes_of
+from tanbr.lab.rivals.regmean import regmean
+from tanbr.lab.settings import Config
+from tanbr.lab.survey import survey_path
+from tanbr.lab.train.checkpoints import own_experts
+from tanbr.lab.world import Answering, Contestant, Credit, Respond, StreamWorld
+from tanbr.loop.choose import StartBlend
+from tanbr.loop.config import LoopConfig
+from tanbr.loop.turn import MixSource
+from tanbr.merge import Moe
+from tanbr.merge.methods import GROUP, METHODS, check_name
+from tanbr.router import Tanbr
+from tanbr.router.config import RouterConfig
+from tanbr.router.groups import Groups
+from tanbr.serve.survey import Survey
+from tanbr.tasks.answering import by_posterior
+from tanbr.tasks.metrics import Answer
+from tanbr.types import AnswersBy, FloatArray, Router, Text
+
+AVERAGE = "average"
+DENSE = "dense:"  # before the folder of a dense checkpoint
+STATISTICS = 64  # held rows per task behind the statistics of fisher and regmean
+WarmStart: TypeAlias = Literal["none", "probes", "survey"]
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """What all methods of a process share."""
+
+    moe: Moe
+    corpus: Corpus
+    config: Config
+    surveys: Path | None = None  # the survey of averages; those of other methods lie beside it
+    answers_by: AnswersBy = "labels"
+    groups: Groups | None = None  # of the experts, for a router over groups
+    credit: Credit = "labels"  # what clients send back
+    _others: dict[str, "Bench"] = field(default_factory=dict)
+    _dense: dict[Path, Answers] = field(default_factory=dict)
+
+    def merging(self, method: str) -> "Bench":
+        """Give the same with blends that are merged by another method."""
+        if method == str(self.moe.method):
+            return self
+        if method not in self._others:
+            self._others[method] = replace(
+                self, moe=Moe(self.moe.source, method=method, device=str(self.moe.device)), _others={}, _dense={}
+            )
+        return self._others[method]
+
+    @cached_property
+    def survey(self) -> Survey | None:
+        """The survey of blends that are merged as here, if there is one."""
+        method = str(self.moe.method)
+        path = self.surveys and survey_path(self.surveys, method, answers_by=self.answers_by)
+        if path is None or not path.exists():
+            return None
+        return Survey.load(path).check(self.moe, self.corpus.tasks, path, answers_by=self.answers_by)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """K and V."""
+        return self.moe.num_experts, len(self.corpus.tasks)
+
+    @property
+    def own_experts(self) -> tuple[int, ...]:
+        """The expert of each task, if the checkpoint says so."""
+        return own_experts(self.moe, [task.name for task in self.corpus.tasks])
+
+    @property
+    def router_config(self) -> RouterConfig:
+        """The router's settings, for rewards of requests and for these experts."""
+        return self.config.router.of_requests(self.own_experts)
+
+    @cached_property
+    def task_of(self) -> dict[Text, int]:
+        """The true task of every text of the stream."""
+        return {row.text: v for v, task in enumerate(self.corpus.tasks) for row in self.corpus.stream[task.name]}
+
+    @property
+    def answering(self) -> Answering | None:
+        """How a model's answers are read: as given, or weighed by the posterior."""
+        return None if self.answers_by == "labels" else partial(by_posterior, self.corpus.space)
+
+    @cached_property
+    def answers(self) -> Answers:
+        """The one model, and every answer it has given."""
+        return Answers(DenseModel(self.moe, self.corpus.space))
+
+    def holding(self, folder: Path) -> Answers:
+        """Give another model of the same architecture, with the weights of a dense checkpoint, and its answers."""
+        if folder not in self._dense:
+            model = DenseModel(self.moe, self.corpus.space)
+            model.become(folder)
+            self._dense[folder] = Answers(model)
+            self._dense[folder].kept[DENSE] = model.model
+        return self._dense[folder]
+
+    @property
+    def known(self) -> Survey:
+        """The survey; refused where there is none."""
+        if self.survey is None:
+            method = str(self.moe.method)
+            extra = "" if method == "average" else f" --method {method}"
+            extra += "" if self.answers_by == "labels" else f" --answers {self.answers_by}"
+            raise DataError(
+                f"best-fixed, best-per-slot and warm starts need a survey: make one with `tanbr survey{extra}`"
+            )
+        return self.survey
+
+
+Parts: TypeAlias = tuple[Respond, Router]
+Builder: TypeAlias = Callable[[Bench, int], Parts]  # of a seed
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A method before it is built."""
+
+    about: str
+    build: Builder
+    learns: bool = False
+    blends: bool = True  # whether what it serves is the merge of a blend
+    told: bool = False  # whether it is always told the true mix
+    surveyed: bool = False  # whether it needs a survey
+    panel: Callable[[Bench], Router] | None = None  # what fills a panel, where that is not its own router
+    whole: bool = False  # whether it always holds all experts
+    tagged: bool = False  # whether it is told every request's task
+
+    @property
+    def fills_panels(self) -> bool:
+        """Whether it can hold several models."""
+        return not self.whole and (self.panel is not None or (self.learns and self.blends))
+
+
+def _blending(make: Callable[[Bench, int], Router]) -> Builder:
+    """Serve the blends of a router, made for a bench and a seed."""
+    return lambda bench, seed: (bench.answers.each, make(bench, seed))
+
+
+def _named(name: str) -> Callable[[Bench, int], Router]:
+    return lambda bench, seed: build(name, *bench.sizes, seed=seed, config=bench.router_config)
+
+
+def _grouped(bench: Bench, seed: int) -> Router:
+    if bench.groups is None:
+        raise ConfigError("method grouped needs groups of experts (`tanbr inspect --groups`): pass --groups")
+    return Tanbr(*bench.sizes, groups=bench.groups, seed=seed, config=bench.router_config)
+
+
+def _merged(merge: Callable[[Moe, Probes], Any]) -> Builder:
+    """Serve a merge that is no blend, made from the statistics of held rows."""
+
+    def build(bench: Bench, _: int) -> Parts:
+        key = merge.__name__
+        if key not in bench.answers.kept:
+            rows = bench.corpus.first_held(min(STATISTICS, *map(len, bench.corpus.held.values())))
+            probes = probes_of(bench.moe, rows, space=bench.corpus.space, own=bench.own_experts)
+            bench.answers.kept[key] = merge(bench.moe, probes)
+        return lambda _, __, texts: bench.answers.of(key, texts), FixedBlend(*bench.sizes)
+
+    return build
+
+
+def _tagged(blends: Callable[[Bench], FloatArray]) -> Builder:
+    """Answer each request with the blend of its true task: one-hot blends (V, K) are the un-merged MoE."""
+
+    def build(bench: Bench, _: int) -> Parts:
+        own = blends(bench)
+
+        def respond(_: FloatArray, __: NDArray[np.intp], texts: Sequence[Text]) -> list[Answer]:
+            return bench.answers.each(own, np.array([bench.task_of[text] for text in texts], np.intp), texts)
+
+        return respond, FixedBlend(*bench.sizes)
+
+    return build
+
+
+def _own_blends(bench: Bench) -> FloatArray:
+    """Each task's own expert (V, K)."""
+    if not bench.own_experts:
+        raise ConfigError(
+            f"tags need an expert a task, and {bench.moe.path} does not say which expert learned which; "
+            "write it into its tanbr.json"
+        )
+    return np.eye(bench.sizes[0])[list(bench.own_experts)]
+
+
+def _two_experts(bench: Bench) -> FloatArray:
+    """Each task's own expert and, of the others, the one worth most to it by the survey, half each (V, K)."""
+    own = _own_blends(bench)
+    others = np.where(own > 0, -np.inf, bench.known.rewards[: len(own[0])].T)  # (V, K), each expert's reward alone
+    return (own + np.eye(len(own[0]))[others.argmax(axis=1)]) / 2
+
+
+def _best_panel(bench: Bench, *, mix: FloatArray | None = None) -> Router:
+    return BestPanel(bench.known.blends, bench.known.rewards, mix=mix)
+
+
+KINDS: dict[str, Kind] = {
+    **{name: Kind(router.about, _blending(_named(name)), learns=router.learns) for name, router in ROUTERS.items()},
+    "proportional": Kind(
+        ROUTERS["proportional"].about, _blending(_named("proportional")), panel=lambda b: _named("proportional")(b, 0)
+    ),
+    "grouped": Kind("the router of this project over groups of experts (--groups)", _blending(_grouped), learns=True),
+    "fisher": Kind("experts weighted by their Fisher information", _merged(fisher), blends=False),
+    "regmean": Kind("every linear layer by regression on its inputs", _merged(regmean), blends=False),
+    "best-fixed": Kind(
+        "the best surveyed blend, found with labels",
+        _blending(lambda b, _: FixedBlend(*b.sizes, blend=b.known.best_fixed)),
+        surveyed=True,
+        panel=lambda b: _best_panel(b, mix=np.full(b.sizes[1], 1 / b.sizes[1])),
+    ),
+    "best-per-slot": Kind(
+        "the best surveyed blend for the true mix",
+        _blending(lambda b, _: BestKnown(*b.sizes, blends=b.known.blends, rewards=b.known.rewards)),
+        told=True,
+        surveyed=True,
+        panel=_best_panel,
+    ),
+    "task-merging": Kind(
+        "two experts a task, merged, with true tags",
+        _tagged(_two_experts),
+        told=True,
+        surveyed=True,
+        blends=False,
+        tagged=True,
+    ),
+    "untagged": Kind(
+        "the un-merged MoE, each request to the expert of the task it is recognised as",
+        _blending(lambda b, _: FixedBlend(*b.sizes)),
+        blends=False,
+        whole=True,
+        panel=lambda b: BestPanel(_own_blends(b), np.eye(b.sizes[1])),
+    ),
+    "tags": Kind(
+        "the un-merged MoE with every request's true tag", _tagged(_own_blends), told=True, blends=False, tagged=True
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ComparedMethod:
+    """A method as it was asked for."""
+
+    name: str  # as results call it
+    kind: Kind
+    warm_start: WarmStart = "none"
+    oracle: bool = False
+    merging: str = AVERAGE  # how its blends are merged
+    models: int = 1  # G
+    recognised: bool = False
+
+    @property
+    def dense(self) -> Path | None:
+        """The folder of a dense checkpoint that answers as it is."""
+        return Path(self.name.removeprefix(DENSE)) if self.name.startswith(DENSE) else None
+
+    def bench(self, shared: Bench) -> Bench:
+        """Choose how its blends are merged."""
+        return shared.merging(self.merging)
+
+    @property
+    def surveyed(self) -> bool:
+        """Whether it needs a survey."""
+        return self.kind.surveyed or self.warm_start != "none"
+
+    def contestant(self, bench: Bench, *, mixes: FloatArray, seed: int) -> Contestant:
+        """Build it for a stream with these mixes (slots, V)."""
+        bench = self.bench(bench)
+        K, V = bench.sizes
+        if not 1 <= self.models <= K:
+            raise ConfigError(f"{self.name}: a panel holds 1 to {K} models (got {self.models})")
+        respond, router = self.kind.build(bench, seed)
+        if self.warm_start != "none":
+            known, probes = bench.known, bench.moe.num_experts + 1
+            rows = slice(probes if self.warm_start == "probes" else None)
+            teacher: Any = router
+            teacher.warm_start(known.blends[rows], known.rewards[rows], known.counts[rows])
+        models = V if self.kind.whole else self.models
+        if models > 1:
+            router, respond = self._panel(bench, router), bench.answers.each
+        own = bench.own_experts if self.kind.learns else ()
+        return Contestant(
+            StreamWorld(respond, bench.corpus.space, answering=bench.answering, credit=bench.credit),
+            router,
+            self._mix_source(bench, mixes, seed),
+            experts=K,
+            tasks=V,
+            models=models,
+            config=LoopConfig(explore="careful" if self.kind.learns else "always"),
+            start=StartBlend(None, experts=K, own_experts=own),
+        )
+
+    def _mix_source(self, bench: Bench, mixes: FloatArray, seed: int) -> MixSource:
+        told, recognised = self.kind.told or self.oracle, self.kind.tagged or self.recognised
+        needed = not told or (not recognised and (self.models > 1 or bench.answers_by == "posterior"))
+        monitor = bench.corpus.taught_monitor(bench.config.monitor, seed=seed) if needed else None
+        source: MixSource | None = KnownMix(mixes, monitor) if told else monitor
+        assert source is not None  # noqa: S101
+        return KnownTasks(bench.task_of, source, tasks=bench.sizes[1]) if recognised else source
+
+    def _panel(self, bench: Bench, router: Router) -> Router:
+        if self.kind.panel is not None:
+            return self.kind.panel(bench)
+        if not {"models", "confusion"} <= inspect.signature(router.ask).parameters.keys():
+            raise ConfigError(f"{self.name} cannot fill a panel: its ask takes no models and confusion")
+        return router
+
+
+def method(
+    text: str, *, warm_start: WarmStart = "none", oracle: bool = False, models: int = 1, merging: str = AVERAGE
+) -> ComparedMethod:
+    """Read a method's name; `warm_start` and `oracle` hold for those that learn and do not say otherwise.
+
+    `models` holds for those that can fill a panel, `merging` for those that choose blends and do not say otherwise.
+    """
+    if text.strip().startswith(DENSE):
+        return ComparedMethod(text.strip(), _dense(Path(text.strip().removeprefix(DENSE))))
+    place, *extras = text.strip().split("+")
+    base, at, count = place.partition("@")
+    kind = _third_party(base) if ":" in base else KINDS.get(base)
+    if kind is None:
+        near = difflib.get_close_matches(base, KINDS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        known = f"{', '.join(KINDS)}, dense:FOLDER, or package.module:Router"
+        raise ConfigError(f"unknown method {base!r}; {hint}known: {known}")
+    allowed = ["probes", "survey", "oracle"] if kind.learns else []
+    allowed += ["recognised"] if kind.fills_panels or kind.whole else []
+    ways = [*METHODS, *entry_points(group=GROUP).names] if kind.blends else []
+    odd = [extra for extra in extras if extra not in allowed and extra.partition(":")[0] not in ways]
+    if odd:
+        may = ", ".join([*allowed, *ways]) or "nothing, as it neither learns nor chooses blends"
+        raise ConfigError(f"method {text!r}: after {base}+ may follow {may} (got {odd[0]!r})")
+    starts = [extra for extra in extras if extra in ("probes", "survey")]
+    if len(starts) > 1:
+        raise ConfigError(f"method {text!r}: one warm start, please")
+    if kind.learns:
+        warm_start = "probes" if "probes" in starts else "survey" if "survey" in starts else warm_start
+        oracle = oracle or "oracle" in extras
+    else:
+        warm_start, oracle = "none", False
+    told = [check_name(extra) for extra in extras if extra not in allowed]
+    if len(told) > 1:
+        raise ConfigError(f"method {text!r}: one way to merge, please")
+    way = told[0] if told else check_name(merging) if kind.blends else AVERAGE
+    if at and not (count.isdigit() and int(count) and kind.fills_panels):
+        reason = "a whole number of models from 1 must follow @" if kind.fills_panels else f"{base} fills no panel"
+        raise ConfigError(f"method {text!r}: {reason}")
+    models = int(count) if at else models if kind.fills_panels else 1
+    recognised = "recognised" in extras
+    said = {warm_start: warm_start != "none", "oracle": oracle, "recognised": recognised}
+    shown = base if models == 1 else f"{base}@{models}"
+    name = "+".join([shown, *([way] * (way != AVERAGE)), *(extra for extra, is_so in said.items() if is_so)])
+    return ComparedMethod(name, kind, warm_start, oracle, merging=way, models=models, recognised=recognised)
+
+
+def methods(
+    texts: Sequence[str],
+    *,
+    warm_start: WarmStart = "none",
+    oracle: bool = False,
+    models: Sequence[int] = (1,),
+    merging: str = AVERAGE,
+) -> list[ComparedMethod]:
+    """Read the names of methods, each once, in their order; once for each number of `models` it can hold."""
+    found = [
+        method(text, warm_start=warm_start, oracle=oracle, models=count, merging=merging)
+        for text in texts
+        if text.strip()
+        for count in models
+    ]
+    if not found:
+        raise ConfigError(f"no methods to compare; known: {', '.join(KINDS)}")
+    return list({one.name: one for one in found}.values())
+
+
+def _dense(folder: Path) -> Kind:
+    def build(bench: Bench, _: int) -> Parts:
+        return lambda _, __, texts: bench.holding(folder).of(DENSE, texts), FixedBlend(*bench.sizes)
+
+    return Kind("a dense checkpoint, as it is", build, blends=False)
+
+
+def _third_party(place: str) -> Kind:
+    module, _, name = place.partition(":")
+    try:
+        make = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"method {place!r} cannot be imported ({error}); it must be package.module:Router") from None
+    return Kind(f"{place}(K, V, seed=…)", _blending(lambda b, seed: make(*b.sizes, seed=seed)), learns=True)

@@ -1,0 +1,227 @@
+"""How large an experiment is: `tiny` on the embedded models, `small` on small real ones, `paper` as published."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from tanbr.errors import CheckpointError, ConfigError, DataError
+from tanbr.lab.corpus import Corpus, Dataset, Rows, generated, of_data
+from tanbr.lab.methods import Bench
+from tanbr.lab.settings import Config
+from tanbr.lab.tasks import glue, tiny
+from tanbr.lab.train.config import FinetuneConfig
+from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
+from tanbr.moe import embedded
+from tanbr.moe.device import device_of
+from tanbr.tasks.own import is_own
+from tanbr.tasks.rows import Task
+
+K = 8  # experts, as in the paper
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """The shape of an MoE."""
+
+    width: int  # D
+    ffn: int  # F
+    encoder: int  # layers
+    decoder: int  # layers, 0 for an encoder alone
+    experts: int  # K
+    words: int  # in the vocabulary
+
+    @property
+    def ffns(self) -> int:
+        """Parameters of one expert's FFNs in all layers."""
+        return 2 * self.width * self.ffn * (self.encoder + self.decoder)
+
+    @property
+    def dense(self) -> int:
+        """Parameters of a merged model, near enough."""
+        return 4 * self.width**2 * (self.encoder + 2 * self.decoder) + self.ffns + self.words * self.width
+
+    @property
+    def whole(self) -> int:
+        """Parameters of all experts and the rest."""
+        return self.dense + (self.experts - 1) * self.ffns
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes of everything that has one."""
+
+    name: str
+    tuning: FinetuneConfig  # of norms: fig2, fig3, table2, fig7
+    swept_seeds: tuple[int, ...]  # fig7
+    served_slots: int  # after tuning: fig3, table2
+    slots: int  # of learning online: fig4
+    after: int  # further slots once learning is over
+    requests: int
+    pool: int  # most rows per task that requests are drawn from
+    t5: ModelSize  # of random weights, for times: table1
+    bert: ModelSize
+    length: int  # tokens of a timed text
+    batches: tuple[int, ...]
+    rounds: int  # of timings
+    cell_seconds: float  # most time of one kind of batch
+    tree_seeds: tuple[int, ...]  # fig6
+    regret_slots: int  # theorem1
+    regret_seeds: tuple[int, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    tuning_seeds: tuple[int, ...] = (0, 1, 2)
+    least_answers: int = 30  # of a task behind its metric; a correlation over fewer says nothing
+    experts: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 192)  # fig6
+
+
+_TINY = Scale(
+    name="tiny",
+    tuning=FinetuneConfig(steps=50, batch=32, train_rows=1_000, eval_rows=40, warmup=5, log_every=2, save_every=50,
+                          norm_rate=3e-3, gate_rate=3e-3),
+    swept_seeds=(0, 1), served_slots=24, slots=90, after=30, requests=48, pool=600,
+    t5=ModelSize(128, 512, 2, 2, K, 500), bert=ModelSize(128, 512, 2, 0, K, 500), length=32,
+    batches=(1, 8, 128), rounds=3, cell_seconds=2.0, tree_seeds=(0,), regret_slots=400, regret_seeds=(0, 1, 2),
+)  # fmt: skip
+_SMALL = Scale(
+    name="small",
+    tuning=FinetuneConfig(steps=40, batch=12, train_rows=4_000, eval_rows=16, max_length=64, log_every=1, warmup=5),
+    swept_seeds=(0,), served_slots=12, slots=160, after=40, requests=64, pool=1_500,
+    t5=ModelSize(512, 1024, 8, 8, K, 32_128), bert=ModelSize(384, 1536, 12, 0, K, 30_522), length=128,
+    batches=(1, 8, 32, 128), rounds=3, cell_seconds=8.0, tree_seeds=(0, 1, 2), regret_slots=2_000,
+    regret_seeds=(0, 1, 2, 3, 4),
+)  # fmt: skip
+_PAPER = Scale(
+    name="paper",
+    tuning=FinetuneConfig(steps=10_000, batch=128, train_rows=1_000_000, eval_rows=10_000, max_length=128,
+                          save_every=500),
+    swept_seeds=(0, 1, 2), served_slots=500, slots=5_000, after=500, requests=128, pool=1_000_000,
+    t5=ModelSize(768, 3072, 12, 12, K, 32_128), bert=ModelSize(768, 3072, 12, 0, K, 30_522), length=128,
+    batches=(1, 8, 32, 128), rounds=7, cell_seconds=600.0, tree_seeds=(0, 1, 2), regret_slots=5_000,
+    regret_seeds=(0, 1, 2, 3, 4),
+)  # fmt: skip
+NAMED: dict[str, Scale] = {"tiny": _TINY, "small": _SMALL, "paper": _PAPER}
+
+WHERE = {
+    "model": "--model names the folder of a BERT-MoE; make one with `tanbr pretrain --preset minilm`",
+    "t5": "--t5 names the folder of a T5-MoE; make one with `tanbr pretrain --preset flan-t5`",
+    "data": "--data names GLUE's folder (its eight tasks as TSV files, from gluebenchmark.com), or `hub`",
+}
+
+
+def scale(name: str) -> Scale:
+    """Find a scale by its name."""
+    if name not in NAMED:
+        raise ConfigError(f"unknown scale {name!r}; choose one of {', '.join(NAMED)}")
+    return NAMED[name]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A scale, and where its models and data are: embedded and generated if nothing is named, at `tiny` alone."""
+
+    scale: Scale
+    out: Path
+    model: Path | None = None
+    t5: Path | None = None
+    data: Path | None = None
+    tagged: bool = False  # whether the T5's texts name their task, as the paper's do
+    device: str = "cpu"
+
+    def check(self, needs: tuple[str, ...], part: str) -> None:
+        """Refuse a scale whose models or data are missing, or are others than it needs, before anything runs."""
+        device_of(self.device)
+        if self.tagged and self.embedded and self.t5 is None and "t5" in needs:
+            raise ConfigError(
+                f"{part} with --tagged needs a T5-MoE that knows the names of tasks, and the embedded one does not: "
+                "name one with --t5"
+            )
+        for need in needs:
+            if getattr(self, need) is None and not self.embedded:
+                raise ConfigError(f"{part} at scale {self.scale.name} needs {need}: {WHERE[need]}")
+        if "data" in needs and self.data is not None:
+            self._check_data(part)
+        if "t5" in needs and self.t5 is not None and not self.t5_moe.config.get("is_encoder_decoder"):
+            raise CheckpointError(f"{self.t5} answers by a head, and {part} needs one that writes: {WHERE['t5']}")
+        if "model" in needs and self.model is not None and self.bert_moe.config.get("is_encoder_decoder"):
+            raise CheckpointError(f"{self.model} writes, and {part} needs a model with a head: {WHERE['model']}")
+
+    def _check_data(self, part: str) -> None:
+        place = Path(str(self.data))
+        if str(place) == glue.HUB or is_own(place):
+            return
+        lacking = [
+            f"{task.name}/{split}.tsv"
+            for task in glue.TASKS
+            for split in ("train", "dev")
+            if not (place / task.name / f"{split}.tsv").is_file()
+        ]
+        if lacking:
+            more = f" and {len(lacking) - 1} more files" if len(lacking) > 1 else ""
+            raise DataError(f"{part} needs GLUE, and {place} lacks {lacking[0]}{more}: {WHERE['data']}")
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """The rows."""
+        return generated() if self.data is None else of_data(self.data, pool=self.scale.pool)
+
+    @property
+    def embedded(self) -> bool:
+        """Whether what is not named is embedded or generated."""
+        return self.scale.name == "tiny"
+
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks of the rows; GLUE's where no data are named yet."""
+        if self.data is None:
+            return tiny.TASKS if self.embedded else glue.TASKS
+        return Dataset(str(self.data)).tasks
+
+    @property
+    def data_name(self) -> str:
+        """What the rows are called."""
+        if self.data is None:
+            return "generated" if self.embedded else "none"
+        return f"{Dataset(str(self.data)).name} dev"
+
+    @property
+    def timed_on(self) -> dict[str, str]:
+        """What times depend on beside the machine, and rewards do not: the device, where it is not the CPU."""
+        return {} if self.device == "cpu" else {"device": self.device}
+
+    @property
+    def clock(self) -> str:
+        """What times are of, in words."""
+        return "CPU time" if self.device == "cpu" else f"time on {self.device}"
+
+    def name_of(self, which: Literal["model", "t5"]) -> str:
+        """Tell a model by its weights; nothing where none is named yet."""
+        if getattr(self, which) is None and not self.embedded:
+            return "none"
+        return (self.bert_moe if which == "model" else self.t5_moe).fingerprint[:12]
+
+    @cached_property
+    def tuning_rows(self) -> tuple[Rows, Rows]:
+        """Rows to tune on, and rows that no training has seen."""
+        tuning = self.scale.tuning
+        if self.data is not None:
+            source = Dataset(str(self.data))
+            return source.divided()[0], source.dev(limit=tuning.eval_rows)
+        rows = {task.name: tiny.generate(task.name, tuning.train_rows, seed=0) for task in tiny.TASKS}
+        unseen = {task.name: tiny.generate(task.name, tuning.eval_rows, seed=0, split="test") for task in tiny.TASKS}
+        return rows, unseen
+
+    @cached_property
+    def bert_moe(self) -> Moe:
+        """The model that answers by a head."""
+        return open_moe(self.model or embedded.path(), device=self.device)
+
+    @cached_property
+    def t5_moe(self) -> Moe:
+        """The model that writes."""
+        return open_moe(self.t5 or embedded.path("t5"), device=self.device)
+
+    @cached_property
+    def bench(self) -> Bench:
+        """What all online methods share; answers are computed once."""
+        return Bench(self.bert_moe, self.corpus, Config())

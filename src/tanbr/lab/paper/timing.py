@@ -1,0 +1,228 @@
+"""Times of every way to run an MoE, on random weights, as ratios inside one round: a busy machine slows all alike."""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from tanbr.lab.paper.setup import K, ModelSize
+from tanbr.merge import open as open_moe
+from tanbr.merge.int8 import quantised
+from tanbr.moe.device import finish
+from tanbr.moe.families.bert import BertMoeConfig, BertMoeForSequenceClassification
+from tanbr.moe.families.t5 import T5MoeConfig, T5MoeForConditionalGeneration
+from tanbr.moe.layer import BlendRouting, Routing, TaskRouting, TokenRouting, route
+from tanbr.moe.writing import NewTensor, new_folder, write_tensors
+
+HEAD = 64  # width of an attention head, or a quarter of a narrow model
+ANSWER = 16  # tokens of a timed answer
+STEADY = 1.25  # how far `merged` may move within a round that counts
+TOKENS = 8  # of which Token-Merging is timed; the rest would be the same
+
+Routed = tuple[str, Callable[[int], Routing | None]]  # which model runs it, and its routing of a batch of n
+METHODS: dict[str, Routed] = {
+    "merged": ("merged", lambda _: None),
+    "merged int8": ("merged int8", lambda _: None),
+    "plain dense": ("dense", lambda _: None),
+    **{f"task-{k}": ("moe", lambda n, k=k: TaskRouting(_tasks(n, k))) for k in (1, 2, 3)},  # type: ignore[misc]
+    **{f"token-{k}": ("moe", lambda _, k=k: TokenRouting(k)) for k in (1, 2, 3)},  # type: ignore[misc]
+    "task-1 int8": ("moe int8", lambda n: TaskRouting(_tasks(n, 1))),
+    "token-1 int8": ("moe int8", lambda _: TokenRouting(1)),
+    "task-merging": ("moe", lambda n: BlendRouting(_task_blends(n))),
+    "token-merging": ("moe", lambda _: TokenRouting(K, mix="weights")),
+}
+
+
+def _tasks(n: int, k: int) -> Tensor:
+    """Give each of n sequences a task, evenly and in mixed order, and k experts to the task."""
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(n))
+    return torch.stack([(order + i) % K for i in range(k)], dim=1)
+
+
+def _task_blends(n: int) -> Tensor:
+    """Give each of n sequences the blend of its task."""
+    blends = torch.rand(K, K, generator=torch.Generator().manual_seed(0)).softmax(dim=1)
+    return blends[_tasks(n, 1)[:, 0]]
+
+
+def random_checkpoint(folder: Path, size: dict[str, int], *, seed: int = 0) -> Path:
+    """Write a T5-MoE with random weights, one tensor at a time."""
+    config = T5MoeConfig(**size, decoder_start_token_id=0)
+    config.architectures = ["T5MoeForConditionalGeneration"]
+    config.save_pretrained(folder)
+    with torch.device("meta"):
+        named = T5MoeForConditionalGeneration(config).state_dict()
+    tied = {"lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
+    tensors = [NewTensor(name, torch.float32, tuple(value.shape)) for name, value in named.items() if name not in tied]
+    generator = torch.Generator().manual_seed(seed)
+
+    def chunks() -> Iterator[Tensor]:
+        for tensor in tensors:
+            yield torch.randn(tensor.shape, generator=generator) * tensor.shape[-1] ** -0.5
+
+    write_tensors(folder, tensors, chunks(), shard_bytes=sys.maxsize)
+    return folder
+
+
+def random_moe(folder: Path, size: ModelSize) -> Path:
+    """Write a random T5-MoE or BERT-MoE with a gate at every site, unless it is there."""
+    if folder.exists():
+        return folder
+    heads = max(1, size.width // HEAD) if size.width >= 4 * HEAD else 4
+    with new_folder(folder) as work:
+        if size.decoder:
+            shape = {
+                "vocab_size": size.words, "d_model": size.width, "d_kv": size.width // heads, "d_ff": size.ffn,
+                "num_layers": size.encoder, "num_decoder_layers": size.decoder, "num_heads": heads,
+            }  # fmt: skip
+            random_checkpoint(work, shape | {"num_experts": size.experts, "router": True})
+        else:
+            torch.manual_seed(0)
+            config = BertMoeConfig(
+                vocab_size=size.words, hidden_size=size.width, intermediate_size=size.ffn,
+                num_hidden_layers=size.encoder, num_attention_heads=heads, num_experts=size.experts, router=True,
+                num_labels=20,
+            )  # fmt: skip
+            BertMoeForSequenceClassification(config).save_pretrained(work)
+    return folder
+
+
+class Models:
+    """The models of one checkpoint, built when first asked for."""
+
+    def __init__(self, folder: Path, *, device: str = "cpu") -> None:
+        self.folder = folder
+        self.moe = open_moe(folder, device=device)
+        self.device = self.moe.device
+        self.writes = self.moe.family.model_type == "t5_moe"
+        self._built: dict[str, Any] = {}
+
+    def get(self, name: str) -> Any:
+        """Give the model that a method runs on."""
+        if name not in self._built:
+            self._built[name] = self._build(name).to(self.device).eval()
+        return self._built[name]
+
+    def _build(self, name: str) -> Any:
+        if name.endswith(" int8"):
+            return quantised(self.get(name.removesuffix(" int8")))
+        if name == "moe":
+            cls = T5MoeForConditionalGeneration if self.writes else BertMoeForSequenceClassification
+            return cls.from_pretrained(self.folder)
+        if name == "merged":
+            model = self.moe.dense()
+            self.moe.checkpoint.release()
+            return model
+        torch.manual_seed(1)
+        config = self.moe.plan.config()
+        return getattr(transformers, config.architectures[0])(config)  # the stock class with weights of its own
+
+    def tokens(self, name: str, *, batch: int, length: int, seed: int) -> Tensor:
+        """Draw tokens (batch, length) for a model."""
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randint(3, self.get(name).config.vocab_size, (batch, length), generator=generator)
+        return drawn.to(self.device)
+
+    def work(self, name: str, mode: str, *, batch: int, length: int) -> Callable[[], Any]:
+        """Give the call that is timed: a forward pass, or greedy decoding of a fixed number of tokens."""
+        model, ids = self.get(name), self.tokens(name, batch=batch, length=length, seed=batch)
+        if mode == "decode":
+            return lambda: model.generate(ids, max_new_tokens=ANSWER, min_new_tokens=ANSWER, do_sample=False)
+        more = {"decoder_input_ids": ids[:, :ANSWER]} if self.writes else {}
+        return lambda: model(input_ids=ids, **more)
+
+
+@torch.inference_mode()
+def cell(
+    models: Models, mode: str, *, batch: int, length: int, rounds: int, seconds: float, skip: set[str]
+) -> dict[str, Any]:
+    """Time every method on one kind of batch: rounds of all methods, until there are enough or time is up."""
+    calls: dict[str, Callable[[], Any]] = {}
+    for name, (model, routing) in METHODS.items():
+        if name not in skip:
+            work = models.work(model, mode, batch=batch, length=length)
+            calls[name] = routed(models.get(model), routing(batch), work)
+    wall: dict[str, list[float]] = {name: [] for name in calls}
+    cpu: dict[str, list[float]] = {name: [] for name in calls}
+    disturbed = 0
+    for call in calls.values():
+        call()  # warms up
+    ends = time.monotonic() + seconds
+    while len(wall["merged"]) < rounds and (time.monotonic() < ends or not wall["merged"]):
+        times = {name: timed(call, models.device) for name, call in calls.items()}
+        again = timed(calls["merged"], models.device)[0] / times["merged"][0]
+        if not 1 / STEADY < again < STEADY and time.monotonic() < ends:
+            disturbed += 1  # something else ran meanwhile: a round counts if it ends as fast as it began
+            continue
+        for name, (wall_time, cpu_time) in times.items():
+            wall[name].append(wall_time)
+            cpu[name].append(cpu_time)
+    return {
+        name: {
+            "seconds": statistics.median(wall[name]),
+            "fastest": min(wall[name]),
+            "cpu_seconds": statistics.median(cpu[name]),
+            "rounds": len(wall[name]),
+            "disturbed": disturbed,
+            **_ratios(wall[name], wall["merged"], "ratio"),
+            **_ratios(cpu[name], cpu["merged"], "cpu_ratio"),
+        }
+        for name in calls
+    }
+
+
+@torch.inference_mode()
+def token_merging(models: Models, *, length: int, seconds: float) -> dict[str, Any]:
+    """Time merging an FFN for every token, on a few tokens, as a ratio to the merged model's time for as many."""
+    model = models.get("moe")
+    ids = models.tokens("moe", batch=1, length=TOKENS, seed=0)
+    more = {"decoder_input_ids": ids[:, :1]} if models.writes else {}
+    merged = models.work("merged", "forward", batch=1, length=length)
+    by_weights = routed(model, TokenRouting(K, mix="weights"), lambda: model(input_ids=ids, **more))
+    # the same sums without a merged FFN per token: every expert runs on every token
+    by_products = routed(model, TokenRouting(K, mix="products"), models.work("moe", "forward", batch=1, length=length))
+    found: dict[str, list[float]] = {"weights": [], "products": []}
+    ends = time.monotonic() + seconds
+    for call in (merged, by_products):
+        call()  # warms up
+    while len(found["weights"]) < 5 and (time.monotonic() < ends or not found["weights"]):
+        whole = timed(merged, models.device)[1]
+        found["weights"].append(timed(by_weights, models.device)[1] * length / TOKENS / whole)
+        found["products"].append(timed(by_products, models.device)[1] / whole)
+    return {"tokens": TOKENS, "length": length, **{f"{n}_ratio": statistics.median(v) for n, v in found.items()}}
+
+
+def timed(call: Callable[[], Any], device: torch.device) -> tuple[float, float]:
+    """Take the wall time of a call, and that of its work."""
+    worked, start = work_time(device), time.perf_counter()
+    call()
+    worked = work_time(device) - worked
+    return time.perf_counter() - start, worked
+
+
+def work_time(device: torch.device) -> float:
+    """Read a clock of work: CPU time, for other work on the machine does not count; elsewhere the wall's, when done."""
+    finish(device)
+    return time.process_time() if device.type == "cpu" else time.perf_counter()
+
+
+def routed(model: nn.Module, routing: Routing | None, call: Callable[[], Any]) -> Callable[[], Any]:
+    """Give a call that routes the model first."""
+
+    def run() -> None:
+        if routing is not None:
+            route(model, routing)
+        call()
+
+    return run
+
+
+def _ratios(values: list[float], base: list[float], name: str) -> dict[str, float]:
+    ratios = sorted(a / b for a, b in zip(values, base, strict=True))
+    return {name: statistics.median(ratios), f"{name}_low": ratios[0], f"{name}_high": ratios[-1]}

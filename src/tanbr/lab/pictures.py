@@ -1,0 +1,266 @@
+"""Pictures of comparisons and training runs, as SVG that stands inside a page or PNG that stands beside it."""
+
+import io
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from tanbr.lab.compare import Comparison
+from tanbr.lab.standings import BOUND, Standings
+from tanbr.lab.train.run import Curve
+from tanbr.types import FloatArray
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LINES = ("#4169f5", "#d1495b", "#2a9d4b", "#e07b00", "#8a4fbf", "#0a9396")  # methods; no picture has more lines
+AREAS = ("#8dd3c7", "#f6d55c", "#bebada", "#fb8072", "#80b1d3", "#fdb462", "#b3de69", "#fccde5")  # tasks and experts
+MOST = len(LINES)
+LONG = 18  # letters of a name of which three do not fit on a line
+INK = "#454b58"  # axes and words; in a page they take its own colour
+STYLE = {
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "font.size": 10,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tanbr",  # the same picture has the same bytes
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+
+
+def styled(draw: Callable[P, R]) -> Callable[P, R]:
+    """Draw in our style, whatever matplotlib is set to elsewhere."""
+
+    @wraps(draw)
+    def in_style(*args: P.args, **kwargs: P.kwargs) -> R:
+        with mpl.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return in_style
+
+
+def figure(height: float = 2.6, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """Lay out `rows` axes that share their x axis, as wide as a phone can show without making words small."""
+    canvas = Figure(figsize=(5.2, height), layout="constrained")
+    return canvas, list(canvas.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
+
+
+def name_below(canvas: Figure, **options: Any) -> None:
+    """Put the legend under the axes, three names a line, or two if they are long."""
+    names = [name for axis in canvas.axes for name in axis.get_legend_handles_labels()[1]]
+    if options or names:
+        columns = 3 if max(map(len, names), default=0) <= LONG else 2
+        canvas.legend(loc="outside lower left", ncols=columns, fontsize=9, columnspacing=1.2, **options)
+
+
+@styled
+def svg(canvas: Figure) -> str:
+    """Render as an <svg> element without a background, whose words and axes have the page's own colour."""
+    buffer = io.StringIO()
+    canvas.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+    text = buffer.getvalue()
+    return text[text.index("<svg") :].replace(INK, "currentColor")
+
+
+@styled
+def png(canvas: Figure, path: Path) -> None:
+    """Render into a file."""
+    canvas.savefig(path, dpi=200)
+
+
+def smooth(values: FloatArray, window: int) -> FloatArray:
+    """Average each value with up to `window` − 1 before it (T,)."""
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - window)
+    return (sums[ends] - sums[starts]) / (ends - starts)
+
+
+@styled
+def line_chart(series: Mapping[str, tuple[Any, Any]], *, title: str, xlabel: str, **scales: str) -> Figure:
+    """Draw a line for each name: its x and y values; `scales` may name yscale and xscale."""
+    canvas, (axis,) = figure(height=3.2)
+    for name, line in lines(list(series)):
+        axis.plot(*series[name], **line)
+    axis.set(title=title, xlabel=xlabel, **scales)
+    name_below(canvas)
+    return canvas
+
+
+@styled
+def bar_chart(groups: Mapping[str, Mapping[str, Any]], *, title: str, xlabel: str = "") -> Figure:
+    """Draw bars, a group a colour: for each name the mean of its values (one a seed), and the values as dots."""
+    names = list(next(iter(groups.values())))
+    canvas, (axis,) = figure(height=1.2 + 0.3 * len(names))
+    width = 0.8 / len(groups)
+    for i, ((label, values), colour) in enumerate(zip(groups.items(), LINES, strict=False)):
+        at = np.arange(len(names)) + (i - (len(groups) - 1) / 2) * width
+        axis.barh(at, [np.mean(values[name]) for name in names], height=0.9 * width, color=colour, label=label)
+        for place, name in zip(at, names, strict=True):
+            axis.plot(np.atleast_1d(values[name]), np.full(np.size(values[name]), place), ".", color=INK, ms=3)
+    axis.set_yticks(range(len(names)), names)
+    axis.invert_yaxis()
+    axis.set(title=title, xlabel=xlabel)
+    name_below(canvas)
+    return canvas
+
+
+@styled
+def shares(series: Sequence[tuple[str, FloatArray]], names: Sequence[str]) -> Figure:
+    """Stack shares (T, n) that sum to 1, one panel per (title, series)."""
+    canvas, axes = figure(height=1.6 * len(series) + 0.3 + 0.2 * -(-len(names) // 3), rows=len(series))
+    colours = [AREAS[i % len(AREAS)] for i in range(len(names))]
+    for axis, (title, values) in zip(axes, series, strict=True):
+        axis.stackplot(range(len(values)), values.T, colors=colours, step="mid", linewidth=0)
+        axis.set(title=title, ylim=(0, 1), xlim=(0, max(1, len(values) - 1)), yticks=(0, 0.5, 1))
+    axes[-1].set_xlabel("slot")
+    name_below(canvas, handles=[Patch(color=colour, label=name) for colour, name in zip(colours, names, strict=True)])
+    return canvas
+
+
+@styled
+def rewards(
+    comparisons: Sequence[Comparison], methods: Sequence[str], *, bounds: Collection[str], window: int = 20
+) -> Figure:
+    """Draw each method's reward so far and of the last `window` slots, averaged over the comparisons (one a seed)."""
+    canvas, (so_far, recent) = figure(height=5.0, rows=2)
+    for method, line in lines(methods, bounds=bounds):
+        reward = np.mean([comparison.rewards(method) for comparison in comparisons], axis=0)
+        so_far.plot(np.cumsum(reward) / np.arange(1, len(reward) + 1), **line)
+        recent.plot(smooth(reward, window), **{**line, "label": None})
+    so_far.set(title=f"Reward, mean of all slots so far (seeds: {len(comparisons)})")
+    recent.set(title=f"Reward, mean of the last {window} slots", xlabel="slot")
+    name_below(canvas)
+    return canvas
+
+
+@styled
+def regret(comparisons: Sequence[Comparison], methods: Sequence[str], *, bounds: Collection[str]) -> Figure:
+    """Draw each method's cumulative regret: the mean over the seeds, and the first method's range."""
+    canvas, (axis,) = figure(height=3.4)
+    best = comparisons[0].best
+    for method, line in lines(methods, bounds=bounds):
+        if method != best:
+            series = np.array([comparison.regret(method) for comparison in comparisons])
+            axis.plot(series.mean(axis=0), **line)
+            if method == methods[0]:
+                slots = range(series.shape[1])
+                axis.fill_between(slots, series.min(0), series.max(0), color=line["color"], alpha=0.15, lw=0)
+    axis.axhline(0, color=INK, lw=0.6)
+    axis.set(title=f"Cumulative regret against “{best}”", xlabel="slot")
+    name_below(canvas)
+    return canvas
+
+
+def shown(standings: Standings) -> list[str]:
+    """Choose the methods that are drawn, MOST at the most; tables have all of them.
+
+    The first, its best variant, the best of the others, the average, the bounds; then what earned most.
+    """
+    everything = sorted(standings.methods, key=lambda method: -standings.reward(method).mean)
+    bounds = [method for method in (standings.best, "tags") if method in everything]
+    variants = [method for method in everything if method in standings.variants]
+    others = [method for method in everything if method not in (*variants, *bounds)]
+    wanted = [standings.subject, *variants[:1], *others[:1], *(m for m in others if m == "average"), *bounds]
+    return list(dict.fromkeys([*wanted, *others, *variants]))[:MOST]
+
+
+@styled
+def dial(standings: Standings, memory: Callable[[int], float]) -> Figure:
+    """Draw reward against memory (MB of so many models), from one dense model to the un-merged MoE.
+
+    A line for each method that fills panels, a level for each that does not.
+    """
+    canvas, (axis,) = figure(height=4.2)
+    rows: dict[str, list[str]] = {}
+    for method in standings.methods:
+        rows.setdefault(re.sub(r"@\d+", "", method), []).append(method)
+    several = [name for name, methods in rows.items() if methods != [name]]
+    for name, line in lines(several, bounds=[name for name in several if name.startswith(BOUND)]):
+        points = sorted(rows[name], key=standings.held)
+        rewards = [standings.reward(method) for method in points]
+        middle = np.array([one.mean for one in rewards])
+        error = np.abs([[one.low for one in rewards], [one.high for one in rewards]] - middle)
+        places = [memory(standings.held(method)) for method in points]
+        axis.errorbar(places, middle, yerr=error, marker="o", ms=4, capsize=2, **line)
+    counts = sorted({standings.held(method) for method in standings.methods})
+    alone = {methods[0]: standings.reward(methods[0]).mean for name, methods in rows.items() if name not in several}
+    ends = [
+        end for method in standings.methods for end in (standings.reward(method).low, standings.reward(method).high)
+    ]
+    low, high = min(ends), max(ends)
+    axis.set_ylim(low - 0.04 * (high - low), high + 0.06 * (high - low))
+    end, level = memory(counts[-1]), -np.inf
+    for method, reward in sorted(alone.items(), key=lambda item: item[1]):
+        held = "" if standings.held(method) == 1 else f" ({standings.held(method)} models)"
+        level = max(reward, level + 0.055 * (high - low))  # so that names stand above one another
+        axis.axhline(reward, color=INK, lw=0.8, ls=":", zorder=1)
+        axis.plot(memory(standings.held(method)), reward, "D", color=INK, ms=4)
+        behind = {"facecolor": "white", "linewidth": 0, "pad": 0.8}
+        axis.text(
+            end - 0.02 * (end - memory(1)), level, f"{method}{held}", ha="right", va="bottom", fontsize=8.5, bbox=behind
+        )
+    axis.set_xticks([memory(count) for count in counts], [f"{count}\n{memory(count):.3g}" for count in counts])
+    axis.set(title="Reward against memory, 95% intervals", xlabel="models held, and their MB in float32")
+    name_below(canvas)
+    return canvas
+
+
+def lines(methods: Sequence[str], *, bounds: Collection[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Give each of the first MOST methods its line: the very first thick, bounds dashed."""
+    for i, (method, colour) in enumerate(zip(methods, LINES, strict=False)):
+        style = {"color": colour, "lw": 2.2 if i == 0 else 1.2, "ls": "--" if method in bounds else "-"}
+        yield method, {**style, "label": method}
+
+
+@styled
+def curves(panels: Sequence[tuple[str, Mapping[str, tuple[list[int], list[float]]], int]], path: Path) -> Path:
+    """Draw panels of (title, steps and values by name, entries that are averaged), MOST lines in one plot."""
+    few = [
+        (title, dict(list(series.items())[start : start + MOST]), window)
+        for title, series, window in panels
+        for start in range(0, len(series), MOST)
+    ]
+    canvas, axes = figure(height=2.4 * len(few), rows=len(few))
+    for axis, (title, series, window) in zip(axes, few, strict=True):
+        for (name, (steps, values)), colour in zip(series.items(), LINES, strict=False):
+            axis.plot(
+                steps, smooth(np.array(values), window), color=colour, label=name, marker="." if window == 1 else ""
+            )
+        axis.set_title(title)
+        axis.legend(ncols=2, fontsize=8)
+    axes[-1].set_xlabel("step")
+    png(canvas, path)
+    return path
+
+
+def draw_training(curve: Curve, tasks: Sequence[str], path: Path) -> Path:
+    """Draw each task's loss, and below it the task's figure on held-out rows where a run looked at it."""
+    panels = [("training loss", {task: curve.series("loss", task) for task in tasks}, 10)]
+    if any("figure" in entry for entry in curve.entries()):
+        looks = {task: curve.series("figure", task) for task in tasks}
+        panels.append(("metric on held-out rows, own expert", looks, 1))
+    return curves(panels, path)
+
+
+def draw_losses(runs: Mapping[str, Curve], path: Path) -> Path:
+    """Draw the mean loss of several runs on the same batches."""
+    series = {name: curve.series("loss", "batch") for name, curve in runs.items()}
+    return curves([("loss of the labelled batches while norms are tuned", series, 5)], path)

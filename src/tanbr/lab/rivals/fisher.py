@@ -1,0 +1,75 @@
+"""Fisher merging: every weight is averaged over the experts in proportion to its Fisher information in each.
+
+Matena, Raffel: Merging Models with Fisher-Weighted Averaging. NeurIPS 2022. The information is the diagonal of the
+Fisher matrix on held-out rows of the expert's own task, in expectation over the labels that the expert would give.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tanbr.lab.rivals.probes import Probe, Probes, experts_alone, linears, watched
+from tanbr.merge import Moe
+
+FLOOR = 1e-6  # of information, relative to its mean: where no expert knows anything, weights are averaged
+
+
+def fisher(moe: Moe, probes: Probes) -> Any:
+    """Merge the experts into a dense model."""
+    means: dict[str, FisherMean] = defaultdict(FisherMean)
+    for model, own in experts_alone(moe, probes):
+        for name, information in diagonal(model, linears(moe, model), own).items():
+            means[name].add(model.get_parameter(name).detach(), information)
+    merged = moe.dense()
+    with torch.no_grad():
+        for name, mean in means.items():
+            merged.get_parameter(name).copy_(mean.value)
+    return merged
+
+
+class FisherMean:
+    """One tensor's Σ_k F_k θ_k / Σ_k F_k, element by element.
+
+    Each expert's F is scaled to a mean of 1: one that is often in doubt has large gradients everywhere, and would
+    otherwise rule those that are sure.
+    """
+
+    def __init__(self) -> None:
+        self._weighted: Tensor | int = 0
+        self._total: Tensor | int = 0
+
+    def add(self, parameter: Tensor, information: Tensor) -> None:
+        """Take in an expert's parameter θ_k and its information F_k, of one shape."""
+        mean = information.mean()
+        share = information / mean + FLOOR if mean > 0 else torch.ones_like(information)
+        self._weighted = self._weighted + share * parameter
+        self._total = self._total + share
+
+    @property
+    def value(self) -> Tensor:
+        """The mean of what was taken in."""
+        return torch.as_tensor(self._weighted / self._total)
+
+
+def diagonal(model: Any, layers: Mapping[str, nn.Linear], probes: Sequence[Probe]) -> dict[str, Tensor]:
+    """Sum over rows the squared gradients of −log p in the parameters of linear layers, by the parameters' names."""
+    names = [f"{layer}.{name}" for layer, module in layers.items() for name, _ in module.named_parameters()]
+    information = {name: torch.zeros_like(model.get_parameter(name), dtype=torch.float32) for name in names}
+    for probe in probes:
+        with watched(layers) as passes:
+            surprises = probe.surprise(model(**probe.inputs).logits)  # (labels, n)
+        outputs = [output for _, output in passes.values()]
+        for number, surprise in enumerate(surprises, 1):
+            slopes = torch.autograd.grad(surprise.sum(), outputs, retain_graph=number < len(surprises))
+            for (name, (x, _)), slope in zip(passes.items(), slopes, strict=True):
+                if x.dim() == 2:  # what follows a pooler sees one token of a row
+                    x, slope = x[:, None], slope[:, None]
+                # a row's gradient in the weight is Σ_t slope_t x_tᵀ over its tokens t, and Σ_t slope_t in the bias
+                for one, seen in zip(slope.float(), x.detach().float(), strict=True):  # (length, out), (length, in)
+                    information[f"{name}.weight"] += (one.T @ seen).square()
+                if layers[name].bias is not None:
+                    information[f"{name}.bias"] += slope.float().sum(dim=1).square().sum(dim=0)
+    return information

@@ -1,0 +1,174 @@
+"""What a simulation says: rewards and paired differences with their intervals, how soon, and task by task."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tanbr.lab.compare import Comparison
+from tanbr.lab.intervals import Interval, interval
+from tanbr.lab.simulate import Outcome
+from tanbr.types import FloatArray, to_jsonable
+
+BOUND = "best-per-slot"
+SHARE, WINDOW = 0.95, 20  # of the best blend's reward, over so many slots
+
+
+@dataclass(frozen=True, eq=False)
+class Standings:
+    """Outcomes of the same methods with several seeds; all others are compared with the first method."""
+
+    tasks: tuple[str, ...]
+    comparisons: dict[int, Comparison]  # seed → what every method did
+    outcomes: Sequence[Outcome]
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome], *, tasks: Sequence[str], mixes: dict[int, FloatArray]) -> "Standings":
+        """Group outcomes by seed; `mixes` are the true ones of each seed's stream (T, V)."""
+        names = list(dict.fromkeys(outcome.method for outcome in outcomes))
+        mean = {n: np.mean([r.total_reward for o in outcomes if o.method == n for r in o.records]) for n in names}
+        best = BOUND if BOUND in names else max(names, key=mean.__getitem__)
+        comparisons = {
+            seed: Comparison(true, {o.method: o.records for o in outcomes if o.seed == seed}, best)
+            for seed, true in mixes.items()
+        }
+        return cls(tuple(tasks), comparisons, outcomes)
+
+    @cached_property
+    def methods(self) -> list[str]:
+        """The methods, in their order."""
+        return list(dict.fromkeys(outcome.method for outcome in self.outcomes))
+
+    @property
+    def subject(self) -> str:
+        """The method that is compared with all others."""
+        return self.methods[0]
+
+    @property
+    def variants(self) -> list[str]:
+        """The first method, and those that differ from it in their start or their number of models alone."""
+        base = re.split(r"[+@]", self.subject)[0]
+        bounds = ("oracle", "recognised")
+        own = [m for m in self.methods if re.split(r"[+@]", m)[0] == base and not any(word in m for word in bounds)]
+        return [self.subject, *(m for m in own if m != self.subject)]
+
+    @property
+    def best(self) -> str:
+        """The method that regret is measured against."""
+        return next(iter(self.comparisons.values())).best
+
+    def held(self, method: str) -> int:
+        """How many models a method holds: G of a panel, all K experts with tags, or one."""
+        if method.split("+")[0] in ("tags", "untagged"):
+            return len(next(iter(self.comparisons.values())).records[method][0].blend)
+        found = re.search(r"@(\d+)", method)
+        return int(found[1]) if found else 1
+
+    def rewards(self, method: str) -> list[FloatArray]:
+        """Mean reward of each slot's requests, one (T,) a seed."""
+        return [comparison.rewards(method) for comparison in self.comparisons.values()]
+
+    def reward(self, method: str, *, after: int = 0) -> Interval:
+        """Average the reward from slot `after` on."""
+        return interval([values[after:] for values in self.rewards(method)])
+
+    def above(self, method: str, rival: str, *, after: int = 0) -> Interval:
+        """Average the difference to a rival on the same requests, from slot `after` on."""
+        pairs = zip(self.rewards(method), self.rewards(rival), strict=True)
+        return interval([(own - other)[after:] for own, other in pairs])
+
+    def slots_to_share(self, method: str) -> list[int | None]:
+        """Find, per seed, the slot from which WINDOW slots earn SHARE of what the best blend earns; None if never."""
+        found = []
+        for own, best in zip(self.rewards(method), self.rewards(self.best), strict=True):
+            window = min(WINDOW, len(own))
+            sums = [np.convolve(values, np.ones(window), mode="valid") for values in (own, best)]
+            reached = sums[0] >= SHARE * sums[1]
+            found.append(int(reached.argmax()) if reached.any() else None)
+        return found
+
+    def ratio(self, method: str, to: str, *, after: int = 0) -> list[float]:
+        """Divide the reward by another method's, per seed."""
+        pairs = zip(self.rewards(method), self.rewards(to), strict=True)
+        return [float(own[after:].mean() / other[after:].mean()) for own, other in pairs]
+
+    def figures(self, method: str) -> FloatArray:
+        """Average the tasks' own metrics over the seeds in which they came (V,)."""
+        table = np.array([outcome.figures for outcome in self.outcomes if outcome.method == method])
+        seen = ~np.isnan(table)
+        return np.divide(
+            np.nansum(table, axis=0), seen.sum(axis=0), out=np.full(len(self.tasks), np.nan), where=seen.any(axis=0)
+        )
+
+    def task_rewards(self, method: str) -> FloatArray:
+        """Average the reward of each task's requests over slots and seeds (V,)."""
+        records = [r for comparison in self.comparisons.values() for r in comparison.records[method]]
+        counts = np.array([r.counts for r in records])
+        sums = np.array([np.nan_to_num(r.reward) * r.counts for r in records])
+        total = counts.sum(axis=0)
+        return np.divide(sums.sum(axis=0), total, out=np.full(len(self.tasks), np.nan), where=total > 0)
+
+    @property
+    def late(self) -> int:
+        """Where the last half of the slots starts: what is earned once learning is over."""
+        return min(len(comparison.mixes) for comparison in self.comparisons.values()) // 2
+
+    def forecast_error(self, method: str) -> list[float]:
+        """Average the L1 distance of the mix a method was asked with to the true one, per seed."""
+        return [
+            float(np.mean([np.abs(r.task_mix - mix).sum() for r, mix in zip(c.records[method], c.mixes, strict=True)]))
+            for c in self.comparisons.values()
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the slots."""
+        seconds = {m: [o.seconds / len(o.records) for o in self.outcomes if o.method == m] for m in self.methods}
+        table = {
+            method: {
+                "reward": asdict(self.reward(method)),
+                "late_reward": asdict(self.reward(method, after=self.late)),
+                "share_of_tags": self.ratio(method, "tags") if "tags" in self.methods else None,
+                "regret_a_slot": self.above(self.best, method).mean,
+                "slots_to_95%": self.slots_to_share(method),
+                "forecast_l1": self.forecast_error(method),
+                "models": self.held(method),
+                "merges": [c.records[method][-1].merge_version for c in self.comparisons.values()],
+                "seconds_a_slot": seconds[method],
+                "figures": dict(zip(self.tasks, self.figures(method), strict=True)),
+                "task_rewards": dict(zip(self.tasks, self.task_rewards(method), strict=True)),
+            }
+            for method in self.methods
+        }
+        above = {
+            method: {
+                rival: {
+                    "all": asdict(self.above(method, rival)),
+                    "late": asdict(self.above(method, rival, after=self.late)),
+                }
+                for rival in self.methods
+                if rival != method
+            }
+            for method in self.variants
+        }
+        oracles = {
+            f"{m} / {m}+oracle": {
+                "all": self.ratio(m, f"{m}+oracle"),
+                "late": self.ratio(m, f"{m}+oracle", after=self.late),
+            }
+            for m in self.methods
+            if f"{m}+oracle" in self.methods
+        }
+        values = {
+            "seeds": list(self.comparisons),
+            "tasks": self.tasks,
+            "late_from_slot": self.late,
+            "regret_against": self.best,
+            "methods": table,
+            "above": above,
+            "monitor_over_true_mix": oracles,
+        }
+        result: dict[str, Any] = to_jsonable(values)
+        return result

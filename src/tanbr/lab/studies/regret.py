@@ -1,0 +1,249 @@
+"""The regret study: routers on synthetic reward maps whose best blend is known, and under what deployment adds.
+
+    python -m tanbr.lab.studies.regret --quick
+    python -m tanbr.lab.studies.regret --suite hard --routers tanbr,tanbr:room=0,vector-gp --seeds 2 --out hard.json
+
+A router is one of ROUTERS, or the default router with settings changed: `tanbr:room=0;change=0`, which is how an
+ablation is run. Constants were chosen on map seeds from 100 upwards; results are of seeds from 0. No constant may be
+chosen on the suite `held`.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from tanbr.errors import ConfigError
+from tanbr.lab.pictures import LINES, figure, name_below, png, styled
+from tanbr.lab.rivals import Nucb, RandomBlend, VectorGP
+from tanbr.lab.studies.reward_maps import MAPS, SUITES, BestBlends
+from tanbr.router import Tanbr
+from tanbr.router.config import PaperModeConfig, RouterConfig
+from tanbr.router.theory import growth_exponent
+from tanbr.types import Decision, FloatArray, Router
+
+MIXES = ("fixed", "switching", "sinusoidal")
+PERIOD = 200  # slots until a moving mix returns
+ROUTER_SEED = 1000  # added to a scenario's seed: routers and maps never share a seed
+MOVES = "the map moves"
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "half the tasks unseen": {"unseen": 0.5},
+    "rewards 5 slots late": {"delay": 5},
+    "noise 0.15": {"noise": 0.15},
+    "at most 2 experts": {"max_active": 2},
+    "32 experts": {"experts": 32},
+    MOVES: {},  # half way
+}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What a run is made of; two runs of equal scenario see the same map, mixes and noise."""
+
+    family: str
+    mix: str
+    seed: int
+    experts: int = 8
+    tasks: int = 8
+    max_active: int | None = None
+    slots: int = 1000
+    noise: float = 0.05
+    unseen: float = 0.0  # chance that a task is not seen in a slot
+    delay: int = 0  # slots until a reward arrives
+    moves_at: int | None = None  # slot at which the map is replaced by another of its family
+
+
+def task_mixes(kind: str, *, tasks: int, slots: int, rng: np.random.Generator) -> FloatArray:
+    """Task mixes over time: (T, V)."""
+    if kind == "fixed":
+        return np.repeat(rng.dirichlet(np.ones(tasks))[None], slots, axis=0)
+    if kind == "switching":
+        return rng.dirichlet(np.full(tasks, 0.5), size=4)[(np.arange(slots) // (PERIOD // 4)) % 4]
+    phase = rng.uniform(0, 2 * np.pi, tasks)
+    wave = 1.0 + 0.95 * np.sin(2 * np.pi * (np.arange(slots)[:, None] % PERIOD) / PERIOD + phase)
+    return np.asarray(wave / wave.sum(axis=1, keepdims=True))
+
+
+def _searched(search: BestBlends, mix: FloatArray) -> float:
+    """Search until a round adds nothing: with many experts one round is far from enough."""
+    best, found = -1.0, search.value(mix)
+    while found > best + 1e-4:
+        best, found = found, max(search.value(mix) for _ in range(4))
+    return found
+
+
+class World:
+    """A scenario's maps, mixes and best rewards; built once, run by many routers."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = s = scenario
+        rng = np.random.default_rng([s.seed, list(MAPS).index(s.family), MIXES.index(s.mix), s.experts])
+        self.maps = [MAPS[s.family](s.experts, s.tasks, rng) for _ in range(2)]
+        self.mixes = task_mixes(s.mix, tasks=s.tasks, slots=s.slots, rng=rng)
+        self.when = np.zeros(s.slots, dtype=np.int64)  # which map holds in each slot
+        if s.moves_at is not None:
+            self.when[s.moves_at :] = 1
+        self.best = np.zeros(s.slots)
+        for which in np.unique(self.when):
+            search = BestBlends(self.maps[which], experts=s.experts, max_active=s.max_active or s.experts, seed=s.seed)
+            rows = np.flatnonzero(self.when == which)
+            distinct, place = np.unique(self.mixes[rows], axis=0, return_inverse=True)
+            self.best[rows] = np.array([_searched(search, mix) for mix in distinct])[place]
+        self.noise_seed = int(rng.integers(2**31))
+
+    def run(self, router: Router) -> FloatArray:
+        """Play every slot; the rewards (T,), without noise."""
+        s, rng = self.scenario, np.random.default_rng(self.noise_seed)
+        reward = np.zeros(s.slots)
+        late: deque[tuple[Decision, FloatArray]] = deque()
+        for t in range(s.slots):
+            decision = router.ask(self.mixes[t])
+            mean = self.maps[self.when[t]](decision.blend[None])[0]
+            reward[t] = self.mixes[t] @ mean
+            seen = np.clip(mean + s.noise * rng.normal(size=s.tasks), 0.0, 1.0)
+            seen[rng.random(s.tasks) < s.unseen] = np.nan
+            late.append((decision, seen))
+            if len(late) > s.delay:
+                router.tell(*late.popleft())
+        return reward
+
+
+def figures(reward: FloatArray, best: FloatArray) -> dict[str, Any]:
+    """Say what one run comes down to: rewards (T,) beside the best blend's (T,)."""
+    regret = best - reward
+    reached = np.convolve(reward / best, np.full(20, 1 / 20), mode="valid") >= 0.95  # over 20 slots
+    return {
+        "mean": float(regret.mean()),
+        "last": float(regret[-100:].mean()),
+        "slots to 95%": int(reached.argmax()) if reached.any() else len(reward),
+        "exponent": growth_exponent(np.maximum(regret, 0)) if regret.sum() > 1e-6 else 0.0,
+        "curve": [round(float(part.mean()), 5) for part in np.array_split(regret, 40)],
+    }
+
+
+OTHER_PAPER = {"rho": 0.9, "loss": "mean", "learning_rate": 0.01, "representative": "proportional"}  # picked by hand,
+OTHER_NUCB = {"loss": "mean", "learning_rate": 0.01, "memory": 1000, "exploration": 0.3}  # as are these
+ROUTERS: dict[str, Callable[..., Router]] = {  # of K, V, max_active= and seed=
+    "random": RandomBlend,
+    "paper": lambda K, V, **more: Tanbr(K, V, mode="paper", **more),
+    "paper-other": lambda K, V, **more: Tanbr(
+        K, V, mode="paper", config=RouterConfig.model_validate({"paper": OTHER_PAPER}), **more
+    ),
+    "nucb": lambda K, V, **more: Nucb(K, V, config=PaperModeConfig.model_validate(OTHER_NUCB), **more),
+    "vector-gp": VectorGP,
+    "tanbr": Tanbr,
+}
+
+
+def router(name: str, scenario: Scenario) -> Router:
+    """Build a router by name for a scenario; settings of the default router may follow `tanbr:`."""
+    base, _, settings = name.partition(":")
+    if base not in ROUTERS or (settings and base != "tanbr"):
+        raise ConfigError(f"unknown router {name!r}; there are {', '.join(ROUTERS)}, and tanbr:setting=value;…")
+    more: dict[str, Any] = {"max_active": scenario.max_active, "seed": ROUTER_SEED + scenario.seed}
+    if settings:
+        changed = dict(pair.split("=", 1) for pair in settings.split(";"))
+        values = {key: json.loads(value) for key, value in changed.items()}
+        more["config"] = RouterConfig.model_validate({"default": values})
+    return ROUTERS[base](scenario.experts, scenario.tasks, **more)
+
+
+def spread(values: list[float]) -> tuple[float, float]:
+    """Mean and standard error."""
+    array = np.array(values, dtype=np.float64)
+    return float(array.mean()), float(array.std(ddof=1) / np.sqrt(len(array))) if len(array) > 1 else float("nan")
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """Lay out, condition by condition, each router's regret, also by family, and its difference to the first."""
+    lines = ["# Regret study", "", "Mean regret per slot ± standard error over runs; the last column is paired."]
+    for condition in dict.fromkeys(run["condition"] for run in runs):
+        own = [run for run in runs if run["condition"] == condition]
+        names = list(dict.fromkeys(run["router"] for run in own))
+        families = list(dict.fromkeys(run["family"] for run in own))
+        head = ["router", "runs", "mean regret", "last 100", "slots to 95%, median", "exponent, median", *families]
+        lines += ["", f"## {condition}", "", f"| {' | '.join([*head, f'minus {names[0]}'])} |"]
+        lines += ["|---" * (len(head) + 1) + "|"]
+        of = {name: [run for run in own if run["router"] == name] for name in names}
+        for name, these in of.items():
+            mean, error = spread([run["mean"] for run in these])
+            pairs = zip(these, of[names[0]], strict=True)
+            gap, gap_error = spread([run["mean"] - first["mean"] for run, first in pairs])
+            cells = [name, str(len(these)), f"{mean:.4f} ± {error:.4f}", f"{np.mean([r['last'] for r in these]):.4f}"]
+            cells += [f"{np.median([run['slots to 95%'] for run in these]):.0f}"]
+            cells += [f"{np.median([run['exponent'] for run in these]):.2f}"]
+            cells += [f"{np.mean([r['mean'] for r in these if r['family'] == family]):.4f}" for family in families]
+            lines.append(f"| {' | '.join([*cells, f'{gap:+.4f} ± {gap_error:.4f}'])} |")
+    return "\n".join(lines) + "\n"
+
+
+@styled
+def draw(runs: list[dict[str, Any]], path: Path, *, slots: int) -> None:
+    """Draw regret over time, a line a router, as a mean over the runs of the first condition."""
+    canvas, (axis,) = figure(height=3.4)
+    own = [run for run in runs if run["condition"] == runs[0]["condition"]]
+    at = (np.arange(40) + 0.5) * slots / 40
+    for i, name in enumerate(dict.fromkeys(run["router"] for run in own)):
+        curve = np.mean([run["curve"] for run in own if run["router"] == name], axis=0)
+        axis.plot(at, np.maximum(curve, 1e-4), label=name, color=LINES[i % len(LINES)])
+    axis.set(yscale="log", xlabel="slot", title="Mean regret on synthetic reward maps")
+    name_below(canvas)
+    png(canvas, path)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the study, print its tables, and keep what `--out` names (JSON, and tables and picture beside it)."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="100 slots, K = 8, few routers: under a minute")
+    parser.add_argument("--suite", choices=list(SUITES), default="own", help="which reward maps")
+    parser.add_argument("--conditions", default="plain", help=f"between commas: plain, {', '.join(CONDITIONS)}")
+    parser.add_argument("--mixes", default=",".join(MIXES), help="which, between commas")
+    parser.add_argument("--experts", default="4,8", help="between commas; 8, or its own, for a condition")
+    parser.add_argument("--routers", help=f"between commas: {', '.join(ROUTERS)}, or tanbr:setting=value;…")
+    parser.add_argument("--seeds", type=int, default=1, help="how many map seeds")
+    parser.add_argument("--first", type=int, default=0, help="first map seed; from 100 on they are for trying")
+    parser.add_argument("--slots", type=int, default=1000)
+    parser.add_argument("--out", type=Path, help="write runs to this JSON file; tables and picture go beside it")
+    options = parser.parse_args(arguments)
+    slots = 100 if options.quick else options.slots
+    few = ["tanbr", "tanbr:room=0", "random"]
+    names = options.routers.split(",") if options.routers else few if options.quick else list(ROUTERS)
+    runs: list[dict[str, Any]] = []
+    for condition in options.conditions.split(","):
+        change = {} if condition == "plain" else dict(CONDITIONS[condition])
+        sizes = [8] if options.quick or condition != "plain" else [int(size) for size in options.experts.split(",")]
+        sizes = [change.pop("experts")] if "experts" in change else sizes
+        change |= {"slots": slots} | ({"moves_at": slots // 2} if condition == MOVES else {})
+        seeds = range(options.first, options.first + options.seeds)
+        for family, mix, experts, seed in itertools.product(
+            SUITES[options.suite], options.mixes.split(","), sizes, seeds
+        ):
+            world = World(Scenario(family, mix, seed, experts=experts, **change))
+            for name in names:
+                about = {"condition": condition, "router": name, "family": family, "mix": mix, "experts": experts}
+                found = figures(world.run(router(name, world.scenario)), world.best)
+                runs.append({**about, "seed": seed, **found})
+                print(*about.values(), seed, f"{found['mean']:.4f}", sep=" | ", file=sys.stderr, flush=True)
+    print(table(runs))
+    if options.out:
+        command = "python -m tanbr.lab.studies.regret " + " ".join(arguments or sys.argv[1:])
+        head = {"command": command, "python": platform.python_version(), "numpy": np.__version__, "slots": slots}
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps({**head, "runs": runs}) + "\n", encoding="utf-8")
+        options.out.with_suffix(".md").write_text(table(runs), encoding="utf-8")
+        draw(runs, options.out.with_suffix(".png"), slots=slots)
+
+
+if __name__ == "__main__":
+    main()

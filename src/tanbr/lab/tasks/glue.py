@@ -1,0 +1,162 @@
+"""GLUE's eight tasks, read from its own TSV folders (`CoLA/train.tsv`, `SST-2/dev.tsv`, …) or from the hub.
+
+The files carry no quoting: a bare `"` is text. CoLA has no header line. Rows lie in the order of their sources,
+so they are shuffled by `seed` before `limit` cuts them. The hub needs the `datasets` library (extra `hub`).
+"""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tanbr.errors import DataError
+from tanbr.tasks.rows import Row, Task
+from tanbr.types import Text
+
+HUB = "hub"  # in place of a folder
+BROKEN_LINES = 0.001  # share of lines with too few or too many columns to skip: GLUE's own QQP file holds a handful
+YES_NO = ("0", "1")
+ENTAILMENT = ("entailment", "not_entailment")
+
+TASKS = (
+    Task("CoLA", metrics=("matthews",), labels=YES_NO),
+    Task("SST-2", metrics=("accuracy",), labels=YES_NO),
+    Task("MRPC", metrics=("accuracy", "f1"), labels=YES_NO, pair=True),
+    Task("STS-B", metrics=("pearson", "spearman"), scale=(0.0, 5.0), pair=True),
+    Task("QQP", metrics=("accuracy", "f1"), labels=YES_NO, pair=True),
+    Task("MNLI", metrics=("accuracy",), labels=("entailment", "neutral", "contradiction"), pair=True),
+    Task("QNLI", metrics=("accuracy",), labels=ENTAILMENT, pair=True),
+    Task("RTE", metrics=("accuracy",), labels=ENTAILMENT, pair=True),
+)
+_BY_NAME = {task.name: task for task in TASKS}
+
+
+REPOSITORY = "nyu-mll/glue"
+_HUB_NAMES = {  # task → the hub's name for it, and for its texts
+    "CoLA": ("cola", "sentence"),
+    "SST-2": ("sst2", "sentence"),
+    "MRPC": ("mrpc", "sentence1", "sentence2"),
+    "STS-B": ("stsb", "sentence1", "sentence2"),
+    "QQP": ("qqp", "question1", "question2"),
+    "MNLI": ("mnli", "premise", "hypothesis"),
+    "QNLI": ("qnli", "question", "sentence"),
+    "RTE": ("rte", "sentence1", "sentence2"),
+}
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Where a task's file keeps its text and its target."""
+
+    texts: tuple[str, ...]
+    target: str
+    header: tuple[str, ...] = ()  # only for a file without a header line
+
+
+_COLUMNS = {
+    "CoLA": _Columns(("sentence",), "label", header=("source", "label", "star", "sentence")),
+    "SST-2": _Columns(("sentence",), "label"),
+    "MRPC": _Columns(("#1 String", "#2 String"), "Quality"),
+    "STS-B": _Columns(("sentence1", "sentence2"), "score"),
+    "QQP": _Columns(("question1", "question2"), "is_duplicate"),
+    "MNLI": _Columns(("sentence1", "sentence2"), "gold_label"),
+    "QNLI": _Columns(("question", "sentence"), "label"),
+    "RTE": _Columns(("sentence1", "sentence2"), "label"),
+}
+
+
+def load(
+    folder: str | Path,
+    *,
+    tasks: Iterable[str] | None = None,
+    split: Literal["train", "dev"] = "train",
+    limit: int | None = None,
+    seed: int = 0,
+) -> dict[str, list[Row]]:
+    """Read a split of each task (all if None), shuffled, at most `limit` rows per task; "hub" names no folder."""
+    if split not in ("train", "dev"):
+        raise DataError(f"split must be 'train' or 'dev' (got {split!r}); GLUE's test sets carry no labels")
+    if limit is not None and limit < 1:
+        raise DataError(f"limit must be at least 1 (got {limit})")
+    root, from_hub = Path(folder), str(folder) == HUB
+    if not from_hub and not root.is_dir():
+        raise DataError(f"no GLUE folder at {root}; expected one with {', '.join(_BY_NAME)} in it")
+    rows = {}
+    for name in _BY_NAME if tasks is None else tasks:
+        if name not in _BY_NAME:
+            raise DataError(f"unknown GLUE task {name!r}; known: {', '.join(_BY_NAME)}")
+        path = root / name / f"{split}.tsv"
+        read = _from_hub(name, split) if from_hub else _read(path, _BY_NAME[name], _COLUMNS[name])
+        random.Random(seed).shuffle(read)  # noqa: S311  a shuffle, not a secret
+        rows[name] = read[:limit]
+    return rows
+
+
+def divided(
+    folder: str | Path, *, tasks: Iterable[str] | None = None, held: float = 0.2, seed: int = 0
+) -> tuple[dict[str, list[Row]], dict[str, list[Row]]]:
+    """Divide GLUE's train by `seed` as the paper does: 80% of each task to train on, 20% held back.
+
+    The rows held back are for early stop, surveys, the monitor's history and the statistics of merges; GLUE's dev is
+    for the figures alone.
+    """
+    if not 0 < held < 1:
+        raise DataError(f"the share held back must lie between 0 and 1 (got {held})")
+    rows = load(folder, tasks=tasks, seed=seed)
+    cut = {name: round(len(of_task) * (1 - held)) for name, of_task in rows.items()}
+    return (
+        {name: of_task[: cut[name]] for name, of_task in rows.items()},
+        {name: of_task[cut[name] :] for name, of_task in rows.items()},
+    )
+
+
+def _read(path: Path, task: Task, columns: _Columns) -> list[Row]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except OSError as error:
+        raise DataError(f"cannot read {task.name} at {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    numbered = [(number, line.rstrip("\r")) for number, line in enumerate(lines, start=1) if line.strip()]
+    header = list(columns.header)
+    if not header and numbered:
+        header = numbered.pop(0)[1].split("\t")
+    missing = [name for name in (*columns.texts, columns.target) if name not in header]
+    if missing:
+        raise DataError(f"{path} has no column {missing[0]!r} (found: {', '.join(header) or 'nothing'})")
+    if not numbered:
+        raise DataError(f"{path} holds no rows")
+    texts = [header.index(name) for name in columns.texts]
+    target = header.index(columns.target)
+    rows, broken = [], 0
+    for number, line in numbered:
+        fields = line.split("\t")
+        if len(fields) != len(header):
+            broken += 1
+            if broken > BROKEN_LINES * len(numbered):
+                raise DataError(f"{path}, line {number}: expected {len(header)} columns (got {len(fields)})")
+            continue
+        text = _text([fields[index] for index in texts])
+        rows.append(Row(task=task.name, text=text, target=task.target(fields[target], where=f"{path}, line {number}")))
+    return rows
+
+
+def _from_hub(task: str, split: Literal["train", "dev"]) -> list[Row]:
+    """Read a split of a GLUE task; the hub numbers labels in the order in which `TASKS` lists them."""
+    try:
+        from datasets import load_dataset  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise DataError("GLUE from the hub needs the datasets library: pip install 'tanbr[hub]'") from None
+    name, *fields = _HUB_NAMES[task]
+    part = "train" if split == "train" else "validation_matched" if task == "MNLI" else "validation"
+    try:
+        data: Any = load_dataset(REPOSITORY, name, split=part)
+    except (OSError, ValueError) as error:
+        raise DataError(f"the hub does not give {REPOSITORY}, {name}: {str(error).splitlines()[0]}") from None
+    return [Row(task, _text([str(row[field]) for field in fields]), float(row["label"])) for row in data]
+
+
+def _text(parts: list[str]) -> Text:
+    first, *second = (part.strip() for part in parts)
+    return (first, second[0]) if second else first

@@ -1,0 +1,204 @@
+"""A small world of events, its words, and the ways to say them: what the generated tasks are made of."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+NOUNS: dict[str, tuple[str, ...]] = {  # class → members; a member is always an instance of its class
+    "animal": ("dog", "cat", "horse", "goat", "duck", "rabbit", "fox", "owl", "pony", "lamb"),
+    "worker": ("farmer", "baker", "teacher", "doctor", "painter", "singer", "pilot", "judge", "tailor", "waiter"),
+    "tool": ("hammer", "ladder", "shovel", "drill", "saw", "wrench", "rope", "broom", "bucket", "lantern"),
+    "vehicle": ("car", "truck", "bus", "boat", "train", "tractor", "wagon", "bicycle", "ferry", "van"),
+    "fruit": ("apple", "pear", "peach", "plum", "lemon", "melon", "cherry", "mango", "grape", "fig"),
+    "garment": ("coat", "shirt", "scarf", "hat", "glove", "dress", "jacket", "sock", "belt", "boot"),
+    "instrument": ("piano", "violin", "drum", "flute", "guitar", "trumpet", "harp", "cello", "horn", "banjo"),
+    "machine": ("printer", "camera", "radio", "clock", "phone", "heater", "laptop", "pump", "fan", "oven"),
+}
+AGENTS = ("animal", "worker")
+THINGS = ("tool", "vehicle", "fruit", "garment", "instrument", "machine")
+CLASS_OF = {member: name for name, members in NOUNS.items() for member in members}
+
+# (base, third person, past) of a verb and of its synonym
+VERBS: tuple[tuple[tuple[str, str, str], tuple[str, str, str]], ...] = (
+    (("find", "finds", "found"), ("discover", "discovers", "discovered")),
+    (("buy", "buys", "bought"), ("purchase", "purchases", "purchased")),
+    (("fix", "fixes", "fixed"), ("repair", "repairs", "repaired")),
+    (("clean", "cleans", "cleaned"), ("wash", "washes", "washed")),
+    (("carry", "carries", "carried"), ("haul", "hauls", "hauled")),
+    (("watch", "watches", "watched"), ("observe", "observes", "observed")),
+    (("choose", "chooses", "chose"), ("select", "selects", "selected")),
+    (("hide", "hides", "hid"), ("conceal", "conceals", "concealed")),
+    (("break", "breaks", "broke"), ("smash", "smashes", "smashed")),
+    (("lift", "lifts", "lifted"), ("raise", "raises", "raised")),
+    (("drop", "drops", "dropped"), ("release", "releases", "released")),
+    (("pull", "pulls", "pulled"), ("drag", "drags", "dragged")),
+    (("want", "wants", "wanted"), ("desire", "desires", "desired")),
+    (("paint", "paints", "painted"), ("color", "colors", "colored")),
+    (("borrow", "borrows", "borrowed"), ("rent", "rents", "rented")),
+    (("steal", "steals", "stole"), ("swipe", "swipes", "swiped")),
+)
+ADJECTIVES: tuple[tuple[tuple[str, str], tuple[str, str]], ...] = (  # two synonyms, and their two opposites
+    (("big", "large"), ("small", "tiny")),
+    (("old", "ancient"), ("new", "recent")),
+    (("heavy", "weighty"), ("light", "airy")),
+    (("clean", "spotless"), ("dirty", "filthy")),
+    (("wet", "soaked"), ("dry", "parched")),
+    (("cheap", "inexpensive"), ("costly", "expensive")),
+    (("bright", "shiny"), ("dim", "dark")),
+    (("strong", "sturdy"), ("weak", "fragile")),
+)
+PLACES = (
+    "barn", "kitchen", "market", "garden", "office", "station", "library", "harbor", "forest", "tower", "museum",
+    "square",
+)  # fmt: skip
+TIMES = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve")
+MANNERS = (("quickly", "rapidly"), ("slowly", "gradually"), ("quietly", "silently"), ("happily", "gladly"))
+
+REPORTERS = ("officials", "police", "witnesses", "reporters", "lawyers", "experts")
+REPORTING = ("said", "told", "announced", "reported", "confirmed")
+
+FILM_PARTS = (
+    "plot", "cast", "script", "acting", "ending", "music", "dialogue", "story", "pacing", "humor", "camerawork",
+    "premise",
+)  # fmt: skip
+POSITIVE = (
+    "brilliant", "moving", "charming", "funny", "gripping", "fresh", "clever", "warm", "dazzling", "honest",
+    "graceful", "lively", "tender", "superb", "witty", "rich",
+)  # fmt: skip
+NEGATIVE = (
+    "dull", "clumsy", "boring", "shallow", "tired", "bland", "sloppy", "lifeless", "predictable", "hollow",
+    "tedious", "awful", "muddled", "stale", "cheesy", "grating",
+)  # fmt: skip
+HEDGES = ("really", "quite", "utterly", "somewhat", "truly", "rather")
+NEGATORS = ("not", "never", "hardly", "far from")
+
+_MEANINGS = {
+    word: meaning
+    for meaning, words in (
+        *((f"verb {i}", (*one, *other)) for i, (one, other) in enumerate(VERBS)),
+        *((f"quality {i}.{side}", words) for i, sides in enumerate(ADJECTIVES) for side, words in enumerate(sides)),
+        *((f"manner {i}", words) for i, words in enumerate(MANNERS)),
+    )
+    for word in words
+}
+
+
+def meaning(word: str) -> str:
+    """Name what a word means: the same for synonyms and for the forms of a verb; otherwise the word itself."""
+    return _MEANINGS.get(word, word)
+
+
+SYNONYM = 0.2  # chance that a word is replaced by its synonym
+
+
+@dataclass(frozen=True)
+class Event:
+    """Somebody did something to a thing, somewhere, at some time. Words with synonyms are kept as indices."""
+
+    agent: str
+    verb: int  # index into VERBS
+    thing: str
+    quality: tuple[int, int] | None = None  # of the thing: (index into ADJECTIVES, side)
+    place: str | None = None
+    time: str | None = None
+    manner: int | None = None
+
+
+def draw(rng: Random, *, detail: float = 0.5) -> Event:
+    """Draw an event at random, each detail with probability `detail`."""
+
+    def maybe(options: tuple[str, ...]) -> str | None:
+        return rng.choice(options) if rng.random() < detail else None
+
+    return Event(
+        agent=rng.choice(NOUNS[rng.choice(AGENTS)]),
+        verb=rng.randrange(len(VERBS)),
+        thing=rng.choice(NOUNS[rng.choice(THINGS)]),
+        quality=draw_quality(rng) if rng.random() < detail else None,
+        place=maybe(PLACES),
+        time=maybe(TIMES),
+        manner=rng.randrange(len(MANNERS)) if rng.random() < detail / 2 else None,
+    )
+
+
+def draw_quality(rng: Random) -> tuple[int, int]:
+    """Draw a quality: a pair of opposites, and one side of it."""
+    return rng.randrange(len(ADJECTIVES)), rng.randrange(2)
+
+
+def with_article(noun_phrase: str) -> str:
+    """Put "a" or "an" before a noun."""
+    return f"{'an' if noun_phrase[0] in 'aeiou' else 'a'} {noun_phrase}"
+
+
+def plural(noun: str) -> str:
+    """Form the plural of a noun."""
+    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}es" if noun.endswith("x") else f"{noun}s"
+
+
+def verb(rng: Random, event: Event, form: int) -> str:
+    """Say what was done, by either synonym: base (form 0), third person (1) or past (2)."""
+    return VERBS[event.verb][rng.random() < SYNONYM][form]
+
+
+def thing(rng: Random, event: Event) -> str:
+    """Name the thing with its quality, by either synonym."""
+    if event.quality is None:
+        return event.thing
+    pair, side = event.quality
+    return f"{ADJECTIVES[pair][side][rng.random() < SYNONYM]} {event.thing}"
+
+
+def told(rng: Random, event: Event, *, passive: bool = False) -> str:
+    """Say an event in the past tense, with synonyms and the order of adjuncts left to chance."""
+    did, it = verb(rng, event, 2), thing(rng, event)
+    if passive:
+        past = rng.choice(("got", "was"))
+        core = f"the {it} {past} {_participle(did)} by the {event.agent}"
+    else:
+        core = f"the {event.agent} {did} the {it}"
+    if event.manner is not None:
+        core += f" {MANNERS[event.manner][rng.random() < SYNONYM]}"
+    if event.place:
+        core += f" in the {event.place}"
+    if event.time:
+        core = f"on {event.time} {core}" if rng.random() < 0.2 else f"{core} on {event.time}"
+    return core
+
+
+def _participle(past: str) -> str:
+    return {"chose": "chosen", "hid": "hidden", "broke": "broken", "stole": "stolen"}.get(past, past)
+
+
+def another(rng: Random, options: tuple[str, ...], word: str) -> str:
+    """Choose any of `options` but `word`."""
+    return rng.choice([option for option in options if option != word])
+
+
+def changed(rng: Random, event: Event) -> Event:
+    """Change one fact of an event to another of its kind, so that the words hardly differ."""
+    changes: list[Callable[[], Event]] = [
+        lambda: replace(event, agent=another(rng, NOUNS[CLASS_OF[event.agent]], event.agent)),
+        lambda: replace(event, thing=another(rng, NOUNS[CLASS_OF[event.thing]], event.thing)),
+        lambda: replace(event, verb=(event.verb + rng.randrange(1, len(VERBS))) % len(VERBS)),
+    ]
+    if event.quality is not None:
+        pair, side = event.quality
+        changes.append(lambda: replace(event, quality=(pair, 1 - side)))
+    if event.place is not None:
+        place = event.place
+        changes.append(lambda: replace(event, place=another(rng, PLACES, place)))
+    return rng.choice(changes)()
+
+
+def implied(rng: Random, event: Event) -> Event:
+    """Leave details out, or name a thing or an agent by its class: what is left follows from `event`."""
+    dropped: dict[str, Any] = {name: None for name in ("place", "time", "manner", "quality") if rng.random() < 0.6}
+    fewer = replace(event, **dropped)
+    if rng.random() < 0.4:
+        return replace(fewer, thing=CLASS_OF[fewer.thing])
+    if rng.random() < 0.4:
+        return replace(fewer, agent=CLASS_OF[fewer.agent])
+    return fewer

@@ -1,0 +1,176 @@
+"""The checkpoints that training starts from and ends in: a dense model with a fitting head, an MoE, joined experts.
+
+Only FFNs can differ between the experts of an MoE. When experts that were trained apart are assembled, whatever else
+differs (attention, norms, embeddings, columns of a head that several experts have) is refused by name, unless its mean
+will do; the base's is taken where experts were opened with `blend_only="ffn"`.
+"""
+
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, PreTrainedModel
+
+from tanbr.errors import CheckpointError, InputError
+from tanbr.lab.answers import with_start
+from tanbr.lab.corpus import Rows
+from tanbr.lab.train.objectives import Objective
+from tanbr.lab.train.upcycle import filled, layout, moe_config, recipe_of, upcycle
+from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
+from tanbr.merge.blend import weighted_sum
+from tanbr.merge.sources import OverBase
+from tanbr.moe.checkpoint import Checkpoint
+from tanbr.moe.family import Piece
+from tanbr.moe.text import TextEncoder
+from tanbr.moe.writing import Progress, copy_companions, new_folder, silent, write_json, write_tensors
+from tanbr.tasks.card import Card, read_card, write_card
+from tanbr.tasks.metrics import LabelSpace
+
+_LOADERS: dict[str, Any] = {
+    "bert": AutoModelForSequenceClassification,
+    "bert_moe": AutoModelForSequenceClassification,
+    "t5": AutoModelForSeq2SeqLM,
+    "t5_moe": AutoModelForSeq2SeqLM,
+}
+
+
+def load(folder: Path, **changes: Any) -> PreTrainedModel:
+    """Load a BERT or T5, dense or MoE, with `changes` of its settings."""
+    kind = Checkpoint(folder).config["model_type"]
+    if kind not in _LOADERS:
+        raise CheckpointError(f"{folder} must be a BERT or a T5 (its config.json says {kind!r})")
+    model: PreTrainedModel = _LOADERS[kind].from_pretrained(folder, local_files_only=True, **changes)
+    return model
+
+
+def digest(folder: Path) -> str:
+    """Tell checkpoints apart by their weights: 12 hexadecimal digits."""
+    digests = [file.digest() for file in Checkpoint(folder).files]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:12]
+
+
+def prepare(dense: Path, space: LabelSpace, out: Path, *, max_length: int, seed: int) -> Path:
+    """Write the dense checkpoint that training starts from to `out`, unless it is there: a BERT gets a new head."""
+    if out.exists():
+        return out
+    torch.manual_seed(seed)  # of the head
+    columns = dict(enumerate(space.columns))
+    head = {"id2label": columns, "label2id": {name: column for column, name in columns.items()}}
+    is_bert = Checkpoint(dense).config["model_type"] == "bert"
+    model = load(dense, **head | {"ignore_mismatched_sizes": True} if is_bert else {})
+    encoder = TextEncoder.of(dense, vocab_size=model.config.vocab_size, max_length=max_length)
+    encoder.tokenizer.model_max_length = encoder.max_length
+    with new_folder(out) as folder:
+        model.save_pretrained(folder)
+        encoder.tokenizer.save_pretrained(folder)
+    return out
+
+
+def upcycled(dense: Path, *, experts: int) -> PreTrainedModel:
+    """Load a dense checkpoint as an MoE of equal experts."""
+    with tempfile.TemporaryDirectory() as folder:
+        return load(upcycle(dense, Path(folder) / "moe", experts=experts))
+
+
+def write(model: PreTrainedModel, dense: Path, out: Path, *, card: Card | None = None) -> Path:
+    """Write a model, with the tokenizer of the dense checkpoint that it came from, to the new folder `out`."""
+    with new_folder(out) as folder:
+        model.save_pretrained(folder)
+        copy_companions(dense, folder)
+        if card is not None:
+            write_card(folder, card)
+    return out
+
+
+Rest: TypeAlias = Literal["refuse", "average"]
+
+
+def assemble(moe: Moe, out: str | Path, *, rest: Rest = "refuse", progress: Progress = silent) -> list[str]:
+    """Write experts over a base as one MoE checkpoint to the new folder `out`; the names of what was averaged.
+
+    Its card names the experts' tasks (their folders' names where nobody named tasks) and the labels of each.
+    """
+    if not isinstance(moe.source, OverBase):
+        raise InputError(f"{moe.path} is an MoE checkpoint already; name a base and its experts")
+    recipe = recipe_of(moe.config["model_type"])
+    config = moe_config(recipe, moe.config, moe.num_experts)
+    dtypes, pieces = moe.plan.dtypes(moe.checkpoint), moe.plan.targets()
+    tensors = layout(recipe, {name: (dtypes[name], moe.plan.shapes[name]) for name in pieces}, moe.num_experts)
+    ffns = {laid.source for laid in tensors if laid.experts}
+    averaged = sorted({piece.target for piece in moe.plan.blended} - {str(name) for name in ffns})
+    if averaged and rest == "refuse":
+        raise CheckpointError(
+            f"the experts differ in {len(averaged)} tensors that are no FFN's ({averaged[0]} for one), of which an MoE "
+            "checkpoint has one each: --blend-only ffn keeps the base's, --rest average takes the experts' mean"
+        )
+    moe.check(None)
+    chunks = filled(
+        tensors,
+        shared=lambda laid: _even(moe, laid.tensor.shape, laid.tensor.dtype, pieces[str(laid.source)]),
+        expert=lambda laid, k: _expert(moe, pieces[str(laid.source)][0], k),
+        generator=torch.Generator().manual_seed(0),
+        progress=progress,
+    )
+    with new_folder(out) as folder:
+        write_json(folder / "config.json", config)
+        write_tensors(folder, [laid.tensor for laid in tensors], chunks)
+        progress(len(tensors), len(tensors))
+        for companions in moe.source.companions:
+            copy_companions(companions, folder)
+        write_card(folder, card_of(moe))
+    return averaged
+
+
+def card_of(moe: Moe) -> Card:
+    """Make the card of experts over a base; an MoE checkpoint has its own."""
+    if not isinstance(moe.source, OverBase):
+        return read_card(moe.path)
+    folders = [Path(name).resolve().name for name in moe.source.names]
+    tasks = moe.source.expert_tasks or (tuple(folders) if len(set(folders)) == len(folders) else ())
+    return read_card(moe.path).of_experts(tasks, moe.source.expert_labels)
+
+
+def _expert(moe: Moe, piece: Piece, k: int) -> Tensor:
+    if piece.weights is None:
+        return moe.experts.one(piece, k).view(piece.shape)
+    return moe.checkpoint.tensor(piece.blocks[0][0])  # equal in all
+
+
+def _even(moe: Moe, shape: tuple[int, ...], dtype: torch.dtype, pieces: Sequence[Piece]) -> Tensor:
+    out = torch.empty(shape, dtype=dtype)
+    for piece in pieces:
+        if piece.weights is None:
+            moe.experts.average(out[piece.region], piece, [1 / moe.num_experts] * moe.num_experts)
+        else:
+            weighted_sum(out[piece.region], moe.checkpoint, piece.blocks, piece.weights)
+    return out
+
+
+Figures: TypeAlias = dict[str, float]  # task name → its metric
+
+
+def own_experts(moe: Moe, tasks: Sequence[str]) -> tuple[int, ...]:
+    """Find the expert that was trained for each task, as the checkpoint's card says; none if it does not."""
+    own = card_of(moe).experts_of(tasks)
+    if own and max(own) >= moe.num_experts:
+        raise CheckpointError(
+            f"{moe.path}: tanbr.json names a task for expert {max(own)} of {moe.num_experts}; mend it"
+        )
+    return own
+
+
+def as_trained(checkpoint: Path, objective: Objective, rows: Rows, *, device: str = "cpu") -> dict[str, Figures]:
+    """Score the uniform merge, and with `tags` each task by its own expert, where the checkpoint says which that is."""
+    moe = open_moe(checkpoint, device=device)
+    model = with_start(moe.dense())
+    result = {"average": objective.figures(model, rows)}
+    for name, expert in zip(rows, own_experts(moe, list(rows)), strict=False):  # none, or one for each task
+        moe.merge_into(model, np.eye(moe.num_experts)[expert])
+        result.setdefault("tags", {}).update(objective.figures(model, {name: rows[name]}))
+    return result

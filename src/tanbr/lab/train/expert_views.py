@@ -1,0 +1,200 @@
+"""K dense models that share all but their FFNs: what a task-routed MoE is while it trains; or K LoRA adapters.
+
+Each task's rows run through a dense model with the task's own FFNs in it, so that a step costs what a dense model does,
+and a task that is not in the step has no gradient at all. The K models are views: they hold the same tensors. They stay
+in eval mode, without dropout, so that a step depends on its number alone.
+"""
+
+import copy
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from tanbr.errors import ConfigError
+from tanbr.lab.train.checkpoints import upcycled, write
+from tanbr.lab.train.upcycle import ffn_names
+from tanbr.moe.writing import new_folder
+from tanbr.tasks.card import Card, write_card
+from tanbr.tasks.rows import Task
+from tanbr.types import FloatArray
+
+
+def read_first_token(model: Any) -> Any:
+    """Make a BERT with a head over its first token compute no more than that in its last layer; others stay as is.
+
+    It saves a sixth of a step. Keys and values still come of all tokens, so that the first one holds what it would.
+    """
+    if model.config.model_type == "bert":
+        last = model.bert.encoder.layer[-1]
+        last.forward = partial(_first_token, last)
+    return model
+
+
+def _first_token(layer: Any, states: Tensor, mask: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
+    """Run a BERT layer over states (n, length, D), and give the first token's (n, 1, D)."""
+    attention, first = layer.attention.self, states[:, :1]
+    heads = (*states.shape[:1], -1, attention.num_attention_heads, attention.attention_head_size)
+    query, key, value = (
+        project(seen).view(heads).transpose(1, 2)  # (n, heads, length or 1, D / heads)
+        for project, seen in ((attention.query, first), (attention.key, states), (attention.value, states))
+    )
+    mixed = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=None if mask is None else mask[:, :, :1], scale=attention.scaling
+    )
+    attended = layer.attention.output(mixed.transpose(1, 2).flatten(2), first)
+    result: Tensor = layer.feed_forward_chunk(attended)
+    return result
+
+
+class ExpertViews(nn.Module):
+    """A dense model and K sets of FFN weights, all equal at first."""
+
+    def __init__(self, dense: PreTrainedModel, *, experts: int) -> None:
+        super().__init__()
+        self.dense = dense
+        self.names = ffn_names(dense)  # of the dense model's FFN tensors
+        for name in self.names:
+            dense.get_parameter(name).requires_grad_(False)
+        start = [dense.get_parameter(name).detach() for name in self.names]
+        self.experts = nn.ModuleList(
+            nn.ParameterList(nn.Parameter(value.clone()) for value in start) for _ in range(experts)
+        )
+        self._views = [self._view(k) for k in range(experts)]  # a list, so that they are no sub-modules
+
+    def __len__(self) -> int:
+        return len(self.experts)
+
+    def view(self, expert: int) -> Any:
+        """Give the dense model with an expert's FFNs."""
+        return self._views[expert]
+
+    def weights(self, expert: int) -> dict[str, nn.Parameter]:
+        """List an expert's FFN tensors by the dense model's names for them."""
+        own: Any = self.experts[expert]
+        return dict(zip(self.names, own, strict=True))
+
+    def named_weights(self) -> list[tuple[str, nn.Parameter]]:
+        """List all experts' FFN tensors, each with the dense model's name for it."""
+        return [pair for k in range(len(self)) for pair in self.weights(k).items()]
+
+    def shared(self) -> dict[str, nn.Parameter]:
+        """List the dense model's parameters but its FFNs."""
+        ffns = set(self.names)
+        return {name: value for name, value in self.dense.named_parameters() if name not in ffns}
+
+    def _view(self, expert: int) -> Any:
+        same = {id(tensor): tensor for tensor in (*self.dense.parameters(), *self.dense.buffers())}
+        own = {id(self.dense.get_parameter(name)): value for name, value in self.weights(expert).items()}
+        return read_first_token(copy.deepcopy(self.dense, same | own))  # the copy takes these tensors as they are
+
+    def backward(
+        self,
+        losses: Sequence[tuple[int, Callable[[Any], Tensor]]],
+        *,
+        workers: Executor,
+        blends: FloatArray | None = None,
+    ) -> list[float]:
+        """Add the gradients of losses, each (expert, function of its view); give the losses' values.
+
+        With `blends` (losses, K) each loss is of a dense model with a blend of all experts in it, and teaches each of
+        them by its weight. The models run side by side; their gradients are added in order, so that sums do not depend
+        on timing.
+        """
+        rows = [None] * len(losses) if blends is None else list(blends)
+        values = []
+        for value, pairs in workers.map(self._gradients, *zip(*losses, strict=True), rows):
+            values.append(value)
+            for weight, gradient, share in pairs:
+                weight.grad = gradient * share if weight.grad is None else weight.grad.add_(gradient, alpha=share)
+        return values
+
+    def _gradients(
+        self, expert: int, loss_of: Callable[[Any], Tensor], blend: FloatArray | None
+    ) -> tuple[float, list[tuple[nn.Parameter, Tensor, float]]]:
+        """Give a loss and its gradients: of a parameter, the gradient, and the share of it that the parameter gets."""
+        view = self._views[expert]
+        if blend is None:
+            weights = [weight for weight in view.parameters() if weight.requires_grad]
+            loss = loss_of(view)
+            found = torch.autograd.grad(loss, weights)
+            return loss.item(), [(weight, gradient, 1.0) for weight, gradient in zip(weights, found, strict=True)]
+        merged = {name: self._merged(name, blend) for name in self.names}
+        shared = [weight for weight in self.shared().values() if weight.requires_grad]
+        learning = [name for name in self.names if merged[name].requires_grad]
+        loss = loss_of(lambda **inputs: functional_call(view, merged, args=(), kwargs=inputs))
+        found = torch.autograd.grad(loss, [*shared, *(merged[name] for name in learning)])
+        pairs = [(weight, gradient, 1.0) for weight, gradient in zip(shared, found, strict=False)]
+        for name, gradient in zip(learning, found[len(shared) :], strict=True):
+            pairs += [(self.weights(k)[name], gradient, float(blend[k])) for k in range(len(self))]
+        return loss.item(), pairs
+
+    def _merged(self, name: str, blend: FloatArray) -> Tensor:
+        """Blend an FFN tensor of all experts (K,), as a leaf that learns if they do."""
+        own = [self.weights(k)[name] for k in range(len(self))]
+        with torch.no_grad():
+            merged = torch.zeros_like(own[0])
+            for weight, share in zip(own, blend, strict=True):
+                merged.add_(weight, alpha=float(share))
+        return merged.requires_grad_(own[0].requires_grad)
+
+    def export(self, dense: Path, out: Path, *, tasks: Sequence[Task]) -> Path:
+        """Write the MoE to the new folder `out`, with its card: a task an expert. Training started from `dense`."""
+        stacked = {name: torch.stack([self.weights(k)[name].detach() for k in range(len(self))]) for name in self.names}
+        moe = upcycled(dense, experts=len(self))
+        moe.load_state_dict({**self.dense.state_dict(), **stacked})
+        return write(moe, dense, out, card=Card(tuple(tasks), tuple(task.name for task in tasks)))
+
+
+LIST = "experts.toml"
+
+
+class AdapterViews(ExpertViews):
+    """A dense model that stays as it is, and K sets of LoRA factors for all of its linear maps, all equal at first."""
+
+    def __init__(self, dense: PreTrainedModel, *, experts: int, rank: int, seed: int) -> None:
+        nn.Module.__init__(self)
+        try:
+            from peft import LoraConfig, get_peft_model
+        except ImportError:
+            raise ConfigError("adapters are trained with peft; pip install 'tanbr[adapters]'") from None
+        self.dense = dense.requires_grad_(False)
+        same = {id(tensor): tensor for tensor in (*dense.parameters(), *dense.buffers())}
+        self._adapters: list[Any] = []  # a list, so that they are no sub-modules
+        for _ in range(experts):
+            torch.manual_seed(seed)
+            settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", lora_dropout=0.0)
+            own = read_first_token(copy.deepcopy(dense, dict(same)))  # the copy takes these tensors as they are
+            self._adapters.append(get_peft_model(own, settings).eval())
+        self._views = [adapter.get_base_model() for adapter in self._adapters]
+        learning = [
+            {name: value for name, value in view.named_parameters() if value.requires_grad} for view in self._views
+        ]
+        self.names = list(learning[0])
+        self.experts = nn.ModuleList(nn.ParameterList(own.values()) for own in learning)
+
+    def shared(self) -> dict[str, nn.Parameter]:
+        """List what the adapters share and learn together: nothing."""
+        return {}
+
+    def export(self, dense: Path, out: Path, *, tasks: Sequence[Task]) -> Path:
+        """Write the adapters to the new folder `out`, one as PEFT does for each task, and a list of them all."""
+        write_card(dense, Card(tuple(tasks)))
+        base = os.path.relpath(dense, out)
+        lines = [f'base = "{base}"', ""]
+        with new_folder(out) as folder:
+            for task, adapter in zip(tasks, self._adapters, strict=True):
+                adapter.peft_config["default"].base_model_name_or_path = f"../{base}"
+                adapter.save_pretrained(folder / task.name, save_embedding_layers=False)
+                (folder / task.name / "README.md").unlink(missing_ok=True)  # an empty form
+                lines += ["[[experts]]", f'path = "{task.name}"', f'task = "{task.name}"', ""]
+            (folder / LIST).write_text("\n".join(lines), encoding="utf-8")
+        return out

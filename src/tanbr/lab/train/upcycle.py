@@ -1,0 +1,208 @@
+"""A dense checkpoint becomes an MoE whose experts start equal, or nearly so: every expert is the dense FFN."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
+
+from tanbr.errors import CheckpointError, InputError
+from tanbr.moe.checkpoint import Checkpoint
+from tanbr.moe.families import carried_over, read_settings
+from tanbr.moe.families.bert import BERT
+from tanbr.moe.families.mixtral import MIXTRAL
+from tanbr.moe.families.olmo import FLEX_OLMO
+from tanbr.moe.families.qwen import QWEN3
+from tanbr.moe.families.t5 import T5
+from tanbr.moe.family import ExpertPattern, Family, Settings, as_regex
+from tanbr.moe.writing import NewTensor, Progress, copy_companions, new_folder, silent, write_json, write_tensors
+
+ROUTER_STD = 0.02
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the dense models of one type become an MoE: the way of its family, backwards."""
+
+    family: Family
+    classes: Mapping[str, str]  # dense class → MoE class
+    router: str | None = None  # name of the router's weight (K, D), drawn at random
+    settings: Callable[[Settings], Settings] = lambda _: {}  # what else the MoE's configuration needs
+    must_be_off: tuple[str, ...] = ()  # settings of the dense model that the MoE has no counterpart for
+
+
+def _top2(_: Settings) -> Settings:
+    return {"num_experts_per_tok": 2}
+
+
+def _normalised(source: Settings) -> Settings:
+    return _top2(source) | {"norm_topk_prob": True, "moe_intermediate_size": source["intermediate_size"]}
+
+
+_MIXTRAL_ROUTER = "{site}.block_sparse_moe.gate.weight"
+_MLP_ROUTER = "{site}.mlp.gate.weight"
+
+_T5_CLASSES = {"T5ForConditionalGeneration": "T5MoeForConditionalGeneration", "T5EncoderModel": "T5MoeEncoderModel"}
+
+RECIPES: dict[str, Recipe] = {
+    "bert": Recipe(BERT, {"BertForSequenceClassification": "BertMoeForSequenceClassification"}),
+    "t5": Recipe(T5, _T5_CLASSES),
+    "mistral": Recipe(MIXTRAL, {"MistralForCausalLM": "MixtralForCausalLM"}, _MIXTRAL_ROUTER, _top2),
+    "llama": Recipe(
+        MIXTRAL, {"LlamaForCausalLM": "MixtralForCausalLM"}, _MIXTRAL_ROUTER, _top2, ("attention_bias", "mlp_bias")
+    ),
+    "qwen3": Recipe(
+        QWEN3, {"Qwen3ForCausalLM": "Qwen3MoeForCausalLM"}, _MLP_ROUTER, _normalised, ("use_sliding_window",)
+    ),
+    "olmo2": Recipe(FLEX_OLMO, {"Olmo2ForCausalLM": "FlexOlmoForCausalLM"}, _MLP_ROUTER, _normalised),
+}
+
+
+def upcycle(
+    dense: str | Path,
+    out: str | Path,
+    *,
+    experts: int,
+    jitter: float = 0.0,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Path:
+    """Write the MoE of a dense checkpoint to the new folder `out`, and return it.
+
+    Every expert is the dense FFN; with `jitter` > 0 each of its weight matrices has normal noise added, of that share
+    of its own standard deviation. `progress(done, total)` counts tensors.
+    """
+    if experts < 2:
+        raise InputError(f"experts must be at least 2 (got {experts})")
+    if not jitter >= 0:
+        raise InputError(f"jitter must not be negative (got {jitter})")
+    checkpoint = Checkpoint(dense)
+    recipe = recipe_of(checkpoint.config["model_type"])
+    config = moe_config(recipe, read_settings(checkpoint.config), experts)
+    tensors = layout(recipe, {name: (spec.dtype, spec.shape) for name, spec in checkpoint.specs.items()}, experts)
+    generator = torch.Generator().manual_seed(seed)
+
+    chunks = filled(
+        tensors,
+        shared=lambda laid: checkpoint.tensor(str(laid.source)),
+        expert=lambda laid, _: _jittered(checkpoint.tensor(str(laid.source)), jitter, generator),
+        generator=generator,
+        progress=progress,
+    )
+    with new_folder(out) as folder:
+        write_json(folder / "config.json", config)
+        write_tensors(folder, [laid.tensor for laid in tensors], chunks)
+        progress(len(tensors), len(tensors))
+        copy_companions(checkpoint.path, folder)
+    return Path(out)
+
+
+def recipe_of(model_type: str) -> Recipe:
+    """Find how dense models of a type become an MoE."""
+    if model_type not in RECIPES:
+        raise CheckpointError(
+            f"cannot make an MoE of a {model_type!r} model; the dense types that can be are {', '.join(RECIPES)}"
+        )
+    return RECIPES[model_type]
+
+
+def moe_config(recipe: Recipe, source: Settings, experts: int) -> dict[str, Any]:
+    """Turn a dense model's configuration into the MoE's."""
+    family = recipe.family
+    on = [key for key in recipe.must_be_off if source.get(key)]
+    if on:
+        raise CheckpointError(f"a {family.model_type} model has no {on[0]}, which the dense model uses")
+    named = source.get("architectures") or []
+    if len(named) != 1 or named[0] not in recipe.classes:
+        wanted = " or ".join(recipe.classes)
+        raise CheckpointError(
+            f"config.json must name {wanted} in architectures (got {named}); load it as that, and save it"
+        )
+    kept = carried_over(source, family.model_type)
+    config = AutoConfig.for_model(**kept | recipe.settings(source) | {family.count: experts})
+    config.architectures = [recipe.classes[named[0]]]
+    return dict(config.to_dict())
+
+
+def ffn_names(dense: PreTrainedModel) -> list[str]:
+    """List the parameters of a dense model that upcycling makes into experts."""
+    recipe = RECIPES[dense.config.model_type]
+    targets = [target for pattern in recipe.family.experts for target in pattern.targets.values()]
+    return [name for name, _ in dense.named_parameters() if any(re.fullmatch(as_regex(t), name) for t in targets)]
+
+
+@dataclass(frozen=True)
+class Laid:
+    """One tensor of the MoE: a router (no source), a copy (no experts), or some experts of a dense FFN's tensor."""
+
+    tensor: NewTensor
+    source: str | None
+    experts: range
+
+
+def layout(recipe: Recipe, dense: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], experts: int) -> list[Laid]:
+    """List the MoE's tensors and what of the dense model's (name → type and shape) each is made of."""
+    patterns: dict[str, ExpertPattern] = {}
+    for candidate in recipe.family.experts:
+        if len(candidate.targets) == 1:
+            patterns.setdefault(next(iter(candidate.targets.values())), candidate)
+    result: list[Laid] = []
+    routed: set[str] = set()
+    for name, (dtype, shape) in dense.items():
+        match = _ffn_pattern(name, patterns)
+        if match is None:
+            result.append(Laid(NewTensor(name, dtype, shape), name, range(0)))
+            continue
+        site, pattern = match
+        if "{k}" in pattern.name:
+            names = [pattern.name.format(site=site, k=k) for k in range(experts)]
+            result += [Laid(NewTensor(one, dtype, shape), name, range(k, k + 1)) for k, one in enumerate(names)]
+        else:
+            stacked = NewTensor(pattern.name.format(site=site), dtype, (experts, *shape))
+            result.append(Laid(stacked, name, range(experts)))
+        if recipe.router and site not in routed and "down" not in pattern.targets:
+            routed.add(site)
+            router = NewTensor(recipe.router.format(site=site), dtype, (experts, shape[1]))
+            result.append(Laid(router, None, range(0)))
+    if not any(laid.experts for laid in result):
+        raise CheckpointError(f"the dense model holds no FFN tensors of the {recipe.family.dense} layout")
+    return result
+
+
+def filled(
+    tensors: Sequence[Laid],
+    *,
+    shared: Callable[[Laid], Tensor],
+    expert: Callable[[Laid, int], Tensor],
+    generator: torch.Generator,
+    progress: Progress,
+) -> Iterator[Tensor]:
+    """Fill an MoE's tensors in the order of writing: routers at random, what is shared, and each expert's part."""
+    for done, laid in enumerate(tensors):
+        progress(done, len(tensors))
+        if laid.source is None:
+            yield (torch.randn(laid.tensor.shape, generator=generator) * ROUTER_STD).to(laid.tensor.dtype)  # (K, D)
+        elif not laid.experts:
+            yield shared(laid)
+        for k in laid.experts:
+            yield expert(laid, k)
+
+
+def _ffn_pattern(name: str, patterns: dict[str, ExpertPattern]) -> tuple[str, ExpertPattern] | None:
+    for target, pattern in patterns.items():
+        found = re.fullmatch(as_regex(target), name)
+        if found:
+            return found["site"], pattern
+    return None
+
+
+def _jittered(values: Tensor, jitter: float, generator: torch.Generator) -> Tensor:
+    if jitter == 0 or values.dim() < 2:
+        return values
+    wide = values.float()
+    noise = torch.randn(wide.shape, generator=generator)
+    return (wide + noise * (jitter * wide.std())).to(values.dtype)

@@ -1,0 +1,176 @@
+"""What a slot serves, and what is known of the merge versions it may serve: plain frozen values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tanbr.router.panel import Readings, group_mixes
+from tanbr.types import Blend, Decision, FloatArray, SlotMix, SlotRecord, TaskMix
+
+
+class Phase(StrEnum):
+    """Who chooses the blend at the moment."""
+
+    WAITING = "waiting for rewards"  # the start blend is served: nothing is known that speaks for another
+    LEARNING = "learning"  # the router chooses
+    PINNED = "pinned"  # an operator has chosen
+    FIXED = "fixed"  # the start blend is served whatever comes: `explore` is "never"
+
+
+class Reason(StrEnum):
+    """Why a slot serves the blend it does."""
+
+    CHOSEN = "chosen"  # by the router
+    START = "start"  # the start blend: there are no rewards (yet, or any more), or nothing is to be explored
+    BEST = "best"  # the best known blend: rewards have stopped, or the exploration budget is spent
+    KEPT = "kept"  # the old blend: too little to gain, or the guard refused the new ones
+    PINNED = "pinned"  # by an operator
+    ROLLED_BACK = "rolled back"  # by an operator or the guard
+    FAILED = "failed"  # the turn failed: the old blend goes on
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """A merge version and what it has earned."""
+
+    number: int
+    blend: Blend  # (K,)
+    sums: FloatArray  # (V,) of rewards
+    counts: FloatArray  # (V,)
+    good: bool = True  # False: it was refused while it answered, and is not served again
+
+    @property
+    def means(self) -> FloatArray:
+        """Mean reward per task (V,); NaN where a task has less than one reward."""
+        return np.where(self.counts >= 1, self.sums / np.maximum(self.counts, 1.0), np.nan)
+
+
+def worth(versions: Sequence[Version], mix: TaskMix) -> float:
+    """Reward for a mix (V,) if each task goes to the version that earned most with it; NaN if one was never earned."""
+    there = mix > 1e-3
+    means = np.array([version.means for version in versions])[:, there]
+    if np.isnan(means).all(axis=0).any():
+        return float("nan")
+    return float(mix[there] @ np.nanmax(means, axis=0) / mix[there].sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What to serve next, G different blends, and why."""
+
+    blends: FloatArray  # (G, K)
+    estimates: FloatArray  # (G, V) what each task is taken to earn at each model
+    reason: Reason
+    note: str = ""
+    versions: tuple[int | None, ...] = ()  # (G,) numbers of blends that had one before; empty if none had
+    decision: Decision | None = None  # the router's, if it is its choice
+
+    @classmethod
+    def one(cls, blend: Blend, tasks: int, reason: Reason, note: str = "", version: int | None = None) -> "Choice":
+        """Choose one blend (K,) for everything."""
+        return cls(np.asarray(blend)[None], np.ones((1, tasks)), reason, note, (version,))
+
+    @classmethod
+    def of(cls, decision: Decision) -> "Choice":
+        """Take what the router chose."""
+        return replace(cls.panel(decision.blends, decision.estimates, Reason.CHOSEN), decision=decision)
+
+    @classmethod
+    def panel(cls, blends: FloatArray, estimates: FloatArray, reason: Reason, note: str = "") -> "Choice":
+        """Choose a panel; equal blends become one model, which is as good for a task as the better of them."""
+        first = [next(i for i, other in enumerate(blends) if np.array_equal(blend, other)) for blend in blends]
+        rows = sorted(set(first))
+        best = np.array([estimates[[i for i, f in enumerate(first) if f == row]].max(axis=0) for row in rows])
+        return cls(blends[rows], best, reason, note)
+
+    def numbered(self, other: "Choice") -> "Choice":
+        """Let blends that have a number in another choice keep it."""
+        numbers = {blend.tobytes(): number for blend, number in zip(other.blends, other.versions, strict=True)}
+        return replace(self, versions=tuple(numbers.get(blend.tobytes()) for blend in self.blends))
+
+    def without(self, version: int) -> "Choice | None":
+        """Leave one version out; None if nothing is left."""
+        rows = [row for row, number in enumerate(self.versions) if number != version]
+        if not rows:
+            return None
+        versions = tuple(self.versions[row] for row in rows)
+        return replace(self, blends=self.blends[rows], estimates=self.estimates[rows], versions=versions)
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """A slot that is being served, or whose rewards are still to come."""
+
+    number: int
+    versions: tuple[int, ...]  # (G,) merge versions of its models
+    task_mix: TaskMix  # (V,) forecast that it was opened with
+    blends: FloatArray  # (G, K) as served
+    estimates: FloatArray  # (G, V) what each task is taken to earn at each model
+    decision: Decision | None  # the router's, if it is its choice
+    reason: Reason
+    note: str = ""
+    held: TaskMix | None = None  # (V,) mix that it turned out to hold; None while it is open
+
+    @classmethod
+    def of(cls, choice: Choice, *, number: int, versions: tuple[int, ...], task_mix: TaskMix) -> "Slot":
+        """Open a slot with what was chosen."""
+        served = choice.blends, choice.estimates, choice.decision, choice.reason, choice.note
+        return cls(number, versions, task_mix, *served)
+
+    @property
+    def blend(self) -> Blend:
+        """Blend (K,) of the first model."""
+        return np.asarray(self.blends[0])
+
+    @property
+    def panel(self) -> Decision:
+        """Its models, and which request goes to which."""
+        return Decision(-1, self.task_mix, self.blends, self.estimates)
+
+    @property
+    def task_models(self) -> NDArray[np.intp]:
+        """The place of the model that each task goes to (V,)."""
+        return self.panel.task_models
+
+    def mixes(self, mix: TaskMix) -> FloatArray:
+        """The mix of the tasks that each model answers (G, V), of a mix (V,)."""
+        return group_mixes(self.estimates, Readings.of(mix))
+
+    def kept(self) -> Choice:
+        """Serve on what this slot serves."""
+        return Choice(self.blends, self.estimates, Reason.KEPT, versions=self.versions)
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """What the router is told of a slot."""
+
+    slot: Slot
+    rewards: FloatArray  # (G, V) of each model, NaN where unseen
+    counts: FloatArray  # (G, V)
+    shares: dict[str, float]  # source → its share of the rewards
+    late: bool = False  # whether these are rewards that came after the slot was told
+
+    @property
+    def record(self) -> SlotRecord:
+        """The slot, start to end, over all its models."""
+        slot, counts = self.slot, self.counts.sum(axis=0)
+        sums = np.where(self.counts > 0, self.rewards * self.counts, 0.0).sum(axis=0)
+        reward = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+        if len(slot.versions) == 1:
+            reward = self.rewards[0]
+        return SlotRecord(slot.number, slot.versions[0], slot.task_mix, slot.blend, reward, counts)
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """From one slot to the next: what a world writes down."""
+
+    opened: Slot
+    ended: Slot | None  # None before the first
+    mix: SlotMix | None  # of the ended slot
+    told: tuple[Told, ...] = ()
+    bad: tuple[int, ...] = ()  # merge versions that proved bad

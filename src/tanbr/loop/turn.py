@@ -1,0 +1,502 @@
+"""The turn of a slot: observe, close the mix, learn, choose, prepare, write down, commit. Nothing else closes the loop.
+
+    observe ──► close the mix ──ψ──► learn ──► choose ──x──► prepare ──► write down ──► commit
+                                       ▲                                                  │
+                                       └──────────── rewards ◄──── the world answers ◄────┘
+
+A learner is one value. `observe` and `turn` take it and return the next one; whoever keeps the old one has undone them.
+Router and monitor are forked before they are touched, which costs next to nothing. The *world* answers a few questions:
+what was earned, what answers now, can these blends be served; and it writes down and commits what was decided. A served
+slot, a simulated one and a step of tuning differ in their world alone.
+"""
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from tanbr.loop.choose import WINDOW, Pin, StartBlend, admitted, ask, best_known, phase_of
+from tanbr.loop.config import LoopConfig
+from tanbr.loop.guard import Guard, Probes, Refused
+from tanbr.loop.rewards import VERDICT, Given, Tally, Trust, credited
+from tanbr.loop.slot import Choice, Phase, Reason, Slot, Told, Turn, Version
+from tanbr.router.panel import Readings
+from tanbr.types import Blend, Decision, FloatArray, Router, SlotMix, TaskMix, Text
+
+if TYPE_CHECKING:  # settings are read without scikit-learn
+    from tanbr.monitor.recogniser import Recognition
+
+log = logging.getLogger("tanbr.loop")
+
+TAUGHT = 256  # texts a slot, at most, that labels teach the monitor: about 0.2 s of one core
+FIRM = 0.9  # posterior of a familiar text's task beyond which no label teaches the monitor otherwise
+
+
+class MixSource(Protocol):
+    """What tells the mix of untagged requests; `tanbr.Monitor` is one."""
+
+    @property
+    def confusion(self) -> FloatArray | None:
+        """Share of each task's requests that is read as each task (V, V); None if all are read rightly."""
+        ...
+
+    def count(self, seen: "Recognition") -> None:
+        """Take in requests of the open slot that were recognised."""
+        ...
+
+    def close_slot(self) -> SlotMix:
+        """End the slot: its mix, and the forecast for the next."""
+        ...
+
+    def fork(self) -> "MixSource":
+        """Give an independent copy."""
+        ...
+
+
+class Prepared(Protocol):
+    """A blend that is ready to answer."""
+
+    @property
+    def version(self) -> int:
+        """Its merge version."""
+        ...
+
+    @property
+    def changed(self) -> bool:
+        """Whether it does not answer already."""
+        ...
+
+
+P = TypeVar("P", bound=Prepared)
+
+
+class World(Protocol[P]):
+    """Where slots are served."""
+
+    def last_reward(self) -> int:
+        """Number of the newest reward."""
+        ...
+
+    def rewards(self, *, after: int, upto: int, slot: int | None = None) -> Sequence[Given]:
+        """List the rewards with after < number ≤ upto, of one slot or of all, oldest first."""
+        ...
+
+    def measured(self, slot: int) -> dict[int, Tally]:
+        """Rewards that the world gave the models of a slot by itself, by the place of the model."""
+        ...
+
+    def measured_late(self) -> Sequence[int]:
+        """Slots that the router was told already and for which the world measured rewards since."""
+        ...
+
+    def texts(self, ids: Sequence[bytes]) -> Mapping[bytes, Text]:
+        """Look up the texts of answered requests, as far as they are at hand."""
+        ...
+
+    def ended(self, number: int) -> Slot | None:
+        """Find a slot that the router was told already."""
+        ...
+
+    def answering(self, slot: Slot) -> Choice | None:
+        """Say what answers now, where `slot` is open: all of its models, unless one broke. None: nothing does."""
+        ...
+
+    def prepare(self, blend: Blend, version: int | None) -> P:
+        """Make the merge of a blend (K,) ready to answer; `version` numbers one that had a number before."""
+        ...
+
+    def probe(self, prepared: P, *, fully: bool) -> Probes:
+        """Ask a blend that is ready the probe texts, or only whether it answers with numbers."""
+        ...
+
+    def discard(self) -> None:
+        """Forget what was prepared."""
+        ...
+
+    def write(self, turn: Turn, learner: "Learner") -> None:
+        """Write the turn down, before anything of it shows; if it raises, nothing happened."""
+        ...
+
+    def commit(self, prepared: Sequence[P], learner: "Learner") -> None:
+        """Let what was prepared, and nothing else, answer from now on.
+
+        Where it has to merge for that it may fail: what answers then is whole, old or new.
+        """
+        ...
+
+    def alarm(self, text: str) -> None:
+        """Tell operators."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Rules:
+    """What does not change from slot to slot."""
+
+    config: LoopConfig
+    start: StartBlend
+    models: int = 1  # G, most that are served side by side
+
+
+@dataclass(frozen=True, eq=False)
+class Learner:
+    """All that is known when a slot is open."""
+
+    rules: Rules
+    router: Router
+    monitor: MixSource
+    slot: Slot
+    guard: Guard
+    trust: Trust
+    forecast: TaskMix  # (V,) for the open slot
+    settling: tuple[Slot, ...] = ()  # ended slots that the router was not told of yet
+    versions: tuple[Version, ...] = ()  # merge versions that are remembered, oldest first
+    rewarded: int | None = None  # slot that was opened when the router was last told a reward
+    mark: int = 0  # rewards up to this number are in the router's state, as far as their slot was told
+    explored: tuple[bool, ...] = ()  # whether each of the last slots explored
+    pin: Pin | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """Who chooses for the next slot."""
+        return phase_of(self.rules.config, pin=self.pin, rewarded=self.rewarded, number=self.slot.number + 1)
+
+    @property
+    def good(self) -> list[Version]:
+        """The merge versions that may be served again."""
+        return [version for version in self.versions if version.good]
+
+    def dismissing(self, version: int, why: str) -> Choice | None:
+        """Say what to serve instead of a bad version: the others of its panel, or the newest good one before it."""
+        note = f"rolled back: {why}"
+        left = self.slot.kept().without(version)
+        if left is not None:
+            return replace(left, reason=Reason.ROLLED_BACK, note=note)
+        good = [one for one in self.good if one.number not in self.slot.versions]
+        tasks = len(self.forecast)
+        return Choice.one(good[-1].blend, tasks, Reason.ROLLED_BACK, note, good[-1].number) if good else None
+
+
+def first(
+    rules: Rules,
+    world: World[P],
+    *,
+    router: Router,
+    monitor: MixSource,
+    tasks: int,
+    number: int = 0,
+    mix: TaskMix | None = None,
+    decision: Decision | None = None,
+) -> Learner:
+    """Open the first slot, for a mix (V,) or for every task alike, with a decision that the router made already if any.
+
+    What was told before is left alone.
+    """
+    mix = np.full(tasks, 1.0 / tasks) if mix is None else mix
+    nothing = Slot(number - 1, (), mix, np.zeros((0, 0)), np.zeros((0, tasks)), None, Reason.START)
+    trust = Trust(rules.config.rewards.doubt, rules.config.rewards.client_share)
+    learner = Learner(rules, fork(router), monitor, nothing, Guard(tasks), trust, mix, mark=world.last_reward())
+    choice = Choice.of(decision) if decision is not None else _choose(learner, None)[0]
+    prepared, learner = _prepare(learner, world, choice, None)
+    return _finish(learner, world, prepared, Turn(learner.slot, None, None))
+
+
+def observe(learner: Learner, seen: "Recognition | None", rewards: Sequence[Given] = ()) -> Learner:
+    """Take in requests that were recognised, and show the guard rewards of the open slot."""
+    if seen is not None and len(seen):
+        monitor = learner.monitor.fork()
+        monitor.count(seen)
+        learner = replace(learner, monitor=monitor)
+    guard, slot = learner.guard, learner.slot
+    for row in rewards:
+        if row.counts and row.slot == slot.number and row.place < len(slot.versions):
+            share = learner.trust.of(row.client) * row.share(learner.forecast)
+            guard = guard.seen(slot.versions[row.place], share, row.reward, row.client)
+    return replace(learner, guard=guard)
+
+
+def turn(
+    learner: Learner, world: World[P], *, forced: Choice | None = None, bad: Sequence[int] = (), worthless: bool = False
+) -> Learner:
+    """End the slot and open the next; the learner that goes on. If it raises, the old slot goes on.
+
+    `forced` is served instead of asking the router. The rewards of a slot with `bad` versions are told at once, with
+    zeros for these if they were worthless.
+    """
+    mark = world.last_reward()
+    monitor = learner.monitor.fork()
+    _teach_monitor(monitor, world, world.rewards(after=learner.mark, upto=mark), learner.trust)
+    mix = monitor.close_slot()
+    kept = world.answering(learner.slot)
+    ended = replace(learner.slot, held=mix.estimate)
+    waiting = (*learner.settling, ended)
+    untold = replace(learner, monitor=monitor, forecast=mix.forecast, settling=waiting)
+    told: tuple[Told, ...] = ()
+    after = replace(untold, router=fork(learner.router))
+    try:
+        after, told = _tell(after, world, mark, bad=bad, worthless=worthless)
+    except Exception as error:  # a router that fails must not keep a bad blend answering
+        forced = forced or _staying(kept, error)
+        after, told = replace(untold, router=fork(learner.router)), ()
+        world.alarm(f"slot {ended.number}: {_said(error)}; its rewards are told with the next turn")
+    try:
+        choice, after = (forced, after) if forced is not None else _choose(after, kept)
+        prepared, after = _prepare(after, world, choice, kept)
+    except Exception as error:
+        after, told = untold, ()
+        world.alarm(f"slot {ended.number}: {_said(error)}; what answers stays")
+        prepared, after = _prepare(after, world, _staying(kept, error), kept)
+    return _finish(after, world, prepared, Turn(after.slot, ended, mix, told, tuple(bad)))
+
+
+def fork(router: Router) -> Router:
+    """Give an independent copy of a router: at once where it can do that itself."""
+    forked: Router = router.fork() if hasattr(router, "fork") else copy.deepcopy(router)
+    return forked
+
+
+def _teach_monitor(monitor: Any, world: World[P], rows: Sequence[Given], trust: Trust) -> None:
+    """Let the monitor learn from texts whose labels, and so tasks, have come since the last turn.
+
+    Never against what it firmly believes. What it does not believe itself, it takes from a client that leads (or is
+    nobody in particular), or from several clients that say the same of a text.
+    """
+    rows = [row for row in rows if row.source == "labels" and row.task is not None and trust.of(row.client) > 0.5]
+    if not rows or not getattr(monitor, "learns", False):
+        return
+    texts = world.texts([row.id for row in rows])
+    rows = [row for row in rows if row.id in texts]
+    claims: dict[tuple[Text, int | None], set[str]] = {}
+    for row in rows:
+        claims.setdefault((texts[row.id], row.task), set()).add(row.client)
+    fair = trust.fair(rows, TAUGHT)
+    seen = monitor.snapshot().recognise([texts[row.id] for row in fair])
+    best, known = seen.posteriors.argmax(axis=1), ~seen.novel & seen.informed
+    firm = known & (seen.posteriors.max(axis=1, initial=0.0) > FIRM)
+    taught = []
+    for row, task, is_known, is_firm in zip(fair, best, known, firm, strict=True):
+        believed = not row.client or trust.leads(row.client) or len(claims[texts[row.id], row.task]) > 1
+        if (is_known and row.task == task) or (believed and not is_firm):
+            taught.append(row)
+    monitor.learn([texts[row.id] for row in taught], [monitor.tasks[row.task] for row in taught])
+
+
+def _tell(
+    learner: Learner, world: World[P], mark: int, *, bad: Sequence[int], worthless: bool
+) -> tuple[Learner, tuple[Told, ...]]:
+    """Tell the router the slots whose rewards are due, and what came late for those it was told."""
+    config, told = learner.rules.config, []
+    ended = learner.settling[-1]
+    trust, tasks = learner.trust, len(learner.forecast)
+    for slot in learner.settling:
+        if ended.number - slot.number < config.rewards.settle_slots and not (bad and slot is ended):
+            continue
+        rows, mix = world.rewards(after=0, upto=mark, slot=slot.number), _held(slot)
+        for place in range(len(slot.versions)):  # clients are compared model by model
+            trust = trust.learned([row for row in rows if row.place == place], mix)
+        tallies = credited(_measured(world, slot, tasks), rows, mix, trust)
+        if worthless and slot is ended:
+            zeros = config.guard.least_count * slot.mixes(mix)
+            tallies = [
+                tally.add(VERDICT, np.zeros(tasks), zeros[place]) if slot.versions[place] in bad else tally
+                for place, tally in enumerate(tallies)
+            ]
+        told.append(_told(learner, slot, tallies))
+    measured = world.measured_late()  # of other slots the router was told already what the world measured
+    late: dict[int, list[Given]] = {number: [] for number in measured}
+    waiting = {slot.number for slot in learner.settling}
+    for row in world.rewards(after=learner.mark, upto=mark):
+        if row.slot not in waiting:
+            late.setdefault(row.slot, []).append(row)
+    for number, rows_of in late.items():
+        found = world.ended(number)
+        if found is not None:
+            none = [Tally(tasks)] * len(found.versions)
+            before = _measured(world, found, tasks) if number in measured else none
+            tallies = credited(before, rows_of, _held(found), trust)
+            told.append(replace(_told(learner, found, tallies), late=True))
+    for one in told:
+        _teach(learner.router, one)
+    done = {one.slot.number for one in told}
+    heard = any((one.counts > 0).any() for one in told)
+    after = replace(
+        learner,
+        trust=trust,
+        mark=mark,
+        settling=tuple(slot for slot in learner.settling if slot.number not in done),
+        rewarded=ended.number + 1 if heard else learner.rewarded,
+        versions=_earned(learner.versions, told),
+    )
+    return after, tuple(told)
+
+
+def _held(slot: Slot) -> TaskMix:
+    return slot.task_mix if slot.held is None else slot.held
+
+
+def _measured(world: World[P], slot: Slot, tasks: int) -> list[Tally]:
+    measured = world.measured(slot.number)
+    return [measured.get(place, Tally(tasks)) for place in range(len(slot.versions))]
+
+
+def _told(learner: Learner, slot: Slot, tallies: Sequence[Tally]) -> Told:
+    config = learner.rules.config.rewards
+    rewards, counts = (np.array(table) for table in zip(*(tally.reward(config) for tally in tallies), strict=True))
+    return Told(slot, rewards, counts, tallies[0].join(*tallies[1:]).shares(config))
+
+
+def _teach(router: Any, told: Told) -> None:
+    """Tell the router the rewards of a slot's models; what it did not choose teaches it as a warm start."""
+    slot, taught = told.slot, (told.counts > 0).any(axis=1)
+    if slot.decision is not None and not told.late:
+        rewards, counts = _as_decided(slot.decision, slot.blends, told.rewards, told.counts)
+        router.tell(slot.decision, rewards, counts)
+    elif taught.any() and hasattr(router, "warm_start"):
+        router.warm_start(slot.blends[taught], told.rewards[taught], told.counts[taught])
+
+
+def _as_decided(
+    decision: Decision, blends: FloatArray, rewards: FloatArray, counts: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Put the rewards and counts (n, V) of the blends (n, K) that were served into the rows of a decision's own."""
+    table, behind = np.full(decision.estimates.shape, np.nan), np.zeros(decision.estimates.shape)
+    for blend, reward, count in zip(blends, rewards, counts, strict=True):
+        row = np.abs(decision.blends - blend).sum(axis=1).argmin()  # the nearest: a saved state may have lost digits
+        table[row], behind[row] = reward, count
+    return table, behind
+
+
+def _earned(versions: Sequence[Version], told: Sequence[Told]) -> tuple[Version, ...]:
+    """Add what slots earned to their merge versions."""
+    known = {version.number: version for version in versions}
+    for one in told:
+        for number, reward, count in zip(one.slot.versions, one.rewards, one.counts, strict=True):
+            if number in known:
+                old = known[number]
+                sums = old.sums + np.where(count > 0, reward, 0.0) * count
+                known[number] = replace(old, sums=sums, counts=old.counts + count)
+    return tuple(known.values())
+
+
+def _choose(learner: Learner, kept: Choice | None) -> tuple[Choice, Learner]:
+    """Choose for the forecast mix, where `kept` would serve on what answers."""
+    rules, mix, pin = learner.rules, learner.forecast, learner.pin
+    number = learner.slot.number + 1
+    if pin is not None:
+        return Choice.one(pin.blend, len(mix), Reason.PINNED, "pinned", pin.version), learner
+    phase = phase_of(rules.config, pin=pin, rewarded=learner.rewarded, number=number)
+    if phase is Phase.WAITING and learner.rewarded is not None:
+        best = best_known(learner.good, mix, rules.models, "no rewards any more: the best known blend")
+        if best is not None:
+            return best, learner
+    confusion = learner.monitor.confusion if rules.models > 1 else None
+    if phase is not Phase.LEARNING:
+        served = np.empty((0, 0)) if kept is None else kept.blends
+        blends, estimates = rules.start(Readings.of(mix, confusion), served, models=rules.models)
+        choice = Choice.panel(blends, estimates, Reason.START, f"{phase}: the start blend")
+        return choice if kept is None else choice.numbered(kept), learner
+    decision = ask(learner.router, mix, models=rules.models, confusion=confusion)
+    if kept is None:
+        return Choice.of(decision), learner
+    choice, explores = admitted(
+        decision,
+        kept=kept,
+        versions=learner.good,
+        explored=learner.explored,
+        config=rules.config,
+        models=rules.models,
+    )
+    if choice.decision is None:
+        _decline(learner.router, decision)
+    return choice, replace(learner, explored=(*learner.explored, explores)[-WINDOW:])
+
+
+def _decline(router: Any, decision: Decision) -> None:
+    """Take back a decision that was never served: it leaves no trace in the router."""
+    if hasattr(router, "decline"):
+        router.decline(decision)
+    else:
+        router.tell(decision, np.full(decision.estimates.shape, np.nan))
+
+
+def _prepare(learner: Learner, world: World[P], choice: Choice, kept: Choice | None) -> tuple[Sequence[P], Learner]:
+    """Merge what was chosen and have the guard look at it: what is ready, and the learner with the next slot open.
+
+    What is refused is told to the router, which may choose again; at last what answers is `kept`.
+    """
+    rules, mix = learner.rules, learner.forecast
+    for chance in range(rules.config.guard.tries, -1, -1):
+        prepared: list[P] = []
+        slot = Slot.of(choice, number=learner.slot.number + 1, versions=(), task_mix=mix)
+        guard, numbers = learner.guard, choice.versions or (None,) * len(choice.blends)
+        try:
+            for blend, number, own in zip(choice.blends, numbers, slot.mixes(mix), strict=True):
+                prepared.append(world.prepare(blend, number))
+                if prepared[-1].changed:
+                    compared = choice.reason in (Reason.CHOSEN, Reason.START, Reason.BEST)
+                    probes = world.probe(prepared[-1], fully=compared)
+                    refuse = choice.reason is Reason.CHOSEN  # nobody may refuse what others fall back to
+                    guard = guard.probed(prepared[-1].version, probes, own, rules.config.guard, refuse=refuse)
+            versions = tuple(one.version for one in prepared)
+            return prepared, replace(learner, guard=guard, slot=replace(slot, versions=versions))
+        except Refused as why:
+            world.discard()
+            if choice.decision is None or kept is None:
+                raise
+            log.info("a blend is not served: %s", why)
+            router: Any = learner.router
+            _decline(router, choice.decision)
+            if hasattr(router, "warm_start"):  # what the probes have earned teaches all the same
+                router.warm_start(choice.blends[[len(prepared) - 1]], why.reward[None], why.counts[None])
+            confusion = learner.monitor.confusion if rules.models > 1 else None
+            if chance > 1:
+                choice = Choice.of(ask(router, mix, models=rules.models, confusion=confusion))
+            else:
+                choice = replace(kept, note=f"refused: {why}")
+        except BaseException:
+            world.discard()
+            raise
+    raise AssertionError("the last chance keeps what answers")
+
+
+def _finish(learner: Learner, world: World[P], prepared: Sequence[P], done: Turn) -> Learner:
+    """Write the turn down, then let what was prepared answer."""
+    config, opened = learner.rules.config, learner.slot
+    keep = config.keep_versions * learner.rules.models
+    guard = learner.guard.opened(opened.versions, bad=done.bad, keep=keep, share=config.rewards.client_share)
+    known = {one.number: replace(one, good=one.good and one.number not in done.bad) for one in learner.versions}
+    nothing = np.zeros(len(opened.task_mix))
+    for number, blend in zip(opened.versions, opened.blends, strict=True):
+        known.setdefault(number, Version(number, blend, nothing, nothing))
+    kept = sorted(known, key=lambda number: (number in opened.versions, number))[-max(keep, len(opened.versions)) :]
+    learner = replace(learner, guard=guard, versions=tuple(known[number] for number in sorted(kept)))
+    try:
+        world.write(done, learner)
+    except BaseException:
+        world.discard()
+        raise
+    try:
+        world.commit(prepared, learner)
+    except Exception as error:  # a merge in place may fail even now: what is whole gets a slot of its own
+        changed = [str(one.version) for one in prepared if one.changed]
+        world.alarm(f"merge version {', '.join(changed)} cannot be served: {_said(error)}")
+        whole = world.answering(opened)
+        if whole is not None and changed:
+            try:
+                return turn(learner, world, forced=_staying(whole, error))
+            except Exception as failed:  # the slot is on disk, so it stays open, whatever answers in it
+                world.alarm(f"slot {opened.number} goes on with what is whole: {_said(failed)}")
+    return learner
+
+
+def _staying(kept: Choice | None, error: Exception) -> Choice:
+    if kept is None:
+        raise error
+    return replace(kept, reason=Reason.FAILED, note=f"failed: {_said(error)}")
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

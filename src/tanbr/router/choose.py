@@ -1,0 +1,172 @@
+"""What the default router would choose if nothing but the bound counted: G blends of highest upper confidence bound.
+
+Candidates are blends whose posterior `learn` has kept up to date: fixed ones and the nodes of the tree. Where the
+experts' tasks are known, the proportional blends of groups of tasks join them. From the panel found among these each
+model climbs the bound of its own requests.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tanbr.router import gp
+from tanbr.router.known import Known, Rules
+from tanbr.router.panel import Readings, Rows, chosen, exchanged, group_mixes, proportional_blends, task_groups
+from tanbr.router.simplex import keep_largest
+from tanbr.router.tree import SNAP
+from tanbr.types import Blend, FloatArray, TaskMix, Terms
+
+MOST_OPEN = 16  # open blends an ask looks at: older ones have long lowered what is expected around them
+OPEN_REACH = 0.5  # how far, in kernel widths, an open blend lowers the variance: as if half of it were told
+CLIMB_ROUNDS = 2  # of climbing and exchange after a panel is chosen; a third changed nothing
+CLIMBS = 2  # gradient steps in each round
+CLIMB_SIZE = 0.1  # length of the first step (Euclid), a fourteenth of the way between two experts; then half of it
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Blends that may be chosen, and the terms of each task's bound at each."""
+
+    blends: FloatArray  # (n, K)
+    mean: FloatArray  # (n, V) predicted reward
+    width: FloatArray  # (n, V) each task's share of the β deviations
+    node: NDArray[np.int64]  # (n,) row of the tree, -1 where it is none
+
+    @property
+    def bound(self) -> FloatArray:
+        """U_v(x): (n, V)."""
+        return np.asarray(self.mean + self.width)
+
+    def joined(self, other: "Candidates") -> "Candidates":
+        """Put other candidates behind these."""
+        return Candidates(**{name: np.concatenate([own, vars(other)[name]]) for name, own in vars(self).items()})
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """G blends, what each task is taken to earn at each, and why."""
+
+    blends: FloatArray  # (G, K)
+    estimates: FloatArray  # (G, V)
+    terms: tuple[Terms, ...]  # (G,)
+
+
+def panel_of(found: Candidates, rows: Rows, readings: Readings, *, compared: int | None = None) -> Panel:
+    """Say of the chosen rows what the server and an operator need to know."""
+    bound = found.bound[rows]
+    mixes = group_mixes(bound, readings)
+    terms = tuple(
+        Terms(
+            mean=float(found.mean[row] @ own), uncertainty=float(found.width[row] @ own), node=int(found.node[row]),
+            candidates=len(found.blends) if compared is None else compared,
+        )
+        for row, own in zip(rows, mixes, strict=True)
+    )  # fmt: skip
+    return Panel(found.blends[rows], bound, terms)
+
+
+def wanted(
+    rules: Rules,
+    known: Known,
+    readings: Readings,
+    models: int,
+    waiting: Sequence[Blend],
+    near: FloatArray | None = None,
+) -> Panel:
+    """Choose G blends jointly, then let each climb for the mix of the requests it receives.
+
+    `waiting` are blends whose reward is still to come; blends `near` (n, K) are candidates, too.
+    """
+    mix, own = readings.task_mix, bool(rules.config.own_experts)
+    found = kept_candidates(rules, known, mix, waiting)
+    if not rules.careful and not own and not len(known.posterior.arms) and not len(waiting):
+        even = rules.sizes.experts  # of the fixed blends, the vertices come first and then the even one
+        rows = chosen(found.bound, readings, models)
+        rows[0] = even  # nothing is known, so that all bounds are equal
+        return panel_of(found, rows, readings)
+    start = None
+    if own:
+        start = len(found.blends) + np.arange(models)
+        found = found.joined(_bounded(rules, known, _straight(rules, readings, models, None), mix))
+    if near is not None:
+        found = found.joined(_bounded(rules, known, near, mix))
+    rows = chosen(found.bound, readings, models, start=start)
+    for _ in range(CLIMB_ROUNDS):
+        found = found.joined(_bounded(rules, known, _offers(rules, known, found, rows, readings), mix))
+        rows = exchanged(readings.bound(found.bound), readings.mix, rows)
+    panel = panel_of(found, rows, readings)
+    return Panel(np.array([snapped(rules, known, blend) for blend in panel.blends]), panel.estimates, panel.terms)
+
+
+def kept_candidates(rules: Rules, known: Known, mix: TaskMix, waiting: Sequence[Blend]) -> Candidates:
+    """All blends whose posterior is kept, less unsure of themselves where a reward is still to come."""
+    pool, nodes = known.posterior, rules.nodes(known)
+    usable = np.ones(len(pool.points), dtype=np.bool_)
+    usable[nodes] = known.tree.used
+    rows = np.flatnonzero(usable)
+    variance = pool.variance_of(mix, pool.gain)
+    left = np.ones(len(variance))
+    for blend in waiting[-MOST_OPEN:]:
+        near = gp.correlation(pool.points, blend[None], OPEN_REACH * pool.width)[:, 0]
+        there = float((variance * left)[int(near.argmax())])
+        left *= 1.0 - near * near * there / (there + pool.noise * float(mix @ mix))
+    width = widths(rules, known, pool.gain[rows], mix) * np.sqrt(left[rows])[:, None]
+    node = np.where(rows >= nodes.start, rows - nodes.start, -1)
+    return Candidates(pool.points[rows], pool.mean[rows], width, node)
+
+
+def widths(rules: Rules, known: Known, gain: FloatArray, mix: TaskMix) -> FloatArray:
+    """Share β deviations of ψᵀr out to the tasks by their own deviations: (n, V)."""
+    pool = known.posterior
+    deviation = np.sqrt(np.maximum(pool.prior - gain, 1e-12)) * np.ones(rules.sizes.tasks)
+    whole = np.sqrt(pool.variance_of(mix, gain))
+    return np.asarray(rules.beta(known) * (whole / (deviation @ mix))[:, None] * deviation)
+
+
+def _bounded(rules: Rules, known: Known, blends: FloatArray, mix: TaskMix) -> Candidates:
+    """Make candidates of any blends (n, K)."""
+    mean, gain = gp.at(rules.prior, known.posterior, blends)
+    return Candidates(blends, mean, widths(rules, known, gain, mix), np.full(len(blends), -1))
+
+
+def _straight(rules: Rules, readings: Readings, models: int, labels: NDArray[np.intp] | None) -> FloatArray:
+    labels = task_groups(readings, models) if labels is None else labels
+    return proportional_blends(readings, labels, models, own=list(rules.config.own_experts), sizes=rules.sizes)
+
+
+def _offers(rules: Rules, known: Known, found: Candidates, rows: Rows, readings: Readings) -> FloatArray:
+    """Offer each model its own blend moved up the bound of its own mix, and its own tasks' proportional blend."""
+    bound, blends = found.bound[rows], found.blends[rows]
+    offers = climbed(rules, known, blends, group_mixes(bound, readings), steps=CLIMBS, size=CLIMB_SIZE, shrink=0.5)
+    if rules.config.own_experts:
+        straight = _straight(rules, readings, len(rows), readings.bound(bound).argmax(axis=0))
+        offers += [straight, 0.5 * (straight + blends)]
+    return keep_largest(np.concatenate(offers), rules.sizes.max_active)
+
+
+def climbed(
+    rules: Rules, known: Known, x: FloatArray, mixes: FloatArray, *, steps: int, size: float, shrink: float
+) -> list[FloatArray]:
+    """Every blend (n, K) on the way up the bounds of mixes (n, V) from x (n, K), a few gradient steps."""
+    met, beta = [], rules.beta(known)
+    for _ in range(steps):
+        slope = np.concatenate([
+            gp.slope_of_bound(rules.prior, known.posterior, blend[None], mix, beta)
+            for blend, mix in zip(x, mixes, strict=True)
+        ])  # fmt: skip
+        slope -= slope.mean(axis=1, keepdims=True)
+        slope *= size / np.maximum(np.sqrt((slope * slope).sum(axis=1, keepdims=True)), 1e-12)
+        x = np.maximum(x + slope, 0.0)
+        x = keep_largest(x / x.sum(axis=1, keepdims=True), rules.sizes.max_active)
+        met.append(x)
+        size *= shrink
+    return met
+
+
+def snapped(rules: Rules, known: Known, blend: Blend) -> Blend:
+    """Play a blend near a known arm as that arm: its rewards are pooled, and nothing is merged for a hair's breadth."""
+    arm, away = known.posterior.nearest(blend)
+    near = away < SNAP and np.count_nonzero(known.posterior.arms[arm]) <= rules.sizes.max_active
+    return known.posterior.arms[arm] if near else blend

@@ -1,0 +1,136 @@
+"""What the default router knows, as one frozen value with every array's shape, and what never changes beside it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tanbr.router import gp
+from tanbr.router.config import DefaultModeConfig
+from tanbr.router.gp import Posterior, Prior
+from tanbr.router.simplex import Sizes, keep_largest
+from tanbr.router.tree import VertexTree
+from tanbr.types import FloatArray, lock
+
+BETA_FLOOR = 0.5  # deviations in the bound in the end: with less, runs stayed on the wrong hill
+BETA_HALF = 200.0  # told slots in which the way to the floor is halved, if they taught enough
+LEARNED_HALF = 25.0  # the same in slots that taught all they could; after 60 as well, but later (docs/router.md)
+
+
+@dataclass(frozen=True, eq=False)
+class Ledger:
+    """What leaving the baseline has cost and earned so far; of a router without a baseline it stays empty."""
+
+    slots: int  # told slots
+    off: int  # of them, off the baseline
+    swaps: int  # told slots whose blends were others than those told before
+    earned: float  # what the baseline was expected to earn in all of them
+    settled: float  # gain of entries that are no longer valued anew
+    mixes: FloatArray  # (n, V) of the entries off the baseline that are
+    blends: FloatArray  # (n, K)
+    baselines: FloatArray  # (n, K)
+    newest: int  # id of the newest decision told, -1 before any
+    served: FloatArray  # (G, K) its blends, (0, K) before any
+
+    def __post_init__(self) -> None:
+        lock(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Watch:
+    """Page's sum of every task: whether its rewards are still those that were learned (`default.py`)."""
+
+    evidence: FloatArray  # (V,) E, the logarithm of a Bayes factor
+    squares: FloatArray  # (V,) sum of z² since the last fit, and
+    seen: FloatArray  # (V,) of how many rewards
+    changes: NDArray[np.int64]  # (V,) how often a task was found changed
+    last: NDArray[np.int64]  # (V,) told slots when it last was, -1 if never
+
+    def __post_init__(self) -> None:
+        lock(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Everything that changes in the default router."""
+
+    slots: int  # told, and warm starts
+    told: float  # the same, as far as they are remembered
+    learned: float  # the same, each by the share of the deviation that was left at its blend
+    since: int  # slots told since the router started, or started over
+    fitted: int  # slots told at the last fit of the kernel, 0 before any
+    mixes: FloatArray  # (recent, V) the task mixes told last
+    posterior: Posterior  # at the fixed blends, then the rows of the tree
+    tree: VertexTree
+    ledger: Ledger
+    watch: Watch
+
+    def __post_init__(self) -> None:
+        lock(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Rules:
+    """What never changes: sizes, settings, and the prior they make."""
+
+    sizes: Sizes
+    config: DefaultModeConfig
+    prior: Prior
+
+    @classmethod
+    def of(cls, sizes: Sizes, config: DefaultModeConfig) -> "Rules":
+        """Make the prior that the settings speak of."""
+        rewards, shares = config.rewards, None
+        if config.baseline not in ("none", "proportional"):
+            even = config.baseline == "even"
+            shares = np.full(sizes.experts, 1.0 / sizes.experts) if even else np.array(config.baseline)
+        prior = Prior(
+            tasks=sizes.tasks, arms=config.arms, noise=rewards.noise**2, variance=rewards.variance,
+            variances=rewards.variances, lift=config.own_lift, own_experts=config.own_experts, shares=shares,
+        )  # fmt: skip
+        return cls(sizes, config, prior)
+
+    @property
+    def careful(self) -> bool:
+        """Whether there is a baseline that is left only on evidence."""
+        return self.config.baseline != "none"
+
+    def beta(self, known: Known) -> float:
+        """Standard deviations in the bound: fewer as slots are told, but no faster than there was to learn."""
+        first = self.config.rewards.beta
+        halvings = min(known.told / BETA_HALF, known.learned / LEARNED_HALF)
+        return float(BETA_FLOOR + (first - BETA_FLOOR) * 0.5**halvings)
+
+    def start(self, rng: np.random.Generator) -> Known:
+        """Know nothing yet."""
+        (K, V), room = (self.sizes.experts, self.sizes.tasks), self.config.room
+        fixed = fixed_blends(self.sizes, self.config.pool, rng)
+        points = np.concatenate([fixed, np.repeat(fixed[K][None], room, axis=0)])
+        none, never, empty = np.zeros(V, dtype=np.int64), np.full(V, -1, dtype=np.int64), np.zeros((0, K))
+        return Known(
+            slots=0, told=0.0, learned=0.0, since=0, fitted=0, mixes=np.zeros((0, V)),
+            posterior=gp.start(self.prior, points), tree=VertexTree.root(self.sizes, room=room),
+            ledger=Ledger(0, 0, 0, 0.0, 0.0, np.zeros((0, V)), empty, empty, -1, empty),
+            watch=Watch(np.zeros(V), np.zeros(V), np.zeros(V), none, never),
+        )  # fmt: skip
+
+    def nodes(self, known: Known) -> slice:
+        """The rows of the tree among the points."""
+        count = len(known.posterior.points)
+        return slice(count - self.config.room, count)
+
+
+def fixed_blends(sizes: Sizes, count: int, rng: np.random.Generator) -> FloatArray:
+    """Vertices, the even blend, pair midpoints, random blends of two, three or all experts: (about count, K).
+
+    A quarter are pairs, where experts help or clash; of the random ones a quarter blends all experts.
+    """
+    experts = sizes.experts
+    vertices = np.eye(experts)
+    pairs = rng.permutation(np.array(np.triu_indices(experts, 1)).T)[: count // 4]
+    parts = [vertices, np.full((1, experts), 1.0 / experts), 0.5 * (vertices[pairs[:, 0]] + vertices[pairs[:, 1]])]
+    random = np.zeros((max(count - sum(map(len, parts)), 0), experts))
+    for row, blend in enumerate(random):
+        active = experts if row % 4 == 3 else min(2 + row % 2, experts)
+        blend[rng.choice(experts, size=active, replace=False)] = rng.dirichlet(np.ones(active))
+    return keep_largest(np.concatenate([*parts, random]), sizes.max_active)

@@ -1,0 +1,350 @@
+"""The shell of every router: ids, open decisions, checks of what comes in, save and load.
+
+The whole router is one frozen `RouterState`. A step makes the next one, and the shell holds it in one attribute: undo
+is keeping the old state, and a fork shares it. What is chosen and learned is a `Policy`; the shell never looks inside.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tanbr.config import check_kept
+from tanbr.errors import DecisionError, InputError, SettingsError, StateError
+from tanbr.router.simplex import Sizes, as_size
+from tanbr.state import Arrays, from_arrays, read_state, to_arrays, write_state
+from tanbr.types import (
+    Blend,
+    Counts,
+    Decision,
+    FloatArray,
+    Reward,
+    TaskMix,
+    Terms,
+    TreeView,
+    as_blend,
+    as_confusion,
+    as_counts,
+    as_reward,
+    as_task_mix,
+    frozen,
+)
+
+LAYOUT = 6  # written into the header; states of tanbr 0.1 have at most 5
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What a router is asked."""
+
+    id: int  # of the decision to come
+    task_mix: TaskMix  # (V,) ψ
+    models: int = 1  # G
+    confusion: FloatArray | None = None  # (V, V) how each task's requests are read; None: rightly
+    open: tuple[Decision, ...] = ()  # decisions whose reward is still to come, oldest first
+
+    def decided(self, blends: FloatArray, terms: tuple[Terms, ...], *, estimates: FloatArray | None = None) -> Decision:
+        """Make the decision of blends (G, K), or of one (K,)."""
+        known = {} if estimates is None else {"estimates": estimates}
+        return Decision(self.id, self.task_mix, blends, confusion=self.confusion, terms=terms, **known)
+
+
+class Policy(Protocol):
+    """Chooses and learns. A state is a frozen dataclass of arrays and numbers, and no step writes to it."""
+
+    @property
+    def panels(self) -> bool:
+        """Whether it can choose more than one blend at a time."""
+        ...
+
+    def start(self, rng: np.random.Generator) -> Any:
+        """Make the state that knows nothing."""
+        ...
+
+    def choose(self, state: Any, asked: Question, rng: np.random.Generator) -> Decision:
+        """Choose G blends."""
+        ...
+
+    def learn(
+        self, state: Any, decision: Decision, rewards: FloatArray, counts: FloatArray, rng: np.random.Generator
+    ) -> Any:
+        """Give the state that also knows the rewards (G, V) of a decision; counts (G, V) are 0 where unseen."""
+        ...
+
+    def warm_start(self, state: Any, blend: Blend, reward: Reward, counts: Counts) -> Any:
+        """Give the state that also knows a reward which this router did not ask for."""
+        ...
+
+    def view(self, state: Any) -> TreeView:
+        """Show the search tree; a single root where there is none."""
+        ...
+
+
+def lone_root(experts: int, tasks: int) -> TreeView:
+    """Show the tree of a router that has none: the even blend."""
+    yes, zero = np.ones(1, dtype=np.bool_), np.zeros(1, dtype=np.int64)
+    even, nothing = np.full((1, experts), 1.0 / experts), np.full((1, tasks), np.nan)
+    return TreeView(zero - 1, zero, even, np.zeros(1), nothing, yes, yes, zero)
+
+
+@dataclass(frozen=True, eq=False)
+class RouterState:
+    """Everything that changes in a router."""
+
+    known: Any  # the policy's own state, a frozen dataclass
+    random: Mapping[str, Any]  # the stream of random numbers
+    next_id: int = 0
+    open: tuple[Decision, ...] = ()  # decisions whose reward is still to come, oldest first
+
+
+class AskTell:
+    """A router: a policy behind `ask` and `tell`."""
+
+    kind: ClassVar[str] = ""  # written into saved states
+    may_change: ClassVar[frozenset[str]] = frozenset()  # settings that a saved state goes on with as it is asked to
+
+    def __init__(self, policy: Policy, sizes: Sizes, *, seed: int = 0, settings: Mapping[str, Any]) -> None:
+        self.experts, self.tasks, self.max_active = sizes.experts, sizes.tasks, sizes.max_active
+        self._policy = policy
+        self._settings = {**asdict(sizes), **settings}  # arguments that build an equal router
+        self._rng = np.random.default_rng(as_size(seed, "seed", least=0))  # only a tool: its stream is in the state
+        known = policy.start(self._rng)
+        self._state = RouterState(known, self._rng.bit_generator.state)
+
+    def ask(self, task_mix: ArrayLike, *, models: int = 1, confusion: ArrayLike | None = None) -> Decision:
+        """Choose G blends, 1 to K, for a slot whose task mix is ψ (V,).
+
+        `confusion` (V, V) says how each task's requests are read; rightly, if it is None.
+        """
+        state, mix = self._state, as_task_mix(task_mix, tasks=self.tasks)
+        read = None if confusion is None else as_confusion(confusion, tasks=self.tasks)
+        if as_size(models, "models", least=1, most=self.experts) > 1 and not self._policy.panels:
+            raise InputError(f"this router chooses one blend at a time (asked for {models}); take another for panels")
+        self._rng.bit_generator.state = state.random
+        decision = self._policy.choose(state.known, Question(state.next_id, mix, models, read, state.open), self._rng)
+        blends = [as_blend(x, experts=self.experts, max_active=self.max_active) for x in decision.blends]
+        decision = replace(decision, blends=frozen(blends))
+        self._state = replace(
+            state, random=self._rng.bit_generator.state, next_id=state.next_id + 1,
+            open=(*state.open, decision),
+        )  # fmt: skip
+        return decision
+
+    def tell(self, decision: Decision | int, reward: ArrayLike, counts: ArrayLike | None = None) -> None:
+        """Learn from the reward (V,) of one model or (G, V); NaN where unseen, and all NaN declines the decision.
+
+        Rewards may come late and out of order. `counts`, of the same shape, are the requests behind them.
+        """
+        asked = self._find_open(decision)
+        rewards, weights = self._as_tables(reward, counts, rows=len(asked.blends))
+        if not weights.any():
+            self.decline(asked)
+            return
+        self._rng.bit_generator.state = self._state.random
+        known = self._policy.learn(self._state.known, asked, rewards, weights, self._rng)
+        self._state = replace(self._without(asked), known=known, random=self._rng.bit_generator.state)
+
+    def decline(self, decision: Decision | int) -> None:
+        """Take back a decision that was not served: it leaves no trace in what is known or counted.
+
+        Random numbers that it drew stay drawn, so that a router which chooses by them does not offer the same again.
+        """
+        self._state = self._without(self._find_open(decision))
+
+    def _without(self, asked: Decision) -> RouterState:
+        return replace(self._state, open=tuple(one for one in self._state.open if one.id != asked.id))
+
+    def _as_tables(self, reward: ArrayLike, counts: ArrayLike | None, *, rows: int) -> tuple[FloatArray, FloatArray]:
+        """Check rewards and the counts behind them: (G, V) each."""
+        shape = (rows, self.tasks)
+        shapes = [np.shape(table) for table in (reward, counts) if table is not None]
+        if any(found != shape and (rows > 1 or found != shape[1:]) for found in shapes) or reward is None:
+            wanted = f"{self.tasks} numbers" if rows == 1 else f"{rows} rows of {self.tasks}"
+            raise InputError(f"reward and counts must be {wanted} (got shapes {', '.join(map(str, shapes))})")
+        checked = [as_reward(row, tasks=self.tasks) for row in np.atleast_2d(np.asarray(reward))]
+        behind = [None] * rows if counts is None else list(np.atleast_2d(np.asarray(counts)))
+        weights = [as_counts(row, reward=one) for row, one in zip(behind, checked, strict=True)]
+        return frozen(checked), frozen(weights)
+
+    def warm_start(self, blends: ArrayLike, rewards: ArrayLike, counts: ArrayLike | None = None) -> None:
+        """Learn from blends (n, K) and rewards (n, V) of earlier, NaN where unseen; any number of active experts.
+
+        `counts` (n, V) are the requests behind each reward; one where a task was seen, if None.
+        """
+        try:
+            xs, rs = np.array(blends, dtype=np.float64), np.array(rewards, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"blends and rewards must be tables of numbers ({error})") from None
+        if xs.ndim != 2 or rs.ndim != 2 or len(xs) != len(rs):
+            raise InputError(f"blends and rewards must be tables of equal length (got {xs.shape} and {rs.shape})")
+        if counts is not None and np.shape(counts) != rs.shape:
+            raise InputError(f"counts must be a table like rewards, {rs.shape} (got shape {np.shape(counts)})")
+        behind: Sequence[Any] = [None] * len(rs) if counts is None else list(np.asarray(counts))
+        known = self._state.known
+        for x, r, c in zip(xs, rs, behind, strict=True):
+            reward = as_reward(r, tasks=self.tasks)
+            known = self._policy.warm_start(
+                known, as_blend(x, experts=self.experts), reward, as_counts(c, reward=reward)
+            )
+        self._state = replace(self._state, known=known)
+
+    def explain(self, decision: Decision | int) -> Terms:
+        """Return the terms of the bound with which a decision was chosen; those of each blend are `decision.terms`.
+
+        A decision knows them itself; by its id only an open one is found.
+        """
+        return decision.why if isinstance(decision, Decision) else self._find_open(decision).why
+
+    @property
+    def open(self) -> tuple[Decision, ...]:
+        """Decisions whose reward is still to come, oldest first."""
+        return self._state.open
+
+    @property
+    def tree(self) -> TreeView:
+        """A snapshot of the search tree."""
+        return self._policy.view(self._state.known)
+
+    def fork(self) -> Self:
+        """Make an independent router that goes on from here, at no cost: the two share what is known now."""
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self), _rng=np.random.default_rng(0))
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A fork: nothing that is shared ever changes."""
+        return self.fork()
+
+    def save(self, path: str | Path) -> None:
+        """Write the whole state atomically."""
+        state = self._state
+        header = {
+            "kind": self.kind, "layout": LAYOUT, "settings": self._settings,
+            "next_id": state.next_id, "random": state.random,
+        }  # fmt: skip
+        known = {f"known.{name}": array for name, array in to_arrays(state.known).items()}
+        write_state(path, header, {**known, **_packed(state.open, experts=self.experts, tasks=self.tasks)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Resume bit for bit from what `save` wrote, with the settings it was saved with."""
+        return cls._loaded(path, None)
+
+    def resumed(self, path: str | Path) -> Self:
+        """Resume from what `save` wrote, with this router's settings; SettingsError where the state cannot do that."""
+        return self._loaded(path, json.loads(json.dumps(self._settings)))
+
+    @classmethod
+    def _loaded(cls, path: str | Path, asked: dict[str, Any] | None) -> Self:
+        """Read a state; a fork plays a slot first, to see that it can."""
+        header, arrays = read_state(path)
+        if header.get("kind") != cls.kind:
+            raise StateError(
+                f"{path} holds a {header.get('kind')!r} router, not {cls.kind!r}; load it with its own class"
+            )
+        layout = header.get("layout")
+        if not isinstance(layout, int) or layout < LAYOUT:
+            raise StateError(f"{path} was written by tanbr 0.1; start a new state folder")
+        try:
+            if asked is not None:
+                check_kept(header["settings"], asked, source=path, may_change=cls.may_change)
+                header["settings"] = asked
+            with np.errstate(divide="raise", invalid="raise"):
+                router = cls._restored(header, arrays)
+                router.fork()._play()
+            return router
+        except SettingsError:
+            raise
+        except Exception as error:  # whatever it is that these values make a router stumble over
+            said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise StateError(f"{path} does not fit this router ({said}); use the tanbr that wrote it") from None
+
+    @classmethod
+    def least_numbers(cls, settings: Mapping[str, Any]) -> int:  # noqa: ARG003
+        """How many numbers a state with these settings holds at least: more are not made room for."""
+        return 0
+
+    @classmethod
+    def _restored(cls, header: Mapping[str, Any], arrays: Arrays) -> Self:
+        held, least = sum(array.size for array in arrays.values()), cls.least_numbers(header["settings"])
+        if held < least:
+            raise StateError(f"its settings speak of {least} numbers, it holds {held}")
+        router = cls(**header["settings"])
+        named = {k.removeprefix("known."): v for k, v in arrays.items() if k.startswith("known.")}
+        router._state = RouterState(
+            from_arrays(router._policy.start(router._rng), named), header["random"],
+            int(header["next_id"]), _unpacked(arrays, experts=router.experts, tasks=router.tasks),
+        )  # fmt: skip
+        return router
+
+    def _play(self) -> None:
+        """Ask, and tell all that is open."""
+        AskTell.ask(self, np.full(self.tasks, 1.0 / self.tasks))
+        for decision in self.open:
+            AskTell.tell(self, decision, np.full(decision.estimates.shape, 0.5))
+        self._policy.view(self._state.known)
+
+    def _find_open(self, decision: Decision | int) -> Decision:
+        wanted = _id_of(decision)
+        found = next((one for one in self._state.open if one.id == wanted), None)
+        if found is None:
+            known = 0 <= wanted < self._state.next_id
+            raise DecisionError(
+                f"decision {wanted} {'was told already' if known else 'was never asked of this router'}"
+            )
+        if isinstance(decision, Decision) and not (
+            np.array_equal(decision.blends, found.blends) and np.array_equal(decision.task_mix, found.task_mix)
+        ):
+            raise DecisionError(f"decision {wanted} is another router's: its blend or task mix differs from this one's")
+        return found
+
+
+def _id_of(decision: Decision | int) -> int:
+    wanted = decision.id if isinstance(decision, Decision) else decision
+    if not isinstance(wanted, int | np.integer) or isinstance(wanted, bool):
+        raise DecisionError(f"a decision or its id is needed (got {type(decision).__name__})")
+    return int(wanted)
+
+
+# Open decisions in a saved state, one row for each of their models.
+
+CASTS: list[Callable[[Any], Any]] = [int if field.type is int else float for field in fields(Terms)]
+
+
+def _packed(decisions: Sequence[Decision], *, experts: int, tasks: int) -> Arrays:
+    """Name the arrays of open decisions."""
+    none = np.zeros((tasks, tasks))  # as `as_confusion` reads it: nothing is misread
+    tables = {
+        "blends": [np.zeros((0, experts)), *(one.blends for one in decisions)],
+        "estimates": [np.zeros((0, tasks)), *(one.estimates for one in decisions)],
+        "terms": [np.zeros((0, len(CASTS))), *(np.array([astuple(why) for why in one.terms]) for one in decisions)],
+    }
+    read = [none if one.confusion is None else one.confusion for one in decisions]
+    return {
+        "open.id": np.array([one.id for one in decisions], dtype=np.int64),
+        "open.models": np.array([len(one.blends) for one in decisions], dtype=np.int64),
+        "open.mix": np.array([one.task_mix for one in decisions]).reshape(-1, tasks),
+        "open.confusion": np.array(read).reshape(-1, tasks, tasks),
+        **{f"open.{name}": np.concatenate(rows) for name, rows in tables.items()},
+    }
+
+
+def _unpacked(arrays: Arrays, *, experts: int, tasks: int) -> tuple[Decision, ...]:
+    """Give the open decisions that `_packed` was given."""
+    ends = np.cumsum(arrays["open.models"]).tolist()
+    widths = {"blends": experts, "estimates": tasks, "terms": len(CASTS)}
+    for name, width in widths.items():
+        if arrays[f"open.{name}"].shape != (sum(arrays["open.models"]), width):
+            raise StateError(f"'open.{name}' must have {width} columns (got shape {arrays[f'open.{name}'].shape})")
+    decisions = []
+    for place, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        blends, estimates, why = (frozen(arrays[f"open.{name}"][begin:end]) for name in widths)
+        mix, misread = as_task_mix(arrays["open.mix"][place], tasks=tasks), arrays["open.confusion"][place]
+        read = as_confusion(misread, tasks=tasks) if misread.any() else None
+        terms = tuple(Terms(*(cast(value) for cast, value in zip(CASTS, row, strict=True))) for row in why)
+        decisions.append(Decision(int(arrays["open.id"][place]), mix, blends, estimates, read, terms))
+    return tuple(decisions)

@@ -1,0 +1,442 @@
+"""The queue between clients and the model: a front thread, and workers that run the model on batches.
+
+The front thread does what Python must do per request: it turns texts into tokens, chooses the model, and at the end
+tells the answers. The workers run the model and little else, each a batch of its own. So tokens overlap with models,
+and all cores have work. Whatever fails for one request fails that request alone; a thread that dies all the same takes
+its requests with it, and `faults` says so.
+"""
+
+import copy
+import math
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from tanbr.errors import InputError
+from tanbr.serve.chat import ChatTemplate
+from tanbr.serve.config import ServeConfig, usable_cores
+from tanbr.serve.decode import Joining, NotFinite
+from tanbr.serve.engine import Engine
+from tanbr.serve.ids import RequestIds
+from tanbr.serve.jobs import Job, Part, Room, assigned, columns_of, count
+from tanbr.serve.labels import label_space, named_tasks
+from tanbr.serve.messages import Broken, Outbox
+from tanbr.serve.padding import classify
+from tanbr.serve.panel import Lineup, Live
+from tanbr.serve.records import Answered, Generated, Observer, OnToken, Overloaded, ServiceError, Stopping
+from tanbr.serve.replies import Replies
+from tanbr.serve.sampling import Manner
+from tanbr.serve.writing import WrittenBatch
+from tanbr.tasks.answering import with_posterior
+from tanbr.tasks.rows import Task
+from tanbr.types import Text
+
+ENGINE_WORKERS = 32  # they only wait for the engine, which makes batches of what all of them ask
+MOST_WORKERS = 8  # by default: Python runs one thread at a time, and more would wait for it rather than for the model
+
+
+class Queue:
+    """Answers requests with what was committed last. Thread-safe; it has threads of its own.
+
+    The learner commands its `engine` (`prepare`, `commit`, `discard`); messages go to the outbox: `Answers` before any
+    client of them has its answer, `Broken` if a version answers with NaN.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        ids: RequestIds,
+        *,
+        tasks: Sequence[Task],
+        config: ServeConfig,
+        outbox: Outbox,
+        observer: Observer | None = None,
+    ) -> None:
+        """Make a queue that is not yet started, of requests of these tasks."""
+        self.engine, self.room = engine, Room.of(engine, config)
+        self.space = None if engine.writes else label_space(tasks, engine.columns)
+        self.classes = len(engine.columns) if self.space is None else self.space.classes  # columns that are labels
+        self._tasks, self._config, self._outbox, self._observer = tuple(tasks), config, outbox, observer or Observer()
+        self._workers, self._cores = worker_count(config), usable_cores()
+        self._encoder = copy.deepcopy(engine.encode)  # a tokenizer remembers how to cut: one for each thread
+        self._chat = ChatTemplate(engine.encode.tokenizer)
+        reweigh = None
+        if config.answers == "posterior" and self.space is not None:
+            reweigh = partial(with_posterior, self.space)
+        self._replies = Replies(ids, self._encoder.tokenizer, outbox=outbox, classes=self.classes, reweigh=reweigh)
+        self._lineup = engine.lineup  # that the encoded jobs are assigned to
+        self._lock = threading.Lock()
+        self._front_wakes, self._workers_wake = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._incoming: list[Job] = []
+        self._encoded: deque[Part] = deque()
+        self._done: list[tuple[list[Part], Callable[[], None]]] = []  # answered parts, and what tells their answers
+        self._unanswered: set[Job] = set()  # of all that were accepted
+        self._waiting = 0  # texts accepted and not yet in a batch
+        self._running = False
+        self._free = 0  # workers that wait for a batch
+        self._ended = 0  # workers that have
+        self._faults: list[str] = []
+        self._rate = 0.0  # texts per second of a busy worker, smoothed
+        runs = {"tanbr-front": self._front} | {f"tanbr-model-{n}": self._work for n in range(1, self._workers + 1)}
+        self._threads = [
+            threading.Thread(target=self._watched, args=(run,), name=name, daemon=True) for name, run in runs.items()
+        ]
+
+    # --- clients ------------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, texts: Sequence[Text], *, task: str | None = None, labels: Sequence[str] = ()
+    ) -> "Future[Answered]":
+        """Classify texts; quick, never blocks.
+
+        A client that names their task, or labels to choose from, is believed. Raises InputError for an unknown task,
+        Overloaded or Stopping at once. The future holds Answered, or an InputError or ServiceError.
+        """
+        if self.engine.writes:
+            raise InputError("this model writes text; it has no labels to classify with")
+        return self._accept(Job(texts, named=named_tasks(self._tasks, task, labels)))
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int | None = None,
+        manner: Manner = Manner(),  # noqa: B008 - it is frozen
+        on_token: OnToken | None = None,
+        task: str | None = None,
+    ) -> "Future[Generated]":
+        """Write `manner.n` answers to each prompt, those of the first prompt first; quick, never blocks.
+
+        `on_token` is called with each piece of text as it is made, from a worker's thread. Once the future is
+        cancelled, no further token is written for it. Raises and fails as `submit` does.
+        """
+        if not self.engine.writes:
+            raise InputError("this model classifies; it cannot write text")
+        self.room.check(max_tokens)
+        return self._accept(
+            Job(
+                [prompt for prompt in prompts for _ in range(manner.n)],
+                max_tokens=max_tokens,
+                on_token=on_token,
+                sampling=manner.samplings(len(prompts), chance=secrets.randbits(63)),
+                stop=manner.stop,
+                named=named_tasks(self._tasks, task),
+            )
+        )
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
+        """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template; never blocks.
+
+        The future fails with an InputError if the model has no template, a CheckpointError if its template is bad.
+        """
+        return self._chat.render(messages)
+
+    def _accept(self, job: Job) -> "Future[Any]":
+        """Queue a job; Overloaded or Stopping instead if it cannot be."""
+        if not job.texts:
+            raise InputError("at least one text is needed")
+        with self._lock:
+            if self._faults:
+                raise Stopping(f"the server cannot answer any more ({self._faults[0]}); it must be restarted")
+            if not self._running:
+                raise Stopping("the server is not taking requests; try another, or wait until it is ready again")
+            if self._waiting and self._waiting + len(job.texts) > self._config.queue:
+                rate = self._rate * self._workers
+                raise Overloaded(min(60.0, max(0.1, self._waiting / rate if rate else 1.0)))
+            self._waiting += len(job.texts)
+            self._unanswered.add(job)
+            self._incoming.append(job)
+            self._front_wakes.notify()
+        job.future.add_done_callback(lambda _: self._forget(job))
+        return job.future
+
+    def _forget(self, job: Job) -> None:
+        """Forget a job that is done; one that its client has cancelled leaves its place in the queue to others."""
+        self._unanswered.discard(job)
+        if job.future.cancelled():
+            with self._lock:
+                self._drop_cancelled()
+
+    def _drop_cancelled(self) -> None:
+        """Drop what nobody waits for any more; the caller holds the lock."""
+        gone = [job for job in self._incoming if job.future.cancelled()]
+        parts = [part for part in self._encoded if part.job.future.cancelled()]
+        self._waiting -= sum(len(job.texts) for job in gone) + count(parts)
+        self._incoming = [job for job in self._incoming if job not in gone]
+        self._encoded = deque(part for part in self._encoded if part not in parts)
+
+    # --- operators ----------------------------------------------------------------------------------------------------
+
+    @property
+    def depth(self) -> int:
+        """Texts that wait."""
+        return self._waiting
+
+    def faults(self) -> tuple[str, ...]:
+        """Say what keeps the queue from answering: dead threads, a model that is not whole; nothing if it can."""
+        return (*self._faults, *self.engine.faults())
+
+    def start(self) -> None:
+        """Take requests."""
+        self._running = True
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, timeout: float) -> bool:
+        """Refuse new requests and answer those accepted; whether that was done in time."""
+        self._chat.close()
+        with self._lock:
+            self._running = False
+            self._front_wakes.notify()
+            self._workers_wake.notify_all()
+        ends = time.monotonic() + timeout
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, ends - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _watched(self, run: Callable[[], None]) -> None:
+        """Run a thread; if it dies, say so and leave no request waiting for it."""
+        try:
+            run()
+        except BaseException as error:  # nobody else would ever hear of it
+            fault = f"{threading.current_thread().name} died of {type(error).__name__}: {error}"
+            with self._lock:
+                self._faults.append(fault)
+                self._incoming, self._ended, self._running = [], self._workers, False
+                self._encoded.clear()
+                self._waiting = 0
+                self._front_wakes.notify()
+                self._workers_wake.notify_all()
+            for job in list(self._unanswered):
+                job.fail(ServiceError(f"the server cannot answer any more: {fault}"))
+            self._observer.alarm(fault)
+
+    # --- front thread -------------------------------------------------------------------------------------------------
+
+    def _front(self) -> None:
+        while True:
+            with self._lock:
+                self._front_wakes.wait_for(lambda: self._incoming or self._done or not self._running)
+                jobs, self._incoming = self._incoming, []
+                done, self._done = self._done, []
+                if not jobs and not done:
+                    if self._ended >= self._workers:
+                        return
+                    self._workers_wake.notify_all()  # stopping: the workers have yet to finish
+                    self._front_wakes.wait(0.01)
+            for answered, tell in done:
+                try:
+                    tell()
+                except Exception as error:  # ids, a learner's log: nothing of it may end the thread
+                    said = f"an answer could not be told ({type(error).__name__}: {error})"
+                    for part in answered:
+                        part.fail(ServiceError(said))
+                    self._observer.alarm(said)
+            if jobs:
+                lineup = self.engine.lineup
+                unreadable = self._read(jobs, lineup)
+                read = [job for job in jobs if job not in unreadable]
+                parts = [part for job in read for part in assigned(job, range(len(job.texts)), lineup)]
+                with self._lock:
+                    self._waiting -= sum(len(job.texts) for job in unreadable)
+                    self._encoded.extend(parts)
+                    self._drop_cancelled()  # some may have gone while they were read
+                    if lineup is not self._lineup:
+                        self._assign_again()
+                    self._workers_wake.notify_all()
+                for job, why in unreadable.items():
+                    job.fail(why)
+
+    def _read(self, jobs: Sequence[Job], lineup: Lineup) -> dict[Job, InputError]:
+        """Turn texts into tokens, all together, or if that fails job by job; the jobs that cannot be read, and why.
+
+        Where the lineup is a panel, their tasks are recognised as well.
+        """
+        texts = [text for job in jobs for text in job.texts]
+        try:
+            encoded = None if self.engine.writes else self._encoder.encode(texts)
+            seen = None if lineup.assignment is None else lineup.assignment.recogniser.recognise(texts)
+            end = 0
+            for job in jobs:
+                rows = slice(end, end := end + len(job.texts))
+                if encoded is None:
+                    self.room.fit(job, self._encoder)
+                else:
+                    job.columns = {name: values[rows] for name, values in encoded.columns.items()}
+                    job.cut = encoded.cut[rows] if any(encoded.cut[rows]) else ()
+                job.seen = None if seen is None else seen.rows(rows)
+        except Exception as error:  # the tokenizer raises whatever its library does
+            if len(jobs) > 1:
+                return {unread: why for job in jobs for unread, why in self._read([job], lineup).items()}
+            return {jobs[0]: error if isinstance(error, InputError) else InputError(f"a text cannot be read ({error})")}
+        return {}
+
+    def _assign_again(self) -> None:
+        """Assign what waits to the models that answer now."""
+        self._lineup = self.engine.lineup
+        self._encoded = deque(new for old in self._encoded for new in assigned(old.job, old.rows, self._lineup))
+
+    # --- batches ------------------------------------------------------------------------------------------------------
+
+    def _take(self) -> tuple[list[Part], Lineup, int] | None:
+        """Wait for parts that make up a batch of one model, and say how many workers are busy with that.
+
+        None when all is done and the service stops.
+        """
+        with self._lock:
+            self._free += 1
+            while not self._encoded:
+                if self._faults or (not self._running and not self._waiting):
+                    return None
+                self._workers_wake.wait(None if self._running else 0.01)
+                self._wait_for_more()
+            if self.engine.lineup is not self._lineup:
+                self._assign_again()
+            # Workers that are free share what waits, unless it has waited to be together: two half batches at once are
+            # sooner done than a whole one.
+            batch, wait = self._config.batch, self._config.batch_wait
+            room = batch if wait else min(batch, math.ceil(count(self._encoded) / self._free))
+            parts, lineup = self._first_of(self._encoded[0].place, room, whole=False), self._lineup
+            self._free -= 1
+            depth, busy = self._waiting, self._workers - self._free
+        self._observer.queue(depth)
+        return parts, lineup, busy
+
+    def _wait_for_more(self) -> None:
+        """Let a batch that is not full wait a while; another worker may take it meanwhile."""
+        wait = self._config.batch_wait
+        ends = time.monotonic() + wait
+        while wait and self._running and 0 < count(self._encoded) < self._config.batch:
+            if not self._workers_wake.wait(ends - time.monotonic()):
+                return
+
+    def _take_more(self, lineup: Lineup, place: int, room: int) -> list[Part]:
+        """Take what waits for a model that is at work and has room; nothing once others answer."""
+        with self._lock:
+            if room < 1 or not self._encoded or lineup is not self.engine.lineup or lineup is not self._lineup:
+                return []
+            return self._first_of(place, room, whole=True)
+
+    def _first_of(self, place: int, room: int, *, whole: bool) -> list[Part]:
+        """Take the parts for a model that waited longest, as many as fit; unless `whole`, the first always does."""
+        parts: list[Part] = []
+        for part in self._encoded:
+            if part.place == place:
+                if (parts or whole) and len(part.rows) > room:
+                    break
+                parts.append(part)
+                room -= len(part.rows)
+        taken = set(parts)
+        self._encoded = deque(part for part in self._encoded if part not in taken)
+        self._waiting -= count(parts)
+        return parts
+
+    # --- workers ------------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        threads = None
+        while taken := self._take():
+            parts, lineup, busy = taken
+            if threads != (threads := threads_each(self._config, busy, self._cores)):
+                torch.set_num_threads(threads)  # of this thread's own arithmetic
+            started = time.perf_counter()
+            if size := self._answer(parts, lineup):
+                took = time.perf_counter() - started
+                self._rate = 0.8 * self._rate + 0.2 * size / took if self._rate else size / took
+                self._observer.batch(size, took)
+        with self._lock:
+            self._ended += 1
+            self._front_wakes.notify()
+
+    def _answer(self, parts: list[Part], lineup: Lineup) -> int:
+        """Answer parts of one model together, or if that fails one by one; how many texts were answered at once."""
+        try:
+            return self._answer_together(parts, lineup)
+        except Exception as error:  # whatever the model raises must not end the thread
+            others = [part for part in parts if not part.left]
+            again = [part for part in others if len(parts) > 1 and not part.streamed]  # no client gets a piece twice
+            said = f"{type(error).__name__}: {error}"
+            failed = [part for part in others if part not in again]
+            for part in failed:
+                part.fail(error if isinstance(error, ServiceError) else ServiceError(f"the model failed ({said})"))
+            if failed or not again:
+                self._observer.alarm(f"a batch failed: {said}")
+            return sum(self._answer([part], lineup) for part in again)
+
+    def _answer_together(self, parts: list[Part], lineup: Lineup) -> int:
+        """Answer parts; if the merge version is broken, go back to the one before and put them into the queue again."""
+        parts[:] = [part for part in parts if part.wanted]
+        if not parts:
+            return 0
+        with self.engine.using(lineup, parts[0].place) as live:
+            try:
+                if self.engine.writes:
+                    self._write(parts, live, lineup)
+                else:
+                    self._classify(parts, live)
+                return count(parts)
+            except NotFinite:
+                pass
+        self._outbox.put(Broken(live.version, live.slot))
+        if not self.engine.revert(live):
+            raise ServiceError(f"merge version {live.version} answers with NaN and no other is at hand")
+        for part in parts:
+            if part.streamed and not part.left:
+                part.fail(ServiceError(f"merge version {live.version} broke off with NaN; send the prompt again"))
+        again = [part for part in parts if part.wanted]
+        with self._lock:
+            self._waiting += count(again)
+            self._encoded.extendleft(reversed(again))
+        return 0
+
+    def _hand_over(self, parts: list[Part], tell: Callable[[], None]) -> None:
+        """Leave the rest to the front thread."""
+        for part in parts:
+            part.left = True
+        with self._lock:
+            self._done.append((parts, tell))
+            self._front_wakes.notify()
+
+    def _classify(self, parts: list[Part], live: Live) -> None:
+        logits = classify(live.backend, columns_of(parts), self._encoder, batch=self._config.batch)
+        if not np.isfinite(logits).all():
+            raise NotFinite
+        self._hand_over(parts, partial(self._replies.classified, parts, logits, live))
+
+    def _write(self, parts: list[Part], live: Live, lineup: Lineup) -> None:
+        """Decode all prompts together; parts that come meanwhile join as long as this version is what answers."""
+
+        def finished(part: Part) -> None:
+            self._hand_over([part], partial(self._replies.written, part, live))
+
+        def more(at_work: int) -> Joining | None:
+            came = self._take_more(lineup, parts[0].place, self._config.batch - at_work)
+            parts.extend(came)
+            return batch.begin(came) if came else None
+
+        batch = WrittenBatch(self._encoder, causal=live.backend.causal, finished=finished)
+        first = batch.begin(parts)
+        live.backend.generate(
+            first.inputs, limits=first.limits, on_step=batch.on_step, more=more, sampling=first.sampling
+        )
+
+
+def worker_count(config: ServeConfig) -> int:
+    """Give every core a worker, up to a point; a device other than the CPU runs one batch at a time."""
+    if config.engine is not None:
+        return config.workers or ENGINE_WORKERS
+    return config.workers or (min(usable_cores(), MOST_WORKERS) if config.device == "cpu" else 1)
+
+
+def threads_each(config: ServeConfig, busy: int, cores: int) -> int:
+    """Threads of each worker's arithmetic while so many are busy: a lone one has all cores."""
+    return 1 if config.engine is not None else config.threads or max(1, cores // busy)

@@ -1,0 +1,171 @@
+"""The served world: what a turn of the loop asks of the engine, the store and what was answered."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tanbr.loop.guard import Probes
+from tanbr.loop.rewards import Given, Tally
+from tanbr.loop.slot import Choice, Reason, Slot, Told, Turn
+from tanbr.loop.turn import Learner
+from tanbr.serve.answer_log import AnswerLog
+from tanbr.serve.config import ServeConfig
+from tanbr.serve.engine import Engine
+from tanbr.serve.journal import read_slot, write_turn
+from tanbr.serve.panel import Assignment, Staged
+from tanbr.serve.records import Observer
+from tanbr.serve.store import Store
+from tanbr.serve.view import shown_safely
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.rows import Row
+from tanbr.types import Blend, SlotMix, Text
+
+NEUTRAL: Text = "a"  # asked when there are no probes: even this must not be answered with NaN
+FORGET_EVERY = 20  # slots between two looks for what the store need not keep
+
+
+class ServedWorld:
+    """Engine, store and answers, as the loop sees them; all in the learner's thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        answers: AnswerLog,
+        *,
+        config: ServeConfig,
+        space: LabelSpace | None,
+        probes: Sequence[Row],
+        tasks: Sequence[str],
+        observer: Observer,
+        alarm: Callable[[str], None],
+    ) -> None:
+        """Probe new blends with labelled rows, where the model's head has their labels (`space`)."""
+        self.engine, self.store, self.answers, self.config, self.alarm = engine, store, answers, config, alarm
+        self._observer, self.task_names, self._space = observer, tuple(tasks), space
+        self.mix: SlotMix | None = None  # of the slot that ended last
+        self.told: tuple[Told, ...] = ()  # what the router was told with it
+        count = round(config.guard.probe_share * len(probes)) if space is not None else 0
+        self._probes = [probes[i] for i in np.linspace(0, len(probes) - 1, count).astype(int)] if count else []
+        self._of = np.array([self.task_names.index(row.task) for row in self._probes], dtype=np.intp)  # (n,)
+        self._digest = hashlib.sha256(repr([(row.task, row.text) for row in self._probes]).encode()).hexdigest()[:16]
+        self._staged: list[Staged] = []
+
+    # --- what was earned --------------------------------------------------------------------------------------------
+
+    def last_reward(self) -> int:
+        """Number of the newest reward."""
+        return self.store.last_seq()
+
+    def rewards(self, *, after: int, upto: int, slot: int | None = None) -> Sequence[Given]:
+        """List the rewards with after < number ≤ upto, of one slot or of all, oldest first."""
+        return self.store.feedback(after=after, upto=upto, slot=slot)
+
+    def measured(self, slot: int) -> dict[int, Tally]:
+        """Rewards that the server gave itself for the models of a slot: for confidence, and by shadowing."""
+        return self.answers.measured(slot)
+
+    def measured_late(self) -> Sequence[int]:
+        """Slots that the router was told already and for which the server measured rewards since."""
+        return self.answers.late()
+
+    def texts(self, ids: Sequence[bytes]) -> dict[bytes, Text]:
+        """Look up the texts of answered requests, as far as they are at hand."""
+        return self.answers.texts_of(ids)
+
+    def ended(self, number: int) -> Slot | None:
+        """Find a slot that the router was told already."""
+        found = self.store.slots(before=number + 1, limit=1)
+        if not found or found[0]["slot"] != number:
+            return None
+        return read_slot(found[0], experts=self.engine.moe.num_experts, tasks=len(self.task_names))
+
+    # --- what answers -----------------------------------------------------------------------------------------------
+
+    def answering(self, slot: Slot) -> Choice | None:
+        """What would serve on what answers now; one that broke is not among it. None before the first slot."""
+        models = [one for one in self.engine.lineup.models if one.blend is not None]
+        if not models or not slot.versions:
+            return None
+        if len(models) == 1 or models[0].slot != slot.number:  # a commit may have failed
+            first = np.asarray(models[0].blend)
+            return Choice.one(first, len(self.task_names), Reason.KEPT, version=models[0].version)
+        rows, versions = [one.place for one in models], tuple(one.version for one in models)
+        blends = np.array([one.blend for one in models])
+        return Choice(blends, slot.estimates[rows], Reason.KEPT, versions=versions)
+
+    def prepare(self, blend: Blend, version: int | None) -> Staged:
+        """Merge a blend (K,) into a free buffer."""
+        self._staged.append(self.engine.prepare(blend, version=version))
+        return self._staged[-1]
+
+    def probe(self, prepared: Staged, *, fully: bool) -> Probes:
+        """Ask a blend the probe texts, or only whether it answers with numbers."""
+        if self._space is None or not self._probes or not fully:
+            sane = self.engine.sane(NEUTRAL, prepared)
+            return Probes(np.zeros(0) if sane else None, np.zeros(0, dtype=np.intp))
+        logits = self.engine.logits([row.text for row in self._probes], live=prepared)
+        rewards = None
+        if np.isfinite(logits).all():
+            rewards = self._space.rewards(self._probes, self._space.answers(self._probes, logits))
+        return Probes(rewards, self._of, self._digest)
+
+    def discard(self) -> None:
+        """Forget what was prepared."""
+        self._staged.clear()
+        self.engine.discard()
+
+    # --- what is decided --------------------------------------------------------------------------------------------
+
+    def write(self, turn: Turn, learner: Learner) -> None:
+        """Write the turn down in one transaction that also names the router's and the monitor's new states."""
+        self.engine.spread(*self._staged)
+        requests = self.answers.uncounted()
+        ended = turn.ended
+        measured = {} if ended is None else self.answers.measured(ended.number)
+        keep = self.config.keep_versions * self.engine.models
+        meta = {
+            "mark": learner.mark,
+            "rewarded": learner.rewarded,
+            "guard": learner.guard.to_json(),
+            "trust": json.dumps({"evidence": dict(learner.trust.evidence), "led": dict(learner.trust.led)}),
+        }
+        regret = shown_safely(learner)[0].regret
+        write_turn(
+            self.store, turn, router=learner.router, monitor=learner.monitor, requests=requests, measured=measured,
+            keep_versions=keep, regret=regret, meta=meta,
+        )  # fmt: skip
+        self.mix, self.told = turn.mix, turn.told
+        self.answers.counted(requests)
+        waiting = [slot.number for slot in learner.settling]
+        self.answers.forget(min(waiting, default=turn.opened.number) - 1)
+        for told in turn.told:
+            if not told.late:
+                self._observer.slot(told.record)
+
+    def commit(self, prepared: Sequence[Staged], learner: Learner) -> None:
+        """Let what was prepared answer; requests go to its models by what the monitor knows now."""
+        self._staged.clear()
+        slot = learner.slot
+        assignment = None
+        if len(slot.versions) > 1 or self.config.answers == "posterior":
+            monitor: Any = learner.monitor
+            assignment = Assignment(slot.panel, monitor.snapshot())
+        self.engine.commit(*prepared, slot=slot.number, assignment=assignment)
+        for one in prepared:
+            if one.changed:
+                self._observer.merged(self.engine.merge_seconds, one.version)
+        if slot.number % FORGET_EVERY == 0:
+            self.store.forget(slots=self.config.keep_slots, requests=self.config.keep_requests)
+
+    def resume(self, learner: Learner) -> None:
+        """Serve on what the open slot of a saved state served."""
+        slot = learner.slot
+        self.answers.forget(min((one.number for one in learner.settling), default=slot.number) - 1)
+        self.answers.resume(slot.number, self.store.count_requests(slot.number, len(slot.versions)))
+        if len(slot.versions) <= self.engine.models:
+            blends = zip(slot.blends, slot.versions, strict=True)
+            self.commit([self.prepare(blend, version) for blend, version in blends], learner)

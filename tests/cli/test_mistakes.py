@@ -1,0 +1,139 @@
+"""A mistake is one sentence and exit code 2, and leaves no file behind: every command, options and files."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.running import Mistake, tanbr
+from tanbr.moe import embedded
+
+MODEL = str(embedded.path())
+NO_ENGINE = "--engine vllm --engine-url http://127.0.0.1:9"
+MISTAKES = {
+    "demo --traffic chaotic": "unknown kind of traffic 'chaotic'; choose one of fixed",
+    "demo --config none.toml": "cannot read the configuration none.toml: No such file",
+    "demo --config bad.toml": "unknown key 'router.colour'",
+    "demo --config deep.toml": "deep.toml is nested too deeply",
+    "demo --out file": "cannot write file/",
+    "demo --alpha 0": "alpha above 0",
+    "merge nowhere out --blend even": "nowhere",
+    f"merge {MODEL} out --mode concat": "--mode concat needs --experts",
+    f"merge {MODEL} out --mode moe --blend even": "neither takes the other's",
+    f"merge {MODEL} out --copies 2": "--copies and --rest are for --mode moe",
+    f"merge {MODEL} out --mode moe": "is an MoE checkpoint already; name a base and its experts",
+    f"inspect {MODEL} --groups 9": "8 experts make 2 to 8 groups",
+    f"inspect {MODEL} --groups 1": "8 experts make 2 to 8 groups",
+    f"inspect {MODEL} --survey missing.json": "give --groups with one of them, or alone",
+    f"inspect {MODEL} --groups 2 --survey missing.json --texts t": "give --groups with one of them, or alone",
+    f"inspect {MODEL} --groups 2 --survey missing.json": "holds no survey",
+    f"inspect {MODEL} --groups 2 --texts missing.txt": "cannot read missing.txt: No such file",
+    "serve nowhere": "nowhere",
+    "serve --blend half": "options: serve.blend",
+    "serve --blend 0.5,0.6 --port 0": "serve.blend: blend must be 8 numbers",
+    "serve --survey nowhere.json --port 0": "nowhere.json holds no survey",
+    "serve --config none.toml": "cannot read the configuration none.toml",
+    "serve --slot-requests 0": "options: serve.slot_requests: Input should be greater than or equal to 1",
+    "serve --host no.such.host.invalid": "cannot listen on no.such.host.invalid:8000",
+    "serve --token-file none": "cannot read the token in none: No such file",
+    "serve --backup copy --state nowhere": "nowhere holds no state of a server",
+    "serve --replicas 2": "give --ray as well",
+    "serve --ray-address somewhere:1": "give --ray as well",
+    f"serve --ray {NO_ENGINE}": "--ray and --engine do not go together",
+    "send a-text": "cannot reach http://127.0.0.1:9",
+    "send a-text --server no-url": "no-url",
+    "send": "there is no text to send",
+    "send a --file b": "give texts, or --file, not both",
+    "send --file none": "cannot read none: No such file",
+    "send --id x": "--id needs --feedback",
+    "traffic --traffic wild": "unknown kind of traffic 'wild'",
+    "traffic --data nowhere": "no GLUE folder at nowhere",
+    "traffic --slots 1": "cannot reach http://127.0.0.1:9",
+    "simulate --methods tambr": "did you mean 'tanbr'",
+    "simulate --traffic chaotic": "unknown kind of traffic 'chaotic'",
+    "simulate --traffic trace:none.jsonl": "cannot read the trace none.jsonl",
+    "simulate --seeds one": "--seeds must be whole numbers",
+    "simulate --models 0": "--models must be whole numbers from 1",
+    "simulate --data none": "no GLUE folder at none",
+    "simulate --replay nowhere": "nowhere holds no log of a server",
+    "simulate --replay nowhere --methods oracle": "unknown router 'oracle'; known: tanbr",
+    "survey --blends 4": "a survey holds each of the 8 experts alone",
+    "survey --grams regression": "--grams writes beside the experts",
+    "pretrain --preset huge": "unknown preset 'huge'; choose one of tiny",
+    "pretrain --preset minilm": "needs a dense checkpoint",
+    "pretrain --preset minilm --from here": "needs a dense checkpoint",
+    "pretrain --preset minilm --from here --data nowhere": "no GLUE folder at nowhere",
+    "pretrain --preset tiny-t5 --tagged": "--tagged needs --from and --data",
+    "pretrain --preset tiny --from here": "together with labelled rows (--data)",
+    "pretrain --preset tiny --routing token": "--routing token needs --from and --data",
+    "pretrain --preset tiny --adapters 4": "--adapters needs --from and --data",
+    "finetune --router thompson": "unknown router 'thompson'; choose one of tanbr",
+    "finetune --data nowhere": "no GLUE folder at nowhere",
+    "reproduce fig9": "unknown table or figure 'fig9'",
+    "reproduce fig4 --scale large": "unknown scale 'large'; choose one of tiny, small, paper",
+    "reproduce fig4 --scale small": "fig4 at scale small needs model: --model names",
+    "reproduce fig4 --scale small --model m": "fig4 at scale small needs data: --data names GLUE's folder",
+    "reproduce fig2 --scale paper": "fig2 at scale paper needs t5: --t5 names",
+    "reproduce fig2 --tagged": "fig2 with --tagged needs a T5-MoE that knows the names of tasks",
+    "reproduce fig4 --data nowhere": "fig4 needs GLUE, and nowhere lacks CoLA/train.tsv and 15 more files",
+    "reproduce fig4 --model nowhere": "nowhere is not a folder; a checkpoint is a folder with config.json",
+    "config --section server": "no section 'server'; there are",
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES)
+def test_a_mistake_is_one_sentence_and_exit_code_2(mistake: Mistake, tmp_path: Path, arguments: str) -> None:
+    (tmp_path / "bad.toml").write_text("[router]\ncolour = 'red'\n")
+    (tmp_path / "deep.toml").write_text(f"a = {'[' * 5_000}{']' * 5_000}")
+    (tmp_path / "file").write_text("keep me")
+    assert MISTAKES[arguments] in mistake(*arguments.split())
+    assert (tmp_path / "file").read_text() == "keep me"
+
+
+@pytest.mark.parametrize("content", ['{"groups": [[0], [1]]}', "not JSON"])
+@pytest.mark.parametrize("command", ["serve --port 0", "simulate --methods grouped --slots 1"])
+def test_groups_that_do_not_fit(
+    mistake: Mistake, command: str, content: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.mktemp("groups") / "groups.json"
+    file.write_text(content)
+    assert "groups.json" in mistake(*command.split(), "--groups", str(file))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "demo", "pretrain", "finetune", "survey", "simulate --record stream.jsonl",
+        f"survey {MODEL} --grams regression", "reproduce table1", "serve --port 0",
+    ],
+)  # fmt: skip
+def test_a_device_that_is_not_there(mistake: Mistake, arguments: str) -> None:
+    said = mistake(*arguments.split(), "--device", "cuda:97")
+    assert "device must be one that torch can use here (got 'cuda:97'" in said
+
+
+def test_a_port_that_is_taken_is_found_before_the_model_is_loaded(mistake: Mistake, url: str) -> None:
+    assert "Address already in use" in mistake("serve", "nowhere", "--port", url.rpartition(":")[2])
+
+
+def test_without_ray_one_sentence_says_what_to_install(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("ray.", "tanbr.fleet.ray"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert 'serving on Ray needs Ray Serve: pip install "tanbr[ray]"' in mistake("serve", "--ray")
+
+
+def test_a_corrupt_embedded_model_is_named(mistake: Mistake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tanbr.moe.embedded._HERE", tmp_path)
+    monkeypatch.setattr("tanbr.moe.embedded._FOLDERS", {"bert": ("broken", "tiny")})
+    assert "lacks the embedded model" in mistake("demo")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text('{"model_type": "bert_moe"}')
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"\x00" * 64)
+    assert "broken" in mistake("demo")
+
+
+def test_an_option_that_is_not_there_exits_with_2(tmp_path: Path) -> None:
+    done = tanbr("serve", "--precision", "int8", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "No such option: --precision" in done.stderr

@@ -1,0 +1,352 @@
+"""Engines of our own that keep vLLM's and llama.cpp's contracts over a real socket: transformers on a tiny model.
+
+Like the real ones they remember prefixes: an answer to a prompt that was asked before is the old one, whatever the
+weights are, until somebody has them forget it. What vLLM really says is in `vllm_recorded.json`; `test_vllm.py` holds
+this to it.
+"""
+
+import asyncio
+import inspect
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tanbr.serve.web.config import HttpConfig
+from tanbr.serve.web.server import address_of, bind
+
+MODEL = "dense"
+
+
+class FakeEngine:
+    """A process that can be killed and started again; every start has the weights of its own folder."""
+
+    def __init__(self, folder: Path, *, port: int = 0) -> None:
+        self.folder, self._port = folder, port
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.dtype, self.positions, self.quantised = "float32", 64, None
+        self.dev_mode = True
+        self.slow = threading.Event()  # while it is set, only first tokens are written
+        self.refuses = ""  # what it says to weights that it does not take
+        self.dies_loading = False
+        self.hangs_loading = threading.Event()  # while it is set, weights are loaded
+        self.extra = 0  # tokens that it writes beyond those it was asked for
+        self.nan = False  # whether weights that are loaded answer with NaN
+        self.calls: list[str] = []
+        self.asked: list[dict[str, Any]] = []  # how answers were to be written; they are greedy all the same
+        self.keys: set[str | None] = set()
+        self.loads = self.abandoned = 0
+        self.routes: dict[str, Any] = {}
+
+    # --- a process ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> str:
+        """Serve, with the folder's own weights; the URL."""
+        self.label, self.paused, self.broken = "default", False, False
+        self.cache: dict[tuple[int | str, ...], list[tuple[int, float]]] = {}
+        self.adapters: dict[str, tuple[str, Any]] = {}  # name → its folder, and the model that has it
+        self.model = AutoModelForCausalLM.from_pretrained(self.folder).eval()
+        taken = bind(HttpConfig(port=self._port))
+        self.url = address_of(taken)[0]
+        self._port = int(self.url.rpartition(":")[2])
+        app = FastAPI()
+        app.add_api_route("/{path:path}", self._answered, methods=["GET", "POST"])
+        config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=0)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [taken]}, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.005)
+        return self.url
+
+    def kill(self) -> None:
+        """End, with all that is being answered."""
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join()
+
+    @contextmanager
+    def running(self) -> Iterator["FakeEngine"]:
+        self.start()
+        try:
+            yield self
+        finally:
+            self.slow.clear()
+            self.hangs_loading.clear()
+            self.kill()
+
+    async def _answered(self, request: Request) -> Response:
+        path = request.url.path
+        self.calls.append(path)
+        self.keys.add(request.headers.get("authorization"))
+        route = self.routes.get(path)
+        if route is None or (not self.dev_mode and path in self.development):
+            return JSONResponse({"detail": "Not Found"}, 404)
+        text = await request.body()
+        said = route(json.loads(text) if text else None, request)
+        said = await said if inspect.isawaitable(said) else said
+        return said if isinstance(said, Response) else JSONResponse(said)
+
+    development: frozenset[str] = frozenset()
+
+    # --- a model ------------------------------------------------------------------------------------------------------
+
+    def load(self, folder: str, adapter: str = "") -> None:
+        """Take the weights of a checkpoint; everything must be there, and nothing else. Or an adapter of that name."""
+        if adapter:
+            base = AutoModelForCausalLM.from_pretrained(self.folder)
+            self.adapters[adapter] = folder, PeftModel.from_pretrained(base, folder).eval()
+        else:
+            self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        self.broken = self.nan
+        self.loads += 1
+
+    @property
+    def version(self) -> str:
+        """The name of what answers: the adapter's, or the label of the weights."""
+        return next(iter(self.adapters), self.label)
+
+    async def write(
+        self, prompt: list[int], limit: int, ends: list[int], adapter: str = ""
+    ) -> AsyncIterator[tuple[int, float, str | None]]:
+        """Go on from a prompt greedily: token, its logprob, and how it ended if it did."""
+        model = self.adapters[adapter][1] if adapter else None
+        key = (adapter, *prompt) if adapter else tuple(prompt)
+        known, remembered, ended = self.cache.get(key, []), [], False
+        try:
+            for step in range(limit + self.extra):
+                while self.paused or (step and self.slow.is_set()):
+                    await asyncio.sleep(0.005)
+                written = [one for one, _ in remembered]
+                token, chance = known[step] if step < len(known) else self.next(prompt, written, model)
+                remembered.append((token, chance))
+                stopped = token in ends
+                end = "stop" if stopped else "length" if step == limit + self.extra - 1 else None
+                ended = end is not None
+                yield token, chance, end
+                if stopped:
+                    return
+                await asyncio.sleep(0)
+        finally:
+            self.abandoned += not ended
+            if len(remembered) > len(known):
+                self.cache[key] = remembered
+
+    @torch.inference_mode()
+    def next(self, prompt: list[int], written: list[int], model: Any = None) -> tuple[int, float]:
+        """The likeliest token, and its logprob."""
+        if self.broken:
+            return 0, float("nan")
+        chances = (model or self.model)(torch.tensor([prompt + written])).logits[0, -1].log_softmax(-1)
+        best = int(chances.argmax())
+        return best, float(chances[best])
+
+
+class FakeVllm(FakeEngine):
+    """vLLM 0.32."""
+
+    development = frozenset({"/collective_rpc", "/server_info", "/pause", "/resume", "/is_paused", "/weight_info"})
+    development |= {"/reset_prefix_cache", "/update_weight_version"}
+
+    def __init__(self, folder: Path, *, port: int = 0) -> None:
+        super().__init__(folder, port=port)
+        self.forgets = True  # False: as if /reset_prefix_cache had not been called
+        self.busy = False  # whether it says that it cannot forget
+        self.takes_adapters = False  # VLLM_ALLOW_RUNTIME_LORA_UPDATING
+        self.most_rank = 16  # --max-lora-rank; 0: without --enable-lora
+        self.lora_targets: list[str] | None = None  # --lora-target-modules
+        self.routes = {
+            "/v1/models": self._models,
+            "/v1/completions": self._completions,
+            "/tokenize": self._tokenize,
+            "/server_info": self._server_info,
+            "/weight_info": lambda *_: {"weight_version": self.label},
+            "/update_weight_version": self._update_weight_version,
+            "/collective_rpc": self._collective_rpc,
+            "/reset_prefix_cache": self._reset_prefix_cache,
+            "/pause": self._pause,
+            "/resume": self._pause,
+            "/is_paused": lambda *_: {"is_paused": self.paused},
+            "/v1/load_lora_adapter": self._load_adapter,
+            "/v1/unload_lora_adapter": self._unload_adapter,
+        }
+
+    async def _load_adapter(self, body: Any, request: Request) -> Response:
+        name, folder = body["lora_name"], body["lora_path"]
+        if not self.takes_adapters:
+            return JSONResponse({"detail": "Not Found"}, 404)
+        if name in self.adapters and not body.get("load_inplace"):
+            return _error(f"The lora adapter '{name}' has already been loaded.", "InvalidUserInput", 400)
+        if self.dies_loading:
+            self._server.should_exit = self._server.force_exit = True
+            await asyncio.sleep(60)
+        rank = json.loads(Path(folder, "adapter_config.json").read_text(encoding="utf-8"))["r"]
+        wrong = f"LoRA rank {rank} is greater than max_lora_rank {self.most_rank}." if rank > self.most_rank else ""
+        wrong = wrong if self.most_rank else "Call to add_lora method failed: LoRA is not enabled."
+        if self.refuses or wrong:
+            return _error(self.refuses or wrong, "InternalServerError", 500)
+        self.load(folder, name)
+        return Response(f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def _unload_adapter(self, body: Any, request: Request) -> Response:
+        name = body["lora_name"]
+        if not self.takes_adapters:
+            return JSONResponse({"detail": "Not Found"}, 404)
+        if not name:
+            return _error("'lora_name' needs to be provided to unload a LoRA adapter.", "InvalidUserInput", 400)
+        if name not in self.adapters:
+            return _error(f"The lora adapter '{name}' cannot be found.", "NotFoundError", 404)
+        del self.adapters[name]
+        return Response(f"Success: LoRA adapter '{name}' removed successfully.")
+
+    def _models(self, body: Any, request: Request) -> Any:
+        card = {"id": MODEL, "object": "model", "root": str(self.folder), "parent": None}
+        card |= {"max_model_len": self.positions}
+        more = [card | {"id": name, "root": one[0], "parent": MODEL} for name, one in self.adapters.items()]
+        return {"object": "list", "data": [card, *more]}
+
+    def _server_info(self, body: Any, request: Request) -> Any:
+        config = {"model": str(self.folder), "dtype": f"torch.{self.dtype}", "quantization": self.quantised}
+        lora = {"target_modules": self.lora_targets} if self.most_rank else None
+        return {"vllm_config": {"model_config": config, "lora_config": lora}}
+
+    def _tokenize(self, body: Any, request: Request) -> Any:
+        tokens = self.tokenizer(body["prompt"])["input_ids"]
+        return {"count": len(tokens), "max_model_len": self.positions, "tokens": tokens, "token_strs": None}
+
+    def _update_weight_version(self, body: Any, request: Request) -> Any:
+        self.label = body["new_version"]
+        return {"success": True, "new_version": self.label}
+
+    async def _collective_rpc(self, body: Any, request: Request) -> Response:
+        assert body["method"] == "reload_weights"
+        assert body["kwargs"]["is_checkpoint_format"] is True
+        assert self.paused
+        if self.dies_loading:
+            self._server.should_exit = self._server.force_exit = True
+            await asyncio.sleep(60)
+        while self.hangs_loading.is_set():
+            await asyncio.sleep(0.005)
+        if self.refuses:
+            return _error(self.refuses, "InternalServerError", 500)
+        self.load(body["kwargs"]["weights_path"])
+        return JSONResponse({"results": [None]})
+
+    def _reset_prefix_cache(self, body: Any, request: Request) -> Any:
+        if self.forgets and not self.busy:
+            self.cache.clear()
+        return {"success": not self.busy}
+
+    def _pause(self, body: Any, request: Request) -> Any:
+        assert request.url.path == "/resume" or request.query_params["mode"] == "wait"
+        self.paused = request.url.path == "/pause"
+        return {"status": "paused" if self.paused else "resumed"}
+
+    async def _completions(self, body: Any, request: Request) -> Response:
+        adapter = "" if body["model"] == MODEL else body["model"]
+        if adapter and adapter not in self.adapters:
+            return _error(f"The model `{adapter}` does not exist.", "NotFoundError", 404, param="model")
+        if not body["prompt"]:
+            return _error("You must pass at least one prompt", "BadRequestError", 400)
+        assert body["stream"]
+        assert body["return_token_ids"]
+        assert body.get("top_k", 0) == 0
+        assert body["ignore_eos"]  # its tokenizer's own
+        self.asked.append(body)
+
+        async def events() -> AsyncIterator[bytes]:
+            how = body["prompt"], body["max_tokens"], body["stop_token_ids"], adapter
+            async for token, chance, end in self.write(*how):
+                said = None if chance != chance else chance
+                choice = {
+                    "index": 0,
+                    "text": self.tokenizer.decode([token]),
+                    "finish_reason": end,
+                    "token_ids": [token],
+                }
+                choice |= {"finish_reason": end, "logprobs": {"token_logprobs": [said], "tokens": [str(token)]}}
+                yield b"data: " + json.dumps({"object": "text_completion", "choices": [choice]}).encode() + b"\n\n"
+            yield b"data: [DONE]\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def _error(said: str, kind: str, status: int, *, param: str | None = None) -> JSONResponse:
+    return JSONResponse({"error": {"message": said, "type": kind, "param": param, "code": status}}, status)
+
+
+class FakeLlamaCpp(FakeEngine):
+    """llama-server with the adapters of a source, by its documentation and source: no real one was asked."""
+
+    def __init__(self, folder: Path, experts: list[str], *, port: int = 0) -> None:
+        super().__init__(folder, port=port)
+        self.experts, self.scales = experts, [1.0] * len(experts)
+        self.routes = {
+            "/props": self._props,
+            "/tokenize": lambda body, _: {"tokens": self.tokenizer(body["content"])["input_ids"]},
+            "/lora-adapters": self._adapters,
+            "/completion": self._completion,
+        }
+
+    def start(self) -> str:
+        self.scales = [1.0] * len(self.experts)
+        return super().start()
+
+    @property
+    def version(self) -> str:
+        return str(self.scales)
+
+    def _props(self, body: Any, request: Request) -> Any:
+        return {"model_path": "base.gguf", "default_generation_settings": {"n_ctx": self.positions}}
+
+    async def _adapters(self, body: Any, request: Request) -> Response:
+        if request.method == "GET":
+            rows = enumerate(self.experts)
+            return JSONResponse([{"id": k, "path": f"{path}.gguf", "scale": self.scales[k]} for k, path in rows])
+        if self.refuses:
+            return _error(self.refuses, "invalid_request_error", 400)
+        self.scales = [_float32(one["scale"]) for one in sorted(body, key=lambda one: one["id"])]
+        self.broken = self.nan
+        self.loads += 1
+        return JSONResponse({"success": True})
+
+    async def _completion(self, body: Any, request: Request) -> Response:
+        assert body["return_tokens"]
+        assert not body["cache_prompt"]  # its cache goes by tokens alone
+        self.asked.append(body)
+        self.model = scaled_as_llamacpp(self.folder, self.experts, [one["scale"] for one in body["lora"]])
+        self.cache.clear()
+        rows = [row async for row in self.write(body["prompt"], body["n_predict"], [1])]
+        probabilities = [{"id": token, "logprob": None if chance != chance else chance} for token, chance, _ in rows]
+        ended = "eos" if rows[-1][2] == "stop" else "limit"  # the token that ends an answer is among the others
+        said = {"tokens": [row[0] for row in rows], "stop": True, "stop_type": ended}
+        return JSONResponse(said | {"completion_probabilities": probabilities})
+
+
+def scaled_as_llamacpp(folder: Path, experts: list[str], scales: list[float]) -> Any:
+    """The base with every adapter at scale · α / r, whatever else PEFT would make of its settings."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    weights = model.state_dict()
+    for path, scale in zip(experts, scales, strict=True):
+        alpha = json.loads(Path(path, "adapter_config.json").read_text(encoding="utf-8"))["lora_alpha"]
+        factors = load_file(Path(path, "adapter_model.safetensors"))
+        for name, down in factors.items():
+            if name.endswith(".lora_A.weight"):
+                up = factors[name.replace("lora_A", "lora_B")]
+                target = name.removeprefix("base_model.model.").replace(".lora_A", "")
+                weights[target] += scale * alpha / len(down) * up @ down
+    return model
+
+
+def _float32(value: float) -> float:
+    return float(torch.tensor(value, dtype=torch.float32))

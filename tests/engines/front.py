@@ -1,0 +1,168 @@
+"""`tanbr serve --engine …` as a process, and what is asked of it: the same before a fake engine and a real one."""
+
+import re
+import signal
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from cli.running import TANBR, environment
+from engines.asking import transformers_answers
+from processes import started
+from tanbr.merge import Moe
+
+ADMIN_TOKEN = "the-operator-of-the-test"
+
+
+@dataclass
+class Front:
+    """A running server."""
+
+    url: str
+    process: subprocess.Popen[str]
+    log: Path
+
+    def ask(self, path: str, body: Any = None) -> httpx2.Response:
+        method = "GET" if body is None and not path.startswith("/v1/admin") else "POST"
+        headers = {"authorization": f"Bearer {ADMIN_TOKEN}"}
+        return httpx2.request(method, self.url + path, json=body, headers=headers, timeout=120)
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0)
+
+
+@contextmanager
+def front(folder: Path, checkpoint: Path, engine: str, url: str, *arguments: str) -> Iterator[Front]:
+    """Run the server until the block ends."""
+    command = [*TANBR, "serve", checkpoint, "--engine", engine, "--engine-url", url, "--port", "0", "--force"]
+    with (
+        (folder / "log").open("ab") as log,
+        started(
+            [*command, "--state", folder / "state", "--slot-seconds", "3600", *arguments],
+            stdout=subprocess.PIPE, stderr=log, cwd=folder, env=environment(TANBR_ADMIN_TOKEN=ADMIN_TOKEN),
+        ) as process,
+    ):  # fmt: skip
+        try:
+            assert process.stdout
+            found = next((one[0] for line in process.stdout if (one := re.search(r"http://\S+", line))), None)
+            assert found, (folder / "log").read_text()
+            made = Front(found, process, folder / "log")
+            ready(made)
+            yield made
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+
+
+def ready(server: Front) -> None:
+    """Wait until requests are answered."""
+    while server.process.poll() is None:
+        with suppress(httpx2.TransportError):
+            if httpx2.get(f"{server.url}/readyz").is_success:
+                return
+        time.sleep(0.05)
+    raise AssertionError(server.log.read_text())
+
+
+def after_a_kill(
+    server: Front,
+    engine: Any,
+    blend: Sequence[float],
+    prompts: Sequence[str],
+    *,
+    limit: int,
+    meanwhile: Callable[[], None] = lambda: None,
+    **environment: str,
+) -> list[str]:
+    """Kill the engine under a server: a 503, and the version before when it is back; its answers."""
+    pinned = server.ask("/v1/admin/pin", {"blend": list(blend)}).json()
+    with server.client() as client:
+        how: dict[str, Any] = {"model": client.models.list().data[0].id, "prompt": list(prompts), "max_tokens": limit}
+        engine.kill()
+        for stream in (False, True):
+            with pytest.raises(openai.InternalServerError) as refused:
+                client.completions.create(stream=stream, **how)
+            assert refused.value.status_code == 503
+            assert int(refused.value.response.headers["retry-after"]) >= 1
+        meanwhile()
+        assert server.ask("/v1/state").json()["merge_version"] == pinned["merge_version"]
+        engine.start(**environment)
+        ready(server)
+        answer: Any = client.completions.create(**how)
+    assert answer.merge_version == pinned["merge_version"]
+    return [choice.text for choice in answer.choices]
+
+
+def texts_of(
+    moe: Moe, blend: Sequence[float], prompts: Sequence[str], *, limit: int, encode: Any, model: Any = None
+) -> list[str]:
+    """What transformers writes with a merge, as text; with a `model` that has it already, or our own."""
+    answers = transformers_answers(moe, blend, prompts, limit=limit, model=model)
+    return [encode.tokenizer.decode(list(tokens), skip_special_tokens=True) for tokens in answers]
+
+
+def swaps(
+    server: Front,
+    moe: Moe,
+    prompts: Sequence[str],
+    encode: Any,
+    *,
+    count: int,
+    limit: int,
+    blended: Callable[[Sequence[float]], Any] = lambda _: None,
+) -> dict[str, Any]:
+    """Pin one blend after the other; each prompt is asked twice before and after, by OpenAI's client.
+
+    What is asked twice comes from the engine's prefix cache the second time. `blended` makes the model of a blend whose
+    answers are expected, our own merge unless it is given.
+    """
+    blends = [[1.0, 0, 0, 0], [0, 0, 0.5, 0.5], [0.25] * 4, [0, 1.0, 0, 0], [0.4, 0.3, 0.2, 0.1]]
+    whole, loads, pauses, equal, asked = [], [], [], 0, 0
+    with server.client() as client:
+        model = client.models.list().data[0].id
+        for number in range(count):
+            blend = blends[number % len(blends)]
+            started = time.perf_counter()
+            pinned = server.ask("/v1/admin/pin", {"blend": blend}).json()
+            whole.append(time.perf_counter() - started)
+            state = server.ask("/v1/state").json()
+            loads.append(state["swap"]["merge_seconds"] if "swap" in state else state["last_merge_seconds"])
+            pauses.append(state["swap"]["pause_seconds"] if "swap" in state else state["last_pause_seconds"])
+            expected = texts_of(moe, blend, prompts, limit=limit, encode=encode, model=blended(blend))
+            for _ in range(2):
+                done: Any = client.completions.create(model=model, prompt=list(prompts), max_tokens=limit)
+                assert done.merge_version == pinned["merge_version"]
+                asked += len(prompts)
+                equal += sum(choice.text == text for choice, text in zip(done.choices, expected, strict=True))
+            pieces: Any = client.completions.create(model=model, prompt=prompts[0], max_tokens=limit, stream=True)
+            asked += 1
+            equal += "".join(piece.choices[0].text for piece in pieces if piece.choices) == expected[0]
+    written = [float(found) for found in re.findall(r"written in ([\d.]+) s", server.log.read_text())]
+    return {
+        "swaps": count,
+        "answers": asked,
+        "answers equal to transformers'": equal,
+        "seconds from the command to its answer": spread(whole),
+        "seconds to write the merge, beside what answers": spread(written[-count:]) if written else None,
+        "seconds to load it, while requests wait": spread(loads),
+        "seconds that requests waited": spread(pauses),
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and most."""
+    return {
+        "median": round(statistics.median(values), 4),
+        "least": round(min(values), 4),
+        "most": round(max(values), 4),
+    }

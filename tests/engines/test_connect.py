@@ -1,0 +1,122 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engines.asking import before
+from engines.fake_engine import FakeVllm
+from serve.text_model import write
+from tanbr.engines import connect, engine_builder
+from tanbr.engines.connection import EngineLost, EngineRefused
+from tanbr.errors import ConfigError, TanbrError
+from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
+from tanbr.serve.config import ServeConfig
+from tanbr.serve.service import Service
+
+URL = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"engine": "vllm"}, "--engine vllm needs --engine-url"),
+        ({"engine_url": URL}, "--engine-url needs --engine"),
+        ({"engine": "vllm", "engine_url": URL, "models": 2}, "an engine holds one model"),
+        ({"engine": "vllm", "engine_url": URL, "memory": "1GB"}, "an engine holds one model"),
+        ({"engine": "vllm", "engine_url": URL, "backend": "int8"}, "leave --backend out"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_one_sentence(settings: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        engine_builder(ServeConfig.model_validate(settings))
+
+
+def test_a_service_that_was_not_given_its_engine_does_not_answer_by_itself(mixtral: Moe, tmp_path: Path) -> None:
+    assert engine_builder(ServeConfig()) is None
+    with pytest.raises(ConfigError, match="engine_builder"):
+        Service(mixtral, tasks=(), config=ServeConfig(engine="vllm", engine_url=URL), state=tmp_path / "state")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_blend_is_loaded_when_a_server_goes_on(vllm: FakeVllm, mixtral: Moe, tmp_path: Path) -> None:
+    build = engine_builder(ServeConfig(engine="vllm", engine_url=vllm.url, engine_folder=str(tmp_path)))
+    assert build is not None
+    blend = np.array([1.0, 0, 0, 0])
+    for wanted, loads in ((None, 0), (blend, 1), (blend, 1)):
+        made = build(mixtral, blend=wanted, device="cpu", probes=list, least_agreement=0.0)
+        assert vllm.loads == loads
+        assert made.available == (wanted is not None)
+        assert len(list(tmp_path.iterdir())) == 1
+        made.close()
+        assert list(tmp_path.iterdir()) == []
+    vllm.refuses = "no"
+    with pytest.raises(TanbrError, match="cannot be loaded"):
+        build(mixtral, blend=np.array([0, 1.0, 0, 0]), device="cpu", probes=list, least_agreement=0.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_for_an_engine_that_is_not_there(mixtral: Moe, tmp_path: Path) -> None:
+    with pytest.raises(EngineLost, match="no engine answers"):
+        connect(mixtral, engine="vllm", url=URL, folder=str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_engines_key_is_sent(vllm: FakeVllm, mixtral: Moe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANBR_ENGINE_TOKEN", "a-key")
+    connect(mixtral, engine="vllm", url=vllm.url).close()
+    assert vllm.keys == {"Bearer a-key"}
+
+
+# --- an engine that runs another model --------------------------------------------------------------------------------
+
+
+def refused(engine: FakeVllm, moe: Moe, kind: type[TanbrError], says: str) -> None:
+    """The sentence, and that nothing was loaded."""
+    with pytest.raises(kind) as error, before(engine, moe):
+        pass
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert engine.loads == 0
+
+
+def test_another_model_is_told_by_its_tensors(vllm: FakeVllm, tmp_path: Path) -> None:
+    wider = open_moe(write("mixtral", tmp_path / "wider", intermediate_size=80))
+    refused(vllm, wider, ConfigError, "in a merge of")
+    refused(vllm, wider, ConfigError, "down_proj.weight is (")
+
+
+def test_another_model_is_told_by_its_tokenizer(vllm: FakeVllm, tmp_path: Path) -> None:
+    words = open_moe(write("mixtral", tmp_path / "words"))
+    file = tmp_path / "words" / "tokenizer.json"
+    file.write_text(file.read_text().replace('"<unk>": 2', '"<unk>": 9').replace('"w6": 9', '"w6": 2'))
+    refused(vllm, words, ConfigError, "has another tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("setting", "theirs", "kind", "says"),
+    [
+        ("positions", 10**6, ConfigError, "reads 1000000 tokens"),
+        ("dtype", "bfloat16", ConfigError, "--dtype float32"),
+        ("dtype", "float16", ConfigError, "computes in float16"),
+        ("quantised", "fp8", ConfigError, "quantises its weights (fp8)"),
+        ("dev_mode", False, EngineRefused, "VLLM_SERVER_DEV_MODE=1"),
+    ],
+)
+def test_an_engine_that_was_started_otherwise_is_refused(
+    setting: str, theirs: object, kind: type[TanbrError], says: str, vllm: FakeVllm, mixtral: Moe
+) -> None:
+    setattr(vllm, setting, theirs)
+    refused(vllm, mixtral, kind, says)
+
+
+def test_a_model_that_does_not_go_on_from_its_prompt_is_refused(vllm: FakeVllm, tmp_path: Path) -> None:
+    moe = open_moe(write("t5_moe", tmp_path / "t5"))
+    refused(vllm, moe, ConfigError, "vllm runs causal language models")
+    assert vllm.calls == []
+
+
+def test_an_engine_started_elsewhere_is_judged_by_the_rest(vllm: FakeVllm, mixtral: Moe) -> None:
+    vllm.folder = Path("some/hub-id")
+    with before(vllm, mixtral) as backend:
+        assert backend.positions == vllm.positions

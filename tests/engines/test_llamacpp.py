@@ -1,0 +1,153 @@
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.asking import BLENDS, PROMPTS, answers, before, right, serving, serving_first, transformers_answers
+from engines.fake_engine import FakeLlamaCpp
+from serve.web.live import wait_for
+from tanbr.engines.connection import Connection, EngineLost, EngineRefused
+from tanbr.engines.dialect import Piece
+from tanbr.engines.llamacpp import LlamaCpp, ScalesFile
+from tanbr.errors import CheckpointError, InputError
+from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
+from tanbr.serve.decode import NotFinite
+from tanbr.serve.sampling import Sampling
+
+# The contract is that of llama-server's documentation and source. Nobody has asked a real one.
+
+
+@pytest.fixture
+def llama(adapters: Moe) -> Iterator[FakeLlamaCpp]:
+    with FakeLlamaCpp(adapters.path, adapters.source.names).running() as engine:
+        yield engine
+
+
+def test_a_blend_is_its_weights_as_scales_and_every_prompt_names_them(llama: FakeLlamaCpp, adapters: Moe) -> None:
+    with before(llama, adapters) as backend:
+        engine = serving(backend, adapters)
+        for blend in BLENDS:
+            engine.swap(blend)
+            llama.asked.clear()
+            assert answers(engine, backend) == transformers_answers(adapters, blend)
+            expected = [weight * (2.0 if number == 1 else 1.0) for number, weight in enumerate(blend)]
+            assert llama.scales == expected  # the second adapter is rslora, of rank 4: √4 beyond α/r
+            assert {tuple(one["scale"] for one in asked["lora"]) for asked in llama.asked} == {tuple(expected)}
+        assert llama.loads == len(BLENDS)
+
+
+def test_an_engine_that_comes_back_and_one_that_refuses_have_what_answered_last(
+    llama: FakeLlamaCpp, adapters: Moe
+) -> None:
+    with serving_first(llama, adapters) as (engine, backend):
+        llama.refuses = "no such adapter"
+        with pytest.raises(CheckpointError, match="no such adapter"):
+            engine.swap(BLENDS[1])
+        llama.refuses = ""
+        wait_for(lambda: engine.available)
+        llama.kill()
+        with pytest.raises(EngineLost):
+            answers(engine, backend)
+        llama.start()
+        assert llama.scales == [1.0] * 4
+        wait_for(lambda: engine.available)
+        assert llama.scales == BLENDS[0]
+        assert right(engine, backend, adapters)
+
+
+def test_an_engine_with_other_adapters_is_refused(llama: FakeLlamaCpp, adapters: Moe) -> None:
+    llama.experts = llama.experts[:3]
+    with (
+        before(llama, adapters) as backend,
+        pytest.raises(
+            CheckpointError, match="has 3 adapters, and 4 experts are blended; start llama-server with --lora"
+        ),
+    ):
+        serving(backend, adapters).swap(BLENDS[0])
+
+
+def test_how_words_are_drawn_is_passed_on(llama: FakeLlamaCpp, adapters: Moe) -> None:
+    with serving_first(llama, adapters) as (engine, backend):
+        llama.asked.clear()
+        how = [Sampling(0.7, 0.9, -5)]
+        backend.generate(engine.padded(PROMPTS[:1])[0], limits=[3], on_step=lambda _: (), sampling=how)
+    (asked,) = llama.asked
+    assert (asked["temperature"], asked["top_p"], asked["seed"]) == (0.7, 0.9, 2**32 - 6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"alpha_pattern": {"q_proj": 9}}, "one scale"),
+        ({"bias": "all"}, "biases"),
+    ],
+)
+def test_what_no_scale_expresses_is_refused(changes: dict[str, Any], says: str, adapters: Moe, tmp_path: Path) -> None:
+    first, second = (Path(name) for name in adapters.source.names[:2])
+    shutil.copytree(first, tmp_path / "odd")
+    file = tmp_path / "odd" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(InputError, match=says):
+        ScalesFile(open_moe(adapters.path, experts=[tmp_path / "odd", second]), tmp_path / "scales")
+
+
+def test_adapters_of_which_only_a_part_is_blended_are_refused(adapters: Moe, tmp_path: Path) -> None:
+    part = open_moe(adapters.path, experts=adapters.source.names, blend_only="ffn")
+    with pytest.raises(InputError, match="adds an adapter whole"):
+        ScalesFile(part, tmp_path / "scales")
+
+
+class Script(Connection):
+    """An engine that answers what it is told to."""
+
+    def __init__(self, said: Any) -> None:
+        super().__init__("http://127.0.0.1:9")
+        self.said = said
+
+    async def ask(self, method: str, path: str, body: Any = None, **_: Any) -> Any:
+        return self.said
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"tokens": [5, 6], "completion_probabilities": [{"logprob": None}], "stop_type": "eos"}, NotFinite),
+        ({"tokens": [5], "completion_probabilities": 3}, EngineLost),
+        ([], EngineLost),
+        (
+            {"tokens": [5, 6], "completion_probabilities": [{"logprob": -0.5}], "stop_type": "eos"},
+            Piece((5,), (-0.5,), "stop"),
+        ),
+        (
+            {"tokens": [5, 2, 6], "completion_probabilities": [{"logprob": -0.5}] * 3, "stop_type": "limit"},
+            Piece((5, 2), (-0.5, -0.5), "stop"),
+        ),
+    ],
+)
+def test_an_answer_is_read_or_refused(said: Any, expected: Any) -> None:
+    connection = Script(said)
+
+    async def pieces() -> list[Piece]:
+        return [piece async for piece in LlamaCpp(connection).write([1], 5, {2})]
+
+    try:
+        if isinstance(expected, Piece):
+            assert connection.call(pieces()) == [expected]
+        else:
+            with pytest.raises(expected):
+                connection.call(pieces())
+    finally:
+        connection.close()
+
+
+def test_what_is_no_llama_server_is_said() -> None:
+    connection = Script([3])
+    with pytest.raises(EngineRefused, match="does not answer as llama-server does"):
+        connection.call(LlamaCpp(connection).served())
+    with pytest.raises(EngineLost, match="does not list adapters"):
+        connection.call(LlamaCpp(connection).label())
+    connection.close()

@@ -1,0 +1,210 @@
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from fastapi.responses import JSONResponse
+from safetensors.torch import load_file, save_file
+
+from engines.asking import BLENDS, answers, before, right, serving, serving_first, transformers_answers
+from engines.fake_engine import FakeVllm
+from engines.tiny_adapters import RANK
+from tanbr.engines.connection import Connection, EngineLost, EngineRefused
+from tanbr.engines.merge_files import AdapterFile
+from tanbr.engines.vllm import VllmAdapter
+from tanbr.errors import CheckpointError, ConfigError, TanbrError
+from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
+
+
+def folders(moe: Moe) -> list[Path]:
+    return [Path(name) for name in moe.source.names]
+
+
+def test_every_prompt_names_its_version_and_the_engine_has_one_of_ours(lora: FakeVllm, adapters: Moe) -> None:
+    httpx2.post(
+        f"{lora.url}/v1/load_lora_adapter", json={"lora_name": "theirs", "lora_path": str(folders(adapters)[0])}
+    )
+    with before(lora, adapters) as backend:
+        engine = serving(backend, adapters)
+        for blend in BLENDS:
+            engine.swap(blend)
+            label = backend.label_of(np.array(blend))
+            lora.asked.clear()
+            assert answers(engine, backend) == transformers_answers(adapters, blend)
+            assert {one["model"] for one in lora.asked} == {label}
+            assert set(lora.adapters) == {"theirs", label}
+        assert lora.loads == 1 + len(BLENDS)
+        assert backend.size.own_bytes < backend.size.nbytes
+
+
+def test_one_name_for_all_blends_would_answer_from_the_prefixes_of_the_old_one(
+    lora: FakeVllm, adapters: Moe, tmp_path: Path
+) -> None:
+    asked = {"model": "one", "prompt": [5, 6, 7], "max_tokens": 4, "stream": True, "return_token_ids": True}
+    asked |= {"ignore_eos": True, "stop_token_ids": []}
+    said = []
+    for number, blend in enumerate(BLENDS[:2]):
+        file = AdapterFile(adapters, tmp_path / str(number))
+        file.write(adapters, np.array(blend))
+        body = {"lora_name": "one", "lora_path": str(file.folder), "load_inplace": True}
+        assert httpx2.post(f"{lora.url}/v1/load_lora_adapter", json=body).is_success
+        said.append([line for line in httpx2.post(f"{lora.url}/v1/completions", json=asked).text.splitlines() if line])
+    assert said[0] == said[1]  # as vLLM 0.32 does: it remembers by the name
+
+
+def test_what_is_read_from_a_folder_that_goes_is_unloaded_first(lora: FakeVllm, adapters: Moe) -> None:
+    with before(lora, adapters) as backend:
+        serving(backend, adapters).swap(BLENDS[0])
+        (folder,) = [folder for folder, _ in lora.adapters.values()]
+        assert Path(folder).exists()
+    assert not Path(folder).exists()
+    assert lora.adapters == {}
+
+
+def test_a_server_that_was_killed_loads_its_version_again_from_a_folder_that_is_there(
+    lora: FakeVllm, adapters: Moe, tmp_path: Path
+) -> None:
+    with before(lora, adapters) as backend:
+        label = backend.label_of(np.array(BLENDS[0]))
+        file = AdapterFile(adapters, tmp_path / "left")
+        file.write(adapters, np.array(BLENDS[1]))
+        lora.load(str(file.folder), label)  # by one who is gone, and who knows what it is
+        shutil.rmtree(file.folder)
+        lora.paused = True
+        engine = serving(backend, adapters)
+        engine.swap(BLENDS[0])
+        assert [Path(folder).exists() for folder, _ in lora.adapters.values()] == [True]
+        assert right(engine, backend, adapters)
+
+
+def test_development_routes_are_not_needed(lora: FakeVllm, adapters: Moe) -> None:
+    lora.dev_mode = False
+    with before(lora, adapters) as backend:
+        engine = serving(backend, adapters)
+        engine.swap(BLENDS[1])
+        assert answers(engine, backend) == transformers_answers(adapters, BLENDS[1])
+
+
+def test_a_whole_model_that_somebody_loads_over_the_base_answers_nobody(lora: FakeVllm, adapters: Moe) -> None:
+    with serving_first(lora, adapters) as (engine, backend):
+        lora.label = "tanbr-whole"
+        with pytest.raises(TanbrError, match="tanbr-whole in place of its base"):
+            answers(engine, backend)
+        with pytest.raises(CheckpointError, match="in place of the engine's base; start it again"):
+            engine.swap(BLENDS[1])
+
+
+@pytest.mark.parametrize(
+    ("most_rank", "says"),
+    [(0, "LoRA is not enabled"), (RANK - 1, f"LoRA rank {RANK} is greater than max_lora_rank {RANK - 1}")],
+)
+def test_an_adapter_that_it_does_not_take_is_said_with_what_to_do(
+    most_rank: int, says: str, lora: FakeVllm, adapters: Moe
+) -> None:
+    lora.most_rank = most_rank
+    with before(lora, adapters) as backend, pytest.raises(CheckpointError) as error:
+        serving(backend, adapters).swap(BLENDS[2])
+    assert says in str(error.value)
+    assert "--enable-lora and --max-lora-rank" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_engine_that_was_not_started_for_adapters_gets_whole_models(lora: FakeVllm, adapters: Moe) -> None:
+    lora.takes_adapters = False
+    with before(lora, adapters) as backend:
+        engine = serving(backend, adapters)
+        engine.swap(BLENDS[1])
+        assert (lora.adapters, lora.label) == ({}, backend.label_of(np.array(BLENDS[1])))
+        assert answers(engine, backend) == transformers_answers(adapters, BLENDS[1])
+    lora.dev_mode = False
+    with pytest.raises(EngineRefused) as error, before(lora, adapters):
+        pass
+    assert "VLLM_SERVER_DEV_MODE=1 (or, since all experts are adapters," in str(error.value)
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" in str(error.value)
+
+
+@pytest.fixture
+def odd(adapters: Moe, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Moe]:
+    """Experts whose blends are no adapter that vLLM takes."""
+    first, second, *_ = folders(adapters)
+    if request.param == "checkpoint":
+        yield open_moe(adapters.path, experts=[first, adapters.export(BLENDS[1], tmp_path / "whole")])
+    elif request.param == "method":
+        yield open_moe(adapters.path, experts=[first, second], method="ties")
+    else:
+        shutil.copytree(second, tmp_path / "head")
+        file = tmp_path / "head" / "adapter_model.safetensors"
+        head = load_file(adapters.path / "model.safetensors")["lm_head.weight"]
+        save_file(load_file(file) | {"base_model.model.lm_head.weight": head + 0.1}, file)
+        settings = json.loads((tmp_path / "head" / "adapter_config.json").read_text())
+        (tmp_path / "head" / "adapter_config.json").write_text(json.dumps(settings | {"modules_to_save": ["lm_head"]}))
+        yield open_moe(adapters.path, experts=[first, tmp_path / "head"])
+
+
+@pytest.mark.parametrize(
+    ("odd", "says"),
+    [
+        ("checkpoint", "only a blend of adapters can be written as an adapter"),
+        ("method", "a merge by ties is no sum of adapters"),
+        ("head", "modules_to_save"),
+    ],
+    indirect=["odd"],
+)
+def test_experts_that_are_no_one_adapter_are_sent_as_whole_models_or_it_is_said_why_not(
+    odd: Moe, says: str, lora: FakeVllm
+) -> None:
+    blend = [0.5, 0.5]
+    with before(lora, odd) as backend:
+        engine = serving(backend, odd)
+        engine.swap(blend)
+        assert lora.adapters == {}
+        assert answers(engine, backend) == transformers_answers(odd, blend)
+    lora.dev_mode = False
+    with pytest.raises(EngineRefused) as error, before(lora, odd):
+        pass
+    assert "VLLM_SERVER_DEV_MODE=1 (no adapter can be sent: " in str(error.value)
+    assert says in str(error.value)
+
+
+def test_adapters_are_not_added_to_another_base(adapters: Moe, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(adapters.path, base)
+    for change in (0.0, 0.001):
+        tensors = load_file(base / "model.safetensors")
+        tensors["model.norm.weight"] = tensors["model.norm.weight"] + change
+        save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+        engine = FakeVllm(base)
+        engine.takes_adapters = True
+        with engine.running():
+            if not change:  # the same, elsewhere
+                before(engine, adapters).__enter__().close()
+                continue
+            with pytest.raises(ConfigError, match=r"whose model.norm.weight is not .*; start it with that base"):
+                before(engine, adapters).__enter__()
+
+
+@pytest.mark.parametrize("body", [{}, {"data": [3]}, []])
+def test_what_is_no_list_of_models_is_an_error(body: Any, lora: FakeVllm) -> None:
+    async def said(*_: Any) -> JSONResponse:
+        return JSONResponse(body)
+
+    lora.routes["/v1/models"] = said
+    connection = Connection(lora.url)
+    with pytest.raises(EngineRefused, match="does not answer as vLLM does"):
+        connection.call(VllmAdapter(connection).served())
+    with pytest.raises(EngineLost, match="does not list its models"):
+        connection.call(VllmAdapter(connection).label())
+    connection.close()
+
+
+def test_an_engine_that_would_add_half_an_adapter_is_refused(lora: FakeVllm, adapters: Moe) -> None:
+    lora.lora_targets = ["q_proj"]
+    said = r"some layers alone \(q_proj\).*without --lora-target-modules"
+    with pytest.raises(EngineRefused, match=said), before(lora, adapters):
+        pass
+    assert not lora.loads

@@ -1,0 +1,301 @@
+"""All ready, then all switch: whatever is lost or dies on the way."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.fakes import MADE_FOR, Cluster
+from tanbr.fleet.fleet import Hello, Report
+from tanbr.fleet.replica import ReportBox
+from tanbr.serve.messages import Broken
+from tanbr.serve.records import ServiceError
+
+
+class LearnerKilled(Exception):
+    """The learner's process ends, wherever it is."""
+
+
+def answering(cluster: Cluster, count: int) -> Cluster:
+    cluster.turn()
+    for _ in range(count):
+        cluster.born().step()
+    return cluster
+
+
+def test_replicas_switch_together() -> None:
+    cluster = answering(Cluster(), 3)
+    for _ in range(4):
+        order = cluster.turn()
+        assert [one.link.at for one in cluster.replicas] == [order.slot] * 3
+        assert all(one.answering for one in cluster.replicas)
+
+
+def test_a_newcomer_follows_before_it_answers() -> None:
+    cluster = answering(Cluster(), 1)
+    newcomer = cluster.born()
+    assert not newcomer.answering
+    assert newcomer.link.at == 0
+    cluster.turn()  # while it was starting
+    newcomer.link.at = 0
+    newcomer.step()
+    assert not newcomer.answering or newcomer.link.at == 1
+    newcomer.step()
+    assert newcomer.answering
+    assert newcomer.link.at == 1
+
+
+def test_nothing_is_committed_before_all_are_ready() -> None:
+    cluster = answering(Cluster(), 2)
+    first, second = cluster.replicas
+    seen: list[tuple[int | None, int | None]] = []
+
+    def only_the_first() -> None:
+        first.step()
+        seen.append((first.link.at, second.link.at))
+
+    cluster.on_wait = [only_the_first] * 5
+    cluster.turn()
+    assert seen == [(0, 0)] * 5
+    assert (first.link.at, second.link.at) == (1, 1)
+
+
+def test_a_replica_that_hangs_is_ended_and_the_others_go_on() -> None:
+    cluster = answering(Cluster(), 3)
+    cluster.replicas[1].hangs = True
+    cluster.turn()
+    assert [one.alive for one in cluster.replicas] == [True, False, True]
+    assert "did not follow within 60 seconds" in cluster.lost[0]
+    assert list(cluster.fleet.members) == ["replica-0", "replica-2"]
+
+
+def test_who_hangs_and_cannot_be_ended_keeps_the_old_order() -> None:
+    cluster = answering(Cluster(), 2)
+    cluster.stuck, cluster.replicas[0].hangs = True, True
+    with pytest.raises(ServiceError, match="can neither follow nor be ended"):
+        cluster.turn()
+    assert [one.link.at for one in cluster.replicas] == [0, 0]
+    cluster.replicas[0].hangs = False
+    assert cluster.turn().slot == 1
+    assert [one.link.at for one in cluster.replicas] == [1, 1]
+
+
+def test_a_dead_replica_is_not_waited_for() -> None:
+    cluster = answering(Cluster(), 2)
+    cluster.replicas[0].alive = False
+    before = cluster.now
+    cluster.turn()
+    assert cluster.now - before < 10
+    assert cluster.lost == ["replica replica-0 is no more"]
+
+
+def test_who_cannot_merge_what_others_can_is_ended() -> None:
+    cluster = answering(Cluster(), 2)
+    cluster.replicas[0].engine.broken = True
+    cluster.turn()
+    assert [one.alive for one in cluster.replicas] == [False, True]
+    assert "OSError: the files are gone" in cluster.lost[0]
+
+
+def test_what_no_replica_can_merge_is_not_committed() -> None:
+    cluster = answering(Cluster(), 2)
+    for one in cluster.replicas:
+        one.engine.broken = True
+    with pytest.raises(ServiceError, match="no replica can merge it: OSError"):
+        cluster.turn()
+    assert all(one.answering and one.link.at == 0 for one in cluster.replicas)
+    for one in cluster.replicas:
+        one.engine.broken = False
+    cluster.turn()
+    assert all(one.answering and one.link.at == 1 for one in cluster.replicas)
+
+
+def test_a_learner_that_starts_again_waits_for_those_it_let_answer() -> None:
+    cluster = answering(Cluster(), 2)
+    absent = cluster.replicas[0]
+    absent.hangs = True
+    cluster.start_learner()
+    cluster.replicas[1].step()
+    assert {name: one.here for name, one in cluster.fleet.members.items()} == {"replica-0": False, "replica-1": True}
+
+    def both_come_back() -> None:
+        absent.hangs = False
+        for one in cluster.replicas:
+            one.step()
+
+    cluster.on_wait = [both_come_back]
+    cluster.turn()
+    assert [(one.alive, one.link.at) for one in cluster.replicas] == [(True, 1), (True, 1)]
+
+
+def test_what_was_written_down_and_not_committed_is_what_a_new_learner_goes_on_with() -> None:
+    cluster = answering(Cluster(), 2)
+
+    def killed() -> None:
+        raise LearnerKilled
+
+    order = cluster.turn()
+    assert order.slot == 1
+    first, second = cluster.replicas
+    both_ready = [first.step, second.step, first.step, second.step]  # each asks, makes it ready, and says so
+    cluster.on_wait = [*both_ready, first.step, killed]  # when one of them has switched
+    with pytest.raises(LearnerKilled):
+        cluster.turn()
+    assert len(cluster.orders) == 3
+    assert [one.link.at for one in cluster.replicas] == [2, 1]
+    cluster.start_learner()
+    for _ in range(3):
+        for one in cluster.replicas:
+            one.step()
+            cluster.check()
+    assert {one.link.at for one in cluster.replicas} == {len(cluster.orders) - 1}
+
+
+def test_a_replica_that_is_far_behind_stops_answering_until_it_follows() -> None:
+    cluster = answering(Cluster(), 1)
+    (old,) = cluster.replicas
+    cluster.store.kept.clear()  # a state that knows nothing of it: restored from a copy
+    cluster.replicas = []
+    cluster.start_learner()
+    for _ in range(3):
+        cluster.turn()
+    cluster.replicas = [old]
+    old.step()  # says hello
+    assert not old.answering
+    old.step()
+    old.step()
+    assert old.answering
+    assert old.link.at == 3
+
+
+def test_messages_that_were_taken_are_taken_once() -> None:
+    cluster = answering(Cluster(), 1)
+    (one,) = cluster.replicas
+    one.box.put("first")  # type: ignore[arg-type]
+    one.step(lose="report")
+    one.box.put("second")  # type: ignore[arg-type]
+    one.step(lose="reply")
+    one.step()
+    one.step()
+    one.step()
+    assert one.port.took == ["first", "second"]
+
+
+def test_gathering_has_everybody_report() -> None:
+    cluster = answering(Cluster(), 2)
+    for one in cluster.replicas:
+        one.box.put(one.name)  # type: ignore[arg-type]
+    cluster.fleet.gather(3.0)
+    assert [one.port.took for one in cluster.replicas] == [["replica-0"], ["replica-1"]]
+
+
+def test_gathering_does_not_wait_for_ever() -> None:
+    cluster = answering(Cluster(), 2)
+    cluster.replicas[0].hangs = True
+    before = cluster.now
+    cluster.fleet.gather(3.0)
+    assert 3.0 <= cluster.now - before < 5.0
+
+
+def test_who_leaves_is_not_waited_for_and_is_forgotten_on_disk() -> None:
+    cluster = answering(Cluster(), 2)
+    gone = cluster.replicas.pop(0)
+    gone.box.put("last words")  # type: ignore[arg-type]
+    gone.link.stop(0.0)
+    assert gone.port.took == ["last words"]
+    assert not gone.answering
+    assert cluster.store.kept["fleet"] == '["replica-1"]'
+    cluster.turn()
+
+
+def test_a_replica_is_written_down_before_it_may_answer() -> None:
+    cluster = answering(Cluster(), 0)
+
+    def full(key: str, value: str) -> None:
+        raise ServiceError("the disk is full")
+
+    cluster.store.set_meta = full  # type: ignore[method-assign]
+    with pytest.raises(ServiceError, match="full"):
+        cluster.born()
+    assert cluster.fleet.members == {}
+
+
+def test_strangers_must_say_hello() -> None:
+    cluster = answering(Cluster(), 0)
+    reply = cluster.fleet.ask(Report("stranger", 0, answering=True), lambda report: None)
+    assert not reply.result().known
+    assert not cluster.fleet.idle("stranger").known
+
+
+def test_before_anything_is_committed_nobody_is_taken_in() -> None:
+    with pytest.raises(ServiceError, match="starting"):
+        Cluster().fleet.hello(Hello("early", MADE_FOR))
+
+
+def test_a_lot_is_sent_again_until_it_is_taken_and_what_nobody_takes_does_not_grow_for_ever() -> None:
+    box = ReportBox(most=3)
+    assert box.lot() == (0, ())
+    box.put(Broken(1, 0))
+    number, lot = box.lot()
+    box.put(Broken(2, 0))
+    assert box.lot() == (number, lot) == (1, (Broken(1, 0),))
+    box.taken(number - 1)  # of an older one: nothing is forgotten
+    assert box.lot() == (number, lot)
+    box.taken(number)
+    for version in range(10):
+        box.put(Broken(version, 0))
+    assert box.lot() == (2, tuple(Broken(version, 0) for version in (7, 8, 9)))
+
+
+EVENTS = st.sampled_from(["step", "lose report", "lose reply", "die", "hang", "born", "kill learner", "leave"])
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(EVENTS, st.integers(0, 7)), max_size=60), st.integers(1, 4))
+def test_no_interleaving_parts_replicas_or_shows_what_was_not_committed(
+    events: list[tuple[str, int]], count: int
+) -> None:
+    """Whatever happens between any two steps of the learner and of the replicas."""
+    cluster = answering(Cluster(), count)
+
+    def event(name: str, which: int) -> Callable[[], None]:
+        def happens() -> None:
+            there = [one for one in cluster.replicas if one.alive and not one.hangs]
+            one = there[which % len(there)] if there else None
+            if name == "kill learner":
+                raise LearnerKilled
+            if name == "born" and len(cluster.replicas) < 8:
+                cluster.born()
+            elif one is not None and name == "die":
+                one.alive = False
+            elif one is not None and name == "hang":
+                one.hangs = True
+            elif one is not None and name == "leave":
+                one.link.stop(0.0)
+                one.alive = False
+            elif one is not None:
+                one.step({"lose report": "report", "lose reply": "reply"}.get(name, ""))
+            cluster.check()
+
+        return happens
+
+    cluster.on_wait = [event(*one) for one in events]
+    for _ in range(6):
+        try:
+            cluster.turn()
+        except LearnerKilled:
+            cluster.start_learner()
+        cluster.check()
+    cluster.on_wait = []
+    for _ in range(3):  # whatever happened, things go on
+        cluster.turn()
+        cluster.check()
+    last = len(cluster.orders) - 1
+    assert all(one.link.at == last for one in cluster.replicas if one.answering)
+    newcomer = cluster.born()
+    newcomer.step()
+    assert newcomer.answering
+    assert newcomer.link.at == last
+    assert not np.isnan(cluster.orders[last].blends).any()

@@ -1,0 +1,78 @@
+from collections import Counter
+
+import pytest
+
+from tanbr.errors import InputError
+from tanbr.lab.tasks import tiny, world
+
+NAMES = [task.name for task in tiny.TASKS]
+
+
+def words(row: tiny.Row) -> list[str]:
+    return " ".join([row.text] if isinstance(row.text, str) else row.text).split()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_seed_gives_the_same_rows_and_another_gives_others(name: str) -> None:
+    rows = tiny.generate(name, 200, seed=7)
+    assert rows == tiny.generate(name, 200, seed=7)
+    assert rows[:50] == tiny.generate(name, 50, seed=7)
+    assert len({row.text for row in rows} & {row.text for row in tiny.generate(name, 200, seed=8)}) < 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_train_and_test_never_share_a_text(name: str) -> None:
+    train = {row.text for row in tiny.generate(name, 3_000, seed=1, split="train")}
+    test = {row.text for row in tiny.generate(name, 3_000, seed=1, split="test")}
+    assert not train & test
+    assert len(train) > 2_500  # few repeats: the grammar is large
+
+
+@pytest.mark.parametrize("task", tiny.TASKS, ids=NAMES)
+def test_rows_fit_their_task(task: tiny.Task) -> None:
+    rows = tiny.generate(task.name, 1_000, seed=3)
+    assert {isinstance(row.text, tuple) for row in rows} == {task.pair}
+    assert {row.task for row in rows} == {task.name}
+    if task.graded:
+        assert all(task.scale[0] <= row.target <= task.scale[1] for row in rows)
+        assert len({row.target for row in rows}) > 8
+    else:
+        shares = {label: count / len(rows) for label, count in Counter(row.target for row in rows).items()}
+        assert set(shares) == set(range(len(task.labels)))
+        assert min(shares.values()) > 0.25
+
+
+def test_every_word_is_known_to_the_vocabulary() -> None:
+    known = set(tiny.vocabulary())
+    assert 300 < len(known) < 600
+    for name in NAMES:
+        for split in ("train", "test"):
+            assert not {word for row in tiny.generate(name, 2_000, seed=99, split=split) for word in words(row)} - known
+
+
+def test_labels_follow_the_rules_of_their_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny, "NOISE", 0.0)
+    for row in tiny.generate("sentiment", 300, seed=0):
+        assert isinstance(row.text, str)
+        deciding = row.text.split(" but ")[-1].split(" although ")[0].split(" and ")[0]
+        negated = any(f" {negator} " in deciding for negator in world.NEGATORS)
+        positive = deciding.split()[-1] in world.POSITIVE
+        assert row.target == (positive != negated)
+    for row in tiny.generate("similarity", 300, seed=0):
+        first, second = ({world.meaning(word) for word in text.split()} for text in row.text)
+        assert (row.target == 5.0) == (first - {"a", "an"} == second - {"a", "an"})
+
+
+def test_some_labels_are_wrong_as_stated() -> None:
+    clean, noisy = tiny.NOISE, 0
+    rows = tiny.generate("sentiment", 4_000, seed=5)
+    for row in rows:
+        deciding = str(row.text).split(" but ")[-1].split(" although ")[0].split(" and ")[0]
+        negated = any(f" {negator} " in deciding for negator in world.NEGATORS)
+        noisy += row.target != ((deciding.split()[-1] in world.POSITIVE) != negated)
+    assert 0.3 * clean < noisy / len(rows) < clean  # half of the redrawn labels are right by chance
+
+
+def test_an_unknown_task_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match="unknown task 'poetry'; the generated tasks are acceptability"):
+        tiny.generate("poetry", 1, seed=0)

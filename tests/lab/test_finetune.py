@@ -1,0 +1,102 @@
+"""Norms tuned and measured, router by router, on tiny models."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from elsewhere import elsewhere
+from lab.train import small
+from tanbr.errors import CheckpointError, ConfigError
+from tanbr.lab import finetune
+from tanbr.lab.rivals.probes import probes_of
+from tanbr.lab.rivals.regmean import measure
+from tanbr.lab.settings import Config
+from tanbr.lab.train.checkpoints import load, prepare, upcycled, write
+from tanbr.lab.train.config import FinetuneConfig
+from tanbr.lab.train.finetune import norms
+from tanbr.merge import open as open_moe
+from tanbr.tasks.card import Card, read_card
+from tanbr.tasks.metrics import LabelSpace
+
+CONFIG = FinetuneConfig(
+    steps=3, batch=6, warmup=1, save_every=2, log_every=1, norm_rate=1e-2, eval_rows=4, max_length=16
+)
+SPACE = LabelSpace(small.TASKS)
+
+
+def moe(folder: Path, kind: str = "bert", *, experts: int = 3, card: Card | None = None) -> Path:
+    start = prepare(small.DENSE[kind](folder / "dense"), small.SPACE, folder / "start", max_length=16, seed=0)
+    model = upcycled(start, experts=experts)
+    with torch.no_grad():
+        for weight in (weight for weight in model.parameters() if weight.dim() == 3):
+            weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    return write(model, start, folder / "moe", card=card)
+
+
+def run(checkpoint: Path, router: str, out: Path, *, device: str = "cpu") -> dict[str, Any]:
+    config = Config(finetune=CONFIG.model_copy(update={"device": device}))
+    return finetune.run(
+        checkpoint, router, tasks=small.TASKS, rows=small.TRAIN, unseen=small.HELD, config=config,
+        out=out, report=lambda *_: None, command="test",
+    )  # fmt: skip
+
+
+KNOWN = Card(small.TASKS, tuple(task.name for task in small.TASKS))
+
+
+@pytest.mark.parametrize("router", ["served", "served+regression", "average+regression"])
+def test_an_moe_tuned_for_its_blends_is_written_with_its_card(router: str, tmp_path: Path) -> None:
+    checkpoint = moe(tmp_path, card=KNOWN)
+    if "regression" in router:
+        opened = open_moe(checkpoint)
+        measure(opened, probes_of(opened, small.HELD, space=SPACE, own=range(3)), rows=8)
+    result = run(checkpoint, router, tmp_path / "out")
+    assert {"tags", "average", "tuned even", "tuned own", "untuned even", "untuned own"} == set(result["figures"])
+    written = tmp_path / "out" / router / "model"
+    assert read_card(written) == KNOWN
+    before, after = load(checkpoint).state_dict(), load(written).state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == set(norms(load(checkpoint)))
+
+
+@pytest.mark.parametrize("router", ["fisher", "regmean"])
+def test_a_merge_without_blends_is_written_dense(router: str, tmp_path: Path) -> None:
+    result = run(moe(tmp_path, card=KNOWN), router, tmp_path / "out")
+    assert result["figures"]["tuned even"] == result["figures"]["tuned own"]
+    assert load(tmp_path / "out" / router / "model").config.model_type == "bert"
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+def test_an_moe_whose_experts_belong_to_no_task_has_no_figures_with_tags(kind: str, tmp_path: Path) -> None:
+    checkpoint = moe(tmp_path, kind, experts=2)  # fewer experts than tasks
+    result = run(checkpoint, "average", tmp_path / "out")
+    assert {"average", "tuned even", "tuned own", "untuned even", "untuned own"} == set(result["figures"])
+    with pytest.raises(CheckpointError, match=r"does not say in its tanbr\.json which of its 2 experts"):
+        run(checkpoint, "served", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("router", "says"),
+    [("served+survey", "survey"), ("switch+regression", "may follow"), ("fisher+regression", "may follow")],
+)
+def test_what_may_follow_a_routers_name(router: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        finetune.check(router)
+
+
+@pytest.mark.parametrize(
+    ("kind", "router"),
+    [("bert", "tanbr"), ("bert", "fisher"), ("bert", "switch"), ("t5", "regmean"), ("t5", "rl"), ("t5", "served"),
+     ("t5", "smear-sequence")],
+)  # fmt: skip
+def test_figures_and_weights_are_the_same_elsewhere(kind: str, router: str, tmp_path: Path) -> None:
+    checkpoint = moe(tmp_path, kind, card=KNOWN)
+    with elsewhere() as device:
+        here = run(checkpoint, router, tmp_path / "here")
+        there = run(checkpoint, router, tmp_path / "there", device=str(device))
+    assert there["figures"] == here["figures"]
+    one, other = (load_file(tmp_path / place / router / "model/model.safetensors") for place in ("here", "there"))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())

@@ -1,0 +1,176 @@
+import json
+import re
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from playwright.sync_api import Browser
+
+from lab.test_standings import outcome, standings
+from tanbr.lab import pictures
+from tanbr.lab.compare import Comparison
+from tanbr.lab.pictures import MOST
+from tanbr.lab.report import lay_out, markdown, write, write_report
+from tanbr.lab.standings import Standings
+from tanbr.lab.train.run import Curve
+from tanbr.router import Tanbr
+from tanbr.types import SlotRecord
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    mixes = rng.dirichlet(np.ones(3), 40)
+    router = Tanbr(4, 3, seed=0)
+    records: dict[str, list[SlotRecord]] = {"tanbr": [], "best <per> slot": []}
+    for slot, mix in enumerate(mixes):
+        decision = router.ask(mix)
+        reward = rng.uniform(0.4, 0.9, 3)
+        router.tell(decision, reward)
+        for rows in records.values():
+            rows.append(SlotRecord(slot, slot, mix, decision.blend, reward, np.full(3, 4.0)))
+    result = Comparison(mixes, records, best="best <per> slot")
+    return write_report(
+        tmp_path / "report.html", result, title="A & B", command="tanbr demo --seed 1", facts=[("slots", "40")],
+        tasks=["one", "two", "three"], tail=10,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1200], ids=["phone", "desktop"])
+def test_a_real_browser_shows_it(report: Path, browser: Browser, width: int, scheme: Literal["light", "dark"]) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda request: None if request.url.startswith("file:") else problems.append(request.url))
+    page.goto(report.as_uri())
+    assert page.title() == "A & B"
+    assert page.locator("svg").count() == 4
+    assert page.locator("tbody tr").count() == 2
+    assert page.locator("td", has_text="best <per> slot").count() == 1  # escaped, not markup
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")  # no sideways scrolling
+    words = page.locator("svg text").evaluate_all("all => all.map(one => one.getBoundingClientRect().height)")
+    assert min(words) >= 8  # pixels: small, but to be read
+    colours = page.evaluate(
+        "[document.querySelector('svg text'), document.body].map(one => getComputedStyle(one))"
+        ".map((style, i) => i ? style.backgroundColor : style.fill)"
+    )
+    ink, ground = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours)
+    assert ink < ground if scheme == "light" else ink > ground  # words are drawn in the page's own ink
+    assert page.locator(".wide").evaluate("box => box.scrollWidth <= box.clientWidth")  # nor in the table
+    assert not problems
+    page.close()
+
+
+def test_the_tables_hold_every_method() -> None:
+    s = standings()
+    titles = [title for title, *_ in lay_out(s)]
+    assert len(titles) == 4
+    page = markdown(s, command="tanbr simulate")
+    assert "`tanbr simulate`" in page
+    assert all(page.count(f"| {method} |") >= 2 for method in s.methods)
+    assert "| 29, 29 |" in page
+    assert "never, never" in page
+
+
+def test_everything_is_written_without_a_word_of_warning(tmp_path: Path) -> None:
+    write(tmp_path, standings(), command="tanbr simulate", facts={"slots": 80})
+    names = {
+        "simulate.json",
+        "results.md",
+        *(f"{n}.png" for n in ("reward", "regret", "mix", "blend")),
+    }
+    assert {file.name for file in tmp_path.iterdir()} == names
+    assert json.loads((tmp_path / "simulate.json").read_text())["facts"] == {"slots": 80}
+
+
+def test_one_slot_of_one_method_in_which_a_task_never_came(tmp_path: Path) -> None:
+    """What makes NumPy and matplotlib complain; a warning is an error here."""
+    lone = Standings.of([outcome(0, "tanbr", np.array([0.5]))], tasks=("one", "two"), mixes={0: np.array([[1.0, 0.0]])})
+    write(tmp_path, lone, command="tanbr simulate", facts={})
+    assert (tmp_path / "reward.png").stat().st_size > 1_000
+
+
+def test_panels_are_drawn_against_their_memory(tmp_path: Path) -> None:
+    runs = [
+        outcome(0, name, np.full(30, reward))
+        for name, reward in (("best-fixed", 0.5), ("best-fixed@2", 0.6), ("average", 0.4), ("tags", 0.7))
+    ]
+    four = Standings.of(runs, tasks=("one", "two"), mixes={0: np.tile([0.5, 0.5], (30, 1))})
+    assert [four.held(method) for method in four.methods] == [1, 2, 1, 2]  # two experts here
+    write(tmp_path, four, command="tanbr simulate --models 1,2", facts={}, memory=lambda count: 10.0 * count)
+    assert json.loads((tmp_path / "simulate.json").read_text())["memory_mb"] == {"1": 10.0, "2": 20.0}
+    assert (tmp_path / "dial.png").stat().st_size > 1_000
+
+
+NAMES = [
+    "tanbr", "tanbr+survey", "average", "fisher", "regmean", "best-fixed", "nucb", "vector-gp", "random",
+    "proportional", "best-per-slot", "tags",
+]  # fmt: skip
+
+
+def many() -> Standings:
+    runs = [outcome(seed, name, np.full(30, 0.3 + 0.05 * i)) for seed in (0, 1) for i, name in enumerate(NAMES)]
+    return Standings.of(runs, tasks=("one", "two"), mixes={seed: np.tile([0.5, 0.5], (30, 1)) for seed in (0, 1)})
+
+
+def lines(canvas: Figure) -> int:
+    return max(sum(len(line.get_xdata()) > 2 for line in axis.get_lines()) for axis in canvas.axes)
+
+
+def test_the_subject_its_best_variant_the_best_rival_the_average_and_the_bounds_are_drawn() -> None:
+    assert pictures.shown(many()) == [
+        "tanbr", "tanbr+survey", "proportional", "average", "best-per-slot", "tags",
+    ]  # fmt: skip
+
+
+def test_no_picture_has_more_lines_than_can_be_told_apart() -> None:
+    comparisons = list(many().comparisons.values())
+    for draw in (pictures.rewards, pictures.regret):
+        assert 2 <= lines(draw(comparisons, NAMES, bounds=())) <= MOST == 6
+
+
+def test_the_dial_has_a_line_for_each_method_that_holds_several_models_and_a_level_for_each_other() -> None:
+    rewards = {"best-fixed": 0.5, "best-fixed@2": 0.6, "best-fixed@3": 0.65, "average": 0.4, "tags": 0.7}
+    runs = [outcome(0, name, np.full(30, reward)) for name, reward in rewards.items()]
+    few = Standings.of(runs, tasks=("one", "two"), mixes={0: np.tile([0.5, 0.5], (30, 1))})
+    [axis] = pictures.dial(few, lambda count: 10.0 * count).axes
+    drawn = {bars.get_label(): bars.lines[0] for bars in axis.containers}
+    assert list(drawn) == ["best-fixed"]
+    assert drawn["best-fixed"].get_xdata().tolist() == [10.0, 20.0, 30.0]
+    np.testing.assert_allclose(drawn["best-fixed"].get_ydata(), [0.5, 0.6, 0.65])
+    places = {word.get_text(): word.get_position()[1] for word in axis.texts}
+    assert places == pytest.approx({"average": 0.4, "tags (2 models)": 0.7})  # the experts of `outcome` are two
+    low, high = axis.get_ylim()
+    assert low < 0.4
+    assert high > 0.7
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1\n10", "2\n20", "3\n30"]
+
+
+def test_levels_that_are_close_have_their_names_above_one_another() -> None:
+    rewards = {"best-fixed@2": 0.6, "average": 0.4, "fisher": 0.401, "regmean": 0.402}
+    runs = [outcome(0, name, np.full(30, reward)) for name, reward in rewards.items()]
+    few = Standings.of(runs, tasks=("one", "two"), mixes={0: np.tile([0.5, 0.5], (30, 1))})
+    [axis] = pictures.dial(few, lambda count: 10.0 * count).axes
+    heights = [word.get_position()[1] for word in axis.texts]
+    assert np.diff(heights).min() > 0.005
+    assert [bars.get_label() for bars in axis.containers] == ["best-fixed"]  # a panel, though of one number alone
+    low, high = axis.get_ylim()
+    assert 0.3 < low < 0.4 < 0.6 < high < 0.7  # nothing but what was earned
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    kept: list[Figure] = []
+    monkeypatch.setattr(pictures, "png", lambda canvas, path: kept.append(canvas))
+    return kept
+
+
+def test_many_tasks_and_many_runs_go_into_several_plots(tmp_path: Path, drawn: list[Figure]) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    curve = Curve(tmp_path / "empty.jsonl")
+    pictures.draw_training(curve, [f"task {v}" for v in range(8)], tmp_path / "a.png")
+    pictures.draw_losses({f"router {i}": curve for i in range(13)}, tmp_path / "b.png")
+    assert [[len(axis.get_lines()) for axis in canvas.axes] for canvas in drawn] == [[6, 2], [6, 6, 1]]

@@ -1,0 +1,101 @@
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from tanbr.errors import ConfigError
+from tanbr.lab import settings
+from tanbr.lab.settings import Config
+
+
+def test_the_defaults_are_complete_and_every_field_says_what_it_is() -> None:
+    def check(section: type[BaseModel]) -> None:
+        for name, field in section.model_fields.items():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                check(field.annotation)
+            else:
+                assert field.description, f"{section.__name__}.{name} has no docstring"
+
+    Config()
+    check(Config)
+
+
+def test_a_file_overrides_only_what_it_names(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text("[pretrain]\nsteps = 7\n")
+    loaded = settings.load(tmp_path / "t.toml")
+    assert loaded.pretrain.steps == 7
+    assert loaded.pretrain.model_copy(update={"steps": Config().pretrain.steps}) == Config().pretrain
+    assert loaded.router == Config().router
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[pretrain]\nstep = 7", "unknown key 'pretrain.step'; did you mean 'steps'"),
+        ("[nonsense]\na = 1", "unknown key 'nonsense'; known keys: router"),
+        ("[pretrain]\nsteps = 0", "pretrain.steps.*greater than or equal to 1.*got 0"),
+        ("[pretrain]\nsteps = 'many'", "pretrain.steps"),
+        ("[serve.rewards]\nfeedback = inf", r"serve\.rewards\.feedback: .*finite number"),
+        ("[serve]\nqueue = true", r"serve\.queue: .*valid integer"),
+        (f"[serve]\nqueue = {'9' * 5_000}", "is not TOML: .*digits"),
+        ("[serve]\nqueue = 2024-02-31", "is not TOML"),
+        ("[pretrain", "is not TOML"),
+        (f"a = {'[' * 5_000}{']' * 5_000}", "nested too deeply"),
+        (f"[pretrain]\nsteps = {'{a = ' * 5_000}1{'}' * 5_000}", "nested too deeply"),
+        (f"pretrain.steps{'.a' * 5_000} = 1", "pretrain.steps"),
+        (f"nonsense{'.a' * 5_000} = 1", "unknown key 'nonsense'"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_it(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "t.toml").write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        settings.load(tmp_path / "t.toml")
+
+
+def test_a_file_does_not_import_what_it_names_as_merge_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trap_of_a_file.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "t.toml").write_text('[serve]\nmethod = "trap_of_a_file:Kind:gain=2"\n')
+    with pytest.raises(ConfigError, match=r"t\.toml: .*--method"):
+        settings.load(tmp_path / "t.toml")
+    assert "trap_of_a_file" not in sys.modules
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: No such file"):
+        settings.load(tmp_path / "none.toml")
+
+
+def test_a_file_is_laid_over_another_configuration_field_by_field(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text("[pretrain]\nsteps = 7\n[router.default]\narms = 32\n")
+    base = settings.parse({"pretrain": {"batch": 6}, "router": {"default": {"room": 5}}})
+    loaded = settings.load(tmp_path / "t.toml", over=base)
+    assert (loaded.pretrain.steps, loaded.pretrain.batch) == (7, 6)
+    assert (loaded.router.default.arms, loaded.router.default.room) == (32, 5)
+
+
+def test_the_defaults_as_toml_read_back_equal_and_say_what_each_field_is(tmp_path: Path) -> None:
+    changed = settings.parse({"http": {"host": 'a "b"'}, "serve": {"slot_seconds": 0.1, "low_memory": True}})
+    for config in (Config(), changed):
+        (tmp_path / "t.toml").write_text(settings.to_toml(config))
+        assert settings.load(tmp_path / "t.toml") == config
+    text = settings.to_toml(Config())
+    assert "# Most texts in a batch.\nbatch = 32\n" in text
+    assert "# slot_requests = (not set)\n" in text
+
+
+def test_one_section_as_toml(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text(settings.to_toml(Config(), section="serve.guard"))
+    assert settings.load(tmp_path / "t.toml") == Config()
+    assert "[router]" not in settings.to_toml(Config(), section="serve")
+    assert "[serve.guard]" in settings.to_toml(Config(), section="serve")
+    with pytest.raises(ConfigError, match=r"no section 'serv'; there are router, router.paper"):
+        settings.to_toml(Config(), section="serv")
+
+
+@pytest.mark.parametrize("text", ['precision = "int8"', 'backend = "fp32"'])
+def test_a_backend_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "t.toml").write_text(f"[serve]\n{text}\n")
+    with pytest.raises(ConfigError, match=r"serve\.(precision|backend)"):
+        settings.load(tmp_path / "t.toml")

@@ -1,0 +1,219 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from elsewhere import elsewhere
+from lab.copies import copy, of_experts
+from tanbr.errors import CheckpointError, ConfigError, DataError, InputError, StateError
+from tanbr.lab import simulate as simulating
+from tanbr.lab.corpus import generated
+from tanbr.lab.simulate import Outcome, Study, place, simulate
+from tanbr.lab.survey import survey_to
+from tanbr.lab.tasks import traffic
+from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
+from tanbr.moe import embedded
+from tanbr.serve.survey import Survey
+from tanbr.tasks.card import read_card, write_card
+from tanbr.types import Decision
+
+NAMES = ["tanbr", "tanbr+oracle", "average", "best-fixed", "tags", "best-per-slot"]
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return Study(embedded.path(), slots=12, requests=24, survey=embedded.path() / "survey.json")
+
+
+@pytest.fixture(scope="module")
+def done(study: Study, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Outcome]]:
+    out = tmp_path_factory.mktemp("simulate")
+    return out, simulate(study, NAMES, [0, 3], out=out)
+
+
+def test_every_method_sees_the_same_requests(done: tuple[Path, list[Outcome]]) -> None:
+    _, outcomes = done
+    assert [(o.seed, o.method) for o in outcomes] == [(seed, name) for seed in (0, 3) for name in NAMES]
+    for seed in (0, 3):
+        counts = [[r.counts.tolist() for r in o.records] for o in outcomes if o.seed == seed]
+        assert all(one == counts[0] for one in counts)
+    rewards = {o.method: np.mean([r.total_reward for r in o.records]) for o in outcomes if o.seed == 0}
+    assert rewards["tags"] > rewards["best-per-slot"] > rewards["average"] - 0.05
+    assert rewards["tags"] > 0.85
+
+
+def test_what_is_there_is_not_run_again(study: Study, done: tuple[Path, list[Outcome]], monkeypatch) -> None:
+    out, outcomes = done
+    place(out, 3, "average").unlink()
+    ran: list[str] = []
+    play = simulating.play
+    monkeypatch.setattr(simulating, "play", lambda *job: ran.append(job[3]) or play(*job))
+    again = simulate(study, NAMES, [0, 3], out=out)
+    assert ran == ["average"]
+    for one, other in zip(outcomes, again, strict=True):
+        np.testing.assert_array_equal([r.reward for r in one.records], [r.reward for r in other.records])
+        np.testing.assert_array_equal(one.figures, other.figures)
+
+
+def test_results_of_other_settings_are_not_mixed(study: Study, done: tuple[Path, list[Outcome]]) -> None:
+    out, _ = done
+    with pytest.raises(StateError, match="belongs to a run with other settings"):
+        simulate(replace(study, alpha=0.1), ["average"], [0], out=out)
+    facts = json.loads(place(out, 0, "tanbr").read_text())["facts"]
+    assert "/" not in json.dumps(facts)  # no place of a machine
+
+
+def test_two_processes_give_what_one_gives(study: Study, done: tuple[Path, list[Outcome]], tmp_path: Path) -> None:
+    few = simulate(study, ["tanbr", "average"], [0], out=tmp_path, workers=2)
+    for one in few:
+        assert place(tmp_path, 0, one.method).exists()
+        other = next(o for o in done[1] if (o.seed, o.method) == (0, one.method))
+        np.testing.assert_allclose([r.blend for r in one.records], [r.blend for r in other.records], atol=1e-3)
+
+
+class Crooked:
+    """A third party's router that leaves the simplex in its third slot."""
+
+    def __init__(self, experts: int, tasks: int, *, seed: int) -> None:
+        self.experts, self.asked = experts, 0
+
+    def ask(self, task_mix: np.ndarray) -> Decision:
+        self.asked += 1
+        return Decision(self.asked, np.asarray(task_mix), np.full(self.experts, 0.125 if self.asked < 3 else 0.3))
+
+    def tell(self, *_: object) -> None: ...
+
+    def save(self, path: object) -> None: ...
+
+
+def test_a_bad_router_is_named_and_costs_the_others_nothing(study: Study, tmp_path: Path) -> None:
+    crooked = f"{__name__}:Crooked"
+    with pytest.raises(InputError, match=r"Crooked, seed 0, slot \d: .*blend must sum to 1 \(got 2.4\)"):
+        simulate(study, [crooked, "average"], [0], out=tmp_path)
+    assert [file.name for file in (tmp_path / "runs").iterdir()] == ["seed0-average.json"]
+
+
+def test_a_trace_is_replayed(study: Study, done: tuple[Path, list[Outcome]], tmp_path: Path) -> None:
+    corpus = generated()
+    traffic.record_trace(tmp_path / "t.jsonl", study.stream(corpus, 0), tasks=corpus.tasks)
+    replayed = replace(study, traffic=f"trace:{tmp_path / 't.jsonl'}")
+    [average] = simulate(replayed, ["average"], [0], out=tmp_path)
+    drawn = next(o for o in done[1] if (o.seed, o.method) == (0, "average"))
+    np.testing.assert_allclose([r.reward for r in average.records], [r.reward for r in drawn.records])
+
+
+def test_a_dense_checkpoint_answers_as_it_is(study: Study, done: tuple[Path, list[Outcome]], tmp_path: Path) -> None:
+    """The even blend, written as a dense checkpoint, earns what the average earns; with another norm it does not."""
+    open_moe(study.checkpoint).export(np.full(8, 1 / 8), tmp_path / "a+b")
+    [dense] = simulate(study, [f"dense:{tmp_path / 'a+b'}"], [0], out=tmp_path)
+    average = next(o for o in done[1] if (o.seed, o.method) == (0, "average"))
+    np.testing.assert_allclose([r.reward for r in dense.records], [r.reward for r in average.records])
+    tensors = load_file(tmp_path / "a+b" / "model.safetensors")
+    tensors["bert.embeddings.LayerNorm.weight"] *= -1
+    save_file(tensors, tmp_path / "a+b" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(StateError, match="belongs to a run with other settings"):
+        simulate(study, [dense.method], [0], out=tmp_path)
+    [other] = simulate(study, [dense.method], [0], out=tmp_path / "anew")
+    assert not np.allclose([r.total_reward for r in other.records], [r.total_reward for r in dense.records])
+
+
+def test_a_dense_checkpoint_that_does_not_fit_is_refused(study: Study, tmp_path: Path) -> None:
+    few = replace(study, slots=1)
+    open_moe(study.checkpoint).export(np.full(8, 1 / 8), tmp_path / "dense")
+    name = f"dense:{tmp_path / 'dense'}"
+    config = json.loads((tmp_path / "dense" / "config.json").read_text())
+    turned = dict(zip(config["id2label"], reversed(config["id2label"].values()), strict=True))
+    (tmp_path / "dense" / "config.json").write_text(json.dumps(config | {"id2label": turned}))
+    with pytest.raises(CheckpointError, match="answers other labels"):
+        simulate(few, [name], [0], out=tmp_path)
+    tensors = load_file(tmp_path / "dense" / "model.safetensors")
+    save_file({n: t for n, t in tensors.items() if n != "classifier.bias"}, tmp_path / "dense" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"classifier\.bias does not fit"):
+        simulate(few, [name], [0], out=tmp_path)
+    with pytest.raises(CheckpointError, match=r"is not built like the merged .*: .* does not fit"):
+        simulate(few, [f"dense:{study.checkpoint}"], [0], out=tmp_path)
+    with pytest.raises(CheckpointError, match="is not a folder"):
+        simulate(few, ["dense:nowhere"], [0], out=tmp_path)
+
+
+def test_what_needs_a_survey_says_so(study: Study, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="tanbr survey"):
+        simulate(replace(study, survey=None), ["best-fixed"], [0], out=tmp_path)
+
+
+def test_a_corrupt_result_is_named(study: Study, tmp_path: Path) -> None:
+    place(tmp_path, 0, "average").parent.mkdir()
+    for broken in ('{"seed": 0}', "[" * 100_000):
+        place(tmp_path, 0, "average").write_text(broken)
+        with pytest.raises(StateError, match="is no result of simulate"):
+            simulate(study, ["average"], [0], out=tmp_path)
+
+
+def test_tags_follow_the_checkpoint_and_not_the_order_of_the_tasks(study: Study, tmp_path: Path) -> None:
+    """The same model with its experts the other way round, and a card that says so, answers the same."""
+    turned = copy(tmp_path / "turned", lambda name, value: value.flip(0) if of_experts(name) else value)
+    card = read_card(turned)
+    write_card(turned, replace(card, expert_tasks=card.expert_tasks[::-1]))
+    few = replace(study, slots=3, survey=None)
+    [wanted] = simulate(few, ["tags"], [0], out=tmp_path / "one")
+    [found] = simulate(replace(few, checkpoint=turned), ["tags"], [0], out=tmp_path / "other")
+    np.testing.assert_array_equal([r.reward for r in found.records], [r.reward for r in wanted.records])
+    (turned / "tanbr.json").unlink()
+    config = json.loads((turned / "config.json").read_text())
+    (turned / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "expert_tasks"}))
+    with pytest.raises(ConfigError, match="does not say which expert learned which"):
+        simulate(replace(few, checkpoint=turned), ["tags"], [0], out=tmp_path / "third")
+
+
+def test_a_survey_goes_on_where_it_stopped(moe: Moe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = generated()
+    path = tmp_path / "s.json"
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        survey_to(path, moe, corpus, blends=13, rows=4, searched=2, command="x", report=stop)
+    assert not path.exists()
+    seen: list[int] = []
+    whole = survey_to(
+        path, moe, corpus, blends=13, rows=4, searched=2, command="x", report=lambda done, _: seen.append(done)
+    )
+    assert seen == [11, 13]  # the first ten were there
+    assert len(np.unique(whole.blends.round(6), axis=0)) == 13
+    assert [file.name for file in tmp_path.iterdir()] == ["s.json"]
+    loaded = Survey.load(path)
+    np.testing.assert_allclose(loaded.rewards, whole.rewards)
+    assert loaded.rows == 4
+    loaded.check(moe, corpus.tasks, path)
+    with pytest.raises(DataError, match="made with other weights"):
+        replace(loaded, model_sha256="0").check(moe, corpus.tasks, path)
+    with pytest.raises(DataError, match="is about a, b"):
+        replace(loaded, tasks=("a", "b")).check(moe, corpus.tasks, path)
+
+
+def test_a_warm_start_counts_the_rows_behind_a_survey(study: Study) -> None:
+    bench = study.bench()
+    cold, warm = (
+        simulating.methods([name])[0].contestant(bench, mixes=np.eye(8)[:1], seed=0)
+        for name in ("tanbr", "tanbr+survey")
+    )
+    mix = np.full(8, 1 / 8)
+    unsure, sure = (one.learner.router.ask(mix).why.uncertainty for one in (cold, warm))
+    assert sure < 0.6 * unsure
+
+
+def test_outcomes_are_the_same_elsewhere(study: Study, tmp_path: Path) -> None:
+    names = ["tanbr", "fisher", "tags", "average+ties"]
+    with elsewhere() as device:
+        here = simulate(replace(study, slots=3), names, [0], out=tmp_path / "here")
+        there = simulate(replace(study, slots=3, device=str(device)), names, [0], out=tmp_path / "there")
+        kept = simulate(replace(study, slots=3, device=str(device)), names, [0], out=tmp_path / "here")
+    for one, other, again in zip(here, there, kept, strict=True):
+        assert other.facts == one.facts  # what was done on one device is not done again on another
+        assert again.seconds == one.seconds
+        assert [record.total_reward for record in other.records] == [record.total_reward for record in one.records]

@@ -1,0 +1,48 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tanbr.errors import ConfigError
+from tanbr.lab.studies import monitor, regret
+from tanbr.lab.studies.regret import Scenario, World
+from tanbr.lab.studies.reward_maps import MAPS, BestBlends
+
+
+@pytest.mark.parametrize("family", MAPS)
+def test_rewards_lie_between_0_and_1_and_no_blend_beats_the_best(family: str) -> None:
+    rewards = MAPS[family](5, 3, np.random.default_rng(0))
+    blends, mix = np.random.default_rng(1).dirichlet(np.ones(5), 200), np.array([0.5, 0.3, 0.2])
+    found = rewards(blends)
+    assert found.shape == (200, 3)
+    assert (found >= 0).all()
+    assert (found <= 1).all()
+    best = BestBlends(rewards, experts=5, max_active=5, seed=0).value(mix)
+    assert (found @ mix).max() <= best + 1e-3
+
+
+def test_the_regret_study_tells_routers_apart_and_keeps_its_runs(tmp_path: Path) -> None:
+    names = "tanbr,tanbr:room=0;change=0,random"
+    regret.main(["--quick", "--mixes", "fixed", "--routers", names, "--out", str(tmp_path / "r.json")])
+    runs = json.loads((tmp_path / "r.json").read_text())["runs"]
+    mean = {name: np.mean([run["mean"] for run in runs if run["router"] == name]) for name in names.split(",")}
+    assert mean["tanbr"] < mean["random"]
+    assert (tmp_path / "r.md").read_text().count("| random |") == 1
+    with pytest.raises(ConfigError, match="unknown router 'nucb:room=0'"):
+        regret.router("nucb:room=0", Scenario("bumps", "fixed", 0))
+
+
+def test_a_world_is_the_same_for_every_router_and_a_moved_map_is_another() -> None:
+    world = World(Scenario("bumps", "fixed", 0, slots=40, moves_at=20))
+    rewards = [world.run(regret.router("random", world.scenario)) for _ in range(2)]
+    np.testing.assert_array_equal(*rewards)
+    assert world.best[0] != world.best[-1]
+    assert (rewards[0] <= world.best + 1e-3).all()
+
+
+def test_the_monitor_study_measures_what_it_is_asked_for(tmp_path: Path) -> None:
+    monitor.main(["--quick", "--parts", "recognition", "--out", str(tmp_path / "m.json")])
+    found = json.loads((tmp_path / "m.json").read_text())
+    assert found["recognition"]["tiny"]["accuracy, tasks alike"] > 0.95
+    assert "mix" not in found

@@ -1,0 +1,137 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tanbr.errors import ConfigError, DataError
+from tanbr.lab.answers import DenseModel
+from tanbr.lab.corpus import generated
+from tanbr.lab.rivals.vector_gp import NOISE, VARIANCE, covariance
+from tanbr.lab.survey import candidates, even_groups, expected, proposed, survey, survey_path, survey_to
+from tanbr.lab.tasks import tiny
+from tanbr.merge import Moe
+from tanbr.monitor.config import MonitorConfig
+from tanbr.serve.survey import Survey
+from tanbr.tasks.metrics import LabelSpace
+
+SMALL = Survey(
+    blends=np.array([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]]),
+    rewards=np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.6]]),
+    figures=np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.6]]),
+)
+
+
+def test_the_best_fixed_blend_by_hand() -> None:
+    assert SMALL.best_fixed.tolist() == [0.5, 0.5]
+
+
+def test_the_stakes_are_higher_the_more_uneven_the_mixes() -> None:
+    gaps = [SMALL.stakes(alpha)["best_per_mix"] - SMALL.stakes(alpha)["best_fixed"] for alpha in (0.1, 1.0, 10.0)]
+    assert gaps[0] > gaps[1] > gaps[2] >= 0
+    assert SMALL.stakes(0.1)["uniform"] == pytest.approx(0.6)
+
+
+def test_it_survives_the_disk(tmp_path: Path) -> None:
+    SMALL.save(tmp_path / "s.json", command="x")
+    loaded = Survey.load(tmp_path / "s.json")
+    np.testing.assert_array_equal(loaded.rewards, SMALL.rewards)
+    for broken in ("{}", "[" * 100_000):
+        (tmp_path / "s.json").write_text(broken)
+        with pytest.raises(DataError, match="holds no survey"):
+            Survey.load(tmp_path / "s.json")
+
+
+def test_candidates_start_with_each_expert_alone_and_the_uniform_blend() -> None:
+    blends = candidates(8)
+    assert len(blends) == 180
+    np.testing.assert_array_equal(blends[:8], np.eye(8))
+    np.testing.assert_allclose(blends[8], 1 / 8)
+    np.testing.assert_allclose(blends.sum(axis=1), 1.0)
+
+
+def test_each_expert_is_best_at_its_own_task(moe: Moe) -> None:
+    rows = {task.name: tiny.generate(task.name, 60, seed=9, split="test") for task in tiny.TASKS}
+    measured = survey(DenseModel(moe, LabelSpace(tiny.TASKS)), rows, blends=candidates(8)[:9])
+    own, uniform = np.diag(measured.rewards[:8]), measured.rewards[8]
+    assert (measured.rewards[:8].argmax(axis=0) == np.arange(8)).sum() >= 7
+    assert (own - uniform > 0.1).sum() >= 4
+
+
+def test_groups_are_even_and_start_as_candidates_do() -> None:
+    blends = even_groups(4)
+    assert len(blends) == len({blend.tobytes() for blend in blends}) == 15
+    np.testing.assert_array_equal(blends[:4], np.eye(4))
+    np.testing.assert_allclose(blends[4], 1 / 4)
+    np.testing.assert_array_equal((blends[5:] > 0).sum(axis=1), [2] * 6 + [3] * 4)
+    assert all(len(set(blend[blend > 0])) == 1 for blend in blends)
+
+
+def test_a_survey_of_answers_by_the_posterior_is_another_one(moe: Moe, tmp_path: Path) -> None:
+    made = generated()
+    recogniser = made.taught_monitor(MonitorConfig(), seed=0, after=24).snapshot()
+    labels, posterior = (
+        survey(DenseModel(moe, made.space), made.first_held(24), blends=candidates(8)[8:9], recogniser=one)
+        for one in (None, recogniser)
+    )
+    assert posterior.rewards.mean() > labels.rewards.mean() + 0.02  # the even blend confuses the tasks' words
+    assert (labels.answers_by, posterior.answers_by) == ("labels", "posterior")
+    path = survey_path(tmp_path / "survey.json", "ties:0.3", answers_by="posterior")
+    assert path.name == "survey-ties-0.3-posterior.json"
+    posterior.save(path)
+    found = Survey.load(path)
+    assert found.check(moe, made.tasks, path, answers_by="posterior") is found
+    with pytest.raises(DataError, match="answers by posterior; pass a survey of answers by labels"):
+        found.check(moe, made.tasks, path)
+
+
+@pytest.mark.parametrize(("groups", "most"), [(False, 180), (True, 255)])
+def test_more_blends_than_are_laid_out_are_refused(moe: Moe, tmp_path: Path, *, groups: bool, most: int) -> None:
+    with pytest.raises(ConfigError, match=f"at most {most} blends"):
+        survey_to(tmp_path / "s.json", moe, generated(), blends=most + 1, rows=2, groups=groups, command="test")
+    assert not list(tmp_path.iterdir())
+
+
+CORNERS = np.vstack([np.eye(4), np.full(4, 1 / 4)])
+BEST = np.array([[0.7, 0.3, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]])  # a task's best blend
+
+
+def reward(blend: np.ndarray) -> np.ndarray:
+    return 0.1 + 0.8 * np.exp(-2.0 * ((blend - BEST) ** 2).sum(axis=1))
+
+
+def searched(mixes: list[np.ndarray], evaluations: int) -> Survey:
+    rewards, rng = np.array([reward(x) for x in CORNERS]), np.random.default_rng(0)
+    known = Survey(CORNERS, rewards, rewards)
+    for number in range(evaluations):
+        blend = proposed(known, mixes[number % len(mixes)], rng)
+        blends, rewards = np.vstack([known.blends, blend]), np.vstack([known.rewards, reward(blend)])
+        known = Survey(blends, rewards, rewards)
+    return known
+
+
+def test_expectation_by_hand() -> None:
+    rewards = np.array([[0.2], [0.6]])
+    near = float(covariance(np.eye(2)[:1], np.eye(2)[1:])[0, 0])
+    total = VARIANCE + NOISE**2
+    weight = (VARIANCE - near) / (total - near)  # of the deviation from the centre, 0.4
+    mean, deviation = expected(np.eye(2), Survey(np.eye(2), rewards, rewards))
+    assert mean[:, 0] == pytest.approx([0.4 - 0.2 * weight, 0.4 + 0.2 * weight])
+    explained = (VARIANCE**2 * total - 2 * VARIANCE * near**2 + near**2 * total) / (total**2 - near**2)
+    assert deviation == pytest.approx([np.sqrt(VARIANCE - explained)] * 2)
+
+
+@pytest.mark.parametrize(("mix", "best"), [([1, 0], 0), ([0, 1], 1)], ids=["first task", "second task"])
+def test_a_search_finds_the_best_blend_and_tries_none_twice(mix: list[int], best: int) -> None:
+    found = searched([np.array(mix)], 40)
+    assert len(np.unique(found.blends.round(6), axis=0)) == len(CORNERS) + 40
+    top = found.blends[(found.rewards @ mix).argmax()]
+    assert np.abs(top - BEST[best]).max() < 0.11
+    assert reward(top)[best] > 0.88 > found.rewards[:5, best].max()
+
+
+def test_mixes_take_turns_in_one_table() -> None:
+    mixes = [np.array([0.9, 0.1]), np.array([0.1, 0.9])]
+    found = searched(mixes, 60)
+    best = np.array([(found.rewards @ mix).max() for mix in mixes])
+    assert (best > 0.8).all()
+    assert best.mean() > (found.rewards @ [0.5, 0.5]).max() + 0.1

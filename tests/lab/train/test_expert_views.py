@@ -1,0 +1,210 @@
+"""K dense views compute and learn what the MoE does that is routed by task."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.func import functional_call
+
+from lab.train import small
+from tanbr.errors import ConfigError
+from tanbr.lab.tasks import glue
+from tanbr.lab.train.checkpoints import card_of, load, prepare, upcycled
+from tanbr.lab.train.expert_views import LIST, AdapterViews, ExpertViews, read_first_token
+from tanbr.lab.train.objectives import Batch, Objective, objective_of
+from tanbr.merge import open as open_moe
+from tanbr.moe.layer import TaskRouting, routed
+from tanbr.tasks.card import read_card
+
+
+@pytest.fixture(params=["bert", "t5"])
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    dense = small.DENSE[request.param](tmp_path / "dense")
+    return prepare(dense, small.SPACE, tmp_path / "start", max_length=16, seed=0)
+
+
+def objective(start: Path) -> Objective:
+    return objective_of(load(start).config, small.SPACE, small.ENCODER)
+
+
+def apart(experts: ExpertViews) -> None:
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in experts.experts.parameters():
+            weight += 0.1 * torch.randn(weight.shape)
+
+
+EXACT = {"rtol": 1e-9, "atol": 1e-12}  # float64: sums of some thousand products, each with an error of 1.1e-16
+
+
+def mean(goal: Objective, batch: Batch) -> Callable[[Any], Tensor]:
+    return lambda view: goal.row_losses(view, batch).mean()
+
+
+def test_gradients_are_those_of_the_moe_routed_by_task(start: Path) -> None:
+    goal, experts = objective(start), ExpertViews(load(start).double(), experts=3)
+    batches = [goal.encode(small.TRAIN[task.name][:4]) for task in small.TASKS]
+    with ThreadPoolExecutor(2) as workers:
+        experts.backward([(v, mean(goal, batch)) for v, batch in enumerate(batches)], workers=workers)
+    moe = upcycled(start, experts=3).double()
+    for v, batch in enumerate(batches):
+        with routed(moe, TaskRouting(torch.full((4,), v))):
+            goal.row_losses(moe, batch).mean().backward()
+    for name in experts.names:
+        stacked = torch.stack([experts.weights(k)[name].grad for k in range(3)])
+        torch.testing.assert_close(stacked, moe.get_parameter(name).grad, **EXACT)
+    for name, weight in experts.shared().items():
+        torch.testing.assert_close(weight.grad, moe.get_parameter(name).grad, **EXACT)
+
+
+def test_a_blends_gradients_are_those_of_the_weighted_sum_of_experts(start: Path) -> None:
+    goal, experts = objective(start), ExpertViews(load(start).double(), experts=3)
+    apart(experts)
+    batches = [goal.encode(small.TRAIN[task.name][:4]) for task in small.TASKS]
+    blends = np.random.default_rng(0).dirichlet(np.ones(3), 3)
+    with ThreadPoolExecutor(2) as workers:
+        losses = [(v, mean(goal, batch)) for v, batch in enumerate(batches)]
+        values = experts.backward(losses, workers=workers, blends=blends)
+    found = {name: weight.grad for name, weight in experts.named_parameters()}
+    experts.zero_grad()
+    for value, batch, blend in zip(values, batches, blends, strict=True):
+        merged = {
+            name: sum(share * experts.weights(k)[name] for k, share in enumerate(blend)) for name in experts.names
+        }
+        loss = mean(goal, batch)(lambda merged=merged, **inputs: functional_call(experts.dense, merged, (), inputs))
+        assert loss.item() == pytest.approx(value, rel=1e-12)
+        loss.backward()
+    assert {name for name, gradient in found.items() if gradient is None} == {f"dense.{name}" for name in experts.names}
+    for name, weight in experts.named_parameters():
+        if found[name] is not None:
+            torch.testing.assert_close(found[name], weight.grad, **EXACT)
+
+
+def test_a_one_hot_blend_is_the_expert_alone(start: Path) -> None:
+    goal, experts = objective(start), ExpertViews(load(start).double(), experts=3)
+    apart(experts)
+    losses = [(1, mean(goal, goal.encode(small.TRAIN["SST-2"][:4])))]
+    with ThreadPoolExecutor(1) as workers:
+        alone = experts.backward(losses, workers=workers)
+        assert experts.backward(losses, workers=workers, blends=np.eye(3)[[1]]) == alone
+
+
+def test_what_is_written_answers_as_the_views_do(start: Path, tmp_path: Path) -> None:
+    goal, experts = objective(start), ExpertViews(load(start), experts=3)
+    apart(experts)
+    folder = experts.export(
+        start,
+        tmp_path / "moe",
+        tasks=[task for name in ("RTE", "CoLA", "MRPC") for task in glue.TASKS if task.name == name],
+    )
+    moe, merged = load(folder).double(), open_moe(folder)
+    experts.double()
+    assert read_card(folder).experts_of(["CoLA", "RTE"]) == (1, 0)
+    assert read_card(folder).experts_of(["CoLA", "SST-2"]) == ()
+    batch = goal.encode(small.HELD["RTE"])
+    with torch.no_grad():
+        for k in range(3):
+            with routed(moe, TaskRouting(torch.full((len(batch),), k))):
+                losses = goal.row_losses(moe, batch), goal.row_losses(experts.view(k), batch)
+            torch.testing.assert_close(*losses, **EXACT)
+            alone = merged.dense([float(k == other) for other in range(3)]).double()
+            torch.testing.assert_close(goal.row_losses(alone, batch), goal.row_losses(experts.view(k), batch), **EXACT)
+    assert (tmp_path / "moe" / "tokenizer.json").exists()
+
+
+def test_answers_and_gradients_are_those_of_the_whole_layer(tmp_path: Path) -> None:
+    start = prepare(small.bert(tmp_path / "bert"), small.SPACE, tmp_path / "start", max_length=16, seed=0)
+    inputs = small.ENCODER([row.text for row in small.TRAIN["RTE"]])  # of several lengths: some are padded
+    assert not inputs["attention_mask"].all()
+    whole, first = load(start).double(), read_first_token(load(start).double())
+    logits = [model(**inputs).logits for model in (whole, first)]
+    # float64 leaves a relative error of some thousand sums of eps = 2.2e-16 each
+    torch.testing.assert_close(*logits, rtol=1e-11, atol=1e-12)
+    for answers in logits:
+        answers.square().sum().backward()
+    for (name, one), (_, other) in zip(whole.named_parameters(), first.named_parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_it_computes_one_token(tmp_path: Path) -> None:
+    start = prepare(small.bert(tmp_path / "bert"), small.SPACE, tmp_path / "start", max_length=16, seed=0)
+    model = read_first_token(load(start))
+    inputs = small.ENCODER([row.text for row in small.TRAIN["RTE"]])
+    assert model.bert(**inputs).last_hidden_state.shape[1] == 1
+
+
+def test_another_kind_of_model_stays_as_it_is(tmp_path: Path) -> None:
+    model = load(prepare(small.t5(tmp_path / "t5"), small.SPACE, tmp_path / "start", max_length=16, seed=0))
+    before = [type(module).forward for module in model.modules()]
+    assert [module.forward.__func__ for module in read_first_token(model).modules()] == before
+
+
+CONFIG = small.CONFIG.model_copy(update={"adapters": 2, "adapter_rate": 0.05})
+
+
+def factors(folder: Path) -> dict[str, Any]:
+    return {task.name: load_file(folder / task.name / "adapter_model.safetensors") for task in small.TASKS}
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+def test_an_interrupted_run_ends_in_the_same_adapters_and_the_base_stays(kind: str, tmp_path: Path) -> None:
+    dense = small.DENSE[kind](tmp_path / "dense")
+    whole = small.train(dense, tmp_path / "whole", config=CONFIG, workers=2).parent
+    ancestor = (tmp_path / "whole/ancestor/model.safetensors").read_bytes()
+    with pytest.raises(small.Stopped):
+        small.train(dense, tmp_path / "halved", config=CONFIG, stop_at=("experts", 5))
+    halved = small.train(dense, tmp_path / "halved", config=CONFIG).parent
+    for task, own in factors(whole).items():
+        again = factors(halved)[task]
+        assert own.keys() == again.keys()
+        assert all(torch.equal(value, again[name]) for name, value in own.items()), task
+        assert any(value.any() for name, value in own.items() if "lora_B" in name), task  # it has learned
+    assert (tmp_path / "whole/ancestor/model.safetensors").read_bytes() == ancestor
+
+
+def test_the_list_opens_and_one_expert_alone_is_what_peft_makes_of_it(tmp_path: Path) -> None:
+    found = small.train(small.bert(tmp_path / "dense"), tmp_path, config=CONFIG)
+    assert found == tmp_path / "adapters" / LIST
+    moe = open_moe(found)
+    names = card_of(moe).expert_tasks
+    assert set(names) == set(small.TRAIN)
+    assert {task.name for task in card_of(moe).tasks} == set(names)
+    inputs = small.ENCODER(["w1 w2", "w3"])
+    for k, name in enumerate(names):
+        model = PeftModel.from_pretrained(load(tmp_path / "ancestor"), str(found.parent / name)).double().eval()
+        with torch.no_grad():
+            expected = model(**inputs).logits
+            actual = moe.dense(np.eye(len(names))[k]).double()(**inputs).logits
+        # the merge rounds W + s B A to float32 once: 2^-24 of every weight, through a network of a few layers
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_adapters_are_equal_at_first_and_what_they_compute_is_the_base(tmp_path: Path) -> None:
+    start = load(prepare(small.bert(tmp_path / "dense"), small.SPACE, tmp_path / "start", max_length=16, seed=0))
+    inputs = small.ENCODER(["w1 w2", "w3"])
+    with torch.no_grad():
+        expected = start.double()(**inputs).logits
+    views = AdapterViews(start, experts=2, rank=3, seed=5)
+    for name in views.names:
+        assert torch.equal(views.weights(0)[name], views.weights(1)[name])
+    assert not views.shared()
+    with torch.no_grad():
+        torch.testing.assert_close(views.view(1)(**inputs).logits, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_blends_of_adapters_are_not_trained(tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"mergeable": 0.5})
+    with pytest.raises(ConfigError, match="leave out mergeable, or adapters"):
+        small.train(small.bert(tmp_path / "dense"), tmp_path, config=config)
+
+
+def test_adapters_are_the_same_elsewhere(tmp_path: Path) -> None:
+    dense = small.bert(tmp_path / "dense")
+    small.elsewhere_too(tmp_path, lambda config, out: small.train(dense, out, config=config).parent, CONFIG)

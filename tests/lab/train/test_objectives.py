@@ -1,0 +1,175 @@
+"""Losses by hand, and answers read as what they mean."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lab.train import small
+from tanbr.errors import CheckpointError, ConfigError
+from tanbr.lab.train.checkpoints import load, prepare
+from tanbr.lab.train.objectives import Batches, Classification, TextToText, joined, objective_of
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.rows import Row, Task
+
+HEAD = Classification(small.SPACE, small.ENCODER)
+TEXT = TextToText(small.SPACE, small.ENCODER)
+EXACT = {"rtol": 1e-10, "atol": 1e-12}  # float64: sums of some hundred products, each with an error of 1.1e-16
+MIXED = [small.TRAIN["RTE"][1], small.TRAIN["SST-2"][0], small.TRAIN["STS-B"][5]]
+
+
+def test_a_row_of_each_kind_by_hand() -> None:
+    logits = torch.zeros(3, len(small.SPACE.columns))
+    logits[0, 1] = 2.0  # not_entailment, which is right
+    labels = small.SPACE.classes
+    assert labels == 4
+    right = -math.log(math.exp(2) / (math.exp(2) + 3))
+    torch.testing.assert_close(
+        HEAD.losses(logits, HEAD.encode(MIXED)),
+        torch.tensor([right, math.log(4), math.log(2)]),  # a score of any size costs log 2 at logit 0
+        rtol=16 * 2**-24,  # float32: an exponential, a sum, a logarithm
+        atol=0,
+    )
+
+
+def test_text_losses_are_transformers_own(tmp_path: Any) -> None:
+    model = load(small.t5(tmp_path / "t5")).double()
+    for row in MIXED:  # one at a time: transformers averages over tokens, not over rows
+        batch = TEXT.encode([row])
+        torch.testing.assert_close(TEXT.row_losses(model, batch)[0], model(**TEXT.inputs(batch)).loss, **EXACT)
+    together = TEXT.row_losses(model, TEXT.encode(MIXED))
+    apart = [TEXT.row_losses(model, TEXT.encode([row]))[0] for row in MIXED]
+    torch.testing.assert_close(together, torch.stack(apart), **EXACT)
+
+
+def test_by_task_averages_the_rows_of_each_task_that_is_there() -> None:
+    batch = HEAD.encode([MIXED[0], MIXED[2], MIXED[2]])
+    assert HEAD.by_task(torch.tensor([1.0, 2.0, 4.0]), batch) == {"RTE": 1.0, "STS-B": 3.0}
+
+
+def test_a_batch_is_padded_to_its_own_longest_row() -> None:
+    pool = HEAD.encode(small.TRAIN["RTE"])
+    shortest = pool.lengths.argsort()[:3]
+    batch = pool.take(shortest)
+    assert batch.inputs["input_ids"].shape == (3, int(pool.lengths[shortest].max()))
+    both = joined([batch, pool])
+    assert len(both) == 3 + len(pool)
+    assert torch.equal(both.inputs["input_ids"][3:], pool.inputs["input_ids"])
+    assert both.inputs["attention_mask"][:3].sum() == batch.inputs["attention_mask"].sum()
+
+
+class Parrot:
+    """Writes the same few texts whatever it reads."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = list(texts)
+
+    def generate(self, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
+        return torch.tensor([small.ENCODER.tokenizer(self.texts.pop(0))["input_ids"] for _ in input_ids])
+
+
+def test_written_answers_are_understood() -> None:
+    rows = [MIXED[0], MIXED[0], MIXED[1], MIXED[2], MIXED[2]]
+    parrot = Parrot("not_entailment", "1", "1", "3.8", "entailment")
+    assert TEXT.answers(parrot, rows, TEXT.encode(rows)).tolist() == [1.0, -1.0, 1.0, 3.8, -1.0]
+
+
+def test_figures_keep_rows_and_answers_together() -> None:
+    rows = [Row("SST-2", " ".join([f"w{i}"] * (1 + i % 4)), float(i % 2)) for i in range(9)]  # answered by length
+    right = {small.ENCODER([f"w{i}"])["input_ids"][0, 0].item(): str(i % 2) for i in range(9)}
+
+    def knows(input_ids: torch.Tensor, **_: Any) -> Any:
+        columns = torch.tensor([small.SPACE.columns.index(right[first]) for first in input_ids[:, 0].tolist()])
+        return SimpleNamespace(logits=torch.nn.functional.one_hot(columns, len(small.SPACE.columns)))
+
+    knows.device = torch.device("cpu")  # type: ignore[attr-defined]
+    assert HEAD.figure(knows, rows, size=2) == 1.0
+
+
+def test_a_head_of_other_tasks_is_refused(tmp_path: Any) -> None:
+    model = load(prepare(small.bert(tmp_path / "bert"), small.SPACE, tmp_path / "out", max_length=16, seed=0))
+    assert isinstance(objective_of(model.config, small.SPACE, small.ENCODER), Classification)
+    headless = load(tmp_path / "bert")
+    with pytest.raises(CheckpointError, match=r"head must have the columns entailment, .* \(got LABEL_0, LABEL_1\)"):
+        objective_of(headless.config, small.SPACE, small.ENCODER)
+    with pytest.raises(ConfigError, match="--tagged is for models that write"):
+        objective_of(model.config, small.SPACE, small.ENCODER, tagged=True)
+
+
+OBJECTIVE = Classification(small.SPACE, small.ENCODER)
+LONG = {task.name: small.rows(task, 200) for task in small.TASKS}
+
+
+def batches(rows=small.TRAIN, size: int = 2, seed: int = 0) -> Batches:
+    return Batches(rows, objective=OBJECTIVE, sizes=[size] * 3, seed=seed)
+
+
+def test_an_epoch_visits_every_row_once() -> None:
+    source, rows = batches(), small.TRAIN["RTE"]  # 10 rows: 5 batches
+
+    def epoch(number: int) -> list[list[int]]:
+        drawn = [source.of(0, step).truth["columns"] for step in range(5 * number, 5 * number + 5)]
+        inputs = [source.of(0, step).inputs["input_ids"] for step in range(5 * number, 5 * number + 5)]
+        assert sum(map(len, drawn)) == len(rows)
+        return [row[row != 0].tolist() for batch in inputs for row in batch]
+
+    whole = [ids[ids != 0].tolist() for ids in OBJECTIVE.encode(rows).inputs["input_ids"]]
+    assert sorted(epoch(0)) == sorted(epoch(1)) == sorted(whole)
+    assert epoch(0) != epoch(1)
+
+
+def test_a_batch_depends_on_its_step_and_seed_alone() -> None:
+    one, other = batches(), batches()
+    other.of(1, 30)  # another way to get there
+    assert torch.equal(one.of(1, 3).inputs["input_ids"], other.of(1, 3).inputs["input_ids"])
+    seeded = batches(seed=1)
+    assert any(
+        not torch.equal(one.at(step).truth["columns"], seeded.at(step).truth["columns"])
+        or not torch.equal(one.at(step).truth["targets"], seeded.at(step).truth["targets"])
+        for step in range(3)
+    )
+
+
+def test_rows_of_like_length_share_a_batch() -> None:
+    source = batches(LONG, size=5)
+    drawn = [source.of(0, step) for step in range(40)]
+    padding = sum(int((batch.inputs["attention_mask"] == 0).sum()) for batch in drawn)
+    assert padding < 0.05 * sum(batch.inputs["attention_mask"].numel() for batch in drawn)
+    assert len({batch.inputs["input_ids"].shape[1] for batch in drawn}) > 2
+
+
+def test_a_mixed_batch_follows_its_mix() -> None:
+    source = batches(LONG)
+    batch = source.mixed(7, mix=np.array([0.0, 1.0, 0.0]), size=6)
+    assert batch.tasks.tolist() == [1] * 6
+    counts = np.bincount(source.mixed(8, mix=np.array([0.5, 0.0, 0.5]), size=400).tasks)
+    assert counts[1] == 0
+    assert abs(counts[0] - 200) < 60
+    again = batches(LONG).mixed(7, mix=np.array([0.0, 1.0, 0.0]), size=6)
+    assert torch.equal(batch.inputs["input_ids"], again.inputs["input_ids"])
+
+
+def test_labels_of_a_task_scored_by_matthews_weigh_alike() -> None:
+    tasks = (Task("CoLA", metrics=("matthews",), labels=("0", "1")), small.TASKS[1])
+    rows = {
+        "CoLA": [Row("CoLA", f"w{i}", float(i >= 2)) for i in range(8)],  # two of one label, six of the other
+        "SST-2": [Row("SST-2", f"w{i}", float(i >= 2)) for i in range(8)],
+    }
+    objective = Classification(LabelSpace(tasks), small.ENCODER)
+    batch = Batches(rows, objective=objective, sizes=[8, 8], seed=0).at(0)
+    truth = batch.tasks.tolist(), batch.truth["columns"].tolist(), batch.truth["weight"].tolist()
+    weights = {(task, column): weight for task, column, weight in zip(*truth, strict=True)}
+    third = float(np.float32(8 / 12))
+    assert weights == {(0, 0): 2.0, (0, 1): third, (1, 0): 1.0, (1, 1): 1.0}
+
+
+def test_batches_of_other_sizes_are_of_the_same_rows() -> None:
+    source = batches(LONG, size=4)
+    source.of(0, 1)
+    other = source.resized([8, 2, 4])
+    assert [len(other.of(task, 3)) for task in range(3)] == [8, 2, 4]
+    assert [len(source.of(task, 3)) for task in range(3)] == [4, 4, 4]
+    assert torch.equal(source.of(2, 5).inputs["input_ids"], other.of(2, 5).inputs["input_ids"])

@@ -1,0 +1,185 @@
+"""A run on disk: whatever ends it, it goes on from its state as if nothing had happened."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from elsewhere import elsewhere
+from lab.train import small
+from tanbr.errors import OutputError, StateError
+from tanbr.lab.train.config import RunConfig
+from tanbr.lab.train.run import Curve, Interruption, Run
+
+CONFIG = RunConfig(warmup=2, save_every=100, log_every=4)  # nothing is saved by the number of steps
+
+
+def run(state: Path, *, at: Callable[[int], None] = lambda _: None, **options: Any) -> nn.Module:
+    """Teach a small layer for 10 steps; `at` is called with each step before it is taken."""
+    torch.manual_seed(0)
+    options = {"config": CONFIG, "steps": 10, "report": lambda *_: None} | options
+    device = options["config"].device
+    model = nn.Linear(3, 2).to(device)
+
+    def gradients(step: int) -> dict[str, float]:
+        at(step)
+        seen = torch.randn(5, 3, generator=torch.Generator().manual_seed(step)).to(device)
+        loss = (model(seen) - seen[:, :2]).square().mean()
+        loss.backward()
+        return {"loss": loss.item()}
+
+    groups = [{"params": list(model.parameters()), "lr": 0.1}]
+    Run(phase="test", model=model, groups=groups, gradients=gradients, state=state, **options).train()
+    return model
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("step", [0, 5])  # 5 is in the middle of an entry of the curve
+def test_a_signal_ends_the_run_after_a_step_that_is_saved(number: signal.Signals, step: int, tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole.state")
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt, match=f"holds step {step + 1}; the same command goes on"):
+        run(tmp_path / "halved.state", at=lambda now: os.kill(os.getpid(), number) if now == step else None)
+    assert signal.getsignal(number) is before
+    taken: list[int] = []
+    again = run(tmp_path / "halved.state", at=taken.append)
+    assert taken == list(range(step + 1, 10))
+    assert torch.equal(whole.weight, again.weight)
+    assert (tmp_path / "whole.jsonl").read_text() == (tmp_path / "halved.jsonl").read_text()
+
+
+def test_rates_that_do_not_fall_make_the_first_steps_of_a_longer_run(tmp_path: Path) -> None:
+    def states(steps: int, **options: Any) -> dict[str, torch.Tensor]:
+        state = tmp_path / f"{steps}.state"
+        state.unlink(missing_ok=True)
+        config = CONFIG.model_copy(update={"steps": steps})
+        run(state, steps=steps, config=config, ignored=frozenset({"steps"}), **options)
+        return load_file(state)
+
+    short = states(4, falls=False)
+    (tmp_path / "4.state").rename(tmp_path / "kept.state")
+    whole = states(10, falls=False)
+    (tmp_path / "kept.state").rename(tmp_path / "again.state")
+    run(tmp_path / "again.state", falls=False, config=CONFIG, ignored=frozenset({"steps"}))
+    again = load_file(tmp_path / "again.state")
+    assert all(torch.equal(value, again[name]) for name, value in whole.items())
+    assert not torch.equal(states(4)["model/weight"], short["model/weight"])  # falling, they do
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+
+    def gradients(step: int) -> dict[str, float]:
+        return {"loss": float("nan")}
+
+    groups = [{"params": list(model.parameters()), "lr": 0.1}]
+    with pytest.raises(StateError, match="the loss of test is nan at step 0; lower the rates"):
+        Run("test", model, groups, gradients, 3, CONFIG, tmp_path / "state", lambda *_: None).train()
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_state_of_other_settings_or_another_checkpoint_is_refused(tmp_path: Path) -> None:
+    run(tmp_path / "state", origin="one")
+    for options in ({"origin": "other"}, {"origin": "one", "config": CONFIG.model_copy(update={"warmup": 3})}):
+        with pytest.raises(StateError, match="belongs to a run with other settings or from another checkpoint"):
+            run(tmp_path / "state", **options)
+
+
+def test_a_state_goes_on_where_a_setting_no_longer_matters(tmp_path: Path) -> None:
+    run(tmp_path / "state")
+    taken: list[int] = []
+    other = CONFIG.model_copy(update={"warmup": 3})
+    run(tmp_path / "state", config=other, steps=12, ignored=frozenset({"warmup"}), at=taken.append)
+    assert taken == [10, 11]
+
+
+def test_a_state_that_cannot_be_written_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = small.bert(tmp_path / "dense")
+    with pytest.raises(small.Stopped):
+        small.train(dense, tmp_path / "out", stop_at=("experts", 3))
+    before = (tmp_path / "out/model.state").read_bytes()
+
+    def full(_: Any, path: Path, **__: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tanbr.lab.train.run.save_file", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        small.train(dense, tmp_path / "out")
+    assert (tmp_path / "out/model.state").read_bytes() == before
+    assert not list((tmp_path / "out").glob("*.partial"))
+    assert json.loads((tmp_path / "out/model.jsonl").read_text().splitlines()[0])["step"] == 1
+
+
+@pytest.mark.parametrize(("first", "then"), [("cpu", "meta"), ("meta", "cpu")])
+def test_a_state_goes_on_with_another_device(first: str, then: str, tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole.state")
+    with elsewhere():
+        for device, stop_at in ((first, 5), (then, None)):
+
+            def interrupt(step: int, last: int | None = stop_at) -> None:
+                if step == last:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+            ended = nullcontext() if stop_at is None else pytest.raises(KeyboardInterrupt)
+            config = CONFIG.model_copy(update={"device": device})
+            with ended:
+                again = run(tmp_path / "moved.state", at=interrupt, config=config)
+        assert again.weight.device == torch.device(then)
+        assert torch.equal(whole.weight, again.weight.cpu())
+
+
+def test_a_curve_forgets_what_comes_after_a_step(tmp_path: Path) -> None:
+    curve = Curve(tmp_path / "curve.jsonl")
+    for step in (1, 2, 3):
+        curve.add(step, "loss", {"a": step / 2})
+    with curve.path.open("a") as file:
+        file.write('{"step": 4, "lo')  # torn off
+    curve.rewind(2)
+    assert curve.series("loss", "a") == ([1, 2], [0.5, 1.0])
+
+
+def send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C interrupts this process, even if its parent ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_the_first_signal_is_noted_and_the_second_acts() -> None:
+    with Interruption() as interruption:
+        assert not interruption.asked
+        send(signal.SIGINT)
+        assert interruption.asked
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_thread_that_gets_no_signals_notes_none() -> None:
+    seen: list[bool] = []
+
+    def work() -> None:
+        with Interruption() as interruption:
+            seen.append(interruption.asked)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False]

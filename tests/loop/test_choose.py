@@ -1,0 +1,214 @@
+"""What the next slot serves."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loop.memory import EVEN, MIX, ONE, TWO, K, Memory, Scripted, V, opened
+from tanbr.errors import ConfigError
+from tanbr.loop.choose import WINDOW, Pin, StartBlend, admitted, best_known, phase_of
+from tanbr.loop.config import LoopConfig
+from tanbr.loop.slot import Choice, Phase, Reason, Version, worth
+from tanbr.loop.turn import turn
+from tanbr.router.panel import Readings
+from tanbr.types import Decision, FloatArray
+
+HALF = np.full(2, 0.5)
+NOTHING = np.empty((0, 0))
+
+# --- the start blend --------------------------------------------------------------------------------------------------
+
+
+def start(kind: Any, mix: FloatArray = MIX, served: FloatArray = NOTHING, *, models: int = 1, **how: Any) -> Any:
+    blends, estimates = StartBlend(kind, **how)(Readings.of(mix, None), served, models=models)
+    assert estimates.shape == (len(blends), len(mix))
+    return blends.tolist()
+
+
+def test_every_expert_at_its_tasks_share_or_all_alike() -> None:
+    assert start(None, experts=3) == [[1 / 3] * 3]
+    assert start(None, experts=3, own_experts=(2, 0)) == [[0.25, 0.0, 0.75]]
+    assert start("even", experts=4, own_experts=(2, 0)) == [[0.25] * 4]
+    assert start("proportional", experts=3, own_experts=(1, 1)) == [[0.0, 1.0, 0.0]]
+    assert start((0.5, 0.5, 0.0), experts=3) == [[0.5, 0.5, 0.0]]
+    assert np.count_nonzero(start("even", experts=4, max_active=2)) == 2
+    assert start(None, experts=3, own_experts=(2, 0), max_active=1) == [[0.0, 0.0, 1.0]]
+    assert sorted(start(None, experts=3, own_experts=(2, 0), models=2)) == [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
+
+
+def test_a_survey_says_what_is_best_for_the_mix_unless_a_blend_is_named() -> None:
+    known = (np.eye(2), np.array([[0.9, 0.1], [0.2, 0.8]]))
+    assert start(None, experts=2, surveyed=known) == [[1.0, 0.0]]
+    assert start(None, MIX[::-1], experts=2, surveyed=known) == [[0.0, 1.0]]
+    assert sorted(start(None, experts=2, surveyed=known, models=2)) == [[0.0, 1.0], [1.0, 0.0]]
+    assert start("even", experts=2, surveyed=known) == [[0.5, 0.5]]
+
+
+def test_what_is_served_stays_while_it_is_near_enough() -> None:
+    served = np.array([[0.74, 0.26]])
+    assert start(None, served=served, experts=2, own_experts=(0, 1)) == served.tolist()
+    assert start(None, served=EVEN[None], experts=2, own_experts=(0, 1)) == [MIX.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("proportional", "names its experts' tasks"),
+        ((0.5, 0.6), "sum to 1"),
+        ((1.0,), "2 numbers"),
+        ((0.5, 0.5), "at most 1"),
+    ],
+)
+def test_a_blend_that_cannot_be_is_one_sentence(kind: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        StartBlend(kind, experts=2, max_active=1)
+
+
+# --- who chooses ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("explore", "rewarded", "pin", "phase"),
+    [
+        ("careful", None, None, Phase.WAITING),
+        ("careful", 9, None, Phase.LEARNING),
+        ("careful", 2, None, Phase.WAITING),  # too long ago
+        ("never", 9, None, Phase.FIXED),
+        ("always", None, None, Phase.LEARNING),
+        ("always", 9, Pin(ONE, 2), Phase.PINNED),
+    ],
+)
+def test_who_chooses(explore: Any, rewarded: int | None, pin: Pin | None, phase: Phase) -> None:
+    config = LoopConfig.model_validate({"explore": explore, "patience": 5})
+    assert phase_of(config, pin=pin, rewarded=rewarded, number=10) is phase
+
+
+def test_a_pin_is_served_slot_after_slot() -> None:
+    world, router = Memory(), Scripted()
+    learner = replace(opened(world, router), pin=Pin(TWO, 7))
+    for _ in range(2):
+        learner = turn(learner, world)
+        slot = learner.slot
+        assert (slot.reason, slot.versions, slot.blend.tolist()) == (Reason.PINNED, (7,), TWO.tolist())
+    assert learner.router.asked == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("models", [1, 2])
+def test_a_careful_loop_waits_for_rewards_learns_and_goes_back_to_the_best_known(models: int) -> None:
+    world, router = Memory(), Scripted(np.array([ONE, TWO]))
+    learner = opened(world, router, models=models, explore="careful", patience=2)
+    reasons = []
+    for slot in range(8):
+        reasons.append(learner.slot.reason)
+        if slot in (1, 2):
+            for place in range(len(learner.slot.versions)):
+                for task in range(V):
+                    world.give(slot, 0.2 if slot == 2 else 0.9, 30, task=task, place=place)
+        learner = turn(learner, world)
+    assert reasons == [Reason.START] * 2 + [Reason.CHOSEN] * 4 + [Reason.BEST] * 2
+    assert learner.slot.versions == (1,)  # the start blend, which earned more
+    assert learner.phase is Phase.WAITING
+
+
+def test_never_serves_the_start_blend_whatever_comes() -> None:
+    world = Memory()
+    learner = opened(world, Scripted(), explore="never")
+    for slot in range(3):
+        world.give(slot, 0.1, 30)
+        learner = turn(learner, world)
+        assert (learner.slot.blend.tolist(), learner.slot.versions) == (EVEN.tolist(), (1,))
+    assert learner.phase is Phase.FIXED
+    assert len(learner.router.warm) == 3  # type: ignore[attr-defined]  # the router hears of it all the same
+
+
+# --- admission --------------------------------------------------------------------------------------------------------
+
+NEW = np.array([0.2, 0.8])
+
+
+def known(version: int, reward: float, count: float = 50.0, blend: FloatArray = ONE) -> Version:
+    return Version(version, blend, np.full(2, reward * count), np.full(2, count))
+
+
+def admit(
+    now: Version,
+    versions: list[Version],
+    explored: tuple[bool, ...] = (),
+    *,
+    blend: FloatArray = NEW,
+    bound: float = 0.6,
+    **settings: Any,
+) -> tuple[Choice, bool]:
+    decision = Decision(0, HALF, blend, np.full((1, V), bound))
+    kept = Choice.one(now.blend, V, Reason.KEPT, version=now.number)
+    config = LoopConfig.model_validate(settings)
+    return admitted(decision, kept=kept, versions=versions, explored=explored, config=config, models=1)
+
+
+def test_a_panel_is_worth_what_each_task_earns_at_its_best_model() -> None:
+    first = Version(1, ONE, np.array([45.0, 5.0]), np.full(2, 50.0))
+    second = Version(2, TWO, np.array([0.0, 40.0]), np.array([0.0, 50.0]))
+    assert worth([first, second], HALF) == pytest.approx(0.5 * 0.9 + 0.5 * 0.8)
+    assert np.isnan(worth([second], HALF))  # a task was never rewarded
+    best = best_known([first, second, known(3, 0.7)], HALF, 2, "")
+    assert best is not None
+    assert (best.versions, best.blends.tolist()) == ((1, 2), [ONE.tolist(), TWO.tolist()])
+    assert best_known([second], HALF, 2, "") is None
+
+
+def test_the_best_known_version_is_one_that_was_rewarded_for_every_task_of_the_mix() -> None:
+    half = Version(4, NEW, np.array([45.0, 0.0]), np.array([50.0, 0.0]))
+    best = best_known([known(1, 0.4), known(2, 0.7), half], HALF, 1, "")
+    assert best is not None
+    assert best.versions == (2,)
+    assert best_known([half], HALF, 1, "") is None
+    only = best_known([half, known(1, 0.4)], ONE, 1, "")
+    assert only is not None
+    assert only.versions == (4,)
+
+
+def test_equal_blends_of_a_panel_are_one_model() -> None:
+    blends, estimates = np.array([NEW, ONE, NEW]), np.array([[0.1, 0.5], [0.9, 0.2], [0.3, 0.4]])
+    choice = Choice.of(Decision(0, HALF, blends, estimates))
+    assert choice.blends.tolist() == blends[:2].tolist()
+    assert choice.estimates.tolist() == [[0.3, 0.5], [0.9, 0.2]]
+
+
+def test_a_merge_that_cannot_gain_enough_is_skipped() -> None:
+    now = known(3, 0.58)
+    kept, explores = admit(now, [now], min_gain=0.05)
+    assert (kept.decision, kept.versions, kept.reason, explores) == (None, (3,), Reason.KEPT, False)
+    assert "0.020" in kept.note
+    for other in (known(3, 0.5), known(3, 0.0, count=0.0)):  # more to gain; not judged yet
+        assert admit(other, [other], min_gain=0.05)[0].decision is not None
+    assert admit(now, [now], blend=ONE, bound=0.0, min_gain=0.05)[0].decision is not None  # nothing is merged for it
+
+
+def test_the_exploration_budget_is_a_share_of_the_slots_and_the_best_known_blend_is_served_beyond_it() -> None:
+    versions = [known(1, 0.4), known(2, 0.55, blend=TWO), known(3, 0.9, count=0.0, blend=EVEN)]
+    explored: tuple[bool, ...] = ()
+    served = []
+    for _ in range(40):
+        choice, explores = admit(versions[0], versions, explored, guard={"exploration": 0.25})
+        explored = (*explored, explores)[-WINDOW:]
+        served.append(choice)
+    assert sum(choice.decision is not None for choice in served) == sum(explored) == 10
+    assert {choice.versions for choice in served if choice.reason is Reason.BEST} == {(2,)}
+    told = admit(versions[0], versions, explored, blend=TWO, guard={"exploration": 0.25})
+    assert (told[0].decision is None, told[1]) == (False, False)  # a blend that is known explores nothing
+
+
+def test_a_loop_keeps_to_its_exploration_budget() -> None:
+    world, rng = Memory(), np.random.default_rng(0)
+    learner = opened(world, Scripted(*rng.dirichlet(np.ones(K), 40)), guard={"exploration": 0.25})
+    reasons = []
+    for slot in range(32):
+        world.give(slot, 0.5, 30, task=0)
+        world.give(slot, 0.5, 30, task=1)
+        learner = turn(learner, world)
+        reasons.append(learner.slot.reason)
+    assert reasons.count(Reason.CHOSEN) == 8
+    assert len(learner.router.declined) == 24  # type: ignore[attr-defined]
+    assert {slot.reason for slot in (turn.opened for turn in world.turns)} == {Reason.CHOSEN, Reason.BEST}

@@ -1,0 +1,247 @@
+"""The posterior is the textbook's, its fits find what was put in, and no step writes to a state."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.gaussian_process.kernels import Matern
+
+from tanbr.router import gp
+from tanbr.router.gp import CENTRE, MEAN_VARIANCE, WIDTH, Evidence, Prior, correlation, tasks_correlation
+
+K, V = 4, 3
+PRIOR = Prior(tasks=V, arms=40, noise=0.05**2, variance=0.08, variances=(0.08, 0.15), lift=0.4)
+TAUGHT = replace(PRIOR, own_experts=(1, 3, 0))
+AROUND = replace(PRIOR, shares=np.array([0.4, 0.3, 0.2, 0.1]))
+
+
+def lifted(points):
+    """Prior mean (n, V) of `TAUGHT`, by hand: nothing at the even blend, the own expert's weight by its logarithm."""
+
+    def value(weight):
+        logarithm = np.log(weight / 0.02) + 1.0 if weight > 0.02 else weight / 0.02
+        return logarithm / (1.0 + np.log(50.0))
+
+    return np.array([[0.5 + 0.4 * (value(x[e]) - value(0.25)) for e in (1, 3, 0)] for x in points])
+
+
+def textbook(points, blends, rewards, counts, *, centre=lambda x: np.full((len(x), V), CENTRE)):
+    """Mean (n, V) and variance (n, V) of plain GP regression, each told reward a row of its own."""
+
+    def kernel(a, b):
+        return MEAN_VARIANCE + PRIOR.variance * correlation(a, b, WIDTH)
+
+    mean, variance = np.zeros((2, len(points), V))
+    for v in range(V):
+        seen = counts[:, v] > 0
+        x, n = blends[seen], counts[seen, v]
+        inverse = np.linalg.inv(kernel(x, x) + np.diag(PRIOR.noise / n))
+        cross = kernel(points, x)
+        mean[:, v] = centre(points)[:, v] + cross @ inverse @ (rewards[seen, v] - centre(x)[:, v])
+        variance[:, v] = MEAN_VARIANCE + PRIOR.variance - np.einsum("nt,nt->n", cross @ inverse, cross)
+    return mean, variance
+
+
+def rows(seed, slots, *, unseen, counted):
+    rng = np.random.default_rng(seed)
+    arms = rng.dirichlet(np.ones(K), size=6)
+    blends = arms[rng.integers(6, size=slots)]
+    counts = rng.integers(1, 9, (slots, V)).astype(float) if counted else np.ones((slots, V))
+    counts[rng.random((slots, V)) < unseen] = 0.0
+    counts[0] = 1.0
+    return blends, np.where(counts > 0, rng.random((slots, V)), np.nan), counts, rng.dirichlet(np.ones(K), size=10)
+
+
+def told(prior, points, *columns):
+    state = gp.start(prior, points)
+    for row in zip(*columns, strict=True):
+        state, _ = gp.observe(prior, state, *row)
+    return state
+
+
+def test_the_correlation_is_scikit_learns_matern():
+    rng = np.random.default_rng(0)
+    left, right = rng.dirichlet(np.ones(6), 9), rng.dirichlet(np.ones(6), 7)
+    # a squared distance by ‖x‖² + ‖y‖² − 2xᵀy is off by some 2⁻⁵², so a distance near 0 by its root
+    np.testing.assert_allclose(correlation(left, right, 0.4), Matern(0.4, nu=2.5)(left, right), rtol=0, atol=1e-12)
+    assert (correlation(left, left, 0.4).diagonal() > 1 - 1e-12).all()
+
+
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5]), st.booleans(), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_posterior_is_the_textbooks_whatever_is_unseen_counted_or_lifted(seed, unseen, counted, own):
+    blends, rewards, counts, points = rows(seed, 25, unseen=unseen, counted=counted)
+    prior = TAUGHT if own else PRIOR
+    state = told(prior, points, blends, rewards, counts)
+    mean, variance = textbook(points, blends, rewards, counts, **({"centre": lifted} if own else {}))
+    for one in (state, gp.rebuild(prior, state)):  # from pooled means: nothing is lost by pooling
+        np.testing.assert_allclose(one.mean, mean, atol=1e-7)
+        np.testing.assert_allclose(np.broadcast_to(one.prior - one.gain, variance.shape), variance, atol=1e-7)
+    fresh = np.random.default_rng(seed).dirichlet(np.ones(K), size=3)
+    moved = gp.with_points(prior, state, np.array([7, 2, 4]), fresh)
+    there = gp.start(prior, fresh)
+    np.testing.assert_allclose(moved.mean[[7, 2, 4]], told(prior, fresh, blends, rewards, counts).mean, atol=1e-7)
+    assert there.mean.shape == (3, V)
+
+
+def test_one_matrix_serves_all_tasks_until_one_is_unseen_and_no_state_is_written_to():
+    blends, rewards, counts, points = rows(0, 10, unseen=0.0, counted=False)
+    before = told(PRIOR, points, blends, rewards, counts)
+    kept = {field.name: np.copy(getattr(before, field.name)) for field in fields(before)}
+    after, _ = gp.observe(PRIOR, before, blends[0], np.array([0.5, np.nan, 0.5]), np.array([1.0, 0.0, 1.0]))
+    assert (len(before.inverse), len(after.inverse)) == (1, V)
+    for step in (gp.refit, gp.refit_early, gp.rebuild):
+        step(PRIOR, before)
+    gp.forget_tasks(PRIOR, before, np.array([0]))
+    for name, value in kept.items():
+        np.testing.assert_array_equal(getattr(before, name), value)
+    with pytest.raises(ValueError, match="read-only"):
+        before.mean[0] = 0.0
+
+
+@pytest.mark.parametrize("prior", [PRIOR, TAUGHT, AROUND], ids=["plain", "own experts", "baseline"])
+@pytest.mark.parametrize("unseen", [0.0, 0.5])
+def test_slope_matches_finite_differences(unseen, prior):
+    blends, rewards, counts, points = rows(2, 20, unseen=unseen, counted=False)
+    state = told(prior, points, blends, rewards, counts)
+    mix = np.array([0.5, 0.3, 0.2])
+
+    def bound(x):
+        mean, gain = gp.at(prior, state, x)
+        return mean @ mix + 1.7 * np.sqrt(state.variance_of(mix, gain))
+
+    x = np.random.default_rng(3).dirichlet(np.ones(K), size=4)
+    numeric = np.array([(bound(x + h) - bound(x - h)) / 2e-5 for h in 1e-5 * np.eye(K)]).T
+    np.testing.assert_allclose(gp.slope_of_bound(prior, state, x, mix, 1.7), numeric, atol=1e-5)
+
+
+def test_correlated_tasks_average_out_less():
+    mix, gain = np.full(V, 1 / V), np.zeros((K, V))
+    alone, alike = (replace(gp.start(PRIOR, np.eye(K)), correlation=c) for c in (0.0, 1.0))
+    np.testing.assert_allclose(alone.variance_of(mix, gain), alone.prior / V)
+    np.testing.assert_allclose(alike.variance_of(mix, gain), alone.prior)
+
+
+def test_the_variance_of_a_difference_is_that_of_both_less_what_they_share():
+    blends, rewards, counts, points = rows(5, 12, unseen=0.0, counted=True)
+    state = told(PRIOR, points, blends, rewards, counts)
+    gain = gp.at(PRIOR, state, points)[1]
+    kernel = state.kernel(points)
+    for task in range(V):
+        joint = MEAN_VARIANCE + state.variance * correlation(points, points, state.width)
+        joint -= kernel @ state.inverse[task] @ kernel.T
+        expected = np.diag(joint) + joint[3, 3] - 2 * joint[3]
+        np.testing.assert_allclose(gp.contrast(state, points, gain, points[3])[:, task], expected, atol=1e-9)
+
+
+def test_a_full_pool_makes_room_and_keeps_what_was_told_most():
+    prior, rng = replace(PRIOR, arms=8), np.random.default_rng(0)
+    blends = np.concatenate([np.tile(np.eye(K)[0], (5, 1)), rng.dirichlet(np.ones(K), size=30)])
+    rewards = np.repeat([[0.9], [0.5]], [5, 30], axis=0) * np.ones(V)
+    state = told(prior, np.eye(K), blends, rewards, np.ones((35, V)))
+    assert len(state.arms) <= 8
+    assert state.nearest(np.eye(K)[0])[1] == 0.0
+    assert state.mean[0, 0] > 0.8
+
+
+def test_forgotten_tasks_are_as_if_never_told():
+    rng = np.random.default_rng(0)
+    points, blends, rewards = rng.dirichlet(np.ones(K), 6), rng.dirichlet(np.ones(K), 8), rng.random((8, V))
+    whole = told(PRIOR, points, blends, rewards, np.ones((8, V)))
+    half = told(PRIOR, points, blends, rewards, np.tile([0.0, 1.0, 1.0], (8, 1)))
+    forgot = gp.forget_tasks(PRIOR, whole, np.array([0]))
+    np.testing.assert_allclose(forgot.mean, half.mean, atol=1e-9)
+    np.testing.assert_allclose(forgot.gain, half.gain, atol=1e-9)
+    nothing = gp.forget_tasks(PRIOR, forgot, np.array([1, 2]))
+    assert not len(nothing.arms)
+    np.testing.assert_allclose(nothing.mean, 0.5)
+
+
+ARMS, NOISE, MANY = 60, 0.05, 6
+
+
+def signalled(signal, *, unseen=0.0):
+    """A posterior that was told signal (ARMS, MANY), or a function of the arms, around each task's own level."""
+    rng, prior = np.random.default_rng(0), replace(PRIOR, tasks=MANY, arms=ARMS)
+    level, error = rng.uniform(0.3, 0.7, MANY), NOISE * rng.normal(size=(ARMS, MANY))
+    counts = (rng.random((ARMS, MANY)) >= unseen).astype(float)
+    arms = rng.dirichlet(np.ones(K), size=ARMS)
+    rewards = level + (signal(arms) if callable(signal) else signal) + error
+    return prior, told(prior, np.eye(K), arms, np.where(counts > 0, rewards, np.nan), counts)
+
+
+def drawn(*shape):
+    return 0.2 * np.random.default_rng(1).normal(size=shape)
+
+
+# an estimate from 60 arms and 15 pairs of tasks has a standard error of about 1/√(60·15) = .03 around 0
+@pytest.mark.parametrize("unseen", [0.0, 0.5])
+def test_tasks_that_rise_and_fall_together_are_told_from_those_that_do_not(unseen):
+    alone, shared = drawn(ARMS, MANY), drawn(ARMS, 1)
+    assert tasks_correlation(*signalled(alone, unseen=unseen)) < 0.25
+    assert tasks_correlation(*signalled(shared + 0 * alone, unseen=unseen)) > 0.9
+    half = np.sqrt(0.5) * (shared + alone)
+    assert tasks_correlation(*signalled(half, unseen=unseen)) == pytest.approx(0.5, abs=0.2)
+    assert tasks_correlation(*signalled(np.zeros((ARMS, MANY)))) == gp.CORRELATION  # noise says nothing
+
+
+def test_an_early_fit_leaves_the_kernel_and_lets_the_correlation_only_rise():
+    prior, state = signalled(drawn(ARMS, MANY))
+    assert tasks_correlation(prior, state) < gp.CORRELATION
+    assert gp.refit_early(prior, state).correlation == gp.CORRELATION
+    prior, state = signalled(drawn(ARMS, 1) + np.zeros((ARMS, MANY)))
+    early = gp.refit_early(prior, state)
+    assert early.correlation > 0.9
+    assert (early.width, early.variance) == (state.width, state.variance)
+
+
+def test_what_rewards_of_one_blend_differ_by_corrects_the_noise():
+    rng = np.random.default_rng(0)
+    rewards = 0.5 + 0.15 * rng.normal(size=(200, V))
+    state = gp.refit_early(PRIOR, told(PRIOR, np.eye(K), np.tile(np.eye(K)[0], (200, 1)), rewards, np.ones((200, V))))
+    assert np.sqrt(state.noise) == pytest.approx(0.15, rel=5 / np.sqrt(2 * 600))  # five deviations of an estimate
+
+
+def test_a_smooth_map_gets_a_wide_kernel_and_a_rough_one_a_narrow_one():
+    smooth = gp.refit(*signalled(lambda arms: 0.3 * arms[:, :1] + np.zeros(MANY)))
+    rough = gp.refit(*signalled(lambda arms: 0.2 * np.sin(12 * arms[:, :1]) + np.zeros(MANY)))
+    assert (rough.width, smooth.width) == (min(gp.WIDTHS), max(gp.WIDTHS))
+
+
+@pytest.fixture(params=[0.0, 0.5], ids=["all seen", "half unseen"])
+def risen(request):
+    """Make a posterior that was told rewards which rise with the weight of each task's own expert, by a lift."""
+
+    def make(lift, *, deviation=0.02, own_lift=0.4):
+        rng = np.random.default_rng(3)
+        prior = replace(TAUGHT, arms=ARMS, lift=own_lift, noise=deviation**2, variance=0.003)
+        blends = rng.dirichlet(np.ones(K), size=ARMS)
+        seen = rng.random((ARMS, V)) >= request.param
+        rewards = 0.5 + lift * gp.feature(prior, blends) + deviation * rng.normal(size=(ARMS, V))
+        return prior, told(prior, np.eye(K), blends, np.where(seen, rewards, np.nan), seen.astype(float))
+
+    return make
+
+
+@pytest.mark.parametrize("lift", [0.0, 0.05, 0.3, 0.7])
+def test_the_lift_is_learned_early_and_late_and_rather_too_high_than_too_low(risen, lift):
+    prior, state = risen(lift)
+    assert state.lift == 0.4
+    for fit in (gp.refit_early, gp.refit):
+        after = fit(prior, state)
+        _, best, error = Evidence(prior, state)(after.width, after.noise, after.variance)
+        assert error < 0.1  # what was expected of it has .2
+        assert best == pytest.approx(lift, abs=4 * error)
+        assert after.lift == max(best, min(best + 2 * error, 0.4))
+    assert gp.start_over(prior, after).lift == 0.4
+
+
+def test_the_lift_is_where_the_likelihood_is_highest(risen, monkeypatch):
+    height, best, _ = Evidence(*risen(0.2))(0.5, 0.02**2, 0.003)
+    monkeypatch.setattr(gp, "LIFT_DEVIATION", 1e-6)
+    for other in (best - 0.05, best + 0.05):  # the same likelihood at another lift: a prior that is sure of it
+        there, lift, _ = Evidence(*risen(0.2, own_lift=other))(0.5, 0.02**2, 0.003)
+        assert lift == pytest.approx(other, abs=1e-6)
+        assert there < height

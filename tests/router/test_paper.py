@@ -1,0 +1,474 @@
+"""Algorithm 1, line by line: tree, network, confidence and loop."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.optimize import linprog
+
+from tanbr.errors import ConfigError
+from tanbr.router import paper as network
+from tanbr.router import theory
+from tanbr.router.config import PaperModeConfig, RouterConfig
+from tanbr.router.paper import (
+    Algorithm1,
+    DiagonalConfidence,
+    ExactConfidence,
+    PartitionTree,
+    RewardTable,
+    corner_point,
+    initial_weights,
+    is_feasible,
+    proportional_point,
+    theory_gamma,
+    unit,
+    value_and_gradient,
+)
+from tanbr.router.shell import Question
+from tanbr.router.simplex import Sizes, first_best
+
+QUICK = settings(max_examples=40, deadline=None)
+K, V = 4, 3
+MIX = np.array([0.5, 0.3, 0.2])
+
+
+@st.composite
+def boxes(draw):
+    size = draw(st.integers(2, 6))
+    sides = draw(arrays(np.float64, (2, size), elements=st.floats(0.0, 1.0)))
+    return sides.min(axis=0), sides.max(axis=0)
+
+
+@given(boxes())
+@QUICK
+def test_feasible_exactly_when_the_linear_program_is(box):
+    low, high = box
+    if min(abs(low.sum() - 1), abs(high.sum() - 1)) < 1e-6:
+        return  # HiGHS works to a tolerance
+    reference = linprog(np.zeros(len(low)), A_eq=np.ones((1, len(low))), b_eq=[1.0], bounds=np.c_[low, high])
+    assert is_feasible(low, high) == (reference.status == 0)
+
+
+@given(boxes())
+@QUICK
+def test_representatives_lie_in_the_box_and_sum_to_one(box):
+    low, high = box
+    if not is_feasible(low, high):
+        return
+    for point in (corner_point(low, high), proportional_point(low, high)):
+        assert point.sum() == pytest.approx(1.0, abs=1e-12)
+        assert (point >= low - 1e-9).all()
+        assert (point <= high + 1e-9).all()
+
+
+@given(boxes())
+@QUICK
+def test_corner_point_is_a_vertex_of_the_linear_program(box):
+    low, high = box
+    if is_feasible(low, high):
+        point = corner_point(low, high)
+        inside = (point > low + 1e-9) & (point < high - 1e-9)
+        assert inside.sum() <= 1
+
+
+def test_corner_point_solves_the_program_that_fills_the_first_experts_first():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        low = rng.random(5) * 0.15
+        high = low + rng.random(5) * 0.6
+        if is_feasible(low, high):
+            cost = -(2.0 ** -np.arange(5))
+            best = linprog(cost, A_eq=np.ones((1, 5)), b_eq=[1.0], bounds=np.c_[low, high]).x
+            assert np.allclose(corner_point(low, high), best, atol=1e-7)
+
+
+def grown(experts, seed, expansions, *, interior=False):
+    rng, point = np.random.default_rng(seed), proportional_point if interior else corner_point
+    tree = PartitionTree.root(experts, point=point)
+    for _ in range(expansions):
+        tree = tree.expanded(int(rng.choice(tree.active_leaves)), rng=rng, point=point)
+    return tree
+
+
+@given(st.integers(2, 6), st.integers(0, 1000), st.integers(0, 25), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_leaves_cover_the_simplex_without_overlap(experts, seed, expansions, interior):
+    tree = grown(experts, seed, expansions, interior=interior)
+    points = np.random.default_rng(seed).dirichlet(np.ones(experts), size=50)
+    inside = ((points[:, None] >= tree.low[tree.leaf]) & (points[:, None] < tree.high[tree.leaf])).all(axis=2)
+    assert (inside.sum(axis=1) == 1).all()  # almost surely no point lies on a boundary
+    assert not inside[:, ~tree.active[tree.leaf]].any()
+
+
+def test_children_halve_one_side_of_their_parent():
+    tree = grown(4, 1, 12)
+    volume = np.prod(tree.high - tree.low, axis=1)
+    assert np.allclose(volume[1:], volume[tree.parent[1:]] / 2)
+    changed = (tree.low[1:] != tree.low[tree.parent[1:]]) | (tree.high[1:] != tree.high[tree.parent[1:]])
+    assert (changed.sum(axis=1) == 1).all()
+
+
+def test_inactive_exactly_when_infeasible():
+    tree = grown(3, 2, 30)
+    assert not tree.active.all()
+    assert tree.active.tolist() == [is_feasible(*box) for box in zip(tree.low, tree.high, strict=True)]
+
+
+def test_expanding_leaves_the_smaller_tree_as_it_was():
+    small = grown(3, 0, 4)
+    node, before = int(small.active_leaves[0]), small.leaf.copy()
+    large = small.visited(node).expanded(node, rng=np.random.default_rng(0), point=corner_point)
+    assert np.array_equal(small.leaf, before)
+    assert not small.visits.any()
+    assert len(large) == len(small) + 2
+    assert not large.leaf[node]
+    assert large.visits[node] == 1
+
+
+SIZES = [(4, 8, 3, 2), (5, 16, 2, 3), (3, 8, 1, 4)]  # K, w, V, L
+
+
+def table(inputs, target, weight):
+    return RewardTable(inputs, target, weight, float(len(inputs)))
+
+
+def build(inputs, width, outputs, layers, *, seed=0, moved=True):
+    rng = np.random.default_rng(seed)
+    start = network.initial_weights(inputs=inputs, width=width, outputs=outputs, layers=layers, rng=rng)
+    weights = [theta + 0.1 * rng.normal(size=theta.shape) * moved for theta in start]
+    x = network.unit(rng.dirichlet(np.ones(inputs), size=6))
+    return start, weights, x, rng
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_starts_at_zero_with_the_number_of_weights_the_formula_gives(sizes):
+    inputs, width, outputs, layers = sizes
+    start, _, x, _ = build(*sizes)
+    assert np.abs(network.predict(start, x)).max() < 1e-12
+    assert sum(t.size for t in start) == width * inputs + width * outputs + width**2 * (layers - 2)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_gradient_matches_finite_differences(sizes):
+    _, weights, x, rng = build(*sizes)
+    mix = rng.dirichlet(np.ones(sizes[2]))
+    value, gradient = network.value_and_gradient(weights, x, mix)
+    assert np.allclose(value, network.predict(weights, x) @ mix)
+    flat = np.concatenate([theta.ravel() for theta in weights])
+    shapes = np.cumsum([theta.size for theta in weights])[:-1]
+
+    def at(vector):
+        parts = [p.reshape(t.shape) for p, t in zip(np.split(vector, shapes), weights, strict=True)]
+        return network.predict(parts, x) @ mix
+
+    numeric = np.array([(at(flat + h) - at(flat - h)) / 2e-6 for h in 1e-6 * np.eye(len(flat))]).T  # (n, p)
+    assert np.allclose(gradient.dense(), numeric, atol=1e-5)
+    assert np.allclose(gradient.inner(gradient), numeric @ numeric.T, atol=1e-3)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_loss_gradient_matches_finite_differences(sizes):
+    start, weights, x, rng = build(*sizes)
+    data = table(x, rng.random((6, sizes[2])), rng.integers(0, 3, (6, sizes[2])).astype(float))
+    options = {"ridge": 0.7, "scale": 0.3}
+    _, slopes = network.loss_and_gradient(weights, start, data, **options)
+    for layer, slope in enumerate(slopes):
+        for place in [(0, 0), (slope.shape[0] - 1, slope.shape[1] - 1)]:
+            ends = []
+            for step in (1e-6, -1e-6):
+                moved = [theta.copy() for theta in weights]
+                moved[layer][place] += step
+                ends.append(network.loss_and_gradient(moved, start, data, **options)[0])
+            assert slope[place] == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=1e-5)
+
+
+def test_folding_the_doubled_input_changes_nothing():
+    """Train on [x, x]/√2 with block-diagonal θ_1, and on x with the folded one: the same predictions."""
+    start, _, x, rng = build(4, 8, 3, 2)
+    doubled = np.hstack([x, x]) / np.sqrt(2)
+    zero, block = np.zeros((4, 4)), start[0][:4] * np.sqrt(2)
+    wide = [np.block([[block, zero], [zero, block]]), start[1]]
+    target, weight = rng.random((6, 3)), np.ones((6, 3))
+    options = {"ridge": 0.0, "scale": 1.0, "rate": 1e-3, "steps": 50}
+    folded, _ = network.descend(start, start, table(x, target, weight), **options)
+    full, _ = network.descend(wide, wide, table(doubled, target, weight), **options)
+    assert np.allclose(network.predict(folded, x), network.predict(full, doubled))
+    mix = np.full(3, 1 / 3)
+    one = network.value_and_gradient(folded, x, mix)[1].inner(network.value_and_gradient(folded, x, mix)[1])
+    two = network.value_and_gradient(full, doubled, mix)[1].inner(network.value_and_gradient(full, doubled, mix)[1])
+    assert np.allclose(one, two)
+
+
+def test_descent_is_plain_gradient_descent_while_that_converges():
+    start, weights, x, rng = build(4, 8, 3, 2)
+    data = table(x, rng.random((6, 3)), np.ones((6, 3)))
+    by_hand = weights
+    for _ in range(3):
+        slopes = network.loss_and_gradient(by_hand, start, data, ridge=1.0, scale=1.0)[1]
+        by_hand = [theta - 1e-3 * slope for theta, slope in zip(by_hand, slopes, strict=True)]
+    got, rate = network.descend(weights, start, data, ridge=1.0, scale=1.0, rate=1e-3, steps=3)
+    assert rate == 1e-3
+    assert all(np.array_equal(a, b) for a, b in zip(got, by_hand, strict=True))
+
+
+def test_a_step_that_diverges_is_halved_until_it_does_not():
+    start, weights, x, rng = build(4, 8, 3, 2)
+    data = table(x, rng.random((6, 3)), np.full((6, 3), 1e4))
+    before = network.loss_and_gradient(weights, start, data, ridge=1.0, scale=1.0)[0]
+    got, rate = network.descend(weights, start, data, ridge=1.0, scale=1.0, rate=0.1, steps=10)
+    assert rate < 0.1
+    assert network.loss_and_gradient(got, start, data, ridge=1.0, scale=1.0)[0] < before
+
+
+ONE, TWO, THREE = np.eye(3)
+
+
+def table_of(*rows, limit: int = 8) -> RewardTable:
+    table = RewardTable(np.zeros((0, 3)), np.zeros((0, 2)), np.zeros((0, 2)), 0.0)
+    for x, reward, counts in rows:
+        table = table.added(x, np.array(reward), np.array(counts), limit=limit)
+    return table
+
+
+def test_rewards_of_one_blend_are_pooled_by_their_counts() -> None:
+    table = table_of((ONE, [0.0, 0.25], [1.0, 2.0]), (TWO, [1.0, 1.0], [1.0, 1.0]), (ONE, [1.0, 0.75], [3.0, 2.0]))
+    assert table.inputs.tolist() == [ONE.tolist(), TWO.tolist()]
+    assert table.target.tolist() == [[0.75, 0.5], [1.0, 1.0]]
+    assert table.weight.tolist() == [[4.0, 4.0], [1.0, 1.0]]
+    assert table.total == 5.0
+
+
+def test_an_unseen_task_changes_nothing() -> None:
+    table = table_of((ONE, [0.5, np.nan], [2.0, 0.0]), (ONE, [np.nan, 0.25], [0.0, 4.0]))
+    assert table.target.tolist() == [[0.5, 0.25]]
+    assert table.weight.tolist() == [[2.0, 4.0]]
+
+
+def test_a_full_table_forgets_what_was_told_first() -> None:
+    table = table_of(
+        (ONE, [0.5, 0.5], [1.0, 1.0]), (TWO, [0.25, 0.25], [1.0, 1.0]), (THREE, [1.0, 1.0], [2.0, 2.0]), limit=2
+    )
+    assert table.inputs.tolist() == [TWO.tolist(), THREE.tolist()]
+    assert table.target.tolist() == [[0.25, 0.25], [1.0, 1.0]]
+    assert table.total == 3.0
+
+
+def test_a_table_is_a_value() -> None:
+    before = table_of((ONE, [0.5, 0.5], [1.0, 1.0]))
+    before.added(ONE, np.ones(2), np.ones(2), limit=8)
+    assert before.target.tolist() == [[0.5, 0.5]]
+
+
+W, RIDGE = 4, 0.8
+
+
+def gradients(count, *, layers=2):
+    """Single gradients at changing weights, as a run makes them."""
+    rng = np.random.default_rng(0)
+    weights = initial_weights(inputs=K, width=W, outputs=V, layers=layers, rng=rng)
+    for _ in range(count):
+        weights = [theta + 0.3 * rng.normal(size=theta.shape) for theta in weights]
+        x = unit(rng.dirichlet(np.ones(K), size=1))
+        yield value_and_gradient(weights, x, rng.dirichlet(np.ones(V)))[1]
+
+
+def shapes(layers=2):
+    weights = initial_weights(inputs=K, width=W, outputs=V, layers=layers, rng=np.random.default_rng(0))
+    return [theta.shape for theta in weights]
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_exact_form_is_the_printed_matrix_before_and_after_it_turns_primal(layers):
+    Z = ExactConfidence.start(shapes(layers), ridge=RIDGE, width=W)
+    matrix = RIDGE * np.eye(Z.parameters)
+    for gradient in gradients(Z.parameters + 8, layers=layers):
+        g = gradient.dense()[0]
+        assert Z.squared_width(gradient)[0] == pytest.approx(g @ np.linalg.solve(matrix, g) / W, rel=1e-6)
+        Z = Z.updated(gradient)
+        matrix += np.outer(g, g) / W
+        expected = np.linalg.slogdet(matrix / RIDGE)[1]
+        assert Z.log_determinant == pytest.approx(expected, rel=1e-6)
+    assert Z.primal.size
+
+
+def test_diagonal_form_is_the_diagonal_of_the_printed_matrix():
+    Z = DiagonalConfidence.start(shapes(), ridge=RIDGE, width=W)
+    diagonal = np.full(sum(r * c for r, c in shapes()), RIDGE)
+    for gradient in gradients(12):
+        g = gradient.dense()[0]
+        assert Z.squared_width(gradient)[0] == pytest.approx((g * g / diagonal).sum() / W)
+        Z = Z.updated(gradient)
+        diagonal += g * g / W
+    assert np.allclose(np.concatenate([layer.ravel() for layer in Z.diagonal]), diagonal)
+    assert Z.log_determinant == pytest.approx(np.log(diagonal / RIDGE).sum())
+
+
+def test_printed_gamma_by_hand():
+    config = PaperModeConfig(width=4, layers=2, ridge=1.0, learning_rate=0.1, steps=2, delta=0.5)
+    thin = 4 ** (-1 / 6) * np.sqrt(np.log(4))
+    t, logdet = 8.0, 1.5
+    first = np.sqrt(1 + thin * 16 * t ** (7 / 6))
+    second = np.sqrt(logdet + thin * 16 * t ** (5 / 3) - 2 * np.log(0.5)) + 1.0
+    third = (1 + t * 2) * (0.6 * np.sqrt(t) + thin * 2**3.5 * t ** (5 / 3) * (1 + np.sqrt(t)))
+    assert theory_gamma(8, logdet, config) == pytest.approx(first * second + third)
+
+
+def test_printed_gamma_explodes_with_t():
+    config = PaperModeConfig(gamma="theory")
+    assert theory_gamma(1000, 10.0, config) > 1e6 * theory_gamma(0, 0.0, config)
+
+
+def test_printed_gamma_is_refused_where_it_means_nothing():
+    with pytest.raises(ConfigError, match=r"learning_rate of at most 0\.0156"):
+        theory_gamma(1, 0.0, PaperModeConfig(learning_rate=0.1))
+
+
+def paper(**settings):
+    return Run(Algorithm1(Sizes.check(K, V), PaperModeConfig.model_validate({"width": 8, **settings})))
+
+
+class Run:
+    """A policy and its state, slot by slot."""
+
+    def __init__(self, policy):
+        self.policy, self.rng = policy, np.random.default_rng(0)
+        self.state = policy.start(self.rng)
+
+    def choose(self, mix):
+        return self.policy.choose(self.state, Question(0, mix), self.rng)
+
+    def tell(self, decision, reward):
+        reward = np.asarray(reward, dtype=float)
+        seen = (~np.isnan(reward)).astype(float)
+        self.state = self.policy.learn(self.state, decision, reward[None], seen[None], self.rng)
+
+
+def tell(policy, mix, reward):
+    """One slot: lines 3 to 14."""
+    decision = policy.choose(mix)
+    policy.tell(decision, reward)
+    return decision.blend, decision.why
+
+
+def run(policy, slots, *, seed=0):
+    rng = np.random.default_rng(seed)
+    for _ in range(slots):
+        tell(policy, rng.dirichlet(np.ones(V)), rng.random(V))
+    return policy
+
+
+def test_the_papers_constants_are_the_defaults():
+    config = RouterConfig().paper
+    assert (config.nu, config.ridge, config.exploration, config.delta) == (1.0, 1.0, 1.0, 1.0)
+    assert (config.width, config.layers, config.loss, config.representative) == (64, 2, "sum", "lp")
+
+
+def test_line_1():
+    state = paper(ridge=0.7).state
+    assert np.abs(network.predict(state.belief.theta, unit(np.eye(K)))).max() < 1e-12
+    assert all((layer == 0.7).all() for layer in state.belief.Z.diagonal)
+    assert (state.tree.low == 0).all()
+    assert (state.tree.high == 1).all()
+    assert len(state.tree) == 1
+
+
+@pytest.mark.parametrize("confidence", ["exact", "diagonal"])
+@pytest.mark.parametrize("layers", [2, 3])
+def test_bound_has_the_three_terms_of_the_paper(confidence, layers):
+    policy = run(paper(confidence=confidence, layers=layers, rho=0.9, exploration=0.4, nu=0.6), 40)
+    belief = policy.state.belief
+    decision = policy.choose(MIX)
+    blend, terms = decision.blend, decision.why
+    value, gradient = network.value_and_gradient(belief.theta, unit(blend[None]), MIX)
+    g = gradient.dense()[0]
+    if confidence == "diagonal":
+        squared = (g * g / np.concatenate([layer.ravel() for layer in belief.Z.diagonal])).sum() / 8
+    else:
+        told = network.Gradient(belief.Z.back, belief.Z.front).dense()
+        squared = g @ np.linalg.solve(np.eye(len(g)) + told.T @ told / 8, g) / 8
+    assert terms.mean == pytest.approx(float(value[0]))
+    assert terms.granularity == pytest.approx(0.6 * 0.9**terms.depth)
+    assert terms.uncertainty == pytest.approx(0.4 * np.sqrt(squared))
+    assert terms.bound == terms.mean + terms.granularity + terms.uncertainty
+
+
+def test_lines_4_to_7():
+    policy = run(paper(rho=0.9), 60)
+    tree, belief = policy.state.tree, policy.state.belief
+    leaves = tree.active_leaves
+    assert len(leaves) > 5
+    mean, gradient = network.value_and_gradient(belief.theta, unit(tree.blend[leaves]), MIX)
+    bound = mean + 0.9 ** tree.depth[leaves] + np.sqrt(belief.Z.squared_width(gradient))
+    decision = policy.choose(MIX)
+    blend, terms = decision.blend, decision.why
+    assert terms.node == leaves[first_best(bound)]
+    assert terms.bound == pytest.approx(bound.max())
+    assert np.array_equal(blend, tree.blend[terms.node])
+
+
+def test_lines_9_to_12():
+    policy, rng = paper(rho=0.7, threshold_constant=1.3, delta=0.5), np.random.default_rng(0)
+    for t in range(1, 120):
+        before = policy.state.tree
+        node = tell(policy, MIX, rng.random(V))[1].node
+        after = policy.state.tree
+        assert after.visits[node] == before.visits[node] + 1
+        tau = theory.expansion_threshold(before.depth[node], t, constant=1.3, nu=1.0, rho=0.7, delta=0.5)
+        assert (len(after) == len(before) + 2) == (after.visits[node] >= tau)
+    assert after.visits.sum() == 119
+
+
+def test_lines_13_and_14():
+    policy = run(paper(confidence="diagonal", steps=3, learning_rate=1e-4), 10)
+    before = policy.state.belief
+    blend, _ = tell(policy, MIX, [0.2, np.nan, 0.9])
+    after = policy.state.belief
+    g = network.value_and_gradient(before.theta, unit(blend[None]), MIX)[1]  # at θ_{t−1}
+    for layer, old, back, front in zip(after.Z.diagonal, before.Z.diagonal, g.back, g.front, strict=True):
+        np.testing.assert_allclose(layer, old + np.outer(back[0] ** 2, front[0] ** 2) / 8, rtol=1e-12)
+    theta = before.theta
+    for _ in range(3):
+        slopes = network.loss_and_gradient(theta, after.start, after.rewards, ridge=1.0, scale=1.0)[1]
+        theta = [a - 1e-4 * b for a, b in zip(theta, slopes, strict=True)]
+    for mine, theirs in zip(theta, after.theta, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-15)
+
+
+def test_a_slot_makes_a_new_state_and_leaves_the_old_one_alone():
+    policy = run(paper(), 5)
+    before = policy.state
+    kept = [layer.copy() for layer in (*before.belief.theta, *before.belief.Z.diagonal, before.tree.visits)]
+    tell(policy, MIX, np.full(V, 0.5))
+    assert policy.state is not before
+    now = (*before.belief.theta, *before.belief.Z.diagonal, before.tree.visits)
+    assert all(np.array_equal(a, b) for a, b in zip(kept, now, strict=True))
+
+
+def test_pooled_rewards_have_the_loss_gradient_of_the_single_ones():
+    policy, rng, told = paper(rho=0.3), np.random.default_rng(0), []
+    for _ in range(30):
+        reward = rng.random(V)
+        told.append((unit(tell(policy, MIX, reward)[0][None])[0], reward))
+    belief = policy.state.belief
+    assert len(belief.rewards.inputs) < 10
+    inputs, rewards = (np.array(column) for column in zip(*told, strict=True))
+    single = RewardTable(inputs, rewards, np.ones((30, V)), 30.0)
+    one = network.loss_and_gradient(belief.theta, belief.start, belief.rewards, ridge=1.0, scale=1.0)[1]
+    other = network.loss_and_gradient(belief.theta, belief.start, single, ridge=1.0, scale=1.0)[1]
+    for mine, theirs in zip(one, other, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_late_rewards_may_find_their_leaf_expanded():
+    policy = paper()
+    for decision in [policy.choose(MIX) for _ in range(4)]:
+        policy.tell(decision, np.full(V, 0.5))
+    assert policy.state.tree.visits[0] == 4
+    assert len(policy.state.tree) == 3
+
+
+def test_the_papers_largest_step_does_not_diverge():
+    belief = run(paper(learning_rate=0.1, width=64), 60).state.belief
+    assert all(np.isfinite(theta).all() for theta in belief.theta)
+    assert belief.rate < 0.1

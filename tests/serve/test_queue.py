@@ -1,0 +1,559 @@
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, pairwise
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve.queues import IDS, queue_of
+from serve.serving import TEXTS, until
+from serve.text_model import write
+from tanbr.errors import InputError
+from tanbr.merge import Moe
+from tanbr.monitor.recogniser import Recogniser, Recognition
+from tanbr.serve.config import ServeConfig
+from tanbr.serve.engine import Engine
+from tanbr.serve.jobs import Job, Part, assigned
+from tanbr.serve.messages import Answers, Broken, Message
+from tanbr.serve.padding import like_lengths
+from tanbr.serve.panel import Assignment, Lineup
+from tanbr.serve.queue import Queue, threads_each, worker_count
+from tanbr.serve.records import Answered, Generated, ServiceError, Stopping
+from tanbr.serve.sampling import Manner
+from tanbr.types import Decision
+
+Made = Callable[..., tuple[Queue, "SimpleQueue[Message]"]]
+
+
+@pytest.fixture
+def make(moe: Moe, tmp_path: Path) -> Iterator[Made]:
+    """Start queues of the embedded model, or of a tiny model of a `family`, and stop them in the end."""
+    started: list[Queue] = []
+
+    def made(family: str | None = None, **settings: Any) -> tuple[Queue, "SimpleQueue[Message]"]:
+        source = moe if family is None else write(family, tmp_path / family, **settings.pop("model", {}))
+        one, queue = queue_of(source, **settings)
+        one.start()
+        started.append(one)
+        return one, queue
+
+    yield made
+    for one in started:
+        one.stop(10)
+
+
+def together(texts: int) -> dict[str, Any]:
+    """Settings under which so many texts make up a batch, however late one of them comes."""
+    return {"batch": texts, "batch_wait": 600.0}
+
+
+def model_of(one: Queue) -> Any:
+    return one.engine.live.backend.model  # type: ignore[attr-defined]
+
+
+def endless(one: Queue) -> None:
+    """Let a model that writes end nothing by itself."""
+    model = model_of(one)
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
+
+
+def test_what_it_says_of_its_answers_is_what_its_clients_hear(moe: Moe, make: Made) -> None:
+    one, queue = make()
+    answered = one.submit(TEXTS[:5]).result(30)
+    said = queue.get_nowait()
+    assert isinstance(said, Answers)
+    assert (said.version, said.slot, said.texts, said.tokens) == (1, 7, tuple(TEXTS[:5]), None)
+    assert answered.request_ids == tuple(IDS.show(raw) for raw in said.ids)
+    np.testing.assert_array_equal(said.logits, answered.logits)
+    exact = np.exp(answered.logits[:, :14])
+    np.testing.assert_allclose(said.confidence, exact.max(axis=1) / exact.sum(axis=1), rtol=1e-12)  # float64
+    assert answered.cut == ()
+    one.engine.commit(one.engine.prepare(np.eye(8)[2]), slot=8)
+    again = one.submit(TEXTS[:5]).result(30)
+    said = queue.get_nowait()
+    assert isinstance(said, Answers)
+    assert (again.merge_version, said.version, said.slot) == (2, 2, 8)
+
+
+@pytest.mark.parametrize("family", [None, "t5_moe"])
+def test_it_is_said_before_a_client_can_hear_of_it(make: Made, family: str | None) -> None:
+    one, queue = make(family)
+    seen: list[bool] = []
+    for _ in range(20):
+        future: Any = one.submit(TEXTS[:2]) if family is None else one.generate(["w1", "w2"], max_tokens=2)
+        heard = threading.Event()
+        future.add_done_callback(lambda _, heard=heard: (seen.append(not queue.empty()), heard.set()))
+        assert heard.wait(30)
+        queue.get_nowait()
+    assert all(seen)
+
+
+def test_a_text_that_is_too_long_is_cut_and_its_neighbours_are_answered(make: Made) -> None:
+    one, _ = make(max_length=4_000)  # more than the model has positions
+    long = "the film is good " * 200
+    asked = [one.submit([TEXTS[0]]), one.submit([long, TEXTS[1]]), one.submit([TEXTS[2]])]
+    answers = [future.result(30) for future in asked]
+    assert [answer.cut for answer in answers] == [(), (800 + 2 - 64, 0), ()]
+
+
+def test_a_text_that_cannot_be_read_fails_alone(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = make(**together(2))
+    futures = [one.submit([text]) for text in ("the film is good", "\ud800", "the plot is dull")]
+    assert [future.exception(30) is None for future in futures] == [True, False, True]
+    with pytest.raises(InputError, match="cannot be read"):
+        futures[1].result(30)
+
+
+def test_a_text_that_the_model_cannot_answer_fails_alone(make: Made) -> None:
+    one, _ = make(**together(3))
+
+    def stumble(_: Any, inputs: Any) -> None:  # the tokens of all texts of a batch, without padding
+        if inputs[0].numel() > 30:
+            raise RuntimeError("too many")
+
+    handle = model_of(one).bert.embeddings.word_embeddings.register_forward_pre_hook(stumble)
+    futures = [one.submit([text]) for text in (TEXTS[0], "the film is good " * 10, TEXTS[1])]
+    assert [future.exception(30) is None for future in futures] == [True, False, True]
+    with pytest.raises(ServiceError, match=r"the model failed .*too many"):
+        futures[1].result(30)
+    handle.remove()
+    assert one.faults() == ()
+
+
+@pytest.mark.parametrize(("family", "read"), [("t5_moe", 40), ("mixtral", 64)])
+def test_prompts_and_answers_have_the_room_that_the_model_has(make: Made, family: str, read: int) -> None:
+    one, _ = make(family, max_length=40 if family == "t5_moe" else None, max_tokens=1_000)
+    assert one.room.answer == (1_000 if family == "t5_moe" else 63)
+    with pytest.raises(InputError, match=rf"max_tokens must be 1..{one.room.answer} \(got 1001\)"):
+        one.generate(["w1"], max_tokens=1_001)
+    with pytest.raises(InputError, match="prompt 2 of 2 has"):
+        one.generate(["w1", "w2 " * 70], max_tokens=2).result(30)
+    words = 39 if family == "t5_moe" else 62  # T5's prompts end with a token of their own
+    done = one.generate(["w2 " * words], max_tokens=2).result(30)
+    assert (done.prompt_tokens, done.cut) == ((40,) if family == "t5_moe" else (62,), ())
+    if family == "mixtral":
+        endless(one)
+        done = one.generate(["w2 " * 60]).result(30)  # as much as there is room for
+        assert (done.completion_tokens, done.finish_reasons) == ((read - 60,), ("length",))
+
+
+@pytest.mark.parametrize("family", ["t5_moe", "mixtral"])
+def test_prompts_are_cut_on_the_left_if_that_is_wanted_and_it_is_said(make: Made, family: str) -> None:
+    one, _ = make(family, too_long="cut", max_length=8)
+    end = "w3 w4 w5 w6 w7 w8 w9"
+    cut, short = one.generate([f"w1 w2 {end}", end], max_tokens=5).result(30), one.generate([end], max_tokens=5)
+    kept = end if family == "t5_moe" else f"w2 {end}"
+    assert cut.cut == ((2, 0) if family == "t5_moe" else (1, 0))
+    assert cut.texts[0] == one.generate([kept], max_tokens=5).result(30).texts[0]
+    assert cut.texts[1] == short.result(30).texts[0]
+
+
+def test_a_cancelled_request_is_written_no_further_and_its_neighbours_are(make: Made) -> None:
+    one, queue = make("t5_moe", max_tokens=400, **together(2))
+    endless(one)
+    heard: list[int] = []
+    goes_on, stop = threading.Event(), 5
+
+    def cancel_at(_: int, piece: str) -> None:
+        heard.append(len(piece))
+        if len(heard) == stop:
+            assert cancelled.cancel()
+
+    cancelled = one.generate(["w1 w2"], on_token=cancel_at)
+    other = one.generate(["w1 w2"], max_tokens=50, on_token=lambda *_: goes_on.set())
+    assert other.result(60).completion_tokens == (50,)
+    assert len(heard) == stop
+    assert cancelled.cancelled()
+    said = queue.get_nowait()
+    assert isinstance(said, Answers)
+    assert len(said.ids) == 1  # of what nobody waited for, nothing is said
+    assert queue.empty()
+
+
+def test_a_cancelled_request_frees_its_place_at_once_and_is_never_read(
+    make: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = make(queue=4)
+    reading, go_on = threading.Event(), threading.Event()
+    texts: list[Any] = []
+    read = Queue._read
+
+    def held(queue: Queue, jobs: Any, lineup: Any) -> Any:
+        texts.extend(text for job in jobs for text in job.texts)
+        reading.set()
+        assert go_on.wait(60)
+        return read(queue, jobs, lineup)
+
+    monkeypatch.setattr(Queue, "_read", held)
+    first = one.submit(["first"])
+    assert reading.wait(60)
+    for _ in range(3):  # what waits to be read
+        one.submit(["a", "b", "c"]).cancel()
+        assert one.depth == 1
+    first.cancel()  # what is being read
+    last = one.submit(["last"])
+    go_on.set()
+    assert len(last.result(60).request_ids) == 1
+    assert (texts, one.depth) == (["first", "last"], 0)
+
+
+def test_when_all_have_cancelled_decoding_ends(make: Made) -> None:
+    one, _ = make("t5_moe", max_tokens=100_000)
+    endless(one)
+    begun = threading.Event()
+    first = one.generate(["w1"], on_token=lambda *_: begun.set())
+    assert begun.wait(30)
+    assert first.cancel()
+    assert one.generate(["w2"], max_tokens=1).result(30).completion_tokens == (1,)  # and does not wait 100,000 steps
+
+
+def test_a_short_answer_does_not_wait_for_a_long_one(make: Made) -> None:
+    one, _ = make("t5_moe", max_tokens=100_000, **together(2))
+    endless(one)
+    long, short = one.generate(["w1"]), one.generate(["w2"], max_tokens=1)
+    assert short.result(30).finish_reasons == ("length",)
+    assert not long.done()
+    long.cancel()
+
+
+def test_a_client_whose_stream_fails_fails_alone(make: Made) -> None:
+    one, _ = make("t5_moe", **together(2))
+    endless(one)
+
+    def gone(_: int, piece: str) -> None:
+        raise ConnectionError(piece)
+
+    broken, other = one.generate(["w1"], max_tokens=3, on_token=gone), one.generate(["w2"], max_tokens=3)
+    with pytest.raises(ServiceError, match="could not be streamed"):
+        broken.result(30)
+    assert other.result(30).completion_tokens == (3,)
+
+
+def test_words_that_the_tokenizer_does_not_have_fail_their_own_request(
+    make: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, queue = make("t5_moe", **together(3))
+    endless(one)
+    tokenizer = type(one.engine.encode.tokenizer)
+    decode = tokenizer.batch_decode
+
+    def refusing(self: Any, rows: Any, **settings: Any) -> Any:
+        if len(rows) == 2:
+            raise TypeError("no such word")
+        return decode(self, rows, **settings)
+
+    monkeypatch.setattr(tokenizer, "batch_decode", refusing)
+    bad, good = one.generate(["w1", "w2"], max_tokens=2), one.generate(["w3"], max_tokens=2)
+    with pytest.raises(ServiceError, match="has no text for"):
+        bad.result(30)
+    assert good.result(30).completion_tokens == (2,)
+    assert one.faults() == ()
+    assert queue.get_nowait().texts == ("w3",)  # type: ignore[union-attr]
+    assert queue.empty()
+
+
+@pytest.mark.parametrize("family", [None, "t5_moe"])
+def test_an_answer_that_cannot_be_told_fails_alone(
+    make: Made, monkeypatch: pytest.MonkeyPatch, family: str | None
+) -> None:
+    one, _ = make(family)
+
+    def ask() -> Any:
+        return one.submit(TEXTS[:2]) if family is None else one.generate(["w1", "w2"], max_tokens=2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(IDS, "issue", lambda *_, **__: 1 / 0)
+        with pytest.raises(ServiceError, match=r"could not be told \(ZeroDivisionError"):
+            ask().result(30)
+    assert ask().result(30).merge_version == 1
+    assert one.faults() == ()
+
+
+@pytest.mark.parametrize("thread", ["tanbr-front", "tanbr-model-1"])
+def test_a_thread_that_dies_is_named_and_leaves_nobody_waiting(
+    moe: Moe, thread: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = queue_of(moe, workers=1)
+    where = type(one.engine.encode) if thread == "tanbr-front" else Engine
+
+    def die(*_: Any, **__: Any) -> None:
+        raise SystemExit("no more")
+
+    monkeypatch.setattr(where, "encode" if thread == "tanbr-front" else "using", die)
+    one.start()
+    assert one.faults() == ()
+    future = one.submit(TEXTS[:1])
+    with pytest.raises((ServiceError, Stopping)):
+        future.result(30)
+    assert [fault.split()[0] for fault in one.faults()] == [thread]
+    with pytest.raises(Stopping, match="must be restarted"):
+        one.submit(TEXTS[:1])
+    one.stop(10)
+
+
+def spoil(one: Queue) -> None:
+    """Break what answers, and only that."""
+    with torch.no_grad():
+        for piece in one.engine.moe.plan.blended:
+            model_of(one).get_parameter(piece.target).fill_(float("nan"))
+
+
+@pytest.mark.parametrize("family", [None, "t5_moe"])
+def test_a_version_that_answers_with_nan_is_left_at_once_and_reported(make: Made, family: str | None) -> None:
+    one, queue = make(family)
+    K = one.engine.moe.num_experts
+
+    def ask() -> Answered | Generated:
+        return (one.submit(TEXTS[:3]) if family is None else one.generate(["w1"], max_tokens=2)).result(30)
+
+    before = ask()
+    one.engine.commit(one.engine.prepare(np.eye(K)[0]), slot=8)
+    spoil(one)
+    queue.get_nowait()
+    after = ask()
+    assert (before.merge_version, after.merge_version) == (1, 1)
+    assert queue.get_nowait() == Broken(2, 8)
+    assert queue.get_nowait().version == 1
+    spoil(one)
+    with pytest.raises(ServiceError, match="no other is at hand"):
+        ask()
+
+
+def test_what_was_streamed_is_not_taken_back(make: Made) -> None:
+    one, _ = make("t5_moe", max_tokens=10_000)
+    endless(one)
+    one.engine.commit(one.engine.prepare(np.eye(4)[0]), slot=8)
+    endless(one)
+    pieces: list[str] = []
+
+    def hear(_: int, piece: str) -> None:
+        pieces.append(piece)
+        if len(pieces) == 3:
+            spoil(one)
+
+    with pytest.raises(ServiceError, match="broke off"):
+        one.generate(["w1"], on_token=hear).result(30)
+    assert one.engine.live.version == 1
+
+
+def test_what_was_streamed_is_not_streamed_again_when_a_batch_fails(make: Made) -> None:
+    one, _ = make("t5_moe", max_tokens=400, **together(2))
+    endless(one)
+    pieces: list[str] = []
+    backend = one.engine.live.backend
+    generate = backend.generate
+
+    def fails_once(inputs: Any, *, on_step: Any, **named: Any) -> Any:
+        def until_heard(step: Any) -> Any:
+            gone = on_step(step)
+            if pieces:
+                raise RuntimeError("gone")
+            return gone
+
+        backend.generate = generate  # type: ignore[method-assign]
+        return generate(inputs, on_step=until_heard, **named)
+
+    backend.generate = fails_once  # type: ignore[method-assign]
+    streamed = one.generate(["w1 w2"], max_tokens=5, on_token=lambda _, piece: pieces.append(piece))
+    other = one.generate(["w1 w2"], max_tokens=5)
+    with pytest.raises(ServiceError, match="gone"):
+        streamed.result(30)
+    assert len(pieces) == 1
+    assert other.result(30).completion_tokens == (5,)  # of which nobody had heard anything
+
+
+def test_the_wrong_question_is_refused(make: Made) -> None:
+    one, _ = make()
+    with pytest.raises(InputError, match="cannot write"):
+        one.generate(["w1"])
+    with pytest.raises(InputError, match="at least one text"):
+        one.submit([])
+    text, _ = make("t5_moe")
+    with pytest.raises(InputError, match="writes text"):
+        text.submit(["w1"])
+
+
+@pytest.mark.parametrize("family", ["t5_moe", "mixtral"])
+def test_a_cancelled_request_of_several_drawn_answers_stops_within_a_step(make: Made, family: str) -> None:
+    one, queue = make(family, workers=1, max_tokens=50)
+    endless(one)
+    steps = count_steps(one)
+    at: list[int] = []
+
+    def cancel(*_: Any) -> None:
+        if not at and len(steps) >= 3:
+            assert cancelled.cancel()
+            at.append(len(steps))
+
+    begun = threading.Event()
+    manner = Manner(temperature=1.0, n=3)
+    cancelled = one.generate(["w1 w2"], max_tokens=40, manner=manner, on_token=lambda *_: (begun.wait(30), cancel()))
+    begun.set()
+    until(cancelled.cancelled)
+    assert one.generate(["w5"], max_tokens=1).result(30).completion_tokens == (1,)
+    assert sum(steps[at[0] :]) <= 1  # no row of it was taken through the model once more: only the other prompt was
+    assert len(queue.get_nowait().ids) == 1  # type: ignore[union-attr]
+    assert queue.empty()
+
+
+@pytest.mark.parametrize("family", ["t5_moe", "mixtral"])
+def test_drawn_answers_leave_one_by_one_and_others_join_between_their_steps(make: Made, family: str) -> None:
+    one, _ = make(family, workers=1, max_tokens=50)
+    endless(one)
+    drawn = Manner(temperature=1.3, seed=5, n=3)
+    alone = one.generate(["w7"], max_tokens=4, manner=drawn).result(30)
+    long = one.generate(["w1 w2 w3"], max_tokens=12, manner=Manner(temperature=1.3, seed=1, n=3)).result(30)
+    stop = (long.texts[1].split()[2],)  # ends at least the second of the three early
+    steps = count_steps(one)
+    begun, go = threading.Event(), threading.Event()
+
+    def hear(*_: Any) -> None:
+        begun.set()
+        assert go.wait(30)
+
+    manner = Manner(temperature=1.3, seed=1, n=3, stop=stop)
+    first = one.generate(["w1 w2 w3"], max_tokens=12, manner=manner, on_token=hear)
+    assert begun.wait(30)
+    second = one.generate(["w7"], max_tokens=4, manner=drawn)
+    while one.depth == 0:
+        time.sleep(0.005)
+    go.set()
+    assert second.result(30).texts == alone.texts  # in a batch that others began
+    found = first.result(30)
+    for text, whole, reason in zip(found.texts, long.texts, found.finish_reasons, strict=True):
+        assert text == (whole[: whole.index(stop[0])] if stop[0] in whole else whole)
+        assert reason == ("stop" if stop[0] in whole else "length")
+    assert max(steps) > 3  # both were in one batch …
+    assert sum(steps) < 3 * 12 + 3 * 4  # … and what had ended was in none
+
+
+def test_a_batch_that_failed_is_drawn_again_as_it_was(make: Made) -> None:
+    one, _ = make("t5_moe", **together(2))
+    endless(one)
+    manner = Manner(temperature=1.5, seed=9)
+    calls: list[int] = []
+    backend = one.engine.live.backend
+    generate = type(backend).generate
+
+    def failing(self: Any, inputs: Any, **named: Any) -> Any:
+        calls.append(len(inputs["input_ids"]))
+        if len(calls) == 1:
+            raise RuntimeError("once")
+        return generate(self, inputs, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(backend), "generate", failing)
+        both = [one.generate(["w1"], max_tokens=6, manner=manner) for _ in range(2)]
+        answers = [future.result(30).texts for future in both]
+    assert calls == [2, 1, 1]
+    assert answers[0] == answers[1]
+
+
+def count_steps(one: Queue) -> list[int]:
+    """Rows of each pass through the model from now on."""
+    steps: list[int] = []
+    model_of(one).get_output_embeddings().register_forward_hook(lambda *args: steps.append(len(args[2])))
+    return steps
+
+
+# --- jobs and their parts ---------------------------------------------------------------------------------------------
+
+
+def take(part: Job | Part, version: int, rows: Sequence[int] | None = None) -> None:
+    """Answer a part, or rows of a job, by a version: logits are the numbers of the texts."""
+    job, rows = (part.job, part.rows) if isinstance(part, Part) else (part, rows or range(len(part.texts)))
+    job.take(rows, [f"{version}{job.texts[row]}" for row in rows], version, [np.array([float(row)]) for row in rows])
+
+
+def test_the_first_answer_or_error_of_a_job_counts_and_a_client_that_gave_up_gets_nothing() -> None:
+    first, failed, cancelled = (Job(["a"]) for _ in range(3))
+    cancelled.future.cancel()
+    assert (Part(first, [0]).wanted, Part(cancelled, [0]).wanted) == (True, False)
+    for one in (first, cancelled):
+        take(one, 1)
+        one.fail(ServiceError("too late"))
+    failed.fail(ServiceError("broken"))
+    take(failed, 1)
+    assert first.future.result(0).request_ids == ("1a",)
+    assert str(failed.future.exception(0)) == "broken"
+    assert cancelled.future.cancelled()
+
+
+def test_a_panel_divides_a_job_and_the_answers_come_in_the_order_of_the_texts() -> None:
+    mix = np.full(3, 1 / 3)
+    panel = Decision(0, mix, np.eye(3), np.eye(3))  # a model for each task
+    recogniser = Recogniser(("x", "y", "z"), mix, None)
+    posteriors = np.eye(3)[[1, 0, 1, 0]]
+    seen = Recognition(np.zeros(4, np.uint64), posteriors, np.ones(4), np.zeros((4, 0)), informed=True)
+    job = Job(["a", "b", "c", "d"], cut=(0, 5, 0, 0), seen=seen)
+    lineup = Lineup((), Assignment(panel, recogniser))
+    first, second = assigned(job, range(4), lineup)
+    assert [(part.rows, part.place) for part in (first, second)] == [([1, 3], 0), ([0, 2], 1)]
+    assert [part.rows for part in assigned(job, second.rows, lineup)] == [[0, 2]]  # again, to those that answer now
+    assert [(part.rows, part.place) for part in assigned(job, [1, 2], Lineup(()))] == [([1, 2], 0)]
+    take(second, 7)
+    assert not job.future.done()
+    take(first, 6)
+    answer = job.future.result(0)
+    assert answer.request_ids == ("7a", "6b", "7c", "6d")
+    assert answer.logits.ravel().tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert (answer.merge_version, answer.merge_versions, answer.cut) == (7, (7, 6, 7, 6), (0, 5, 0, 0))
+
+
+def test_one_part_that_fails_fails_the_whole_and_ends_the_others() -> None:
+    job = Job(["a", "b"])
+    first, second = Part(job, [0]), Part(job, [1])
+    first.fail(ServiceError("broken"))
+    assert not second.wanted
+    take(second, 1)  # too late, and nobody minds
+    with pytest.raises(ServiceError, match="broken"):
+        job.future.result(0)
+
+
+# --- room, padding, workers -------------------------------------------------------------------------------------------
+
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=9)
+
+
+@given(lengths=LENGTHS, most=st.integers(1, 10), fixed=st.integers(0, 60))
+def test_texts_of_like_length_are_grouped_and_no_other_cut_costs_less(
+    lengths: list[int], most: int, fixed: int
+) -> None:
+    def cost(groups: list[list[int]]) -> int:
+        return sum(max(lengths[i] for i in group) * len(group) + fixed for group in groups)
+
+    groups = like_lengths(lengths, most=most, fixed=fixed)
+    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    assert all(1 <= len(group) <= most for group in groups)
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    inside = range(1, len(lengths))
+    cuts = [(0, *places, len(lengths)) for size in range(len(lengths)) for places in combinations(inside, size)]
+    ways = [[order[a:b] for a, b in pairwise(cut)] for cut in cuts]
+    assert cost(groups) == min(cost(way) for way in ways if all(len(group) <= most for group in way))
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "threads"),
+    [
+        ({}, 8, [64, 32, 8]),  # every core has a worker up to a point; a lone busy one has all cores
+        ({"workers": 3, "threads": 2}, 3, [2, 2, 2]),
+        ({"device": "cuda"}, 1, [64]),
+        ({"engine": "vllm", "engine_url": "http://127.0.0.1:9"}, 32, [1, 1, 1]),  # they wait, and need no cores
+        ({"engine": "vllm", "engine_url": "http://127.0.0.1:9", "workers": 3}, 3, [1, 1, 1]),
+    ],
+)
+def test_the_cores_are_shared_by_the_busy_workers(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], workers: int, threads: list[int]
+) -> None:
+    monkeypatch.setattr("tanbr.serve.queue.usable_cores", lambda: 64)
+    config = ServeConfig.model_validate(settings)
+    assert worker_count(config) == workers
+    assert [threads_each(config, busy, 64) for busy in (1, 2, 8)[: len(threads)]] == threads

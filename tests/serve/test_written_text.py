@@ -1,0 +1,97 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tanbr.serve.writing import StopStrings, TextStream
+
+TEXTS = ["plain words", "naïve café — 字 and 🙂 done", "🙂", ""]
+
+
+def byte_tokenizer(**settings: Any) -> PreTrainedTokenizerFast:
+    """Every byte is a token: characters beyond ASCII take several."""
+    words = {character: i for i, character in enumerate(["<s>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    tokenizer = Tokenizer(models.BPE(words, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<s>", **settings)
+
+
+class Slow:
+    """A tokenizer that is not the library's own."""
+
+    is_fast = False
+    clean_up_tokenization_spaces = False
+
+    def __init__(self) -> None:
+        self._fast = byte_tokenizer()
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
+        return str(self._fast.decode(tokens, skip_special_tokens=skip_special_tokens))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("kind", ["fast", "cleaned", "slow"])
+def test_the_pieces_are_the_text_and_no_piece_is_half_a_character(text: str, kind: str) -> None:
+    tokenizer = byte_tokenizer(clean_up_tokenization_spaces=kind == "cleaned")
+    tokens = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+    stream = TextStream(Slow() if kind == "slow" else tokenizer)
+    pieces = [stream.add(token) for token in tokens] + [stream.end()]
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert sum(map(bool, pieces)) == len(text)  # each character as soon as its last byte is there
+
+
+@pytest.mark.parametrize("kind", ["fast", "slow"])
+def test_what_ends_within_a_character_is_told_in_the_end(kind: str) -> None:
+    tokenizer = byte_tokenizer()
+    tokens = tokenizer("a🙂")["input_ids"][:-1]
+    stream = TextStream(Slow() if kind == "slow" else tokenizer)
+    pieces = [stream.add(token) for token in tokens]
+    assert pieces == ["a", "", "", ""]
+    assert "".join([*pieces, stream.end()]) == tokenizer.decode(tokens)
+
+
+TEXT = st.text("ab\n", max_size=30)
+STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=4)
+
+
+def before(text: str, stops: list[str]) -> tuple[str, bool]:
+    """What stands before the string that is the first to be complete, looked for letter by letter."""
+    for end in range(1, len(text) + 1):
+        lengths = [len(stop) for stop in stops if text[:end].endswith(stop)]
+        if lengths:
+            return text[: end - max(lengths)], True
+    return text, False
+
+
+@given(TEXT, STOPS, st.data())
+def test_what_is_given_on_never_has_a_part_of_a_string_that_stops(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    filter_, told = StopStrings(stops), ""
+    expected, stopped = before(text, stops)
+    for number, piece in enumerate(pieces):
+        told += filter_.add(piece, last=number == len(pieces) - 1)
+        assert expected.startswith(told)  # nothing was told that had to be taken back
+    assert (told, filter_.found) == (expected, stopped)
+    assert filter_.text == told
+
+
+def test_only_what_may_be_a_beginning_is_kept_back() -> None:
+    stops = StopStrings(["\n\nQ:", "END"])
+    assert stops.add("one E") == "one "
+    assert stops.add("x\n") == "Ex"
+    assert stops.add("\nQ") == ""
+    assert stops.add("!") == "\n\nQ!"
+    assert stops.add(" EN") == " "
+    assert stops.add("D and more") == ""
+    assert stops.found
+    assert stops.add("END") == ""
+    assert stops.text == "one Ex\n\nQ! "
+    assert StopStrings(()).add("anything") == "anything"
