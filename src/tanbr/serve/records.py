@@ -88,14 +88,19 @@ class Shown:
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def json_writer(kind: Any) -> TypeAdapter[Any]:
+    """Make what writes values of a kind, once.
+
+    Make it before threads need it: pydantic reads the class's source, and in Python 3.11 two threads that parse source
+    at once may both fail.
+    """
     return TypeAdapter(kind)
 
 
 def as_json(value: Any) -> bytes:
     """Write a value as JSON: plain values, and dataclasses and models of pydantic's."""
     kind: Any = type(value)
-    return _adapter(kind).dump_json(value, by_alias=True, fallback=to_jsonable)
+    return json_writer(kind).dump_json(value, by_alias=True, fallback=to_jsonable)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import pytest
 
 from serve.web.fake import EXPERTS, TASKS, FakeService
 from serve.web.live import ADMIN_TOKEN, client, live, refusal, wait_for
+from tanbr.serve.records import json_writer
 from tanbr.serve.service import Service
 from tanbr.serve.web import logs
 from tanbr.serve.web.refusals import Refusal
@@ -45,6 +46,16 @@ def test_strange_paths_and_methods_are_told_where_to_go(http: httpx2.Client) -> 
         answer = http.request(method, path)
         assert (answer.status_code, refusal(answer)) == (status, says)
     assert http.get("/v1/models").json()["data"][0]["id"] == "fake"
+
+
+def test_no_request_makes_a_writer_of_json(http: httpx2.Client) -> None:
+    """In Python 3.11 two threads that do so at once may both fail: pydantic parses the class's source."""
+    made = json_writer.cache_info().misses
+    for page in ("/v1/state", "/v1/slots", "/v1/versions", "/v1/tree", "/v1/latency"):
+        assert http.get(page).status_code == 200
+    assert http.post("/v1/feedback", json={"request_id": "r", "reward": 1}).status_code in (200, 422)
+    http.post("/v1/feedback", json={"feedback": [{"request_id": "r", "reward": 1}]}).raise_for_status()
+    assert json_writer.cache_info().misses == made
 
 
 def test_the_state_is_shown(http: httpx2.Client, service: FakeService) -> None:

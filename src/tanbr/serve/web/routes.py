@@ -26,6 +26,7 @@ from tanbr.serve.records import (
     SlotView,
     VersionView,
     as_json,
+    json_writer,
 )
 from tanbr.serve.web import logs
 from tanbr.serve.web.auth import Tokens
@@ -168,6 +169,10 @@ class TreeResponse(Shown):
             )
         ]
         return cls(nodes, len(view))
+
+
+for _kind in (Receipt, StateResponse, SlotsResponse, VersionsResponse, TreeResponse, LatencyResponse):
+    json_writer(_kind)
 
 
 def add_watching(app: FastAPI, service: ServiceApi, *, latencies: LatencyHistory) -> None:
