@@ -295,7 +295,7 @@ def _in_processes(study: Study, out: Path, workers: int, jobs: Sequence[Job]) ->
         except BaseException:
             for worker in set(multiprocessing.active_children()) - others:
                 worker.terminate()  # outcomes are written whole or not at all
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)  # waits for the pool's own thread, which would else end amid the exit
             raise
 
 
