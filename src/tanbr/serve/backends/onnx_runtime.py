@@ -92,6 +92,7 @@ def session(model: Any, *, threads: int, masked: bool, prepacked: bool = False) 
     """Make a session over a model's own memory; `prepacked`, it takes a copy, and sees no merge."""
     import onnxruntime
 
+    onnxruntime.disable_telemetry_events()  # nothing that is served is told to anybody
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # it folds weights away
