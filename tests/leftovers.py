@@ -13,7 +13,7 @@ import pytest
 
 BEFORE = pytest.StashKey[set[str]]()
 LEFT = pytest.StashKey[list[str]]()
-NOT_OURS = {".ses"}  # ONNX Runtime writes it, now and then
+NOT_OURS = {".ses"}  # ONNX Runtime writes it into TMPDIR when it is imported
 LAST_SECONDS = 10  # for processes that were killed a moment ago; a busy machine takes a while
 
 
