@@ -65,6 +65,7 @@ def test_the_unit_runs_what_there_is() -> None:
     program, *words = shlex.split(unit["Service"]["ExecStart"])
     assert Path(program).name == "tanbr"
     check_serve(words)
+    assert "--ray" not in words  # a plain install has no extra
     state = words[words.index("--state") + 1]
     assert state.startswith(f"/var/lib/{unit['Service']['StateDirectory']}/")  # the one place it may write to
 
@@ -82,7 +83,10 @@ def test_ray_serves_configuration_has_settings_that_there_are() -> None:
 def test_the_manifests_parts_name_one_another_rightly() -> None:
     parts: list[Any] = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
     named = {(part["kind"], part["metadata"]["name"]) for part in parts}
-    service = next(part for part in parts if part["kind"] == "Service")
+    service, inner = (part for part in parts if part["kind"] == "Service")
+    assert [port["name"] for port in service["spec"]["ports"]] == [
+        "http"
+    ]  # whoever reaches Ray's port may run anything
     for part in parts:
         if part["kind"] not in ("StatefulSet", "Deployment"):
             continue
@@ -90,6 +94,8 @@ def test_the_manifests_parts_name_one_another_rightly() -> None:
         assert part["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
         volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
         for container in pod["spec"]["containers"]:
+            assert "livenessProbe" in container
+            assert "memory" in container["resources"]["limits"]
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
             for variable in container.get("env", []):
                 key = variable["valueFrom"]["secretKeyRef"]
@@ -98,10 +104,10 @@ def test_the_manifests_parts_name_one_another_rightly() -> None:
                 if found := re.search(r"tanbr (serve .*)", line):
                     check_serve(shlex.split(found[1]))
     head = next(part for part in parts if part["kind"] == "StatefulSet")
-    assert head["spec"]["serviceName"] == service["metadata"]["name"]
-    assert service["spec"]["selector"] == head["spec"]["template"]["metadata"]["labels"]
+    assert head["spec"]["serviceName"] == inner["metadata"]["name"]
+    assert service["spec"]["selector"] == inner["spec"]["selector"] == head["spec"]["template"]["metadata"]["labels"]
     ports = {port["containerPort"] for port in head["spec"]["template"]["spec"]["containers"][0]["ports"]}
-    assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+    assert {port["targetPort"] for one in (service, inner) for port in one["spec"]["ports"]} <= ports
     worker = next(part for part in parts if part["kind"] == "Deployment")
     address = worker["spec"]["template"]["spec"]["containers"][0]["args"][2]
-    assert address == f"{service['metadata']['name']}:6379"
+    assert address == f"{inner['metadata']['name']}:6379"
