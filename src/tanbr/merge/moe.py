@@ -119,8 +119,8 @@ def open(  # noqa: A001
     """Open an MoE checkpoint: a folder with a config.json and safetensors files, or a model id of the hub.
 
     With `experts`, `path` is the dense base that these folders (or ids) were fine-tuned from: checkpoints, LoRA
-    adapters as PEFT saves them, or both; `blend_only="ffn"` takes their FFNs and keeps the rest of the base. A TOML or
-    YAML file lists base and experts, and may say the rest (`merge/sources/expert_list.py`); arguments go before it.
+    adapters as PEFT saves them, or both; `blend_only="ffn"` takes their FFNs and keeps the rest of the base. A TOML
+    file lists base and experts, and may say the rest (`merge/sources/expert_list.py`); arguments go before it.
     `method` says how blends are merged: a name of `tanbr.merge.methods`, with settings as `ties:density=0.3`; `device`
     where its dense models are built, as cuda.
     """
