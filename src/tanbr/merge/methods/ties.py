@@ -31,7 +31,6 @@ class Ties(OfDifferences):
     normalise: bool = False  # whether what agrees is divided by its own share of the blend
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self._least: dict[tuple[str, int], Tensor] = {}  # (K, 1) the smallest difference that stays; any blend's
 
     def combined(self, differences: Tensor, weights: Tensor, chunk: Chunk) -> Tensor:
