@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,13 @@ DIMENSIONS = 16  # more than any tensor has
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Where one tensor lies."""
+    """What a tensor is, and, where it is stored already, where it lies."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    file: int  # which of the checkpoint's files
-    start: int  # byte in that file
+    file: int = 0  # which of the checkpoint's files
+    start: int = 0  # byte in that file
 
     @property
     def numel(self) -> int:
@@ -150,6 +151,12 @@ class Checkpoint:
     def nbytes(self) -> int:
         """Size of all tensors."""
         return sum(spec.nbytes for spec in self.specs.values())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the weights."""
+        digests = [file.digest() for file in self.files]
+        return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
     def tensor(self, name: str) -> Tensor:
         """View a whole tensor, read-only."""

@@ -24,7 +24,6 @@ class Loudest(Method):
     """A method from elsewhere: of each weight, the expert of the blend that is farthest from 0."""
 
     name = "loudest"
-    cost = "reads the experts of the blend once"
     gain: Annotated[float, Field(gt=0)] = 1.0
 
     def fill(self, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
@@ -32,7 +31,7 @@ class Loudest(Method):
         out.copy_(rows.gather(0, rows.abs().argmax(dim=0, keepdim=True))[0].view(out.shape) * self.gain)
 
 
-@merge_method("scaled-mean", cost="reads the experts of the blend once")
+@merge_method("scaled-mean")
 def scaled_mean(rows: Tensor, weights: Tensor, *, gain: Annotated[float, Field(gt=0)] = 1.0) -> Tensor:
     """Of a plain function: the weighted mean, times a gain."""
     return gain * (weights * rows).sum(dim=0)

@@ -12,9 +12,10 @@ from importlib import import_module
 from pydantic import TypeAdapter, ValidationError
 
 from tanbr.errors import ConfigError
-from tanbr.merge.methods.method import Experts, Method
+from tanbr.merge.methods.method import Method
+from tanbr.merge.sources.source import ExpertSource
 
-__all__ = ["METHODS", "Experts", "Method", "check_name", "choose"]
+__all__ = ["METHODS", "Method", "check_name", "choose"]
 
 
 def _found() -> dict[str, type[Method]]:
@@ -26,7 +27,7 @@ def _found() -> dict[str, type[Method]]:
 METHODS: dict[str, type[Method]] = dict(sorted(_found().items()))
 
 
-def choose(text: str, experts: Experts) -> Method:
+def choose(text: str, experts: ExpertSource) -> Method:
     """Make the method that `text` names, with its settings, for a checkpoint's experts."""
     kind, settings = _read(text)
     try:

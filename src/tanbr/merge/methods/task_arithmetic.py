@@ -21,7 +21,6 @@ class TaskArithmetic(Method):
     """Differences from a base, scaled; with the experts' mean as base the even blend is the average."""
 
     name = "task-arithmetic"
-    cost = "reads all experts once (with an ancestor: the blend's, and it)"
     scale: Scale = 1.5
 
     def fill(self, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:

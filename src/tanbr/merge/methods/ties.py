@@ -26,7 +26,6 @@ class Ties(OfDifferences):
     """Trim, elect a sign, add up what agrees with it."""
 
     name = "ties"
-    cost = "reads all experts once; the first merge twice, and ranks every difference"
     density: Annotated[float, Field(gt=0, le=1)] = 0.5
     normalise: bool = False  # whether what agrees is divided by its own share of the blend
 
