@@ -18,7 +18,7 @@ MODEL = str(embedded.path())
 
 def test_align_command(tmp_path) -> None:
     build("bert_moe").save_pretrained(tmp_path / "moe")
-    result = CliRunner().invoke(app, ["align", str(tmp_path / "moe"), str(tmp_path / "out"), "--reference", "1"])
+    result = CliRunner().invoke(app, ["align", str(tmp_path / "moe"), str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     assert tanbr.merge.open(tmp_path / "out").num_experts == 4
 
@@ -38,7 +38,6 @@ def test_inspect_command(tmp_path) -> None:
     report = json.loads((tmp_path / "report" / "inspect.json").read_text())
     assert report["verdict"] == "do not merge"
     assert len(report["lines"]) == 3
-    assert (tmp_path / "report" / "inspect.png").stat().st_size > 1000
     data.write_text('{"input_ids": "words"}\n')
     assert isinstance(CliRunner().invoke(app, arguments).exception, DataError)
 

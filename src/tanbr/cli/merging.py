@@ -43,7 +43,6 @@ MANY = 32  # experts from which a router learns sooner over groups of them
 @app.command(
     epilog=examples(
         "tanbr merge mixtral/ dense/ --blend even",
-        "tanbr merge moe/ wide/ --mode concat --experts 0,3",
         "tanbr merge bert/ dense/ --expert sst2/ --expert mnli/ --blend 0.4,0.6",
         "tanbr merge experts.toml moe/ --mode moe --blend-only ffn",
         "tanbr merge bert/ bert-moe/ --mode moe --copies 8 --jitter 0.01",
@@ -56,13 +55,10 @@ def merge(
     over: Given,
     blend: Blend = None,
     mode: Annotated[
-        Literal["blend", "concat", "moe"],
-        Option(help="Blend experts; put some side by side in a wider FFN; or write dense models as one MoE."),
+        Literal["blend", "moe"],
+        Option(help="Blend experts; or write dense models as one MoE."),
     ] = "blend",
     method: MergeMethod = None,
-    side_by_side: Annotated[
-        str | None, Option("--experts", help="With concat: experts, as 0,3, weighed alike.")
-    ] = None,
     rest: Annotated[
         Literal["refuse", "average"],
         Option(help="With moe: refuse or average differences outside FFNs, which an MoE cannot hold."),
@@ -73,29 +69,25 @@ def merge(
     force: Force = False,
 ) -> None:
     """Merge an MoE checkpoint into a plain dense one, with a certificate of what was done; or make an MoE."""
-    if (mode == "concat") != (side_by_side is not None) or (mode != "blend" and blend is not None):
-        raise InputError("--mode concat needs --experts, a merge needs --blend, and neither takes the other's")
+    if mode == "moe" and blend is not None:
+        raise InputError("--mode moe takes no --blend")
     if mode != "moe" and (copies is not None or rest != "refuse"):
         raise InputError("--copies and --rest are for --mode moe")
     if mode == "moe":
         _make_moe(checkpoint, out, over, rest=rest, copies=copies, jitter=jitter)
         return
     from tanbr.merge import open as open_moe
-    from tanbr.merge.export import export
 
     moe = open_moe(checkpoint, **over, method=method)
-    weights = None if mode == "concat" else _weights(moe, blend, force=force)
+    weights = _weights(moe, blend, force=force)
     if as_adapter:
         from tanbr.merge.sources.one_adapter import export_adapter
 
-        if weights is None:
-            raise InputError("--as-adapter needs --blend")
         export_adapter(moe, out, blend=weights)
         console.print(f"{out}: one adapter that adds what {moe.num_experts} do, blended")
         return
-    chosen = None if side_by_side is None else whole_numbers(side_by_side, "--experts")
     with bar("merging") as show:
-        export(moe, out, blend=weights, mode=mode, experts=chosen, progress=show)
+        moe.export(weights, out, progress=show)
     made = moe.plan.config().architectures[0]
     console.print(f"{out}: {made}, merged from {moe.num_experts} experts at {len(moe.sites)} sites")
     console.print(f"certificate: {out / 'certificate.json'}")
@@ -141,7 +133,7 @@ def inspect(
     groups: Annotated[int | None, Option(help="Instead of a verdict: put alike experts into this many groups.")] = None,
     texts: Annotated[Path | None, Option(help="Group by the gates' use of experts on these lines.")] = None,
     survey: Annotated[Path | None, Option(help="Group by reward in this file from `tanbr survey`.")] = None,
-    out: Annotated[Path | None, Option(help="Folder for figures and a heat map.")] = None,
+    out: Annotated[Path | None, Option(help="Folder for the figures, as JSON; with --groups also a heat map.")] = None,
 ) -> None:
     """Check whether a checkpoint's experts share an ancestor. The verdict: merge, align first, or do not merge."""
     if (groups is None and (texts or survey)) or (texts and survey):
@@ -167,8 +159,7 @@ def inspect(
         console.print(f"note: {report.experts} experts are many to learn a blend of; --groups may help at first")
     if out is not None:
         write_atomically(out / "inspect.json", json.dumps(report.to_json(), indent=2) + "\n")
-        inspecting.draw(report, out / "inspect.png")
-        console.print(f"figures: {out / 'inspect.json'}\nheat map: {out / 'inspect.png'}")
+        console.print(f"figures: {out / 'inspect.json'}")
 
 
 def _group(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None, out: Path) -> None:
@@ -202,17 +193,13 @@ def _found(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None) ->
 
 
 @app.command(epilog=examples("tanbr align moe/ aligned/ && tanbr merge aligned/ dense/ --blend even"))
-def align(
-    checkpoint: Source,
-    out: NewFolder,
-    reference: Annotated[int, Option(help="The expert whose order of hidden units the others take.")] = 0,
-) -> None:
+def align(checkpoint: Source, out: NewFolder) -> None:
     """Put the hidden units of all experts in the same order, where `tanbr inspect` says "align first"."""
     from tanbr.merge import align as aligning
     from tanbr.merge import open as open_moe
 
     with bar("aligning") as show:
-        aligning.align(open_moe(checkpoint), out, reference=reference, progress=show)
+        aligning.align(open_moe(checkpoint), out, progress=show)
     console.print(f"{out}: computes what {checkpoint} does, with its experts' hidden units in one order")
 
 

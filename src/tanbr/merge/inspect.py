@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -130,7 +129,7 @@ def expert_gram(moe: Moe, site: Site, *, centred: bool = False) -> FloatArray:
             continue
         piece, size = Piece(part.target, part.shape, part.blocks), torch.Size(part.shape).numel()
         for start in range(0, size, step):
-            rows = moe.experts.rows(piece, range(site.experts), slice(start, min(start + step, size)))
+            rows = moe.source.rows(piece, range(site.experts), slice(start, min(start + step, size)))
             if centred:  # subtracted first, so that little is lost to rounding
                 rows = rows - rows.mean(dim=0)
             total += (rows @ rows.T).double()
@@ -186,7 +185,7 @@ def _judge(sites: Sequence[SiteKinship], lines: Sequence[LossLine]) -> tuple[Ver
         )
     return "do not merge", (
         f"the experts share no ancestor that can be seen (cosine {same:.2f} in place, {best:.2f} at best): "
-        "an average of them is none of them; serve one expert, or some side by side (--mode concat)"
+        "an average of them is none of them; serve one expert"
     )
 
 
@@ -204,27 +203,3 @@ def _unless_the_loss_rises(origin: str, lines: Sequence[LossLine]) -> tuple[Verd
     if barrier > BARRIER:
         return "do not merge", f"{origin}, but the loss rises by {barrier:.0%} between them"
     return "merge", origin
-
-
-def draw(report: Inspection, path: Path) -> None:
-    """Draw the experts' mean cosines and distances as heat maps, and how they run over the sites."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plot, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
-    for ax, key, title in zip(axes, ("cosine", "task_cosine"), ("weights", "task vectors"), strict=False):
-        mean = np.mean([getattr(site, key) for site in report.sites], axis=0)
-        image = ax.imshow(mean, vmin=-1, vmax=1, cmap="RdBu_r")
-        ax.set(title=f"cosine of {title}, mean of {len(report.sites)} sites", xlabel="expert", ylabel="expert")
-        plot.colorbar(image, ax=ax)
-    off = ~np.eye(report.experts, dtype=bool)
-    axes[2].plot([site.cosine[off].mean() for site in report.sites], "o-", label="mean cosine of two experts")
-    axes[2].plot([site.best_unit_cosine for site in report.sites], "s--", label="hidden units, best match")
-    axes[2].plot([site.unit_cosine for site in report.sites], "^:", label="hidden units, in place")
-    axes[2].set(title=f"verdict: {report.verdict}", xlabel="site", ylim=(-0.1, 1.1))
-    axes[2].xaxis.get_major_locator().set_params(integer=True)
-    axes[2].legend(fontsize=8)
-    plot.savefig(path, dpi=120)
-    plt.close(plot)

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 import tanbr
 from moe.tiny import K, build
-from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
 from tanbr.merge.methods.slerp import joined
 
@@ -38,21 +36,16 @@ class Case:
         return self.experts[self.blend > 0], self.blend[self.blend > 0]
 
 
-def cases(moe: Moe, blend: list[float], base: dict[str, Tensor] | None = None) -> dict[str, Case]:
+def cases(moe: Moe, blend: list[float]) -> dict[str, Case]:
     alone = [dict(tanbr.open(moe.path).tensors(np.eye(K)[k], changing=True)) for k in range(K)]
     stacked = {name: torch.stack([one[name] for one in alone]).double() for name in alone[0]}
     weights = torch.tensor(blend, dtype=torch.float64)
-    return {
-        name: Case(experts, weights, experts.mean(dim=0) if base is None else base[name].double())
-        for name, experts in stacked.items()
-    }
+    return {name: Case(experts, weights, experts.mean(dim=0)) for name, experts in stacked.items()}
 
 
-def compare(
-    moe: Moe, blend: list[float], reference, *, roundings: float, base: dict[str, Tensor] | None = None
-) -> None:
+def compare(moe: Moe, blend: list[float], reference, *, roundings: float) -> None:
     tensors = dict(moe.tensors(blend, changing=True))
-    for name, case in cases(moe, blend, base).items():
+    for name, case in cases(moe, blend).items():
         expected = reference(case)
         bound = roundings * EPS * float(max(case.experts.abs().max(), case.base.abs().max()))
         assert float((tensors[name].double() - expected).abs().max()) <= bound, name
@@ -196,54 +189,12 @@ def test_slerp_keeps_the_length_of_vectors_that_are_far_apart() -> None:
     assert joined(torch.zeros(2, 2).double(), [0.5, 0.5]) == [0.5, 0.5]  # what has no direction is averaged
 
 
-def estimated(c: Case, ridge: float) -> Tensor:
-    """The regression with estimated matrices, from its definition: least squares on stacked rows."""
-    experts, weights = c.active
-    if experts.dim() != 3 or len(experts) < 2:
-        return weighted(experts, weights)
-    left, right = 0, 0
-    for expert, weight in zip(experts, weights, strict=True):
-        rows = expert - c.base
-        rows = rows - rows.mean(dim=0)
-        gram = rows.T @ rows
-        gram = gram / gram.diagonal().mean()
-        left, right = left + weight * gram, right + weight * gram @ expert.T
-    rho = ridge * left.diagonal().mean() * torch.eye(len(left), dtype=torch.float64)
-    return torch.linalg.solve(left + rho, right + rho @ weighted(experts, weights).T).T
-
-
-@pytest.mark.parametrize("blend", BLENDS)
-def test_estimated_regression(related, blend) -> None:
-    ridge = 0.1
-    # solving multiplies rounding by the condition number, here at most (in + ρ) / ρ of a trace of `in`
-    moe = tanbr.open(related, method=f"estimated-regression:ridge={ridge}")
-    widest = max(spec.shape[-1] for spec in moe.checkpoint.specs.values())
-    compare(moe, blend, lambda c: estimated(c, ridge), roundings=widest * (widest + ridge) / ridge)
-
-
-@pytest.mark.parametrize("method", ["task-arithmetic:scale=2", "ties:density=1:scale=2", "dare:density=1:scale=2"])
-def test_an_ancestor_is_the_base(related, tmp_path, method) -> None:
-    dense = tanbr.open(related).dense([1.0, 0.0, 0.0, 0.0])
-    dense.save_pretrained(tmp_path / "ancestor")
-    moe = tanbr.open(related, method=f"{method}:base={tmp_path / 'ancestor'}")
-    base = dense.state_dict()
-    compare(moe, [0.0, 1.0, 0.0, 0.0], lambda c: c.base + 2 * (c.experts[1] - c.base), roundings=32, base=base)
-    assert [file.path.parent.name for file in moe.method.files] == ["ancestor"]
-
-
-def test_a_stranger_is_no_ancestor(related, tmp_path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    save_file({"something": torch.zeros(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"is no ancestor of .*got none"):
-        tanbr.open(related, method=f"ties:base={tmp_path}")
-
-
-@pytest.mark.parametrize("method", ["ties:density=1", "dare:density=1", "slerp", "estimated-regression"])
+@pytest.mark.parametrize("method", ["ties:density=1", "dare:density=1", "slerp"])
 def test_one_expert_alone_stays_itself(related, method) -> None:
     compare(tanbr.open(related, method=method), [0.0, 0.0, 1.0, 0.0], lambda c: c.experts[2], roundings=8)
 
 
-@pytest.mark.parametrize("method", ["task-arithmetic", "ties", "dare", "slerp", "estimated-regression"])
+@pytest.mark.parametrize("method", ["task-arithmetic", "ties", "dare", "slerp"])
 def test_equal_experts_merge_to_what_they_are(method, tmp_path) -> None:
     model = build("bert_moe")
     with torch.no_grad():
@@ -256,18 +207,17 @@ def test_equal_experts_merge_to_what_they_are(method, tmp_path) -> None:
     compare(moe, [0.5, 0.3, 0.2, 0.0], lambda c: c.experts[0], roundings=32)
 
 
-@pytest.mark.parametrize("method", ["ties", "dare", "slerp", "task-arithmetic:scale=2", "estimated-regression"])
+@pytest.mark.parametrize("method", ["ties", "dare", "slerp", "task-arithmetic:scale=2"])
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "nllb-moe", "gpt_oss"])
 def test_folds_regions_and_other_layouts(model_type, method, tmp_path) -> None:
     """A scaled piece beside a shared expert, a fold, transposed experts: merging equal experts is averaging them."""
     build(model_type).save_pretrained(tmp_path / "moe")
     moe, plain = (tanbr.open(tmp_path / "moe", method=name) for name in (method, "average"))
     blend = [0.0, 0.0, 0.0, 1.0]
-    exact_at_one = method in {"slerp", "estimated-regression"}
     got, wanted = (dict(one.tensors(blend)) for one in (moe, plain))
     assert got.keys() == wanted.keys()
     for name, tensor in got.items():
         assert tensor.shape == wanted[name].shape
         assert torch.isfinite(tensor).all()
-        if exact_at_one:
+        if method == "slerp":
             assert torch.equal(tensor, wanted[name])

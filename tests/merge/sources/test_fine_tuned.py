@@ -181,14 +181,6 @@ def test_one_expert_or_the_same_twice_is_no_blend(bert) -> None:
         tanbr.open(base, experts=[experts[0], experts[0]])
 
 
-def test_whole_models_cannot_stand_side_by_side(bert, tmp_path) -> None:
-    from tanbr.merge.export import export
-
-    with pytest.raises(InputError, match="side by side"):
-        export(tanbr.open(bert[0], experts=bert[1]), tmp_path / "out", mode="concat", experts=[0, 1])
-    assert not (tmp_path / "out").exists()
-
-
 # --- command line -----------------------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,6 @@ class Dare(OfDifferences):
     """Drop at random and rescale, then add up."""
 
     name = "dare"
-    cost = "reads all experts once and draws a number for every weight"
     density: Annotated[float, Field(gt=0, le=1)] = 0.5
     seed: Annotated[int, Field(ge=0)] = 0
 

@@ -2,25 +2,23 @@
 
     W(x) = W₀ + scale · combined(W_k − W₀, x_k)
 
-W₀ is the ancestor's weight where a folder with the dense ancestor is named (`base=FOLDER`), or where the source of the
-experts knows it: that of fine-tuned checkpoints does, an MoE checkpoint does not. Without one the mean of all K experts
-stands for it, from which they differ in what each learned.
+W₀ is the ancestor's weight where the source of the experts knows it: that of fine-tuned checkpoints does, an MoE
+checkpoint does not. Without one the mean of all K experts stands for it, from which they differ in what each learned.
 """
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from tanbr.errors import CheckpointError
 from tanbr.merge.methods.method import Method, fill_by_chunks
-from tanbr.moe.checkpoint import Checkpoint, TensorFile
 from tanbr.moe.family import Piece
+
+Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -33,35 +31,10 @@ class Chunk:
 
 
 @dataclass(eq=False)
-class WithBase(Method):
-    """A method that knows what its experts came from."""
-
-    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    base: str = ""  # folder of the dense ancestor
-
-    def __post_init__(self) -> None:
-        self.ancestor = Checkpoint(Path(self.base)) if self.base else None
-        for piece in self.experts.pieces if self.ancestor else ():
-            spec = self.ancestor.specs.get(piece.target) if self.ancestor else None
-            if spec is None or spec.shape != piece.shape:
-                raise CheckpointError(
-                    f"{self.base} is no ancestor of {self.experts.path}: {piece.target} must be {piece.shape} "
-                    f"(got {'none' if spec is None else spec.shape}); name the dense model that the experts came from"
-                )
-
-    def origin(self, piece: Piece) -> Tensor | None:
-        """View the ancestor's weights of a piece (n,); None if the experts' mean stands for them."""
-        return self.experts.ancestor(piece) if self.ancestor is None else self.ancestor.tensor(piece.target).view(-1)
-
-    @property
-    def files(self) -> list[TensorFile]:
-        """The ancestor's files."""
-        return [] if self.ancestor is None else self.ancestor.files
-
-
-@dataclass(eq=False)
-class OfDifferences(WithBase):
+class OfDifferences(Method):
     """A method that combines differences, weight by weight."""
+
+    scale: Scale = 1.0
 
     @abstractmethod
     def combined(self, differences: Tensor, weights: Tensor, chunk: Chunk) -> Tensor:
@@ -81,7 +54,7 @@ class OfDifferences(WithBase):
 
     def differences(self, piece: Piece, chosen: Sequence[int], part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Read a part of the base (n,), and how the chosen experts differ from it (r, n)."""
-        origin = self.origin(piece)
+        origin = self.experts.ancestor(piece)
         if origin is None:
             rows = self.experts.rows(piece, range(self.experts.count), part).mul_(piece.scale)
             base = rows.mean(dim=0)

@@ -25,7 +25,6 @@ class Slerp(Method):
     """Along the arc between two experts; more than two one after another."""
 
     name = "slerp"
-    cost = "reads the experts of the blend twice"
 
     def fill(self, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
         """Find the weights of the sum, and add up."""

@@ -26,12 +26,10 @@ class Ties(OfDifferences):
     """Trim, elect a sign, add up what agrees with it."""
 
     name = "ties"
-    cost = "reads all experts once; the first merge twice, and ranks every difference"
     density: Annotated[float, Field(gt=0, le=1)] = 0.5
     normalise: bool = False  # whether what agrees is divided by its own share of the blend
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self._least: dict[tuple[str, int], Tensor] = {}  # (K, 1) the smallest difference that stays; any blend's
 
     def combined(self, differences: Tensor, weights: Tensor, chunk: Chunk) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tanbr.errors import CheckpointError
 from tanbr.merge.blend import is_finite, weighted_sum
-from tanbr.merge.methods import Experts
+from tanbr.merge.sources.source import ExpertSource
 from tanbr.moe.family import Block, Piece
 
 ROWS = 1 << 18  # elements of a half type that are widened at a time
@@ -35,17 +35,16 @@ class LowRank:
     embedding: bool
 
 
-@dataclass(frozen=True, eq=False)
-class ExpertsOverBase(Experts):
+class ExpertsOverBase(ExpertSource):
     """Experts whose ancestor is known; some may be low-rank differences from it, some may lack a label."""
 
-    ancestors: Mapping[str, Block]  # target → where the base has it
+    ancestors: dict[str, Block]  # target → where the base has it
     factors: Mapping[str, Mapping[int, LowRank]]  # target → expert → what it adds
-    absent: Mapping[tuple[Block, ...], frozenset[int]]  # blocks of a head's piece → who lacks its labels
+    absent: dict[tuple[Block, ...], frozenset[int]]  # blocks of a head's piece → who lacks its labels
 
     def beside(self, folder: str) -> Path:
         """Name a folder beside the base, which other experts may have come from too."""
-        return self.path / f"{folder}-{self.fingerprint()[:12]}"
+        return self.checkpoint.path / f"{folder}-{self.checkpoint.fingerprint[:12]}"
 
     def check(self, expert: int) -> None:
         """Refuse an adapter, or a base, that holds NaN or infinity."""
@@ -53,7 +52,7 @@ class ExpertsOverBase(Experts):
         for one in (adds[expert] for adds in self.factors.values() if expert in adds):
             for name in (one.down, one.up):
                 if not is_finite(self.checkpoint.tensor(name)):
-                    raise CheckpointError(f"{name} of {self.path} holds NaN or infinity; the adapter is damaged")
+                    raise CheckpointError(f"{name} holds NaN or infinity; the adapter is damaged")
 
     def ancestor(self, piece: Piece) -> Tensor | None:
         """View the base's tensor of a piece (n,); None if the base has none."""

@@ -14,12 +14,12 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from tanbr.errors import InputError
+from tanbr.merge.blend import finite
 from tanbr.merge.sources.adapters import LowRank
 from tanbr.merge.sources.over_base import OverBase
 from tanbr.merge.sources.peft_folder import PREFIX, SETTINGS, WEIGHTS
-from tanbr.merge.stream import finite
-from tanbr.moe.checkpoint import SINGLE
-from tanbr.moe.writing import NewTensor, new_folder, write_json, write_tensors
+from tanbr.moe.checkpoint import TensorSpec
+from tanbr.moe.writing import new_folder, write_file, write_json
 
 if TYPE_CHECKING:
     from tanbr.merge.moe import Moe
@@ -47,10 +47,8 @@ def export_adapter(moe: "Moe", out: str | Path, *, blend: ArrayLike) -> Path:
         finite(name, tensor)
     with new_folder(out) as folder:
         write_json(folder / SETTINGS, _settings(source, [name for name in ranks if ranks[name]], rank))
-        specs = [NewTensor(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
-        size = sum(spec.nbytes for spec in specs)
-        write_tensors(folder, specs, tensors.values(), shard_bytes=size)
-        (folder / SINGLE).rename(folder / WEIGHTS)
+        specs = [TensorSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
+        write_file(folder / WEIGHTS, specs, iter(tensors.values()))
     return Path(out)
 
 

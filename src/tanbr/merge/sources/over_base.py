@@ -6,9 +6,10 @@ An adapter that leaves a layer alone counts as the base there. Heads with differ
 The base is the ancestor that merge methods on differences take, and that `inspect` compares each expert with.
 """
 
+import copy
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -20,7 +21,6 @@ from tanbr.merge.sources.adapters import ExpertsOverBase, LowRank
 from tanbr.merge.sources.alike import check_alike, check_base, weights_of
 from tanbr.merge.sources.heads import HEAD, JoinedHead, labels_of
 from tanbr.merge.sources.peft_folder import Adapter
-from tanbr.merge.sources.source import ExpertSource
 from tanbr.moe.checkpoint import Checkpoint, TensorFile, TensorSpec
 from tanbr.moe.families import read_settings
 from tanbr.moe.family import UNMERGEABLE, Block, Family, Fold, Part, Piece, Site
@@ -60,7 +60,7 @@ class Joined(Checkpoint):
         return found
 
 
-class OverBase(ExpertSource):
+class OverBase(ExpertsOverBase):
     """K checkpoints or adapters of one architecture, and the base that they came from."""
 
     def __init__(
@@ -94,27 +94,20 @@ class OverBase(ExpertSource):
         members = {BASE: base} | {str(expert.path): expert for expert in experts}
         self.checkpoint = Joined(base.path, self._model.config, members)
         self.companions = (self._model.path, base.path) if whole else (base.path,)
-        self._ancestors = _ancestors(base, self._model)
-        if not self._ancestors:
+        self.ancestors = _ancestors(base, self._model)
+        if not self.ancestors:
             raise CheckpointError(
                 f"{base.path} has no tensor in common with {self._model.path}: it is not what that came from"
             )
-        self.factors: Mapping[str, Mapping[int, LowRank]] = self._factors()
-        self._absent: dict[tuple[Block, ...], frozenset[int]] = {}
+        self.factors = self._factors()
+        self.absent = {}
         self.pieces = self._joined(blend_only, [tuple(of) for of in labels or [()] * self.count])
-        blended = [piece for piece in self.pieces if piece.weights is None]
-        if not blended:
+        if not self.blended:
             what = "no FFN of these experts can be told by its name" if blend_only == "ffn" else "all experts are equal"
             raise CheckpointError(f"there is nothing to blend in {self._names[0]} and the others: {what}")
-        targets = {piece.target for piece in blended}
+        targets = {piece.target for piece in self.blended}
         self.factors = {target: adds for target, adds in self.factors.items() if target in targets}
-        self.sites = sites_of(blended)
-
-    def experts(self, blended: Sequence[Piece], fingerprint: Callable[[], str]) -> ExpertsOverBase:
-        """Give the experts and their ancestor."""
-        return ExpertsOverBase(
-            self.checkpoint, blended, self.count, fingerprint, self._ancestors, self.factors, self._absent
-        )
+        self.sites = sites_of(self.blended)
 
     @property
     def names(self) -> list[str]:
@@ -123,8 +116,9 @@ class OverBase(ExpertSource):
 
     def identical(self) -> "OverBase":
         """Let every expert be the first."""
-        same = object.__new__(OverBase)
-        same.__dict__ |= self.__dict__
+        same = copy.copy(self)
+        for cached in ("blended", "_stacks"):
+            same.__dict__.pop(cached, None)
         same.factors = {
             target: dict.fromkeys(range(self.count), adds[0]) for target, adds in self.factors.items() if 0 in adds
         }
@@ -155,10 +149,10 @@ class OverBase(ExpertSource):
         for name, spec in specs.items():
             self._check(name, alike=name not in heads)
             if name in heads:
-                self._ancestors.pop(name, None)
+                self.ancestors.pop(name, None)
                 rows, absent = head.pieces(name, [self._stored(k, name)[0] for k in range(self.count)], spec.shape[1:])
                 pieces += rows
-                self._absent |= absent
+                self.absent |= absent
             else:
                 pieces.append(self._piece(spec, blend_only))
         return pieces
@@ -191,7 +185,7 @@ class OverBase(ExpertSource):
         return (f"{one.path}:{one.whole[name].name}" if name in one.whole else f"{BASE}:{name}"), 0
 
     def _piece(self, spec: TensorSpec, blend_only: BlendOnly) -> Piece:
-        ancestor = self._ancestors.get(spec.name)
+        ancestor = self.ancestors.get(spec.name)
         if blend_only == "ffn" and ancestor is not None and not FFN.search(spec.name):
             return Piece(spec.name, spec.shape, (ancestor,), (1.0,))
         blocks = tuple(self._stored(k, spec.name) for k in range(self.count))

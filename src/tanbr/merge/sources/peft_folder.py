@@ -1,6 +1,5 @@
 """A PEFT folder with one LoRA adapter: adapter_config.json and adapter_model.safetensors, read with suspicion."""
 
-import json
 import math
 import re
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tanbr.errors import CheckpointError
-from tanbr.moe.checkpoint import TensorFile, TensorSpec, check_regular
+from tanbr.moe.checkpoint import TensorFile, TensorSpec, read_json
 from tanbr.moe.family import UNMERGEABLE
 
 SETTINGS, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
@@ -64,7 +63,7 @@ def is_adapter(folder: Path) -> bool:
 
 def read_adapter(folder: Path) -> Adapter:
     """Read an adapter's settings and the header of its file."""
-    settings = _settings(folder)
+    settings = read_json(folder / SETTINGS)
     _check_kind(folder, settings)
     if not (folder / WEIGHTS).exists():
         if (folder / PICKLE).exists():
@@ -94,17 +93,6 @@ def read_adapter(folder: Path) -> Adapter:
     if not layers:
         raise CheckpointError(f"{folder / WEIGHTS} holds no LoRA factors; fetch the adapter again")
     return Adapter(folder, settings, [file], layers, whole, str(settings.get("base_model_name_or_path") or ""))
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    check_regular(folder / SETTINGS)
-    try:
-        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{folder / SETTINGS} cannot be read as JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{folder / SETTINGS} must hold a JSON object")
-    return settings
 
 
 def _check_kind(folder: Path, settings: dict[str, Any]) -> None:
