@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from lab.rivals.probed import FAMILIES, saved, some_probes
 from tanbr.errors import DataError
 from tanbr.lab.rivals.fisher import FisherMean, diagonal, fisher
-from tanbr.lab.rivals.probes import experts_alone, linears
 from tanbr.merge import Moe
+from tanbr.merge.measure import experts_alone, linears
 
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=20)

@@ -8,9 +8,10 @@ from transformers import PreTrainedTokenizerFast
 
 from moe.tiny import build
 from tanbr.errors import DataError
-from tanbr.lab.rivals.probes import Probe, probes_of, real_tokens
+from tanbr.lab.rivals.probes import probes_of
 from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
+from tanbr.merge.measure import real_tokens
 from tanbr.moe.embedded import path
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task
@@ -31,9 +32,10 @@ def test_a_map_that_does_not_fit_is_refused(own: tuple[int, ...]) -> None:
 
 
 def test_padding_is_not_counted() -> None:
-    probe = Probe({"attention_mask": torch.tensor([[1, 1, 0]]), "labels": torch.tensor([[5, -100]])}, lambda x: x)
-    assert real_tokens("encoder.block.0.wi", probe).tolist() == [[True, True, False]]
-    assert real_tokens("decoder.block.0.wi", probe).tolist() == [[True, False]]
+    inputs = {"attention_mask": torch.tensor([[1, 1, 0]]), "labels": torch.tensor([[5, -100]])}
+    assert real_tokens("encoder.block.0.wi", inputs).tolist() == [[True, True, False]]
+    assert real_tokens("decoder.block.0.wi", inputs).tolist() == [[True, False]]
+    assert real_tokens("decoder.block.0.layer.1.EncDecAttention.k", inputs).tolist() == [[True, True, False]]
 
 
 def save_tokenizer(folder: Path) -> None:

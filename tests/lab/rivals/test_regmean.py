@@ -13,11 +13,12 @@ from torch import Tensor
 from elsewhere import elsewhere
 from lab.rivals.probed import FAMILIES, saved, some_probes
 from moe.tiny import K
-from tanbr.lab.rivals.probes import experts_alone, linears, probes_of
+from tanbr.lab.rivals.probes import probes_of
 from tanbr.lab.rivals.regmean import Regression, grams, measure, regmean
 from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
+from tanbr.merge.measure import experts_alone, linears
 from tanbr.moe import embedded
 from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace

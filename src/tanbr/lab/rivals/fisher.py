@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tanbr.lab.rivals.probes import Probe, Probes, experts_alone, linears, watched
+from tanbr.lab.rivals.probes import Probe, Probes
 from tanbr.merge import Moe
+from tanbr.merge.measure import experts_alone, linears, watched
 
 FLOOR = 1e-6  # of information, relative to its mean: where no expert knows anything, weights are averaged
 
