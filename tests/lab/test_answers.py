@@ -12,7 +12,7 @@ from lab.written import TEXTS as WRITTEN_TEXTS
 from lab.written import Written, written
 from serve.text_model import write
 from tanbr.errors import CheckpointError, InputError
-from tanbr.lab.answers import Answers, DenseModel, with_start
+from tanbr.lab.answers import Answers
 from tanbr.lab.compare import compare
 from tanbr.lab.methods import Bench, method
 from tanbr.lab.settings import Config
@@ -22,6 +22,7 @@ from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe.layer import TaskRouting, route
 from tanbr.moe.text import TextEncoder
+from tanbr.serve.dense import DenseModel, with_start
 from tanbr.tasks import text_to_text
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.types import FloatArray

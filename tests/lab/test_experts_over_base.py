@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 import tanbr
 from tanbr.cli import app
 from tanbr.errors import CheckpointError, ConfigError
-from tanbr.lab.answers import DenseModel
 from tanbr.lab.tasks import tiny
+from tanbr.serve.dense import DenseModel
 from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
 

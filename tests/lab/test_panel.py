@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tanbr.errors import ConfigError, InputError
-from tanbr.lab.answers import Answers, DenseModel
+from tanbr.lab.answers import Answers
 from tanbr.lab.compare import KnownMix, KnownTasks
 from tanbr.lab.corpus import generated
 from tanbr.lab.methods import Bench, method, methods
@@ -14,6 +14,7 @@ from tanbr.lab.tasks import tiny
 from tanbr.lab.world import Contestant, StreamWorld
 from tanbr.loop.config import LoopConfig, RewardConfig
 from tanbr.merge import Moe
+from tanbr.serve.dense import DenseModel
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.types import Decision, FloatArray
 

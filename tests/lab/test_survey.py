@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from tanbr.errors import ConfigError, DataError
-from tanbr.lab.answers import DenseModel
 from tanbr.lab.corpus import generated
 from tanbr.lab.rivals.vector_gp import NOISE, VARIANCE, covariance
 from tanbr.lab.survey import candidates, even_groups, expected, proposed, survey, survey_path, survey_to
 from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.monitor.config import MonitorConfig
+from tanbr.serve.dense import DenseModel
 from tanbr.serve.survey import Survey
 from tanbr.tasks.metrics import LabelSpace
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serve.text_model import WORDS, write
-from tanbr.lab.answers import DenseModel
 from tanbr.lab.corpus import Corpus
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
+from tanbr.serve.dense import DenseModel
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task
 

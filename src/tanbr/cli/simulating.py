@@ -353,9 +353,9 @@ def survey(
 
 def _measure_grams(bench: "Bench", *, rows: int, merged: bool) -> None:
     """Measure each expert's inputs, and write them to a folder beside the experts."""
-    from tanbr.lab.answers import DenseModel
     from tanbr.lab.rivals.probes import probes_of
     from tanbr.lab.rivals.regmean import measure
+    from tanbr.serve.dense import DenseModel
 
     DenseModel(bench.moe, bench.corpus.space)  # its head must fit
     held = bench.corpus.first_held(rows)

@@ -15,7 +15,7 @@ from unittest import mock
 
 import numpy as np
 
-from tanbr.lab.answers import Answers, DenseModel
+from tanbr.lab.answers import Answers
 from tanbr.lab.corpus import generated
 from tanbr.lab.studies.reward_maps import OWN
 from tanbr.lab.tasks import traffic
@@ -28,6 +28,7 @@ from tanbr.moe.embedded import path as embedded
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
+from tanbr.serve.dense import DenseModel
 from tanbr.types import FloatArray
 
 REQUESTS, NOISE = 64, 0.05

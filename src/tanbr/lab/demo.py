@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tanbr.files import check_writable, write_atomically
-from tanbr.lab.answers import Answers, DenseModel
+from tanbr.lab.answers import Answers
 from tanbr.lab.compare import Comparison, KnownMix, compare
 from tanbr.lab.corpus import taught_monitor
 from tanbr.lab.panel import BestPanel, memory
@@ -24,6 +24,7 @@ from tanbr.loop.config import LoopConfig
 from tanbr.loop.turn import Learner, MixSource
 from tanbr.merge import Moe
 from tanbr.router import Tanbr
+from tanbr.serve.dense import DenseModel
 from tanbr.serve.survey import Survey
 from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace

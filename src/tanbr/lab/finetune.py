@@ -16,7 +16,6 @@ import torch
 
 from tanbr.errors import CheckpointError, ConfigError, StateError
 from tanbr.files import write_atomically
-from tanbr.lab.answers import with_start
 from tanbr.lab.corpus import Progress, Rows
 from tanbr.lab.gates import Gated
 from tanbr.lab.rivals import ROUTERS, build
@@ -43,6 +42,7 @@ from tanbr.merge import open as open_moe
 from tanbr.merge.methods import check_name
 from tanbr.moe.device import device_of, finish
 from tanbr.moe.text import TextEncoder
+from tanbr.serve.dense import with_start
 from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Task

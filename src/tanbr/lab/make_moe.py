@@ -14,7 +14,6 @@ from rich.table import Table
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from tanbr.lab.answers import DenseModel
 from tanbr.lab.corpus import Progress, Rows
 from tanbr.lab.gates import Gated
 from tanbr.lab.survey import candidates, survey
@@ -28,6 +27,7 @@ from tanbr.lab.train.pretrain import Course, batch_sizes, train_experts, train_g
 from tanbr.merge import open as open_moe
 from tanbr.moe.device import device_of
 from tanbr.moe.text import TextEncoder
+from tanbr.serve.dense import DenseModel
 from tanbr.serve.survey import Survey
 from tanbr.tasks import text_to_text
 from tanbr.tasks.metrics import LabelSpace

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.errors import ConfigError, DataError
-from tanbr.lab.answers import Answers, DenseModel
+from tanbr.lab.answers import Answers
 from tanbr.lab.compare import KnownMix, KnownTasks
 from tanbr.lab.corpus import Corpus
 from tanbr.lab.panel import BestPanel
@@ -42,6 +42,7 @@ from tanbr.merge.methods import METHODS, check_name
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.router.groups import Groups
+from tanbr.serve.dense import DenseModel
 from tanbr.serve.survey import Survey
 from tanbr.tasks.answering import by_posterior
 from tanbr.tasks.metrics import Answer

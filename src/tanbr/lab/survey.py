@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from tanbr.errors import ConfigError, DataError
-from tanbr.lab.answers import DenseModel
 from tanbr.lab.corpus import Corpus, Rows
 from tanbr.lab.rivals.vector_gp import NOISE, VARIANCE, covariance
 from tanbr.merge import Moe
 from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.recogniser import Recogniser
+from tanbr.serve.dense import DenseModel
 from tanbr.serve.survey import Survey
 from tanbr.tasks.answering import by_posterior
 from tanbr.tasks.metrics import figure

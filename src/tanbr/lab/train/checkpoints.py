@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from tanbr.errors import CheckpointError, InputError
-from tanbr.lab.answers import with_start
 from tanbr.lab.corpus import Rows
 from tanbr.lab.train.objectives import Objective
 from tanbr.lab.train.upcycle import filled, layout, moe_config, recipe_of, upcycle
@@ -29,6 +28,7 @@ from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.family import Piece
 from tanbr.moe.text import TextEncoder
 from tanbr.moe.writing import Progress, copy_companions, new_folder, silent, write_json, write_tensors
+from tanbr.serve.dense import with_start
 from tanbr.tasks.card import Card, read_card, write_card
 from tanbr.tasks.metrics import LabelSpace
 

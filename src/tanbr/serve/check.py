@@ -1,0 +1,353 @@
+"""What each way of serving will earn here, measured before the first request on rows that the history holds back.
+
+    past rows ─┬─ held back ──► every expert alone on its own task; pairs of experts; then method × G, where each row is
+               │                answered by the model that it would be sent to
+               └─ the rest  ──► a monitor that tells the tasks apart, and the experts' Gram matrices
+
+The smallest panel within a point of the best is taken. Nothing here is drawn: the same rows give the same table.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+
+from tanbr.errors import CheckpointError, ConfigError
+from tanbr.files import write_atomically
+from tanbr.merge import Moe
+from tanbr.merge.gram_matrices import FOLDER
+from tanbr.merge.measure import inputs_of, measure
+from tanbr.monitor import Monitor
+from tanbr.monitor.config import MonitorConfig
+from tanbr.serve.dense import DenseModel
+from tanbr.tasks.answering import by_posterior
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.rows import Row
+from tanbr.tasks.text_to_text import answer
+from tanbr.types import Decision, FloatArray, to_jsonable
+
+HELD = 240  # rows that are held back in all: a standard error of three points for a mean over tasks, and some seconds
+MOST, LEAST = 64, 8  # of one task
+SHARE = 3  # a third of a task's rows at most: the rest has to teach
+SMALL = 50e6  # parameters of a model that is asked all of these rows; a larger one is asked fewer
+SHOWN = 48  # texts of a task that its expert is shown for Gram matrices
+NEAR = 0.01  # a smaller panel is taken if it earns within this of the best
+KEPT = 0.9  # of what experts earn alone: a way that keeps less is not called good
+FILE = "check.json"
+
+Report = Callable[[str, int, int], None]  # what is measured, steps done, of how many
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to serve, and what it earned on the held rows."""
+
+    method: str
+    models: int  # G
+    groups: tuple[int, ...]  # (V,) the model of each task
+    rewards: tuple[float, ...]  # (V,)
+    bytes: int  # of the models that answer
+
+    @property
+    def reward(self) -> float:
+        """Mean over the tasks."""
+        return float(np.mean(self.rewards))
+
+
+@dataclass(frozen=True)
+class Check:
+    """Every expert alone on its own task, and every way that fits into the memory."""
+
+    made_for: str  # digest of the weights, rows and limits
+    tasks: tuple[str, ...]  # (V,)
+    rows: int
+    alone: tuple[float, ...]  # (V,) each task by its own expert, told the task
+    alone_bytes: int
+    ways: tuple[Way, ...]
+    blends: tuple[tuple[float, ...], ...]  # (N, K) that were measured by the method that is taken
+    earned: tuple[tuple[float | None, ...], ...]  # (N, V) None where a task was not asked
+    asked: tuple[tuple[int, ...], ...]  # (N, V) rows
+    seconds: float
+
+    @property
+    def taken(self) -> Way:
+        """The smallest panel within a point of the best; of its ways the one that earned most."""
+        return taken(self.ways)
+
+    @property
+    def kept(self) -> float:
+        """Share of the experts' own reward that is kept."""
+        return self.taken.reward / max(float(np.mean(self.alone)), 1e-9)
+
+    @property
+    def known(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """What a router may be told beforehand: blends (N, K), rewards (N, V), NaN where unseen, and counts (N, V)."""
+        earned = [[np.nan if one is None else one for one in row] for row in self.earned]
+        return np.array(self.blends), np.array(earned), np.array(self.asked, dtype=np.float64)
+
+    @property
+    def advice(self) -> str:
+        """What to do where no way keeps enough; empty where one does."""
+        if self.kept >= KEPT:
+            return ""
+        return (
+            f"merged, these experts keep {self.kept:.0%} of what they earn alone: give --memory for more models, serve "
+            "them as they are (--unmerged), or look at them with `tanbr inspect` (`tanbr merge --align` may help)"
+        )
+
+    def save(self, folder: Path) -> None:
+        """Keep it with the state."""
+        write_atomically(folder / FILE, json.dumps(to_jsonable(TypeAdapter(Check).dump_python(self))) + "\n")
+
+    @staticmethod
+    def load(folder: Path, made_for: str) -> "Check | None":
+        """Read what was measured for the same weights, rows and limits; None if there is nothing, or something else."""
+        try:
+            found = TypeAdapter(Check).validate_json((folder / FILE).read_bytes())
+        except (OSError, ValidationError):
+            return None
+        return found if found.made_for == made_for else None
+
+
+def taken(ways: Sequence[Way]) -> Way:
+    """Choose the smallest panel within a point of the best; of its ways the one that earned most."""
+    best = max(way.reward for way in ways)
+    return min((way for way in ways if way.reward >= best - NEAR), key=lambda way: (way.models, -way.reward))
+
+
+def divided(rows: Sequence[Row], *, parameters: int) -> tuple[list[Row], list[Row]]:
+    """Hold back evenly spaced rows of every task, fewer for a large model: held, rest. Nothing if a task has too few."""
+    by_task: dict[str, list[Row]] = {}
+    for row in rows:
+        by_task.setdefault(row.task, []).append(row)
+    wanted = min(MOST, HELD // max(1, len(by_task)))
+    most = max(LEAST, round(wanted * min(1.0, SMALL / parameters)))
+    held: list[Row] = []
+    rest: list[Row] = []
+    for own in by_task.values():
+        count = min(most, len(own) // SHARE)
+        if count < LEAST:
+            return [], list(rows)
+        chosen = set(np.linspace(0, len(own) - 1, count).astype(int).tolist())
+        for number, row in enumerate(own):
+            (held if number in chosen else rest).append(row)
+    return held, rest
+
+
+def digest(moe: Moe, rows: Sequence[Row], *limits: object) -> str:
+    """What a check is made for."""
+    said = json.dumps([moe.fingerprint, [(row.task, row.text, row.target) for row in rows], *map(str, limits)])
+    return hashlib.sha256(said.encode()).hexdigest()
+
+
+def sizes(moe: Moe) -> tuple[int, int]:
+    """Bytes of one dense model in float32, and of what each further model of a panel takes."""
+    one, more = (4 * sum(int(np.prod(piece.shape)) for piece in some) for some in (moe.plan.pieces, moe.plan.blended))
+    return one, more
+
+
+def most_models(moe: Moe, memory: int | None) -> int:
+    """G: how many models fit; by default into what the un-merged experts would take, less one model."""
+    one, more = sizes(moe)
+    if memory is None:
+        return max(1, moe.num_experts - 1)
+    if memory < one:
+        raise ConfigError(f"memory must be at least {one} bytes, for one model (got {memory})")
+    return int(min(1 + (memory - one) // more, moe.num_experts))
+
+
+class _Checking:
+    """What is measured once, and looked up after that."""
+
+    def __init__(
+        self,
+        moe: Moe,
+        held: Sequence[Row],
+        space: LabelSpace,
+        own: Sequence[int],
+        recogniser: Any,
+    ) -> None:
+        self.moe, self.held, self.space = moe, list(held), space
+        self.own = list(own)
+        names = [task.name for task in space.tasks]
+        self.of = np.array([names.index(row.task) for row in held], dtype=np.intp)  # (n,)
+        self.seen = recogniser.recognise([row.text for row in held])
+        self._models: dict[str, DenseModel] = {}
+        self._known: dict[tuple[str, bytes], FloatArray] = {}  # method, blend → rewards (n,), NaN where not asked
+        self.blends: dict[tuple[str, bytes], FloatArray] = {}
+
+    def rewards(self, method: str, blend: FloatArray, which: NDArray[np.bool_], *, told: bool = False) -> FloatArray:
+        """What a blend earns on some of the rows (n,): NaN on the others, unless they were asked before."""
+        key = (method + told * "!", blend.tobytes())
+        known = self._known.setdefault(key, np.full(len(self.held), np.nan))
+        self.blends[key] = blend
+        new = np.flatnonzero(which & np.isnan(known))
+        if len(new):
+            if method not in self._models:
+                self._models[method] = DenseModel(Moe(self.moe.source, method=method), self.space)
+            model = self._models[method]
+            model.swap(blend)
+            rows = [self.held[i] for i in new]
+            posteriors = np.eye(len(self.space.tasks))[self.of[new]] if told else self.seen.posteriors[new]
+            answers = by_posterior(self.space, model.answers([row.text for row in rows]), posteriors)
+            known[new] = self.space.rewards(rows, self.space.read(rows, answers))
+        return known
+
+    def by_task(self, rewards: FloatArray) -> tuple[float, ...]:
+        """Mean by task (V,)."""
+        return tuple(float(rewards[self.of == v].mean()) for v in range(len(self.space.tasks)))
+
+    def blend_of(self, tasks: Sequence[int]) -> FloatArray:
+        """The even blend of these tasks' own experts (K,)."""
+        blend = np.zeros(self.moe.num_experts)
+        np.add.at(blend, [self.own[v] for v in tasks], 1 / len(tasks))
+        return blend
+
+    def way(self, method: str, groups: NDArray[np.intp]) -> Way:
+        """Serve each group of tasks (V,) by one model; a row goes where it would be sent."""
+        G, V = int(groups.max()) + 1, len(groups)
+        blends = np.array([self.blend_of(np.flatnonzero(groups == g).tolist()) for g in range(G)])
+        estimates = (groups == np.arange(G)[:, None]).astype(np.float64)
+        panel = Decision(0, np.full(V, 1 / V), blends, estimates)
+        places = panel.assign(np.where(self.seen.novel[:, None], 0.0, self.seen.posteriors))
+        earned = np.empty(len(self.held))
+        for g, blend in enumerate(blends):
+            mine = places == g
+            earned[mine] = self.rewards(method, blend, mine)[mine]
+        one, more = sizes(self.moe)
+        return Way(method, G, tuple(groups.tolist()), self.by_task(earned), one + (G - 1) * more)
+
+    def pairs(self, method: str, step: Callable[[], None]) -> FloatArray:
+        """What tasks earn when two of them share a model (V, V): the mean of the two; on the diagonal alone."""
+        V = len(self.space.tasks)
+        found = np.zeros((V, V))
+        for u in range(V):
+            for v in range(u, V):
+                which = (self.of == u) | (self.of == v)
+                earned = self.rewards(method, self.blend_of([u, v] if u < v else [u]), which)
+                found[u, v] = found[v, u] = (earned[self.of == u].mean() + earned[self.of == v].mean()) / 2
+                step()
+        return found
+
+
+def grouped(shared: FloatArray, groups: int) -> NDArray[np.intp]:
+    """Part V tasks into groups (V,), those together that lose least by it: `shared` (V, V) is what two earn together.
+
+    From every task alone, the two groups are joined whose tasks lose least on average, until there are so many.
+    """
+    parts = [[v] for v in range(len(shared))]
+    alone = np.diag(shared)
+    loss = (alone[:, None] + alone[None]) / 2 - shared
+    while len(parts) > groups:
+        a, b = min(
+            ((a, b) for b in range(len(parts)) for a in range(b)),
+            key=lambda two: float(loss[np.ix_(parts[two[0]], parts[two[1]])].mean()),
+        )
+        parts[a] += parts.pop(b)
+    labels = np.empty(len(shared), dtype=np.intp)
+    for g, part in enumerate(parts):
+        labels[part] = g
+    return labels
+
+
+def self_check(
+    moe: Moe,
+    rows: Sequence[Row],
+    space: LabelSpace,
+    *,
+    own: Sequence[int],
+    memory: int | None = None,
+    models: int | None = None,
+    method: str | None = None,
+    monitor: MonitorConfig | None = None,
+    report: Report = lambda *_: None,
+) -> Check:
+    """Measure the ways to serve experts, on labelled rows of their tasks; `own` (V,) is the expert of each task.
+
+    A given `models` or `method` is the only one that is tried. Otherwise regression is, with Gram matrices that are
+    measured first and left where `moe.source` keeps them. Raises ConfigError where nothing can be measured.
+    """
+    start = time.monotonic()
+    held, rest = divided(rows, parameters=sizes(moe)[0] // 4)
+    if not own:
+        raise ConfigError("which expert belongs to which task is not known: name the experts' tasks in a list")
+    if not held:
+        raise ConfigError(f"the history has too few labelled rows: {SHARE * LEAST} a task are enough")
+    names = [task.name for task in space.tasks]
+    taught = Monitor(names, config=monitor)
+    taught.learn([row.text for row in rest], [row.task for row in rest])
+    most = most_models(moe, memory) if models is None else models
+    counts = sorted({G for G in (1, 2, 3, 4, 6, 8, 12, 16, most) if min(most, len(names)) >= G})
+    counts = counts if models is None else counts[-1:]
+    ready = [method] if method else ["average", *(["regression"] if _measured(moe, rest, space, own, report) else [])]
+    checking = _Checking(moe, held, space, own, taught.snapshot())
+    V = len(names)
+    steps, done = V * (V + 1) // 2 + len(ready) * len(counts) + V, 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        report("self-check", done, steps)
+
+    alone = np.empty(len(held))
+    for v in range(V):
+        mine = checking.of == v
+        alone[mine] = checking.rewards(ready[0], checking.blend_of([v]), mine, told=True)[mine]
+        step()
+    ones = {one: checking.way(one, np.zeros(V, dtype=np.intp)) for one in ready}
+    better = max(ready, key=lambda one: ones[one].reward)
+    shared = checking.pairs(better, step) if max(counts) > 1 and V > 1 else np.eye(V)
+    ways = []
+    for G in counts:
+        for name in ready:
+            ways.append(checking.way(name, grouped(shared, G)))
+            step()
+    best = taken(ways)
+    one, more = sizes(moe)
+    one_hot = [key for key in checking.blends if key[0] == best.method]
+    table = [checking.rewards(best.method, checking.blends[key], np.zeros(len(held), dtype=bool)) for key in one_hot]
+    return Check(
+        digest(moe, rows, memory, models, method),
+        tuple(names),
+        len(held),
+        checking.by_task(alone),
+        one + (moe.num_experts - 1) * more,
+        tuple(ways),
+        tuple(tuple(checking.blends[key].tolist()) for key in one_hot),
+        tuple(tuple(_mean(row[checking.of == v]) for v in range(V)) for row in table),
+        tuple(tuple(int(np.isfinite(row[checking.of == v]).sum()) for v in range(V)) for row in table),
+        time.monotonic() - start,
+    )
+
+
+def _mean(rewards: FloatArray) -> float | None:
+    asked = rewards[np.isfinite(rewards)]
+    return float(asked.mean()) if len(asked) else None
+
+
+def _measured(moe: Moe, rest: Sequence[Row], space: LabelSpace, own: Sequence[int], report: Report) -> bool:
+    """Measure Gram matrices of what each expert sees, if nobody has; whether there are any."""
+    folder = moe.source.beside(FOLDER)
+    if folder.is_dir():
+        return True
+    if set(own) != set(range(moe.num_experts)):
+        return False  # an expert without a task has nothing to be shown
+    shown: list[list[Row]] = [[] for _ in own]
+    for task, expert in zip(space.tasks, own, strict=True):
+        shown[expert] += [row for row in rest if row.task == task.name][:SHOWN]
+    try:
+        inputs = [
+            inputs_of(moe, [row.text for row in some], [answer(row, space.task(row.task)) for row in some])
+            for some in shown
+        ]
+        measure(moe, inputs, folder, rows=SHOWN, report=lambda done: report("gram matrices", done, len(inputs)))
+    except CheckpointError:  # no linear layer, or matrices that cannot be inverted
+        return False
+    return True
