@@ -107,10 +107,9 @@ class AdapterFile(MergeFile):
     @staticmethod
     def room(moe: Moe) -> int:
         """Give the bytes of an adapter that holds all experts, every module at the highest rank, in float32."""
-        shape = {name: spec.shape for name, spec in moe.checkpoint.specs.items()}
         each = [list(adds.values()) for adds in joinable(moe).factors.values()]
-        rank = max(sum(shape[one.down][0] for one in adds) for adds in each)
-        return 4 * rank * sum(shape[adds[0].down][1] + shape[adds[0].up][0] for adds in each)
+        rank = max(sum(one.down.shape[0] for one in adds) for adds in each)
+        return 4 * rank * sum(sum(adds[0].shape) for adds in each)
 
     def write(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
         """Write a blend (K,) beside the one before, and remove that."""

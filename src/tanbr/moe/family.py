@@ -23,7 +23,7 @@ Block: TypeAlias = tuple[str, int]  # a tensor of the checkpoint, and the elemen
 Settings: TypeAlias = dict[str, Any]  # a configuration, as transformers understands it
 _Found: TypeAlias = tuple[Block, tuple[int, ...], torch.dtype]
 
-UNMERGEABLE = frozenset({torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.int8})
+MERGEABLE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 OUTPUT_ROLES: frozenset[Role] = frozenset({"down", "down_bias"})  # a fold scales these: they are linear in the output
 
 
@@ -184,7 +184,7 @@ class Family:
                     f"the experts of {name} differ in shape ({role}: {sorted(shapes)}): no merge is possible"
                 )
             dtypes = {dtype for _, _, dtype in experts.values()}
-            if len(dtypes) > 1 or dtypes & UNMERGEABLE:
+            if len(dtypes) > 1 or not dtypes <= MERGEABLE:
                 raise CheckpointError(
                     f"{name}: {role} must be of one 16- or 32-bit type (got {dtypes}); convert it first"
                 )

@@ -13,6 +13,7 @@ from merge.sources.tiny_dense import MODELS, build, family
 from moe.tiny import load_plain, logits
 from tanbr.cli import app
 from tanbr.errors import CheckpointError, InputError, TanbrError
+from tanbr.merge import Moe
 from tanbr.merge.inspect import glance, inspect
 
 BLEND = [0.5, 0.3, 0.2]
@@ -76,6 +77,16 @@ def test_a_bare_base_is_the_ancestor_of_models_with_a_head(bert, tmp_path) -> No
     merged = dict(moe.tensors(BLEND))
     assert_blend(merged, experts, BLEND, ["classifier.weight", "classifier.bias"])  # the base has no head to keep
     assert torch.equal(merged["bert.pooler.dense.weight"], weights(bert[0])["bert.pooler.dense.weight"])
+
+
+def test_an_expert_in_a_folder_called_base_is_not_taken_for_the_base(bert, tmp_path, monkeypatch) -> None:
+    shutil.copytree(bert[1][0], tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    named, other = (tanbr.open(bert[0], experts=[first, bert[1][1]]) for first in ("base", bert[1][0]))
+    for method in ("average", "task-arithmetic"):
+        merged = dict(Moe(named.source, method=method).tensors([0.5, 0.5]))
+        for name, tensor in Moe(other.source, method=method).tensors([0.5, 0.5]):
+            assert torch.equal(tensor, merged[name]), name
 
 
 def test_methods_on_differences_take_the_base_as_ancestor(bert) -> None:
