@@ -29,8 +29,6 @@ from tanbr.files import write_atomically
 from tanbr.serve.config import ServeConfig, StartConfig
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from tanbr.lab.grouping import Grouping
     from tanbr.merge import Moe
     from tanbr.merge.inspect import Inspection
@@ -120,7 +118,7 @@ def _make_moe(
 @app.command(
     epilog=examples(
         "tanbr inspect moe/",
-        "tanbr inspect moe/ --data labelled.jsonl --out report/",
+        "tanbr inspect moe/ --out report/",
         "tanbr inspect experts.toml --blend-only ffn",
         "tanbr inspect qwen/ --groups 8 && tanbr serve qwen/ --groups out/groups.json",
     )
@@ -129,7 +127,6 @@ def _make_moe(
 def inspect(
     checkpoint: Source,
     over: Given,
-    data: Annotated[Path | None, Option(help='JSON lines {"input_ids": […], "labels": …}; adds losses.')] = None,
     groups: Annotated[int | None, Option(help="Instead of a verdict: put alike experts into this many groups.")] = None,
     texts: Annotated[Path | None, Option(help="Group by the gates' use of experts on these lines.")] = None,
     survey: Annotated[Path | None, Option(help="Group by reward in this file from `tanbr survey`.")] = None,
@@ -145,13 +142,9 @@ def inspect(
     if groups is not None:
         _group(moe, groups, texts=texts, survey=survey, out=out or Path("out"))
         return
-    batches = [] if data is None else read_batches(data)
     with bar("inspecting", unit="sites") as show:
-        report = inspecting.inspect(moe, batches=batches, progress=show)
+        report = inspecting.inspect(moe, progress=show)
     console.print(_report_table(report))
-    for line in report.lines:
-        losses = " → ".join(f"{loss:.4f}" for loss in line.loss)
-        console.print(f"loss from expert {line.first} to expert {line.second}: {losses} (barrier {line.barrier:+.1%})")
     console.print(f"[bold]{report.verdict}[/]: {report.reason}")
     if report.note:
         console.print(f"note: {report.note}")
@@ -278,19 +271,6 @@ def _lines(path: Path) -> list[str]:
         raise DataError(f"{path} is not UTF-8 text") from None
 
 
-def read_batches(path: Path) -> "list[dict[str, Tensor]]":
-    """Read model inputs from JSON lines, one example a line, as batches of one."""
-    import torch
-
-    try:
-        batches = [{key: torch.tensor([value]) for key, value in json.loads(line).items()} for line in _lines(path)]
-    except (ValueError, TypeError, AttributeError, RuntimeError):
-        raise DataError(f"{path}: every line must be a JSON object of numbers and lists of numbers") from None
-    if not batches or not all("labels" in batch for batch in batches):
-        raise DataError(f"{path} must hold examples, each with labels beside the model's inputs")
-    return batches
-
-
 def _report_table(report: "Inspection") -> Table:
     """Lay out a row a site; a site's name folds where the terminal is narrow, and no figure is cut."""
     table = Table(caption="means over pairs of experts; units: hidden units of expert 0 beside those of others")
@@ -300,8 +280,8 @@ def _report_table(report: "Inspection") -> Table:
     off = ~np.eye(report.experts, dtype=bool)
     for site in report.sites:
         means = [float(values[off].mean()) for values in (site.distance, site.cosine, site.task_cosine)]
-        figures = [f"{value:.3f}" for value in (*means, site.unit_cosine, site.best_unit_cosine)]
-        table.add_row(site.site, *figures, f"{site.mismatch:.0%}")
+        figures = [f"{value:.3f}" for value in (*means, site.units.in_place, site.units.best)]
+        table.add_row(site.site, *figures, f"{site.units.moved:.0%}")
     return table
 
 
