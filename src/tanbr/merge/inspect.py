@@ -132,10 +132,7 @@ def _judge_units(matches: Sequence[UnitMatch]) -> tuple[Verdict, str]:
     same = float(np.mean([match.in_place for match in matches]))
     best = float(np.mean([match.best for match in matches]))
     if same >= ALIKE:
-        return (
-            "merge",
-            f"the experts share an ancestor (a hidden unit and its namesake in another have cosine {same:.2f})",
-        )
+        return "merge", f"the experts share an ancestor (their hidden units have cosine {same:.2f} in place)"
     if best >= ALIKE:
         return "align first", (
             f"the experts hold the same hidden units in another order (cosine {same:.2f} in place, "
