@@ -38,7 +38,7 @@ class Slerp(Method):
     def _products(self, piece: Piece, chosen: Sequence[int]) -> Tensor:
         """Inner products (r, r) of the chosen experts."""
         total = torch.zeros(len(chosen), len(chosen), dtype=torch.float64)
-        for at in range(0, torch.Size(piece.shape).numel(), CHUNK):
+        for at in range(0, math.prod(piece.shape), CHUNK):
             rows = self.experts.rows(piece, chosen, slice(at, at + CHUNK))
             total += (rows @ rows.T).double()
         return total

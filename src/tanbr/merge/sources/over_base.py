@@ -72,7 +72,12 @@ class OverBase(ExpertsOverBase):
         labels: Sequence[Sequence[str]] = (),
     ) -> None:
         """Join experts; `labels` (K,) name the columns of their heads where they do not do so themselves."""
-        _check_named([expert.path for expert in experts])
+        self._names = [str(expert.path) for expert in experts]
+        if len(experts) < 2:
+            raise InputError(f"a blend needs two experts or more (got {len(experts)}); name each with --expert FOLDER")
+        if len(set(self._names)) < len(experts):
+            twice = max(self._names, key=self._names.count)
+            raise InputError(f"expert {twice} is named twice; name every expert once and give it the weight you want")
         if blend_only not in get_args(BlendOnly):
             raise InputError(f"blend_only must be one of {', '.join(get_args(BlendOnly))} (got {blend_only!r})")
         whole = [expert for expert in experts if isinstance(expert, Checkpoint)]
@@ -88,8 +93,9 @@ class OverBase(ExpertsOverBase):
                 "save the base with the head that the experts have"
             )
         self.count = len(experts)
-        self._names = [str(expert.path) for expert in experts]
-        self.family = dense_family(base.config["model_type"])
+        # Dense already: no tensor changes its name, and no setting its value.
+        model_type = base.config["model_type"]
+        self.family = Family(model_type=model_type, dense=model_type, prefix=("", ""), count="", experts=(), width=())
         self.config = read_settings(self._model.config)
         self.checkpoint = Joined(
             base.path, self._model.config, {BASE: base} | dict(zip(self._names, experts, strict=True))
@@ -227,20 +233,6 @@ def _check_fits(adapter: Adapter, base: Checkpoint) -> None:
             f"adapter {adapter.path} was made for another base: it holds {odd} {adapter.whole[odd].shape}, "
             f"for which {base.path} has no place; save the base with the head that the adapter was trained with"
         )
-
-
-def _check_named(folders: Sequence[Path]) -> None:
-    """Refuse a single expert, and an expert that is named twice."""
-    if len(folders) < 2:
-        raise InputError(f"a blend needs two experts or more (got {len(folders)}); name each with --expert FOLDER")
-    twice = next((folder for at, folder in enumerate(folders) if folder in folders[:at]), None)
-    if twice is not None:
-        raise InputError(f"expert {twice} is named twice; name every expert once and give it the weight you want")
-
-
-def dense_family(model_type: str) -> Family:
-    """Make the family of a model that is dense already: no tensor changes its name, and no setting its value."""
-    return Family(model_type=model_type, dense=model_type, prefix=("", ""), count="", experts=(), width=())
 
 
 def sites_of(blended: Sequence[Piece]) -> list[Site]:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, T5Config, T5EncoderModel, T5ForConditionalGeneration
 from transformers.activations import ACT2FN
 
-from tanbr.moe.family import ExpertPattern, Family, Role
+from tanbr.moe.family import Family, in_place
 from tanbr.moe.layer import ExpertFfn, ExpertLinear, MoeSite
 
 
@@ -68,13 +68,6 @@ class T5MoeEncoderModel(T5EncoderModel):
 AutoConfig.register("t5_moe", T5MoeConfig)
 AutoModelForSeq2SeqLM.register(T5MoeConfig, T5MoeForConditionalGeneration)
 
-_TENSORS: tuple[tuple[str, Role], ...] = (
-    ("{site}.DenseReluDense.wi.weight", "up"),
-    ("{site}.DenseReluDense.wi_0.weight", "gate"),
-    ("{site}.DenseReluDense.wi_1.weight", "up"),
-    ("{site}.DenseReluDense.wo.weight", "down"),
-)
-
 T5_TWIN = {
     "vocab_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2,
     "decoder_start_token_id": 0,
@@ -85,8 +78,11 @@ T5 = Family(
     dense="t5",
     prefix=("T5Moe", "T5"),
     count="num_experts",
-    experts=tuple(ExpertPattern(name, {role: name}) for name, role in _TENSORS),
+    experts=in_place({
+        "{site}.DenseReluDense.wi.weight": "up", "{site}.DenseReluDense.wi_0.weight": "gate",
+        "{site}.DenseReluDense.wi_1.weight": "up", "{site}.DenseReluDense.wo.weight": "down",
+    }),
     drop=(r"\.gate\.weight$",),
     width=("d_ff",),
     twin=T5_TWIN,
-)
+)  # fmt: skip
