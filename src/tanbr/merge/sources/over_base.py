@@ -6,7 +6,6 @@ An adapter that leaves a layer alone counts as the base there. Heads with differ
 The base is the ancestor that merge methods on differences take, and that `inspect` compares each expert with.
 """
 
-import copy
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -72,11 +71,11 @@ class OverBase(ExpertsOverBase):
         labels: Sequence[Sequence[str]] = (),
     ) -> None:
         """Join experts; `labels` (K,) name the columns of their heads where they do not do so themselves."""
-        self._names = [str(expert.path) for expert in experts]
+        self.names = [str(expert.path) for expert in experts]
         if len(experts) < 2:
             raise InputError(f"a blend needs two experts or more (got {len(experts)}); name each with --expert FOLDER")
-        if len(set(self._names)) < len(experts):
-            twice = max(self._names, key=self._names.count)
+        if len(set(self.names)) < len(experts):
+            twice = max(self.names, key=self.names.count)
             raise InputError(f"expert {twice} is named twice; name every expert once and give it the weight you want")
         if blend_only not in get_args(BlendOnly):
             raise InputError(f"blend_only must be one of {', '.join(get_args(BlendOnly))} (got {blend_only!r})")
@@ -98,7 +97,7 @@ class OverBase(ExpertsOverBase):
         self.family = Family(model_type=model_type, dense=model_type, prefix=("", ""), count="", experts=(), width=())
         self.config = read_settings(self._model.config)
         self.checkpoint = Joined(
-            base.path, self._model.config, {BASE: base} | dict(zip(self._names, experts, strict=True))
+            base.path, self._model.config, {BASE: base} | dict(zip(self.names, experts, strict=True))
         )
         self.companions = (self._model.path, base.path) if whole else (base.path,)
         self.ancestors = _ancestors(base, self._model)
@@ -117,29 +116,10 @@ class OverBase(ExpertsOverBase):
         self.pieces = self._joined(blend_only, [tuple(of) for of in labels or [()] * self.count])
         if not self.blended:
             what = "no FFN of these experts can be told by its name" if blend_only == "ffn" else "all experts are equal"
-            raise CheckpointError(f"there is nothing to blend in {self._names[0]} and the others: {what}")
+            raise CheckpointError(f"there is nothing to blend in {self.names[0]} and the others: {what}")
         targets = {piece.target for piece in self.blended}
         self.factors = {target: adds for target, adds in factors.items() if target in targets}
         self.sites = sites_of(self.blended)
-
-    @property
-    def names(self) -> list[str]:
-        """The experts' folders."""
-        return self._names
-
-    def identical(self) -> "OverBase":
-        """Let every expert be the first."""
-        same = copy.copy(self)
-        for cached in ("blended", "_stacks"):
-            same.__dict__.pop(cached, None)
-        same.factors = {
-            target: dict.fromkeys(range(self.count), adds[0]) for target, adds in self.factors.items() if 0 in adds
-        }
-        same.pieces = [
-            piece if piece.weights is not None else replace(piece, blocks=piece.blocks[:1] * self.count)
-            for piece in self.pieces
-        ]
-        return same
 
     def _joined(self, blend_only: BlendOnly, named: list[tuple[str, ...]]) -> list[Piece]:
         """Make the pieces of the whole model; heads whose labels differ become one head."""
@@ -149,7 +129,7 @@ class OverBase(ExpertsOverBase):
         specs = weights_of(self._model)
         heads: set[str] = set()
         if any(labels != own for labels in head.of):
-            head.check(self._names)
+            head.check(self.names)
             heads = {name for name in specs if HEAD.search(name) and self._is_of(name, head)}
             if not heads:
                 raise CheckpointError(
@@ -183,7 +163,7 @@ class OverBase(ExpertsOverBase):
             start = 0 if alike else 1
             if (spec.shape[start:], spec.dtype) != (mine.shape[start:], mine.dtype):
                 raise CheckpointError(
-                    f"experts must hold equal tensors, but {name} is {spec.shape} {spec.dtype} in {self._names[k]} and "
+                    f"experts must hold equal tensors, but {name} is {spec.shape} {spec.dtype} in {self.names[k]} and "
                     f"{mine.shape} {mine.dtype} in {self._model.path}; save both with the same dtype and shapes (an "
                     "adapter's own head needs a base with the same, or its labels in a file that lists the experts)"
                 )

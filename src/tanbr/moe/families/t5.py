@@ -3,7 +3,7 @@
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, T5Config, T5EncoderModel, T5ForConditionalGeneration
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, T5Config, T5ForConditionalGeneration
 from transformers.activations import ACT2FN
 
 from tanbr.moe.family import Family, in_place
@@ -39,12 +39,6 @@ class T5MoeFfn(MoeSite):
         return ExpertFfn(inner=inner, outer=self.wo, act=self.act, dropout=self.dropout)(hidden_states, self)
 
 
-def _install_experts(model: Any, config: T5MoeConfig) -> None:
-    for stack in (model.get_encoder(), getattr(model, "decoder", None)):
-        for block in stack.block if stack is not None else ():
-            block.layer[-1].DenseReluDense = T5MoeFfn(config)
-
-
 class T5MoeForConditionalGeneration(T5ForConditionalGeneration):
     """T5-MoE, encoder and decoder."""
 
@@ -52,17 +46,8 @@ class T5MoeForConditionalGeneration(T5ForConditionalGeneration):
 
     def __init__(self, config: T5MoeConfig) -> None:
         super().__init__(config)
-        _install_experts(self, config)
-
-
-class T5MoeEncoderModel(T5EncoderModel):
-    """T5-MoE's encoder alone."""
-
-    config_class = T5MoeConfig
-
-    def __init__(self, config: T5MoeConfig) -> None:
-        super().__init__(config)
-        _install_experts(self, config)
+        for block in (*self.encoder.block, *self.decoder.block):
+            block.layer[-1].DenseReluDense = T5MoeFfn(config)
 
 
 AutoConfig.register("t5_moe", T5MoeConfig)
