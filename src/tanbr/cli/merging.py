@@ -89,8 +89,6 @@ def merge(
     made = moe.plan.config().architectures[0]
     console.print(f"{out}: {made}, merged from {moe.num_experts} experts at {len(moe.sites)} sites")
     console.print(f"certificate: {out / 'certificate.json'}")
-    if moe.family.note:
-        console.print(f"note: {moe.family.note}")
 
 
 def _make_moe(
@@ -146,8 +144,6 @@ def inspect(
         report = inspecting.inspect(moe, progress=show)
     console.print(_report_table(report))
     console.print(f"[bold]{report.verdict}[/]: {report.reason}")
-    if report.note:
-        console.print(f"note: {report.note}")
     if report.experts >= MANY:
         console.print(f"note: {report.experts} experts are many to learn a blend of; --groups may help at first")
     if out is not None:

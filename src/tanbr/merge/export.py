@@ -70,7 +70,6 @@ def _certificate(moe: "Moe", blend: list[float], *, dense: str) -> dict[str, Any
         },
         "folds": [{"site": site.name, "scale": site.fold.scale, "reason": site.fold.reason} for site in moe.sites],
         "identical_experts": _identical_experts(moe) if moe.family.experts else None,  # a dense class stays as it is
-        "note": moe.family.note,
         "versions": {name: importlib.metadata.version(name) for name in ("tanbr", "torch", "transformers")},
     }
 

@@ -52,7 +52,6 @@ class Inspection:
     sites: tuple[SiteKinship, ...]
     verdict: Verdict
     reason: str
-    note: str
 
     def to_json(self) -> dict[str, Any]:
         """Give the report as JSON can hold it."""
@@ -69,7 +68,7 @@ def inspect(moe: Moe, *, progress: Progress = silent) -> Inspection:
         sites.append(_site_kinship(moe, site))
     progress(len(moe.sites), len(moe.sites))
     verdict, reason = _judge_descent(moe) or _judge_units([site.units for site in sites])
-    return Inspection(moe.family.model_type, moe.num_experts, tuple(sites), verdict, reason, moe.family.note)
+    return Inspection(moe.family.model_type, moe.num_experts, tuple(sites), verdict, reason)
 
 
 def glance(moe: Moe) -> tuple[Verdict, str]:

@@ -174,7 +174,6 @@ class Family:
     unit_axes: Mapping[Role, int | None] = field(default_factory=lambda: UNIT_AXES)
     fold: Callable[[Checkpoint, Settings, str], Fold] | None = None  # the factor on a site's output
     twin: Mapping[str, Any] = field(default_factory=lambda: DECODER_TWIN)  # changes that make a configuration tiny
-    note: str = ""  # what a user should know before serving a merge of this family
 
     def sites(self, checkpoint: Checkpoint, settings: Settings) -> list[Site]:
         """List the sites of a checkpoint, in order; a missing or unequal expert is a CheckpointError."""
