@@ -65,7 +65,7 @@ def check_method(text: str, *, source: str) -> None:
     """Refuse a merge method `package.module:Class` in a file: an import runs code, and files come from strangers."""
     if sum("=" not in part for part in text.split(":")) > 1:
         raise ConfigError(
-            f"{source}: method must be the name of an installed merge method (got {reprlib.repr(text)}); name a "
+            f"{source}: method must be the name of a merge method (got {reprlib.repr(text)}); name a "
             "class of a module with --method instead"
         )
 

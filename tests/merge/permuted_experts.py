@@ -4,7 +4,7 @@ import numpy as np
 
 import tanbr.merge
 from tanbr.merge.align import expert_tensor, permuted, unit_count
-from tanbr.moe.writing import NewTensor, write_json, write_tensors
+from tanbr.moe.writing import write_json, write_tensors
 
 
 def rewritten(moe, folder, change):
@@ -19,8 +19,7 @@ def rewritten(moe, folder, change):
                 block.copy_(change(site, part, expert, block.clone(), first))
     folder.mkdir()
     write_json(folder / "config.json", moe.checkpoint.config)
-    specs = moe.checkpoint.specs.values()
-    write_tensors(folder, [NewTensor(s.name, s.dtype, s.shape) for s in specs], [values[s.name] for s in specs])
+    write_tensors(folder, list(moe.checkpoint.specs.values()), list(values.values()))
     return tanbr.merge.open(folder)
 
 
@@ -32,7 +31,7 @@ def shuffled(site, part, expert, own, first):
     """Every expert is the first, its hidden units in another order."""
     if expert == 0 or part.unit_axis is None:
         return first
-    return permuted(first, part.unit_axis, unit_count(site), order_of(site, expert))
+    return permuted(first, part.unit_axis, order_of(site, expert))
 
 
 def related(site, part, expert, own, first):

@@ -9,7 +9,7 @@ import tanbr.merge
 from elsewhere import elsewhere
 from moe.tiny import build
 from tanbr.errors import CheckpointError, InputError
-from tanbr.merge.stream import finite
+from tanbr.merge.blend import finite
 from tanbr.moe.families import FAMILIES
 
 BLEND = [0.1, 0.6, 0.0, 0.3]

@@ -29,8 +29,6 @@ from tanbr.files import write_atomically
 from tanbr.serve.config import ServeConfig, StartConfig
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from tanbr.lab.grouping import Grouping
     from tanbr.merge import Moe
     from tanbr.merge.inspect import Inspection
@@ -43,7 +41,6 @@ MANY = 32  # experts from which a router learns sooner over groups of them
 @app.command(
     epilog=examples(
         "tanbr merge mixtral/ dense/ --blend even",
-        "tanbr merge moe/ wide/ --mode concat --experts 0,3",
         "tanbr merge bert/ dense/ --expert sst2/ --expert mnli/ --blend 0.4,0.6",
         "tanbr merge experts.toml moe/ --mode moe --blend-only ffn",
         "tanbr merge bert/ bert-moe/ --mode moe --copies 8 --jitter 0.01",
@@ -56,13 +53,10 @@ def merge(
     over: Given,
     blend: Blend = None,
     mode: Annotated[
-        Literal["blend", "concat", "moe"],
-        Option(help="Blend experts; put some side by side in a wider FFN; or write dense models as one MoE."),
+        Literal["blend", "moe"],
+        Option(help="Blend experts; or write dense models as one MoE."),
     ] = "blend",
     method: MergeMethod = None,
-    side_by_side: Annotated[
-        str | None, Option("--experts", help="With concat: experts, as 0,3, weighed alike.")
-    ] = None,
     rest: Annotated[
         Literal["refuse", "average"],
         Option(help="With moe: refuse or average differences outside FFNs, which an MoE cannot hold."),
@@ -73,34 +67,28 @@ def merge(
     force: Force = False,
 ) -> None:
     """Merge an MoE checkpoint into a plain dense one, with a certificate of what was done; or make an MoE."""
-    if (mode == "concat") != (side_by_side is not None) or (mode != "blend" and blend is not None):
-        raise InputError("--mode concat needs --experts, a merge needs --blend, and neither takes the other's")
+    if mode == "moe" and blend is not None:
+        raise InputError("--mode moe takes no --blend")
     if mode != "moe" and (copies is not None or rest != "refuse"):
         raise InputError("--copies and --rest are for --mode moe")
     if mode == "moe":
         _make_moe(checkpoint, out, over, rest=rest, copies=copies, jitter=jitter)
         return
     from tanbr.merge import open as open_moe
-    from tanbr.merge.export import export
 
     moe = open_moe(checkpoint, **over, method=method)
-    weights = None if mode == "concat" else _weights(moe, blend, force=force)
+    weights = _weights(moe, blend, force=force)
     if as_adapter:
         from tanbr.merge.sources.one_adapter import export_adapter
 
-        if weights is None:
-            raise InputError("--as-adapter needs --blend")
         export_adapter(moe, out, blend=weights)
         console.print(f"{out}: one adapter that adds what {moe.num_experts} do, blended")
         return
-    chosen = None if side_by_side is None else whole_numbers(side_by_side, "--experts")
     with bar("merging") as show:
-        export(moe, out, blend=weights, mode=mode, experts=chosen, progress=show)
+        moe.export(weights, out, progress=show)
     made = moe.plan.config().architectures[0]
     console.print(f"{out}: {made}, merged from {moe.num_experts} experts at {len(moe.sites)} sites")
     console.print(f"certificate: {out / 'certificate.json'}")
-    if moe.family.note:
-        console.print(f"note: {moe.family.note}")
 
 
 def _make_moe(
@@ -128,7 +116,7 @@ def _make_moe(
 @app.command(
     epilog=examples(
         "tanbr inspect moe/",
-        "tanbr inspect moe/ --data labelled.jsonl --out report/",
+        "tanbr inspect moe/ --out report/",
         "tanbr inspect experts.toml --blend-only ffn",
         "tanbr inspect qwen/ --groups 8 && tanbr serve qwen/ --groups out/groups.json",
     )
@@ -137,11 +125,10 @@ def _make_moe(
 def inspect(
     checkpoint: Source,
     over: Given,
-    data: Annotated[Path | None, Option(help='JSON lines {"input_ids": […], "labels": …}; adds losses.')] = None,
     groups: Annotated[int | None, Option(help="Instead of a verdict: put alike experts into this many groups.")] = None,
     texts: Annotated[Path | None, Option(help="Group by the gates' use of experts on these lines.")] = None,
     survey: Annotated[Path | None, Option(help="Group by reward in this file from `tanbr survey`.")] = None,
-    out: Annotated[Path | None, Option(help="Folder for figures and a heat map.")] = None,
+    out: Annotated[Path | None, Option(help="Folder for the figures, as JSON; with --groups also a heat map.")] = None,
 ) -> None:
     """Check whether a checkpoint's experts share an ancestor. The verdict: merge, align first, or do not merge."""
     if (groups is None and (texts or survey)) or (texts and survey):
@@ -153,22 +140,15 @@ def inspect(
     if groups is not None:
         _group(moe, groups, texts=texts, survey=survey, out=out or Path("out"))
         return
-    batches = [] if data is None else read_batches(data)
     with bar("inspecting", unit="sites") as show:
-        report = inspecting.inspect(moe, batches=batches, progress=show)
+        report = inspecting.inspect(moe, progress=show)
     console.print(_report_table(report))
-    for line in report.lines:
-        losses = " → ".join(f"{loss:.4f}" for loss in line.loss)
-        console.print(f"loss from expert {line.first} to expert {line.second}: {losses} (barrier {line.barrier:+.1%})")
     console.print(f"[bold]{report.verdict}[/]: {report.reason}")
-    if report.note:
-        console.print(f"note: {report.note}")
     if report.experts >= MANY:
         console.print(f"note: {report.experts} experts are many to learn a blend of; --groups may help at first")
     if out is not None:
         write_atomically(out / "inspect.json", json.dumps(report.to_json(), indent=2) + "\n")
-        inspecting.draw(report, out / "inspect.png")
-        console.print(f"figures: {out / 'inspect.json'}\nheat map: {out / 'inspect.png'}")
+        console.print(f"figures: {out / 'inspect.json'}")
 
 
 def _group(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None, out: Path) -> None:
@@ -202,17 +182,13 @@ def _found(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None) ->
 
 
 @app.command(epilog=examples("tanbr align moe/ aligned/ && tanbr merge aligned/ dense/ --blend even"))
-def align(
-    checkpoint: Source,
-    out: NewFolder,
-    reference: Annotated[int, Option(help="The expert whose order of hidden units the others take.")] = 0,
-) -> None:
+def align(checkpoint: Source, out: NewFolder) -> None:
     """Put the hidden units of all experts in the same order, where `tanbr inspect` says "align first"."""
     from tanbr.merge import align as aligning
     from tanbr.merge import open as open_moe
 
     with bar("aligning") as show:
-        aligning.align(open_moe(checkpoint), out, reference=reference, progress=show)
+        aligning.align(open_moe(checkpoint), out, progress=show)
     console.print(f"{out}: computes what {checkpoint} does, with its experts' hidden units in one order")
 
 
@@ -291,19 +267,6 @@ def _lines(path: Path) -> list[str]:
         raise DataError(f"{path} is not UTF-8 text") from None
 
 
-def read_batches(path: Path) -> "list[dict[str, Tensor]]":
-    """Read model inputs from JSON lines, one example a line, as batches of one."""
-    import torch
-
-    try:
-        batches = [{key: torch.tensor([value]) for key, value in json.loads(line).items()} for line in _lines(path)]
-    except (ValueError, TypeError, AttributeError, RuntimeError):
-        raise DataError(f"{path}: every line must be a JSON object of numbers and lists of numbers") from None
-    if not batches or not all("labels" in batch for batch in batches):
-        raise DataError(f"{path} must hold examples, each with labels beside the model's inputs")
-    return batches
-
-
 def _report_table(report: "Inspection") -> Table:
     """Lay out a row a site; a site's name folds where the terminal is narrow, and no figure is cut."""
     table = Table(caption="means over pairs of experts; units: hidden units of expert 0 beside those of others")
@@ -313,8 +276,8 @@ def _report_table(report: "Inspection") -> Table:
     off = ~np.eye(report.experts, dtype=bool)
     for site in report.sites:
         means = [float(values[off].mean()) for values in (site.distance, site.cosine, site.task_cosine)]
-        figures = [f"{value:.3f}" for value in (*means, site.unit_cosine, site.best_unit_cosine)]
-        table.add_row(site.site, *figures, f"{site.mismatch:.0%}")
+        figures = [f"{value:.3f}" for value in (*means, site.units.in_place, site.units.best)]
+        table.add_row(site.site, *figures, f"{site.units.moved:.0%}")
     return table
 
 

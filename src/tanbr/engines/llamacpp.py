@@ -57,10 +57,10 @@ def _factors(moe: Moe) -> list[float]:
     source, found = joinable(moe), []
     for adapter in source.adapters:
         alpha = float(adapter.settings["lora_alpha"])
-        each = [layer.scale * layer.down.shape[0] / alpha for layer in adapter.layers.values()]
+        each = [layer.scale * layer.down.shape[0] / alpha for layer in adapter.factors.values()]
         if not np.allclose(each, each[0]):
             raise InputError(f"llama.cpp gives an adapter one scale, and {adapter.path} needs several (alpha_pattern)")
-        if adapter.whole or any(f"{module}.weight" not in source.factors for module in adapter.layers):
+        if adapter.whole or not adapter.factors.keys() <= source.factors.keys():
             raise InputError(
                 f"llama.cpp adds an adapter whole, and {adapter.path} is to be added in part or holds more"
             )

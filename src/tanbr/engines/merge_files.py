@@ -20,11 +20,11 @@ from torch import Tensor
 
 from tanbr.errors import OutputError
 from tanbr.merge import Moe
+from tanbr.merge.blend import finite
 from tanbr.merge.skeleton import skeleton
 from tanbr.merge.sources.one_adapter import export_adapter, joinable
-from tanbr.merge.stream import finite
-from tanbr.moe.checkpoint import SINGLE
-from tanbr.moe.writing import NewTensor, copy_companions, header_of, locked, remove_if_abandoned
+from tanbr.moe.checkpoint import SINGLE, TensorSpec
+from tanbr.moe.writing import copy_companions, header_of, locked, remove_if_abandoned
 from tanbr.serve.backends.torch_eager import rest
 from tanbr.types import Blend
 
@@ -63,7 +63,7 @@ class DenseFile(MergeFile):
                 file.write(head)
                 file.flush()
                 mapped = mmap.mmap(file.fileno(), 0)
-            skeleton(moe.plan, moe.checkpoint, device="meta").config.save_pretrained(folder)
+            skeleton(moe.plan, device="meta").config.save_pretrained(folder)
             for companions in moe.source.companions:
                 copy_companions(companions, folder)
         except OSError as error:
@@ -107,10 +107,9 @@ class AdapterFile(MergeFile):
     @staticmethod
     def room(moe: Moe) -> int:
         """Give the bytes of an adapter that holds all experts, every module at the highest rank, in float32."""
-        shape = {name: spec.shape for name, spec in moe.checkpoint.specs.items()}
         each = [list(adds.values()) for adds in joinable(moe).factors.values()]
-        rank = max(sum(shape[one.down][0] for one in adds) for adds in each)
-        return 4 * rank * sum(shape[adds[0].down][1] + shape[adds[0].up][0] for adds in each)
+        rank = max(sum(one.down.shape[0] for one in adds) for adds in each)
+        return 4 * rank * sum(sum(adds[0].shape) for adds in each)
 
     def write(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
         """Write a blend (K,) beside the one before, and remove that."""
@@ -162,10 +161,9 @@ class MergeFiles:
         return free
 
 
-def tensors_of(moe: Moe) -> list[NewTensor]:
+def tensors_of(moe: Moe) -> list[TensorSpec]:
     """List the tensors of the dense model, as they are in its file."""
-    dtypes = moe.plan.dtypes(moe.checkpoint)
-    return [NewTensor(name, dtypes[name], moe.plan.shapes[name]) for name in moe.plan.targets()]
+    return list(moe.plan.specs.values())
 
 
 def _roomy(roots: Sequence[Path], wanted: int) -> Path:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -39,7 +38,7 @@ from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
 from tanbr.loop.turn import MixSource
 from tanbr.merge import Moe
-from tanbr.merge.methods import GROUP, METHODS, check_name
+from tanbr.merge.methods import METHODS, check_name
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.router.groups import Groups
@@ -357,7 +356,7 @@ def method(
         raise ConfigError(f"unknown method {base!r}; {hint}known: {known}")
     allowed = ["probes", "survey", "oracle"] if kind.learns else []
     allowed += ["recognised"] if kind.fills_panels or kind.whole else []
-    ways = [*METHODS, *entry_points(group=GROUP).names] if kind.blends else []
+    ways = list(METHODS) if kind.blends else []
     odd = [extra for extra in extras if extra not in allowed and extra.partition(":")[0] not in ways]
     if odd:
         may = ", ".join([*allowed, *ways]) or "nothing, as it neither learns nor chooses blends"

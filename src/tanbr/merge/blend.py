@@ -6,7 +6,6 @@ batch of small matrix products, which runs at the speed of memory. Half types ar
 float32.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from tanbr.errors import CheckpointError
 from tanbr.moe.checkpoint import Checkpoint
-from tanbr.moe.family import Block, Piece
+from tanbr.moe.family import Block
 
 BLOCK = 4096  # columns of one product: r rows of it and its sum stay in the first cache, threads take turns
 WIDENED = 1 << 16  # elements of a half type that are widened at a time: r rows of it stay in the second cache
@@ -83,15 +82,14 @@ def progressions(checkpoint: Checkpoint, active: Sequence[tuple[Block, float]]) 
     return [[(block, weight) for _, block, weight in run] for run in runs]
 
 
-def check_finite(checkpoint: Checkpoint, pieces: Sequence[Piece], expert: int) -> None:
-    """Refuse an expert that holds NaN or infinity, before it gets near a model in use."""
-    for piece in pieces:
-        block = piece.blocks[expert] if len(piece.blocks) > 1 else piece.blocks[0]
-        if not is_finite(checkpoint.blocks([block], math.prod(piece.shape))[0]):
-            raise CheckpointError(f"{block[0]} of {checkpoint.path} holds NaN or infinity; the checkpoint is damaged")
-
-
 def is_finite(tensor: Tensor) -> bool:
     """Whether a tensor of weights holds neither NaN nor infinity."""
     # The sum of finite weights is finite in float32, and a sum is the fastest way to see each of them.
     return bool(torch.isfinite(tensor.detach().sum(dtype=torch.float32)))
+
+
+def finite(name: str, tensor: Tensor) -> Tensor:
+    """Refuse a merged tensor that holds NaN or infinity."""
+    if not is_finite(tensor):
+        raise CheckpointError(f"the merge of {name} holds NaN or infinity; restore the checkpoint")
+    return tensor

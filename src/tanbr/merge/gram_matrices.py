@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tanbr.errors import CheckpointError
 from tanbr.merge.blend import weighted_sum
-from tanbr.moe.checkpoint import Checkpoint
+from tanbr.moe.checkpoint import Checkpoint, TensorSpec
 from tanbr.moe.family import Block, Piece
-from tanbr.moe.writing import NewTensor, new_folder, write_json, write_tensors
+from tanbr.moe.writing import new_folder, write_json, write_tensors
 
 FOLDER = "grams"  # what experts see alone
 FOLDER_MERGED = "grams-merged"  # what they see behind layers that are merged already
@@ -91,13 +91,13 @@ def write_gram_matrices(
     return out
 
 
-def _tensors(layers: Mapping[str, tuple[int, ...]], experts: int, *, by_layer: bool = False) -> list[NewTensor]:
+def _tensors(layers: Mapping[str, tuple[int, ...]], experts: int, *, by_layer: bool = False) -> list[TensorSpec]:
     """List what the folder holds, in order."""
     pairs = [(layer, k) for k in range(experts) for layer in layers]
     if by_layer:
         pairs = [(layer, k) for layer in layers for k in range(experts)]
     return [
-        NewTensor(_name(layer, k, side), torch.float32, (columns, columns if side == "left" else rows))
+        TensorSpec(_name(layer, k, side), torch.float32, (columns, columns if side == "left" else rows))
         for layer, k in pairs
         for rows, columns in [layers[layer]]
         for side in ("left", "right")

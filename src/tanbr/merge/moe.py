@@ -1,28 +1,28 @@
 """`tanbr.open`: experts, wherever they come from, as one object, and the dense models that come out of it."""
 
-import hashlib
 import re
-from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from tanbr.errors import CheckpointError, InputError
+from tanbr.merge.blend import weighted_sum
 from tanbr.merge.export import export
-from tanbr.merge.methods import Method, choose
+from tanbr.merge.methods import choose
 from tanbr.merge.skeleton import DensePlan, locate, skeleton
 from tanbr.merge.sources import BlendOnly, ExpertSource, MoeCheckpoint, OverBase
 from tanbr.merge.sources.expert_list import is_list, read_list
 from tanbr.merge.sources.peft_folder import is_adapter, read_adapter
-from tanbr.merge.stream import Places, stream
-from tanbr.moe.checkpoint import Checkpoint, TensorFile, understood
+from tanbr.moe.checkpoint import Checkpoint, TensorFile
 from tanbr.moe.device import device_of
-from tanbr.moe.family import Settings, Site
+from tanbr.moe.writing import Progress, silent
 from tanbr.types import Blend, as_blend
 
 FETCHED = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "LICENSE*"]
@@ -35,40 +35,29 @@ class Moe:
         self.device = device_of(device)  # where dense models are built
         self.source = MoeCheckpoint(source) if isinstance(source, Checkpoint) else source
         self.checkpoint = self.source.checkpoint
+        self.path = self.checkpoint.path  # the base's folder where experts are checkpoints of their own
         self.family = self.source.family
-        self.config: Settings = self.source.config
-        self.sites: list[Site] = self.source.sites
-        with understood(self.checkpoint):
-            self.plan = DensePlan(self.family, self.config, self.sites, self.source.pieces)
-        self.experts = self.source.experts(self.plan.blended, lambda: self.fingerprint)
-        self.method: Method = choose(method, self.experts)
+        self.config = self.source.config
+        self.sites = self.source.sites
+        self.num_experts = self.source.count  # K
+        self.plan = DensePlan(self.source)
+        self.method = choose(method, self.source)
         self._trusted: set[int] = set()
-
-    @property
-    def path(self) -> Path:
-        """The checkpoint's folder; the base's where experts are checkpoints of their own."""
-        return self.checkpoint.path
 
     @property
     def files(self) -> list[TensorFile]:
         """The files that a merge reads."""
         return self.checkpoint.files + self.method.files
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """SHA-256 of the weights."""
-        digests = [file.digest() for file in self.checkpoint.files]
-        return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-
-    @property
-    def num_experts(self) -> int:
-        """K."""
-        return self.source.count
+        return self.checkpoint.fingerprint
 
     def dense(self, blend: ArrayLike | None = None) -> Any:
         """Build the dense transformers model, in eval mode, with `blend` merged into it (all experts alike if None)."""
         weights = self.check(blend)
-        model = skeleton(self.plan, self.checkpoint)
+        model = skeleton(self.plan)
         for _ in self.tensors(weights, into=partial(locate, model)):
             pass
         return model.to(self.device).eval()
@@ -79,31 +68,57 @@ class Moe:
             pass
 
     def tensors(
-        self, blend: ArrayLike | None = None, *, into: Places | None = None, changing: bool = False
+        self, blend: ArrayLike | None = None, *, into: Callable[[str], Tensor] | None = None, changing: bool = False
     ) -> Iterator[tuple[str, Tensor]]:
         """Merge a blend (K,), tensor by tensor: each dense tensor's name and the tensor, when it is written.
 
         `into` says where a tensor of a name is to be written (a new one each if None); with `changing`, only what
         depends on the blend is merged (of an MoE, the FFNs).
         """
-        weights = self.check(blend).tolist()
-        return stream(self.plan, self.checkpoint, self.method, weights, into=into, changing=changing)
+        return self._filled(self.check(blend).tolist(), into, changing)
+
+    def _filled(
+        self, blend: list[float], into: Callable[[str], Tensor] | None, changing: bool
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Fill the tensors one after the other: the one merge loop.
+
+        All places are asked for before anything is written, so that a model that lacks one stays as it was.
+        """
+        plan = self.plan
+        targets = plan.targets(changing=changing)
+        places = None if into is None else {target: into(target) for target in targets}
+        if places is None:  # a new tensor is filled whole, also where no blend changes it
+            whole = plan.targets()
+            targets = {target: whole[target] for target in targets}
+        for target, pieces in targets.items():
+            out = torch.empty(plan.shapes[target], dtype=plan.specs[target].dtype) if places is None else places[target]
+            with torch.no_grad():  # around the writing alone: the caller may need gradients between two tensors
+                if target in plan.padded and (places is None or not changing):
+                    out.zero_()
+                for piece in pieces:
+                    region = out[piece.region]
+                    if piece.weights is None:
+                        self.method.fill(region, piece, blend)
+                    else:
+                        weights = [weight * piece.scale for weight in piece.weights]
+                        weighted_sum(region, self.checkpoint, piece.blocks, weights)
+            yield target, out
 
     def release(self) -> None:
         """Unmap what merges have read so far (it stays in the page cache)."""
         for file in self.files:
             file.release()
 
-    def export(self, blend: ArrayLike, out: str | Path) -> Path:
+    def export(self, blend: ArrayLike, out: str | Path, *, progress: Progress = silent) -> Path:
         """Write the merge of a blend as a stock dense checkpoint with a certificate to the new folder `out`."""
-        return export(self, out, blend=blend)
+        return export(self, blend, out, progress=progress)
 
     def check(self, blend: ArrayLike | None) -> Blend:
         """Check a blend (uniform if None), and look through each expert of it once: no model ever gets a NaN."""
         K = self.num_experts
         weights = as_blend([1 / K] * K if blend is None else blend, experts=K)
         for expert in (k for k in range(K) if weights[k] and k not in self._trusted):
-            self.experts.check(expert)
+            self.source.check(expert)
             self._trusted.add(expert)
         return weights
 
@@ -119,8 +134,8 @@ def open(  # noqa: A001
     """Open an MoE checkpoint: a folder with a config.json and safetensors files, or a model id of the hub.
 
     With `experts`, `path` is the dense base that these folders (or ids) were fine-tuned from: checkpoints, LoRA
-    adapters as PEFT saves them, or both; `blend_only="ffn"` takes their FFNs and keeps the rest of the base. A TOML or
-    YAML file lists base and experts, and may say the rest (`merge/sources/expert_list.py`); arguments go before it.
+    adapters as PEFT saves them, or both; `blend_only="ffn"` takes their FFNs and keeps the rest of the base. A TOML
+    file lists base and experts, and may say the rest (`merge/sources/expert_list.py`); arguments go before it.
     `method` says how blends are merged: a name of `tanbr.merge.methods`, with settings as `ties:density=0.3`; `device`
     where its dense models are built, as cuda.
     """
@@ -128,14 +143,10 @@ def open(  # noqa: A001
         if experts:
             raise InputError(f"{path} lists its experts; add {experts[0]} to it instead of naming it beside")
         listed = read_list(path)
-        source = _over_base(
-            listed.base,
-            [expert.path for expert in listed.experts],
-            blend_only or listed.blend_only,
-            labels=[expert.labels for expert in listed.experts],
-        )
+        folders, labels = [one.path for one in listed.experts], [one.labels for one in listed.experts]
+        source = _over_base(listed.base, folders, blend_only or listed.blend_only, labels=labels)
         source.expert_tasks, source.weights = listed.tasks, listed.weights
-        return Moe(source, method=listed.method if method is None else method, device=device)
+        return Moe(source, method=method or listed.method, device=device)
     method = "average" if method is None else method
     if not experts:
         return Moe(Checkpoint(_local(path)), method=method, device=device)
@@ -151,13 +162,11 @@ def _over_base(
 
 
 def _local(path: str | Path) -> Path:
-    known = Path(path).exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(path))
-    return Path(path) if known else _fetched(str(path))
-
-
-def _fetched(model_id: str) -> Path:
+    """Find a folder here, or fetch a model id from the hub."""
+    if Path(path).exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
+        return Path(path)
     try:
-        return Path(snapshot_download(model_id, allow_patterns=FETCHED))
+        return Path(snapshot_download(str(path), allow_patterns=FETCHED))
     except (OSError, ValueError, HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise CheckpointError(f"{model_id} is no folder here, and the hub does not give it ({reason})") from None
+        raise CheckpointError(f"{path} is no folder here, and the hub does not give it ({reason})") from None

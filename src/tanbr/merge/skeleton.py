@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -14,9 +13,10 @@ from transformers import AutoConfig
 from transformers.initialization import no_init_weights
 
 from tanbr.errors import CheckpointError, InputError
-from tanbr.moe.checkpoint import Checkpoint, understood
+from tanbr.merge.sources.source import ExpertSource
+from tanbr.moe.checkpoint import TensorSpec, understood
 from tanbr.moe.families import carried_over
-from tanbr.moe.family import OUTPUT_ROLES, Family, Piece, Settings, Site
+from tanbr.moe.family import Piece
 
 BUFFER = 1 << 24  # numbers of a table that a model computes for itself, of positions for one
 # In memory, a class with one expert fuses what is apart on disk: experts.gate_up_proj (1, 2F, D), gate first.
@@ -24,15 +24,14 @@ FUSED = {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}
 
 
 class DensePlan:
-    """The dense model that a plan of pieces fills: its configuration, its tensors, and what changes with the blend."""
+    """The dense model that a source's pieces fill: its configuration, its tensors, and what changes with the blend."""
 
-    def __init__(self, family: Family, settings: Settings, sites: list[Site], pieces: list[Piece]) -> None:
-        self.family = family
-        self.settings = settings
-        self.sites = sites
-        self.pieces = pieces
-        self.blended = [piece for piece in pieces if piece.weights is None]  # what changes with the blend
-        self.shapes, self.width = family.shapes(pieces)
+    def __init__(self, source: ExpertSource) -> None:
+        self.source = source
+        self.pieces = source.pieces
+        self.blended = source.blended  # what changes with the blend
+        with understood(source.checkpoint):
+            self.shapes, self._width = source.family.shapes(self.pieces)
 
     def targets(self, *, changing: bool = False) -> dict[str, list[Piece]]:
         """List the dense tensors, or those that change with the blend, with the pieces that fill them."""
@@ -42,6 +41,12 @@ class DensePlan:
         return grouped
 
     @cached_property
+    def specs(self) -> dict[str, TensorSpec]:
+        """The dense tensors by name, each of the type of what it is made of."""
+        made_of = {piece.target: self.source.checkpoint.specs[piece.blocks[0][0]].dtype for piece in self.pieces}
+        return {name: TensorSpec(name, dtype, self.shapes[name]) for name, dtype in made_of.items()}
+
+    @cached_property
     def padded(self) -> frozenset[str]:
         """Dense tensors that the pieces do not fill up: the rest of them is 0."""
         covered: dict[str, int] = {}
@@ -49,60 +54,31 @@ class DensePlan:
             covered[piece.target] = covered.get(piece.target, 0) + math.prod(piece.shape)
         return frozenset(name for name, shape in self.shapes.items() if covered[name] < math.prod(shape))
 
-    def dtypes(self, checkpoint: Checkpoint) -> dict[str, torch.dtype]:
-        """List the type of every dense tensor: that of the tensors it is made of."""
-        return {piece.target: checkpoint.specs[piece.blocks[0][0]].dtype for piece in self.pieces}
-
     def config(self) -> Any:
         """Build the dense model's configuration, with its class in `architectures`."""
-        family, source = self.family, self.settings
-        changed = family.settings(source) | dict.fromkeys(family.width, self.width)
-        config = AutoConfig.for_model(**carried_over(source, family.dense) | changed)
+        family, settings = self.source.family, self.source.config
+        changed = family.settings(settings) | dict.fromkeys(family.width, self._width)
+        config = AutoConfig.for_model(**carried_over(settings, family.dense) | changed)
         config.architectures = [self._architecture()]
         return config
 
     def _architecture(self) -> str:
-        before, after = self.family.prefix
-        named = self.settings.get("architectures")
+        before, after = self.source.family.prefix
+        named = self.source.config.get("architectures")
         if not (isinstance(named, list) and len(named) == 1 and str(named[0]).startswith(before)):
             raise CheckpointError(f"config.json must name one {before}… class in architectures (got {named})")
         return after + str(named[0]).removeprefix(before)
 
 
-def concatenated(pieces: list[Piece], sites: list[Site], experts: list[int]) -> list[Piece]:
-    """Change a plan from a blend to the chosen experts side by side, each with 1/k of the output."""
-    share = 1 / len(experts)
-    parts = {part.target: part for site in sites for part in site.parts}
-    result: list[Piece] = []
-    for piece in pieces:
-        part = parts.get(piece.target)
-        if part is None or piece.weights is not None:
-            shift = 0 if part is None or part.unit_axis is None else (len(experts) - 1) * part.shape[part.unit_axis]
-            result.append(replace(piece, start=piece.start + shift))
-        elif part.unit_axis is None:
-            weights = tuple(share if k in experts else 0.0 for k in range(len(piece.blocks)))
-            result.append(replace(piece, weights=weights))
-        else:
-            scale = piece.scale * (share if part.role in OUTPUT_ROLES else 1.0)
-            width = part.shape[part.unit_axis]
-            result += [
-                replace(
-                    piece, blocks=(piece.blocks[k],), weights=(1.0,), scale=scale, axis=part.unit_axis, start=i * width
-                )
-                for i, k in enumerate(experts)
-            ]
-    return result
-
-
-def skeleton(plan: DensePlan, checkpoint: Checkpoint, *, device: str = "cpu") -> Any:
+def skeleton(plan: DensePlan, *, device: str = "cpu") -> Any:
     """Build the dense transformers model with no values in it; a tensor too few, too many or misshapen is refused.
 
     It is first built without memory, and only what the checkpoint's own tensors fill is given any.
     """
-    with understood(checkpoint):
+    with understood(plan.source.checkpoint):
         config = plan.config()
         model = _built(config, "meta")
-        _check(model, plan, checkpoint)
+        _check(model, plan)
         model = model if device == "meta" else _built(config, device)
         untie(model, plan.shapes)
     return model
@@ -115,8 +91,8 @@ def _built(config: Any, device: str) -> Any:
     return model
 
 
-def _check(model: Any, plan: DensePlan, checkpoint: Checkpoint) -> None:
-    path, filled = checkpoint.path, set()
+def _check(model: Any, plan: DensePlan) -> None:
+    path, filled = plan.source.checkpoint.path, set()
     for target, shape in plan.shapes.items():
         try:
             tensor = locate(model, target)
@@ -129,7 +105,7 @@ def _check(model: Any, plan: DensePlan, checkpoint: Checkpoint) -> None:
     if empty:
         raise CheckpointError(f"{path} lacks {empty[0]}; fetch the whole checkpoint again")
     for name, buffer in model.named_buffers():
-        if buffer.numel() > max(BUFFER, checkpoint.nbytes):
+        if buffer.numel() > max(BUFFER, plan.source.checkpoint.nbytes):
             raise CheckpointError(f"config.json of {path} asks for {buffer.numel()} numbers as {name}; correct it")
 
 

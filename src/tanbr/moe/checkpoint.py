@@ -6,7 +6,6 @@ it is checked, and what asks for more than its files hold is refused.
 """
 
 import hashlib
-import itertools
 import json
 import math
 import mmap
@@ -16,10 +15,12 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tanbr.errors import CheckpointError, TanbrError
@@ -32,19 +33,18 @@ DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-HEADER_LIMIT = 100_000_000  # bytes; the format's own bound
 DIMENSIONS = 16  # more than any tensor has
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Where one tensor lies."""
+    """What a tensor is, and, where it is stored already, where it lies."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    file: int  # which of the checkpoint's files
-    start: int  # byte in that file
+    file: int = 0  # which of the checkpoint's files
+    start: int = 0  # byte in that file
 
     @property
     def numel(self) -> int:
@@ -64,51 +64,25 @@ class TensorFile:
         self.path = path
         check_regular(path)
         try:
-            with path.open("rb") as file:
-                size = path.stat().st_size
-                prefix = file.read(8)
-                length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-                if not 2 <= length <= min(size - 8, HEADER_LIMIT):
-                    raise CheckpointError(
-                        f"{path} is no safetensors file, or is truncated ({size} bytes); fetch it again"
-                    )
+            with safe_open(path, "np"), path.open("rb") as file:  # safetensors' own checks: sizes, holes, overlaps
+                (length,) = struct.unpack("<Q", file.read(8))
                 header = json.loads(file.read(length))
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except FileNotFoundError:
-            raise CheckpointError(f"{path} is missing; fetch the whole checkpoint again") from None
         except OSError as error:
             raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-        except (ValueError, RecursionError):
-            raise CheckpointError(f"the header of {path} is corrupt; fetch the file again") from None
-        if not isinstance(header, dict):
-            raise CheckpointError(f"the header of {path} is corrupt; fetch the file again")
+        except (SafetensorError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} is corrupt or truncated ({error}); fetch the file again") from None
         self._data = 8 + length
-        self._size = size
         self._typed: dict[torch.dtype, Tensor] = {}
         self.specs = [self._spec(name, entry, number) for name, entry in header.items() if name != "__metadata__"]
-        filled = sorted((spec for spec in self.specs if spec.nbytes), key=lambda spec: spec.start)
-        for before, after in itertools.pairwise(filled):
-            if after.start < before.start + before.nbytes:
-                raise CheckpointError(
-                    f"{path} is corrupt: {before.name} and {after.name} overlap; fetch the file again"
-                )
 
-    def _spec(self, name: str, entry: Any, number: int) -> TensorSpec:
-        try:
-            dtype, shape, (begin, end) = DTYPES.get(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
-            whole = len(shape) <= DIMENSIONS and all(
-                type(length) is int and 0 <= length <= self._size for length in (*shape, begin, end)
-            )
-        except (KeyError, TypeError, ValueError):
-            raise CheckpointError(f"{self.path}: the entry of {name} is corrupt; fetch the file again") from None
+    def _spec(self, name: str, entry: dict[str, Any], number: int) -> TensorSpec:
+        dtype, shape, begin = DTYPES.get(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"][0]
         if dtype is None:
             raise CheckpointError(f"{self.path}: {name} has type {entry['dtype']}, which cannot be merged; convert it")
-        spec = TensorSpec(name, dtype, shape, number, self._data + begin) if whole else None
-        if spec is None or end - begin != spec.nbytes or begin % dtype.itemsize:
+        if len(shape) > DIMENSIONS or max(shape, default=0) > len(self._map) or begin % dtype.itemsize:
             raise CheckpointError(f"{self.path}: the entry of {name} is corrupt; fetch the file again")
-        if self._data + end > self._size:
-            raise CheckpointError(f"{self.path} is truncated: {name} ends beyond the file; fetch the file again")
-        return spec
+        return TensorSpec(name, dtype, shape, number, self._data + begin)
 
     def typed(self, dtype: torch.dtype) -> tuple[Tensor, int]:
         """View the whole file as one flat tensor of `dtype`, and the byte at which that tensor starts."""
@@ -116,7 +90,7 @@ class TensorFile:
         if dtype not in self._typed:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # "not writable": as it should be
-                count = (self._size - lead) // dtype.itemsize
+                count = (len(self._map) - lead) // dtype.itemsize
                 self._typed[dtype] = torch.frombuffer(self._map, dtype=dtype, count=count, offset=lead)
         return self._typed[dtype], lead
 
@@ -150,6 +124,12 @@ class Checkpoint:
     def nbytes(self) -> int:
         """Size of all tensors."""
         return sum(spec.nbytes for spec in self.specs.values())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the weights."""
+        digests = [file.digest() for file in self.files]
+        return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
     def tensor(self, name: str) -> Tensor:
         """View a whole tensor, read-only."""
@@ -196,6 +176,18 @@ def check_regular(path: Path) -> None:
     raise CheckpointError(f"{path} is no regular file; a checkpoint is made of config.json and *.safetensors files")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object that a stranger wrote."""
+    check_regular(path)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return value
+
+
 @contextmanager
 def understood(checkpoint: Checkpoint) -> Iterator[None]:
     """Turn whatever a crafted configuration makes transformers, torch or us raise into one sentence."""
@@ -213,12 +205,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not a folder; a checkpoint is a folder with config.json and *.safetensors")
     if not (path / "config.json").exists():
         raise CheckpointError(f"{path} has no config.json, so its architecture is unknown")
-    check_regular(path / "config.json")
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path / 'config.json'} cannot be read as JSON: {error}") from None
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+    config = read_json(path / "config.json")
+    if not isinstance(config.get("model_type"), str):
         raise CheckpointError(f"{path / 'config.json'} names no model_type, so its architecture is unknown")
     return config
 
@@ -226,14 +214,12 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _read_index(path: Path) -> dict[str, str] | None:
     """Read which tensor is in which shard; None for a checkpoint of one file."""
     if (path / INDEX).exists():
-        check_regular(path / INDEX)
-        try:
-            names = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
-            if all(Path(file).name == file for file in names.values()):  # a shard lies beside its index
-                return dict(names)
-        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
-            pass
-        raise CheckpointError(f"{path / INDEX} is corrupt; fetch it again")
+        names = read_json(path / INDEX).get("weight_map")
+        if not isinstance(names, dict) or not all(
+            isinstance(one, str) and Path(one).name == one for one in names.values()
+        ):
+            raise CheckpointError(f"{path / INDEX} is corrupt; fetch it again")  # a shard lies beside its index
+        return names
     if (path / SINGLE).exists():
         return None
     pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)

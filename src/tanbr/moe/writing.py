@@ -3,47 +3,33 @@
 import errno
 import fcntl
 import json
-import math
 import os
 import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from tanbr.errors import OutputError
-from tanbr.moe.checkpoint import DTYPE_NAMES, INDEX, SINGLE
+from tanbr.moe.checkpoint import DTYPE_NAMES, INDEX, SINGLE, TensorSpec
 
 Progress: TypeAlias = Callable[[int, int], None]  # (tensors done, tensors in all)
 
 SHARD_BYTES = 5_000_000_000
 UNFINISHED = ".unfinished"  # how a folder ends that is being written
-COMPANIONS = ("generation_config.json", "chat_template.jinja", "vocab.txt", "vocab.json", "merges.txt", "LICENSE")
-COMPANION_PATTERNS = ("*token*.json", "*.model", "LICENSE*")  # what a tokenizer is made of
+COMPANIONS = (  # a tokenizer, and whatever else belongs to a checkpoint but is no weight
+    "*token*.json", "*.model", "vocab.txt", "vocab.json", "merges.txt", "chat_template.jinja",
+    "generation_config.json", "LICENSE*",
+)  # fmt: skip
 
 
 def silent(done: int, total: int) -> None:
     """Show no progress."""
-
-
-@dataclass(frozen=True)
-class NewTensor:
-    """A tensor to be written; `write` gets its values in one or more chunks, first dimension first."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Size in the file."""
-        return self.dtype.itemsize * math.prod(self.shape)
 
 
 @contextmanager
@@ -105,21 +91,51 @@ def remove_if_abandoned(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_tensors(
-    folder: Path, tensors: Sequence[NewTensor], chunks: Iterable[Tensor], *, shard_bytes: int = SHARD_BYTES
-) -> None:
+def write_tensors(folder: Path, tensors: Sequence[TensorSpec], chunks: Iterable[Tensor]) -> None:
     """Write tensors whose values come as consecutive chunks, in the order of `tensors`; in shards if they are many."""
-    shards = _shards(tensors, shard_bytes)
-    names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
-    names = names if len(shards) > 1 else [SINGLE]
+    shards: list[list[TensorSpec]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if shards[-1] and size + tensor.nbytes > SHARD_BYTES:
+            shards.append([])
+            size = 0
+        shards[-1].append(tensor)
+        size += tensor.nbytes
     flow = iter(chunks)
-    for name, shard in zip(names, shards, strict=True):
-        with (folder / name).open("wb") as file:
-            _write_shard(file, shard, flow)
-    if len(shards) > 1:
-        weight_map = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
-        total = sum(tensor.nbytes for tensor in tensors)
-        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    if len(shards) == 1:
+        write_file(folder / SINGLE, tensors, flow)
+        return
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        write_file(folder / name, shard, flow)
+        weight_map |= {tensor.name: name for tensor in shard}
+    total = sum(tensor.nbytes for tensor in tensors)
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def write_file(path: Path, tensors: Sequence[TensorSpec], chunks: Iterator[Tensor]) -> None:
+    """Write one safetensors file; a tensor comes in one or more chunks, first dimension first."""
+    with path.open("wb") as file:
+        file.write(header_of(tensors))
+        for tensor in tensors:
+            written = 0
+            while written < tensor.nbytes:
+                chunk = next(chunks)
+                written += file.write(chunk.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+def header_of(tensors: Sequence[TensorSpec]) -> bytes:
+    """Make what a safetensors file begins with: where each of its tensors lies, one after the other."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in tensors:
+        begin, end = end, end + tensor.nbytes
+        place = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[tensor.name] = place
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -128,45 +144,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def copy_companions(source: Path, folder: Path) -> None:
-    """Copy the tokenizer and whatever else belongs to a checkpoint but is no weight."""
-    found = {source / name for name in COMPANIONS} | {f for pattern in COMPANION_PATTERNS for f in source.glob(pattern)}
-    for file in sorted(found):
+    """Copy what belongs to a checkpoint but is no weight."""
+    for file in sorted({file for pattern in COMPANIONS for file in source.glob(pattern)}):
         if file.is_file():
             shutil.copyfile(file, folder / file.name)
-
-
-def _shards(tensors: Sequence[NewTensor], limit: int) -> list[list[NewTensor]]:
-    shards: list[list[NewTensor]] = [[]]
-    size = 0
-    for tensor in tensors:
-        if shards[-1] and size + tensor.nbytes > limit:
-            shards.append([])
-            size = 0
-        shards[-1].append(tensor)
-        size += tensor.nbytes
-    return shards
-
-
-def header_of(tensors: Sequence[NewTensor]) -> bytes:
-    """Make what a safetensors file begins with: where each of its tensors lies, one after the other."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for tensor in tensors:
-        begin, end = end, end + tensor.nbytes
-        header[tensor.name] = {
-            "dtype": DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
-
-
-def _write_shard(file: BinaryIO, tensors: Sequence[NewTensor], flow: Iterator[Tensor]) -> None:
-    file.write(header_of(tensors))
-    for tensor in tensors:
-        written = 0
-        while written < tensor.nbytes:
-            chunk = next(flow)
-            written += file.write(chunk.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

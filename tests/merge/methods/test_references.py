@@ -10,14 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 import tanbr
-from moe.tiny import K, build
-from tanbr.errors import CheckpointError
+from moe.tiny import K, build, expert_values
 from tanbr.merge import Moe
-from tanbr.merge.methods.slerp import joined
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -38,21 +35,16 @@ class Case:
         return self.experts[self.blend > 0], self.blend[self.blend > 0]
 
 
-def cases(moe: Moe, blend: list[float], base: dict[str, Tensor] | None = None) -> dict[str, Case]:
+def cases(moe: Moe, blend: list[float]) -> dict[str, Case]:
     alone = [dict(tanbr.open(moe.path).tensors(np.eye(K)[k], changing=True)) for k in range(K)]
     stacked = {name: torch.stack([one[name] for one in alone]).double() for name in alone[0]}
     weights = torch.tensor(blend, dtype=torch.float64)
-    return {
-        name: Case(experts, weights, experts.mean(dim=0) if base is None else base[name].double())
-        for name, experts in stacked.items()
-    }
+    return {name: Case(experts, weights, experts.mean(dim=0)) for name, experts in stacked.items()}
 
 
-def compare(
-    moe: Moe, blend: list[float], reference, *, roundings: float, base: dict[str, Tensor] | None = None
-) -> None:
+def compare(moe: Moe, blend: list[float], reference, *, roundings: float) -> None:
     tensors = dict(moe.tensors(blend, changing=True))
-    for name, case in cases(moe, blend, base).items():
+    for name, case in cases(moe, blend).items():
         expected = reference(case)
         bound = roundings * EPS * float(max(case.experts.abs().max(), case.base.abs().max()))
         assert float((tensors[name].double() - expected).abs().max()) <= bound, name
@@ -128,10 +120,8 @@ def exact(folder):
         model = build("bert_moe")
         rng = torch.Generator().manual_seed(7)
         with torch.no_grad():
-            for layer in model.bert.encoder.layer:
-                for linear in (layer.intermediate.dense, layer.output.dense):
-                    for values in linear.parameters():
-                        values.copy_(torch.randint(-4096, 4096, values.shape, generator=rng) / 1024)
+            for values in expert_values(model):
+                values.copy_(torch.randint(-4096, 4096, values.shape, generator=rng) / 1024)
         model.save_pretrained(target)
     return target
 
@@ -167,107 +157,31 @@ def test_dare_repeats_itself_and_another_seed_drops_others(related) -> None:
     assert not torch.equal(first, other)
 
 
-def along_the_arc(first: Tensor, second: Tensor, t: float) -> Tensor:
-    """Slerp of two tensors, from its definition."""
-    cosine = float((first * second).sum() / (first.norm() * second.norm()))
-    if abs(cosine) > 0.9995:
-        return (1 - t) * first + t * second
-    angle = math.acos(cosine)
-    return (math.sin((1 - t) * angle) * first + math.sin(t * angle) * second) / math.sin(angle)
-
-
-@pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
-def test_slerp_of_pairs(related, share) -> None:
-    moe = tanbr.open(related, method="slerp")
-    # the angle's own rounding is that of inner products over the tensor, far below float32's
-    compare(moe, [1 - share, 0, share, 0], lambda c: along_the_arc(c.experts[0], c.experts[2], share), roundings=64)
-
-
-def test_slerp_of_more_joins_one_after_another(related) -> None:
-    def reference(c: Case) -> Tensor:
-        pair = along_the_arc(c.experts[0], c.experts[1], 0.375)
-        return along_the_arc(pair, c.experts[3], 0.2)
-
-    compare(tanbr.open(related, method="slerp"), [0.5, 0.3, 0, 0.2], reference, roundings=64)
-
-
-def test_slerp_keeps_the_length_of_vectors_that_are_far_apart() -> None:
-    assert joined(torch.eye(2).double(), [0.5, 0.5]) == pytest.approx([math.sqrt(0.5)] * 2)
-    assert joined(torch.zeros(2, 2).double(), [0.5, 0.5]) == [0.5, 0.5]  # what has no direction is averaged
-
-
-def estimated(c: Case, ridge: float) -> Tensor:
-    """The regression with estimated matrices, from its definition: least squares on stacked rows."""
-    experts, weights = c.active
-    if experts.dim() != 3 or len(experts) < 2:
-        return weighted(experts, weights)
-    left, right = 0, 0
-    for expert, weight in zip(experts, weights, strict=True):
-        rows = expert - c.base
-        rows = rows - rows.mean(dim=0)
-        gram = rows.T @ rows
-        gram = gram / gram.diagonal().mean()
-        left, right = left + weight * gram, right + weight * gram @ expert.T
-    rho = ridge * left.diagonal().mean() * torch.eye(len(left), dtype=torch.float64)
-    return torch.linalg.solve(left + rho, right + rho @ weighted(experts, weights).T).T
-
-
-@pytest.mark.parametrize("blend", BLENDS)
-def test_estimated_regression(related, blend) -> None:
-    ridge = 0.1
-    # solving multiplies rounding by the condition number, here at most (in + ρ) / ρ of a trace of `in`
-    moe = tanbr.open(related, method=f"estimated-regression:ridge={ridge}")
-    widest = max(spec.shape[-1] for spec in moe.checkpoint.specs.values())
-    compare(moe, blend, lambda c: estimated(c, ridge), roundings=widest * (widest + ridge) / ridge)
-
-
-@pytest.mark.parametrize("method", ["task-arithmetic:scale=2", "ties:density=1:scale=2", "dare:density=1:scale=2"])
-def test_an_ancestor_is_the_base(related, tmp_path, method) -> None:
-    dense = tanbr.open(related).dense([1.0, 0.0, 0.0, 0.0])
-    dense.save_pretrained(tmp_path / "ancestor")
-    moe = tanbr.open(related, method=f"{method}:base={tmp_path / 'ancestor'}")
-    base = dense.state_dict()
-    compare(moe, [0.0, 1.0, 0.0, 0.0], lambda c: c.base + 2 * (c.experts[1] - c.base), roundings=32, base=base)
-    assert [file.path.parent.name for file in moe.method.files] == ["ancestor"]
-
-
-def test_a_stranger_is_no_ancestor(related, tmp_path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    save_file({"something": torch.zeros(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"is no ancestor of .*got none"):
-        tanbr.open(related, method=f"ties:base={tmp_path}")
-
-
-@pytest.mark.parametrize("method", ["ties:density=1", "dare:density=1", "slerp", "estimated-regression"])
+@pytest.mark.parametrize("method", ["ties:density=1", "dare:density=1"])
 def test_one_expert_alone_stays_itself(related, method) -> None:
     compare(tanbr.open(related, method=method), [0.0, 0.0, 1.0, 0.0], lambda c: c.experts[2], roundings=8)
 
 
-@pytest.mark.parametrize("method", ["task-arithmetic", "ties", "dare", "slerp", "estimated-regression"])
+@pytest.mark.parametrize("method", ["task-arithmetic", "ties", "dare"])
 def test_equal_experts_merge_to_what_they_are(method, tmp_path) -> None:
     model = build("bert_moe")
     with torch.no_grad():
-        for layer in model.bert.encoder.layer:
-            for linear in (layer.intermediate.dense, layer.output.dense):
-                for values in linear.parameters():
-                    values.copy_(values[:1].expand_as(values).clone())
+        for values in expert_values(model):
+            values.copy_(values[:1].expand_as(values).clone())
     model.save_pretrained(tmp_path / "moe")
     moe = tanbr.open(tmp_path / "moe", method=method)
     compare(moe, [0.5, 0.3, 0.2, 0.0], lambda c: c.experts[0], roundings=32)
 
 
-@pytest.mark.parametrize("method", ["ties", "dare", "slerp", "task-arithmetic:scale=2", "estimated-regression"])
+@pytest.mark.parametrize("method", ["ties:density=1", "dare:density=1", "task-arithmetic:scale=1"])
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "nllb-moe", "gpt_oss"])
 def test_folds_regions_and_other_layouts(model_type, method, tmp_path) -> None:
-    """A scaled piece beside a shared expert, a fold, transposed experts: merging equal experts is averaging them."""
+    """A scaled piece beside a shared expert, a fold, transposed experts: one expert alone is that expert."""
     build(model_type).save_pretrained(tmp_path / "moe")
-    moe, plain = (tanbr.open(tmp_path / "moe", method=name) for name in (method, "average"))
-    blend = [0.0, 0.0, 0.0, 1.0]
-    exact_at_one = method in {"slerp", "estimated-regression"}
-    got, wanted = (dict(one.tensors(blend)) for one in (moe, plain))
+    got, wanted = (
+        dict(tanbr.open(tmp_path / "moe", method=name).tensors([0.0, 0.0, 0.0, 1.0])) for name in (method, "average")
+    )
     assert got.keys() == wanted.keys()
     for name, tensor in got.items():
-        assert tensor.shape == wanted[name].shape
-        assert torch.isfinite(tensor).all()
-        if exact_at_one:
-            assert torch.equal(tensor, wanted[name])
+        bound = 32 * EPS * float(wanted[name].abs().max()) * 4  # of the experts' mean, which is added and taken off
+        torch.testing.assert_close(tensor, wanted[name], rtol=0, atol=bound)

@@ -16,7 +16,6 @@ from tanbr.lab.rivals.probes import Probe, Probes
 from tanbr.lab.rivals.regmean import measure, regmean
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.merge.export import export
 from tanbr.merge.gram_matrices import SHRINKAGE, shrunk, solved
 from tanbr.moe.checkpoint import Checkpoint
 
@@ -105,10 +104,7 @@ def test_every_way_to_merge_gives_the_same(regressed: Moe, tmp_path: Path) -> No
     regressed.merge_into(model, [0.25, 0.25, 0.25, 0.25])
     regressed.merge_into(model, BLEND)
     regressed.export(BLEND, tmp_path / "dense")
-    certificate = json.loads((tmp_path / "dense" / "certificate.json").read_text())
-    assert certificate["mode"] == "regression"
-    export(regressed, tmp_path / "wide", mode="concat", experts=[0, 1])
-    assert json.loads((tmp_path / "wide" / "certificate.json").read_text())["mode"] == "concat"
+    assert json.loads((tmp_path / "dense" / "certificate.json").read_text())["method"] == "regression"
     exported = type(model).from_pretrained(tmp_path / "dense")
     for name, value in wanted.items():
         assert torch.equal(model.state_dict()[name], value)

@@ -93,10 +93,10 @@ def test_merging_in_place_is_merging_anew(opened) -> None:
 def test_methods_read_an_expert_in_parts_as_in_whole(opened) -> None:
     moe, _ = opened
     for piece in moe.plan.blended:
-        whole = moe.experts.rows(piece, range(moe.num_experts))
-        part = moe.experts.rows(piece, range(moe.num_experts), slice(5, 23))
+        whole = moe.source.rows(piece, range(moe.num_experts))
+        part = moe.source.rows(piece, range(moe.num_experts), slice(5, 23))
         torch.testing.assert_close(part, whole[:, 5:23], rtol=8 * EPS, atol=8 * EPS * float(whole.abs().max()))
-        alone = torch.stack([moe.experts.one(piece, k).float() for k in range(moe.num_experts)])
+        alone = torch.stack([moe.source.one(piece, k).float() for k in range(moe.num_experts)])
         torch.testing.assert_close(whole, alone, rtol=8 * EPS, atol=8 * EPS * float(whole.abs().max()))
 
 

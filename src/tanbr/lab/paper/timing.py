@@ -1,7 +1,6 @@
 """Times of every way to run an MoE, on random weights, as ratios inside one round: a busy machine slows all alike."""
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +13,12 @@ from torch import Tensor, nn
 from tanbr.lab.paper.setup import K, ModelSize
 from tanbr.merge import open as open_moe
 from tanbr.merge.int8 import quantised
+from tanbr.moe.checkpoint import SINGLE, TensorSpec
 from tanbr.moe.device import finish
 from tanbr.moe.families.bert import BertMoeConfig, BertMoeForSequenceClassification
 from tanbr.moe.families.t5 import T5MoeConfig, T5MoeForConditionalGeneration
 from tanbr.moe.layer import BlendRouting, Routing, TaskRouting, TokenRouting, route
-from tanbr.moe.writing import NewTensor, new_folder, write_tensors
+from tanbr.moe.writing import new_folder, write_file
 
 HEAD = 64  # width of an attention head, or a quarter of a narrow model
 ANSWER = 16  # tokens of a timed answer
@@ -59,14 +59,14 @@ def random_checkpoint(folder: Path, size: dict[str, int], *, seed: int = 0) -> P
     with torch.device("meta"):
         named = T5MoeForConditionalGeneration(config).state_dict()
     tied = {"lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
-    tensors = [NewTensor(name, torch.float32, tuple(value.shape)) for name, value in named.items() if name not in tied]
+    tensors = [TensorSpec(name, torch.float32, tuple(value.shape)) for name, value in named.items() if name not in tied]
     generator = torch.Generator().manual_seed(seed)
 
     def chunks() -> Iterator[Tensor]:
         for tensor in tensors:
             yield torch.randn(tensor.shape, generator=generator) * tensor.shape[-1] ** -0.5
 
-    write_tensors(folder, tensors, chunks(), shard_bytes=sys.maxsize)
+    write_file(folder / SINGLE, tensors, chunks())
     return folder
 
 

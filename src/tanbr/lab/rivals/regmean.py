@@ -68,7 +68,7 @@ def measure(
     Layers whose experts are all equal have none: they are averaged.
     With `merged` they are those of RegMean++, of what an expert sees behind layers that are merged already.
     """
-    folder = moe.experts.beside(FOLDER_MERGED if merged else FOLDER)
+    folder = moe.source.beside(FOLDER_MERGED if merged else FOLDER)
     if folder.exists():
         raise OutputError(f"{folder} is there already; remove it to measure anew")
     model = moe.dense()
@@ -85,7 +85,7 @@ def measure(
 
 def _learned(moe: Moe, layers: Mapping[str, nn.Linear]) -> Mapping[str, nn.Linear]:
     """Leave out layers whose experts are all equal, for there is nothing to solve; all stay if all are."""
-    differ = {piece.target.removesuffix(".weight") for piece in moe.plan.blended if moe.experts.differ(piece)}
+    differ = {piece.target.removesuffix(".weight") for piece in moe.plan.blended if moe.source.differ(piece)}
     return {name: layer for name, layer in layers.items() if name in differ} or layers
 
 
@@ -123,11 +123,11 @@ def _behind_merged(
         found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in own_layers}
         for expert, own in enumerate(probes):
             for piece in pieces:
-                moe.experts.average(locate(model, piece.target)[piece.region], piece, np.eye(K)[expert].tolist())
+                moe.source.average(locate(model, piece.target)[piece.region], piece, np.eye(K)[expert].tolist())
             for name, gram in grams(model, own_layers, own).items():
                 found[name].append(_pair(gram, layers[name]))
         for piece in pieces:
-            moe.experts.average(locate(model, piece.target)[piece.region], piece, [1 / K] * K)
+            moe.source.average(locate(model, piece.target)[piece.region], piece, [1 / K] * K)
         for name, pairs in found.items():
             left, right = (torch.stack(side).mean(dim=0) for side in zip(*pairs, strict=True))
             layers[name].weight.copy_(solved(left, right, layers[name].weight))

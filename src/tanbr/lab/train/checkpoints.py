@@ -100,8 +100,9 @@ def assemble(moe: Moe, out: str | Path, *, rest: Rest = "refuse", progress: Prog
         raise InputError(f"{moe.path} is an MoE checkpoint already; name a base and its experts")
     recipe = recipe_of(moe.config["model_type"])
     config = moe_config(recipe, moe.config, moe.num_experts)
-    dtypes, pieces = moe.plan.dtypes(moe.checkpoint), moe.plan.targets()
-    tensors = layout(recipe, {name: (dtypes[name], moe.plan.shapes[name]) for name in pieces}, moe.num_experts)
+    pieces = moe.plan.targets()
+    dense = {name: (spec.dtype, spec.shape) for name, spec in moe.plan.specs.items()}
+    tensors = layout(recipe, dense, moe.num_experts)
     ffns = {laid.source for laid in tensors if laid.experts}
     averaged = sorted({piece.target for piece in moe.plan.blended} - {str(name) for name in ffns})
     if averaged and rest == "refuse":
@@ -138,7 +139,7 @@ def card_of(moe: Moe) -> Card:
 
 def _expert(moe: Moe, piece: Piece, k: int) -> Tensor:
     if piece.weights is None:
-        return moe.experts.one(piece, k).view(piece.shape)
+        return moe.source.one(piece, k).view(piece.shape)
     return moe.checkpoint.tensor(piece.blocks[0][0])  # equal in all
 
 
@@ -146,7 +147,7 @@ def _even(moe: Moe, shape: tuple[int, ...], dtype: torch.dtype, pieces: Sequence
     out = torch.empty(shape, dtype=dtype)
     for piece in pieces:
         if piece.weights is None:
-            moe.experts.average(out[piece.region], piece, [1 / moe.num_experts] * moe.num_experts)
+            moe.source.average(out[piece.region], piece, [1 / moe.num_experts] * moe.num_experts)
         else:
             weighted_sum(out[piece.region], moe.checkpoint, piece.blocks, piece.weights)
     return out

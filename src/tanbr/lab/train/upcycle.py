@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from tanbr.errors import CheckpointError, InputError
-from tanbr.moe.checkpoint import Checkpoint
+from tanbr.moe.checkpoint import Checkpoint, TensorSpec
 from tanbr.moe.families import carried_over, read_settings
 from tanbr.moe.families.bert import BERT
 from tanbr.moe.families.mixtral import MIXTRAL
@@ -19,7 +19,7 @@ from tanbr.moe.families.olmo import FLEX_OLMO
 from tanbr.moe.families.qwen import QWEN3
 from tanbr.moe.families.t5 import T5
 from tanbr.moe.family import ExpertPattern, Family, Settings, as_regex
-from tanbr.moe.writing import NewTensor, Progress, copy_companions, new_folder, silent, write_json, write_tensors
+from tanbr.moe.writing import Progress, copy_companions, new_folder, silent, write_json, write_tensors
 
 ROUTER_STD = 0.02
 
@@ -46,11 +46,9 @@ def _normalised(source: Settings) -> Settings:
 _MIXTRAL_ROUTER = "{site}.block_sparse_moe.gate.weight"
 _MLP_ROUTER = "{site}.mlp.gate.weight"
 
-_T5_CLASSES = {"T5ForConditionalGeneration": "T5MoeForConditionalGeneration", "T5EncoderModel": "T5MoeEncoderModel"}
-
 RECIPES: dict[str, Recipe] = {
     "bert": Recipe(BERT, {"BertForSequenceClassification": "BertMoeForSequenceClassification"}),
-    "t5": Recipe(T5, _T5_CLASSES),
+    "t5": Recipe(T5, {"T5ForConditionalGeneration": "T5MoeForConditionalGeneration"}),
     "mistral": Recipe(MIXTRAL, {"MistralForCausalLM": "MixtralForCausalLM"}, _MIXTRAL_ROUTER, _top2),
     "llama": Recipe(
         MIXTRAL, {"LlamaForCausalLM": "MixtralForCausalLM"}, _MIXTRAL_ROUTER, _top2, ("attention_bias", "mlp_bias")
@@ -139,7 +137,7 @@ def ffn_names(dense: PreTrainedModel) -> list[str]:
 class Laid:
     """One tensor of the MoE: a router (no source), a copy (no experts), or some experts of a dense FFN's tensor."""
 
-    tensor: NewTensor
+    tensor: TensorSpec
     source: str | None
     experts: range
 
@@ -155,18 +153,18 @@ def layout(recipe: Recipe, dense: Mapping[str, tuple[torch.dtype, tuple[int, ...
     for name, (dtype, shape) in dense.items():
         match = _ffn_pattern(name, patterns)
         if match is None:
-            result.append(Laid(NewTensor(name, dtype, shape), name, range(0)))
+            result.append(Laid(TensorSpec(name, dtype, shape), name, range(0)))
             continue
         site, pattern = match
         if "{k}" in pattern.name:
             names = [pattern.name.format(site=site, k=k) for k in range(experts)]
-            result += [Laid(NewTensor(one, dtype, shape), name, range(k, k + 1)) for k, one in enumerate(names)]
+            result += [Laid(TensorSpec(one, dtype, shape), name, range(k, k + 1)) for k, one in enumerate(names)]
         else:
-            stacked = NewTensor(pattern.name.format(site=site), dtype, (experts, *shape))
+            stacked = TensorSpec(pattern.name.format(site=site), dtype, (experts, *shape))
             result.append(Laid(stacked, name, range(experts)))
         if recipe.router and site not in routed and "down" not in pattern.targets:
             routed.add(site)
-            router = NewTensor(recipe.router.format(site=site), dtype, (experts, shape[1]))
+            router = TensorSpec(recipe.router.format(site=site), dtype, (experts, shape[1]))
             result.append(Laid(router, None, range(0)))
     if not any(laid.experts for laid in result):
         raise CheckpointError(f"the dense model holds no FFN tensors of the {recipe.family.dense} layout")

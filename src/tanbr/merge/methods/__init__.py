@@ -1,21 +1,21 @@
 """Merge methods by name: every module of this folder that defines one is found; nothing else needs to know of it.
 
-A name may carry settings, `ties:density=0.3:scale=1.2`. A method from elsewhere is an entry point of the group
-`tanbr.methods`, or `package.module:Class`; files may not name the latter, since an import runs code.
+A name may carry settings, `ties:density=0.3:scale=1.2`. A method from elsewhere is `package.module:Class`; files may
+not name one, since an import runs code.
 """
 
 import difflib
 import pkgutil
 from dataclasses import fields
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 
 from pydantic import TypeAdapter, ValidationError
 
 from tanbr.errors import ConfigError
-from tanbr.merge.methods.method import Experts, Method
+from tanbr.merge.methods.method import Method
+from tanbr.merge.sources.source import ExpertSource
 
-__all__ = ["METHODS", "Experts", "Method", "check_name", "choose"]
+__all__ = ["METHODS", "Method", "check_name", "choose"]
 
 
 def _found() -> dict[str, type[Method]]:
@@ -25,10 +25,9 @@ def _found() -> dict[str, type[Method]]:
 
 
 METHODS: dict[str, type[Method]] = dict(sorted(_found().items()))
-GROUP = "tanbr.methods"  # entry points of installed packages
 
 
-def choose(text: str, experts: Experts) -> Method:
+def choose(text: str, experts: ExpertSource) -> Method:
     """Make the method that `text` names, with its settings, for a checkpoint's experts."""
     kind, settings = _read(text)
     try:
@@ -63,24 +62,18 @@ def _read(text: str) -> tuple[type[Method], dict[str, str]]:
         raise ConfigError(f"merge method {text!r} must be a name, with settings as name:key=value:key=value")
     if name in METHODS:
         return METHODS[name], settings
-    installed = entry_points(group=GROUP)
-    if name in installed.names:
-        return _third_party(installed[name]), settings
     if ":" in name:
-        return _third_party(EntryPoint(name, name, GROUP)), settings
-    known = [*METHODS, *sorted(installed.names)]
-    near = difflib.get_close_matches(name, known, n=1)
+        return _third_party(name), settings
+    near = difflib.get_close_matches(name, METHODS, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ConfigError(f"unknown merge method {name!r}; {hint}known: {', '.join(known)}, or package.module:Class")
+    raise ConfigError(f"unknown merge method {name!r}; {hint}known: {', '.join(METHODS)}, or package.module:Class")
 
 
-def _third_party(place: EntryPoint) -> type[Method]:
+def _third_party(name: str) -> type[Method]:
     try:
-        kind = place.load()
+        kind = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"merge method {place.name!r} cannot be imported ({error}); write package.module:Class"
-        ) from None
+        raise ConfigError(f"merge method {name!r} cannot be imported ({error}); write package.module:Class") from None
     if not (isinstance(kind, type) and issubclass(kind, Method)):
-        raise ConfigError(f"merge method {place.name!r} must be a class derived from tanbr.merge.methods.Method")
+        raise ConfigError(f"merge method {name!r} must be a class derived from tanbr.merge.methods.Method")
     return kind

@@ -14,7 +14,6 @@ class Average(Method):
     """Weighted averages."""
 
     name = "average"
-    cost = "reads the experts of the blend once"
 
     def fill(self, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
         """Write the average straight into `out`."""

@@ -29,16 +29,17 @@ class Regression(Method):
     """Regression on what each expert sees when it runs alone; biases, and what is no linear layer, are averaged."""
 
     name = "regression"
-    needs = "Gram matrices of what the experts see: `tanbr survey CHECKPOINT --grams regression`"
-    cost = "reads experts and matrices once, and solves one system a layer"
+    needs: ClassVar[str] = "Gram matrices of what the experts see: `tanbr survey CHECKPOINT --grams regression`"
     folder: ClassVar[str] = FOLDER
 
     def __post_init__(self) -> None:
         experts = self.experts
         place = experts.beside(self.folder)
         if not place.is_dir():
-            raise CheckpointError(f"{experts.path} lacks what merging by {self.name} needs: {self.needs}")
-        self._matrices = GramMatrices(place, experts.pieces, experts=experts.count, fingerprint=experts.fingerprint())
+            raise CheckpointError(f"{place.parent} lacks what merging by {self.name} needs: {self.needs}")
+        self._matrices = GramMatrices(
+            place, experts.blended, experts=experts.count, fingerprint=experts.checkpoint.fingerprint
+        )
 
     def fill(self, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
         """Average, then solve the layer's regression for the same blend; one expert alone stays itself."""

@@ -8,26 +8,24 @@ goes further than its experts did, away from the base. Their λ multiplies a sum
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import Field
 from torch import Tensor
 
-from tanbr.merge.methods.differences import WithBase
+from tanbr.merge.methods.differences import Scale
+from tanbr.merge.methods.method import Method
 from tanbr.moe.family import Piece
 
 
 @dataclass(eq=False)
-class TaskArithmetic(WithBase):
+class TaskArithmetic(Method):
     """Differences from a base, scaled; with the experts' mean as base the even blend is the average."""
 
     name = "task-arithmetic"
-    cost = "reads all experts once (with an ancestor: the blend's, and it)"
-    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.5
+    scale: Scale = 1.5
 
     def fill(self, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
         """Write the sum: it is linear in the experts, whose mean, if it is the base, takes 1 − λ of the weight."""
-        origin = self.origin(piece)
+        origin = self.experts.ancestor(piece)
         if origin is None:
             rest = (1 - self.scale) / len(blend)
             self.experts.average(out, piece, [self.scale * weight + rest for weight in blend])

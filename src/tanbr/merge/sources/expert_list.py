@@ -1,4 +1,4 @@
-"""A file that lists experts, as TOML or YAML: ours, or the `models:` list of a mergekit configuration.
+"""A TOML file that lists experts over one base.
 
     base = "bert/"
     method = "average"            # how blends are merged
@@ -15,19 +15,13 @@
 
 import reprlib
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import yaml  # type: ignore[import-untyped,unused-ignore]
 from pydantic import Field
 
 from tanbr.config import Section, check_method, read
 from tanbr.errors import ConfigError
-from tanbr.merge.sources.mergekit import from_mergekit
 from tanbr.merge.sources.over_base import BlendOnly
-
-ENDINGS = (".toml", ".yaml", ".yml")
 
 
 class ListedExpert(Section):
@@ -69,48 +63,26 @@ class ExpertList(Section):
 
 def is_list(path: str | Path) -> bool:
     """Whether a path names a file that lists experts, rather than a folder or an id of the hub."""
-    return str(path).endswith(ENDINGS) and not Path(path).is_dir()
+    return str(path).endswith(".toml") and not Path(path).is_dir()
 
 
 def read_list(path: str | Path) -> ExpertList:
     """Read a list of experts; anything wrong in it is one `ConfigError`."""
-    values = _values(Path(path))
-    listed = values.get("experts")
-    if isinstance(listed, list):
-        values = values | {"experts": [{"path": one} if isinstance(one, str) else one for one in listed]}
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the list of experts {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not TOML: {' '.join(str(error).split())}") from None
+    if isinstance(values.get("experts"), list):
+        values["experts"] = [{"path": one} if isinstance(one, str) else one for one in values["experts"]]
     found = read(ExpertList, values, source=str(path))
     check_method(found.method, source=str(path))
     tasks = [expert.task for expert in found.experts]
     if any(tasks) and (not all(tasks) or len(set(tasks)) < len(tasks)):
         raise ConfigError(f"{path}: name the task of every expert or of none, and each but once (got {tasks})")
-    return found.model_copy(
-        update={
-            "base": _beside(path, found.base),
-            "experts": tuple(
-                expert.model_copy(update={"path": _beside(path, expert.path)}) for expert in found.experts
-            ),
-        }
-    )
-
-
-def _values(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"{path} must name a base and list experts (docs/experts.md shows how)")
-        values = {str(key): value for key, value in values.items()}
-        mergekit = "models" in values or "merge_method" in values or "slices" in values
-        return from_mergekit(values, source=str(path)) if mergekit else values
-    except ConfigError:
-        raise
-    except OSError as error:
-        raise ConfigError(f"cannot read the list of experts {path}: {error.strerror}") from None
-    except RecursionError:
-        raise ConfigError(f"{path} is nested too deeply; list the experts one below the other") from None
-    except Exception as error:  # YAML raises whatever Python does for its numbers and dates
-        kind = "TOML" if path.suffix == ".toml" else "YAML"
-        raise ConfigError(f"{path} is not {kind}: {' '.join(str(error).split())}") from None
+    experts = tuple(one.model_copy(update={"path": _beside(path, one.path)}) for one in found.experts)
+    return found.model_copy(update={"base": _beside(path, found.base), "experts": experts})
 
 
 def _beside(file: str | Path, place: str) -> str:

@@ -1,20 +1,20 @@
 """What an expert source is: a dense model in pieces, of which some have K experts, all of them in mapped files.
 
 A source says which tensors the dense model has, which of them change with a blend, and where each expert's share of
-them lies. It reads headers, not weights: what an expert holds is looked at when a merge asks for it, piece by piece.
+them lies; merge methods read the experts through it. It reads headers, not weights: what an expert holds is looked at
+when a merge asks for it, piece by piece.
 """
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from tanbr.errors import CheckpointError
-from tanbr.merge.methods import Experts
+from tanbr.merge.blend import is_finite, weighted_sum
 from tanbr.moe.checkpoint import Checkpoint, understood
 from tanbr.moe.families import family_of, read_settings
 from tanbr.moe.family import Family, Piece, Settings, Site
@@ -22,8 +22,8 @@ from tanbr.moe.family import Family, Piece, Settings, Site
 ROWS = 256  # of a matrix, that tell whether it descends from another
 
 
-class ExpertSource(ABC):
-    """The K experts of a model; a new source sets these and says how it is tested."""
+class ExpertSource:
+    """The K experts of a model; a new source sets these, and overrides how experts are read that are no blocks."""
 
     checkpoint: Checkpoint  # all files that a merge reads, as one
     family: Family  # what becomes of the tensors' names and of the configuration
@@ -31,47 +31,64 @@ class ExpertSource(ABC):
     sites: list[Site]  # what `inspect` reports on
     pieces: list[Piece]  # of the whole dense model
     count: int  # K
+    names: list[str]  # (K,) what to call the experts
     companions: Sequence[Path]  # folders with a tokenizer and the like; a later one wins
     expert_tasks: tuple[str, ...] = ()  # (K,) what each was trained for, where that is known beside a card
     expert_labels: tuple[tuple[str, ...], ...] = ()  # (K,) what each one's own head answers
     weights: tuple[float, ...] = ()  # (K,) the blend that a list of experts asks for
 
-    def experts(self, blended: Sequence[Piece], fingerprint: Callable[[], str]) -> Experts:
-        """Give what merge methods may read of the experts."""
-        return Experts(self.checkpoint, blended, self.count, fingerprint)
+    @cached_property
+    def blended(self) -> list[Piece]:
+        """The pieces that change with the blend."""
+        return [piece for piece in self.pieces if piece.weights is None]
 
-    @property
-    def names(self) -> list[str]:
-        """What to call the experts (K,)."""
-        return [str(k) for k in range(self.count)]
+    def beside(self, folder: str) -> Path:
+        """Name a folder for what was measured of these experts, beside them."""
+        return self.checkpoint.path / folder
+
+    def check(self, expert: int) -> None:
+        """Refuse an expert that holds NaN or infinity, before it gets near a model in use."""
+        for piece in self.blended:
+            name, start = piece.blocks[expert]
+            if not is_finite(self.checkpoint.blocks([(name, start)], math.prod(piece.shape))[0]):
+                raise CheckpointError(
+                    f"{name} of {self.checkpoint.path} holds NaN or infinity; the checkpoint is damaged"
+                )
+
+    def ancestor(self, piece: Piece) -> Tensor | None:  # noqa: ARG002
+        """View what a piece's experts came from (n,); None if that is not known."""
+        return None
+
+    def average(self, out: Tensor, piece: Piece, weights: Sequence[float]) -> None:
+        """Set `out` to the weighted sum (K,) of a piece's experts, at the speed of reading those above 0."""
+        weighted_sum(out, self.checkpoint, piece.blocks, [weight * piece.scale for weight in weights])
+
+    def one(self, piece: Piece, expert: int) -> Tensor:
+        """View one expert of a piece (n,), in its own type; nothing is read before it is used."""
+        return self.checkpoint.blocks([piece.blocks[expert]], math.prod(piece.shape))[0]
+
+    def rows(self, piece: Piece, chosen: Sequence[int], part: slice = slice(None)) -> Tensor:
+        """Read a part of the chosen experts of a piece as rows (r, n) of float32 (float64 stays)."""
+        found = [self.one(piece, expert)[part] for expert in chosen]
+        return torch.stack([row.to(torch.promote_types(row.dtype, torch.float32)) for row in found])
+
+    def differ(self, piece: Piece) -> bool:
+        """Tell whether any two experts of a piece differ: where none do, every blend is each of them."""
+        first = self.one(piece, 0)
+        return any(not torch.equal(first, self.one(piece, expert)) for expert in range(1, self.count))
 
     def kinship(self) -> list[float] | None:
         """Cosine (K,) of each expert's matrices with the ancestor's, by their first rows; None if it is not known."""
-        blended = [piece for piece in self.pieces if piece.weights is None and len(piece.shape) > 1]
-        experts = self.experts(blended, str)
         cosines: list[Tensor] = []
-        for piece in blended:
-            ancestor = experts.ancestor(piece)
+        for piece in self.blended:
+            ancestor = self.ancestor(piece) if len(piece.shape) > 1 else None
             if ancestor is not None:
                 width = math.prod(piece.shape[1:])
                 part = slice(0, min(ROWS, piece.shape[0]) * width)
-                rows = experts.rows(piece, range(self.count), part).view(self.count, -1, width)
+                rows = self.rows(piece, range(self.count), part).view(self.count, -1, width)
                 origin = ancestor[part].to(rows.dtype).view(-1, width)
                 cosines.append(torch.cosine_similarity(rows, origin, dim=2).mean(dim=1))  # (K,)
         return torch.stack(cosines).mean(dim=0).tolist() if cosines else None
-
-    @abstractmethod
-    def identical(self) -> "ExpertSource | None":
-        """The same source with every expert like the first, for the certificate; None if a twin model shows more."""
-
-    def describe(self) -> dict[str, Any]:
-        """Say in a certificate what the experts are."""
-        return {
-            "family": self.family.model_type,
-            "class": self.config["architectures"][0],
-            "experts": self.count,
-            "sha256": self.checkpoint.digests(),
-        }
 
 
 class MoeCheckpoint(ExpertSource):
@@ -86,10 +103,8 @@ class MoeCheckpoint(ExpertSource):
             self.sites = self.family.sites(checkpoint, self.config)
             self.pieces = self.family.plan(checkpoint, self.config, self.sites)
         self.count = self.sites[0].experts
+        self.names = [str(k) for k in range(self.count)]
         self.companions = (checkpoint.path,)
-
-    def identical(self) -> None:
-        """Leave the test to a tiny twin of the family, which shows that its dense class computes the same."""
 
 
 def check_depth(checkpoint: Checkpoint) -> None:

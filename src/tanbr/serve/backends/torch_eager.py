@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tanbr.merge import Moe
+from tanbr.merge.blend import finite
 from tanbr.merge.skeleton import locate
-from tanbr.merge.stream import finite
 from tanbr.moe.device import device_of
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import bert_pass
