@@ -29,8 +29,9 @@ def history(path: Path, *lines: Any) -> Path:
 def test_the_embedded_model_knows_its_tasks_and_refuses_a_bad_blend_by_its_probes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one_try = parse({"serve": {"slot_seconds": 3600, "threads": 1, "explore": "always", "guard": {"tries": 1}}}).serve
-    live = build(None, config=one_try, state=tmp_path)
+    monkeypatch.setattr("tanbr.loop.turn.TRIES", 1)
+    always = parse({"serve": {"slot_seconds": 3600, "threads": 1, "explore": "always"}}).serve
+    live = build(None, config=always, state=tmp_path)
     assert live.info.tasks == tuple(task.name for task in tiny.TASKS)
     assert live.info.scales == {"similarity": (0.0, 5.0)}
     live.start()
