@@ -92,20 +92,20 @@ class Clustering:
         centre, scale = self.vectors.mean(axis=0), self.vectors.std(axis=0)
         scale = np.where(scale > 1e-9, scale, 1.0)
         points = _standard(self.vectors, centre, scale)
-        labels = _labels(points, KMeans(tasks, n_init=_STARTS, random_state=0))
+        labels, spread = _k_means(points, KMeans(tasks, n_init=_STARTS, random_state=0))
         if len(self.means):
             known = _standard(self.means, centre, scale)
-            kept = _labels(points, KMeans(tasks, init=known, n_init=1))
-            if _within(points, labels) > _BETTER * _within(points, kept):
+            kept, spread_of_kept = _k_means(points, KMeans(tasks, init=known, n_init=1))
+            if spread > _BETTER * spread_of_kept:
                 labels = kept
             else:
                 means = _means(points, labels, tasks)
                 distances = ((known[:, None] - means[None]) ** 2).sum(axis=2)
                 labels = np.argsort(linear_sum_assignment(distances)[1])[labels]
         means = _means(points, labels, tasks)
-        spread = _means((points - means[labels]) ** 2, labels, tasks)
         empty = np.bincount(labels, minlength=tasks) == 0
-        variances = np.where(empty[:, None], 1.0, np.maximum(spread, _FLOOR))
+        within = _means((points - means[labels]) ** 2, labels, tasks)
+        variances = np.where(empty[:, None], 1.0, np.maximum(within, _FLOOR))
         familiarity = _log_densities(points, means, variances).max(axis=1)
         found = Clusters(centre, scale, means, variances, float(np.quantile(familiarity, UNKNOWN_QUANTILE)))
         return replace(self, means=means * scale + centre, clusters=found, fitted_on=self.seen)
@@ -115,11 +115,12 @@ def _standard(vectors: FloatArray, centre: FloatArray, scale: FloatArray) -> Flo
     return np.asarray(np.clip((vectors - centre) / scale, -_CLIP, _CLIP))
 
 
-def _labels(points: FloatArray, k_means: KMeans) -> NDArray[np.int64]:
-    """Give the cluster of each point (n,)."""
+def _k_means(points: FloatArray, k_means: KMeans) -> tuple[NDArray[np.int64], float]:
+    """Give the cluster of each point (n,), and the sum of squared distances from the clusters' means."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters leave some empty
-        return np.asarray(k_means.fit(points).labels_, dtype=np.int64)
+        k_means.fit(points)
+    return np.asarray(k_means.labels_, dtype=np.int64), float(k_means.inertia_)
 
 
 def _means(points: FloatArray, labels: NDArray[np.int64], clusters: int) -> FloatArray:
@@ -127,11 +128,6 @@ def _means(points: FloatArray, labels: NDArray[np.int64], clusters: int) -> Floa
     sums = np.zeros((clusters, points.shape[1]))
     np.add.at(sums, labels, points)
     return np.asarray(sums / np.maximum(np.bincount(labels, minlength=clusters), 1)[:, None])
-
-
-def _within(points: FloatArray, labels: NDArray[np.int64]) -> float:
-    """Sum of squared distances from the means of the clusters."""
-    return float(((points - _means(points, labels, int(labels.max()) + 1)[labels]) ** 2).sum())
 
 
 def _log_densities(points: FloatArray, means: FloatArray, variances: FloatArray) -> FloatArray:

@@ -13,13 +13,12 @@ from pydantic import ValidationError
 from tanbr.config import check_kept
 from tanbr.errors import InputError, StateError
 from tanbr.monitor.classifier import Classifier
-from tanbr.monitor.clusters import DIMENSIONS, Clustering, Clusters
-from tanbr.monitor.config import MAY_CHANGE, MonitorConfig
+from tanbr.monitor.clusters import DIMENSIONS, Clustering
+from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.features import COARSE, VIEWS, batches
 from tanbr.monitor.forecast import Forecast
 from tanbr.monitor.knowledge import Knowledge
 from tanbr.monitor.recogniser import Recogniser, Recognition
-from tanbr.monitor.sketch import ROWS
 from tanbr.monitor.slot import SlotSample, familiar_counts, prevalence, unknown_share
 from tanbr.state import check_alike, from_arrays, read_state, to_arrays, write_state
 from tanbr.types import FloatArray, SlotMix, Text, as_task_mix
@@ -44,23 +43,6 @@ class MonitorState:
     slot: SlotSample
     forecast: Forecast
 
-    @staticmethod
-    def start(tasks: int, config: MonitorConfig) -> "MonitorState":
-        """Nothing is known yet."""
-        knowledge = Knowledge.empty(tasks, config)
-        return MonitorState(knowledge, Clustering.empty(), SlotSample.empty(tasks), Forecast.start(tasks))
-
-    def unfitted(self) -> "MonitorState":
-        """Forget what was fitted: it is fitted anew when next needed."""
-        knowledge = replace(self.knowledge, classifier=Classifier.empty(self.knowledge.classifier.tasks))
-        return replace(self, knowledge=knowledge, clustering=replace(self.clustering, clusters=Clusters.empty()))
-
-    def compacted(self, config: MonitorConfig) -> "MonitorState":
-        """Join what waits to be joined, as a saved state has it."""
-        history = self.knowledge.history.compacted(config.history)
-        knowledge = replace(self.knowledge, history=history)
-        return replace(self, knowledge=knowledge, slot=self.slot.compacted(config.slot_sample))
-
 
 class Monitor:
     """Estimates which mix of tasks the traffic holds.
@@ -78,7 +60,8 @@ class Monitor:
         self.method = method
         self.config = config or MonitorConfig()
         self._index = {name: index for index, name in enumerate(self.tasks)}
-        self._state = MonitorState.start(len(self.tasks), self.config)
+        V = len(self.tasks)
+        self._state = MonitorState(Knowledge.empty(V), Clustering.empty(), SlotSample.empty(V), Forecast.start(V))
         self._judged: tuple[Classifier, FloatArray] | None = None  # a fit and its confusion
 
     def fork(self) -> "Monitor":
@@ -108,7 +91,7 @@ class Monitor:
         indices = np.array([self._index[task] for task in tasks], dtype=np.int64)
         knowledge = self._state.knowledge
         for features, part in batches(texts, plain=self.config.plain):
-            knowledge = knowledge.learn(features, indices[part], self.config)
+            knowledge = knowledge.learn(features, indices[part])
         self._state = replace(self._state, knowledge=knowledge)
 
     def snapshot(self) -> Recogniser:
@@ -153,7 +136,7 @@ class Monitor:
         self._fit()
         knowledge = self._state.knowledge
         if self._judged is None or self._judged[0] is not knowledge.classifier:
-            table = knowledge.confusion(self.config)
+            table = knowledge.confusion()
             table.setflags(write=False)
             self._judged = knowledge.classifier, table
         return self._judged[1]
@@ -161,7 +144,7 @@ class Monitor:
     def close_slot(self) -> SlotMix:
         """End the slot: its mix, and the mix of the one that starts."""
         state = self._state
-        posteriors, novelty, counts = state.slot.read(self.config.slot_sample)
+        posteriors, novelty, counts = state.slot.read()
         unknown, alarm = unknown_share(novelty, counts)
         familiar = familiar_counts(novelty, counts, unknown)
         seen = prevalence(posteriors[familiar > 0], familiar[familiar > 0]) if familiar.sum() > 0 else None
@@ -180,28 +163,26 @@ class Monitor:
 
     def save(self, path: str | Path) -> None:
         """Write the whole state atomically, the open slot too."""
-        self._state = self._state.compacted(self.config)
+        knowledge = replace(self._state.knowledge, history=self._state.knowledge.history.compacted())
+        self._state = replace(self._state, knowledge=knowledge, slot=self._state.slot.compacted())
         description = {"tasks": self.tasks, "method": self.method, "config": self.config.model_dump(mode="json")}
         write_state(path, description, to_arrays(self._state), compress=True)  # counters are mostly 0
 
     @classmethod
     def load(cls, path: str | Path, *, config: MonitorConfig | None = None) -> "Monitor":
-        """Read a state that `save` wrote, to go on with `config`, or with its own if None.
-
-        SettingsError for what it cannot go on with. Where anything changed, classifier and clusters are fitted anew.
-        """
+        """Read a state that `save` wrote; SettingsError if it was made with another `config` than is asked for."""
         description, arrays = read_state(path)
         try:
             saved = MonitorConfig.model_validate(description["config"])
-            size = ROWS, saved.sketch_width, len(description["tasks"])
-            if any(arrays[f"knowledge.sketches.{view}.counts"].shape != size for view in VIEWS):
-                raise InputError(f"its sketches must be of shape {size}")  # before a monitor of that size is made
+            V = len(description["tasks"])
+            if any(arrays[f"knowledge.sketches.{view}.counts"].shape[-1:] != (V,) for view in VIEWS):
+                raise InputError(f"its sketches must be of {V} tasks")  # before a monitor of that size is made
             monitor = cls(description["tasks"], description["method"], config=config or saved)
         except (KeyError, TypeError, ValidationError, InputError) as error:
             reason = str(error).splitlines()[0]
             raise StateError(f"{path} is damaged, or from another version of the monitor ({reason})") from None
         asked = monitor.config.model_dump(mode="json")
-        check_kept(saved.model_dump(mode="json"), asked, source=path, may_change=MAY_CHANGE)
+        check_kept(saved.model_dump(mode="json"), asked, source=path)
         check_alike(arrays, to_arrays(monitor._state), path)
         for prefix, axis, names in LENGTHS:
             if len({arrays[prefix + name].shape[axis] for name in names}) > 1:
@@ -213,15 +194,13 @@ class Monitor:
             as_task_mix(trial.close_slot().forecast, tasks=len(monitor.tasks))
         except (ValueError, IndexError, ArithmeticError, np.linalg.LinAlgError) as error:
             raise StateError(f"{path} is damaged: its parts do not fit together ({error})") from None
-        if monitor.config != saved:
-            monitor._state = monitor._state.unfitted()
         return monitor
 
     def _fit(self) -> None:
         """Fit what is not fitted and can be."""
         state = self._state
         if self.learns:
-            self._state = replace(state, knowledge=state.knowledge.fitted(self.config))
+            self._state = replace(state, knowledge=state.knowledge.fitted())
         else:
             self._state = replace(state, clustering=state.clustering.fitted(len(self.tasks)))
 
@@ -231,7 +210,7 @@ class Monitor:
     def _count(self, seen: Recognition) -> None:
         slot = self._state.slot
         if seen.informed:
-            slot = slot.add(seen.keys, seen.posteriors, seen.novel, capacity=self.config.slot_sample)
+            slot = slot.add(seen.keys, seen.posteriors, seen.novel)
         else:  # nothing is known about them
             slot = replace(slot, requests=slot.requests + len(seen))
         self._state = replace(self._state, slot=slot)

@@ -11,6 +11,8 @@ from tanbr.monitor.clusters import Clusters
 from tanbr.monitor.features import COARSE, Features, batches
 from tanbr.types import FloatArray, TaskMix, Text
 
+_BY_REQUEST = ("keys", "posteriors", "familiarity", "vectors")  # arrays with a row for each request
+
 
 @dataclass(frozen=True, eq=False)
 class Recognition:
@@ -32,21 +34,15 @@ class Recognition:
 
     def rows(self, rows: Sequence[int] | slice) -> "Recognition":
         """Give what is known of some of the requests."""
-        parts = self.keys[rows], self.posteriors[rows], self.familiarity[rows], self.vectors[rows]
-        return Recognition(*parts, self.informed)
+        return Recognition(*(getattr(self, name)[rows] for name in _BY_REQUEST), self.informed)
 
     @staticmethod
     def concatenate(parts: Sequence["Recognition"]) -> "Recognition":
         """Put the requests of all parts, one at least, below one another."""
         if len(parts) == 1:
             return parts[0]
-        return Recognition(
-            np.concatenate([part.keys for part in parts]),
-            np.concatenate([part.posteriors for part in parts]),
-            np.concatenate([part.familiarity for part in parts]),
-            np.concatenate([part.vectors for part in parts]),
-            all(part.informed for part in parts),
-        )
+        joined = (np.concatenate([getattr(part, name) for part in parts]) for name in _BY_REQUEST)
+        return Recognition(*joined, all(part.informed for part in parts))
 
 
 @dataclass(frozen=True, eq=False)
