@@ -85,11 +85,6 @@ class Choice:
         best = np.array([estimates[[i for i, f in enumerate(first) if f == row]].max(axis=0) for row in rows])
         return cls(blends[rows], best, reason, note)
 
-    def numbered(self, other: "Choice") -> "Choice":
-        """Let blends that have a number in another choice keep it."""
-        numbers = {blend.tobytes(): number for blend, number in zip(other.blends, other.versions, strict=True)}
-        return replace(self, versions=tuple(numbers.get(blend.tobytes()) for blend in self.blends))
-
     def without(self, version: int) -> "Choice | None":
         """Leave one version out; None if nothing is left."""
         rows = [row for row, number in enumerate(self.versions) if number != version]

@@ -404,8 +404,7 @@ def _choose(learner: Learner, kept: Choice | None) -> Choice:
     served = np.empty((0, 0)) if kept is None else kept.blends
     readings = Readings.of(mix, learner.monitor.confusion if rules.models > 1 else None)
     blends, estimates = rules.start(readings, served, models=rules.models)
-    choice = Choice.panel(blends, estimates, Reason.START, f"{phase}: the start blend")
-    return choice if kept is None else choice.numbered(kept)
+    return Choice.panel(blends, estimates, Reason.START, f"{phase}: the start blend")
 
 
 def _asked(learner: Learner) -> Choice:

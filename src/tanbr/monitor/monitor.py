@@ -20,7 +20,7 @@ from tanbr.monitor.forecast import Forecast
 from tanbr.monitor.knowledge import Knowledge
 from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.monitor.slot import SlotSample, familiar_counts, prevalence, unknown_share
-from tanbr.state import check_alike, from_arrays, read_state, to_arrays, write_state
+from tanbr.state import from_arrays, read_state, to_arrays, write_state
 from tanbr.types import FloatArray, SlotMix, Text, as_task_mix
 
 Method = Literal["sketch", "clusters"]
@@ -183,11 +183,10 @@ class Monitor:
             raise StateError(f"{path} is damaged, or from another version of the monitor ({reason})") from None
         asked = monitor.config.model_dump(mode="json")
         check_kept(saved.model_dump(mode="json"), asked, source=path)
-        check_alike(arrays, to_arrays(monitor._state), path)
+        monitor._state = from_arrays(monitor._state, arrays, sized=True, source=path)
         for prefix, axis, names in LENGTHS:
             if len({arrays[prefix + name].shape[axis] for name in names}) > 1:
                 raise StateError(f"{path} is damaged: {', '.join(names)} of {prefix} must be of one length")
-        monitor._state = from_arrays(monitor._state, arrays)
         try:  # what was made up by hand shows here, and not in a server's turn
             trial = monitor.fork()
             trial.observe(["a trial", ("of", "what was read")])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tanbr.types import FloatArray, TaskMix
 
-SAMPLE = 4096  # distinct requests of a slot that are kept; of a larger slot, a sample: memory does not grow with traffic
+SAMPLE = 4096  # distinct requests of a slot that are kept: of a larger slot a sample, so that memory is bounded
 EM_ROUNDS, EM_TOLERANCE = 200, 1e-5  # EM stops when a round moves the mix by less than this (L1)
 UNKNOWN_QUANTILE = 0.01  # share of each task's own history that may count as unlike any task
 ALARM_SHARE, ALARM_SIGMAS = 0.05, 3.0  # an unknown share above this calls for an alarm if chance does not explain it
