@@ -1,7 +1,7 @@
 """Recognising requests before they are answered: an immutable snapshot of what a monitor knows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,15 +34,15 @@ class Recognition:
 
     def rows(self, rows: Sequence[int] | slice) -> "Recognition":
         """Give what is known of some of the requests."""
-        return Recognition(*(getattr(self, name)[rows] for name in _BY_REQUEST), self.informed)
+        return replace(self, **{name: getattr(self, name)[rows] for name in _BY_REQUEST})
 
     @staticmethod
     def concatenate(parts: Sequence["Recognition"]) -> "Recognition":
         """Put the requests of all parts, one at least, below one another."""
         if len(parts) == 1:
             return parts[0]
-        joined = (np.concatenate([getattr(part, name) for part in parts]) for name in _BY_REQUEST)
-        return Recognition(*joined, all(part.informed for part in parts))
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _BY_REQUEST}
+        return Recognition(**joined, informed=all(part.informed for part in parts))
 
 
 @dataclass(frozen=True, eq=False)
