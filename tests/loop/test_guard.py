@@ -34,12 +34,8 @@ def test_a_blend_is_judged_for_the_mix_at_hand() -> None:
     after = guard.probed(2, probes(1.0, 0.0), EASY, margin=MARGIN)  # where all is that task it is best
     assert list(after.good) == [1, 2]
     assert list(guard.probed(2, probes(0.0, 0.0), EVEN, margin=np.inf).good) == [1, 2]  # what is fallen back to
+    assert list(guard.probed(2, probes(0.0, 0.0, "others"), EVEN, margin=MARGIN).good) == [2]  # compared with none
     assert list(guard.good) == [1]  # nothing changed here
-
-
-def test_other_probes_are_not_compared_with_those_of_before() -> None:
-    guard = Guard.empty(V).probed(1, probes(1.0, 1.0), EVEN, margin=MARGIN)
-    assert list(guard.probed(2, probes(0.0, 0.0, "others"), EVEN, margin=MARGIN).good) == [2]
 
 
 def test_nan_is_refused_with_and_without_probes_and_whoever_wants_the_blend() -> None:

@@ -72,13 +72,15 @@ def test_blends_that_are_alike_are_one_model_and_told_in_the_rows_of_the_decisio
     assert (rewards.shape, np.nansum(rewards), np.sum(counts)) == ((2, V), 1.0, 4.0)
 
 
-def test_what_answers_already_is_not_merged_or_probed_again() -> None:
+def test_what_answers_already_is_not_merged_or_probed_again_and_a_slot_nobody_remembers_is_not_told() -> None:
     world = Memory()
     learner = opened(world, Scripted(ONE))
+    world.give(77, 1.0)
     world.done.clear()
     after = turn(learner, world)
     assert world.done == ["mark", "prepare", "write", "commit"]
     assert (after.slot.versions, after.slot.number) == ((1,), 1)
+    assert (heard(after).warm, after.mark) == ([], 1)
 
 
 @pytest.mark.parametrize("settle", [0, 1, 2])
@@ -117,14 +119,6 @@ def test_what_the_world_measured_is_told_once_and_late_only_if_it_came_late() ->
     assert heard(learner).warm[1][2].sum() == 4
 
 
-def test_a_slot_that_nobody_remembers_is_not_told() -> None:
-    world = Memory()
-    learner = opened(world, Scripted())
-    world.give(77, 1.0)
-    learner = turn(learner, world)
-    assert (heard(learner).warm, learner.mark) == ([], 1)
-
-
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
@@ -143,35 +137,22 @@ def test_a_world_that_fails_leaves_the_old_value_and_what_answers(step: str) -> 
     assert [counts.sum() for _, _, counts in heard(after).told] == [60]
 
 
-@pytest.mark.parametrize("step", ["prepare", "probe"])
-def test_a_merge_that_fails_leaves_what_answers_in_a_slot_of_its_own(step: str) -> None:
-    world = Memory()
-    learner = opened(world, Scripted())
-    rewarded(world, 0)
-    world.fails, world.once = step, True
-    after = turn(learner, world)
-    assert (after.slot.reason, after.slot.versions, after.slot.number) == (Reason.FAILED, (1,), 1)
-    assert "what answers stays" in world.alarms[0]
-    assert (heard(after).told, heard(after).asked) == ([], 1)  # as if it had not been asked again
-    assert [slot.number for slot in after.settling] == [0]
-    then = turn(after, world)
-    assert [counts.sum() for _, _, counts in heard(then).told] == [60]  # told with the next turn
-    assert then.slot.reason is Reason.CHOSEN
-
-
-@pytest.mark.parametrize("step", ["ask", "tell"])
-def test_a_router_that_fails_keeps_nothing_from_answering(step: str) -> None:
+@pytest.mark.parametrize("step", ["prepare", "probe", "ask", "tell"])
+def test_a_merge_or_a_router_that_fails_leaves_what_answers_in_a_slot_of_its_own(step: str) -> None:
     world = Memory()
     learner = opened(world, Fragile())
     rewarded(world, 0)
-    Fragile.fails = step
+    world.fails, world.once, Fragile.fails = step, True, step
     after = turn(learner, world)
-    assert (after.slot.reason, after.slot.versions, after.mark) == (Reason.FAILED, (1,), 0)
+    assert (after.slot.reason, after.slot.versions, after.slot.number) == (Reason.FAILED, (1,), 1)
+    assert (heard(after).told, heard(after).asked, after.mark) == ([], 1, 0)  # as if it had not been asked again
+    assert [slot.number for slot in after.settling] == [0]
     assert len(world.alarms) == 1
     Fragile.fails = ""
-    after = turn(after, world)
-    assert [number for number, _, _ in heard(after).told] == [0]
-    assert after.slot.reason is Reason.CHOSEN
+    then = turn(after, world)
+    number, _, counts = heard(then).told[0]
+    assert (number, counts.sum()) == (0, 60)  # told with the next turn
+    assert then.slot.reason is Reason.CHOSEN
 
 
 def test_a_router_that_cannot_be_told_does_not_keep_a_bad_version_answering() -> None:
@@ -343,15 +324,6 @@ def test_observing_changes_nothing_in_the_value_and_shows_the_guard_the_open_slo
     after = observe(learner, None, rows)
     assert [after.guard.reward(version) for version in (1, 2)] == [0.75, 0.25]
     assert dict(learner.guard.live) == {}
-
-
-def test_a_router_without_a_fork_of_its_own_is_copied() -> None:
-    world, router = Memory(), Scripted()
-    learner = opened(world, router)
-    rewarded(world, 0)
-    after = turn(learner, world)
-    assert (router.asked, heard(learner).asked, heard(after).asked) == (0, 1, 2)
-    assert (heard(learner).told, len(heard(after).told)) == ([], 1)
 
 
 # --- labels and the monitor -------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ is turned over. While most clients are honest, the others end up with a weight n
 a client counts for: in a slot's reward, in this comparison, in the live guard, and in what the monitor learns.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -70,14 +70,6 @@ class Tally:
         """Add sums and counts (V,)."""
         return replace(self, parts={**self.parts, source: self.parts.get(source, 0.0) + np.array([sums, counts])})
 
-    def join(self, *others: "Tally") -> "Tally":
-        """Add up tallies."""
-        whole = self
-        for other in others:
-            for source, (sums, counts) in other.parts.items():
-                whole = whole.add(source, sums, counts)
-        return whole
-
     def weighted(self, config: RewardConfig) -> FloatArray:
         """Sums and counts (2, V) over the sources; a source's weight says what one reward of it counts."""
         total = np.zeros((2, self.tasks))
@@ -92,11 +84,15 @@ class Tally:
         reward = np.divide(total, count, out=np.full(self.tasks, np.nan), where=seen)
         return np.clip(reward, 0.0, 1.0), np.where(seen, count, 0.0)
 
-    def shares(self, config: RewardConfig) -> dict[str, float]:
-        """Source → its share of the weighted counts."""
-        weights = {source: _weight(source, config) * float(counts.sum()) for source, (_, counts) in self.parts.items()}
-        total = sum(weights.values())
-        return {source: weight / total for source, weight in weights.items()} if total else {}
+
+def shares(tallies: Sequence[Tally], config: RewardConfig) -> dict[str, float]:
+    """Source → its share of the weighted counts."""
+    weights: dict[str, float] = defaultdict(float)
+    for tally in tallies:
+        for source, (_, counts) in tally.parts.items():
+            weights[source] += _weight(source, config) * float(counts.sum())
+    total = sum(weights.values())
+    return {source: weight / total for source, weight in weights.items()} if total else {}
 
 
 def _weight(source: str, config: RewardConfig) -> float:

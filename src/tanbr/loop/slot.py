@@ -115,6 +115,11 @@ class Slot:
         return cls(number, versions, task_mix, *served)
 
     @property
+    def mix(self) -> TaskMix:
+        """The mix (V,) that it held, as far as that is known; else the forecast."""
+        return self.task_mix if self.held is None else self.held
+
+    @property
     def blend(self) -> Blend:
         """Blend (K,) of the first model."""
         return np.asarray(self.blends[0])

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from tanbr.loop.choose import Pin, StartBlend, best_known
-from tanbr.loop.config import LoopConfig
+from tanbr.loop.config import LoopConfig, RewardConfig
 from tanbr.loop.guard import LEAST_COUNT, Guard, Probes, Refused
-from tanbr.loop.rewards import VERDICT, Given, Tally, Trust, credited
+from tanbr.loop.rewards import VERDICT, Given, Tally, Trust, credited, shares
 from tanbr.loop.slot import Choice, Phase, Reason, Slot, Told, Turn, Version
 from tanbr.router.panel import Readings
 from tanbr.types import Blend, Decision, FloatArray, Router, SlotMix, TaskMix, Text
@@ -297,36 +297,26 @@ def _tell(
     learner: Learner, world: World[P], mark: int, *, bad: Sequence[int], worthless: bool
 ) -> tuple[Learner, tuple[Told, ...]]:
     """Tell the router the slots whose rewards are due, and what came late for those it was told."""
-    config, told = learner.rules.config, []
+    config, trust, told = learner.rules.config.rewards, learner.trust, []
     ended = learner.settling[-1]
-    trust, tasks = learner.trust, len(learner.forecast)
     for slot in learner.settling:
-        if ended.number - slot.number < config.rewards.settle_slots and not (bad and slot is ended):
-            continue
-        rows, mix = world.rewards(after=0, upto=mark, slot=slot.number), _held(slot)
-        for place in range(len(slot.versions)):  # clients are compared model by model
-            trust = trust.learned([row for row in rows if row.place == place], mix)
-        tallies = credited(_measured(world, slot, tasks), rows, mix, trust)
-        if worthless and slot is ended:
-            zeros = LEAST_COUNT * slot.mixes(mix)
-            tallies = [
-                tally.add(VERDICT, np.zeros(tasks), zeros[place]) if slot.versions[place] in bad else tally
-                for place, tally in enumerate(tallies)
-            ]
-        told.append(_told(learner, slot, tallies))
-    measured = world.measured_late()  # of other slots the router was told already what the world measured
-    late: dict[int, list[Given]] = {number: [] for number in measured}
+        if ended.number - slot.number >= config.settle_slots or (bad and slot is ended):
+            rows = world.rewards(after=0, upto=mark, slot=slot.number)
+            for place in range(len(slot.versions)):  # clients are compared model by model
+                trust = trust.learned([row for row in rows if row.place == place], slot.mix)
+            zeros = bad if worthless and slot is ended else ()
+            told.append(_told(slot, rows, world.measured(slot.number), trust, config, worthless=zeros))
     waiting = {slot.number for slot in learner.settling}
+    again = world.measured_late()  # of other slots the router was told already what the world measured
+    late: dict[int, list[Given]] = {number: [] for number in again}
     for row in world.rewards(after=learner.mark, upto=mark):
         if row.slot not in waiting:
             late.setdefault(row.slot, []).append(row)
-    for number, rows_of in late.items():
+    for number, came in late.items():
         found = world.ended(number)
         if found is not None:
-            none = [Tally(tasks)] * len(found.versions)
-            before = _measured(world, found, tasks) if number in measured else none
-            tallies = credited(before, rows_of, _held(found), trust)
-            told.append(replace(_told(learner, found, tallies), late=True))
+            measured = world.measured(number) if number in again else {}
+            told.append(replace(_told(found, came, measured, trust, config), late=True))
     for one in told:
         _teach(learner.router, one)
     done = {one.slot.number for one in told}
@@ -342,40 +332,37 @@ def _tell(
     return after, tuple(told)
 
 
-def _held(slot: Slot) -> TaskMix:
-    return slot.task_mix if slot.held is None else slot.held
-
-
-def _measured(world: World[P], slot: Slot, tasks: int) -> list[Tally]:
-    measured = world.measured(slot.number)
-    return [measured.get(place, Tally(tasks)) for place in range(len(slot.versions))]
-
-
-def _told(learner: Learner, slot: Slot, tallies: Sequence[Tally]) -> Told:
-    config = learner.rules.config.rewards
+def _told(
+    slot: Slot,
+    rows: Sequence[Given],
+    measured: Mapping[int, Tally],
+    trust: Trust,
+    config: RewardConfig,
+    *,
+    worthless: Sequence[int] = (),
+) -> Told:
+    """Credit a slot's models with what clients gave and the world measured, and worthless versions with zeros."""
+    mixes, tasks = slot.mixes(slot.mix), len(slot.mix)
+    before = [measured.get(place, Tally(tasks)) for place in range(len(slot.versions))]
+    tallies = credited(before, rows, slot.mix, trust)
+    for place, version in enumerate(slot.versions):
+        if version in worthless:
+            tallies[place] = tallies[place].add(VERDICT, np.zeros(tasks), LEAST_COUNT * mixes[place])
     rewards, counts = (np.array(table) for table in zip(*(tally.reward(config) for tally in tallies), strict=True))
-    return Told(slot, rewards, counts, tallies[0].join(*tallies[1:]).shares(config))
+    return Told(slot, rewards, counts, shares(tallies, config))
 
 
 def _teach(router: Any, told: Told) -> None:
     """Tell the router the rewards of a slot's models; what it did not choose teaches it as a warm start."""
-    slot, taught = told.slot, (told.counts > 0).any(axis=1)
-    if slot.decision is not None and not told.late:
-        rewards, counts = _as_decided(slot.decision, slot.blends, told.rewards, told.counts)
-        router.tell(slot.decision, rewards, counts)
+    slot, decision, taught = told.slot, told.slot.decision, (told.counts > 0).any(axis=1)
+    if decision is not None and not told.late:
+        rewards, counts = np.full(decision.estimates.shape, np.nan), np.zeros(decision.estimates.shape)
+        for blend, reward, count in zip(slot.blends, told.rewards, told.counts, strict=True):
+            row = np.abs(decision.blends - blend).sum(axis=1).argmin()  # the nearest: a saved one may have lost digits
+            rewards[row], counts[row] = reward, count
+        router.tell(decision, rewards, counts)
     elif taught.any() and hasattr(router, "warm_start"):
         router.warm_start(slot.blends[taught], told.rewards[taught], told.counts[taught])
-
-
-def _as_decided(
-    decision: Decision, blends: FloatArray, rewards: FloatArray, counts: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Put the rewards and counts (n, V) of the blends (n, K) that were served into the rows of a decision's own."""
-    table, behind = np.full(decision.estimates.shape, np.nan), np.zeros(decision.estimates.shape)
-    for blend, reward, count in zip(blends, rewards, counts, strict=True):
-        row = np.abs(decision.blends - blend).sum(axis=1).argmin()  # the nearest: a saved state may have lost digits
-        table[row], behind[row] = reward, count
-    return table, behind
 
 
 def _earned(versions: Sequence[Version], told: Sequence[Told]) -> tuple[Version, ...]:
