@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tanbr.errors import InputError
-from tanbr.monitor.features import SURFACE, VIEWS, Features, batches, check, plain_text, read
+from tanbr.monitor.features import SURFACE, VIEWS, Features, check, plain_text, read
 from tanbr.monitor.tokens import MAX_CHARS, Batch, Tokens
 from tanbr.types import Text
 
@@ -113,16 +113,6 @@ def test_what_is_no_text_is_refused(bad: object) -> None:
 def test_plain_texts_have_neither_case_nor_marks() -> None:
     assert plain_text("It 's NOT over -- we do n't  know ( yet ) !") == "its not over we dont know yet"
     assert plain_text(("Who?", "The farmer's dog.")) == ("who", "the farmers dog")
-
-
-@settings(max_examples=40)
-@given(st.lists(st.text(max_size=30), min_size=1, max_size=5))
-def test_read_plainly_nothing_else_counts(texts: list[str]) -> None:
-    [(plain, _)] = batches(texts, plain=True)
-    [(shouted, _)] = batches([str(plain_text(text)).upper() + "!" for text in texts], plain=True)
-    assert same(plain, read([plain_text(text) for text in texts]))
-    if all(text.isascii() for text in texts):
-        assert same(plain, shouted)
 
 
 @settings(max_examples=60)

@@ -357,8 +357,8 @@ def cut(name: str) -> dict[str, Any]:
             ("tasks", [*"abcd"]), ("method", ["sketch"]), ("config", []), ("config", {"nonsense": 1}), ("config", None),
         ]),
         ({}, cut("forecast.mix"), r"'forecast.mix' must be"),
-        ({}, cut("knowledge.sketches.bytes.counts"), "sketches must be of 3 tasks"),
-        ({}, {"knowledge.sketches.bytes.counts": lambda array: array[:, :64]}, r"bytes.counts' must be"),
+        ({}, cut("known.sketches.bytes.counts"), "sketches must be of 3 tasks"),
+        ({}, {"known.sketches.bytes.counts": lambda array: array[:, :64]}, r"bytes.counts' must be"),
         ({}, {"slot.keys": None}, r"'slot.keys' is missing"),
     ],
 )  # fmt: skip

@@ -37,23 +37,6 @@ def test_the_deviation_is_that_of_repeated_draws() -> None:
     np.testing.assert_allclose(claimed, measured, rtol=0.3)
 
 
-def test_confusable_tasks_are_less_certain_than_distinct_ones() -> None:
-    sure = prevalence(np.eye(3)[[0, 1, 2] * 30], np.ones(90))
-    vague = prevalence(np.array([[0.5, 0.5, 0], [0.4, 0.6, 0], [0, 0, 1.0]] * 30), np.ones(90))
-    assert (vague.deviation[:2] > 2 * sure.deviation[:2]).all()
-    assert vague.deviation[2] == pytest.approx(sure.deviation[2], rel=0.1)
-
-
-@settings(max_examples=80)
-@given(st.lists(st.lists(st.floats(0, 1), min_size=4, max_size=4).filter(sum), min_size=1, max_size=12))
-def test_the_mix_is_on_the_simplex(rows: list[list[float]]) -> None:
-    posteriors = np.array(rows) / np.sum(rows, axis=1, keepdims=True)
-    seen = prevalence(posteriors, np.ones(len(rows)))
-    assert seen.mix.sum() == pytest.approx(1)
-    assert (seen.mix >= 0).all()
-    assert np.isfinite(seen.deviation).all()
-
-
 def test_a_few_novel_requests_are_no_news_and_many_are() -> None:
     def judge(novel: int, requests: int) -> tuple[float, bool]:
         return unknown_share((np.arange(requests) < novel).astype(float), np.ones(requests))

@@ -10,7 +10,7 @@ from scipy.special import softmax
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
-from tanbr.monitor.features import COARSE
+from tanbr.monitor.features import COARSE, Features
 from tanbr.monitor.slot import UNKNOWN_QUANTILE
 from tanbr.types import FloatArray
 
@@ -44,9 +44,11 @@ class Clusters:
         """Whether there are any."""
         return len(self.centre) > 0
 
-    def read(self, vectors: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def read(self, features: Features) -> tuple[FloatArray, FloatArray]:
         """Posteriors under a uniform prior (n, V), and the familiarity (n,): below 0 far from every cluster."""
-        logs = _log_densities(_standard(vectors, self.centre, self.scale), self.means, self.variances)
+        logs = _log_densities(
+            _standard(features.surface[:, COARSE], self.centre, self.scale), self.means, self.variances
+        )
         return np.asarray(softmax(logs, axis=1)), logs.max(axis=1) - self.threshold
 
 
@@ -60,15 +62,16 @@ class Clustering:
 
     keys: NDArray[np.uint64]  # (m,) hashes of requests, sorted and distinct
     vectors: FloatArray  # (m, D) their surface features
-    means: FloatArray  # (V, D) of the last fit, in the vectors' own units; (0, 0) before the first
-    clusters: Clusters
+    means: FloatArray  # (V, D) of the last fit, in the vectors' own units; (V, 0) before the first
+    model: Clusters
     seen: int = 0  # requests
     fitted_on: int = 0  # requests seen at the last fit
 
     @staticmethod
-    def empty() -> "Clustering":
+    def empty(tasks: int) -> "Clustering":
         """No requests."""
-        return Clustering(np.zeros(0, dtype=np.uint64), np.zeros((0, DIMENSIONS)), np.zeros((0, 0)), Clusters.empty())
+        keys, vectors = np.zeros(0, dtype=np.uint64), np.zeros((0, DIMENSIONS))
+        return Clustering(keys, vectors, np.zeros((tasks, 0)), Clusters.empty())
 
     def add(self, keys: NDArray[np.uint64], vectors: FloatArray) -> "Clustering":
         """Take in requests: hashes (n,), vectors (n, D)."""
@@ -82,18 +85,19 @@ class Clustering:
 
     def refreshed(self) -> "Clustering":
         """Forget the clusters if the traffic has grown enough since they were found."""
-        outgrown = self.clusters.fitted and self.seen > (1 + REFIT_GROWTH) * self.fitted_on
-        return replace(self, clusters=Clusters.empty()) if outgrown else self
+        outgrown = self.model.fitted and self.seen > (1 + REFIT_GROWTH) * self.fitted_on
+        return replace(self, model=Clusters.empty()) if outgrown else self
 
-    def fitted(self, tasks: int) -> "Clustering":
+    def fitted(self) -> "Clustering":
         """Find V clusters if there are none and enough distinct requests were seen."""
-        if self.clusters.fitted or len(self.keys) < FIRST * tasks:
+        tasks = len(self.means)
+        if self.model.fitted or len(self.keys) < FIRST * tasks:
             return self
         centre, scale = self.vectors.mean(axis=0), self.vectors.std(axis=0)
         scale = np.where(scale > 1e-9, scale, 1.0)
         points = _standard(self.vectors, centre, scale)
         labels, spread = _k_means(points, KMeans(tasks, n_init=_STARTS, random_state=0))
-        if len(self.means):
+        if self.means.size:
             known = _standard(self.means, centre, scale)
             kept, spread_of_kept = _k_means(points, KMeans(tasks, init=known, n_init=1))
             if spread > _BETTER * spread_of_kept:
@@ -108,7 +112,7 @@ class Clustering:
         variances = np.where(empty[:, None], 1.0, np.maximum(within, _FLOOR))
         familiarity = _log_densities(points, means, variances).max(axis=1)
         found = Clusters(centre, scale, means, variances, float(np.quantile(familiarity, UNKNOWN_QUANTILE)))
-        return replace(self, means=means * scale + centre, clusters=found, fitted_on=self.seen)
+        return replace(self, means=means * scale + centre, model=found, fitted_on=self.seen)
 
 
 def _standard(vectors: FloatArray, centre: FloatArray, scale: FloatArray) -> FloatArray:

@@ -69,7 +69,7 @@ class Knowledge:
     sketches: Mapping[str, CountMin]  # by VIEWS
     history: History
     learned: NDArray[np.int64]  # (V,) texts
-    classifier: Classifier
+    model: Classifier
 
     @staticmethod
     def empty(tasks: int) -> "Knowledge":
@@ -88,13 +88,12 @@ class Knowledge:
 
     def refreshed(self) -> "Knowledge":
         """Forget the classifier if the history has grown enough since it was fitted."""
-        fitted = self.classifier
-        outgrown = fitted.fitted and self.learned.sum() > (1 + REFIT_GROWTH) * fitted.texts
-        return replace(self, classifier=Classifier.empty(fitted.tasks)) if outgrown else self
+        outgrown = self.model.fitted and self.learned.sum() > (1 + REFIT_GROWTH) * self.model.texts
+        return replace(self, model=Classifier.empty(self.model.tasks)) if outgrown else self
 
     def fitted(self) -> "Knowledge":
         """Fit a classifier if there is none and anything was learned."""
-        if self.classifier.fitted or not self.learned.any():
+        if self.model.fitted or not self.learned.any():
             return self
         sample, scores, labels = self._scored()
         known = np.flatnonzero(self.learned)
@@ -110,7 +109,7 @@ class Knowledge:
             ),
             texts=int(self.learned.sum()),
         )
-        return replace(self, classifier=classifier)
+        return replace(self, model=classifier)
 
     def _scored(self) -> tuple[Features, FloatArray, NDArray[np.int64]]:
         """Give the sample, its leave-one-out scores (views, n, A), and the place of each task among the known (n,)."""

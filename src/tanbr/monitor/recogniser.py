@@ -60,9 +60,8 @@ class Recogniser:
 
     def read(self, features: Features) -> Recognition:
         """Recognise requests whose features were read."""
-        n, clustered = len(features), isinstance(self.model, Clusters)
-        vectors = features.surface[:, COARSE] if clustered else np.zeros((n, 0))
+        n = len(features)
+        vectors = features.surface[:, COARSE] if isinstance(self.model, Clusters) else np.zeros((n, 0))
         if n == 0 or not self.model.fitted:
             return Recognition(features.keys, np.tile(self.mix, (n, 1)), np.zeros(n), vectors, informed=False)
-        answer = self.model.read(vectors) if isinstance(self.model, Clusters) else self.model.read(features)
-        return Recognition(features.keys, *answer, vectors, informed=True)
+        return Recognition(features.keys, *self.model.read(features), vectors, informed=True)
