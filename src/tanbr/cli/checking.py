@@ -33,7 +33,7 @@ EXTRAS = {  # extra → what needs it
     epilog=examples("tanbr config > tanbr.toml", "tanbr config --section serve", "tanbr config --config mine.toml")
 )
 def config(
-    section: Annotated[str | None, Option(help="Print only this section: router, serve.guard, …")] = None,
+    section: Annotated[str | None, Option(help="Print only this section: router, serve.rewards, …")] = None,
     config: ConfigFile = None,
 ) -> None:
     """Print every setting as TOML with its meaning: the defaults, or a file's settings laid over them."""
