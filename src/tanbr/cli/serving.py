@@ -97,7 +97,7 @@ def serve(
 def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens", *, level: int) -> bool:
     """Serve until a signal; whether what was learned is saved."""
     from tanbr.serve.web import logs
-    from tanbr.serve.web.server import Observers, address_of, bind, server
+    from tanbr.serve.web.server import address_of, bind, server
 
     with bind(settings.http) as socket:  # a port that is taken is found before the model is loaded
         url, loopback = address_of(socket)
@@ -113,7 +113,7 @@ def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens",
             config=settings.serve,
             router=settings.router,
             monitor=settings.monitor,
-            observer=Observers([metrics, logs.Journal()]),
+            observer=metrics,
             backend=engine_builder(settings.serve),
         )
         running = server(service, config=settings.http, tokens=tokens, metrics=metrics, loopback=loopback)

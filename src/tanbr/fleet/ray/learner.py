@@ -21,7 +21,6 @@ from tanbr.serve.engine import Engine
 from tanbr.serve.service import Service
 from tanbr.serve.web import logs
 from tanbr.serve.web.metrics import Metrics
-from tanbr.serve.web.server import Observers
 
 NAMESPACE, SERVE_NAMESPACE = "tanbr", "serve"  # of the learner; in which Ray Serve keeps its replicas
 POLL = (
@@ -122,7 +121,7 @@ def _open_host(config: ClusterConfig) -> LearnerHost:
             config=config.serve,
             router=config.router,
             monitor=config.monitor,
-            observer=Observers([metrics, logs.Journal()]),
+            observer=metrics,
             make_engine=make_engine,
         )
 
