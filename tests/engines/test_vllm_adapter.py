@@ -1,6 +1,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from engines.asking import BLENDS, answers, before, right, serving, serving_first, transformers_answers
 from engines.fake_engine import FakeVllm
 from engines.tiny_adapters import RANK
-from tanbr.engines.connection import Connection, EngineLost, EngineRefused
+from tanbr.engines.connection import EngineLost, EngineRefused
 from tanbr.engines.merge_files import AdapterFile
 from tanbr.engines.vllm import VllmAdapter
 from tanbr.errors import CheckpointError, ConfigError, TanbrError
@@ -194,12 +195,11 @@ def test_what_is_no_list_of_models_is_an_error(body: Any, lora: FakeVllm) -> Non
         return JSONResponse(body)
 
     lora.routes["/v1/models"] = said
-    connection = Connection(lora.url)
-    with pytest.raises(EngineRefused, match="does not answer as vLLM does"):
-        connection.call(VllmAdapter(connection).served())
-    with pytest.raises(EngineLost, match="does not list its models"):
-        connection.call(VllmAdapter(connection).label())
-    connection.close()
+    with closing(VllmAdapter(lora.url)) as engine:
+        with pytest.raises(EngineRefused, match="does not answer as vLLM does"):
+            engine.call(engine.served())
+        with pytest.raises(EngineLost, match="does not list its models"):
+            engine.call(engine.label())
 
 
 def test_an_engine_that_would_add_half_an_adapter_is_refused(lora: FakeVllm, adapters: Moe) -> None:

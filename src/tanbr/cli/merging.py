@@ -1,8 +1,6 @@
-"""`tanbr merge`, `tanbr inspect`, `tanbr align` and `tanbr push`: checkpoints in, checkpoints or a verdict out."""
+"""`tanbr merge`, `tanbr inspect` and `tanbr align`: checkpoints in, checkpoints or a verdict out."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,7 +9,7 @@ import typer
 from rich.table import Table
 from typer import Option
 
-from tanbr.cli.display import console, progress
+from tanbr.cli.display import bar, console
 from tanbr.cli.options import (
     Blend,
     Force,
@@ -26,15 +24,13 @@ from tanbr.cli.options import (
 )  # fmt: skip
 from tanbr.errors import DataError, InputError
 from tanbr.files import write_atomically
-from tanbr.serve.config import ServeConfig, StartConfig
+from tanbr.serve.config import StartConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tanbr.lab.grouping import Grouping
     from tanbr.merge import Moe
     from tanbr.merge.inspect import Inspection
-    from tanbr.moe.writing import Progress
 
 app = typer.Typer()
 MANY = 32  # experts from which a router learns sooner over groups of them
@@ -172,10 +168,22 @@ def inspect(
 
 
 def _group(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None, out: Path) -> None:
-    from tanbr.lab.grouping import check_into, draw
+    """Put alike experts into groups: by what they earn, by the tokens they are given, or by their weights."""
+    from tanbr.lab.grouping import by_reward, by_routing, by_weights, check_into, draw
+    from tanbr.serve.survey import Survey
 
     check_into(into, moe.num_experts)
-    found = _found(moe, into, texts=texts, survey=survey)
+    if survey is not None:
+        known = Survey.load(survey)
+        if known.blends.shape[1] != moe.num_experts or known.model_sha256 not in ("", moe.fingerprint):
+            raise DataError(f"{survey} is of another checkpoint than {moe.path}; measure it again with `tanbr survey`")
+        found = by_reward(known.blends, known.rewards, known.counts, into=into, model_sha256=moe.fingerprint)
+    elif texts is not None:
+        with bar("reading texts", unit="texts") as show:
+            found = by_routing(moe, [line for line in _lines(texts) if line.strip()], into=into, progress=show)
+    else:
+        with bar("comparing experts", unit="sites") as show:
+            found = by_weights(moe, into=into, progress=show)
     found.groups.save(out / "groups.json", experts=moe.num_experts, command=command_line())
     for number, members in enumerate(found.groups.members):
         listed = ", ".join(moe.source.names[k] for k in members)
@@ -183,22 +191,6 @@ def _group(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None, ou
     console.print(f"mean similarity {found.within:.2f} within groups, {found.between:.2f} between them")
     draw(found, out / "groups.png")
     console.print(f"groups: {out / 'groups.json'}\nheat map: {out / 'groups.png'}")
-
-
-def _found(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None) -> "Grouping":
-    from tanbr.lab.grouping import by_reward, by_routing, by_weights
-    from tanbr.serve.survey import Survey
-
-    if survey is not None:
-        known = Survey.load(survey)
-        if known.blends.shape[1] != moe.num_experts or known.model_sha256 not in ("", moe.fingerprint):
-            raise DataError(f"{survey} is of another checkpoint than {moe.path}; measure it again with `tanbr survey`")
-        return by_reward(known.blends, known.rewards, known.counts, into=into, model_sha256=moe.fingerprint)
-    if texts is not None:
-        with bar("reading texts", unit="texts") as show:
-            return by_routing(moe, [line for line in _lines(texts) if line.strip()], into=into, progress=show)
-    with bar("comparing experts", unit="sites") as show:
-        return by_weights(moe, into=into, progress=show)
 
 
 @app.command(epilog=examples("tanbr align moe/ aligned/ && tanbr merge aligned/ dense/ --blend even"))
@@ -214,43 +206,6 @@ def align(
     with bar("aligning") as show:
         aligning.align(open_moe(checkpoint), out, reference=reference, progress=show)
     console.print(f"{out}: computes what {checkpoint} does, with its experts' hidden units in one order")
-
-
-@app.command(
-    epilog=examples(
-        "tanbr push mixtral/ --blend 0.5,0.5,0,0,0,0,0,0 --to http://127.0.0.1:8100",
-        "tanbr push base/ --expert a/ --expert b/ --blend 0.7,0.3 --to http://127.0.0.1:8100 --as-adapter one/",
-    )
-)
-@options_of(StartConfig, "over", "experts", "blend_only")
-@options_of(ServeConfig, "running", "engine")
-def push(
-    checkpoint: Source,
-    over: Given,
-    running: Given,
-    to: Annotated[str, Option(help="Address of the engine, as http://127.0.0.1:8100.")],
-    blend: Blend = None,
-    method: MergeMethod = None,
-    as_adapter: Annotated[
-        Path | None,
-        Option(metavar="OUT", help="With adapters and vLLM: write one to the new folder OUT, and load it."),
-    ] = None,
-    force: Force = False,
-) -> None:
-    """Merge a blend and load it into a running engine, once. A `tanbr serve` in front of that engine overwrites it."""
-    from tanbr.engines import connect
-    from tanbr.merge import open as open_moe
-
-    moe = open_moe(checkpoint, **over, method=method)
-    wanted = moe.check(_weights(moe, blend, force=force))
-    name = running.get("engine", "vllm")
-    model = connect(moe, engine=name, url=to, as_adapter=as_adapter is not None, out=as_adapter)
-    try:
-        model.merge(moe, wanted)
-    finally:
-        model.close()
-    named = "" if as_adapter is None else " where it is asked for"
-    console.print(f"{to} answers with {model.label_of(wanted)}{named}, {model.size.own_bytes} bytes")
 
 
 def _weights(moe: "Moe", blend: str | None, *, force: bool) -> list[float]:
@@ -316,11 +271,3 @@ def _report_table(report: "Inspection") -> Table:
         figures = [f"{value:.3f}" for value in (*means, site.unit_cosine, site.best_unit_cosine)]
         table.add_row(site.site, *figures, f"{site.mismatch:.0%}")
     return table
-
-
-@contextmanager
-def bar(what: str, *, unit: str = "tensors") -> "Iterator[Progress]":
-    """Show a bar while something runs that says how far it is."""
-    with progress(unit) as shown:
-        task = shown.add_task(what, total=None, note="")
-        yield lambda done, total: shown.update(task, completed=done, total=total)

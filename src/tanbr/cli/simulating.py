@@ -6,15 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.columns import Columns
-from rich.console import Group
-from rich.live import Live
-from rich.panel import Panel
 from rich.progress import TaskID
 from rich.table import Table
 from typer import Option
 
-from tanbr.cli.display import RECENT, bars, console, fitted, progress
+from tanbr.cli.display import RECENT, bar, console, fitted, progress
 from tanbr.cli.options import (
     Alpha,
     Checkpoint,
@@ -76,26 +72,20 @@ def demo(
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
 
     from tanbr.lab import demo as experiment
-    from tanbr.lab.tasks import tiny
     from tanbr.merge import open as open_moe
     from tanbr.moe import embedded
 
     torch.set_num_threads(1)  # a model this small is no faster on more, and far slower when they are busy
-    tasks = [task.name for task in tiny.TASKS]
     moe = open_moe(embedded.path(model), device=device)
-    bar = progress("slots")
-    line = bar.add_task("serving", total=slots, note="")
-    # the router's matrices are small, too
-    with threadpool_limits(1), Live(bar, console=console, refresh_per_second=8, transient=True) as live:
+    with threadpool_limits(1), progress("slots") as shown:  # the router's matrices are small, too
+        line = shown.add_task("serving", total=slots, note="")
 
-        def watch(so_far: "Comparison", slot: "SlotRequests") -> None:
+        def watch(so_far: "Comparison", _: "SlotRequests") -> None:
             served = len(so_far.records[experiment.TANBR])
-            bar.update(line, completed=served)
-            if console.is_terminal:
-                live.update(Group(_demo_panels(so_far, slot, tasks, experiment.TANBR), bar))
-            elif served % max(1, slots // 10) == 0:
-                rewards = (f"{name} {_recent(so_far, name):.3f}" for name in so_far.records)
-                console.print(f"slot {served:4d}/{slots}  {'  '.join(rewards)}", soft_wrap=True)
+            shown.update(line, completed=served)
+            if served % max(1, slots // 10) == 0:
+                rewards = (f"{name} {so_far.rewards(name)[-RECENT:].mean():.3f}" for name in so_far.records)
+                shown.console.print(f"slot {served:4d}/{slots}  {'  '.join(rewards)}", soft_wrap=True)
 
         done = experiment.run(
             moe, out=out, config=settings, slots=slots, requests=requests, kind=kind, alpha=alpha, seed=seed,
@@ -106,22 +96,6 @@ def demo(
         if " above " in fact:
             console.print(f"{fact}: {words}")
     console.print(f"report: {done.report}\nfigures: {done.figures}")
-
-
-def _demo_panels(so_far: "Comparison", slot: "SlotRequests", tasks: list[str], subject: str) -> Columns:
-    last = so_far.records[subject][-1]
-    rewards = Table.grid(padding=(0, 2))
-    rewards.add_row("", f"[dim]last {RECENT}[/]", "[dim]regret[/]")
-    for name in so_far.records:
-        style = "bold blue" if name == next(iter(so_far.records)) else ""
-        rewards.add_row(name, f"{_recent(so_far, name):.3f}", f"{so_far.regret(name)[-1]:.1f}", style=style)
-    mix = bars("task mix ψ (forecast | true)", tasks, last.task_mix, slot.mix)
-    blend = bars("blend x", [f"expert {k}" for k in range(len(last.blend))], last.blend)
-    return Columns([mix, blend, Panel.fit(rewards, title="reward", title_align="left")])
-
-
-def _recent(so_far: "Comparison", name: str) -> float:
-    return float(so_far.rewards(name)[-RECENT:].mean())
 
 
 def _standings(so_far: "Comparison", *, tail: int) -> list[Table]:
@@ -178,10 +152,6 @@ def simulate(
     groups: Annotated[Path | None, Option(exists=True, help="From `inspect --groups`, for the method grouped.")] = None,
     rehearse: Annotated[bool, Option("--rehearse", help="Draw from held-back train rows, not from dev sets.")] = False,
     answers: Answers = "labels",
-    rewards: Annotated[
-        Literal["labels", "rewards"],
-        typer.Option(help="What clients send back: labels, which name their tasks, or only a reward."),
-    ] = "labels",
     record: Annotated[Path | None, Option(help="Also write the first seed's stream to this file.")] = None,
     replay: Annotated[Path | None, Option(help="Instead: run routers over the record of a server's --state.")] = None,
     workers: Annotated[int, Option(min=1, help="Number of processes, with one thread each.")] = 1,
@@ -212,7 +182,7 @@ def simulate(
     study = Study(
         checkpoint=folder, **over, data=data, traffic=traffic, alpha=alpha, period=period, slots=slots,
         requests=requests, pool=pool, rehearse=rehearse, config=config, answers=answers,
-        rewards=rewards, groups=groups, device=device,
+        groups=groups, device=device,
         survey=survey or (None if over.get("experts") else folder / "survey.json"),
     )  # fmt: skip
     asked = registry.methods((methods or DEFAULT_METHODS).split(","), models=counts, merging=method or study.merging)
@@ -329,12 +299,10 @@ def survey(
             f"a survey holds each of the {least - 1} experts alone and all of them alike (got {blends - searched} "
             f"blends that are not searched); give --blends {least + searched} or more"
         )
-    with progress("blends") as shown:
-        line = shown.add_task("surveying", total=blends, note="")
+    with bar("surveying", unit="blends") as show:
         found = survey_to(
             out, bench.moe, bench.corpus, blends=blends, rows=rows or 60, searched=searched, command=command_line(),
-            groups=groups, answers_by=answers,
-            report=lambda done, total: shown.update(line, completed=done, total=total),
+            groups=groups, answers_by=answers, report=show,
         )  # fmt: skip
     K = bench.moe.num_experts
     best = found.rewards.mean(axis=1).argmax()
@@ -360,10 +328,8 @@ def _measure_grams(bench: "Bench", *, rows: int, merged: bool) -> None:
     DenseModel(bench.moe, bench.corpus.space)  # its head must fit
     held = bench.corpus.first_held(rows)
     probes = probes_of(bench.moe, held, space=bench.corpus.space, own=bench.own_experts)
-    with progress("experts") as shown:
-        line = shown.add_task("measuring", total=bench.moe.num_experts, note="")
-        written = measure(
-            bench.moe, probes, rows=rows, merged=merged, report=lambda done: shown.update(line, completed=done)
-        )
+    with bar("measuring", unit="experts") as show:
+        K = bench.moe.num_experts
+        written = measure(bench.moe, probes, rows=rows, merged=merged, report=lambda done: show(done, K))
     size = sum(file.stat().st_size for file in written.iterdir())
     console.print(f"grams: {written} ({size / 1e6:.0f} MB)")

@@ -99,10 +99,10 @@ class AdapterFile(MergeFile):
     An engine may read an adapter again at any time, so a path must mean the same weights as long as it exists.
     """
 
-    def __init__(self, moe: Moe, folder: Path, *, keep: bool = False) -> None:
-        """Write below `folder`, and remove the blend before; or with `keep` one blend to `folder` itself."""
+    def __init__(self, moe: Moe, folder: Path) -> None:
+        """Write below `folder`, and remove the blend before."""
         super().__init__(moe, folder)
-        self._place, self._keep, self._written = folder, keep, 0
+        self._place, self._written = folder, 0
 
     @staticmethod
     def room(moe: Moe) -> int:
@@ -116,8 +116,7 @@ class AdapterFile(MergeFile):
         """Write a blend (K,) beside the one before, and remove that."""
         self.blend, old, started = None, self.folder, time.perf_counter()
         self._written += 1
-        new = self._place.resolve() if self._keep else self._place / str(self._written)
-        self.folder = export_adapter(moe, new, blend=blend)
+        self.folder = export_adapter(moe, self._place / str(self._written), blend=blend)
         if old != self._place:
             shutil.rmtree(old, ignore_errors=True)
         moe.release()
@@ -144,10 +143,6 @@ class MergeFiles:
     def close(self) -> None:
         """Remove them."""
         self._end()
-
-    def write_first_to(self, file: MergeFile) -> None:
-        """Let the first merge go to a file elsewhere."""
-        self._files.append(file)
 
     def holding(self, blend: Blend) -> MergeFile | None:
         """Find the file that a blend (K,) is in."""

@@ -64,7 +64,7 @@ class LearnerHost:
         *,
         metrics: Callable[[], bytes] = bytes,
     ) -> None:
-        """Make a service with the engine of a fleet, and start it."""
+        """Make a service with the engine of a fleet, and start it; `metrics` is what Prometheus reads."""
         self.fleet = fleet = Fleet(machine)
         self.service = make(partial(FleetEngine, fleet=fleet))
         try:
@@ -73,7 +73,7 @@ class LearnerHost:
             self.service.stop()
             raise
         fleet.on_lost = self.service.learning.alarms
-        self._metrics = metrics
+        self.metrics = metrics
         self._made_for = made_for(self.service.learning.world.engine.moe, ())
         self.service.start()
 
@@ -111,10 +111,6 @@ class LearnerHost:
     def info(self) -> ServiceInfo:
         """What is served."""
         return self.service.info
-
-    def metrics(self) -> bytes:
-        """What Prometheus reads."""
-        return self._metrics()
 
     def feedback(self, items: list[Feedback], *, client: str = "") -> Receipt:
         """Take in rewards; they are on disk when this returns.

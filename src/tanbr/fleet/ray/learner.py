@@ -24,9 +24,7 @@ from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.server import Observers
 
 NAMESPACE, SERVE_NAMESPACE = "tanbr", "serve"  # of the learner; in which Ray Serve keeps its replicas
-POLL = (
-    1.0  # seconds after which a replica that asks is answered even if there is nothing to do: it reports every second
-)
+POLL = 1.0  # seconds after which a replica that asks is answered even if there is nothing to do
 UNLOCKED = 10.0  # seconds in which a learner that was killed must have let go of its folder
 CALL = 120.0  # seconds for a call; a dead learner is found out at once
 AGAIN = 20.0  # seconds for which a call that may be made twice is made again
