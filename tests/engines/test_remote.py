@@ -44,14 +44,6 @@ def test_every_swap_answers_as_transformers_does_though_the_engine_remembers_pre
         assert fake.loads == 10
 
 
-def test_an_engine_that_keeps_its_prefixes_would_be_found_out(vllm: FakeVllm, mixtral: Moe) -> None:
-    vllm.forgets = False
-    with serving_first(vllm, mixtral) as (engine, backend):
-        first = answers(engine, backend)
-        engine.swap(BLENDS[1])
-        assert answers(engine, backend) == first != transformers_answers(mixtral, BLENDS[1])
-
-
 def test_a_look_costs_no_load_and_what_is_held_is_written_once(fake: FakeVllm, moe: Moe) -> None:
     with serving_first(fake, moe) as (engine, backend):
         staged = engine.prepare(BLENDS[1])

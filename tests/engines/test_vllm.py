@@ -1,4 +1,3 @@
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import closing
@@ -116,22 +115,6 @@ def test_weights_have_no_version_while_they_change(engine: Vllm, vllm: FakeVllm,
     with pytest.raises(EngineRefused, match="did not forget"):
         engine.call(engine.load(dense, "two"))
     assert (engine.call(engine.label()), vllm.paused) == (CHANGING, False)
-
-
-def test_closing_an_answer_ends_the_work(engine: Vllm, vllm: FakeVllm) -> None:
-    vllm.slow.set()
-
-    async def first() -> Piece:
-        await engine.served()
-        stream = engine.write([5, 6], 9, ())
-        try:
-            return await anext(stream)
-        finally:
-            await stream.aclose()
-            while not vllm.abandoned:
-                await asyncio.sleep(0.005)
-
-    assert len(engine.call(first()).tokens) == 1
 
 
 @pytest.mark.parametrize("said", [[], 3, None])

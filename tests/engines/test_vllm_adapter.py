@@ -43,21 +43,6 @@ def test_every_prompt_names_its_version_and_the_engine_has_one_of_ours(lora: Fak
         assert backend.size.own_bytes < backend.size.nbytes
 
 
-def test_one_name_for_all_blends_would_answer_from_the_prefixes_of_the_old_one(
-    lora: FakeVllm, adapters: Moe, tmp_path: Path
-) -> None:
-    asked = {"model": "one", "prompt": [5, 6, 7], "max_tokens": 4, "stream": True, "return_token_ids": True}
-    asked |= {"ignore_eos": True, "stop_token_ids": []}
-    said = []
-    for number, blend in enumerate(BLENDS[:2]):
-        file = AdapterFile(adapters, tmp_path / str(number))
-        file.write(adapters, np.array(blend))
-        body = {"lora_name": "one", "lora_path": str(file.folder), "load_inplace": True}
-        assert httpx2.post(f"{lora.url}/v1/load_lora_adapter", json=body).is_success
-        said.append([line for line in httpx2.post(f"{lora.url}/v1/completions", json=asked).text.splitlines() if line])
-    assert said[0] == said[1]  # as vLLM 0.32 does: it remembers by the name
-
-
 def test_what_is_read_from_a_folder_that_goes_is_unloaded_first(lora: FakeVllm, adapters: Moe) -> None:
     with before(lora, adapters) as backend:
         serving(backend, adapters).swap(BLENDS[0])

@@ -1,5 +1,6 @@
 """`tanbr config` and `tanbr doctor`: what is set, and what this machine can do."""
 
+import os
 import platform
 import re
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 from typer import Option
@@ -78,21 +80,16 @@ def needed_packages() -> dict[str, str]:
 
 def machine() -> dict[str, str]:
     """Look at the processor, the memory and torch."""
+    about = Path("/proc/cpuinfo")  # Linux tells
+    known = set(about.read_text(encoding="utf-8").split()) if about.exists() else set()
     facts = {
         "tanbr": tanbr.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": str(usable_cores()),
+        "instructions": ", ".join(name for name in SPECIAL if name in known) or f"none known of {', '.join(SPECIAL)}",
+        "memory": decimal(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
     }
-    try:  # Linux tells
-        known = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
-        memory = dict(
-            re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"), re.MULTILINE)
-        )
-        facts["instructions"] = ", ".join(name for name in SPECIAL if name in known) or "none of " + ", ".join(SPECIAL)
-        facts["memory"] = f"{int(memory['MemAvailable']) / 1e6:.1f} GB free of {int(memory['MemTotal']) / 1e6:.1f} GB"
-    except (OSError, KeyError):
-        facts["memory"] = "the system does not tell"
     if _version("torch") is not None:
         import torch
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.progress import TaskID
 from rich.table import Table
 from typer import Option
 
@@ -191,20 +190,15 @@ def simulate(
     streams = {seed: study.stream(corpus, seed) for seed in numbers}
     if record is not None:
         traffics.record_trace(record, streams[numbers[0]], tasks=corpus.tasks)
-    with progress() as shown:
-        every = shown.add_task("all runs", total=len(names) * len(numbers), note="")
-        running: dict[tuple[int, str], TaskID] = {}
+    with progress("runs") as shown:
+        line = shown.add_task("simulating", total=len(names) * len(numbers), note="")
 
         def watch(seed: int, name: str, done: int, reward: float) -> None:
-            if (seed, name) not in running:
-                total = len(streams[seed])
-                running[seed, name] = shown.add_task(f"{name} (seed {seed})", total=total, note="")
-            shown.update(running[seed, name], completed=done, note=f"reward {reward:.3f}")
+            said = f"{name}, seed {seed}: slot {done} of {len(streams[seed])}, reward {reward:.3f}"
+            shown.update(line, note=said)
 
         def finished(outcome: "Outcome", was_there: bool) -> None:
-            if (outcome.seed, outcome.method) in running:
-                shown.remove_task(running.pop((outcome.seed, outcome.method)))
-            shown.advance(every)
+            shown.advance(line)
             reward = sum(record.total_reward for record in outcome.records) / len(outcome.records)
             how = "kept" if was_there else f"{outcome.seconds / len(outcome.records):.2f} s a slot"
             shown.console.print(f"{outcome.method:18} seed {outcome.seed}   reward {reward:.3f}   {how}")

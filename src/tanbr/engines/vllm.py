@@ -9,14 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tanbr.engines.connection import (
-    ANSWER_SECONDS,
-    LOAD_SECONDS,
-    EngineError,
-    EngineLost,
-    EngineRefused,
-    load_seconds,
-)
+from tanbr.engines.connection import ANSWER_SECONDS, LOAD_SECONDS, EngineError, EngineLost, EngineRefused, load_seconds
 from tanbr.engines.dialect import OURS, Dialect, Piece, Served
 from tanbr.engines.merge_files import AdapterFile, DenseFile, MergeFile
 from tanbr.serve.decode import NotFinite
@@ -43,7 +36,8 @@ class Vllm(Dialect):
         """Take the engine's address; `why_whole` is added to what is said of one that takes no whole models."""
         super().__init__(url, token=token)
         self._why_whole = why_whole
-        self._model = self._answering = ""  # that the engine was started with; that prompts name
+        self._model = ""  # that the engine was started with
+        self._adapter = ""  # that prompts name in its place, if there is one
 
     async def served(self) -> Served:
         """Ask /v1/models, and /server_info for the dtype."""
@@ -59,7 +53,6 @@ class Vllm(Dialect):
 
     async def _started(self) -> dict[str, Any] | None:
         """Ask how the engine was started: the model's configuration, None if it does not tell."""
-        self._answering = self._model
         config: dict[str, Any] = (await self._ask("GET", INFO))["vllm_config"]["model_config"]
         return config
 
@@ -94,7 +87,7 @@ class Vllm(Dialect):
         self, prompt: Sequence[int], limit: int, ends: Collection[int], sampling: Sampling | None = None
     ) -> AsyncGenerator[Piece]:
         """Stream a completion, token by token."""
-        asked = {"model": self._answering, "prompt": list(prompt), "max_tokens": limit, "stream": True}
+        asked = {"model": self._adapter or self._model, "prompt": list(prompt), "max_tokens": limit, "stream": True}
         asked |= {"logprobs": 0, "return_token_ids": True, "ignore_eos": True, "stop_token_ids": sorted(ends), **GREEDY}
         if sampling is not None:
             asked |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
@@ -141,7 +134,7 @@ class VllmAdapter(Vllm):
     kind: ClassVar[type[MergeFile]] = AdapterFile
     keeps_base: ClassVar[bool] = True
 
-    _folder = ""  # of the adapter that was loaded last, which prompts name
+    _folder = ""  # of the adapter that was loaded last
     _dev_mode = False
 
     async def takes_adapters(self) -> bool:
@@ -174,7 +167,7 @@ class VllmAdapter(Vllm):
         if whole := await self._whole_model():
             return f"{whole} in place of its base"
         held = await self._held()
-        return self._answering if held.get(self._answering) == self._folder else f"the adapters ({', '.join(held)})"
+        return self._adapter if held.get(self._adapter) == self._folder else f"the adapters ({', '.join(held)})"
 
     async def load(self, folder: Path, label: str) -> None:
         """Unload the version before, and load this one under its own name."""
@@ -184,7 +177,7 @@ class VllmAdapter(Vllm):
             if name.startswith(OURS):
                 await self._change(UNLOAD, {"lora_name": name}, seconds=LOAD_SECONDS)
         await self._change(LOAD, {"lora_name": label, "lora_path": str(folder)}, seconds=load_seconds(folder))
-        self._answering, self._folder = label, str(folder)
+        self._adapter, self._folder = label, str(folder)
         await self.wake()
 
     async def wake(self) -> None:
@@ -222,7 +215,7 @@ class VllmAdapter(Vllm):
 
     def _meaning(self, path: str, error: EngineRefused) -> EngineError:
         if error.status == 404 and path == WRITE:
-            return EngineLost(f"it has no adapter {self._answering}")
+            return EngineLost(f"it has no adapter {self._adapter}")
         return super()._meaning(path, error)
 
 
