@@ -34,8 +34,8 @@ def test_doctor_says_what_is_there() -> None:
 @pytest.mark.parametrize(
     ("needed", "code", "says"),
     [
-        ({"no-such-package": ""}, 2, "no-such-package, for every command: pip install 'no-such-package'"),
-        ({"no-such-extra": "hub"}, 0, "no-such-extra, for --data hub: pip install 'tanbr[hub]'"),  # breaks nothing
+        ({"no-such-package": ""}, 2, "missing, for every command: pip install 'no-such-package'"),
+        ({"no-such-extra": "hub"}, 0, "missing, for --data hub: pip install 'tanbr[hub]'"),  # breaks nothing
     ],
 )
 def test_doctor_names_what_is_missing_and_for_what(

@@ -58,8 +58,6 @@ MISTAKES = {
     "simulate --seeds one": "--seeds must be whole numbers",
     "simulate --models 0": "--models must be whole numbers from 1",
     "simulate --data none": "no GLUE folder at none",
-    "simulate --replay nowhere": "nowhere holds no log of a server",
-    "simulate --replay nowhere --methods oracle": "unknown router 'oracle'; known: tanbr",
     "survey --blends 4": "a survey holds each of the 8 experts alone",
     "survey --grams regression": "--grams writes beside the experts",
     "pretrain --preset huge": "unknown preset 'huge'; choose one of tiny",

@@ -10,8 +10,6 @@ from typing import Annotated
 
 import typer
 from rich.filesize import decimal
-from rich.markup import escape
-from rich.table import Table
 from typer import Option
 
 import tanbr
@@ -45,24 +43,17 @@ def config(
 @app.command(epilog=examples("tanbr doctor"))
 def doctor() -> None:
     """Show what is installed, what the processor can do, and which commands lack something."""
-    table = Table(title="this machine", title_justify="left", show_header=False)
-    for name, value in machine().items():
-        table.add_row(name, value)
-    console.print(table)
-    table = Table("package", "version", "for", title="packages", title_justify="left")
-    missing, broken = [], False
+    lines, broken = machine(), False
     for package, extra in needed_packages().items():
-        found, use = _version(package), EXTRAS.get(extra, "every command")
-        table.add_row(package, found or "[yellow]missing[/]", use)
-        if found is None:
-            missing.append(f"{package}, for {use}: pip install '{f'tanbr[{extra}]' if extra else package}'")
-            broken = broken or not extra
-    console.print(table)
+        version, use = _version(package), EXTRAS.get(extra, "every command")
+        wanted = f"tanbr[{extra}]" if extra else package
+        lines[package] = version or f"missing, for {use}: pip install '{wanted}'"
+        broken = broken or (version is None and not extra)
     if not (Path(tanbr.embedded()) / "model.safetensors").is_file():
-        missing.append("the embedded model, for every command without a checkpoint: install the package again")
+        lines["embedded model"] = "missing, for every command without a checkpoint: install the package again"
         broken = True
-    for line in missing or ["nothing"]:
-        console.print(f"missing: {escape(line)}", soft_wrap=True)
+    for name, said in lines.items():
+        console.print(f"{name:20} {said}", soft_wrap=True, markup=False)
     if broken:
         raise typer.Exit(2)
 

@@ -29,6 +29,7 @@ from tanbr.serve.config import StartConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tanbr.lab.grouping import Grouping
     from tanbr.merge import Moe
     from tanbr.merge.inspect import Inspection
 
@@ -168,22 +169,10 @@ def inspect(
 
 
 def _group(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None, out: Path) -> None:
-    """Put alike experts into groups: by what they earn, by the tokens they are given, or by their weights."""
-    from tanbr.lab.grouping import by_reward, by_routing, by_weights, check_into, draw
-    from tanbr.serve.survey import Survey
+    from tanbr.lab.grouping import check_into, draw
 
     check_into(into, moe.num_experts)
-    if survey is not None:
-        known = Survey.load(survey)
-        if known.blends.shape[1] != moe.num_experts or known.model_sha256 not in ("", moe.fingerprint):
-            raise DataError(f"{survey} is of another checkpoint than {moe.path}; measure it again with `tanbr survey`")
-        found = by_reward(known.blends, known.rewards, known.counts, into=into, model_sha256=moe.fingerprint)
-    elif texts is not None:
-        with bar("reading texts", unit="texts") as show:
-            found = by_routing(moe, [line for line in _lines(texts) if line.strip()], into=into, progress=show)
-    else:
-        with bar("comparing experts", unit="sites") as show:
-            found = by_weights(moe, into=into, progress=show)
+    found = _found(moe, into, texts=texts, survey=survey)
     found.groups.save(out / "groups.json", experts=moe.num_experts, command=command_line())
     for number, members in enumerate(found.groups.members):
         listed = ", ".join(moe.source.names[k] for k in members)
@@ -191,6 +180,22 @@ def _group(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None, ou
     console.print(f"mean similarity {found.within:.2f} within groups, {found.between:.2f} between them")
     draw(found, out / "groups.png")
     console.print(f"groups: {out / 'groups.json'}\nheat map: {out / 'groups.png'}")
+
+
+def _found(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None) -> "Grouping":
+    from tanbr.lab.grouping import by_reward, by_routing, by_weights
+    from tanbr.serve.survey import Survey
+
+    if survey is not None:
+        known = Survey.load(survey)
+        if known.blends.shape[1] != moe.num_experts or known.model_sha256 not in ("", moe.fingerprint):
+            raise DataError(f"{survey} is of another checkpoint than {moe.path}; measure it again with `tanbr survey`")
+        return by_reward(known.blends, known.rewards, known.counts, into=into, model_sha256=moe.fingerprint)
+    if texts is not None:
+        with bar("reading texts", unit="texts") as show:
+            return by_routing(moe, [line for line in _lines(texts) if line.strip()], into=into, progress=show)
+    with bar("comparing experts", unit="sites") as show:
+        return by_weights(moe, into=into, progress=show)
 
 
 @app.command(epilog=examples("tanbr align moe/ aligned/ && tanbr merge aligned/ dense/ --blend even"))

@@ -1,7 +1,5 @@
 """`tanbr demo`, `tanbr simulate` and `tanbr survey`: methods and blends on labelled rows, without a server."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -30,7 +28,6 @@ from tanbr.cli.options import (
 )  # fmt: skip
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
-from tanbr.files import write_atomically
 from tanbr.lab import settings as configuration
 from tanbr.lab.tasks import traffic as traffics
 from tanbr.serve.config import StartConfig
@@ -44,7 +41,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 DEFAULT_METHODS = "tanbr,average,best-fixed,random,best-per-slot"
-REPLAYED = "tanbr,average,random"
 GRAM_ROWS = 64  # per task, as for the figures in docs/merging.md
 
 Answers = Annotated[AnswersBy, Option(help="A head's best label, plain or weighed by the monitor's posterior.")]
@@ -119,7 +115,6 @@ def _standings(so_far: "Comparison", *, tail: int) -> list[Table]:
         "tanbr simulate",
         "tanbr simulate glue-moe/ --data glue/ --methods tanbr,tanbr+survey,average,nucb --seeds 0,1,2 --workers 2",
         "tanbr simulate experts.toml --data mytasks/ --methods tanbr,average",
-        "tanbr simulate --replay out/serve --methods tanbr,average",
     )
 )
 @keeps("runs that had ended are in {out}/runs; the same command goes on with the others")
@@ -152,7 +147,6 @@ def simulate(
     rehearse: Annotated[bool, Option("--rehearse", help="Draw from held-back train rows, not from dev sets.")] = False,
     answers: Answers = "labels",
     record: Annotated[Path | None, Option(help="Also write the first seed's stream to this file.")] = None,
-    replay: Annotated[Path | None, Option(help="Instead: run routers over the record of a server's --state.")] = None,
     workers: Annotated[int, Option(min=1, help="Number of processes, with one thread each.")] = 1,
     device: Device = "cpu",
     config: ConfigFile = None,
@@ -163,10 +157,7 @@ def simulate(
     numbers = whole_numbers(seeds, "--seeds")
     if not traffic.startswith("trace:"):
         traffics.check(traffic, slots=slots, alpha=alpha, period=period)
-    settings = configuration.load(config)  # what can be refused at once is, before seconds of imports
-    if replay is not None:
-        _replay(replay, (methods or REPLAYED).split(","), settings, seed=numbers[0], out=out)
-        return
+    configuration.load(config)  # what can be refused at once is, before seconds of imports
 
     from tanbr.lab import methods as registry
     from tanbr.lab.panel import memory
@@ -213,33 +204,6 @@ def simulate(
         out, standings, command=command_line(), facts=outcomes[0].facts, memory=lambda count: memory(moe, count) / 1e6
     )
     console.print(f"figures: {written}")
-
-
-def _replay(state: Path, names: list[str], settings: configuration.Config, *, seed: int, out: Path) -> None:
-    """Run other routers over a server's record, and say how far the record supports the outcome."""
-    from tanbr.lab.rivals import build, kind
-    from tanbr.serve.replay import read_log, replay
-
-    for name in names:
-        kind(name)
-    recorded = read_log(state)
-    K, V = recorded.blends.shape[1], recorded.mixes.shape[1]
-    chosen = settings.router.of_requests()
-    result = replay(recorded, {name: build(name, K, V, seed=seed, config=chosen) for name in names}, seed=seed)
-    rows = [
-        [one.router, f"{one.reward:.3f} ± {one.deviation:.3f}", f"{one.coverage:.0%}", "yes" if one.supported else "no"]
-        for one in result.routers
-    ]
-    console.print(*fitted("reward of a slot", ["router", "reward", "near what was served", "supported"], rows))
-    console.print(
-        f"{result.slots} slots, {result.blends} blends, recorded reward {result.logged_reward:.3f}; the surrogate "
-        f"predicts a slot to within {result.held_out:.3f}, the mean alone to {result.held_out_by_mean:.3f}"
-    )
-    if result.held_out >= result.held_out_by_mean:
-        console.print("so this record tells no blend from another: no order of the routers follows from it")
-    values = {"command": command_line(), "seed": seed, **asdict(result)}
-    write_atomically(out / "replay.json", json.dumps(values, indent=2) + "\n")
-    console.print(f"figures: {out / 'replay.json'}")
 
 
 @app.command(

@@ -41,12 +41,9 @@ class ScalesFile(MergeFile):
         """Give the bytes of K scales, at most."""
         return 64 * len(_factors(moe))
 
-    def write(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:  # noqa: ARG002 - nothing is merged
-        """Write the scales of a blend (K,)."""
-        self.blend = None
+    def _write(self, moe: Moe, blend: Blend, share: float) -> None:  # noqa: ARG002 - nothing is merged
         scales = [{"id": k, "scale": x * self._factors[k]} for k, x in enumerate(blend)]
         (self.folder / FILE).write_text(json.dumps(scales), encoding="utf-8")
-        self.blend = blend
 
 
 def _factors(moe: Moe) -> list[float]:

@@ -14,7 +14,7 @@ from tanbr.merge import Moe
 from tanbr.serve.engine import Engine
 from tanbr.serve.lineage import made_for
 from tanbr.serve.panel import Assignment, Lineup, Staged
-from tanbr.serve.records import Feedback, Receipt, ServiceInfo, ServiceState
+from tanbr.serve.records import Feedback, Receipt, ServiceState
 from tanbr.serve.service import Service
 
 GATHER = 3.0  # seconds that a label waits for the answer it is about
@@ -106,11 +106,8 @@ class LearnerHost:
         """Do what a replica, its client or its operator asks for."""
         if method not in CALLS:
             raise InputError(f"a learner has no {method!r}; it knows {', '.join(sorted(CALLS))}")
-        return getattr(self if hasattr(self, method) else self.service, method)(*arguments, **named)
-
-    def info(self) -> ServiceInfo:
-        """What is served."""
-        return self.service.info
+        found = getattr(self if hasattr(self, method) else self.service, method)
+        return found(*arguments, **named) if callable(found) else found
 
     def feedback(self, items: list[Feedback], *, client: str = "") -> Receipt:
         """Take in rewards; they are on disk when this returns.
@@ -125,7 +122,3 @@ class LearnerHost:
     def state(self) -> ServiceState:
         """What the learner is doing, with the texts that wait at all replicas."""
         return replace(self.service.state(), queue=sum(one.last.waiting for one in self.fleet.members.values()))
-
-    def stop(self, timeout: float) -> bool:
-        """Save, and end; whether that was done in time."""
-        return self.service.stop(timeout)

@@ -77,7 +77,7 @@ class LearnerActor:
                 self._host.fleet.look()
                 used = time.monotonic() if self._host.fleet.members else used
         if not self._refused:
-            self._host.stop(float(self._config.http.stop_seconds))
+            self._host.service.stop(float(self._config.http.stop_seconds))
         ray.kill(me)
 
     async def call(self, method: str, *arguments: Any, **named: Any) -> Any:
@@ -101,7 +101,7 @@ class LearnerActor:
 
     async def stop(self, seconds: float) -> bool:
         """Save and end; whether that was done in time."""
-        return bool(self._refused) or await self._run(lambda host: host.stop(seconds))
+        return bool(self._refused) or await self._run(lambda host: host.service.stop(seconds))
 
     async def _run(self, work: Callable[[LearnerHost], Any]) -> Any:
         if self._refused:
