@@ -16,6 +16,13 @@ from tanbr.serve.survey import Survey
 MODEL = str(embedded.path())
 
 
+def test_align_command(tmp_path) -> None:
+    build("bert_moe").save_pretrained(tmp_path / "moe")
+    result = CliRunner().invoke(app, ["align", str(tmp_path / "moe"), str(tmp_path / "out"), "--reference", "1"])
+    assert result.exit_code == 0, result.output
+    assert tanbr.merge.open(tmp_path / "out").num_experts == 4
+
+
 def test_inspect_command(tmp_path) -> None:
     build("bert_moe").save_pretrained(tmp_path / "moe")
     data = tmp_path / "data.jsonl"
@@ -36,13 +43,10 @@ def test_inspect_command(tmp_path) -> None:
     assert isinstance(CliRunner().invoke(app, arguments).exception, DataError)
 
 
-def test_an_moe_is_aligned_and_merged_and_dense_models_become_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dense_models_become_an_moe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     build("bert_moe").save_pretrained(tmp_path / "moe")
     for arguments in (
-        "align moe aligned --reference 1",
         "merge moe dense --blend even --force",
         "merge moe other --blend one-hot:1",
         "merge dense copies --mode moe --copies 3 --jitter 0.01",
@@ -50,8 +54,8 @@ def test_an_moe_is_aligned_and_merged_and_dense_models_become_one(
     ):
         done = CliRunner().invoke(app, arguments.split())
         assert done.exit_code == 0, (arguments, done.output, done.exception)
-    for folder, experts in {"aligned": 4, "copies": 3, "again": 2}.items():
-        assert tanbr.merge.open(tmp_path / folder).num_experts == experts
+    assert tanbr.merge.open(tmp_path / "copies").num_experts == 3
+    assert tanbr.merge.open(tmp_path / "again").num_experts == 2
 
 
 def test_inspect_mentions_groups_where_there_are_many_experts(qwen: Path) -> None:

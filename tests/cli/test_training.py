@@ -7,8 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.train.small import bert
+from serve.text_model import write
 from tanbr.cli import app
-from tanbr.errors import StateError, TanbrError
+from tanbr.errors import ConfigError, StateError, TanbrError
 from tanbr.lab import make_moe, rivals
 from tanbr.lab.tasks import glue
 from tanbr.lab.train.config import MINILM, PretrainConfig
@@ -19,7 +20,7 @@ from tanbr.tasks.card import read_card
 RUN = CliRunner()
 
 
-def test_finetune_tunes_the_embedded_model_resumes_and_refuses_broken_figures(tmp_path: Path) -> None:
+def test_finetune_tunes_the_embedded_model_and_resumes(tmp_path: Path) -> None:
     (tmp_path / "few.toml").write_text("[finetune]\ntrain_rows = 40\neval_rows = 8\nbatch = 8\nsteps = 3\n")
     arguments = ["finetune", "--router", "tanbr,switch", "--config", f"{tmp_path}/few.toml", "--out", f"{tmp_path}/out"]
     done = RUN.invoke(app, arguments, catch_exceptions=False)
@@ -34,11 +35,13 @@ def test_finetune_tunes_the_embedded_model_resumes_and_refuses_broken_figures(tm
     before = (tmp_path / "out/tanbr/tuned.jsonl").read_text()
     assert RUN.invoke(app, arguments).exit_code == 0  # all steps are taken: nothing changes
     assert (tmp_path / "out/tanbr/tuned.jsonl").read_text() == before
-    for broken in ("[" * 100_000, "7"):
-        [kept] = (tmp_path / "out").glob("untuned-*.json")
-        kept.write_text(broken)
-        with pytest.raises(StateError, match="holds no figures"):
-            RUN.invoke(app, arguments, catch_exceptions=False)
+    with pytest.raises(ConfigError, match="finetune"):
+        RUN.invoke(app, ["finetune", "--config", str(_bad(tmp_path))], catch_exceptions=False)
+
+
+def _bad(folder: Path) -> Path:
+    (folder / "bad.toml").write_text("[finetune]\nstepz = 3\n")
+    return folder / "bad.toml"
 
 
 class Seen(TanbrError):
@@ -76,6 +79,21 @@ def test_finetune_heeds_the_router_section(tmp_path: Path, monkeypatch: pytest.M
     assert isinstance(done.exception, Seen)
     assert seen[0].default.arms == 32
     assert seen[0].default.own_experts == tuple(range(8))  # as the card says
+
+
+def test_finetune_of_a_t5_that_has_fewer_experts_than_there_are_tasks(tmp_path: Path) -> None:
+    write("t5_moe", tmp_path / "t5")
+    (tmp_path / "few.toml").write_text("[finetune]\ntrain_rows = 8\neval_rows = 4\nbatch = 4\nsteps = 1\n")
+    options = ["--router", "average", "--config", f"{tmp_path}/few.toml", "--out", f"{tmp_path}/out"]
+    done = RUN.invoke(app, ["finetune", f"{tmp_path}/t5", *options], catch_exceptions=False)
+    assert done.exit_code == 0
+    result = json.loads((tmp_path / "out/average/finetune.json").read_text())
+    assert set(result["figures"]) == {"average", "tuned even", "tuned own", "untuned even", "untuned own"}
+    for broken in ("[" * 100_000, "7"):
+        [kept] = (tmp_path / "out").glob("untuned-*.json")
+        kept.write_text(broken)
+        with pytest.raises(StateError, match="holds no figures"):
+            RUN.invoke(app, ["finetune", f"{tmp_path}/t5", *options], catch_exceptions=False)
 
 
 class Asked(Interruption):
