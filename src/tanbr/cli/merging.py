@@ -1,8 +1,6 @@
-"""`tanbr merge`, `tanbr inspect`, `tanbr align` and `tanbr push`: checkpoints in, checkpoints or a verdict out."""
+"""`tanbr merge`, `tanbr inspect` and `tanbr align`: checkpoints in, checkpoints or a verdict out."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,7 +9,7 @@ import typer
 from rich.table import Table
 from typer import Option
 
-from tanbr.cli.display import console, progress
+from tanbr.cli.display import bar, console
 from tanbr.cli.options import (
     Blend,
     Force,
@@ -26,13 +24,12 @@ from tanbr.cli.options import (
 )  # fmt: skip
 from tanbr.errors import DataError, InputError
 from tanbr.files import write_atomically
-from tanbr.serve.config import ServeConfig, StartConfig
+from tanbr.serve.config import StartConfig
 
 if TYPE_CHECKING:
     from tanbr.lab.grouping import Grouping
     from tanbr.merge import Moe
     from tanbr.merge.inspect import Inspection
-    from tanbr.moe.writing import Progress
 
 app = typer.Typer()
 MANY = 32  # experts from which a router learns sooner over groups of them
@@ -192,43 +189,6 @@ def align(checkpoint: Source, out: NewFolder) -> None:
     console.print(f"{out}: computes what {checkpoint} does, with its experts' hidden units in one order")
 
 
-@app.command(
-    epilog=examples(
-        "tanbr push mixtral/ --blend 0.5,0.5,0,0,0,0,0,0 --to http://127.0.0.1:8100",
-        "tanbr push base/ --expert a/ --expert b/ --blend 0.7,0.3 --to http://127.0.0.1:8100 --as-adapter one/",
-    )
-)
-@options_of(StartConfig, "over", "experts", "blend_only")
-@options_of(ServeConfig, "running", "engine")
-def push(
-    checkpoint: Source,
-    over: Given,
-    running: Given,
-    to: Annotated[str, Option(help="Address of the engine, as http://127.0.0.1:8100.")],
-    blend: Blend = None,
-    method: MergeMethod = None,
-    as_adapter: Annotated[
-        Path | None,
-        Option(metavar="OUT", help="With adapters and vLLM: write one to the new folder OUT, and load it."),
-    ] = None,
-    force: Force = False,
-) -> None:
-    """Merge a blend and load it into a running engine, once. A `tanbr serve` in front of that engine overwrites it."""
-    from tanbr.engines import connect
-    from tanbr.merge import open as open_moe
-
-    moe = open_moe(checkpoint, **over, method=method)
-    wanted = moe.check(_weights(moe, blend, force=force))
-    name = running.get("engine", "vllm")
-    model = connect(moe, engine=name, url=to, as_adapter=as_adapter is not None, out=as_adapter)
-    try:
-        model.merge(moe, wanted)
-    finally:
-        model.close()
-    named = "" if as_adapter is None else " where it is asked for"
-    console.print(f"{to} answers with {model.label_of(wanted)}{named}, {model.size.own_bytes} bytes")
-
-
 def _weights(moe: "Moe", blend: str | None, *, force: bool) -> list[float]:
     """Give the blend to merge, and refuse experts that should not be merged."""
     from tanbr.merge.inspect import glance
@@ -279,11 +239,3 @@ def _report_table(report: "Inspection") -> Table:
         figures = [f"{value:.3f}" for value in (*means, site.units.in_place, site.units.best)]
         table.add_row(site.site, *figures, f"{site.units.moved:.0%}")
     return table
-
-
-@contextmanager
-def bar(what: str, *, unit: str = "tensors") -> "Iterator[Progress]":
-    """Show a bar while something runs that says how far it is."""
-    with progress(unit) as shown:
-        task = shown.add_task(what, total=None, note="")
-        yield lambda done, total: shown.update(task, completed=done, total=total)
