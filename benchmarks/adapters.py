@@ -33,6 +33,7 @@ import tanbr
 from merge import anonymous
 from tanbr.merge import Moe
 from tanbr.merge.skeleton import locate
+from tanbr.merge.sources.over_base import BASE as MEMBER
 
 BASE = {"vocab_size": 30522, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12}
 QUICK = {"vocab_size": 1000, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2}
@@ -68,7 +69,7 @@ def measure(moe: Moe, *, repeats: int, clock: Callable[[], float]) -> dict[str, 
     factors = moe.source.factors  # type: ignore[attr-defined]
     changing = [piece.target for piece in moe.plan.blended]
     every = list(moe.plan.shapes)
-    stored = {name: moe.checkpoint.tensor(f"base:{name}") for name in every}
+    stored = {name: moe.checkpoint.tensor(f"{MEMBER}:{name}") for name in every}
     blend = np.random.default_rng(0).dirichlet(np.full(moe.num_experts, 5.0))
 
     def copy(names: list[str]) -> None:
@@ -81,7 +82,7 @@ def measure(moe: Moe, *, repeats: int, clock: Callable[[], float]) -> dict[str, 
             pass
 
     ranks = {
-        name: sum(moe.checkpoint.specs[one.down].shape[0] for one in adds.values()) for name, adds in factors.items()
+        name: sum(one.down.shape[0] for one in adds.values()) for name, adds in factors.items()
     }
     sides = {
         name: (torch.randn(stored[name].shape[0], r), torch.randn(r, stored[name].shape[1]))
@@ -152,7 +153,7 @@ def held(folder: Path, *, experts: int) -> dict[str, int]:
         for _ in moe.tensors(blend, into=lambda name: locate(model, name), changing=True):
             peak = max(peak, anonymous() - before)
         moe.release()
-    base = sum(moe.checkpoint.tensor(f"base:{name}").nbytes for name in moe.plan.shapes)
+    base = sum(moe.checkpoint.tensor(f"{MEMBER}:{name}").nbytes for name in moe.plan.shapes)
     adapters = sum((folder / str(k) / "adapter_model.safetensors").stat().st_size for k in range(experts))
     return {"base": base, "adapters": adapters, "peak": peak, "after": anonymous() - before}
 

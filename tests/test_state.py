@@ -147,18 +147,19 @@ def test_settings_that_speak_of_more_than_the_file_holds_allocate_little(tmp_pat
     assert most < 500 * size
 
 
-def test_what_is_no_file_is_refused(tmp_path):
+def test_what_is_no_state_is_refused(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(StateError, match="is no file"):
-            read_state(path)
-
-
-def test_deeply_nested_headers_are_refused(tmp_path):
-    text = b"[" * 200_000
-    np.savez(tmp_path / "state.npz", **{HEADER: np.frombuffer(text, dtype=np.uint8)})
-    with pytest.raises(StateError, match="not a whole state"):
-        read_state(tmp_path / "state.npz")
+    (tmp_path / "other").write_bytes(b"nothing of the kind")
+    np.savez(tmp_path / "deep.npz", **{HEADER: np.frombuffer(b"[" * 200_000, dtype=np.uint8)})
+    with monkeypatch.context() as patch:
+        patch.setattr("tanbr.state.VERSION", 99)
+        write_state(tmp_path / "newer", {}, {})
+    for name, said in {
+        "nowhere": "no saved state", "": "is no file", "pipe": "is no file", "other": "not a whole state",
+        "deep.npz": "not a whole state", "newer": "state version 99",
+    }.items():  # fmt: skip
+        with pytest.raises(StateError, match=said):
+            read_state(tmp_path / name)
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,7 +43,7 @@ def check_kept(
     asked: Mapping[str, Any],
     *,
     source: str | Path,
-    may_change: Collection[str],
+    may_change: Collection[str] = (),
     within: str = "",
 ) -> None:
     """Refuse what is asked for of a saved state and differs from what it was made with, but for what may change."""

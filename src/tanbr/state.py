@@ -50,7 +50,8 @@ def read_state(path: str | Path) -> tuple[dict[str, Any], Arrays]:
         label = json.loads(arrays.pop(HEADER).tobytes())
         version, checksum, header = label["version"], label["checksum"], dict(label["header"])
     except Exception as error:  # damaged bytes can make the readers of zip, arrays and JSON raise anything
-        raise StateError(f"{path} is not a whole state ({_said(error)}); restore it from a copy") from None
+        said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise StateError(f"{path} is not a whole state ({said}); restore it from a copy") from None
     if version != VERSION:
         raise StateError(f"{path} has state version {version}, this tanbr reads {VERSION}; use the tanbr that wrote it")
     if checksum != _checksum(header, arrays):
@@ -72,31 +73,27 @@ def to_arrays(value: Any, prefix: str = "") -> Arrays:
     return {name: array for arrays in named for name, array in arrays.items()}
 
 
-def from_arrays(like: Value, arrays: Arrays) -> Value:
-    """Build a value of the same make as `like` from what `to_arrays` gave; sizes may differ, names and types not."""
-    check_alike(arrays, to_arrays(like), "the state", any_size=True)
-    odd = next((name for name, array in arrays.items() if not np.isfinite(array).all()), None)
-    if odd is not None:
-        raise StateError(f"the state is damaged: {odd!r} must be finite")
-    return _built(like, arrays, "")
+def from_arrays(like: Value, arrays: Arrays, *, sized: bool = False, source: str | Path = "the state") -> Value:
+    """Build a value of the same make as `like` from what `to_arrays` gave: of the same names and types, and finite.
 
-
-def check_alike(arrays: Arrays, expected: Arrays, source: str | Path, *, any_size: bool = False) -> None:
-    """Refuse arrays that are not of the names, types and shapes expected.
-
-    An axis that starts empty may have any length, and so may an array that starts with one number.
+    Where it is `sized`, of the same shapes too; but an axis that starts empty may have any length, and so may an array
+    that starts with one number.
     """
+    expected = to_arrays(like)
     if arrays.keys() != expected.keys():
         odd = sorted(arrays.keys() ^ expected.keys())
         raise StateError(f"{source} is damaged: {odd[0]!r} is missing or does not belong there")
     for name, array in arrays.items():
-        like = expected[name]
-        free = any_size or like.size == 1
-        shaped = array.ndim == like.ndim and all(
-            free or wanted in (0, length) for length, wanted in zip(array.shape, like.shape, strict=True)
+        wanted = expected[name]
+        free = not sized or wanted.size == 1
+        shaped = array.ndim == wanted.ndim and all(
+            free or length in (0, got) for got, length in zip(array.shape, wanted.shape, strict=True)
         )
-        if array.dtype != like.dtype or not shaped:
-            raise StateError(f"{source} is damaged: {name!r} must be {like.dtype} of shape {like.shape}")
+        if array.dtype != wanted.dtype or not shaped:
+            raise StateError(f"{source} is damaged: {name!r} must be {wanted.dtype} of shape {wanted.shape}")
+        if not np.isfinite(array).all():
+            raise StateError(f"{source} is damaged: {name!r} must be finite")
+    return _built(like, arrays, "")
 
 
 def _built(like: Any, arrays: Arrays, name: str) -> Any:
@@ -134,10 +131,6 @@ def _array(content: bytes) -> NDArray[Any]:
     ):
         raise ValueError(f"an array of {dtype} and shape {shape} does not take {len(content) - stream.tell()} bytes")
     return np.frombuffer(content, dtype, offset=stream.tell()).reshape(shape, order="F" if by_column else "C").copy()
-
-
-def _said(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _checksum(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:

@@ -4,7 +4,6 @@ K experts, V tasks, B most experts in a blend. Arrays are float64 and read-only 
 the `as_*` functions, which are the only place where shape and range are checked.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -284,15 +283,11 @@ def as_counts(values: ArrayLike | None, *, reward: Reward) -> Counts:
 
 
 def to_jsonable(value: Any) -> Any:
-    """Turn arrays, dataclass fields and NaN into what JSON can hold (NaN becomes null)."""
-    if isinstance(value, np.ndarray):
-        return [to_jsonable(item) for item in value.tolist()]
-    if isinstance(value, float | np.floating):
-        return None if np.isnan(value) else float(value)
-    if isinstance(value, np.integer):
-        return int(value)
+    """Turn arrays and NaN into what JSON can hold (NaN becomes null)."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
     if isinstance(value, dict):
         return {str(key): to_jsonable(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+    if isinstance(value, list | tuple):
         return [to_jsonable(item) for item in value]
-    return value
+    return None if isinstance(value, float) and np.isnan(value) else value

@@ -11,13 +11,9 @@ from tanbr.lab.settings import Config
 RUN = CliRunner()
 
 
-def test_what_config_prints_is_a_configuration(tmp_path: Path) -> None:
-    done = RUN.invoke(app, ["config"], catch_exceptions=False)
-    (tmp_path / "tanbr.toml").write_text(done.stdout)
-    assert settings.load(tmp_path / "tanbr.toml") == Config()
-
-
-def test_config_shows_a_file_and_a_section(tmp_path: Path) -> None:
+def test_what_config_prints_is_a_configuration_and_a_section_of_one(tmp_path: Path) -> None:
+    (tmp_path / "all.toml").write_text(RUN.invoke(app, ["config"], catch_exceptions=False).stdout)
+    assert settings.load(tmp_path / "all.toml") == Config()
     (tmp_path / "t.toml").write_text("[serve]\nbatch = 5\n")
     done = RUN.invoke(app, ["config", "--config", f"{tmp_path}/t.toml", "--section", "serve"], catch_exceptions=False)
     assert "\nbatch = 5\n" in done.stdout
@@ -28,17 +24,18 @@ def test_config_shows_a_file_and_a_section(tmp_path: Path) -> None:
 def test_doctor_says_what_is_there() -> None:
     done = RUN.invoke(app, ["doctor"], catch_exceptions=False)
     assert done.exit_code == 0
-    shown = done.stdout
-    assert all(
-        word in shown for word in ("cores", "instructions", "memory", "cuda", "torch", metadata.version("numpy"))
-    )
+    for word in ("cores", "instructions", "memory", "cuda", "torch", metadata.version("numpy")):
+        assert word in done.stdout
+    needed = checking.needed_packages()
+    assert (needed["numpy"], needed["ray"], needed["onnxruntime"]) == ("", "ray", "onnx")
+    assert "ruff" not in needed  # what only developers need
 
 
 @pytest.mark.parametrize(
     ("needed", "code", "says"),
     [
-        ({"no-such-package": ""}, 2, "no-such-package, for every command: pip install 'no-such-package'"),
-        ({"no-such-extra": "hub"}, 0, "no-such-extra, for --data hub: pip install 'tanbr[hub]'"),  # breaks nothing
+        ({"no-such-package": ""}, 2, "missing, for every command: pip install 'no-such-package'"),
+        ({"no-such-extra": "hub"}, 0, "missing, for --data hub: pip install 'tanbr[hub]'"),  # breaks nothing
     ],
 )
 def test_doctor_names_what_is_missing_and_for_what(
@@ -47,9 +44,3 @@ def test_doctor_names_what_is_missing_and_for_what(
     monkeypatch.setattr(checking, "needed_packages", lambda: needed)
     done = RUN.invoke(app, ["doctor"], catch_exceptions=False)
     assert (done.exit_code, says in done.stdout) == (code, True)
-
-
-def test_the_packages_are_those_of_the_projects_own_metadata() -> None:
-    needed = checking.needed_packages()
-    assert (needed["numpy"], needed["ray"], needed["onnxruntime"]) == ("", "ray", "onnx")
-    assert "ruff" not in needed  # what only developers need

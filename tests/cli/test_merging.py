@@ -25,10 +25,7 @@ def test_align_command(tmp_path) -> None:
 
 def test_inspect_command(tmp_path) -> None:
     build("bert_moe").save_pretrained(tmp_path / "moe")
-    data = tmp_path / "data.jsonl"
-    data.write_text(json.dumps({"input_ids": [5, 6, 7], "labels": 1}) + "\n")
-    arguments = ["inspect", str(tmp_path / "moe"), "--data", str(data), "--out", str(tmp_path / "report")]
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "moe"), "--out", str(tmp_path / "report")])
     assert result.exit_code == 0, result.output
     assert "do not merge" in result.output
     assert max(map(len, result.output.splitlines())) <= 80  # and nothing is cut to fit
@@ -37,9 +34,6 @@ def test_inspect_command(tmp_path) -> None:
         assert name in result.output
     report = json.loads((tmp_path / "report" / "inspect.json").read_text())
     assert report["verdict"] == "do not merge"
-    assert len(report["lines"]) == 3
-    data.write_text('{"input_ids": "words"}\n')
-    assert isinstance(CliRunner().invoke(app, arguments).exception, DataError)
 
 
 def test_dense_models_become_an_moe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,20 +17,15 @@ def test_send_shows_answers_and_gives_feedback(tmp_path: Path, url: str, service
     assert "merge version 3" in done.stdout
 
 
-def test_send_reads_files_and_pipes_and_writes_json(tmp_path: Path, url: str, service: FakeService) -> None:
-    (tmp_path / "texts").write_text("first\n\nsecond\tpair\n")
-    setting = {"cwd": tmp_path, "TANBR_SERVER": url, "TANBR_TOKEN": TOKEN}
-    done = tanbr("send", "--file", "texts", "--labels", "good,bad", "--json", **setting)  # type: ignore[arg-type]
+def test_send_reads_a_pipe_and_writes_json(tmp_path: Path, url: str, service: FakeService) -> None:
+    piped = "first\n\nsecond\tpair\n"
+    done = tanbr("send", "--json", "--feedback", "0.5", stdin=piped, cwd=tmp_path, TANBR_SERVER=url, TANBR_TOKEN=TOKEN)
     assert done.returncode == 0, done.stderr
-    outputs = json.loads(done.stdout)["outputs"]
-    assert [set(output["scores"]) for output in outputs] == [{"good", "bad"}] * 2
-    piped = tanbr("send", "--json", stdin="from a pipe\n", **setting)  # type: ignore[arg-type]
-    (output,) = json.loads(piped.stdout)["outputs"]
-    later = tanbr("send", "--id", output["request_id"], "--feedback", "0.5", "--task", "mood", **setting)  # type: ignore[arg-type]
-    assert "1 accepted" in later.stdout
-    given = service.given[output["request_id"]]
-    assert given is not None
-    assert (given.reward, given.task) == (0.5, "mood")
+    assert service.calls[-1] == ("submit", ["first", ("second", "pair")])
+    for output in json.loads(done.stdout)["outputs"]:
+        given = service.given[output["request_id"]]
+        assert given is not None
+        assert given.reward == 0.5
 
 
 def test_send_talks_to_a_model_that_writes(tmp_path: Path) -> None:

@@ -46,7 +46,6 @@ def test_ctrl_c_is_one_sentence_and_exit_code_130(arguments: list[str], says: st
     ("workers", "send", "number"),
     [
         ("1", os.killpg, signal.SIGINT),  # as a terminal does: to all processes of the command
-        ("2", os.killpg, signal.SIGINT),
         ("2", os.kill, signal.SIGTERM),  # as a supervisor does
     ],
 )

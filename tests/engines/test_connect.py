@@ -17,21 +17,6 @@ from tanbr.serve.service import Service
 URL = "http://127.0.0.1:9"
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"engine": "vllm"}, "--engine vllm needs --engine-url"),
-        ({"engine_url": URL}, "--engine-url needs --engine"),
-        ({"engine": "vllm", "engine_url": URL, "models": 2}, "an engine holds one model"),
-        ({"engine": "vllm", "engine_url": URL, "memory": "1GB"}, "an engine holds one model"),
-        ({"engine": "vllm", "engine_url": URL, "backend": "int8"}, "leave --backend out"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_one_sentence(settings: dict[str, object], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        engine_builder(ServeConfig.model_validate(settings))
-
-
 def test_a_service_that_was_not_given_its_engine_does_not_answer_by_itself(mixtral: Moe, tmp_path: Path) -> None:
     assert engine_builder(ServeConfig()) is None
     with pytest.raises(ConfigError, match="engine_builder"):

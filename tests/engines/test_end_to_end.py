@@ -43,26 +43,6 @@ def test_ten_swaps_through_the_command_line(server: Front, vllm: FakeVllm, mixtr
     assert given["accepted"] == 3
 
 
-def test_answers_are_drawn_by_the_engine_and_end_before_strings_that_stop_them(
-    server: Front, vllm: FakeVllm, mixtral: Moe, encode: TextEncoder
-) -> None:
-    (text,) = texts_of(mixtral, server.ask("/v1/state").json()["blend"], PROMPTS[:1], limit=6, encode=encode)
-    stop = text.split()[2]
-    with server.client() as client:
-        model = client.models.list().data[0].id
-        done = client.completions.create(model=model, prompt=PROMPTS[0], max_tokens=6, stop=[stop, "never"])
-        assert (done.choices[0].text, done.choices[0].finish_reason) == (text[: text.index(stop)], "stop")
-        pieces = list(client.completions.create(model=model, prompt=PROMPTS[0], max_tokens=6, stop=stop, stream=True))
-        assert "".join(piece.choices[0].text for piece in pieces) == text[: text.index(stop)]
-        vllm.asked.clear()
-        many = client.completions.create(
-            model=model, prompt=PROMPTS[0], max_tokens=6, temperature=0.8, top_p=0.9, n=3, seed=1
-        )
-    assert [choice.index for choice in many.choices] == [0, 1, 2]
-    assert {(one["temperature"], one["top_p"]) for one in vllm.asked} == {(0.8, 0.9)}
-    assert len({one["seed"] for one in vllm.asked}) == 3
-
-
 def test_an_engine_that_dies_is_a_503_with_retry_after_and_comes_back_with_the_old_version(
     server: Front, vllm: FakeVllm, mixtral: Moe, encode: TextEncoder
 ) -> None:

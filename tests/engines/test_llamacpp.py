@@ -1,6 +1,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from engines.asking import BLENDS, PROMPTS, answers, before, right, serving, serving_first, transformers_answers
 from engines.fake_engine import FakeLlamaCpp
 from serve.web.live import wait_for
-from tanbr.engines.connection import Connection, EngineLost, EngineRefused
+from tanbr.engines.connection import EngineLost, EngineRefused
 from tanbr.engines.dialect import Piece
 from tanbr.engines.llamacpp import LlamaCpp, ScalesFile
 from tanbr.errors import CheckpointError, InputError
@@ -101,7 +102,7 @@ def test_adapters_of_which_only_a_part_is_blended_are_refused(adapters: Moe, tmp
         ScalesFile(part, tmp_path / "scales")
 
 
-class Script(Connection):
+class Script(LlamaCpp):
     """An engine that answers what it is told to."""
 
     def __init__(self, said: Any) -> None:
@@ -129,25 +130,20 @@ class Script(Connection):
     ],
 )
 def test_an_answer_is_read_or_refused(said: Any, expected: Any) -> None:
-    connection = Script(said)
-
     async def pieces() -> list[Piece]:
-        return [piece async for piece in LlamaCpp(connection).write([1], 5, {2})]
+        return [piece async for piece in engine.write([1], 5, {2})]
 
-    try:
+    with closing(Script(said)) as engine:
         if isinstance(expected, Piece):
-            assert connection.call(pieces()) == [expected]
+            assert engine.call(pieces()) == [expected]
         else:
             with pytest.raises(expected):
-                connection.call(pieces())
-    finally:
-        connection.close()
+                engine.call(pieces())
 
 
 def test_what_is_no_llama_server_is_said() -> None:
-    connection = Script([3])
-    with pytest.raises(EngineRefused, match="does not answer as llama-server does"):
-        connection.call(LlamaCpp(connection).served())
-    with pytest.raises(EngineLost, match="does not list adapters"):
-        connection.call(LlamaCpp(connection).label())
-    connection.close()
+    with closing(Script([3])) as engine:
+        with pytest.raises(EngineRefused, match="does not answer as llama-server does"):
+            engine.call(engine.served())
+        with pytest.raises(EngineLost, match="does not list adapters"):
+            engine.call(engine.label())

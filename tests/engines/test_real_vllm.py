@@ -5,16 +5,13 @@ import math
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import httpx2
-import openai
 import pytest
 
 from cli.running import tanbr
-from engines.front import Front, after_a_kill, front, ready, swaps, texts_of
+from engines.front import Front, after_a_kill, front, swaps, texts_of
 from engines.real_engine import PYTHON, RealVllm
 from engines.record import record
 from serve.text_model import WORDS, write
@@ -109,30 +106,13 @@ def test_an_engine_that_is_killed_is_a_503_and_comes_back_with_the_version_that_
     assert texts == texts_of(moe, blend, PROMPTS, limit=LIMIT, encode=encode)
 
 
-def test_a_push_by_hand_and_what_the_server_makes_of_it(
-    server: Front, engine: RealVllm, moe: Moe, encode: TextEncoder, tmp_path: Path
-) -> None:
-    before = httpx2.get(f"{engine.url}/weight_info").json()
-    done = tanbr("push", str(moe.path), "--blend", "one-hot:1", "--to", engine.url, "--force", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    with server.client() as client:
-        model = client.models.list().data[0].id
-        with suppress(openai.InternalServerError):  # unless the server has seen it before it was asked
-            client.completions.create(model=model, prompt=PROMPTS, max_tokens=LIMIT)
-        ready(server)
-        answer = client.completions.create(model=model, prompt=PROMPTS, max_tokens=LIMIT)
-        blend = server.ask("/v1/state").json()["blend"]
-    assert [choice.text for choice in answer.choices] == texts_of(moe, blend, PROMPTS, limit=LIMIT, encode=encode)
-    assert httpx2.get(f"{engine.url}/weight_info").json() == before
-
-
 def test_without_development_mode_it_is_said_how_to_start_it(engine: RealVllm, moe: Moe, tmp_path: Path) -> None:
     engine.kill()
     engine.start(VLLM_SERVER_DEV_MODE="0")
-    done = tanbr("push", str(moe.path), "--blend", "even", "--to", engine.url, "--force", cwd=tmp_path)
+    asked = ("--engine", "vllm", "--engine-url", engine.url, "--port", "0", "--force")
+    done = tanbr("serve", str(moe.path), *asked, cwd=tmp_path)
     assert done.returncode == 2
-    assert "VLLM_SERVER_DEV_MODE=1" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert "VLLM_SERVER_DEV_MODE=1" in done.stderr.splitlines()[-1]  # below what is logged
 
 
 def _keys(value: Any) -> Any:

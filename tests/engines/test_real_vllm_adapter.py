@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from cli.running import tanbr
-from engines.front import Front, after_a_kill, front, ready, swaps, texts_of
+from engines.front import Front, after_a_kill, front, swaps, texts_of
 from engines.real_engine import PYTHON, RealVllm
 from engines.test_real_vllm import ANSWERS, EQUAL, LIMIT, PROMPTS, write_figures
 from engines.tiny_adapters import blended_by_peft, write_adapters
@@ -99,22 +99,6 @@ def test_an_engine_that_is_killed_is_a_503_and_comes_back_with_the_version_that_
     blend = [0.0, 0.0, 0.5, 0.5]  # adapters do without development routes
     texts = after_a_kill(server, engine, blend, PROMPTS, limit=LIMIT, VLLM_SERVER_DEV_MODE="0")
     assert texts == expected(moe, blend, encode)
-
-
-def test_a_push_by_hand_and_what_the_server_makes_of_it(
-    server: Front, engine: RealVllm, moe: Moe, encode: TextEncoder, tmp_path: Path
-) -> None:
-    (before,) = held(engine)
-    asked = ("--blend", "one-hot:1", "--to", engine.url, "--as-adapter", str(tmp_path / "one"))
-    done = tanbr("push", str(moe.path), *experts(moe), *asked, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    ready(server)
-    while held(engine) != [before]:
-        ready(server)
-    blend = server.ask("/v1/state").json()["blend"]
-    with server.client() as client:
-        answer = client.completions.create(model=client.models.list().data[0].id, prompt=PROMPTS, max_tokens=LIMIT)
-    assert [choice.text for choice in answer.choices] == expected(moe, blend, encode)
 
 
 @pytest.mark.parametrize(

@@ -44,14 +44,6 @@ def test_every_swap_answers_as_transformers_does_though_the_engine_remembers_pre
         assert fake.loads == 10
 
 
-def test_an_engine_that_keeps_its_prefixes_would_be_found_out(vllm: FakeVllm, mixtral: Moe) -> None:
-    vllm.forgets = False
-    with serving_first(vllm, mixtral) as (engine, backend):
-        first = answers(engine, backend)
-        engine.swap(BLENDS[1])
-        assert answers(engine, backend) == first != transformers_answers(mixtral, BLENDS[1])
-
-
 def test_a_look_costs_no_load_and_what_is_held_is_written_once(fake: FakeVllm, moe: Moe) -> None:
     with serving_first(fake, moe) as (engine, backend):
         staged = engine.prepare(BLENDS[1])
@@ -199,28 +191,20 @@ def test_nobody_hears_a_token_of_an_engine_that_was_restarted_unseen(
         assert right(engine, backend, moe)
 
 
-def test_an_engine_that_dies_while_it_loads_comes_back_with_the_old_version(fake: FakeVllm, moe: Moe) -> None:
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_load_that_the_engine_refuses_or_dies_of_leaves_the_old_version(dies: bool, fake: FakeVllm, moe: Moe) -> None:
     with serving_first(fake, moe) as (engine, backend):
-        fake.dies_loading = True
-        with pytest.raises(CheckpointError, match="cannot be loaded"):
-            engine.swap(BLENDS[1])
-        fake.kill()
-        fake.dies_loading = False
-        fake.start()
-        wait_for(lambda: engine.available)
-        assert engine.version == 1
-        assert right(engine, backend, moe)
-
-
-def test_weights_that_the_engine_refuses_leave_the_old_ones(fake: FakeVllm, moe: Moe) -> None:
-    with serving_first(fake, moe) as (engine, backend):
-        fake.refuses = "no such tensor"
+        fake.dies_loading, fake.refuses = dies, "no such tensor"
         if not fake.adapters:
             fake.model = moe.dense(BLENDS[1])  # found out half-way
         fake.cache.clear()
-        with pytest.raises(CheckpointError, match="no such tensor"):
+        with pytest.raises(CheckpointError, match="cannot be loaded" if dies else "no such tensor"):
             engine.swap(BLENDS[1])
-        fake.refuses = ""
+        if dies:
+            fake.kill()
+        fake.dies_loading, fake.refuses = False, ""
+        if dies:
+            fake.start()
         wait_for(lambda: engine.available)
         assert engine.version == 1
         assert right(engine, backend, moe)

@@ -1,6 +1,6 @@
-import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 
 from engines.fake_engine import MODEL, FakeVllm
 from engines.record import FILE, answered, exchanges
-from tanbr.engines.connection import Connection, EngineLost, EngineRefused
+from tanbr.engines.connection import EngineLost, EngineRefused
 from tanbr.engines.dialect import Piece
 from tanbr.engines.remote import _Streams
 from tanbr.engines.vllm import CHANGING, Vllm
@@ -44,7 +44,7 @@ def test_the_fake_engine_says_nothing_that_a_real_one_does_not(vllm: FakeVllm, d
             assert invented(ours, {name: real[name] for name in ours}) == [], path
 
 
-class Script(Connection):
+class Script(Vllm):
     """An engine that streams what it is told to."""
 
     def __init__(self, *events: Any) -> None:
@@ -57,15 +57,11 @@ class Script(Connection):
 
 
 def heard(*events: Any) -> list[Piece]:
-    connection = Script(*events)
-
     async def pieces() -> list[Piece]:
-        return [piece async for piece in Vllm(connection).write([1], 5, ())]
+        return [piece async for piece in engine.write([1], 5, ())]
 
-    try:
-        return connection.call(pieces())
-    finally:
-        connection.close()
+    with closing(Script(*events)) as engine:
+        return engine.call(pieces())
 
 
 def test_the_recorded_stream_is_read() -> None:
@@ -93,8 +89,13 @@ def test_what_is_no_answer_is_an_error(event: Any, error: type[Exception]) -> No
         heard(event)
 
 
-def test_weights_have_no_version_while_they_change(vllm: FakeVllm, dense: Path) -> None:
-    connection = Connection(vllm.url)
+@pytest.fixture
+def engine(vllm: FakeVllm) -> Iterator[Vllm]:
+    with closing(Vllm(vllm.url)) as made:
+        yield made
+
+
+def test_weights_have_no_version_while_they_change(engine: Vllm, vllm: FakeVllm, dense: Path) -> None:
     seen: list[tuple[str, bool]] = []
     load = vllm.load
 
@@ -103,55 +104,24 @@ def test_weights_have_no_version_while_they_change(vllm: FakeVllm, dense: Path) 
         load(folder)
 
     vllm.load = watched  # type: ignore[method-assign]
-    dialect = Vllm(connection)
-    connection.call(dialect.load(dense, "one"))
+    engine.call(engine.load(dense, "one"))
     assert seen == [(CHANGING, True)]
-    assert (connection.call(dialect.label()), vllm.paused) == ("one", False)
+    assert (engine.call(engine.label()), vllm.paused) == ("one", False)
     vllm.refuses = "no"
     with pytest.raises(EngineLost, match="500: no"):
-        connection.call(dialect.load(dense, "two"))
-    assert (connection.call(dialect.label()), vllm.paused) == (CHANGING, False)
+        engine.call(engine.load(dense, "two"))
+    assert (engine.call(engine.label()), vllm.paused) == (CHANGING, False)
     vllm.refuses, vllm.busy = "", True
     with pytest.raises(EngineRefused, match="did not forget"):
-        connection.call(dialect.load(dense, "two"))
-    assert (connection.call(dialect.label()), vllm.paused) == (CHANGING, False)
-    connection.close()
-
-
-def test_an_engine_without_development_routes_is_told_how_to_be_started(vllm: FakeVllm) -> None:
-    vllm.dev_mode = False
-    connection = Connection(vllm.url)
-    with pytest.raises(EngineRefused, match="VLLM_SERVER_DEV_MODE=1"):
-        connection.call(Vllm(connection).served())
-    connection.close()
-
-
-def test_closing_an_answer_ends_the_work(vllm: FakeVllm) -> None:
-    connection, dialect = Connection(vllm.url), None
-    dialect = Vllm(connection)
-    vllm.slow.set()
-
-    async def first() -> Piece:
-        await dialect.served()
-        stream = dialect.write([5, 6], 9, ())
-        try:
-            return await anext(stream)
-        finally:
-            await stream.aclose()
-            while not vllm.abandoned:
-                await asyncio.sleep(0.005)
-
-    assert len(connection.call(first()).tokens) == 1
-    connection.close()
+        engine.call(engine.load(dense, "two"))
+    assert (engine.call(engine.label()), vllm.paused) == (CHANGING, False)
 
 
 @pytest.mark.parametrize("said", [[], 3, None])
-def test_a_label_that_is_none_is_no_version(said: Any, vllm: FakeVllm) -> None:
+def test_a_label_that_is_none_is_no_version(said: Any, engine: Vllm, vllm: FakeVllm) -> None:
     vllm.routes["/weight_info"] = vllm.routes["/is_paused"] = lambda *_: said
-    connection = Connection(vllm.url)
-    assert connection.call(Vllm(connection).label()) == "None"
-    connection.call(Vllm(connection).wake())
-    connection.close()
+    assert engine.call(engine.label()) == "None"
+    engine.call(engine.wake())
 
 
 @pytest.mark.parametrize(
@@ -169,12 +139,11 @@ def test_tokens_are_tokens_and_probabilities_at_most_one(piece: Piece, confidenc
         async def write(self, *_: Any) -> AsyncGenerator[Piece]:
             yield piece
 
-    connection = Connection("http://127.0.0.1:9")
-    streams = _Streams(connection, Saying(connection), [[1]], [2], frozenset({1}), ())
-    if confidence is None:
-        with pytest.raises(EngineLost, match="what is no token"):
-            streams.hear(lambda: None, lambda _: ())
-    else:
-        (written,) = streams.hear(lambda: None, lambda _: ())
-        assert written == Written((5,), piece.end == "stop", pytest.approx(confidence))
-    connection.close()
+    with closing(Saying("http://127.0.0.1:9")) as engine:
+        streams = _Streams(engine, [[1]], [2], frozenset({1}), ())
+        if confidence is None:
+            with pytest.raises(EngineLost, match="what is no token"):
+                streams.hear(lambda: None, lambda _: ())
+        else:
+            (written,) = streams.hear(lambda: None, lambda _: ())
+            assert written == Written((5,), piece.end == "stop", pytest.approx(confidence))

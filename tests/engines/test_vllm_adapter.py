@@ -1,6 +1,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from engines.asking import BLENDS, answers, before, right, serving, serving_first, transformers_answers
 from engines.fake_engine import FakeVllm
 from engines.tiny_adapters import RANK
-from tanbr.engines.connection import Connection, EngineLost, EngineRefused
+from tanbr.engines.connection import EngineLost, EngineRefused
 from tanbr.engines.merge_files import AdapterFile
 from tanbr.engines.vllm import VllmAdapter
 from tanbr.errors import CheckpointError, ConfigError, TanbrError
@@ -40,21 +41,6 @@ def test_every_prompt_names_its_version_and_the_engine_has_one_of_ours(lora: Fak
             assert set(lora.adapters) == {"theirs", label}
         assert lora.loads == 1 + len(BLENDS)
         assert backend.size.own_bytes < backend.size.nbytes
-
-
-def test_one_name_for_all_blends_would_answer_from_the_prefixes_of_the_old_one(
-    lora: FakeVllm, adapters: Moe, tmp_path: Path
-) -> None:
-    asked = {"model": "one", "prompt": [5, 6, 7], "max_tokens": 4, "stream": True, "return_token_ids": True}
-    asked |= {"ignore_eos": True, "stop_token_ids": []}
-    said = []
-    for number, blend in enumerate(BLENDS[:2]):
-        file = AdapterFile(adapters, tmp_path / str(number))
-        file.write(adapters, np.array(blend))
-        body = {"lora_name": "one", "lora_path": str(file.folder), "load_inplace": True}
-        assert httpx2.post(f"{lora.url}/v1/load_lora_adapter", json=body).is_success
-        said.append([line for line in httpx2.post(f"{lora.url}/v1/completions", json=asked).text.splitlines() if line])
-    assert said[0] == said[1]  # as vLLM 0.32 does: it remembers by the name
 
 
 def test_what_is_read_from_a_folder_that_goes_is_unloaded_first(lora: FakeVllm, adapters: Moe) -> None:
@@ -194,12 +180,11 @@ def test_what_is_no_list_of_models_is_an_error(body: Any, lora: FakeVllm) -> Non
         return JSONResponse(body)
 
     lora.routes["/v1/models"] = said
-    connection = Connection(lora.url)
-    with pytest.raises(EngineRefused, match="does not answer as vLLM does"):
-        connection.call(VllmAdapter(connection).served())
-    with pytest.raises(EngineLost, match="does not list its models"):
-        connection.call(VllmAdapter(connection).label())
-    connection.close()
+    with closing(VllmAdapter(lora.url)) as engine:
+        with pytest.raises(EngineRefused, match="does not answer as vLLM does"):
+            engine.call(engine.served())
+        with pytest.raises(EngineLost, match="does not list its models"):
+            engine.call(engine.label())
 
 
 def test_an_engine_that_would_add_half_an_adapter_is_refused(lora: FakeVllm, adapters: Moe) -> None:

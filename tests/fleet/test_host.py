@@ -86,7 +86,7 @@ class House:
         for one in self.replicas:
             assert one.stop(20.0)
         if self.port.host is not None:
-            assert self.port.host.stop(20.0)
+            assert self.port.host.service.stop(20.0)
 
 
 @pytest.fixture

@@ -105,14 +105,14 @@ def test_planted_families_of_a_real_checkpoint_are_found(many: Moe) -> None:
 def test_experts_are_read_block_by_block(many: Moe, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = distances(many)[0]
     sizes: list[int] = []
-    read = type(many.experts).rows
+    read = type(many.source).rows
 
     def counted(experts, piece, chosen, part=slice(None)):
         rows = read(experts, piece, chosen, part)
         sizes.append(rows.numel())
         return rows
 
-    monkeypatch.setattr(type(many.experts), "rows", counted)
+    monkeypatch.setattr(type(many.source), "rows", counted)
     monkeypatch.setattr(inspect, "BLOCK", 64 * 100)
     error = 4 * 3 * 32 * 32 * np.finfo(np.float32).eps  # float32 sums of so many products, in another order
     np.testing.assert_allclose(distances(many)[0], whole, rtol=error)

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loop.memory import EVEN, MIX, ONE, TWO, K, Memory, Scripted, V, opened
+from loop.memory import EVEN, MIX, ONE, TWO, Memory, Scripted, V, opened
 from tanbr.errors import ConfigError
-from tanbr.loop.choose import WINDOW, Pin, StartBlend, admitted, best_known, phase_of
-from tanbr.loop.config import LoopConfig
+from tanbr.loop.choose import Pin, StartBlend, best_known
 from tanbr.loop.slot import Choice, Phase, Reason, Version, worth
 from tanbr.loop.turn import turn
 from tanbr.router.panel import Readings
@@ -81,8 +80,9 @@ def test_a_blend_that_cannot_be_is_one_sentence(kind: Any, said: str) -> None:
     ],
 )
 def test_who_chooses(explore: Any, rewarded: int | None, pin: Pin | None, phase: Phase) -> None:
-    config = LoopConfig.model_validate({"explore": explore, "patience": 5})
-    assert phase_of(config, pin=pin, rewarded=rewarded, number=10) is phase
+    learner = opened(Memory(), Scripted(), explore=explore, patience=5)
+    slot = replace(learner.slot, number=9)
+    assert replace(learner, slot=slot, rewarded=rewarded, pin=pin).phase is phase
 
 
 def test_a_pin_is_served_slot_after_slot() -> None:
@@ -123,28 +123,11 @@ def test_never_serves_the_start_blend_whatever_comes() -> None:
     assert len(learner.router.warm) == 3  # type: ignore[attr-defined]  # the router hears of it all the same
 
 
-# --- admission --------------------------------------------------------------------------------------------------------
-
-NEW = np.array([0.2, 0.8])
+# --- the best known versions ------------------------------------------------------------------------------------------
 
 
-def known(version: int, reward: float, count: float = 50.0, blend: FloatArray = ONE) -> Version:
-    return Version(version, blend, np.full(2, reward * count), np.full(2, count))
-
-
-def admit(
-    now: Version,
-    versions: list[Version],
-    explored: tuple[bool, ...] = (),
-    *,
-    blend: FloatArray = NEW,
-    bound: float = 0.6,
-    **settings: Any,
-) -> tuple[Choice, bool]:
-    decision = Decision(0, HALF, blend, np.full((1, V), bound))
-    kept = Choice.one(now.blend, V, Reason.KEPT, version=now.number)
-    config = LoopConfig.model_validate(settings)
-    return admitted(decision, kept=kept, versions=versions, explored=explored, config=config, models=1)
+def known(version: int, reward: float, blend: FloatArray = ONE) -> Version:
+    return Version(version, blend, np.full(2, reward * 50.0), np.full(2, 50.0))
 
 
 def test_a_panel_is_worth_what_each_task_earns_at_its_best_model() -> None:
@@ -152,63 +135,25 @@ def test_a_panel_is_worth_what_each_task_earns_at_its_best_model() -> None:
     second = Version(2, TWO, np.array([0.0, 40.0]), np.array([0.0, 50.0]))
     assert worth([first, second], HALF) == pytest.approx(0.5 * 0.9 + 0.5 * 0.8)
     assert np.isnan(worth([second], HALF))  # a task was never rewarded
-    best = best_known([first, second, known(3, 0.7)], HALF, 2, "")
+    best = best_known([first, second, known(3, 0.7)], HALF, 2)
     assert best is not None
     assert (best.versions, best.blends.tolist()) == ((1, 2), [ONE.tolist(), TWO.tolist()])
-    assert best_known([second], HALF, 2, "") is None
+    assert best_known([second], HALF, 2) is None
 
 
 def test_the_best_known_version_is_one_that_was_rewarded_for_every_task_of_the_mix() -> None:
-    half = Version(4, NEW, np.array([45.0, 0.0]), np.array([50.0, 0.0]))
-    best = best_known([known(1, 0.4), known(2, 0.7), half], HALF, 1, "")
+    half = Version(4, MIX, np.array([45.0, 0.0]), np.array([50.0, 0.0]))
+    best = best_known([known(1, 0.4), known(2, 0.7), half], HALF, 1)
     assert best is not None
     assert best.versions == (2,)
-    assert best_known([half], HALF, 1, "") is None
-    only = best_known([half, known(1, 0.4)], ONE, 1, "")
+    assert best_known([half], HALF, 1) is None
+    only = best_known([half, known(1, 0.4)], ONE, 1)
     assert only is not None
     assert only.versions == (4,)
 
 
 def test_equal_blends_of_a_panel_are_one_model() -> None:
-    blends, estimates = np.array([NEW, ONE, NEW]), np.array([[0.1, 0.5], [0.9, 0.2], [0.3, 0.4]])
+    blends, estimates = np.array([MIX, ONE, MIX]), np.array([[0.1, 0.5], [0.9, 0.2], [0.3, 0.4]])
     choice = Choice.of(Decision(0, HALF, blends, estimates))
     assert choice.blends.tolist() == blends[:2].tolist()
     assert choice.estimates.tolist() == [[0.3, 0.5], [0.9, 0.2]]
-
-
-def test_a_merge_that_cannot_gain_enough_is_skipped() -> None:
-    now = known(3, 0.58)
-    kept, explores = admit(now, [now], min_gain=0.05)
-    assert (kept.decision, kept.versions, kept.reason, explores) == (None, (3,), Reason.KEPT, False)
-    assert "0.020" in kept.note
-    for other in (known(3, 0.5), known(3, 0.0, count=0.0)):  # more to gain; not judged yet
-        assert admit(other, [other], min_gain=0.05)[0].decision is not None
-    assert admit(now, [now], blend=ONE, bound=0.0, min_gain=0.05)[0].decision is not None  # nothing is merged for it
-
-
-def test_the_exploration_budget_is_a_share_of_the_slots_and_the_best_known_blend_is_served_beyond_it() -> None:
-    versions = [known(1, 0.4), known(2, 0.55, blend=TWO), known(3, 0.9, count=0.0, blend=EVEN)]
-    explored: tuple[bool, ...] = ()
-    served = []
-    for _ in range(40):
-        choice, explores = admit(versions[0], versions, explored, guard={"exploration": 0.25})
-        explored = (*explored, explores)[-WINDOW:]
-        served.append(choice)
-    assert sum(choice.decision is not None for choice in served) == sum(explored) == 10
-    assert {choice.versions for choice in served if choice.reason is Reason.BEST} == {(2,)}
-    told = admit(versions[0], versions, explored, blend=TWO, guard={"exploration": 0.25})
-    assert (told[0].decision is None, told[1]) == (False, False)  # a blend that is known explores nothing
-
-
-def test_a_loop_keeps_to_its_exploration_budget() -> None:
-    world, rng = Memory(), np.random.default_rng(0)
-    learner = opened(world, Scripted(*rng.dirichlet(np.ones(K), 40)), guard={"exploration": 0.25})
-    reasons = []
-    for slot in range(32):
-        world.give(slot, 0.5, 30, task=0)
-        world.give(slot, 0.5, 30, task=1)
-        learner = turn(learner, world)
-        reasons.append(learner.slot.reason)
-    assert reasons.count(Reason.CHOSEN) == 8
-    assert len(learner.router.declined) == 24  # type: ignore[attr-defined]
-    assert {slot.reason for slot in (turn.opened for turn in world.turns)} == {Reason.CHOSEN, Reason.BEST}

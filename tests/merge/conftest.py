@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moe.tiny import build
+from moe.tiny import build, expert_values
 
 
 @pytest.fixture(scope="session")
@@ -14,9 +14,7 @@ def related(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("related") / "moe"
     model = build("bert_moe")
     with torch.no_grad():
-        for layer in model.bert.encoder.layer:
-            for linear in (layer.intermediate.dense, layer.output.dense):
-                for values in linear.parameters():
-                    values[1:] = values[0] + 0.2 * values[1:]
+        for values in expert_values(model):
+            values[1:] = values[0] + 0.2 * values[1:]
     model.save_pretrained(folder)
     return folder

@@ -7,8 +7,7 @@ import torch
 import tanbr.merge
 from merge.permuted_experts import related, rewritten, shuffled
 from moe.tiny import build
-from tanbr.errors import InputError
-from tanbr.merge.inspect import glance, inspect, loss_line
+from tanbr.merge.inspect import glance, inspect
 
 
 @pytest.fixture(params=["bert_moe", "t5_moe", "nllb-moe", "qwen2_moe", "granitemoe", "deepseek_v3", "gpt_oss"])
@@ -27,7 +26,7 @@ def test_verdicts(moe, tmp_path) -> None:
     assert kin.verdict == glance(close)[0] == "merge"
     off = ~np.eye(4, dtype=bool)
     assert all(site.cosine[off].min() > 0.9 and site.distance[off].max() < 0.4 for site in kin.sites)
-    assert all(site.mismatch == 0 for site in kin.sites)
+    assert all(site.units.moved == 0 for site in kin.sites)
 
 
 def test_cosines_are_those_of_the_weights(tmp_path) -> None:
@@ -45,20 +44,3 @@ def test_cosines_are_those_of_the_weights(tmp_path) -> None:
 def _cosines(rows):
     rows = rows / rows.norm(dim=1, keepdim=True)
     return (rows @ rows.T).numpy()
-
-
-def batches():
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(3, 64, (2, 9), generator=generator)
-    return [{"input_ids": ids, "labels": torch.tensor([0, 1])}]
-
-
-def test_loss_on_the_line(tmp_path) -> None:
-    build("bert_moe").save_pretrained(tmp_path / "moe")
-    moe = tanbr.merge.open(tmp_path / "moe")
-    line = loss_line(moe, 1, 3, batches())
-    with torch.no_grad():
-        ends = [float(moe.dense(np.eye(4)[k])(**batches()[0]).loss) for k in (1, 3)]
-    assert (line.loss[0], line.loss[-1]) == pytest.approx(ends)
-    with pytest.raises(InputError, match="needs labels"):
-        loss_line(moe, 0, 1, [{"input_ids": batches()[0]["input_ids"]}])

@@ -59,6 +59,12 @@ def build(model_type: str, *, seed: int = 0, **changes: Any) -> Any:
     return model
 
 
+def expert_values(bert: Any) -> list[Tensor]:
+    """The parameters (K, …) of a BERT-MoE's experts."""
+    linears = (linear for layer in bert.bert.encoder.layer for linear in (layer.intermediate.dense, layer.output.dense))
+    return [values for linear in linears for values in linear.parameters()]
+
+
 def is_router(name: str) -> bool:
     return ".router." in name or name.endswith(".mlp.gate.weight")
 

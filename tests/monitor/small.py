@@ -3,7 +3,6 @@
 import numpy as np
 
 from tanbr.monitor import Monitor
-from tanbr.monitor.config import MonitorConfig
 from tanbr.types import Text
 
 TASKS = ("weather", "question", "pair")
@@ -12,7 +11,6 @@ WORDS = {
     "question": ["who", "why", "when", "where", "which", "what", "how", "whose"],
     "pair": ["contract", "clause", "party", "section", "term", "notice"],
 }
-CONFIG = MonitorConfig(sketch_width=512, history=64, slot_sample=256)
 
 
 def make(task: str, count: int, seed: int) -> list[Text]:
@@ -41,8 +39,8 @@ def traffic(counts: dict[str, int], seed: int) -> list[Text]:
     return [texts[place] for place in np.random.default_rng(seed).permutation(len(texts))]
 
 
-def taught() -> Monitor:
-    """Give a monitor that has learned 40 texts of each task."""
-    monitor = Monitor(TASKS, config=CONFIG)
-    monitor.learn(*history(40))
+def taught(count: int = 40) -> Monitor:
+    """Give a monitor that has learned so many texts of each task."""
+    monitor = Monitor(TASKS)
+    monitor.learn(*history(count))
     return monitor

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from monitor.small import CONFIG, TASKS, make, traffic
+from monitor.small import TASKS, make, traffic
 from tanbr.monitor import Monitor
 
 NAMES = ("one", "two", "three")
@@ -11,7 +11,7 @@ MIX = {"weather": 60, "question": 100, "pair": 40}
 
 
 def taught(seed: int = 0) -> Monitor:
-    monitor = Monitor(NAMES, "clusters", config=CONFIG)
+    monitor = Monitor(NAMES, "clusters")
     monitor.observe(traffic(MIX, seed))
     monitor.close_slot()
     return monitor
@@ -43,7 +43,7 @@ def test_the_mix_of_clusters_is_the_mix_of_tasks() -> None:
 
 
 def test_too_few_requests_are_not_clustered() -> None:
-    monitor = Monitor(NAMES, "clusters", config=CONFIG)
+    monitor = Monitor(NAMES, "clusters")
     assert monitor.observe(["a", "b"]) == pytest.approx(np.full((2, 3), 1 / 3))
     closed = monitor.close_slot()
     assert closed.forecast == pytest.approx([1 / 3] * 3)
@@ -51,7 +51,7 @@ def test_too_few_requests_are_not_clustered() -> None:
 
 
 def test_one_kind_of_request_only_is_fine() -> None:
-    monitor = Monitor(NAMES, "clusters", config=CONFIG)
+    monitor = Monitor(NAMES, "clusters")
     posteriors = monitor.observe(["the same"] * 300 + [f"word{number}" for number in range(60)])
     assert posteriors.sum(axis=1) == pytest.approx(np.ones(360))
     assert monitor.close_slot().estimate.sum() == pytest.approx(1)

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tanbr.errors import InputError
-from tanbr.monitor.features import SURFACE, VIEWS, Features, batches, check, plain_text, read
-from tanbr.monitor.tokens import MAX_CHARS, Batch, Ragged, Tokens
+from tanbr.monitor.features import SURFACE, VIEWS, Features, check, plain_text, read
+from tanbr.monitor.tokens import MAX_CHARS, Batch, Tokens
 from tanbr.types import Text
 
 ascii_texts = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40)
-rows = st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6)
 any_text = st.text(max_size=40) | st.tuples(st.text(max_size=30), st.text(max_size=30))
 
 
@@ -35,22 +34,17 @@ def surface(text: Text, name: str) -> float:
 @settings(max_examples=60)
 @given(st.lists(any_text, max_size=6))
 def test_a_request_reads_the_same_alone_and_in_a_batch(texts: list[Text]) -> None:
-    assert same(read(texts), Features.concatenate([Features.empty(), *(read([text]) for text in texts)]))
-
-
-@settings(max_examples=50)
-@given(st.lists(any_text, min_size=1, max_size=6), st.randoms())
-def test_take_is_reading_those(texts: list[Text], random: object) -> None:
-    rows = np.random.default_rng(0).integers(len(texts), size=4)
-    assert same(read(texts).take(rows), read([texts[row] for row in rows]))
-
-
-@settings(max_examples=50)
-@given(st.lists(any_text, min_size=1, max_size=4))
-def test_surface_is_finite_and_every_view_has_something(texts: list[Text]) -> None:
     features = read(texts)
+    assert same(features, Features.concatenate([Features.empty(), *(read([text]) for text in texts)]))
     assert np.isfinite(features.surface).all()
     assert all((view.lengths > 0).all() for view in features.views.values())
+
+
+@settings(max_examples=50)
+@given(st.lists(any_text, min_size=1, max_size=6))
+def test_take_is_reading_those(texts: list[Text]) -> None:
+    rows = np.random.default_rng(0).integers(len(texts), size=4)
+    assert same(read(texts).take(rows), read([texts[row] for row in rows]))
 
 
 def test_surface_features_say_what_they_are_called() -> None:
@@ -98,9 +92,9 @@ def test_odd_texts_are_read() -> None:
         "\ud800",
         "\x00\x1f\x02\x03",
         "漢字かな",
-        "x" * 3_000_000,
         " \t\n",
         ("\x1f" * 9, "a"),
+        "x" * 3_000_000,
     ]
     features = read(odd)
     assert len(features) == len(odd)
@@ -119,16 +113,6 @@ def test_what_is_no_text_is_refused(bad: object) -> None:
 def test_plain_texts_have_neither_case_nor_marks() -> None:
     assert plain_text("It 's NOT over -- we do n't  know ( yet ) !") == "its not over we dont know yet"
     assert plain_text(("Who?", "The farmer's dog.")) == ("who", "the farmers dog")
-
-
-@settings(max_examples=40)
-@given(st.lists(st.text(max_size=30), min_size=1, max_size=5))
-def test_read_plainly_nothing_else_counts(texts: list[str]) -> None:
-    [(plain, _)] = batches(texts, plain=True)
-    [(shouted, _)] = batches([str(plain_text(text)).upper() + "!" for text in texts], plain=True)
-    assert same(plain, read([plain_text(text) for text in texts]))
-    if all(text.isascii() for text in texts):
-        assert same(plain, shouted)
 
 
 @settings(max_examples=60)
@@ -152,30 +136,3 @@ def test_hashes_do_not_depend_on_how_long_the_batch_is() -> None:
     assert Batch.of(many).buffer.size > 1 << 14
     assert Batch.of(many).keys()[-1] == Batch.of(many[-1:]).keys()[0]
     assert np.array_equal(Tokens.of(Batch.of(many)).hashes[-6:], Tokens.of(Batch.of(many[-1:])).hashes)
-
-
-def test_only_so_much_of_a_text_is_read() -> None:
-    assert Batch.of(["x" * 10**6]).buffer.size == MAX_CHARS + 3
-
-
-def ragged(lists: list[list[int]]) -> Ragged:
-    starts = np.concatenate([[0], np.cumsum([len(row) for row in lists])]).astype(np.int64)
-    return Ragged(np.array([value for row in lists for value in row], dtype=np.uint64), starts)
-
-
-def listed(values: Ragged) -> list[list[int]]:
-    return [values.values[one:two].tolist() for one, two in zip(values.starts[:-1], values.starts[1:], strict=True)]
-
-
-@given(rows, st.data())
-def test_take_and_lengths_and_owners(lists: list[list[int]], data: st.DataObject) -> None:
-    wanted = data.draw(st.lists(st.integers(0, len(lists) - 1), max_size=8))
-    values = ragged(lists)
-    assert listed(values.take(np.array(wanted, dtype=np.int64))) == [lists[row] for row in wanted]
-    assert values.lengths.tolist() == [len(row) for row in lists]
-    assert values.owners.tolist() == [place for place, row in enumerate(lists) for _ in row]
-
-
-@given(rows, rows)
-def test_concatenate(one: list[list[int]], two: list[list[int]]) -> None:
-    assert listed(Ragged.concatenate([ragged(one), Ragged.empty(), ragged(two)])) == one + two

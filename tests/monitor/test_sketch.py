@@ -16,8 +16,8 @@ def ragged(*rows: list[int]) -> Ragged:
     return Ragged(np.array([value for row in rows for value in row], dtype=np.uint64), starts)
 
 
-def sketch(width: int = 64) -> CountMin:
-    return CountMin.empty(2, width=width)
+def sketch(width: int) -> CountMin:
+    return CountMin(np.zeros((3, width, 2), dtype=np.int64))
 
 
 def log_probability(counted: CountMin, values: list[int]) -> np.ndarray:
@@ -34,14 +34,6 @@ def test_a_count_is_never_too_low_and_totals_are_exact(one: list[int], two: list
     least = np.log((truth + 1) / (np.array([len(one), len(two)]) + 16))
     assert (log_probability(counted, asked) >= least - FLOAT32 * np.abs(least)).all()
     assert counted.totals.tolist() == [len(one), len(two)]
-
-
-def test_a_wide_sketch_counts_exactly() -> None:
-    rng = np.random.default_rng(0)
-    values = rng.integers(0, 2**63, 200, dtype=np.uint64)
-    counted = sketch(width=1 << 14).add(ragged(values.tolist() * 3), np.array([1]))
-    truth = np.log(np.array([1, 4]) / np.array([1 << 14, 600 + (1 << 14)]))
-    np.testing.assert_allclose(log_probability(counted, values.tolist()), np.tile(truth, (200, 1)), rtol=FLOAT32)
 
 
 @settings(max_examples=30)
@@ -65,11 +57,3 @@ def test_leaving_one_out_is_never_having_learned_it(one: list[int], two: list[in
     expected = log_likelihood([ragged(one)], others.log_table()[None])[0]
     # One is a sum of float32 logarithms, the other of float64: each of at most 60 terms rounds the sum so far.
     np.testing.assert_allclose(left_out[:, 0], expected[:, 0], rtol=len(one) * FLOAT32)
-
-
-def test_a_text_likes_the_task_it_came_from() -> None:
-    counted = sketch().add(ragged([1, 2, 3], [7, 8, 9]), np.array([0, 1]))
-    scores = log_likelihood([ragged([1, 2], [8, 9], [1, 9])], counted.log_table()[None])[0]
-    assert scores[0, 0] > scores[0, 1]
-    assert scores[1, 0] < scores[1, 1]
-    assert scores[2, 0] == scores[2, 1]  # the same two logarithms, added the other way round

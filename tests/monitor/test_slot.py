@@ -37,30 +37,6 @@ def test_the_deviation_is_that_of_repeated_draws() -> None:
     np.testing.assert_allclose(claimed, measured, rtol=0.3)
 
 
-def test_confusable_tasks_are_less_certain_than_distinct_ones() -> None:
-    sure = prevalence(np.eye(3)[[0, 1, 2] * 30], np.ones(90))
-    vague = prevalence(np.array([[0.5, 0.5, 0], [0.4, 0.6, 0], [0, 0, 1.0]] * 30), np.ones(90))
-    assert (vague.deviation[:2] > 2 * sure.deviation[:2]).all()
-    assert vague.deviation[2] == pytest.approx(sure.deviation[2], rel=0.1)
-
-
-def test_counts_are_repeated_rows() -> None:
-    posteriors, _ = draw([0.2, 0.5, 0.3], 50, seed=1)
-    repeated = estimate(np.repeat(posteriors, 3, axis=0))
-    counted = prevalence(posteriors, np.full(50, 3.0)).mix
-    np.testing.assert_allclose(counted, repeated, atol=1e-9)
-
-
-@settings(max_examples=80)
-@given(st.lists(st.lists(st.floats(0, 1), min_size=4, max_size=4).filter(sum), min_size=1, max_size=12))
-def test_the_mix_is_on_the_simplex(rows: list[list[float]]) -> None:
-    posteriors = np.array(rows) / np.sum(rows, axis=1, keepdims=True)
-    seen = prevalence(posteriors, np.ones(len(rows)))
-    assert seen.mix.sum() == pytest.approx(1)
-    assert (seen.mix >= 0).all()
-    assert np.isfinite(seen.deviation).all()
-
-
 def test_a_few_novel_requests_are_no_news_and_many_are() -> None:
     def judge(novel: int, requests: int) -> tuple[float, bool]:
         return unknown_share((np.arange(requests) < novel).astype(float), np.ones(requests))
@@ -82,26 +58,28 @@ def test_novel_requests_count_by_how_many_of_them_are_familiar_after_all() -> No
     assert familiar_counts(novelty, counts, 0.25).tolist() == [0.5, 1, 0.5, 1]
 
 
-def filled(keys: list[int], capacity: int = 8) -> SlotSample:
+def filled(keys: list[int]) -> SlotSample:
     slot = SlotSample.empty(2)
-    for key in keys:
-        posterior = np.array([[key / 100, 1 - key / 100]])
-        slot = slot.add(np.array([key], dtype=np.uint64), posterior, np.array([key % 2 == 0]), capacity=capacity)
-    return slot
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tanbr.monitor.slot.SAMPLE", 8)
+        for key in keys:
+            posterior = np.array([[key / 100, 1 - key / 100]])
+            slot = slot.add(np.array([key], dtype=np.uint64), posterior, np.array([key % 2 == 0]))
+        return slot.compacted()
 
 
 @settings(max_examples=30)
 @given(st.lists(st.integers(0, 99), max_size=60).flatmap(lambda keys: st.tuples(st.just(keys), st.permutations(keys))))
 def test_the_order_of_requests_does_not_matter(arranged: tuple[list[int], list[int]]) -> None:
     one, two = (filled(keys) for keys in arranged)
-    for mine, theirs in zip(one.read(8), two.read(8), strict=True):
+    for mine, theirs in zip(one.read(), two.read(), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-12)
     assert one.requests == two.requests == len(arranged[0])
 
 
 def test_a_large_slot_is_sampled_and_repeats_are_counted() -> None:
     slot = filled([*range(100), *range(100), 3])
-    posteriors, novelty, counts = slot.read(8)
+    posteriors, novelty, counts = slot.read()
     assert counts.tolist() == [2, 2, 2, 3, 2, 2, 2, 2]
     assert posteriors[:, 0].tolist() == [key / 100 for key in range(8)]
     assert novelty.tolist() == [1, 0] * 4

@@ -29,8 +29,9 @@ def history(path: Path, *lines: Any) -> Path:
 def test_the_embedded_model_knows_its_tasks_and_refuses_a_bad_blend_by_its_probes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one_try = parse({"serve": {"slot_seconds": 3600, "threads": 1, "explore": "always", "guard": {"tries": 1}}}).serve
-    live = build(None, config=one_try, state=tmp_path)
+    monkeypatch.setattr("tanbr.loop.turn.TRIES", 1)
+    always = parse({"serve": {"slot_seconds": 3600, "threads": 1, "explore": "always"}}).serve
+    live = build(None, config=always, state=tmp_path)
     assert live.info.tasks == tuple(task.name for task in tiny.TASKS)
     assert live.info.scales == {"similarity": (0.0, 5.0)}
     live.start()
@@ -163,11 +164,11 @@ def test_a_restart_goes_on_with_the_settings_it_is_given_or_says_why_it_cannot(t
     live.end_slot()
     slot = live.state().slot
     live.stop()
-    changed = parse({"router": {"default": {"beta": 3.0}}, "monitor": {"slot_sample": 500}})
-    again = build(None, config=config, router=changed.router, monitor=changed.monitor, state=tmp_path)
+    changed = parse({"router": {"default": {"beta": 3.0}}})
+    again = build(None, config=config, router=changed.router, state=tmp_path)
     router = again.learner.router
     assert isinstance(router, Tanbr)
-    assert (router.config.default.beta, again.learner.monitor.config.slot_sample) == (3.0, 500)
+    assert router.config.default.beta == 3.0
     assert router.account is not None
     assert (again.state().slot, router.account.slots) == (slot, 1)
     again.stop()

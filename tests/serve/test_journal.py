@@ -76,7 +76,7 @@ def test_the_models_of_a_panel_are_kept_and_counted_apart(store: Store) -> None:
     panel = Slot(0, (1, 2), MIX, blends, estimates, asked, Reason.CHOSEN)
     write(store, Turn(panel, None, None))
     again = read_slot(store.untold()[0], experts=3, tasks=2, decisions=[asked])
-    assert (again.versions, again.decision, again.task_models.tolist()) == ((1, 2), asked, [0, 1])
+    assert (again.versions, again.decision, again.panel.task_models.tolist()) == ((1, 2), asked, [0, 1])
     np.testing.assert_array_equal(again.blends, blends)
     np.testing.assert_array_equal(again.estimates, estimates)
     told = Told(panel, np.array([[0.5, np.nan], [0.0, 1.0]]), np.array([[4.0, 0.0], [1.0, 3.0]]), {})

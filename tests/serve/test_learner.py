@@ -14,6 +14,7 @@ import pytest
 from serve.serving import ROWS, TEXTS, K, Ledger, V, answer, service, until
 from tanbr.errors import StateError
 from tanbr.lab.tasks import tiny
+from tanbr.loop.guard import LEAST_COUNT
 from tanbr.merge import Moe
 from tanbr.monitor import Monitor
 from tanbr.router.shell import lone_root
@@ -100,7 +101,7 @@ def test_late_feedback_is_told_whatever_operators_and_the_guard_do(live: Service
     else:
         version = live.state().merge_version
         live.call(lambda learning: learning.dismiss(version, "a test says so"))
-    counted = live.learner.rules.config.guard.least_count if how == "rollback" else 0  # the zeros of a worthless blend
+    counted = LEAST_COUNT if how == "rollback" else 0  # the zeros of a worthless blend
     assert told(live) == 32 + counted
     live.end_slot()
     live.end_slot()
@@ -287,7 +288,7 @@ def test_the_guard_remembers_over_a_restart_what_it_refused(tmp_path: Path, taug
         return live.slots(1)[0].note.startswith("refused")
 
     for _ in range(2):
-        live = service(tmp_path, taught, router=Stubborn(), probes=probes, guard={"tries": 1})
+        live = service(tmp_path, taught, router=Stubborn(), probes=probes)
         live.start()
         assert refused(live)
         live.stop()
@@ -412,7 +413,7 @@ def test_texts_that_cannot_be_read_do_not_blind_the_guard(live: Service, monkeyp
         ids = live.submit(TEXTS[:8]).result(30).request_ids
         live.feedback([Feedback(i, reward=0.25, task="sentiment") for i in ids])
         version = live.state().merge_version
-        until(lambda: live.learner.guard.reward(version, share=0.2) == 0.25)
+        until(lambda: live.learner.guard.reward(version) == 0.25)
         assert "cannot be read: MemoryError" in live.state().alarms[0].text
 
 

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from tanbr.errors import CheckpointError
@@ -17,17 +15,13 @@ def test_a_card_comes_back_as_it_was_written(tmp_path):
     assert read_card(tmp_path) == card
     assert card.experts_of(["a", "b"]) == (1, 0)
     assert card.experts_of(["a", "c"]) == ()
+    assert read_card(tmp_path / "elsewhere") == Card()
 
 
 def test_the_embedded_model_has_one():
     card = read_card(embedded.path())
     assert card.tasks == tiny.TASKS
     assert sorted(card.experts_of([task.name for task in tiny.TASKS])) == list(range(8))
-
-
-def test_a_checkpoint_older_than_cards_still_names_its_experts(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"expert_tasks": ["a", "b"]}))
-    assert read_card(tmp_path) == Card((), ("a", "b"))
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@ import pytest
 
 from tanbr.errors import DataError
 from tanbr.lab.tasks import tiny
-from tanbr.tasks.metrics import METRICS, LabelSpace, figure
-from tanbr.tasks.rows import Row
+from tanbr.tasks.metrics import LEAST_CHANCE, METRICS, LabelSpace, figure
+from tanbr.tasks.rows import Row, Task
 
 space = LabelSpace(tiny.TASKS)
 
@@ -70,3 +70,45 @@ def test_a_perfect_head_earns_everything() -> None:
 def test_an_unknown_task_is_refused() -> None:
     with pytest.raises(DataError, match="unknown task 'poetry'; the model knows acceptability"):
         space.column(Row("poetry", "x", 0.0))
+
+
+# --- answers weighed by the posterior ---------------------------------------------------------------------------------
+
+FOUR = LabelSpace(
+    (
+        Task("mood", ("accuracy",), ("bad", "good")),
+        Task("grade", ("pearson",), scale=(0.0, 5.0)),
+        Task("three", ("accuracy",), ("yes", "maybe", "no")),
+        Task("two", ("accuracy",), ("yes", "no")),
+    )
+)  # columns: bad, good, yes, maybe, no, grade
+SURE = -np.log(LEAST_CHANCE) + 1
+
+
+@pytest.mark.parametrize(
+    ("logits", "posterior", "best"),
+    [
+        ([0.0, 1.0, 2.0, 0, 0, 9], [1, 0, 0, 0], "good"),  # an answer in other words is repaired
+        ([0.0, 1.0, 2.0, 3.0, 0, 9], [0, 0, 0, 1], "yes"),
+        ([0, 0, SURE, 0, 0, 0], [1, 0, 0, 0], "yes"),  # a very sure model outvotes the posterior
+        ([0.1, 0.0, 0.0, 0, 0, 0], [0.25, 0.25, 0.25, 0.25], "yes"),  # a label of two tasks
+    ],
+)
+def test_the_posterior_repairs_answers_in_another_tasks_words(
+    logits: list[float], posterior: list[float], best: str
+) -> None:
+    [weighed] = FOUR.by_posterior([np.array(logits)], np.array([posterior]))
+    assert FOUR.columns[np.asarray(weighed)[: FOUR.classes].argmax()] == best
+    assert FOUR.by_posterior(["yes"], np.array([posterior])) == ["yes"]  # what was written stays
+    assert FOUR.by_posterior([], np.zeros((0, 4))) == []
+
+
+def test_the_posterior_leaves_graded_columns_and_the_order_within_a_task() -> None:
+    rng = np.random.default_rng(0)
+    logits, posteriors = rng.normal(size=(50, 6)), rng.dirichlet(np.ones(4), size=50)
+    before = logits.copy()
+    adjusted = FOUR.with_posterior(logits, posteriors)
+    assert np.array_equal(logits, before)
+    assert np.array_equal(adjusted[:, 5], logits[:, 5])
+    for one, two in ((0, 1), (2, 4)):  # of the same tasks
+        assert np.array_equal(logits[:, one] > logits[:, two], adjusted[:, one] > adjusted[:, two])

@@ -1,5 +1,6 @@
 """`tanbr config` and `tanbr doctor`: what is set, and what this machine can do."""
 
+import os
 import platform
 import re
 import sys
@@ -8,8 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
+from rich.filesize import decimal
 from typer import Option
 
 import tanbr
@@ -33,7 +33,7 @@ EXTRAS = {  # extra → what needs it
     epilog=examples("tanbr config > tanbr.toml", "tanbr config --section serve", "tanbr config --config mine.toml")
 )
 def config(
-    section: Annotated[str | None, Option(help="Print only this section: router, serve.guard, …")] = None,
+    section: Annotated[str | None, Option(help="Print only this section: router, serve.rewards, …")] = None,
     config: ConfigFile = None,
 ) -> None:
     """Print every setting as TOML with its meaning: the defaults, or a file's settings laid over them."""
@@ -43,24 +43,17 @@ def config(
 @app.command(epilog=examples("tanbr doctor"))
 def doctor() -> None:
     """Show what is installed, what the processor can do, and which commands lack something."""
-    table = Table(title="this machine", title_justify="left", show_header=False)
-    for name, value in machine().items():
-        table.add_row(name, value)
-    console.print(table)
-    table = Table("package", "version", "for", title="packages", title_justify="left")
-    missing, broken = [], False
+    lines, broken = machine(), False
     for package, extra in needed_packages().items():
-        found, use = _version(package), EXTRAS.get(extra, "every command")
-        table.add_row(package, found or "[yellow]missing[/]", use)
-        if found is None:
-            missing.append(f"{package}, for {use}: pip install '{f'tanbr[{extra}]' if extra else package}'")
-            broken = broken or not extra
-    console.print(table)
+        version, use = _version(package), EXTRAS.get(extra, "every command")
+        wanted = f"tanbr[{extra}]" if extra else package
+        lines[package] = version or f"missing, for {use}: pip install '{wanted}'"
+        broken = broken or (version is None and not extra)
     if not (Path(tanbr.embedded()) / "model.safetensors").is_file():
-        missing.append("the embedded model, for every command without a checkpoint: install the package again")
+        lines["embedded model"] = "missing, for every command without a checkpoint: install the package again"
         broken = True
-    for line in missing or ["nothing"]:
-        console.print(f"missing: {escape(line)}", soft_wrap=True)
+    for name, said in lines.items():
+        console.print(f"{name:20} {said}", soft_wrap=True, markup=False)
     if broken:
         raise typer.Exit(2)
 
@@ -78,21 +71,16 @@ def needed_packages() -> dict[str, str]:
 
 def machine() -> dict[str, str]:
     """Look at the processor, the memory and torch."""
+    about = Path("/proc/cpuinfo")  # Linux tells
+    known = set(about.read_text(encoding="utf-8").split()) if about.exists() else set()
     facts = {
         "tanbr": tanbr.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": str(usable_cores()),
+        "instructions": ", ".join(name for name in SPECIAL if name in known) or f"none known of {', '.join(SPECIAL)}",
+        "memory": decimal(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
     }
-    try:  # Linux tells
-        known = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
-        memory = dict(
-            re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"), re.MULTILINE)
-        )
-        facts["instructions"] = ", ".join(name for name in SPECIAL if name in known) or "none of " + ", ".join(SPECIAL)
-        facts["memory"] = f"{int(memory['MemAvailable']) / 1e6:.1f} GB free of {int(memory['MemTotal']) / 1e6:.1f} GB"
-    except (OSError, KeyError):
-        facts["memory"] = "the system does not tell"
     if _version("torch") is not None:
         import torch
 

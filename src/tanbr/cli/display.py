@@ -1,15 +1,12 @@
-"""What a person sees: progress bars, bars of shares, tables that fit the terminal."""
+"""What a person sees: progress bars, tables that fit the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from rich.bar import Bar
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.markup import escape
-from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-
-from tanbr.types import FloatArray
 
 console = Console(highlight=False)
 RECENT = 20  # slots that a moving figure averages
@@ -24,15 +21,12 @@ def progress(unit: str = "") -> Progress:
     )  # fmt: skip
 
 
-def bars(title: str, names: Sequence[str], values: FloatArray, beside: FloatArray | None = None) -> RenderableType:
-    """Draw shares as bars, with other shares beside them as numbers."""
-    table = Table.grid(padding=(0, 1))
-    for i, name in enumerate(names):
-        cells: list[RenderableType] = [name, Bar(1.0, 0, float(values[i]), width=14, color="blue"), f"{values[i]:.2f}"]
-        if beside is not None:
-            cells.append(f"[dim]{beside[i]:.2f}[/]")
-        table.add_row(*cells)
-    return Panel.fit(table, title=title, title_align="left")
+@contextmanager
+def bar(what: str, *, unit: str = "tensors") -> Iterator[Callable[[int, int], None]]:
+    """Show a bar while something runs that says how far it is."""
+    with progress(unit) as shown:
+        task = shown.add_task(what, total=None, note="")
+        yield lambda done, total: shown.update(task, completed=done, total=total)
 
 
 def fitted(

@@ -1,8 +1,6 @@
-"""`tanbr merge`, `tanbr inspect`, `tanbr align` and `tanbr push`: checkpoints in, checkpoints or a verdict out."""
+"""`tanbr merge`, `tanbr inspect` and `tanbr align`: checkpoints in, checkpoints or a verdict out."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,7 +9,7 @@ import typer
 from rich.table import Table
 from typer import Option
 
-from tanbr.cli.display import console, progress
+from tanbr.cli.display import bar, console
 from tanbr.cli.options import (
     Blend,
     Force,
@@ -26,15 +24,12 @@ from tanbr.cli.options import (
 )  # fmt: skip
 from tanbr.errors import DataError, InputError
 from tanbr.files import write_atomically
-from tanbr.serve.config import ServeConfig, StartConfig
+from tanbr.serve.config import StartConfig
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from tanbr.lab.grouping import Grouping
     from tanbr.merge import Moe
     from tanbr.merge.inspect import Inspection
-    from tanbr.moe.writing import Progress
 
 app = typer.Typer()
 MANY = 32  # experts from which a router learns sooner over groups of them
@@ -91,8 +86,6 @@ def merge(
     made = moe.plan.config().architectures[0]
     console.print(f"{out}: {made}, merged from {moe.num_experts} experts at {len(moe.sites)} sites")
     console.print(f"certificate: {out / 'certificate.json'}")
-    if moe.family.note:
-        console.print(f"note: {moe.family.note}")
 
 
 def _make_moe(
@@ -120,7 +113,7 @@ def _make_moe(
 @app.command(
     epilog=examples(
         "tanbr inspect moe/",
-        "tanbr inspect moe/ --data labelled.jsonl --out report/",
+        "tanbr inspect moe/ --out report/",
         "tanbr inspect experts.toml --blend-only ffn",
         "tanbr inspect qwen/ --groups 8 && tanbr serve qwen/ --groups out/groups.json",
     )
@@ -129,7 +122,6 @@ def _make_moe(
 def inspect(
     checkpoint: Source,
     over: Given,
-    data: Annotated[Path | None, Option(help='JSON lines {"input_ids": […], "labels": …}; adds losses.')] = None,
     groups: Annotated[int | None, Option(help="Instead of a verdict: put alike experts into this many groups.")] = None,
     texts: Annotated[Path | None, Option(help="Group by the gates' use of experts on these lines.")] = None,
     survey: Annotated[Path | None, Option(help="Group by reward in this file from `tanbr survey`.")] = None,
@@ -145,16 +137,10 @@ def inspect(
     if groups is not None:
         _group(moe, groups, texts=texts, survey=survey, out=out or Path("out"))
         return
-    batches = [] if data is None else read_batches(data)
     with bar("inspecting", unit="sites") as show:
-        report = inspecting.inspect(moe, batches=batches, progress=show)
+        report = inspecting.inspect(moe, progress=show)
     console.print(_report_table(report))
-    for line in report.lines:
-        losses = " → ".join(f"{loss:.4f}" for loss in line.loss)
-        console.print(f"loss from expert {line.first} to expert {line.second}: {losses} (barrier {line.barrier:+.1%})")
     console.print(f"[bold]{report.verdict}[/]: {report.reason}")
-    if report.note:
-        console.print(f"note: {report.note}")
     if report.experts >= MANY:
         console.print(f"note: {report.experts} experts are many to learn a blend of; --groups may help at first")
     if out is not None:
@@ -203,43 +189,6 @@ def align(checkpoint: Source, out: NewFolder) -> None:
     console.print(f"{out}: computes what {checkpoint} does, with its experts' hidden units in one order")
 
 
-@app.command(
-    epilog=examples(
-        "tanbr push mixtral/ --blend 0.5,0.5,0,0,0,0,0,0 --to http://127.0.0.1:8100",
-        "tanbr push base/ --expert a/ --expert b/ --blend 0.7,0.3 --to http://127.0.0.1:8100 --as-adapter one/",
-    )
-)
-@options_of(StartConfig, "over", "experts", "blend_only")
-@options_of(ServeConfig, "running", "engine")
-def push(
-    checkpoint: Source,
-    over: Given,
-    running: Given,
-    to: Annotated[str, Option(help="Address of the engine, as http://127.0.0.1:8100.")],
-    blend: Blend = None,
-    method: MergeMethod = None,
-    as_adapter: Annotated[
-        Path | None,
-        Option(metavar="OUT", help="With adapters and vLLM: write one to the new folder OUT, and load it."),
-    ] = None,
-    force: Force = False,
-) -> None:
-    """Merge a blend and load it into a running engine, once. A `tanbr serve` in front of that engine overwrites it."""
-    from tanbr.engines import connect
-    from tanbr.merge import open as open_moe
-
-    moe = open_moe(checkpoint, **over, method=method)
-    wanted = moe.check(_weights(moe, blend, force=force))
-    name = running.get("engine", "vllm")
-    model = connect(moe, engine=name, url=to, as_adapter=as_adapter is not None, out=as_adapter)
-    try:
-        model.merge(moe, wanted)
-    finally:
-        model.close()
-    named = "" if as_adapter is None else " where it is asked for"
-    console.print(f"{to} answers with {model.label_of(wanted)}{named}, {model.size.own_bytes} bytes")
-
-
 def _weights(moe: "Moe", blend: str | None, *, force: bool) -> list[float]:
     """Give the blend to merge, and refuse experts that should not be merged."""
     from tanbr.merge.inspect import glance
@@ -278,19 +227,6 @@ def _lines(path: Path) -> list[str]:
         raise DataError(f"{path} is not UTF-8 text") from None
 
 
-def read_batches(path: Path) -> "list[dict[str, Tensor]]":
-    """Read model inputs from JSON lines, one example a line, as batches of one."""
-    import torch
-
-    try:
-        batches = [{key: torch.tensor([value]) for key, value in json.loads(line).items()} for line in _lines(path)]
-    except (ValueError, TypeError, AttributeError, RuntimeError):
-        raise DataError(f"{path}: every line must be a JSON object of numbers and lists of numbers") from None
-    if not batches or not all("labels" in batch for batch in batches):
-        raise DataError(f"{path} must hold examples, each with labels beside the model's inputs")
-    return batches
-
-
 def _report_table(report: "Inspection") -> Table:
     """Lay out a row a site; a site's name folds where the terminal is narrow, and no figure is cut."""
     table = Table(caption="means over pairs of experts; units: hidden units of expert 0 beside those of others")
@@ -300,14 +236,6 @@ def _report_table(report: "Inspection") -> Table:
     off = ~np.eye(report.experts, dtype=bool)
     for site in report.sites:
         means = [float(values[off].mean()) for values in (site.distance, site.cosine, site.task_cosine)]
-        figures = [f"{value:.3f}" for value in (*means, site.unit_cosine, site.best_unit_cosine)]
-        table.add_row(site.site, *figures, f"{site.mismatch:.0%}")
+        figures = [f"{value:.3f}" for value in (*means, site.units.in_place, site.units.best)]
+        table.add_row(site.site, *figures, f"{site.units.moved:.0%}")
     return table
-
-
-@contextmanager
-def bar(what: str, *, unit: str = "tensors") -> "Iterator[Progress]":
-    """Show a bar while something runs that says how far it is."""
-    with progress(unit) as shown:
-        task = shown.add_task(what, total=None, note="")
-        yield lambda done, total: shown.update(task, completed=done, total=total)

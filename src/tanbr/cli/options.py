@@ -85,23 +85,18 @@ def options_of(
 def _parameter(section: type[Section], name: str, panel: str | None) -> inspect.Parameter:
     about = section.model_fields[name]
     kinds = list(_kinds(about.annotation))
-    simple = len(kinds) == 1 and (kinds[0] in (bool, int, float, str, Path) or get_origin(kinds[0]) is Literal)
-    kind: Any = kinds[0] if simple else list[str] if kinds == [tuple[str, ...]] else str
-    flag = f"--{name.replace('_', '-')}"
-    if kind == list[str]:
-        flag = flag.removesuffix("s")  # it is given once for each: --expert a/ --expert b/
-    words = f" ({', '.join(get_args(kind))})" if get_origin(kind) is Literal else ""
+    kind: Any = kinds[0] if len(kinds) == 1 else str
+    flag, meta, words = f"--{name.replace('_', '-')}", None, ""
+    if kind == tuple[str, ...]:
+        kind, flag, meta = list[str], flag.removesuffix("s"), "<str>"  # given once for each: --expert a/ --expert b/
+    elif get_origin(kind) is Literal:
+        words, meta = f" ({', '.join(get_args(kind))})", "<word>"
+    elif kind is not bool:
+        kind = kind if kind in (int, float, Path) else str
+        meta = f"<{kind.__name__.lower()}>"
     default = about.default if isinstance(about.default, int | float | str | Path) and kind is not bool else None
-    option = typer.Option(
-        flag,
-        help=f"{_first_clause(about.description)}{words}.{'' if default is None else f' Default: {default}.'}",
-        metavar="<word>"
-        if words
-        else None
-        if kind is bool
-        else f"<{'str' if kind == list[str] else kind.__name__.lower()}>",
-        rich_help_panel=panel,
-    )
+    said = f"{_first_clause(about.description)}{words}.{'' if default is None else f' Default: {default}.'}"
+    option = typer.Option(flag, help=said, metavar=meta, rich_help_panel=panel)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )

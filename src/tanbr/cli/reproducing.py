@@ -86,11 +86,10 @@ def reproduce(
 
 def _say(found: "Reproduction") -> None:
     for part in found.parts:
-        claims = found.findings[part.name].claims
-        rows = [[claim.judgement.verdict, claim.says, claim.paper, claim.ours] for claim in claims]
         console.print(f"[bold]{part.title}[/]")
-        for verdict, says, paper, ours in rows:
-            console.print(f"  {verdict:<22} {says}: paper {paper}; here {ours}", markup=False, soft_wrap=True)
+        for claim in found.findings[part.name].claims:
+            said = f"  {claim.judgement.verdict:<22} {claim.says}: paper {claim.paper}; here {claim.ours}"
+            console.print(said, markup=False, soft_wrap=True)
     if found.of_others:
         anew = f"delete them in {found.setup.out}/jobs or choose another --out to measure anew"
         console.print(f"note: {found.of_others}; {anew}", markup=False, soft_wrap=True)

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from tanbr.types import Text
 
 if TYPE_CHECKING:
     from tanbr.lab.drive import Drive
+    from tanbr.serve.web.client import Client
     from tanbr.tasks.rows import Row
 
 app = typer.Typer()
@@ -35,75 +35,52 @@ LOCAL = "http://127.0.0.1:8000"
 @app.command(
     epilog=examples(
         'tanbr send "the plot is clever"',
-        "tanbr send --file texts.txt --json",
+        "tanbr send --json < texts.txt    # one text or pair per line",
         'tanbr send "the plot is clever" --feedback 1',
-        "tanbr send --id 0f3a-1 --feedback 0.5",
     )
 )
 def send(
-    texts: Annotated[list[str] | None, Argument(help="Texts to send; a tab separates the two texts of a pair.")] = None,
-    file: Annotated[Path | None, Option(help="File with one text or pair per line; - is stdin.")] = None,
-    labels: Annotated[str | None, Option(help="Restrict the answer to these labels, as yes,no.")] = None,
+    texts: Annotated[
+        list[str] | None, Argument(help="Texts to send; a tab separates the two texts of a pair. Default: stdin.")
+    ] = None,
     feedback: Annotated[float | None, Option(help="Reward in [0, 1] to give the answers.")] = None,
-    task: Annotated[str | None, Option(help="Task of the feedback, if you know it.")] = None,
-    ids: Annotated[list[str] | None, Option("--id", help="Id of the earlier answer that the feedback is for.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print the server's answer as JSON.")] = False,
     server: Server = LOCAL,
 ) -> None:
     """Send texts to a server, and feedback on its answers. The token comes from TANBR_TOKEN."""
     from tanbr.serve.web.client import Client
 
-    if ids and (texts or file):
-        raise InputError("--id gives feedback to earlier answers: leave the texts out")
-    if ids and feedback is None:
-        raise InputError("--id needs --feedback: a reward in [0, 1]")
     with Client(server, token=os.environ.get("TANBR_TOKEN")) as client:
-        if ids:
-            answers: dict[str, Any] = {}
-        else:
-            answers = _ask(client, _texts(texts or [], file), labels.split(",") if labels else None)
-            ids = [item["request_id"] for item in answers.get("outputs", answers.get("choices", []))]
+        answers = _ask(client, _texts(texts or []))
         if feedback is not None:
-            about = {} if task is None else {"task": task}
-            answers["feedback"] = client.feedback([{"request_id": one, "reward": feedback, **about} for one in ids])
+            ids = [item["request_id"] for item in answers.get("outputs", answers.get("choices", []))]
+            answers["feedback"] = client.feedback([{"request_id": one, "reward": feedback} for one in ids])
     if as_json:
         sys.stdout.write(json.dumps(answers, ensure_ascii=False) + "\n")
     else:
         _show(answers)
 
 
-def _texts(given: list[str], file: Path | None) -> list[Text]:
-    if file is not None and given:
-        raise InputError("give texts, or --file, not both")
-    if file is None and not given and sys.stdin.isatty():
-        raise InputError("give a text, or --file, or pipe texts in")
+def _texts(given: list[str]) -> list[Text]:
+    if not given and sys.stdin.isatty():
+        raise InputError("give a text, or pipe texts in")
     try:
-        if file is not None and str(file) != "-":
-            given = file.read_text(encoding="utf-8").splitlines()
-        elif not given:
-            given = sys.stdin.read().splitlines()
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}") from None
+        lines = [line.partition("\t") for line in given or sys.stdin.read().splitlines() if line.strip()]
     except UnicodeDecodeError as error:
-        raise InputError(f"{file or 'stdin'} is not UTF-8 text: {error.reason} at byte {error.start}") from None
-    lines = [line for line in given if line.strip()]
+        raise InputError(f"stdin is not UTF-8 text: {error.reason} at byte {error.start}") from None
     if not lines:
         raise InputError("there is no text to send")
-    return [_pair(line) if "\t" in line else line for line in lines]
+    return [(first, second) if tab else first for first, tab, second in lines]
 
 
-def _pair(line: str) -> tuple[str, str]:
-    first, _, second = line.partition("\t")
-    return first, second
-
-
-def _ask(client: Any, texts: list[Text], labels: list[str] | None) -> dict[str, Any]:
+def _ask(client: "Client", texts: list[Text]) -> dict[str, Any]:
     model = client.state()["model"]
     if model["kind"] == "classifier":
-        return dict(client.classify(texts, labels=labels))
-    if labels is not None or not all(isinstance(text, str) for text in texts):
-        raise InputError("the model there writes: it takes neither pairs nor --labels")
-    return dict(client.complete(texts, model=model["name"]))
+        return dict(client.classify(texts))
+    prompts = [text for text in texts if isinstance(text, str)]
+    if len(prompts) < len(texts):
+        raise InputError("the model there writes: it takes no pairs")
+    return dict(client.complete(prompts, model=model["name"]))
 
 
 def _show(answers: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 from typer import Argument, Option
@@ -97,7 +98,7 @@ def serve(
 def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens", *, level: int) -> bool:
     """Serve until a signal; whether what was learned is saved."""
     from tanbr.serve.web import logs
-    from tanbr.serve.web.server import Observers, address_of, bind, server
+    from tanbr.serve.web.server import address_of, bind, server
 
     with bind(settings.http) as socket:  # a port that is taken is found before the model is loaded
         url, loopback = address_of(socket)
@@ -113,7 +114,7 @@ def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens",
             config=settings.serve,
             router=settings.router,
             monitor=settings.monitor,
-            observer=Observers([metrics, logs.Journal()]),
+            observer=metrics,
             backend=engine_builder(settings.serve),
         )
         running = server(service, config=settings.http, tokens=tokens, metrics=metrics, loopback=loopback)
@@ -160,9 +161,9 @@ def _announced(stop: Callable[[int, Any], None], *, seconds: float) -> Callable[
 def _banner(url: str, info: "ServiceInfo", now: "ServiceState", *, state: Path, tokens: "Tokens") -> Table:
     slot = [f"{info.slot_requests} requests"] if info.slot_requests else []
     slot += [f"{info.slot_seconds:g} seconds"] if info.slot_seconds else []
-    spare = f" + {_size(info.spare_bytes)} spare" if info.spare_bytes else ""
+    spare = f" + {decimal(info.spare_bytes)} spare" if info.spare_bytes else ""
     several = f"{info.models} models side by side, " if info.models > 1 else ""
-    loaded = f"{several}{_size(info.loaded_bytes)}{spare}, {info.loaded_parameters / 1e6:.3g} M parameters"
+    loaded = f"{several}{decimal(info.loaded_bytes)}{spare}, {info.loaded_parameters / 1e6:.3g} M parameters"
     access = "with a token" if tokens.general else "without a token"
     table = Table.grid(padding=(0, 2))
     for name, value in (
@@ -170,18 +171,10 @@ def _banner(url: str, info: "ServiceInfo", now: "ServiceState", *, state: Path, 
         ("model", escape(f"{info.model} ({info.family}): {info.experts} experts at {info.sites} sites")),
         ("tasks", escape(", ".join(info.tasks))),
         ("loaded", f"{loaded}, {info.precision} by {info.backend} on {info.device}"),
-        ("full", f"{_size(info.full_bytes)}, {info.full_parameters / 1e6:.3g} M parameters, left on disk"),
+        ("full", f"{decimal(info.full_bytes)}, {info.full_parameters / 1e6:.3g} M parameters, left on disk"),
         ("slot", " or ".join(slot)),
         ("state", escape(f"{state}: slot {now.slot}, merge version {now.merge_version}, {now.phase}")),
         ("access", f"{access}; administration {'with its token' if tokens.admin else 'off'}"),
     ):
         table.add_row(name, value)
     return table
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"

@@ -1,20 +1,13 @@
 """`tanbr demo`, `tanbr simulate` and `tanbr survey`: methods and blends on labelled rows, without a server."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.columns import Columns
-from rich.console import Group
-from rich.live import Live
-from rich.panel import Panel
-from rich.progress import TaskID
 from rich.table import Table
 from typer import Option
 
-from tanbr.cli.display import RECENT, bars, console, fitted, progress
+from tanbr.cli.display import RECENT, bar, console, fitted, progress
 from tanbr.cli.options import (
     Alpha,
     Checkpoint,
@@ -35,7 +28,6 @@ from tanbr.cli.options import (
 )  # fmt: skip
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
-from tanbr.files import write_atomically
 from tanbr.lab import settings as configuration
 from tanbr.lab.tasks import traffic as traffics
 from tanbr.serve.config import StartConfig
@@ -49,7 +41,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 DEFAULT_METHODS = "tanbr,average,best-fixed,random,best-per-slot"
-REPLAYED = "tanbr,average,random"
 GRAM_ROWS = 64  # per task, as for the figures in docs/merging.md
 
 Answers = Annotated[AnswersBy, Option(help="A head's best label, plain or weighed by the monitor's posterior.")]
@@ -76,26 +67,20 @@ def demo(
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
 
     from tanbr.lab import demo as experiment
-    from tanbr.lab.tasks import tiny
     from tanbr.merge import open as open_moe
     from tanbr.moe import embedded
 
     torch.set_num_threads(1)  # a model this small is no faster on more, and far slower when they are busy
-    tasks = [task.name for task in tiny.TASKS]
     moe = open_moe(embedded.path(model), device=device)
-    bar = progress("slots")
-    line = bar.add_task("serving", total=slots, note="")
-    # the router's matrices are small, too
-    with threadpool_limits(1), Live(bar, console=console, refresh_per_second=8, transient=True) as live:
+    with threadpool_limits(1), progress("slots") as shown:  # the router's matrices are small, too
+        line = shown.add_task("serving", total=slots, note="")
 
-        def watch(so_far: "Comparison", slot: "SlotRequests") -> None:
+        def watch(so_far: "Comparison", _: "SlotRequests") -> None:
             served = len(so_far.records[experiment.TANBR])
-            bar.update(line, completed=served)
-            if console.is_terminal:
-                live.update(Group(_demo_panels(so_far, slot, tasks, experiment.TANBR), bar))
-            elif served % max(1, slots // 10) == 0:
-                rewards = (f"{name} {_recent(so_far, name):.3f}" for name in so_far.records)
-                console.print(f"slot {served:4d}/{slots}  {'  '.join(rewards)}", soft_wrap=True)
+            shown.update(line, completed=served)
+            if served % max(1, slots // 10) == 0:
+                rewards = (f"{name} {so_far.rewards(name)[-RECENT:].mean():.3f}" for name in so_far.records)
+                shown.console.print(f"slot {served:4d}/{slots}  {'  '.join(rewards)}", soft_wrap=True)
 
         done = experiment.run(
             moe, out=out, config=settings, slots=slots, requests=requests, kind=kind, alpha=alpha, seed=seed,
@@ -106,22 +91,6 @@ def demo(
         if " above " in fact:
             console.print(f"{fact}: {words}")
     console.print(f"report: {done.report}\nfigures: {done.figures}")
-
-
-def _demo_panels(so_far: "Comparison", slot: "SlotRequests", tasks: list[str], subject: str) -> Columns:
-    last = so_far.records[subject][-1]
-    rewards = Table.grid(padding=(0, 2))
-    rewards.add_row("", f"[dim]last {RECENT}[/]", "[dim]regret[/]")
-    for name in so_far.records:
-        style = "bold blue" if name == next(iter(so_far.records)) else ""
-        rewards.add_row(name, f"{_recent(so_far, name):.3f}", f"{so_far.regret(name)[-1]:.1f}", style=style)
-    mix = bars("task mix ψ (forecast | true)", tasks, last.task_mix, slot.mix)
-    blend = bars("blend x", [f"expert {k}" for k in range(len(last.blend))], last.blend)
-    return Columns([mix, blend, Panel.fit(rewards, title="reward", title_align="left")])
-
-
-def _recent(so_far: "Comparison", name: str) -> float:
-    return float(so_far.rewards(name)[-RECENT:].mean())
 
 
 def _standings(so_far: "Comparison", *, tail: int) -> list[Table]:
@@ -146,7 +115,6 @@ def _standings(so_far: "Comparison", *, tail: int) -> list[Table]:
         "tanbr simulate",
         "tanbr simulate glue-moe/ --data glue/ --methods tanbr,tanbr+survey,average,nucb --seeds 0,1,2 --workers 2",
         "tanbr simulate experts.toml --data mytasks/ --methods tanbr,average",
-        "tanbr simulate --replay out/serve --methods tanbr,average",
     )
 )
 @keeps("runs that had ended are in {out}/runs; the same command goes on with the others")
@@ -178,12 +146,7 @@ def simulate(
     groups: Annotated[Path | None, Option(exists=True, help="From `inspect --groups`, for the method grouped.")] = None,
     rehearse: Annotated[bool, Option("--rehearse", help="Draw from held-back train rows, not from dev sets.")] = False,
     answers: Answers = "labels",
-    rewards: Annotated[
-        Literal["labels", "rewards"],
-        typer.Option(help="What clients send back: labels, which name their tasks, or only a reward."),
-    ] = "labels",
     record: Annotated[Path | None, Option(help="Also write the first seed's stream to this file.")] = None,
-    replay: Annotated[Path | None, Option(help="Instead: run routers over the record of a server's --state.")] = None,
     workers: Annotated[int, Option(min=1, help="Number of processes, with one thread each.")] = 1,
     device: Device = "cpu",
     config: ConfigFile = None,
@@ -194,10 +157,7 @@ def simulate(
     numbers = whole_numbers(seeds, "--seeds")
     if not traffic.startswith("trace:"):
         traffics.check(traffic, slots=slots, alpha=alpha, period=period)
-    settings = configuration.load(config)  # what can be refused at once is, before seconds of imports
-    if replay is not None:
-        _replay(replay, (methods or REPLAYED).split(","), settings, seed=numbers[0], out=out)
-        return
+    configuration.load(config)  # what can be refused at once is, before seconds of imports
 
     from tanbr.lab import methods as registry
     from tanbr.lab.panel import memory
@@ -212,7 +172,7 @@ def simulate(
     study = Study(
         checkpoint=folder, **over, data=data, traffic=traffic, alpha=alpha, period=period, slots=slots,
         requests=requests, pool=pool, rehearse=rehearse, config=config, answers=answers,
-        rewards=rewards, groups=groups, device=device,
+        groups=groups, device=device,
         survey=survey or (None if over.get("experts") else folder / "survey.json"),
     )  # fmt: skip
     asked = registry.methods((methods or DEFAULT_METHODS).split(","), models=counts, merging=method or study.merging)
@@ -221,20 +181,15 @@ def simulate(
     streams = {seed: study.stream(corpus, seed) for seed in numbers}
     if record is not None:
         traffics.record_trace(record, streams[numbers[0]], tasks=corpus.tasks)
-    with progress() as shown:
-        every = shown.add_task("all runs", total=len(names) * len(numbers), note="")
-        running: dict[tuple[int, str], TaskID] = {}
+    with progress("runs") as shown:
+        line = shown.add_task("simulating", total=len(names) * len(numbers), note="")
 
         def watch(seed: int, name: str, done: int, reward: float) -> None:
-            if (seed, name) not in running:
-                total = len(streams[seed])
-                running[seed, name] = shown.add_task(f"{name} (seed {seed})", total=total, note="")
-            shown.update(running[seed, name], completed=done, note=f"reward {reward:.3f}")
+            said = f"{name}, seed {seed}: slot {done} of {len(streams[seed])}, reward {reward:.3f}"
+            shown.update(line, note=said)
 
         def finished(outcome: "Outcome", was_there: bool) -> None:
-            if (outcome.seed, outcome.method) in running:
-                shown.remove_task(running.pop((outcome.seed, outcome.method)))
-            shown.advance(every)
+            shown.advance(line)
             reward = sum(record.total_reward for record in outcome.records) / len(outcome.records)
             how = "kept" if was_there else f"{outcome.seconds / len(outcome.records):.2f} s a slot"
             shown.console.print(f"{outcome.method:18} seed {outcome.seed}   reward {reward:.3f}   {how}")
@@ -249,33 +204,6 @@ def simulate(
         out, standings, command=command_line(), facts=outcomes[0].facts, memory=lambda count: memory(moe, count) / 1e6
     )
     console.print(f"figures: {written}")
-
-
-def _replay(state: Path, names: list[str], settings: configuration.Config, *, seed: int, out: Path) -> None:
-    """Run other routers over a server's record, and say how far the record supports the outcome."""
-    from tanbr.lab.rivals import build, kind
-    from tanbr.serve.replay import read_log, replay
-
-    for name in names:
-        kind(name)
-    recorded = read_log(state)
-    K, V = recorded.blends.shape[1], recorded.mixes.shape[1]
-    chosen = settings.router.of_requests()
-    result = replay(recorded, {name: build(name, K, V, seed=seed, config=chosen) for name in names}, seed=seed)
-    rows = [
-        [one.router, f"{one.reward:.3f} ± {one.deviation:.3f}", f"{one.coverage:.0%}", "yes" if one.supported else "no"]
-        for one in result.routers
-    ]
-    console.print(*fitted("reward of a slot", ["router", "reward", "near what was served", "supported"], rows))
-    console.print(
-        f"{result.slots} slots, {result.blends} blends, recorded reward {result.logged_reward:.3f}; the surrogate "
-        f"predicts a slot to within {result.held_out:.3f}, the mean alone to {result.held_out_by_mean:.3f}"
-    )
-    if result.held_out >= result.held_out_by_mean:
-        console.print("so this record tells no blend from another: no order of the routers follows from it")
-    values = {"command": command_line(), "seed": seed, **asdict(result)}
-    write_atomically(out / "replay.json", json.dumps(values, indent=2) + "\n")
-    console.print(f"figures: {out / 'replay.json'}")
 
 
 @app.command(
@@ -329,12 +257,10 @@ def survey(
             f"a survey holds each of the {least - 1} experts alone and all of them alike (got {blends - searched} "
             f"blends that are not searched); give --blends {least + searched} or more"
         )
-    with progress("blends") as shown:
-        line = shown.add_task("surveying", total=blends, note="")
+    with bar("surveying", unit="blends") as show:
         found = survey_to(
             out, bench.moe, bench.corpus, blends=blends, rows=rows or 60, searched=searched, command=command_line(),
-            groups=groups, answers_by=answers,
-            report=lambda done, total: shown.update(line, completed=done, total=total),
+            groups=groups, answers_by=answers, report=show,
         )  # fmt: skip
     K = bench.moe.num_experts
     best = found.rewards.mean(axis=1).argmax()
@@ -360,10 +286,8 @@ def _measure_grams(bench: "Bench", *, rows: int, merged: bool) -> None:
     DenseModel(bench.moe, bench.corpus.space)  # its head must fit
     held = bench.corpus.first_held(rows)
     probes = probes_of(bench.moe, held, space=bench.corpus.space, own=bench.own_experts)
-    with progress("experts") as shown:
-        line = shown.add_task("measuring", total=bench.moe.num_experts, note="")
-        written = measure(
-            bench.moe, probes, rows=rows, merged=merged, report=lambda done: shown.update(line, completed=done)
-        )
+    with bar("measuring", unit="experts") as show:
+        K = bench.moe.num_experts
+        written = measure(bench.moe, probes, rows=rows, merged=merged, report=lambda done: show(done, K))
     size = sum(file.stat().st_size for file in written.iterdir())
     console.print(f"grams: {written} ({size / 1e6:.0f} MB)")

@@ -89,13 +89,15 @@ class Connection:
         except CancelledError:
             raise EngineLost(f"the connection to {self.url} was closed") from None
 
-    async def ask(
-        self, method: str, path: str, body: Any = None, *, seconds: float = ANSWER_SECONDS, plain: bool = False
-    ) -> Any:
-        """Send JSON, and read JSON (None for an empty answer) or `plain` text."""
+    async def ask(self, method: str, path: str, body: Any = None, *, seconds: float = ANSWER_SECONDS) -> Any:
+        """Send JSON, and read JSON; None for an empty answer."""
+        said = await self.text(method, path, body, seconds=seconds)
+        return self._json(said, path) if said else None
+
+    async def text(self, method: str, path: str, body: Any = None, *, seconds: float = ANSWER_SECONDS) -> str:
+        """Send JSON, and read text."""
         async with self._answer(method, path, body, seconds) as (response, _):
-            said = await self._read(response)
-        return self._without_secrets(said) if plain else self._json(said, path) if said else None
+            return await self._read(response)
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[Any]:
         """Send JSON, and read the events of a stream as they come. There is no time limit: the reader gives up."""
@@ -109,7 +111,7 @@ class Connection:
                     if (data := line.removeprefix(b"data:").strip()) == b"[DONE]":
                         deadline.reschedule(asyncio.get_running_loop().time() + END_SECONDS)
                     elif line.startswith(b"data:"):
-                        yield self._json(data, path)
+                        yield self._json(self._without_secrets(data), path)
 
     @asynccontextmanager
     async def _answer(
@@ -121,7 +123,7 @@ class Connection:
                 if "content-encoding" in response.headers:  # a few bytes could become gigabytes
                     raise EngineLost(f"{self.url}{path} is compressed, and was not to be; is an engine there?")
                 if response.status_code != 200:
-                    said = _message(self._without_secrets(await self._read(response)))
+                    said = _message(await self._read(response))
                     kind = EngineRefused if response.status_code < 500 else EngineLost
                     sentence = f"the engine answers {path} with {response.status_code}: {said}"
                     raise kind(sentence, status=response.status_code, said=said)
@@ -134,21 +136,21 @@ class Connection:
             said = self._without_secrets(f"{type(error).__name__}: {error}".encode())
             raise EngineLost(f"no engine answers at {self.url} ({said}); start it there") from None
 
-    async def _read(self, response: httpx2.Response) -> bytes:
+    async def _read(self, response: httpx2.Response) -> str:
         said = bytearray()
         async for chunk in response.aiter_raw():
             said += chunk
             if len(said) > ANSWER_BYTES:
                 raise EngineLost(f"the engine at {self.url} answers with more than {ANSWER_BYTES} bytes")
-        return bytes(said)
+        return self._without_secrets(said)
 
-    def _json(self, said: bytes, path: str) -> Any:
+    def _json(self, said: str, path: str) -> Any:
         try:
-            return json.loads(self._without_secrets(said))
+            return json.loads(said)
         except (ValueError, RecursionError):
             raise EngineLost(f"{self.url}{path} answers with no JSON; is an engine there?") from None
 
-    def _without_secrets(self, said: bytes) -> str:
+    def _without_secrets(self, said: bytes | bytearray) -> str:
         """Strike our own secrets out: what an engine says may be logged."""
         text = said.decode(errors="replace")
         for secret in self._secrets:

@@ -32,14 +32,11 @@ class Piece:
     end: str | None = None  # "stop" or "length" with the last piece
 
 
-class Dialect(ABC):
-    """How one kind of engine is talked to. Every call raises EngineLost or EngineRefused."""
+class Dialect(Connection, ABC):
+    """A connection to one kind of engine, and how it is talked to. Every call raises EngineLost or EngineRefused."""
 
     kind: ClassVar[type[MergeFile]]  # what it loads
     keeps_base: ClassVar[bool] = True  # whether it adds to the weights it was started with, which must be the base's
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     @abstractmethod
     async def served(self) -> Served:
@@ -63,10 +60,10 @@ class Dialect(ABC):
     ) -> AsyncGenerator[Piece]:
         """Write at most `limit` tokens, up to one of `ends`; greedily without `sampling`. Closing it ends the work."""
 
-    async def tokens(self, text: str) -> Sequence[int] | None:
+    async def tokens(self, text: str) -> list[int] | None:
         """Tokenize a text with the engine's own tokenizer; None if it has none."""
         try:
-            return list((await self._connection.ask("POST", "/tokenize", self.text_body(text)))["tokens"])
+            return list((await self.ask("POST", "/tokenize", self.text_body(text)))["tokens"])
         except EngineError as error:
             if error.status is None:
                 raise
@@ -74,8 +71,8 @@ class Dialect(ABC):
         except (KeyError, TypeError):
             return None
 
-    async def wake(self) -> None:  # noqa: B027 - most engines are never paused
+    async def wake(self) -> None:
         """Resume, if a process that is gone has left the engine paused."""
 
-    async def leave(self, folder: Path) -> None:  # noqa: B027 - most engines read a folder once
+    async def leave(self, folder: Path) -> None:
         """Stop requests that would read `folder`, before it is deleted."""

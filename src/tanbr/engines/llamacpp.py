@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tanbr.engines.connection import Connection, EngineLost, EngineRefused
+from tanbr.engines.connection import EngineLost, EngineRefused
 from tanbr.engines.dialect import Dialect, Piece, Served
 from tanbr.engines.merge_files import MergeFile
 from tanbr.errors import InputError
@@ -41,12 +41,9 @@ class ScalesFile(MergeFile):
         """Give the bytes of K scales, at most."""
         return 64 * len(_factors(moe))
 
-    def write(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:  # noqa: ARG002 - nothing is merged
-        """Write the scales of a blend (K,)."""
-        self.blend = None
+    def _write(self, moe: Moe, blend: Blend, share: float) -> None:  # noqa: ARG002 - nothing is merged
         scales = [{"id": k, "scale": x * self._factors[k]} for k, x in enumerate(blend)]
         (self.folder / FILE).write_text(json.dumps(scales), encoding="utf-8")
-        self.blend = blend
 
 
 def _factors(moe: Moe) -> list[float]:
@@ -57,10 +54,10 @@ def _factors(moe: Moe) -> list[float]:
     source, found = joinable(moe), []
     for adapter in source.adapters:
         alpha = float(adapter.settings["lora_alpha"])
-        each = [layer.scale * layer.down.shape[0] / alpha for layer in adapter.layers.values()]
+        each = [layer.scale * layer.down.shape[0] / alpha for layer in adapter.factors.values()]
         if not np.allclose(each, each[0]):
             raise InputError(f"llama.cpp gives an adapter one scale, and {adapter.path} needs several (alpha_pattern)")
-        if adapter.whole or any(f"{module}.weight" not in source.factors for module in adapter.layers):
+        if adapter.whole or not adapter.factors.keys() <= source.factors.keys():
             raise InputError(
                 f"llama.cpp adds an adapter whole, and {adapter.path} is to be added in part or holds more"
             )
@@ -73,18 +70,16 @@ class LlamaCpp(Dialect):
 
     kind: ClassVar[type[MergeFile]] = ScalesFile
 
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection)
-        self._label = ""
-        self._scales: list[dict[str, float]] = []  # (K,) of the version that was loaded last
+    _label = ""
+    _scales: Sequence[dict[str, float]] = ()  # (K,) of the version that was loaded last
 
     async def served(self) -> Served:
         """Ask /props."""
-        props = await self._connection.ask("GET", "/props")
+        props = await self.ask("GET", "/props")
         try:
             return Served(str(props["model_path"]), props["default_generation_settings"].get("n_ctx"))
         except (KeyError, TypeError, AttributeError):
-            raise EngineRefused(f"{self._connection.url} does not answer as llama-server does; is it one?") from None
+            raise EngineRefused(f"{self.url} does not answer as llama-server does; is it one?") from None
 
     def text_body(self, text: str) -> dict[str, Any]:
         """Make the body of a call to /tokenize."""
@@ -106,7 +101,7 @@ class LlamaCpp(Dialect):
                 f"the engine has {len(held)} adapters, and {len(scales)} experts are blended; start llama-server with "
                 "--lora for each of them, in their order"
             )
-        await self._connection.ask("POST", ROUTE, scales)
+        await self.ask("POST", ROUTE, scales)
         self._scales, self._label = scales, label
 
     async def write(
@@ -122,17 +117,17 @@ class LlamaCpp(Dialect):
             seed = sampling.seed % SEEDS
             asked |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed}
         try:
-            yield _piece(await self._connection.ask("POST", "/completion", asked, seconds=WRITE_SECONDS), ends)
+            yield _piece(await self.ask("POST", "/completion", asked, seconds=WRITE_SECONDS), ends)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise EngineLost(f"the engine answers as llama-server does not ({type(error).__name__}: {error})") from None
 
     async def _held(self) -> list[float]:
         """Ask for the scale of each adapter, in the order of their ids."""
-        adapters = await self._connection.ask("GET", ROUTE)
+        adapters = await self.ask("GET", ROUTE)
         try:
             return [float(one["scale"]) for one in sorted(adapters, key=lambda one: int(one["id"]))]
         except (KeyError, TypeError, ValueError):
-            raise EngineLost(f"{self._connection.url} does not list adapters as llama-server does") from None
+            raise EngineLost(f"{self.url} does not list adapters as llama-server does") from None
 
 
 def _piece(answer: dict[str, Any], ends: Collection[int]) -> Piece:

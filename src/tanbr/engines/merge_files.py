@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,7 +33,7 @@ SHARED = Path("/dev/shm")  # noqa: S108 - memory that processes share, where the
 PREFIX = "tanbr-merge-"
 
 
-class MergeFile:
+class MergeFile(ABC):
     """One merge as an engine loads it."""
 
     def __init__(self, moe: Moe, folder: Path) -> None:  # noqa: ARG002 - for subclasses
@@ -40,13 +41,19 @@ class MergeFile:
         self.blend: Blend | None = None  # (K,) that is in it, once it is complete
 
     @staticmethod
+    @abstractmethod
     def room(moe: Moe) -> int:
         """Give the bytes that a merge takes, at most."""
-        raise NotImplementedError
 
     def write(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
         """Merge a blend (K,) into it, resting so that at most `share` of the time is work."""
-        raise NotImplementedError
+        self.blend = None
+        self._write(moe, blend, share)
+        self.blend = blend
+
+    @abstractmethod
+    def _write(self, moe: Moe, blend: Blend, share: float) -> None:
+        """Replace what is in it."""
 
 
 class DenseFile(MergeFile):
@@ -82,15 +89,13 @@ class DenseFile(MergeFile):
         """Give the bytes of the dense model."""
         return sum(tensor.nbytes for tensor in tensors_of(moe))
 
-    def write(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
-        """Merge a blend (K,) into it, resting so that at most `share` of the time is work."""
-        self.blend = None
+    def _write(self, moe: Moe, blend: Blend, share: float) -> None:
         started = time.perf_counter()
         for name, tensor in moe.tensors(blend, into=self._places.__getitem__, changing=self._filled):
             finite(name, tensor)
             moe.release()
             started = rest(started, share)
-        self._filled, self.blend = True, blend
+        self._filled = True
 
 
 class AdapterFile(MergeFile):
@@ -99,30 +104,26 @@ class AdapterFile(MergeFile):
     An engine may read an adapter again at any time, so a path must mean the same weights as long as it exists.
     """
 
-    def __init__(self, moe: Moe, folder: Path, *, keep: bool = False) -> None:
-        """Write below `folder`, and remove the blend before; or with `keep` one blend to `folder` itself."""
+    def __init__(self, moe: Moe, folder: Path) -> None:
+        """Write below `folder`, and remove the blend before."""
         super().__init__(moe, folder)
-        self._place, self._keep, self._written = folder, keep, 0
+        self._place, self._written = folder, 0
 
     @staticmethod
     def room(moe: Moe) -> int:
         """Give the bytes of an adapter that holds all experts, every module at the highest rank, in float32."""
-        shape = {name: spec.shape for name, spec in moe.checkpoint.specs.items()}
         each = [list(adds.values()) for adds in joinable(moe).factors.values()]
-        rank = max(sum(shape[one.down][0] for one in adds) for adds in each)
-        return 4 * rank * sum(shape[adds[0].down][1] + shape[adds[0].up][0] for adds in each)
+        rank = max(sum(one.down.shape[0] for one in adds) for adds in each)
+        return 4 * rank * sum(sum(adds[0].shape) for adds in each)
 
-    def write(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
-        """Write a blend (K,) beside the one before, and remove that."""
-        self.blend, old, started = None, self.folder, time.perf_counter()
+    def _write(self, moe: Moe, blend: Blend, share: float) -> None:
+        old, started = self.folder, time.perf_counter()
         self._written += 1
-        new = self._place.resolve() if self._keep else self._place / str(self._written)
-        self.folder = export_adapter(moe, new, blend=blend)
+        self.folder = export_adapter(moe, self._place / str(self._written), blend=blend)
         if old != self._place:
             shutil.rmtree(old, ignore_errors=True)
         moe.release()
         rest(started, share)
-        self.blend = blend
 
 
 class MergeFiles:
@@ -144,10 +145,6 @@ class MergeFiles:
     def close(self) -> None:
         """Remove them."""
         self._end()
-
-    def write_first_to(self, file: MergeFile) -> None:
-        """Let the first merge go to a file elsewhere."""
-        self._files.append(file)
 
     def holding(self, blend: Blend) -> MergeFile | None:
         """Find the file that a blend (K,) is in."""

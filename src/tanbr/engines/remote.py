@@ -21,9 +21,10 @@ from typing import Self, TypeAlias
 import numpy as np
 from transformers import GenerationConfig
 
-from tanbr.engines.connection import ANSWER_SECONDS, Connection, EngineError, EngineLost
-from tanbr.engines.dialect import OURS, Dialect, Served
+from tanbr.engines.connection import ANSWER_SECONDS, EngineError, EngineLost
+from tanbr.engines.dialect import OURS, Dialect
 from tanbr.engines.merge_files import DenseFile, MergeFile, MergeFiles
+from tanbr.engines.same_model import check_same
 from tanbr.errors import CheckpointError, TanbrError
 from tanbr.merge import Moe
 from tanbr.moe.text import Inputs, TextEncoder
@@ -58,23 +59,13 @@ class Remote(Backend):
 
     writes, causal, asked_when_loaded = True, True, True
 
-    def __init__(
-        self,
-        moe: Moe,
-        dialect: Dialect,
-        connection: Connection,
-        files: MergeFiles,
-        check_same: Callable[[TextEncoder], Served],
-    ) -> None:
-        """Take over an engine; what it holds stays until the first `merge`.
-
-        `check_same` asks the engine what it runs, and raises if that is another model.
-        """
-        self._moe, self._dialect, self._connection, self._files = moe, dialect, connection, files
+    def __init__(self, moe: Moe, engine: Dialect, *, folder: str | None = None) -> None:
+        """Take over an engine, which must run the same model; what it holds stays until the first `merge`."""
+        self._moe, self._engine = moe, engine
         self._encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
         self._fingerprint, self._stops = made_for(moe, ()).checkpoint, _stops(moe)
-        self._check_same = check_same
-        self.positions = check_same(self._encode).positions
+        self.positions = check_same(moe, self._encode, engine).positions
+        self._files = MergeFiles(moe, engine.kind, folder=folder)  # not before: nothing is written for another engine
         self._wanted: Loaded | None = None  # what answers, or is to answer when the engine is back
         self._loaded: Loaded | None = None  # what it answers with; None while it is lost …
         self._why = "nothing was loaded yet"  # … and why
@@ -91,9 +82,9 @@ class Remote(Backend):
         self._wakes.set()
         if self._changing.acquire(timeout=CLOSE_SECONDS):
             with suppress(TanbrError):
-                self._connection.call(self._dialect.leave(self._files.folder))
+                self._engine.call(self._engine.leave(self._files.folder))
             self._changing.release()
-        self._connection.close()  # ends a load that hangs
+        self._engine.close()  # ends a load that hangs
         self._files.close()
 
     @property
@@ -144,16 +135,16 @@ class Remote(Backend):
     def _load(self, loaded: Loaded, *, new: bool) -> None:
         """Load weights unless the engine has them; new ones must answer with numbers before anybody is answered."""
         self._loaded, self._why = None, "its weights are being changed"
-        ask, started = self._connection.call, time.perf_counter()
-        if ask(self._dialect.label()) == loaded.label and not self._doubtful:
-            ask(self._dialect.wake())
+        engine, started = self._engine, time.perf_counter()
+        if engine.call(engine.label()) == loaded.label and not self._doubtful:
+            engine.call(engine.wake())
         else:
             self._doubtful = True
-            ask(self._dialect.load(loaded.file.folder, loaded.label))
-            if ask(self._dialect.label()) != loaded.label:
+            engine.call(engine.load(loaded.file.folder, loaded.label))
+            if engine.call(engine.label()) != loaded.label:
                 raise EngineLost("it does not hold the weights that it was given")
         if new:
-            ask(self._answer_once())
+            engine.call(self._answer_once())
         log.info("%s: loaded in %.3f s", loaded.label, time.perf_counter() - started)
         self._doubtful = False
         self._wanted = self._loaded = loaded
@@ -162,7 +153,7 @@ class Remote(Backend):
         # One token alone: vLLM's CPU kernels let NaN that a longer prompt leaves behind reach later answers.
         prompt = self._encode.encode([NEUTRAL]).columns["input_ids"][0][:1] or [0]
         try:
-            async with asyncio.timeout(ANSWER_SECONDS), aclosing(self._dialect.write(prompt, 1, self._stops)) as pieces:
+            async with asyncio.timeout(ANSWER_SECONDS), aclosing(self._engine.write(prompt, 1, self._stops)) as pieces:
                 async for _ in pieces:
                     pass
         except TimeoutError:
@@ -190,11 +181,11 @@ class Remote(Backend):
         """Check that the engine has the wanted weights, and load them if it has lost them."""
         try:
             if self.available:
-                label = self._connection.call(self._dialect.label())
+                label = self._engine.call(self._engine.label())
                 if label == wanted.label:
                     return
                 self._lose(f"it holds {label} instead of {wanted.label}")
-            self._check_same(self._encode)
+            check_same(self._moe, self._encode, self._engine)
             self._load(wanted, new=False)
             log.warning("the engine is back, with what answered last")
         except TanbrError as error:
@@ -217,7 +208,7 @@ class Remote(Backend):
             raise EngineLost(f"the engine is lost: {self._why}")
         rows = zip(inputs["input_ids"], inputs["attention_mask"].astype(bool), strict=True)
         prompts = [ids[real].tolist() for ids, real in rows]
-        streams = _Streams(self._connection, self._dialect, prompts, limits, self._stops, sampling)
+        streams = _Streams(self._engine, prompts, limits, self._stops, sampling)
         try:
             return streams.hear(lambda: self._check(loaded), on_step)
         except EngineLost as error:
@@ -229,7 +220,7 @@ class Remote(Backend):
 
     def _check(self, loaded: Loaded) -> None:
         """Make sure that what was just heard came from these weights, and that no load has replaced them."""
-        label = self._connection.call(self._dialect.label())
+        label = self._engine.call(self._engine.label())
         if label != loaded.label or self._loaded is not loaded:
             raise EngineLost(f"it holds {label} instead of {loaded.label}")
 
@@ -239,8 +230,7 @@ class _Streams:
 
     def __init__(
         self,
-        connection: Connection,
-        dialect: Dialect,
+        engine: Dialect,
         prompts: Sequence[Sequence[int]],
         limits: Sequence[int],
         ends: frozenset[int],
@@ -250,11 +240,11 @@ class _Streams:
 
         `ends` are the tokens that end an answer; they are no part of it.
         """
-        self._dialect, self._ends = dialect, ends
+        self._engine, self._ends = engine, ends
         self._heard: Heard = queue.SimpleQueue()
         rows = zip(prompts, limits, sampling or [None] * len(prompts), strict=True)
         self._open: dict[int, Future[None]] = {
-            row: connection.start(self._stream(row, *one)) for row, one in enumerate(rows)
+            row: engine.start(self._stream(row, *one)) for row, one in enumerate(rows)
         }
 
     def close(self) -> None:
@@ -306,7 +296,7 @@ class _Streams:
         chances: list[float] = []  # of the tokens, and of the one that ends them
         pieces, ended = 0, False
         try:
-            async with aclosing(self._dialect.write(prompt, limit, self._ends, sampling)) as stream:
+            async with aclosing(self._engine.write(prompt, limit, self._ends, sampling)) as stream:
                 async for piece in stream:  # read to its end, so that the connection can be used again
                     pieces += 1
                     chances += np.exp(np.minimum(piece.logprobs, 0.0)).tolist()

@@ -9,20 +9,9 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tanbr.engines.connection import (
-    ANSWER_SECONDS,
-    LOAD_SECONDS,
-    Connection,
-    EngineError,
-    EngineLost,
-    EngineRefused,
-    load_seconds,
-)
+from tanbr.engines.connection import ANSWER_SECONDS, LOAD_SECONDS, EngineError, EngineLost, EngineRefused, load_seconds
 from tanbr.engines.dialect import OURS, Dialect, Piece, Served
 from tanbr.engines.merge_files import AdapterFile, DenseFile, MergeFile
-from tanbr.errors import InputError
-from tanbr.merge import Moe
-from tanbr.merge.sources.one_adapter import joinable
 from tanbr.serve.decode import NotFinite
 from tanbr.serve.sampling import Sampling
 
@@ -30,7 +19,6 @@ CHANGING = f"{OURS}changing"  # label while weights are being loaded: no version
 INFO = "/server_info?config_format=json"
 WRITE, LOAD, UNLOAD = "/v1/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 GREEDY = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}  # whatever its defaults are
-DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1"
 START = "start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora and --max-lora-rank"
 
 
@@ -44,26 +32,24 @@ class Vllm(Dialect):
     kind: ClassVar[type[MergeFile]] = DenseFile
     keeps_base: ClassVar[bool] = False
 
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection)
+    def __init__(self, url: str, *, token: str | None = None, why_whole: str = "") -> None:
+        """Take the engine's address; `why_whole` is added to what is said of one that takes no whole models."""
+        super().__init__(url, token=token)
+        self._why_whole = why_whole
         self._model = ""  # that the engine was started with
-
-    @property
-    def _answering(self) -> str:
-        """The model that prompts name."""
-        return self._model
+        self._adapter = ""  # that prompts name in its place, if there is one
 
     async def served(self) -> Served:
         """Ask /v1/models, and /server_info for the dtype."""
         models = await self._ask("GET", "/v1/models")
         try:
             (card,) = [one for one in models["data"] if one.get("parent") is None]
-            self._model, positions = card["id"], card.get("max_model_len")
+            self._model = card["id"]
             config = await self._started()
             numbers = () if config is None else (str(config["dtype"]).removeprefix("torch."), config["quantization"])
-            return Served(str(card.get("root") or card["id"]), positions, *numbers)
+            return Served(str(card.get("root") or card["id"]), card.get("max_model_len"), *numbers)
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise EngineRefused(f"{self._connection.url} does not answer as vLLM does; is it one?") from None
+            raise EngineRefused(f"{self.url} does not answer as vLLM does; is it one?") from None
 
     async def _started(self) -> dict[str, Any] | None:
         """Ask how the engine was started: the model's configuration, None if it does not tell."""
@@ -101,12 +87,12 @@ class Vllm(Dialect):
         self, prompt: Sequence[int], limit: int, ends: Collection[int], sampling: Sampling | None = None
     ) -> AsyncGenerator[Piece]:
         """Stream a completion, token by token."""
-        asked = {"model": self._answering, "prompt": list(prompt), "max_tokens": limit, "stream": True}
+        asked = {"model": self._adapter or self._model, "prompt": list(prompt), "max_tokens": limit, "stream": True}
         asked |= {"logprobs": 0, "return_token_ids": True, "ignore_eos": True, "stop_token_ids": sorted(ends), **GREEDY}
         if sampling is not None:
             asked |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
         try:
-            async with aclosing(self._connection.events(WRITE, asked)) as events:
+            async with aclosing(self.events(WRITE, asked)) as events:
                 async for event in events:
                     if "error" in event:
                         raise _broken_off(event["error"])
@@ -122,7 +108,7 @@ class Vllm(Dialect):
     ) -> dict[str, Any]:
         """Ask for an object; an empty one if something else comes."""
         try:
-            said = await self._connection.ask(method, path, body, seconds=seconds)
+            said = await self.ask(method, path, body, seconds=seconds)
         except EngineRefused as error:
             raise self._meaning(path, error) from None
         return said if isinstance(said, dict) else {}
@@ -132,8 +118,9 @@ class Vllm(Dialect):
         if error.status != 404:
             return error
         if path.startswith("/v1"):
-            return EngineRefused(f"{self._connection.url} is no vLLM server ({error})")
-        return NoDevMode(f"the engine at {self._connection.url} does not let its weights be changed; {DEV_MODE}")
+            return EngineRefused(f"{self.url} is no vLLM server ({error})")
+        said = f"the engine at {self.url} does not let its weights be changed; start vLLM with VLLM_SERVER_DEV_MODE=1"
+        return NoDevMode(said + self._why_whole)
 
 
 class VllmAdapter(Vllm):
@@ -147,25 +134,13 @@ class VllmAdapter(Vllm):
     kind: ClassVar[type[MergeFile]] = AdapterFile
     keeps_base: ClassVar[bool] = True
 
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection)
-        self._adapter = self._folder = ""  # name and folder of the adapter that was loaded last
-        self._dev_mode = False
-
-    @property
-    def _answering(self) -> str:
-        return self._adapter
-
-    @staticmethod
-    def check(moe: Moe) -> None:
-        """Refuse experts whose blends are no adapter that vLLM takes."""
-        if any(adapter.whole for adapter in joinable(moe).adapters):
-            raise InputError("vLLM takes no adapters that hold modules in full (modules_to_save)")
+    _folder = ""  # of the adapter that was loaded last
+    _dev_mode = False
 
     async def takes_adapters(self) -> bool:
         """Ask whether adapters can be loaded while it runs."""
         try:
-            await self._connection.ask("POST", UNLOAD, {"lora_name": ""}, plain=True)
+            await self.text("POST", UNLOAD, {"lora_name": ""})
         except EngineError as error:
             if error.status is None:
                 raise
@@ -227,11 +202,11 @@ class VllmAdapter(Vllm):
             cards = (await self._ask("GET", "/v1/models"))["data"]
             return {str(card["id"]): str(card.get("root")) for card in cards if card.get("parent") is not None}
         except (KeyError, TypeError, AttributeError):
-            raise EngineLost(f"{self._connection.url} does not list its models as vLLM does") from None
+            raise EngineLost(f"{self.url} does not list its models as vLLM does") from None
 
     async def _change(self, path: str, body: dict[str, object], *, seconds: float) -> None:
         try:
-            await self._connection.ask("POST", path, body, seconds=seconds, plain=True)
+            await self.text("POST", path, body, seconds=seconds)
         except EngineError as error:
             if error.status is None:
                 raise

@@ -14,7 +14,7 @@ from tanbr.merge import Moe
 from tanbr.serve.engine import Engine
 from tanbr.serve.lineage import made_for
 from tanbr.serve.panel import Assignment, Lineup, Staged
-from tanbr.serve.records import Feedback, Receipt, ServiceInfo, ServiceState
+from tanbr.serve.records import Feedback, Receipt, ServiceState
 from tanbr.serve.service import Service
 
 GATHER = 3.0  # seconds that a label waits for the answer it is about
@@ -64,7 +64,7 @@ class LearnerHost:
         *,
         metrics: Callable[[], bytes] = bytes,
     ) -> None:
-        """Make a service with the engine of a fleet, and start it."""
+        """Make a service with the engine of a fleet, and start it; `metrics` is what Prometheus reads."""
         self.fleet = fleet = Fleet(machine)
         self.service = make(partial(FleetEngine, fleet=fleet))
         try:
@@ -73,7 +73,7 @@ class LearnerHost:
             self.service.stop()
             raise
         fleet.on_lost = self.service.learning.alarms
-        self._metrics = metrics
+        self.metrics = metrics
         self._made_for = made_for(self.service.learning.world.engine.moe, ())
         self.service.start()
 
@@ -106,15 +106,8 @@ class LearnerHost:
         """Do what a replica, its client or its operator asks for."""
         if method not in CALLS:
             raise InputError(f"a learner has no {method!r}; it knows {', '.join(sorted(CALLS))}")
-        return getattr(self if hasattr(self, method) else self.service, method)(*arguments, **named)
-
-    def info(self) -> ServiceInfo:
-        """What is served."""
-        return self.service.info
-
-    def metrics(self) -> bytes:
-        """What Prometheus reads."""
-        return self._metrics()
+        found = getattr(self if hasattr(self, method) else self.service, method)
+        return found(*arguments, **named) if callable(found) else found
 
     def feedback(self, items: list[Feedback], *, client: str = "") -> Receipt:
         """Take in rewards; they are on disk when this returns.
@@ -129,7 +122,3 @@ class LearnerHost:
     def state(self) -> ServiceState:
         """What the learner is doing, with the texts that wait at all replicas."""
         return replace(self.service.state(), queue=sum(one.last.waiting for one in self.fleet.members.values()))
-
-    def stop(self, timeout: float) -> bool:
-        """Save, and end; whether that was done in time."""
-        return self.service.stop(timeout)

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeAlias
 
@@ -17,14 +17,13 @@ from tanbr.errors import StateError, TanbrError
 from tanbr.fleet.fleet import Hello, Order, Proposal, Reply, Report, Welcome
 from tanbr.merge import Moe
 from tanbr.serve.engine import Engine
+from tanbr.serve.jobs import Job
 from tanbr.serve.lineage import MadeFor, made_for
 from tanbr.serve.messages import Answers, Message
 from tanbr.serve.panel import Staged
 from tanbr.serve.queue import Queue
-from tanbr.serve.records import Answered, Generated, OnToken, ServiceError, ServiceInfo, Stopping
-from tanbr.serve.sampling import Manner
+from tanbr.serve.records import ServiceError, Stopping
 from tanbr.serve.service import ANSWERING_SHARE, SWITCH_SECONDS
-from tanbr.types import Text
 
 RETRY = 0.2  # seconds before a learner that did not answer is asked again
 REST = 0.02  # least seconds between two reports
@@ -40,8 +39,7 @@ class LearnerGone(ServiceError):  # noqa: N818 - it will be back
 class ReportBox:
     """What was answered and not yet reported: it is sent in lots, each again until it is taken. Thread-safe."""
 
-    def __init__(self, most: int = KEPT) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._fresh: deque[Message] = deque()
         self._sent: tuple[Message, ...] = ()
@@ -53,7 +51,7 @@ class ReportBox:
         with self._lock:
             self._fresh.append(message)
             self._held += _requests(message)
-            while self._held > self._most and len(self._fresh) > 1:
+            while self._held > KEPT and len(self._fresh) > 1:
                 self._held -= _requests(self._fresh.popleft())
 
     def lot(self) -> tuple[int, tuple[Message, ...]]:
@@ -215,8 +213,8 @@ def _by_learner(method: str) -> Any:
     return call
 
 
-class ReplicaService:
-    """What the web needs of a service (`serve.web.service_api`), at a replica; each method is as in `Service`."""
+class ReplicaService(Queue):
+    """A queue that answers with what the learner orders; what else the web needs is as in `Service`."""
 
     feedback, state, slots = _by_learner("feedback"), _by_learner("state"), _by_learner("slots")
     versions, tree, metrics = _by_learner("versions"), _by_learner("tree"), _by_learner("metrics")
@@ -228,10 +226,9 @@ class ReplicaService:
 
         Raises StateError where the learner has another checkpoint, and LearnerGone where there is none.
         """
-        self.learner = learner
         mine = made_for(moe, ())
-        self.welcome: Welcome = learner("hello", Hello(member, mine))
-        welcome = self.welcome
+        welcome: Welcome = learner("hello", Hello(member, mine))
+        self.learner, self.info, self.client_secret = learner, welcome.info, welcome.secret
         workers, threads = welcome.config.workers or cpus, welcome.config.threads or 1
         config = welcome.config.model_copy(update={"workers": workers, "threads": threads})
         first, box = welcome.order, ReportBox()
@@ -249,14 +246,14 @@ class ReplicaService:
             max_length=config.max_length,
             merge_share=config.merge_share,
         )
-        self._queue = Queue(engine, welcome.ids, tasks=welcome.tasks, config=config, outbox=box)
+        super().__init__(engine, welcome.ids, tasks=welcome.tasks, config=config, outbox=box)
         self._link = Link(
             engine,
             learner,
             member=member,
             made_for=mine,
             box=box,
-            depth=lambda: self._queue.depth,
+            depth=lambda: self.depth,
             renewed=lambda again: welcome.ids.take_over(again.ids),
         )
         self._link.follow(first)
@@ -264,12 +261,12 @@ class ReplicaService:
     def start(self) -> None:
         """Take requests, as soon as the learner says that nothing newer answers elsewhere."""
         sys.setswitchinterval(SWITCH_SECONDS)
-        self._queue.start()
+        super().start()
         self._link.start(JOIN)
 
     def stop(self, timeout: float = 30.0) -> bool:
         """Refuse new requests, answer what was accepted, tell the learner; whether it all was done in time."""
-        answered = self._queue.stop(ANSWERING_SHARE * timeout)
+        answered = super().stop(ANSWERING_SHARE * timeout)
         return self._link.stop((1.0 - ANSWERING_SHARE) * timeout) and answered
 
     @property
@@ -277,44 +274,11 @@ class ReplicaService:
         """Whether requests are answered."""
         return self._link.answering
 
-    @property
-    def client_secret(self) -> bytes:
-        """What clients' keys are made with: the learner's."""
-        return self.welcome.secret
-
-    @property
-    def info(self) -> ServiceInfo:
-        """What is served."""
-        return self.welcome.info
-
     def faults(self) -> tuple[str, ...]:
         """What is broken here, a sentence each; none if all is well."""
-        return self._queue.faults() + self._link.faults
+        return super().faults() + self._link.faults
 
-    def submit(
-        self, texts: Sequence[Text], *, task: str | None = None, labels: Sequence[str] = ()
-    ) -> "Future[Answered]":
-        """Answer texts with a classifier."""
-        self._check_ready()
-        return self._queue.submit(texts, task=task, labels=labels)
-
-    def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_tokens: int | None = None,
-        manner: Manner = Manner(),  # noqa: B008 - it is frozen
-        on_token: OnToken | None = None,
-        task: str | None = None,
-    ) -> "Future[Generated]":
-        """Write an answer to each prompt."""
-        self._check_ready()
-        return self._queue.generate(prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, task=task)
-
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
-        """Make a prompt of a conversation."""
-        return self._queue.chat(messages)
-
-    def _check_ready(self) -> None:
+    def _accept(self, job: Job) -> "Future[Any]":
         if not self.ready:
             raise Stopping("this replica is taking over the blend that answers; try again")
+        return super()._accept(job)

@@ -13,7 +13,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -44,7 +44,6 @@ from tanbr.router.config import RouterConfig
 from tanbr.router.groups import Groups
 from tanbr.serve.dense import DenseModel
 from tanbr.serve.survey import Survey
-from tanbr.tasks.answering import by_posterior
 from tanbr.tasks.metrics import Answer
 from tanbr.types import AnswersBy, FloatArray, Router, Text
 
@@ -110,7 +109,7 @@ class Bench:
     @property
     def answering(self) -> Answering | None:
         """How a model's answers are read: as given, or weighed by the posterior."""
-        return None if self.answers_by == "labels" else partial(by_posterior, self.corpus.space)
+        return None if self.answers_by == "labels" else self.corpus.space.by_posterior
 
     @cached_property
     def answers(self) -> Answers:

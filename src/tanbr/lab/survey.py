@@ -21,7 +21,6 @@ from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.recogniser import Recogniser
 from tanbr.serve.dense import DenseModel
 from tanbr.serve.survey import Survey
-from tanbr.tasks.answering import by_posterior
 from tanbr.tasks.metrics import figure
 from tanbr.types import AnswersBy, Blend, FloatArray, TaskMix
 
@@ -70,7 +69,7 @@ def survey(
     for n, blend in enumerate(blends):
         model.swap(blend)
         given = model.answers(texts)
-        answers = space.read(everything, given if posteriors is None else by_posterior(space, given, posteriors))
+        answers = space.read(everything, given if posteriors is None else space.by_posterior(given, posteriors))
         rewards[n], counts = space.slot_reward(everything, space.rewards(everything, answers))
         figures[n] = [figure(task, targets[of], answers[of]) for task, of in zip(space.tasks, own, strict=True)]
         if report:

@@ -97,8 +97,8 @@ class StreamWorld:
         reward, counts = self._space.slot_reward(rows, earned)
         held = np.bincount(places, minlength=len(slot.blends)) / max(1, len(places))
         record = SlotRecord(slot.number, self._versions, slot.task_mix, held @ slot.blends, reward, counts)
-        judged = learner.guard.judged(learner.trust, learner.rules.config.guard)
-        forced = None if judged is None or learner.pin is not None else learner.dismissing(*judged)
+        judged = learner.judged()
+        forced = None if judged is None else learner.dismissing(*judged)
         if judged is not None and forced is not None:
             return turn(learner, self, forced=forced, bad=judged[:1]), record
         return turn(learner, self), record

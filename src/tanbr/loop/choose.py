@@ -1,4 +1,4 @@
-"""What the next slot serves: what an operator pinned, the start blend, or what the router says and admission allows."""
+"""What is served without asking the router: what an operator pinned, the start blend, the best known versions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,14 +7,12 @@ from typing import Literal
 import numpy as np
 
 from tanbr.errors import ConfigError, InputError
-from tanbr.loop.config import LoopConfig
-from tanbr.loop.slot import Choice, Phase, Reason, Version, worth
+from tanbr.loop.slot import Choice, Reason, Version, worth
 from tanbr.router.panel import Readings, chosen, proportional_blends, task_groups
 from tanbr.router.simplex import Sizes, keep_largest
-from tanbr.types import Blend, Decision, FloatArray, Router, TaskMix, as_blend
+from tanbr.types import Blend, FloatArray, TaskMix, as_blend
 
 NEAR = 0.05  # two start blends whose weights differ by no more in all are not worth a merge
-WINDOW = 100  # slots over which the share of explored ones is counted: an hour or two of one-minute slots
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,70 +82,14 @@ class StartBlend:
         return blends, estimates
 
 
-def phase_of(config: LoopConfig, *, pin: Pin | None, rewarded: int | None, number: int) -> Phase:
-    """Say who chooses for slot `number`, where rewards came last for slot `rewarded`: without any, nobody explores."""
-    if pin is not None:
-        return Phase.PINNED
-    if config.explore != "careful":
-        return Phase.FIXED if config.explore == "never" else Phase.LEARNING
-    fresh = rewarded is not None and number - rewarded <= config.patience
-    return Phase.LEARNING if fresh else Phase.WAITING
-
-
-def best_known(versions: Sequence[Version], mix: TaskMix, models: int, note: str) -> Choice | None:
+def best_known(versions: Sequence[Version], mix: TaskMix, models: int) -> Choice | None:
     """Serve the versions that together have earned most for a mix (V,); None if a task of it was never rewarded."""
+    if models == 1:
+        versions = [version for version in versions if np.isfinite(worth([version], mix))]
     if not versions or not np.isfinite(worth(versions, mix)):
         return None
     earned = np.array([np.nan_to_num(version.means) for version in versions])
-    judged = [version for version in versions if np.isfinite(worth([version], mix))]
-    if models == 1:
-        if not judged:
-            return None
-        best = max(judged, key=lambda version: (worth([version], mix), version.number))
-        return Choice.one(best.blend, len(mix), Reason.BEST, note, best.number)
     rows = sorted(set(chosen(earned, Readings.of(mix), min(models, len(versions))).tolist()))
-    choice = Choice.panel(np.array([versions[row].blend for row in rows]), earned[rows], Reason.BEST, note)
-    return replace(choice, versions=tuple(versions[row].number for row in rows))
-
-
-def admitted(
-    decision: Decision,
-    *,
-    kept: Choice,
-    versions: Sequence[Version],
-    explored: Sequence[bool],
-    config: LoopConfig,
-    models: int,
-) -> tuple[Choice, bool]:
-    """Let a decision pass, or say what to serve instead: whether it explores comes second.
-
-    A choice without the decision means that the router's was declined: there was too little to gain, or too many of
-    the last slots explored.
-    """
-    wanted = Choice.of(decision)
-    now = [version for version in versions if version.number in kept.versions]
-    if len(now) < len(kept.versions) or _same(wanted.blends, kept.blends):
-        return wanted, False
-    gain = float(decision.estimates.max(axis=0) @ decision.task_mix) - worth(now, decision.task_mix)
-    if config.min_gain > 0 and gain < config.min_gain:
-        return replace(kept, note=f"skipped: at most {gain:.3f} to gain"), False
-    explores = any(_unknown(blend, versions, config.guard.least_count) for blend in wanted.blends)
-    if explores and config.guard.exploration < 1 and sum(explored) + 1 > config.guard.exploration * (len(explored) + 1):
-        note = "exploration budget spent: the best known blend"
-        best = best_known(versions, decision.task_mix, models, note) if len(now) == 1 else None
-        return best or replace(kept, reason=Reason.BEST, note=note), False
-    return wanted, explores
-
-
-def _same(blends: FloatArray, others: FloatArray) -> bool:
-    return {blend.tobytes() for blend in blends} == {blend.tobytes() for blend in others}
-
-
-def _unknown(blend: Blend, versions: Sequence[Version], least: float) -> bool:
-    """Whether a blend (K,) has too few rewards to be known."""
-    return sum(float(one.counts.sum()) for one in versions if np.array_equal(one.blend, blend)) < least
-
-
-def ask(router: Router, mix: TaskMix, *, models: int, confusion: FloatArray | None) -> Decision:
-    """Ask for a blend, or for as many as are served side by side."""
-    return router.ask(mix) if models == 1 else router.ask(mix, models=models, confusion=confusion)
+    choice = Choice.panel(np.array([versions[row].blend for row in rows]), earned[rows], Reason.BEST)
+    note = "no rewards any more: the best known blend"
+    return replace(choice, note=note, versions=tuple(versions[row].number for row in rows))

@@ -10,7 +10,7 @@ is turned over. While most clients are honest, the others end up with a weight n
 a client counts for: in a slot's reward, in this comparison, in the live guard, and in what the monitor learns.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +23,7 @@ from tanbr.types import Counts, FloatArray, Reward, TaskMix
 VERDICT = "verdict"  # source of what the guard or an operator says of a blend; it counts whatever the weights are
 LEAST_COUNT = 0.1  # requests that must speak for a task in a slot; less than a tenth of one is a posterior's tail
 
+CLIENT_SHARE = 0.2  # most that one client counts for in a slot: with five or more, none decides alone
 REMEMBERED = 10_000  # clients
 SLACK = 2.0  # evidence against a client that may be chance
 MOST_EVIDENCE, LEAST_EVIDENCE = 3.0, -20.0  # a client that begins to lie loses its weight within a few slots
@@ -69,14 +70,6 @@ class Tally:
         """Add sums and counts (V,)."""
         return replace(self, parts={**self.parts, source: self.parts.get(source, 0.0) + np.array([sums, counts])})
 
-    def join(self, *others: "Tally") -> "Tally":
-        """Add up tallies."""
-        whole = self
-        for other in others:
-            for source, (sums, counts) in other.parts.items():
-                whole = whole.add(source, sums, counts)
-        return whole
-
     def weighted(self, config: RewardConfig) -> FloatArray:
         """Sums and counts (2, V) over the sources; a source's weight says what one reward of it counts."""
         total = np.zeros((2, self.tasks))
@@ -91,11 +84,15 @@ class Tally:
         reward = np.divide(total, count, out=np.full(self.tasks, np.nan), where=seen)
         return np.clip(reward, 0.0, 1.0), np.where(seen, count, 0.0)
 
-    def shares(self, config: RewardConfig) -> dict[str, float]:
-        """Source → its share of the weighted counts."""
-        weights = {source: _weight(source, config) * float(counts.sum()) for source, (_, counts) in self.parts.items()}
-        total = sum(weights.values())
-        return {source: weight / total for source, weight in weights.items()} if total else {}
+
+def shares(tallies: Sequence[Tally], config: RewardConfig) -> dict[str, float]:
+    """Source → its share of the weighted counts."""
+    weights: dict[str, float] = defaultdict(float)
+    for tally in tallies:
+        for source, (_, counts) in tally.parts.items():
+            weights[source] += _weight(source, config) * float(counts.sum())
+    total = sum(weights.values())
+    return {source: weight / total for source, weight in weights.items()} if total else {}
 
 
 def _weight(source: str, config: RewardConfig) -> float:
@@ -106,14 +103,12 @@ def _weight(source: str, config: RewardConfig) -> float:
 class Trust:
     """What is known of each client: the evidence for (above 0) or against it, and who gives most of what counts."""
 
-    doubt: float = 1.0
-    share: float = 0.2  # most that one client may count for
     evidence: Mapping[str, float] = field(default_factory=dict)
     led: Mapping[str, float] = field(default_factory=dict)  # client ("" for nobody) → slots that it led, fading
 
     def of(self, client: str) -> float:
         """The weight of a client's rewards, in (0, 1]."""
-        return float(np.exp(min(0.0, self.doubt * (self.evidence.get(client, 0.0) + SLACK))))
+        return float(np.exp(min(0.0, self.evidence.get(client, 0.0) + SLACK)))
 
     def leads(self, client: str) -> bool:
         """Whether a client gave over half of what counted in most slots lately, as a server's own application does.
@@ -127,7 +122,7 @@ class Trust:
         trust = np.array([self.of(row.client) for row in rows])
         names, of = np.unique([row.client for row in rows], return_inverse=True)
         given = np.bincount(of, weights=trust).astype(np.float64)
-        return np.asarray(trust * capped(names.tolist(), given, self.share)[of])
+        return np.asarray(trust * capped(names.tolist(), given)[of])
 
     def fair(self, rows: Sequence[Given], most: int) -> list[Given]:
         """Choose up to `most` rows, one of each client in turn, and of none more than counts."""
@@ -175,15 +170,15 @@ class Trust:
         return replace(self, led={**led, leader: led.get(leader, 0.0) + 1.0})
 
 
-def capped(names: Sequence[str], given: FloatArray, share: float) -> FloatArray:
+def capped(names: Sequence[str], given: FloatArray) -> FloatArray:
     """How much counts of what each client gave (n,), in (0, 1].
 
-    One client counts for at most `share` of all that counts, or as much as the median client, if that is more.
+    One client counts for at most CLIENT_SHARE of all that counts, or as much as the median client, if that is more.
     """
     named = np.array([name != "" for name in names])
     most, middle = given.copy(), float(np.median(given[named])) if named.any() else 0.0
     for _ in range(30):  # what is cut makes the total smaller, and so the share
-        limit = max(share * float(most.sum()), middle)
+        limit = max(CLIENT_SHARE * float(most.sum()), middle)
         most = np.where(named, np.minimum(given, limit), given)
     return np.asarray(most / np.maximum(given, 1e-12))
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tanbr.router.panel import Readings, group_mixes
 from tanbr.types import Blend, Decision, FloatArray, SlotMix, SlotRecord, TaskMix
@@ -25,8 +24,8 @@ class Reason(StrEnum):
 
     CHOSEN = "chosen"  # by the router
     START = "start"  # the start blend: there are no rewards (yet, or any more), or nothing is to be explored
-    BEST = "best"  # the best known blend: rewards have stopped, or the exploration budget is spent
-    KEPT = "kept"  # the old blend: too little to gain, or the guard refused the new ones
+    BEST = "best"  # the best known blend: rewards have stopped
+    KEPT = "kept"  # the old blend: the guard refused the new ones
     PINNED = "pinned"  # by an operator
     ROLLED_BACK = "rolled back"  # by an operator or the guard
     FAILED = "failed"  # the turn failed: the old blend goes on
@@ -86,11 +85,6 @@ class Choice:
         best = np.array([estimates[[i for i, f in enumerate(first) if f == row]].max(axis=0) for row in rows])
         return cls(blends[rows], best, reason, note)
 
-    def numbered(self, other: "Choice") -> "Choice":
-        """Let blends that have a number in another choice keep it."""
-        numbers = {blend.tobytes(): number for blend, number in zip(other.blends, other.versions, strict=True)}
-        return replace(self, versions=tuple(numbers.get(blend.tobytes()) for blend in self.blends))
-
     def without(self, version: int) -> "Choice | None":
         """Leave one version out; None if nothing is left."""
         rows = [row for row, number in enumerate(self.versions) if number != version]
@@ -121,6 +115,11 @@ class Slot:
         return cls(number, versions, task_mix, *served)
 
     @property
+    def mix(self) -> TaskMix:
+        """The mix (V,) that it held, as far as that is known; else the forecast."""
+        return self.task_mix if self.held is None else self.held
+
+    @property
     def blend(self) -> Blend:
         """Blend (K,) of the first model."""
         return np.asarray(self.blends[0])
@@ -129,11 +128,6 @@ class Slot:
     def panel(self) -> Decision:
         """Its models, and which request goes to which."""
         return Decision(-1, self.task_mix, self.blends, self.estimates)
-
-    @property
-    def task_models(self) -> NDArray[np.intp]:
-        """The place of the model that each task goes to (V,)."""
-        return self.panel.task_models
 
     def mixes(self, mix: TaskMix) -> FloatArray:
         """The mix of the tasks that each model answers (G, V), of a mix (V,)."""

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from tanbr.loop.choose import WINDOW, Pin, StartBlend, admitted, ask, best_known, phase_of
-from tanbr.loop.config import LoopConfig
-from tanbr.loop.guard import Guard, Probes, Refused
-from tanbr.loop.rewards import VERDICT, Given, Tally, Trust, credited
+from tanbr.loop.choose import Pin, StartBlend, best_known
+from tanbr.loop.config import LoopConfig, RewardConfig
+from tanbr.loop.guard import LEAST_COUNT, Guard, Probes, Refused
+from tanbr.loop.rewards import VERDICT, Given, Tally, Trust, credited, shares
 from tanbr.loop.slot import Choice, Phase, Reason, Slot, Told, Turn, Version
 from tanbr.router.panel import Readings
 from tanbr.types import Blend, Decision, FloatArray, Router, SlotMix, TaskMix, Text
@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # settings are read without scikit-learn
 log = logging.getLogger("tanbr.loop")
 
 TAUGHT = 256  # texts a slot, at most, that labels teach the monitor: about 0.2 s of one core
+TRIES = 3  # choices of the router that may be probed and refused for one slot: each costs a merge
 FIRM = 0.9  # posterior of a familiar text's task beyond which no label teaches the monitor otherwise
 
 
@@ -156,18 +157,27 @@ class Learner:
     versions: tuple[Version, ...] = ()  # merge versions that are remembered, oldest first
     rewarded: int | None = None  # slot that was opened when the router was last told a reward
     mark: int = 0  # rewards up to this number are in the router's state, as far as their slot was told
-    explored: tuple[bool, ...] = ()  # whether each of the last slots explored
     pin: Pin | None = None
 
     @property
     def phase(self) -> Phase:
-        """Who chooses for the next slot."""
-        return phase_of(self.rules.config, pin=self.pin, rewarded=self.rewarded, number=self.slot.number + 1)
+        """Who chooses for the next slot: a careful loop explores only while rewards come."""
+        config, last = self.rules.config, self.rewarded
+        if self.pin is not None:
+            return Phase.PINNED
+        if config.explore == "never":
+            return Phase.FIXED
+        fresh = last is not None and self.slot.number + 1 - last <= config.patience
+        return Phase.LEARNING if fresh or config.explore == "always" else Phase.WAITING
 
     @property
     def good(self) -> list[Version]:
         """The merge versions that may be served again."""
         return [version for version in self.versions if version.good]
+
+    def judged(self) -> tuple[int, str] | None:
+        """Name a version that the guard wants to answer no more, and why; None while an operator has chosen."""
+        return None if self.pin is not None else self.guard.judged(self.trust, margin=self.rules.config.margin)
 
     def dismissing(self, version: int, why: str) -> Choice | None:
         """Say what to serve instead of a bad version: the others of its panel, or the newest good one before it."""
@@ -197,9 +207,9 @@ def first(
     """
     mix = np.full(tasks, 1.0 / tasks) if mix is None else mix
     nothing = Slot(number - 1, (), mix, np.zeros((0, 0)), np.zeros((0, tasks)), None, Reason.START)
-    trust = Trust(rules.config.rewards.doubt, rules.config.rewards.client_share)
-    learner = Learner(rules, fork(router), monitor, nothing, Guard(tasks), trust, mix, mark=world.last_reward())
-    choice = Choice.of(decision) if decision is not None else _choose(learner, None)[0]
+    guard, mark = Guard.empty(tasks), world.last_reward()
+    learner = Learner(rules, fork(router), monitor, nothing, guard, Trust(), mix, mark=mark)
+    choice = Choice.of(decision) if decision is not None else _choose(learner, None)
     prepared, learner = _prepare(learner, world, choice, None)
     return _finish(learner, world, prepared, Turn(learner.slot, None, None))
 
@@ -243,8 +253,7 @@ def turn(
         after, told = replace(untold, router=fork(learner.router)), ()
         world.alarm(f"slot {ended.number}: {_said(error)}; its rewards are told with the next turn")
     try:
-        choice, after = (forced, after) if forced is not None else _choose(after, kept)
-        prepared, after = _prepare(after, world, choice, kept)
+        prepared, after = _prepare(after, world, forced or _choose(after, kept), kept)
     except Exception as error:
         after, told = untold, ()
         world.alarm(f"slot {ended.number}: {_said(error)}; what answers stays")
@@ -288,36 +297,26 @@ def _tell(
     learner: Learner, world: World[P], mark: int, *, bad: Sequence[int], worthless: bool
 ) -> tuple[Learner, tuple[Told, ...]]:
     """Tell the router the slots whose rewards are due, and what came late for those it was told."""
-    config, told = learner.rules.config, []
+    config, trust, told = learner.rules.config.rewards, learner.trust, []
     ended = learner.settling[-1]
-    trust, tasks = learner.trust, len(learner.forecast)
     for slot in learner.settling:
-        if ended.number - slot.number < config.rewards.settle_slots and not (bad and slot is ended):
-            continue
-        rows, mix = world.rewards(after=0, upto=mark, slot=slot.number), _held(slot)
-        for place in range(len(slot.versions)):  # clients are compared model by model
-            trust = trust.learned([row for row in rows if row.place == place], mix)
-        tallies = credited(_measured(world, slot, tasks), rows, mix, trust)
-        if worthless and slot is ended:
-            zeros = config.guard.least_count * slot.mixes(mix)
-            tallies = [
-                tally.add(VERDICT, np.zeros(tasks), zeros[place]) if slot.versions[place] in bad else tally
-                for place, tally in enumerate(tallies)
-            ]
-        told.append(_told(learner, slot, tallies))
-    measured = world.measured_late()  # of other slots the router was told already what the world measured
-    late: dict[int, list[Given]] = {number: [] for number in measured}
+        if ended.number - slot.number >= config.settle_slots or (bad and slot is ended):
+            rows = world.rewards(after=0, upto=mark, slot=slot.number)
+            for place in range(len(slot.versions)):  # clients are compared model by model
+                trust = trust.learned([row for row in rows if row.place == place], slot.mix)
+            zeros = bad if worthless and slot is ended else ()
+            told.append(_told(slot, rows, world.measured(slot.number), trust, config, worthless=zeros))
     waiting = {slot.number for slot in learner.settling}
+    again = world.measured_late()  # of other slots the router was told already what the world measured
+    late: dict[int, list[Given]] = {number: [] for number in again}
     for row in world.rewards(after=learner.mark, upto=mark):
         if row.slot not in waiting:
             late.setdefault(row.slot, []).append(row)
-    for number, rows_of in late.items():
+    for number, came in late.items():
         found = world.ended(number)
         if found is not None:
-            none = [Tally(tasks)] * len(found.versions)
-            before = _measured(world, found, tasks) if number in measured else none
-            tallies = credited(before, rows_of, _held(found), trust)
-            told.append(replace(_told(learner, found, tallies), late=True))
+            measured = world.measured(number) if number in again else {}
+            told.append(replace(_told(found, came, measured, trust, config), late=True))
     for one in told:
         _teach(learner.router, one)
     done = {one.slot.number for one in told}
@@ -333,40 +332,37 @@ def _tell(
     return after, tuple(told)
 
 
-def _held(slot: Slot) -> TaskMix:
-    return slot.task_mix if slot.held is None else slot.held
-
-
-def _measured(world: World[P], slot: Slot, tasks: int) -> list[Tally]:
-    measured = world.measured(slot.number)
-    return [measured.get(place, Tally(tasks)) for place in range(len(slot.versions))]
-
-
-def _told(learner: Learner, slot: Slot, tallies: Sequence[Tally]) -> Told:
-    config = learner.rules.config.rewards
+def _told(
+    slot: Slot,
+    rows: Sequence[Given],
+    measured: Mapping[int, Tally],
+    trust: Trust,
+    config: RewardConfig,
+    *,
+    worthless: Sequence[int] = (),
+) -> Told:
+    """Credit a slot's models with what clients gave and the world measured, and worthless versions with zeros."""
+    mixes, tasks = slot.mixes(slot.mix), len(slot.mix)
+    before = [measured.get(place, Tally(tasks)) for place in range(len(slot.versions))]
+    tallies = credited(before, rows, slot.mix, trust)
+    for place, version in enumerate(slot.versions):
+        if version in worthless:
+            tallies[place] = tallies[place].add(VERDICT, np.zeros(tasks), LEAST_COUNT * mixes[place])
     rewards, counts = (np.array(table) for table in zip(*(tally.reward(config) for tally in tallies), strict=True))
-    return Told(slot, rewards, counts, tallies[0].join(*tallies[1:]).shares(config))
+    return Told(slot, rewards, counts, shares(tallies, config))
 
 
 def _teach(router: Any, told: Told) -> None:
     """Tell the router the rewards of a slot's models; what it did not choose teaches it as a warm start."""
-    slot, taught = told.slot, (told.counts > 0).any(axis=1)
-    if slot.decision is not None and not told.late:
-        rewards, counts = _as_decided(slot.decision, slot.blends, told.rewards, told.counts)
-        router.tell(slot.decision, rewards, counts)
+    slot, decision, taught = told.slot, told.slot.decision, (told.counts > 0).any(axis=1)
+    if decision is not None and not told.late:
+        rewards, counts = np.full(decision.estimates.shape, np.nan), np.zeros(decision.estimates.shape)
+        for blend, reward, count in zip(slot.blends, told.rewards, told.counts, strict=True):
+            row = np.abs(decision.blends - blend).sum(axis=1).argmin()  # the nearest: a saved one may have lost digits
+            rewards[row], counts[row] = reward, count
+        router.tell(decision, rewards, counts)
     elif taught.any() and hasattr(router, "warm_start"):
         router.warm_start(slot.blends[taught], told.rewards[taught], told.counts[taught])
-
-
-def _as_decided(
-    decision: Decision, blends: FloatArray, rewards: FloatArray, counts: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Put the rewards and counts (n, V) of the blends (n, K) that were served into the rows of a decision's own."""
-    table, behind = np.full(decision.estimates.shape, np.nan), np.zeros(decision.estimates.shape)
-    for blend, reward, count in zip(blends, rewards, counts, strict=True):
-        row = np.abs(decision.blends - blend).sum(axis=1).argmin()  # the nearest: a saved state may have lost digits
-        table[row], behind[row] = reward, count
-    return table, behind
 
 
 def _earned(versions: Sequence[Version], told: Sequence[Told]) -> tuple[Version, ...]:
@@ -381,37 +377,29 @@ def _earned(versions: Sequence[Version], told: Sequence[Told]) -> tuple[Version,
     return tuple(known.values())
 
 
-def _choose(learner: Learner, kept: Choice | None) -> tuple[Choice, Learner]:
+def _choose(learner: Learner, kept: Choice | None) -> Choice:
     """Choose for the forecast mix, where `kept` would serve on what answers."""
-    rules, mix, pin = learner.rules, learner.forecast, learner.pin
-    number = learner.slot.number + 1
+    rules, mix, pin, phase = learner.rules, learner.forecast, learner.pin, learner.phase
     if pin is not None:
-        return Choice.one(pin.blend, len(mix), Reason.PINNED, "pinned", pin.version), learner
-    phase = phase_of(rules.config, pin=pin, rewarded=learner.rewarded, number=number)
+        return Choice.one(pin.blend, len(mix), Reason.PINNED, "pinned", pin.version)
+    if phase is Phase.LEARNING:
+        return _asked(learner)
     if phase is Phase.WAITING and learner.rewarded is not None:
-        best = best_known(learner.good, mix, rules.models, "no rewards any more: the best known blend")
+        best = best_known(learner.good, mix, rules.models)
         if best is not None:
-            return best, learner
-    confusion = learner.monitor.confusion if rules.models > 1 else None
-    if phase is not Phase.LEARNING:
-        served = np.empty((0, 0)) if kept is None else kept.blends
-        blends, estimates = rules.start(Readings.of(mix, confusion), served, models=rules.models)
-        choice = Choice.panel(blends, estimates, Reason.START, f"{phase}: the start blend")
-        return choice if kept is None else choice.numbered(kept), learner
-    decision = ask(learner.router, mix, models=rules.models, confusion=confusion)
-    if kept is None:
-        return Choice.of(decision), learner
-    choice, explores = admitted(
-        decision,
-        kept=kept,
-        versions=learner.good,
-        explored=learner.explored,
-        config=rules.config,
-        models=rules.models,
-    )
-    if choice.decision is None:
-        _decline(learner.router, decision)
-    return choice, replace(learner, explored=(*learner.explored, explores)[-WINDOW:])
+            return best
+    served = np.empty((0, 0)) if kept is None else kept.blends
+    readings = Readings.of(mix, learner.monitor.confusion if rules.models > 1 else None)
+    blends, estimates = rules.start(readings, served, models=rules.models)
+    return Choice.panel(blends, estimates, Reason.START, f"{phase}: the start blend")
+
+
+def _asked(learner: Learner) -> Choice:
+    """Ask the router for a blend, or for as many as are served side by side."""
+    models, router, mix = learner.rules.models, learner.router, learner.forecast
+    if models == 1:
+        return Choice.of(router.ask(mix))
+    return Choice.of(router.ask(mix, models=models, confusion=learner.monitor.confusion))
 
 
 def _decline(router: Any, decision: Decision) -> None:
@@ -427,46 +415,40 @@ def _prepare(learner: Learner, world: World[P], choice: Choice, kept: Choice | N
 
     What is refused is told to the router, which may choose again; at last what answers is `kept`.
     """
-    rules, mix = learner.rules, learner.forecast
-    for chance in range(rules.config.guard.tries, -1, -1):
+    mix, refused = learner.forecast, 0
+    while True:
         prepared: list[P] = []
         slot = Slot.of(choice, number=learner.slot.number + 1, versions=(), task_mix=mix)
         guard, numbers = learner.guard, choice.versions or (None,) * len(choice.blends)
+        compared = choice.reason in (Reason.CHOSEN, Reason.START, Reason.BEST)
+        # nobody may refuse what others fall back to
+        margin = learner.rules.config.margin if choice.reason is Reason.CHOSEN else np.inf
         try:
             for blend, number, own in zip(choice.blends, numbers, slot.mixes(mix), strict=True):
                 prepared.append(world.prepare(blend, number))
                 if prepared[-1].changed:
-                    compared = choice.reason in (Reason.CHOSEN, Reason.START, Reason.BEST)
                     probes = world.probe(prepared[-1], fully=compared)
-                    refuse = choice.reason is Reason.CHOSEN  # nobody may refuse what others fall back to
-                    guard = guard.probed(prepared[-1].version, probes, own, rules.config.guard, refuse=refuse)
+                    guard = guard.probed(prepared[-1].version, probes, own, margin=margin)
             versions = tuple(one.version for one in prepared)
             return prepared, replace(learner, guard=guard, slot=replace(slot, versions=versions))
-        except Refused as why:
+        except BaseException as why:
             world.discard()
-            if choice.decision is None or kept is None:
+            if not isinstance(why, Refused) or choice.decision is None or kept is None:
                 raise
             log.info("a blend is not served: %s", why)
             router: Any = learner.router
             _decline(router, choice.decision)
             if hasattr(router, "warm_start"):  # what the probes have earned teaches all the same
                 router.warm_start(choice.blends[[len(prepared) - 1]], why.reward[None], why.counts[None])
-            confusion = learner.monitor.confusion if rules.models > 1 else None
-            if chance > 1:
-                choice = Choice.of(ask(router, mix, models=rules.models, confusion=confusion))
-            else:
-                choice = replace(kept, note=f"refused: {why}")
-        except BaseException:
-            world.discard()
-            raise
-    raise AssertionError("the last chance keeps what answers")
+            refused += 1
+            choice = _asked(learner) if refused < TRIES else replace(kept, note=f"refused: {why}")
 
 
 def _finish(learner: Learner, world: World[P], prepared: Sequence[P], done: Turn) -> Learner:
     """Write the turn down, then let what was prepared answer."""
     config, opened = learner.rules.config, learner.slot
     keep = config.keep_versions * learner.rules.models
-    guard = learner.guard.opened(opened.versions, bad=done.bad, keep=keep, share=config.rewards.client_share)
+    guard = learner.guard.opened(opened.versions, bad=done.bad, keep=keep)
     known = {one.number: replace(one, good=one.good and one.number not in done.bad) for one in learner.versions}
     nothing = np.zeros(len(opened.task_mix))
     for number, blend in zip(opened.versions, opened.blends, strict=True):

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -21,9 +22,8 @@ Role: TypeAlias = Literal[
 ]
 Block: TypeAlias = tuple[str, int]  # a tensor of the checkpoint, and the element at which the block starts
 Settings: TypeAlias = dict[str, Any]  # a configuration, as transformers understands it
-_Found: TypeAlias = tuple[Block, tuple[int, ...], torch.dtype]
 
-UNMERGEABLE = frozenset({torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.int8})
+MERGEABLE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 OUTPUT_ROLES: frozenset[Role] = frozenset({"down", "down_bias"})  # a fold scales these: they are linear in the output
 
 
@@ -94,13 +94,47 @@ class ExpertPattern:
     targets: Mapping[Role, str]
     keep_dim: bool = False
 
-    def match(self, tensor: str) -> tuple[str, int | None] | None:
-        """Find the site and the expert that a tensor belongs to, None if it is of another kind."""
-        found = re.fullmatch(as_regex(self.name), tensor)
+    def cut(self, spec: TensorSpec, K: int) -> list["Cut"]:
+        """Cut a tensor into the blocks of its roles and experts; none if it is of another kind."""
+        found = re.fullmatch(as_regex(self.name), spec.name)
         if found is None:
-            return None
-        expert = found.groupdict().get("k")
-        return found["site"], None if expert is None else int(expert)
+            return []
+        shape, experts, roles = spec.shape, range(K), len(self.targets)
+        if "k" in found.groupdict():
+            experts = range(int(found["k"]), int(found["k"]) + 1)
+        elif not shape or shape[0] != K:
+            raise CheckpointError(f"{spec.name} must have {K} experts in its first dimension (got {shape})")
+        else:
+            shape = shape[1:]
+        if roles > 1:
+            if not shape or shape[0] % roles:
+                raise CheckpointError(f"{spec.name} {spec.shape} cannot be cut into {' and '.join(self.targets)}")
+            shape = (shape[0] // roles, *shape[1:])
+        step = spec.numel // len(experts) // roles
+        shape = (1, *shape) if self.keep_dim else shape
+        return [
+            Cut(found["site"], role, target, k, (spec.name, (index * roles + number) * step), shape, spec.dtype)
+            for index, k in enumerate(experts)
+            for number, (role, target) in enumerate(self.targets.items())
+        ]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The block of one role and expert, where a pattern found it."""
+
+    site: str
+    role: Role
+    target: str  # pattern of the dense tensor that it goes to
+    expert: int
+    block: Block
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def in_place(roles: Mapping[str, Role], *, keep_dim: bool = False) -> tuple[ExpertPattern, ...]:
+    """Patterns of tensors that keep their names in the dense model: name → role."""
+    return tuple(ExpertPattern(name, {role: name}, keep_dim) for name, role in roles.items())
 
 
 @dataclass(frozen=True)
@@ -140,7 +174,6 @@ class Family:
     unit_axes: Mapping[Role, int | None] = field(default_factory=lambda: UNIT_AXES)
     fold: Callable[[Checkpoint, Settings, str], Fold] | None = None  # the factor on a site's output
     twin: Mapping[str, Any] = field(default_factory=lambda: DECODER_TWIN)  # changes that make a configuration tiny
-    note: str = ""  # what a user should know before serving a merge of this family
 
     def sites(self, checkpoint: Checkpoint, settings: Settings) -> list[Site]:
         """List the sites of a checkpoint, in order; a missing or unequal expert is a CheckpointError."""
@@ -151,47 +184,33 @@ class Family:
                 f"config.json of a {self.model_type} model needs {self.count} ≥ 1, and its files hold no more than "
                 f"{most} experts (got {K!r})"
             )
-        found: dict[str, dict[tuple[Role, str], dict[int, _Found]]] = {}
+        found: dict[str, dict[tuple[Role, str], dict[int, Cut]]] = {}
         for spec in _used(checkpoint, settings):
-            for pattern in self.experts:
-                match = pattern.match(spec.name)
-                if match is not None:
-                    kinds = found.setdefault(match[0], {})
-                    for role, expert, block, shape in _blocks_of(spec, pattern, match[1], K):
-                        kinds.setdefault((role, pattern.targets[role]), {})[expert] = (block, shape, spec.dtype)
-                    break
+            for cut in next(filter(None, (pattern.cut(spec, K) for pattern in self.experts)), ()):
+                found.setdefault(cut.site, {}).setdefault((cut.role, cut.target), {})[cut.expert] = cut
         if not found:
             raise CheckpointError(f"{checkpoint.path} holds no experts of the {self.model_type} family")
-        return [self._site(checkpoint, settings, name, found[name], K) for name in sorted(found, key=_natural)]
+        sites = []
+        for name in sorted(found, key=_natural):
+            parts = [self._part(name, *kind, cuts, K) for kind, cuts in found[name].items()]
+            fold = self.fold(checkpoint, settings, name) if self.fold else Fold(1.0, "none")
+            sites.append(Site(name, tuple(sorted(parts, key=lambda part: part.target)), fold))
+        return sites
 
-    def _site(
-        self,
-        checkpoint: Checkpoint,
-        settings: Settings,
-        name: str,
-        kinds: dict[tuple[Role, str], dict[int, _Found]],
-        K: int,
-    ) -> Site:
-        parts = []
-        for (role, target), experts in kinds.items():
-            if sorted(experts) != list(range(K)):
-                wrong = sorted(set(range(K)) ^ set(experts))[0]
-                state = "missing" if wrong < K else "one too many"
-                raise CheckpointError(f"{name} must have {K} experts: {role} of expert {wrong} is {state}")
-            shapes = {shape for _, shape, _ in experts.values()}
-            if len(shapes) > 1:
-                raise CheckpointError(
-                    f"the experts of {name} differ in shape ({role}: {sorted(shapes)}): no merge is possible"
-                )
-            dtypes = {dtype for _, _, dtype in experts.values()}
-            if len(dtypes) > 1 or dtypes & UNMERGEABLE:
-                raise CheckpointError(
-                    f"{name}: {role} must be of one 16- or 32-bit type (got {dtypes}); convert it first"
-                )
-            blocks = tuple(experts[k][0] for k in range(K))
-            parts.append(Part(role, shapes.pop(), blocks, target.format(site=name), self.unit_axes[role]))
-        fold = self.fold(checkpoint, settings, name) if self.fold else Fold(1.0, "none")
-        return Site(name, tuple(sorted(parts, key=lambda part: part.target)), fold)
+    def _part(self, site: str, role: Role, target: str, cuts: Mapping[int, Cut], K: int) -> Part:
+        wrong = min(set(range(K)) ^ set(cuts), default=None)
+        if wrong is not None:
+            state = "missing" if wrong < K else "one too many"
+            raise CheckpointError(f"{site} must have {K} experts: {role} of expert {wrong} is {state}")
+        shapes, dtypes = ({getattr(cut, what) for cut in cuts.values()} for what in ("shape", "dtype"))
+        if len(shapes) > 1:
+            raise CheckpointError(
+                f"the experts of {site} differ in shape ({role}: {sorted(shapes)}): no merge is possible"
+            )
+        if len(dtypes) > 1 or not dtypes <= MERGEABLE:
+            raise CheckpointError(f"{site}: {role} must be of one 16- or 32-bit type (got {dtypes}); convert it first")
+        blocks = tuple(cuts[k].block for k in range(K))
+        return Part(role, shapes.pop(), blocks, target.format(site=site), self.unit_axes[role])
 
     def plan(self, checkpoint: Checkpoint, settings: Settings, sites: list[Site]) -> list[Piece]:
         """List every piece of the dense model, for a blend of all experts."""
@@ -250,6 +269,7 @@ def _used(checkpoint: Checkpoint, settings: Settings) -> list[TensorSpec]:
     return [spec for layer, spec in layers if layer is None or int(layer[1]) < depth]
 
 
+@cache
 def as_regex(name: str) -> str:
     """Turn a name with {site} and {k} into a regular expression with groups of these names."""
     return re.escape(name).replace(r"\{site\}", r"(?P<site>.+\.\d+)").replace(r"\{k\}", r"(?P<k>\d+)")
@@ -257,27 +277,3 @@ def as_regex(name: str) -> str:
 
 def _natural(name: str) -> list[str | int]:
     return [int(word) if word.isdigit() else word for word in re.split(r"(\d+)", name)]
-
-
-def _blocks_of(
-    spec: TensorSpec, pattern: ExpertPattern, expert: int | None, K: int
-) -> list[tuple[Role, int, Block, tuple[int, ...]]]:
-    """Cut one tensor into the blocks of its roles and experts: (role, expert, block, shape)."""
-    roles = tuple(pattern.targets)
-    if expert is None:
-        if not spec.shape or spec.shape[0] != K:
-            raise CheckpointError(f"{spec.name} must have {K} experts in its first dimension (got {spec.shape})")
-        shape, experts = spec.shape[1:], range(K)
-    else:
-        shape, experts = spec.shape, range(expert, expert + 1)
-    if len(roles) > 1:
-        if not shape or shape[0] % len(roles):
-            raise CheckpointError(f"{spec.name} {spec.shape} cannot be cut into {' and '.join(roles)}")
-        shape = (shape[0] // len(roles), *shape[1:])
-    size = spec.numel // len(experts)
-    step = size // len(roles)
-    return [
-        (role, k, (spec.name, index * size + part * step), (1, *shape) if pattern.keep_dim else shape)
-        for index, k in enumerate(experts)
-        for part, role in enumerate(roles)
-    ]

@@ -22,8 +22,8 @@ PENALTY = 5e-4  # L2, on the weights; chosen on held-out parts of GLUE's train t
 _OF_ANY_LENGTH = 2  # of VIEWS: every request has the same number of edges
 _BYTES = VIEWS.index("bytes")
 
-# Inputs of the regression, which start with the surface, that are multiplied: each with itself, lengths and overlaps
-# with one another.
+# Pairs of inputs (2, P) whose product is an input too. Inputs start with the surface: each with itself, lengths and
+# overlaps with one another.
 PRODUCTS = np.array(
     [
         (one, two)
@@ -38,7 +38,6 @@ PRODUCTS = np.array(
 class Calibration:
     """A fitted regression: inputs (n, F) to posteriors (n, A) of the A tasks that have a history."""
 
-    products: NDArray[np.int64]  # (2, P) pairs of inputs whose product is an input too
     centre: FloatArray  # (F,)
     scale: FloatArray  # (F,)
     weights: FloatArray  # (F + P, A)
@@ -46,7 +45,7 @@ class Calibration:
 
     def posteriors(self, inputs: FloatArray) -> FloatArray:
         """Probability of each task (n, A) under a uniform prior."""
-        scores = _design(inputs, self.centre, self.scale, self.products) @ self.weights + self.bias
+        scores = _design(inputs, self.centre, self.scale) @ self.weights + self.bias
         chances = np.exp(scores - scores.max(axis=1, keepdims=True))
         return np.asarray(chances / chances.sum(axis=1, keepdims=True))
 
@@ -66,7 +65,7 @@ class Classifier:
     def empty(tasks: int) -> "Classifier":
         """Knows nothing."""
         flat, whole = np.zeros(0), np.zeros(0, dtype=np.int64)
-        nothing = Calibration(np.zeros((2, 0), dtype=np.int64), flat, flat, np.zeros((0, 0)), flat)
+        nothing = Calibration(flat, flat, np.zeros((0, 0)), flat)
         return Classifier(tasks, whole, np.zeros((0, 0, 0, 0), dtype=np.float32), nothing, flat, texts=0)
 
     @property
@@ -103,8 +102,6 @@ def explained_by(features: Features, scores: FloatArray) -> tuple[NDArray[np.int
 def calibrate(
     inputs: FloatArray,  # (n, F)
     labels: NDArray[np.int64],  # (n,) in 0 … A − 1, each of them at least once
-    *,
-    products: NDArray[np.int64] = PRODUCTS,
 ) -> Calibration:
     """Fit the regression until it converges: the result does not depend on the way there."""
     sizes = np.bincount(labels)
@@ -112,9 +109,9 @@ def calibrate(
     centre = weight @ inputs
     scale = np.sqrt(weight @ (inputs - centre) ** 2)
     scale = np.where(scale > 1e-9, scale, 1.0)
-    design = _design(inputs, centre, scale, products)
+    design = _design(inputs, centre, scale)
     if len(sizes) == 1:  # one task alone is certain
-        return Calibration(products, centre, scale, np.zeros((design.shape[1], 1)), np.zeros(1))
+        return Calibration(centre, scale, np.zeros((design.shape[1], 1)), np.zeros(1))
     # newton-cg on 8 × 500 texts: two thirds of L-BFGS's time at this tolerance, and nearer to the optimum
     model = LogisticRegression(C=1 / PENALTY, solver="newton-cg", tol=1e-6, max_iter=100)
     with warnings.catch_warnings():
@@ -122,11 +119,11 @@ def calibrate(
         model.fit(design, labels, sample_weight=weight)
     if len(sizes) == 2:  # scikit-learn gives the second task's log-odds alone
         weights, bias = np.vstack([-model.coef_, model.coef_]).T / 2, np.r_[-1, 1] * model.intercept_ / 2
-        return Calibration(products, centre, scale, weights, bias)
-    return Calibration(products, centre, scale, model.coef_.T.copy(), model.intercept_)
+        return Calibration(centre, scale, weights, bias)
+    return Calibration(centre, scale, model.coef_.T.copy(), model.intercept_)
 
 
-def _design(inputs: FloatArray, centre: FloatArray, scale: FloatArray, products: NDArray[np.int64]) -> FloatArray:
+def _design(inputs: FloatArray, centre: FloatArray, scale: FloatArray) -> FloatArray:
     """Standardised inputs and their products (n, F + P)."""
     standard = np.minimum(np.maximum((inputs - centre) / scale, -CLIP), CLIP)
-    return np.concatenate([standard, standard[:, products[0]] * standard[:, products[1]]], axis=1)
+    return np.concatenate([standard, standard[:, PRODUCTS[0]] * standard[:, PRODUCTS[1]]], axis=1)

@@ -10,7 +10,7 @@ from scipy.special import softmax
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
-from tanbr.monitor.features import COARSE
+from tanbr.monitor.features import COARSE, Features
 from tanbr.monitor.slot import UNKNOWN_QUANTILE
 from tanbr.types import FloatArray
 
@@ -44,9 +44,11 @@ class Clusters:
         """Whether there are any."""
         return len(self.centre) > 0
 
-    def read(self, vectors: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def read(self, features: Features) -> tuple[FloatArray, FloatArray]:
         """Posteriors under a uniform prior (n, V), and the familiarity (n,): below 0 far from every cluster."""
-        logs = _log_densities(_standard(vectors, self.centre, self.scale), self.means, self.variances)
+        logs = _log_densities(
+            _standard(features.surface[:, COARSE], self.centre, self.scale), self.means, self.variances
+        )
         return np.asarray(softmax(logs, axis=1)), logs.max(axis=1) - self.threshold
 
 
@@ -60,15 +62,16 @@ class Clustering:
 
     keys: NDArray[np.uint64]  # (m,) hashes of requests, sorted and distinct
     vectors: FloatArray  # (m, D) their surface features
-    means: FloatArray  # (V, D) of the last fit, in the vectors' own units; (0, 0) before the first
-    clusters: Clusters
+    means: FloatArray  # (V, D) of the last fit, in the vectors' own units; (V, 0) before the first
+    model: Clusters
     seen: int = 0  # requests
     fitted_on: int = 0  # requests seen at the last fit
 
     @staticmethod
-    def empty() -> "Clustering":
+    def empty(tasks: int) -> "Clustering":
         """No requests."""
-        return Clustering(np.zeros(0, dtype=np.uint64), np.zeros((0, DIMENSIONS)), np.zeros((0, 0)), Clusters.empty())
+        keys, vectors = np.zeros(0, dtype=np.uint64), np.zeros((0, DIMENSIONS))
+        return Clustering(keys, vectors, np.zeros((tasks, 0)), Clusters.empty())
 
     def add(self, keys: NDArray[np.uint64], vectors: FloatArray) -> "Clustering":
         """Take in requests: hashes (n,), vectors (n, D)."""
@@ -82,44 +85,46 @@ class Clustering:
 
     def refreshed(self) -> "Clustering":
         """Forget the clusters if the traffic has grown enough since they were found."""
-        outgrown = self.clusters.fitted and self.seen > (1 + REFIT_GROWTH) * self.fitted_on
-        return replace(self, clusters=Clusters.empty()) if outgrown else self
+        outgrown = self.model.fitted and self.seen > (1 + REFIT_GROWTH) * self.fitted_on
+        return replace(self, model=Clusters.empty()) if outgrown else self
 
-    def fitted(self, tasks: int) -> "Clustering":
+    def fitted(self) -> "Clustering":
         """Find V clusters if there are none and enough distinct requests were seen."""
-        if self.clusters.fitted or len(self.keys) < FIRST * tasks:
+        tasks = len(self.means)
+        if self.model.fitted or len(self.keys) < FIRST * tasks:
             return self
         centre, scale = self.vectors.mean(axis=0), self.vectors.std(axis=0)
         scale = np.where(scale > 1e-9, scale, 1.0)
         points = _standard(self.vectors, centre, scale)
-        labels = _labels(points, KMeans(tasks, n_init=_STARTS, random_state=0))
-        if len(self.means):
+        labels, spread = _k_means(points, KMeans(tasks, n_init=_STARTS, random_state=0))
+        if self.means.size:
             known = _standard(self.means, centre, scale)
-            kept = _labels(points, KMeans(tasks, init=known, n_init=1))
-            if _within(points, labels) > _BETTER * _within(points, kept):
+            kept, spread_of_kept = _k_means(points, KMeans(tasks, init=known, n_init=1))
+            if spread > _BETTER * spread_of_kept:
                 labels = kept
             else:
                 means = _means(points, labels, tasks)
                 distances = ((known[:, None] - means[None]) ** 2).sum(axis=2)
                 labels = np.argsort(linear_sum_assignment(distances)[1])[labels]
         means = _means(points, labels, tasks)
-        spread = _means((points - means[labels]) ** 2, labels, tasks)
         empty = np.bincount(labels, minlength=tasks) == 0
-        variances = np.where(empty[:, None], 1.0, np.maximum(spread, _FLOOR))
+        within = _means((points - means[labels]) ** 2, labels, tasks)
+        variances = np.where(empty[:, None], 1.0, np.maximum(within, _FLOOR))
         familiarity = _log_densities(points, means, variances).max(axis=1)
         found = Clusters(centre, scale, means, variances, float(np.quantile(familiarity, UNKNOWN_QUANTILE)))
-        return replace(self, means=means * scale + centre, clusters=found, fitted_on=self.seen)
+        return replace(self, means=means * scale + centre, model=found, fitted_on=self.seen)
 
 
 def _standard(vectors: FloatArray, centre: FloatArray, scale: FloatArray) -> FloatArray:
     return np.asarray(np.clip((vectors - centre) / scale, -_CLIP, _CLIP))
 
 
-def _labels(points: FloatArray, k_means: KMeans) -> NDArray[np.int64]:
-    """Give the cluster of each point (n,)."""
+def _k_means(points: FloatArray, k_means: KMeans) -> tuple[NDArray[np.int64], float]:
+    """Give the cluster of each point (n,), and the sum of squared distances from the clusters' means."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters leave some empty
-        return np.asarray(k_means.fit(points).labels_, dtype=np.int64)
+        k_means.fit(points)
+    return np.asarray(k_means.labels_, dtype=np.int64), float(k_means.inertia_)
 
 
 def _means(points: FloatArray, labels: NDArray[np.int64], clusters: int) -> FloatArray:
@@ -127,11 +132,6 @@ def _means(points: FloatArray, labels: NDArray[np.int64], clusters: int) -> Floa
     sums = np.zeros((clusters, points.shape[1]))
     np.add.at(sums, labels, points)
     return np.asarray(sums / np.maximum(np.bincount(labels, minlength=clusters), 1)[:, None])
-
-
-def _within(points: FloatArray, labels: NDArray[np.int64]) -> float:
-    """Sum of squared distances from the means of the clusters."""
-    return float(((points - _means(points, labels, int(labels.max()) + 1)[labels]) ** 2).sum())
 
 
 def _log_densities(points: FloatArray, means: FloatArray, variances: FloatArray) -> FloatArray:

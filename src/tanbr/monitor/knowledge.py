@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.monitor.classifier import Classifier, calibrate, explained_by, inputs_of
-from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.features import VIEWS, Features
 from tanbr.monitor.sketch import CountMin
 from tanbr.monitor.slot import UNKNOWN_QUANTILE
@@ -19,6 +18,7 @@ from tanbr.types import FloatArray
 
 REFIT_GROWTH = 0.25  # the classifier is fitted again, between slots, when the history has grown by this share:
 # however many labels come late, they cost one fit (about a second) per quarter of growth
+HISTORY = 1024  # distinct texts per task that the classifier is calibrated on: bounds the time of a fit, and the state
 _FOLDS = 3  # of the cross-validation behind `confusion`
 
 
@@ -36,7 +36,7 @@ class History:
         """No texts."""
         return History(Features.empty(), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
-    def add(self, features: Features, tasks: NDArray[np.int64], *, capacity: int) -> "History":
+    def add(self, features: Features, tasks: NDArray[np.int64]) -> "History":
         """Take in texts whose tasks are known (n,)."""
         grown = History(
             Features.concatenate([self.features, features]),
@@ -44,10 +44,10 @@ class History:
             np.concatenate([self.counts, np.ones(len(features), dtype=np.int64)]),
             self.pending + len(features),
         )
-        return grown.compacted(capacity) if grown.pending > capacity else grown
+        return grown.compacted() if grown.pending > HISTORY else grown
 
-    def compacted(self, capacity: int) -> "History":
-        """Join equal texts and drop those beyond a task's capacity; sorted, so always the same."""
+    def compacted(self) -> "History":
+        """Join equal texts and drop those of a task beyond HISTORY; sorted, so always the same."""
         if not self.pending:
             return self
         order = np.lexsort((self.features.keys, self.tasks))
@@ -58,7 +58,7 @@ class History:
         counts = np.add.reduceat(self.counts[order], firsts)
         tasks = tasks[firsts]
         rank = np.arange(len(firsts)) - np.searchsorted(tasks, tasks)  # place among its task's keys
-        kept = rank < capacity
+        kept = rank < HISTORY
         return History(self.features.take(order[firsts[kept]]), tasks[kept], counts[kept])
 
 
@@ -69,34 +69,33 @@ class Knowledge:
     sketches: Mapping[str, CountMin]  # by VIEWS
     history: History
     learned: NDArray[np.int64]  # (V,) texts
-    classifier: Classifier
+    model: Classifier
 
     @staticmethod
-    def empty(tasks: int, config: MonitorConfig) -> "Knowledge":
+    def empty(tasks: int) -> "Knowledge":
         """Nothing was learned."""
-        sketches = {name: CountMin.empty(tasks, width=config.sketch_width) for name in VIEWS}
+        sketches = {name: CountMin.empty(tasks) for name in VIEWS}
         return Knowledge(sketches, History.empty(), np.zeros(tasks, dtype=np.int64), Classifier.empty(tasks))
 
-    def learn(self, features: Features, tasks: NDArray[np.int64], config: MonitorConfig) -> "Knowledge":
+    def learn(self, features: Features, tasks: NDArray[np.int64]) -> "Knowledge":
         """Take in texts whose tasks are known (n,)."""
         return replace(
             self,
             sketches={name: sketch.add(features.views[name], tasks) for name, sketch in self.sketches.items()},
-            history=self.history.add(features, tasks, capacity=config.history),
+            history=self.history.add(features, tasks),
             learned=self.learned + np.bincount(tasks, minlength=len(self.learned)),
         )
 
     def refreshed(self) -> "Knowledge":
         """Forget the classifier if the history has grown enough since it was fitted."""
-        fitted = self.classifier
-        outgrown = fitted.fitted and self.learned.sum() > (1 + REFIT_GROWTH) * fitted.texts
-        return replace(self, classifier=Classifier.empty(fitted.tasks)) if outgrown else self
+        outgrown = self.model.fitted and self.learned.sum() > (1 + REFIT_GROWTH) * self.model.texts
+        return replace(self, model=Classifier.empty(self.model.tasks)) if outgrown else self
 
-    def fitted(self, config: MonitorConfig) -> "Knowledge":
+    def fitted(self) -> "Knowledge":
         """Fit a classifier if there is none and anything was learned."""
-        if self.classifier.fitted or not self.learned.any():
+        if self.model.fitted or not self.learned.any():
             return self
-        sample, scores, labels = self._scored(config)
+        sample, scores, labels = self._scored()
         known = np.flatnonzero(self.learned)
         _, explained = explained_by(sample, scores)
         tables = np.stack([sketch.log_table() for sketch in self.sketches.values()])[..., known]
@@ -110,11 +109,11 @@ class Knowledge:
             ),
             texts=int(self.learned.sum()),
         )
-        return replace(self, classifier=classifier)
+        return replace(self, model=classifier)
 
-    def _scored(self, config: MonitorConfig) -> tuple[Features, FloatArray, NDArray[np.int64]]:
+    def _scored(self) -> tuple[Features, FloatArray, NDArray[np.int64]]:
         """Give the sample, its leave-one-out scores (views, n, A), and the place of each task among the known (n,)."""
-        kept = self.history.compacted(config.history)
+        kept = self.history.compacted()
         scores = [
             sketch.leave_one_out(kept.features.views[name], kept.tasks, kept.counts)
             for name, sketch in self.sketches.items()
@@ -122,7 +121,7 @@ class Knowledge:
         known = np.flatnonzero(self.learned)
         return kept.features, np.stack(scores)[:, :, known], np.searchsorted(known, kept.tasks)
 
-    def confusion(self, config: MonitorConfig) -> FloatArray:
+    def confusion(self) -> FloatArray:
         """Share of each task's texts (rows) taken for each task (columns), (V, V); 0 in the row of an unknown task.
 
         Cross-validated on the sample: no text was in the sketches or the regression that judged it.
@@ -130,7 +129,7 @@ class Knowledge:
         table = np.zeros((len(self.learned), len(self.learned)))
         if not self.learned.any():
             return table
-        sample, scores, labels = self._scored(config)
+        sample, scores, labels = self._scored()
         known, inputs = np.flatnonzero(self.learned), inputs_of(sample, scores)
         # The sample is sorted by task and hash: every third text of a task is a random third of it.
         fold = (np.arange(len(labels)) - np.searchsorted(labels, labels)) % _FOLDS

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,25 +12,23 @@ from pydantic import ValidationError
 
 from tanbr.config import check_kept
 from tanbr.errors import InputError, StateError
-from tanbr.monitor.classifier import Classifier
-from tanbr.monitor.clusters import DIMENSIONS, Clustering, Clusters
-from tanbr.monitor.config import MAY_CHANGE, MonitorConfig
+from tanbr.monitor.clusters import DIMENSIONS, Clustering
+from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.features import COARSE, VIEWS, batches
 from tanbr.monitor.forecast import Forecast
 from tanbr.monitor.knowledge import Knowledge
 from tanbr.monitor.recogniser import Recogniser, Recognition
-from tanbr.monitor.sketch import ROWS
 from tanbr.monitor.slot import SlotSample, familiar_counts, prevalence, unknown_share
-from tanbr.state import check_alike, from_arrays, read_state, to_arrays, write_state
-from tanbr.types import FloatArray, SlotMix, Text, as_task_mix
+from tanbr.state import from_arrays, read_state, to_arrays, write_state
+from tanbr.types import FloatArray, SlotMix, Text, as_task_mix, frozen
 
 Method = Literal["sketch", "clusters"]
 LENGTHS = (  # arrays of a state whose last axes, or first ones, have one length
-    ("knowledge.classifier.", -1, ("known", "tables", "calibration.weights", "calibration.bias", "thresholds")),
-    ("knowledge.classifier.calibration.", -1, ("centre", "scale")),
-    ("knowledge.history.", 0, ("features.keys", "features.surface", "tasks", "counts")),
-    ("clustering.", 0, ("keys", "vectors")),
-    ("clustering.clusters.", -1, ("centre", "scale", "means", "variances")),
+    ("known.model.", -1, ("known", "tables", "calibration.weights", "calibration.bias", "thresholds")),
+    ("known.model.calibration.", -1, ("centre", "scale")),
+    ("known.history.", 0, ("features.keys", "features.surface", "tasks", "counts")),
+    ("known.", 0, ("keys", "vectors")),
+    ("known.model.", -1, ("centre", "scale", "means", "variances")),
     ("slot.", 0, ("keys", "rows")),
 )
 
@@ -39,27 +37,9 @@ LENGTHS = (  # arrays of a state whose last axes, or first ones, have one length
 class MonitorState:
     """All that a monitor knows. No step changes it or an array in it: a step makes the next state."""
 
-    knowledge: Knowledge
-    clustering: Clustering
+    known: Knowledge | Clustering  # by the method
     slot: SlotSample
     forecast: Forecast
-
-    @staticmethod
-    def start(tasks: int, config: MonitorConfig) -> "MonitorState":
-        """Nothing is known yet."""
-        knowledge = Knowledge.empty(tasks, config)
-        return MonitorState(knowledge, Clustering.empty(), SlotSample.empty(tasks), Forecast.start(tasks))
-
-    def unfitted(self) -> "MonitorState":
-        """Forget what was fitted: it is fitted anew when next needed."""
-        knowledge = replace(self.knowledge, classifier=Classifier.empty(self.knowledge.classifier.tasks))
-        return replace(self, knowledge=knowledge, clustering=replace(self.clustering, clusters=Clusters.empty()))
-
-    def compacted(self, config: MonitorConfig) -> "MonitorState":
-        """Join what waits to be joined, as a saved state has it."""
-        history = self.knowledge.history.compacted(config.history)
-        knowledge = replace(self.knowledge, history=history)
-        return replace(self, knowledge=knowledge, slot=self.slot.compacted(config.slot_sample))
 
 
 class Monitor:
@@ -78,8 +58,10 @@ class Monitor:
         self.method = method
         self.config = config or MonitorConfig()
         self._index = {name: index for index, name in enumerate(self.tasks)}
-        self._state = MonitorState.start(len(self.tasks), self.config)
-        self._judged: tuple[Classifier, FloatArray] | None = None  # a fit and its confusion
+        V = len(self.tasks)
+        known = Knowledge.empty(V) if method == "sketch" else Clustering.empty(V)
+        self._state = MonitorState(known, SlotSample.empty(V), Forecast.start(V))
+        self._judged: tuple[Any, FloatArray] | None = None  # a fit and its confusion
 
     def fork(self) -> "Monitor":
         """Give a monitor that knows the same and goes its own way from here.
@@ -91,14 +73,15 @@ class Monitor:
     @property
     def learns(self) -> bool:
         """Whether `learn` teaches it anything."""
-        return self.method == "sketch"
+        return isinstance(self._state.known, Knowledge)
 
     def learn(self, texts: Sequence[Text], tasks: Sequence[str]) -> None:
         """Take in texts whose tasks are known: the history at the start, and late labels at any time.
 
         Costs as much as observing them. What is new is used from the next slot on, once it is a quarter of the history.
         """
-        if not self.learns:
+        known = self._state.known
+        if not isinstance(known, Knowledge):
             raise InputError(f"method {self.method!r} does not learn from labels; build the monitor with 'sketch'")
         if len(texts) != len(tasks):
             raise InputError(f"texts and tasks must be of one length (got {len(texts)} and {len(tasks)})")
@@ -106,20 +89,17 @@ class Monitor:
         if odd is not None:
             raise InputError(f"unknown task {odd!r}; this monitor knows {', '.join(self.tasks)}")
         indices = np.array([self._index[task] for task in tasks], dtype=np.int64)
-        knowledge = self._state.knowledge
         for features, part in batches(texts, plain=self.config.plain):
-            knowledge = knowledge.learn(features, indices[part], self.config)
-        self._state = replace(self._state, knowledge=knowledge)
+            known = known.learn(features, indices[part])
+        self._state = replace(self._state, known=known)
 
     def snapshot(self) -> Recogniser:
         """Give what recognises requests before they are answered; any thread may use it, until the next one is taken.
 
         The first one after learning is fitted here, which takes about a second for 8 × 500 texts.
         """
-        self._fit()
-        state = self._state
-        model = state.knowledge.classifier if self.learns else state.clustering.clusters
-        return Recogniser(self.tasks, state.forecast.mix, model, plain=self.config.plain)
+        known = self._fitted()
+        return Recogniser(self.tasks, self._state.forecast.mix, known.model, plain=self.config.plain)
 
     def observe(self, texts: Sequence[Text]) -> FloatArray:
         """Take in requests of the open slot; posteriors over the tasks (n, V), each on the simplex.
@@ -128,8 +108,7 @@ class Monitor:
         """
         results = []
         for features, _ in batches(texts, plain=self.config.plain):
-            if not self.learns:  # these requests may be those that make clusters possible
-                self._cluster(features.keys, features.surface[:, COARSE])
+            self._cluster(features.keys, features.surface[:, COARSE])  # these may be those that make clusters possible
             seen = self.snapshot().read(features)
             self._count(seen)
             results.append(seen.posteriors)
@@ -140,8 +119,7 @@ class Monitor:
         expected = len(self.tasks), 0 if self.learns else DIMENSIONS
         if (seen.posteriors.shape[1], seen.vectors.shape[1]) != expected:
             raise InputError(f"requests must be recognised by this monitor, over {len(self.tasks)} tasks")
-        if not self.learns:
-            self._cluster(seen.keys, seen.vectors)
+        self._cluster(seen.keys, seen.vectors)
         self._count(seen)
 
     @property
@@ -150,25 +128,21 @@ class Monitor:
 
         A row of 0 is a task without history. Worked out when first asked for after a fit: about a second.
         """
-        self._fit()
-        knowledge = self._state.knowledge
-        if self._judged is None or self._judged[0] is not knowledge.classifier:
-            table = knowledge.confusion(self.config)
-            table.setflags(write=False)
-            self._judged = knowledge.classifier, table
+        known = self._fitted()
+        if self._judged is None or self._judged[0] is not known.model:
+            nothing = np.zeros((len(self.tasks), len(self.tasks)))
+            self._judged = known.model, frozen(known.confusion() if isinstance(known, Knowledge) else nothing)
         return self._judged[1]
 
     def close_slot(self) -> SlotMix:
         """End the slot: its mix, and the mix of the one that starts."""
         state = self._state
-        posteriors, novelty, counts = state.slot.read(self.config.slot_sample)
+        posteriors, novelty, counts = state.slot.read()
         unknown, alarm = unknown_share(novelty, counts)
         familiar = familiar_counts(novelty, counts, unknown)
         seen = prevalence(posteriors[familiar > 0], familiar[familiar > 0]) if familiar.sum() > 0 else None
         forecast = state.forecast.after(seen)
-        self._state = MonitorState(
-            state.knowledge.refreshed(), state.clustering.refreshed(), SlotSample.empty(len(self.tasks)), forecast
-        )
+        self._state = MonitorState(state.known.refreshed(), SlotSample.empty(len(self.tasks)), forecast)
         return SlotMix(
             estimate=forecast.mix if seen is None else seen.mix,
             forecast=forecast.mix,
@@ -180,58 +154,55 @@ class Monitor:
 
     def save(self, path: str | Path) -> None:
         """Write the whole state atomically, the open slot too."""
-        self._state = self._state.compacted(self.config)
+        known = self._state.known
+        if isinstance(known, Knowledge):
+            known = replace(known, history=known.history.compacted())
+        self._state = replace(self._state, known=known, slot=self._state.slot.compacted())
         description = {"tasks": self.tasks, "method": self.method, "config": self.config.model_dump(mode="json")}
         write_state(path, description, to_arrays(self._state), compress=True)  # counters are mostly 0
 
     @classmethod
     def load(cls, path: str | Path, *, config: MonitorConfig | None = None) -> "Monitor":
-        """Read a state that `save` wrote, to go on with `config`, or with its own if None.
-
-        SettingsError for what it cannot go on with. Where anything changed, classifier and clusters are fitted anew.
-        """
+        """Read a state that `save` wrote; SettingsError if it was made with another `config` than is asked for."""
         description, arrays = read_state(path)
         try:
             saved = MonitorConfig.model_validate(description["config"])
-            size = ROWS, saved.sketch_width, len(description["tasks"])
-            if any(arrays[f"knowledge.sketches.{view}.counts"].shape != size for view in VIEWS):
-                raise InputError(f"its sketches must be of shape {size}")  # before a monitor of that size is made
+            V, views = len(description["tasks"]), VIEWS if description["method"] == "sketch" else ()
+            if any(arrays[f"known.sketches.{view}.counts"].shape[-1:] != (V,) for view in views):
+                raise InputError(f"its sketches must be of {V} tasks")  # before a monitor of that size is made
             monitor = cls(description["tasks"], description["method"], config=config or saved)
         except (KeyError, TypeError, ValidationError, InputError) as error:
             reason = str(error).splitlines()[0]
             raise StateError(f"{path} is damaged, or from another version of the monitor ({reason})") from None
         asked = monitor.config.model_dump(mode="json")
-        check_kept(saved.model_dump(mode="json"), asked, source=path, may_change=MAY_CHANGE)
-        check_alike(arrays, to_arrays(monitor._state), path)
+        check_kept(saved.model_dump(mode="json"), asked, source=path)
+        monitor._state = from_arrays(monitor._state, arrays, sized=True, source=path)
         for prefix, axis, names in LENGTHS:
-            if len({arrays[prefix + name].shape[axis] for name in names}) > 1:
+            if len({arrays[prefix + name].shape[axis] for name in names if prefix + name in arrays}) > 1:
                 raise StateError(f"{path} is damaged: {', '.join(names)} of {prefix} must be of one length")
-        monitor._state = from_arrays(monitor._state, arrays)
         try:  # what was made up by hand shows here, and not in a server's turn
             trial = monitor.fork()
             trial.observe(["a trial", ("of", "what was read")])
             as_task_mix(trial.close_slot().forecast, tasks=len(monitor.tasks))
         except (ValueError, IndexError, ArithmeticError, np.linalg.LinAlgError) as error:
             raise StateError(f"{path} is damaged: its parts do not fit together ({error})") from None
-        if monitor.config != saved:
-            monitor._state = monitor._state.unfitted()
         return monitor
 
-    def _fit(self) -> None:
+    def _fitted(self) -> Knowledge | Clustering:
         """Fit what is not fitted and can be."""
-        state = self._state
-        if self.learns:
-            self._state = replace(state, knowledge=state.knowledge.fitted(self.config))
-        else:
-            self._state = replace(state, clustering=state.clustering.fitted(len(self.tasks)))
+        known = self._state.known.fitted()
+        self._state = replace(self._state, known=known)
+        return known
 
     def _cluster(self, keys: NDArray[np.uint64], vectors: FloatArray) -> None:
-        self._state = replace(self._state, clustering=self._state.clustering.add(keys, vectors))
+        known = self._state.known
+        if isinstance(known, Clustering):
+            self._state = replace(self._state, known=known.add(keys, vectors))
 
     def _count(self, seen: Recognition) -> None:
         slot = self._state.slot
         if seen.informed:
-            slot = slot.add(seen.keys, seen.posteriors, seen.novel, capacity=self.config.slot_sample)
+            slot = slot.add(seen.keys, seen.posteriors, seen.novel)
         else:  # nothing is known about them
             slot = replace(slot, requests=slot.requests + len(seen))
         self._state = replace(self._state, slot=slot)

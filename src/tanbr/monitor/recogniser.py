@@ -1,7 +1,7 @@
 """Recognising requests before they are answered: an immutable snapshot of what a monitor knows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,8 @@ from tanbr.monitor.classifier import Classifier
 from tanbr.monitor.clusters import Clusters
 from tanbr.monitor.features import COARSE, Features, batches
 from tanbr.types import FloatArray, TaskMix, Text
+
+_BY_REQUEST = ("keys", "posteriors", "familiarity", "vectors")  # arrays with a row for each request
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,21 +34,15 @@ class Recognition:
 
     def rows(self, rows: Sequence[int] | slice) -> "Recognition":
         """Give what is known of some of the requests."""
-        parts = self.keys[rows], self.posteriors[rows], self.familiarity[rows], self.vectors[rows]
-        return Recognition(*parts, self.informed)
+        return replace(self, **{name: getattr(self, name)[rows] for name in _BY_REQUEST})
 
     @staticmethod
     def concatenate(parts: Sequence["Recognition"]) -> "Recognition":
         """Put the requests of all parts, one at least, below one another."""
         if len(parts) == 1:
             return parts[0]
-        return Recognition(
-            np.concatenate([part.keys for part in parts]),
-            np.concatenate([part.posteriors for part in parts]),
-            np.concatenate([part.familiarity for part in parts]),
-            np.concatenate([part.vectors for part in parts]),
-            all(part.informed for part in parts),
-        )
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _BY_REQUEST}
+        return Recognition(**joined, informed=all(part.informed for part in parts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +60,8 @@ class Recogniser:
 
     def read(self, features: Features) -> Recognition:
         """Recognise requests whose features were read."""
-        n, clustered = len(features), isinstance(self.model, Clusters)
-        vectors = features.surface[:, COARSE] if clustered else np.zeros((n, 0))
+        n = len(features)
+        vectors = features.surface[:, COARSE] if isinstance(self.model, Clusters) else np.zeros((n, 0))
         if n == 0 or not self.model.fitted:
             return Recognition(features.keys, np.tile(self.mix, (n, 1)), np.zeros(n), vectors, informed=False)
-        answer = self.model.read(vectors) if isinstance(self.model, Clusters) else self.model.read(features)
-        return Recognition(features.keys, *answer, vectors, informed=True)
+        return Recognition(features.keys, *self.model.read(features), vectors, informed=True)

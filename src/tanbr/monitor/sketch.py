@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from tanbr.monitor.tokens import Ragged
 from tanbr.types import FloatArray
 
-ROWS = 3  # hash functions of a sketch; chosen, as its width, on held-out parts of GLUE's train text
+# Hash functions of a sketch, and counters of each for a task, a power of two: chosen on held-out parts of GLUE's train
+# text.
+ROWS, WIDTH = 3, 8192
 SMOOTHING = 1.0  # Laplace's pseudo-count of an n-gram
 # Odd multipliers of the rows' hash functions (multiply-shift, Dietzfelbinger and others 1997): fixed, so that a saved
 # sketch is read the same in every process.
@@ -26,12 +28,12 @@ _CHUNK = 4096  # hashes looked up at once: they stay in the processor's cache
 class CountMin:
     """Counters of V tasks."""
 
-    counts: NDArray[np.int64]  # (ROWS, width, V), the width a power of two
+    counts: NDArray[np.int64]  # (ROWS, WIDTH, V)
 
     @staticmethod
-    def empty(tasks: int, *, width: int) -> "CountMin":
+    def empty(tasks: int) -> "CountMin":
         """Nothing is counted."""
-        return CountMin(np.zeros((ROWS, width, tasks), dtype=np.int64))
+        return CountMin(np.zeros((ROWS, WIDTH, tasks), dtype=np.int64))
 
     def add(self, features: Ragged, tasks: NDArray[np.int64]) -> "CountMin":
         """Count the n-grams of texts whose tasks are known (n,) too."""

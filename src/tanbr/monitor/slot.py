@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tanbr.types import FloatArray, TaskMix
 
+SAMPLE = 4096  # distinct requests of a slot that are kept: of a larger slot a sample, so that memory is bounded
 EM_ROUNDS, EM_TOLERANCE = 200, 1e-5  # EM stops when a round moves the mix by less than this (L1)
 UNKNOWN_QUANTILE = 0.01  # share of each task's own history that may count as unlike any task
 ALARM_SHARE, ALARM_SIGMAS = 0.05, 3.0  # an unknown share above this calls for an alarm if chance does not explain it
@@ -19,9 +20,9 @@ ALARM_SHARE, ALARM_SIGMAS = 0.05, 3.0  # an unknown share above this calls for a
 
 @dataclass(frozen=True, eq=False)
 class SlotSample:
-    """Posteriors of a bounded number of distinct requests, and how often each came.
+    """Posteriors of at most SAMPLE distinct requests, and how often each came.
 
-    Beyond the capacity the requests with the smallest hashes stay: a uniform sample of the distinct requests that
+    Beyond that the requests with the smallest hashes stay: a uniform sample of the distinct requests that
     does not depend on their order.
     """
 
@@ -36,17 +37,15 @@ class SlotSample:
         """No requests."""
         return SlotSample(np.zeros(0, dtype=np.uint64), np.zeros((0, tasks + 2)))
 
-    def add(
-        self, keys: NDArray[np.uint64], posteriors: FloatArray, novel: NDArray[np.bool_], *, capacity: int
-    ) -> "SlotSample":
+    def add(self, keys: NDArray[np.uint64], posteriors: FloatArray, novel: NDArray[np.bool_]) -> "SlotSample":
         """Take in requests: hashes (n,), posteriors (n, V), whether each is unlike any task (n,)."""
         rows = np.column_stack([posteriors, novel, np.ones(len(keys))])
         requests, waiting = self.requests + len(keys), self.waiting + len(keys)
         grown = SlotSample(self.keys, self.rows, requests, waiting, (*self.chunks, (keys, rows)))
-        return grown.compacted(capacity) if waiting > capacity else grown
+        return grown.compacted() if waiting > SAMPLE else grown
 
-    def compacted(self, capacity: int) -> "SlotSample":
-        """Join equal requests and drop those beyond the capacity."""
+    def compacted(self) -> "SlotSample":
+        """Join equal requests and drop those beyond SAMPLE."""
         if not self.waiting:
             return SlotSample(self.keys, self.rows, self.requests)
         keys = np.concatenate([self.keys, *(keys for keys, _ in self.chunks)])
@@ -54,11 +53,11 @@ class SlotSample:
         order = np.argsort(keys, kind="stable")
         distinct, firsts = np.unique(keys[order], return_index=True)
         joined = np.add.reduceat(rows[order], firsts)
-        return SlotSample(distinct[:capacity], joined[:capacity], self.requests)
+        return SlotSample(distinct[:SAMPLE], joined[:SAMPLE], self.requests)
 
-    def read(self, capacity: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def read(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Posteriors (m, V) of the distinct requests, novelty in [0, 1] (m,), and counts (m,)."""
-        rows = self.compacted(capacity).rows
+        rows = self.compacted().rows
         counts = rows[:, -1]
         return rows[:, :-2] / counts[:, None], rows[:, -2] / counts, counts
 

@@ -108,11 +108,10 @@ class LearnerThread:
         experts = self.world.engine.moe.num_experts
         waiting = getattr(router, "open", ())
         *settling, slot = (read_slot(row, experts=experts, tasks=tasks, decisions=waiting) for row in rows)
-        config = rules.config.rewards
         try:
             pinned = json.loads(store.meta("pinned") or "null")
             known = json.loads(store.meta("trust") or "{}")
-            trust = Trust(config.doubt, config.client_share, known.get("evidence", {}), known.get("led", {}))
+            trust = Trust(known.get("evidence", {}), known.get("led", {}))
             learner = Learner(
                 rules, router, monitor, slot, Guard.from_json(store.meta("guard"), tasks=tasks), trust, slot.task_mix,
                 settling=tuple(settling),
@@ -236,10 +235,8 @@ class LearnerThread:
         choice = self.learner.dismissing(version, why)
         if choice is None:
             self.alarms("there is no earlier good version to roll back to: the bad one goes on answering")
-            rules = self.learner.rules.config
-            guard = self.learner.guard.opened(
-                (version,), bad=(version,), keep=rules.keep_versions, share=rules.rewards.client_share
-            )
+            keep = self.learner.rules.config.keep_versions
+            guard = self.learner.guard.opened((version,), bad=(version,), keep=keep)
             self._show(replace(self.learner, guard=guard))
             return
         self._serve(choice, bad=(version,), worthless=worthless)
@@ -408,8 +405,7 @@ class LearnerThread:
 
     def _judge(self) -> None:
         """Roll back if the guard says so; not while an operator has chosen."""
-        learner = self.learner
-        judged = None if learner.pin is not None else learner.guard.judged(learner.trust, learner.rules.config.guard)
+        judged = self.learner.judged()
         if judged is not None:
             self.dismiss(*judged)
 

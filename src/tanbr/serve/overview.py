@@ -82,8 +82,7 @@ def state_now(thread: LearnerThread, queue: Queue, *, uptime: float) -> ServiceS
 
 def _models(learner: Learner, world: ServedWorld) -> tuple[ModelView, ...]:
     """Show the models of the open slot, as far as they answer."""
-    slot, to = learner.slot, learner.slot.task_models
-    share = learner.rules.config.rewards.client_share
+    slot, to = learner.slot, learner.slot.panel.task_models
     return tuple(
         ModelView(
             version,
@@ -91,7 +90,7 @@ def _models(learner: Learner, world: ServedWorld) -> tuple[ModelView, ...]:
             tuple(name for name, model in zip(world.task_names, to, strict=True) if model == place),
             float(slot.task_mix[to == place].sum()),
             world.answers.held_by(slot.number, place),
-            learner.guard.reward(version, share=share),
+            learner.guard.reward(version),
         )
         for place, version in enumerate(slot.versions)
     )

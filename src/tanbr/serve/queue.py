@@ -35,7 +35,6 @@ from tanbr.serve.records import Answered, Generated, Observer, OnToken, Overload
 from tanbr.serve.replies import Replies
 from tanbr.serve.sampling import Manner
 from tanbr.serve.writing import WrittenBatch
-from tanbr.tasks.answering import with_posterior
 from tanbr.tasks.rows import Task
 from tanbr.types import Text
 
@@ -70,7 +69,7 @@ class Queue:
         self._chat = ChatTemplate(engine.encode.tokenizer)
         reweigh = None
         if config.answers == "posterior" and self.space is not None:
-            reweigh = partial(with_posterior, self.space)
+            reweigh = self.space.with_posterior
         self._replies = Replies(ids, self._encoder.tokenizer, outbox=outbox, classes=self.classes, reweigh=reweigh)
         self._lineup = engine.lineup  # that the encoded jobs are assigned to
         self._lock = threading.Lock()

@@ -48,8 +48,7 @@ class ServedWorld:
         self._observer, self.task_names, self._space = observer, tuple(tasks), space
         self.mix: SlotMix | None = None  # of the slot that ended last
         self.told: tuple[Told, ...] = ()  # what the router was told with it
-        count = round(config.guard.probe_share * len(probes)) if space is not None else 0
-        self._probes = [probes[i] for i in np.linspace(0, len(probes) - 1, count).astype(int)] if count else []
+        self._probes = list(probes) if space is not None else []
         self._of = np.array([self.task_names.index(row.task) for row in self._probes], dtype=np.intp)  # (n,)
         self._digest = hashlib.sha256(repr([(row.task, row.text) for row in self._probes]).encode()).hexdigest()[:16]
         self._staged: list[Staged] = []

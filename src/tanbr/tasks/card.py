@@ -44,15 +44,13 @@ class Card:
 
 
 def read_card(checkpoint: Path) -> Card:
-    """Read a checkpoint's card; an empty one if it has none, the experts' tasks alone if it is older than cards."""
+    """Read a checkpoint's card; an empty one if it has none."""
     path = checkpoint / FILE
+    if not path.is_file():
+        return Card()
     try:
-        if path.is_file():
-            card = TypeAdapter(Card).validate_json(path.read_bytes())
-        else:
-            settings = json.loads((checkpoint / "config.json").read_bytes())
-            card = TypeAdapter(Card).validate_python({"expert_tasks": settings.get("expert_tasks") or ()})
-    except (ValidationError, ValueError, AttributeError, RecursionError, OSError) as error:
+        card = TypeAdapter(Card).validate_json(path.read_bytes())
+    except (ValidationError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path} is no card of a checkpoint ({reason}); remove it, or write it anew") from None
     names = [task.name for task in card.tasks]

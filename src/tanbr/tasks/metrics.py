@@ -10,7 +10,9 @@ from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
+from scipy.special import log_softmax
 from sklearn import metrics as sk
 
 from tanbr.errors import DataError
@@ -19,6 +21,7 @@ from tanbr.tasks.rows import Row, Task
 from tanbr.types import FloatArray
 
 Answer: TypeAlias = FloatArray | str  # a head's logits (columns,), or what a text-to-text model wrote
+LEAST_CHANCE = 1e-3  # chance that a label's tasks keep, whatever the posterior says
 Measure: TypeAlias = Callable[[FloatArray, FloatArray], float]  # targets (n,), answers (n,)
 
 
@@ -68,6 +71,11 @@ class LabelSpace:
         return len(self.columns) - sum(task.graded for task in self.tasks)
 
     @cached_property
+    def _has(self) -> NDArray[np.bool_]:
+        """Whether each task has each label (V, C)."""
+        return np.array([[label in task.labels for label in self.columns[: self.classes]] for task in self.tasks])
+
+    @cached_property
     def _task(self) -> dict[str, Task]:
         return {task.name: task for task in self.tasks}
 
@@ -111,6 +119,22 @@ class LabelSpace:
                 label = self.columns[best[i]]
                 answers[i] = task.labels.index(label) if label in task.labels else -1
         return answers
+
+    def with_posterior(self, logits: FloatArray, posteriors: FloatArray) -> FloatArray:
+        """Weigh p(label | text) by the chance that the text is of a task with that label: logits (n, columns).
+
+        `posteriors` are (n, V). An answer in another task's words is so repaired. Columns of graded tasks stay.
+        """
+        chance = np.maximum(posteriors @ self._has, LEAST_CHANCE)
+        adjusted = np.array(logits, dtype=np.float64)
+        adjusted[:, : self.classes] = log_softmax(adjusted[:, : self.classes], axis=1) + np.log(chance)
+        return adjusted
+
+    def by_posterior(self, answers: Sequence[Answer], posteriors: FloatArray) -> list[Answer]:
+        """Do so with the answers of a head; what a text-to-text model wrote stays."""
+        if not answers or any(isinstance(answer, str) for answer in answers):
+            return list(answers)
+        return list(self.with_posterior(np.array(answers), posteriors))
 
     def rewards(self, rows: Sequence[Row], answers: FloatArray) -> FloatArray:
         """Reward each answer in [0, 1]: right or wrong; for a score on the scale, 1 − error over half of it, or 0."""

@@ -9,7 +9,7 @@
     text2 for pairs of texts;        metrics = ["accuracy", "f1"] # or ["rouge-l"]: labels are texts to be written
     task, if a file has several      scale = [1.0, 5.0]           # labels are grades on it
 
-Without `NAME.dev.csv` a fifth of a task's rows, drawn by seed, is left out of training for requests and figures.
+Without `NAME.dev.csv` a fifth of a task's rows, always the same, is left out of training for requests and figures.
 """
 
 import csv
@@ -93,7 +93,7 @@ def is_own(place: str | Path) -> bool:
     return path.suffix in ENDINGS or path.name.endswith(".toml")
 
 
-def read_own(place: str | Path, *, seed: int = 0) -> OwnRows:
+def read_own(place: str | Path) -> OwnRows:
     """Read a folder, a `tasks.toml`, or one file with a column `task`; a bad row is refused by file and line."""
     path = Path(place)
     listing = path / LISTING if path.is_dir() else path
@@ -106,7 +106,7 @@ def read_own(place: str | Path, *, seed: int = 0) -> OwnRows:
     for about, entries, kept in groups:
         task = _task(about, [*entries, *kept])
         own = [_row(entry, about, task) for entry in entries]
-        random.Random(seed).shuffle(own)  # noqa: S311  a shuffle, not a secret
+        random.Random(0).shuffle(own)  # noqa: S311  a shuffle, not a secret
         cut = len(own) if kept else len(own) - round(SHARE * len(own))
         tasks.append(task)
         rows[task.name] = own[:cut]
@@ -122,25 +122,19 @@ def _listed(listing: Path) -> list[_Group]:
         values = tomllib.loads(listing.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise DataError(f"cannot read {listing} as TOML: {error}") from None
-    found = read(TaskFiles, values, source=str(listing)).tasks
-    names = [about.name for about in found]
-    if len(set(names)) < len(names):
-        raise DataError(f"{listing} names a task twice ({', '.join(names)}); give every task its own name")
-    for about in found:
+    groups: dict[str, _Group] = {}
+    for about in read(TaskFiles, values, source=str(listing)).tasks:
+        if about.name in groups:
+            raise DataError(f"{listing} names the task {about.name} twice; give every task its own name")
         odd = next((name for name in about.metrics if name not in METRICS | WRITTEN), None)
         if odd is not None:
             known = ", ".join(METRICS | WRITTEN)
             raise DataError(f"{listing}: {about.name} has the metric {odd!r}; known: {known}")
         if {name in WRITTEN for name in about.metrics} == {True, False}:
             raise DataError(f"{listing}: {about.name} has metrics of labels and of whole texts; choose one kind")
-    return [
-        (
-            about,
-            list(_entries(listing.parent / about.file)),
-            [] if about.dev is None else list(_entries(listing.parent / about.dev)),
-        )
-        for about in found
-    ]
+        dev = [] if about.dev is None else _entries(listing.parent / about.dev)
+        groups[about.name] = about, _entries(listing.parent / about.file), dev
+    return list(groups.values())
 
 
 def _found(files: Sequence[Path]) -> list[_Group]:
@@ -157,7 +151,7 @@ def _found(files: Sequence[Path]) -> list[_Group]:
     return list(groups.values())
 
 
-def _entries(path: Path) -> Iterator[_Entry]:
+def _entries(path: Path) -> list[_Entry]:
     reader = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}.get(path.suffix)
     if reader is None:
         raise DataError(f"{path} must be a file of {', '.join(ENDINGS)}")
@@ -171,16 +165,14 @@ def _entries(path: Path) -> Iterator[_Entry]:
         raise DataError(f"{path} is no CSV file: {error}") from None
     if not found:
         raise DataError(f"{path} holds no rows")
-    return iter(found)
+    return found
 
 
 def _csv(path: Path) -> Iterator[_Entry]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         lines = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
         header = [name.strip() for name in next(lines, [])]
-        for fields in lines:
-            if not fields:
-                continue
+        for fields in filter(None, lines):  # a blank line is no row
             where = f"{path}, line {lines.line_num}"
             if len(fields) != len(header):
                 raise DataError(f"{where}: expected {len(header)} columns (got {len(fields)}); quote commas in texts")
@@ -206,19 +198,20 @@ def _parquet(path: Path) -> Iterator[_Entry]:
     except ImportError:
         raise DataError(f"{path}: Parquet files need pyarrow: pip install pyarrow, or save the rows as CSV") from None
     try:
-        table = parquet.read_table(path)
+        rows = parquet.read_table(path).to_pylist()
     except ArrowInvalid as error:
         raise DataError(f"{path} is no Parquet file: {str(error).splitlines()[0]}") from None
-    for number, values in enumerate(table.to_pylist(), start=1):
+    for number, values in enumerate(rows, start=1):
         yield _Entry(f"{path}, row {number}", _strings(values))
 
 
 def _strings(values: Mapping[str, Any]) -> dict[str, str]:
     """Write values as CSV would hold them: a label 1.0 of a table is the label 1."""
-    whole = {
-        key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in values.items()
+    return {
+        str(key): f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
+        for key, value in values.items()
+        if value is not None
     }
-    return {str(key): str(value) for key, value in whole.items() if value is not None}
 
 
 def _task(about: TaskFile, entries: Sequence[_Entry]) -> Task:

@@ -4,7 +4,7 @@ For tasks whose answers are whole texts, `WRITTEN` says how near an answer comes
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tanbr.errors import DataError
@@ -21,27 +21,15 @@ def rouge_l(text: str, wanted: str) -> float:
     one, other = (re.findall(r"\w+", side.lower()) for side in (text, wanted))
     if not one or not other:
         return float(one == other)
-    common = _common(one, other)
-    return 2.0 * common / (len(one) + len(other))  # F = 2PR / (P + R), with P and R over the two lengths
-
-
-def _common(one: Sequence[str], other: Sequence[str]) -> int:
-    """Length of the longest common subsequence, row by row of the usual table."""
-    row = [0] * (len(other) + 1)
+    common = [0] * (len(other) + 1)  # lengths of the longest common subsequences, row by row of the usual table
     for word in one:
-        before = row
-        row = [0]
+        before, common = common, [0]
         for place, against in enumerate(other):
-            row.append(before[place] + 1 if word == against else max(before[place + 1], row[-1]))
-    return row[-1]
+            common.append(before[place] + 1 if word == against else max(before[place + 1], common[-1]))
+    return 2.0 * common[-1] / (len(one) + len(other))  # F = 2PR / (P + R), with P and R over the two lengths
 
 
 WRITTEN: dict[str, Callable[[str, str], float]] = {"exact match": exact_match, "rouge-l": rouge_l}
-
-
-def score(metrics: Sequence[str], text: str, wanted: str) -> float:
-    """Give the mean of a task's metrics for one answer."""
-    return sum(WRITTEN[name](text, wanted) for name in metrics) / len(metrics)
 
 
 @dataclass(frozen=True, slots=True)

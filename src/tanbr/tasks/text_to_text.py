@@ -5,7 +5,7 @@ in front, in the words that T5 was trained with. An answer is the label's name, 
 label; a score is written in steps of 0.2, as T5 does for STS-B.
 """
 
-from tanbr.tasks.rows import Row, Task, score
+from tanbr.tasks.rows import WRITTEN, Row, Task
 from tanbr.types import Text
 
 STEP = 0.2  # between two scores that can be written
@@ -52,7 +52,8 @@ def understood(text: str, row: Row, task: Task) -> float:
     """
     text = text.strip()
     if task.written:
-        return score(task.metrics, text, task.labels[int(row.target)])
+        wanted = task.labels[int(row.target)]
+        return sum(WRITTEN[name](text, wanted) for name in task.metrics) / len(task.metrics)
     if not task.graded:
         return float(task.labels.index(text)) if text in task.labels else NO_ANSWER
     try:

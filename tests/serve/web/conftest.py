@@ -14,7 +14,7 @@ def service() -> FakeService:
 
 @pytest.fixture(scope="module")
 def url(service: FakeService) -> Iterator[str]:
-    with live(service, body_bytes=4096, text_chars=100, inputs=4, feedback=5, answer_seconds=0.3) as address:
+    with live(service, body_bytes=4096, text_chars=100, inputs=4, answer_seconds=0.3) as address:
         yield address
 
 

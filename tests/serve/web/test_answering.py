@@ -35,38 +35,35 @@ from tanbr.serve.web import logs
 def test_trouble_of_the_service_is_told_without_its_secrets(
     http: httpx2.Client,
     service: FakeService,
+    monkeypatch: pytest.MonkeyPatch,
     error: Exception,
     status: int,
     says: str,
     retry: str | None,
 ) -> None:
-    service.failing, stream = error, io.StringIO()
+    monkeypatch.setattr(service, "failing", error)
+    stream = io.StringIO()
     logs.to_stream(stream)
-    try:
-        for path, body in (
-            ("/v1/classify", {"inputs": ["a"]}),
-            ("/v1/feedback", {"feedback": [{"request_id": "r", "reward": 1}]}),
-        ):
-            answer = http.post(path, json=body)
-            assert answer.status_code == status
-            assert refusal(answer).startswith(says)
-            assert answer.headers.get("retry-after") == retry
-            assert "secret" not in answer.text
-            if fault := re.search(r"\(fault (\w+)\)", answer.text):
-                (line,) = [line for line in stream.getvalue().splitlines() if fault[1] in line]
-                assert "secret" in line
-    finally:
-        service.failing = None
+    for path, body in (
+        ("/v1/classify", {"inputs": ["a"]}),
+        ("/v1/feedback", {"feedback": [{"request_id": "r", "reward": 1}]}),
+    ):
+        answer = http.post(path, json=body)
+        assert answer.status_code == status
+        assert refusal(answer).startswith(says)
+        assert answer.headers.get("retry-after") == retry
+        assert "secret" not in answer.text
+        if fault := re.search(r"\(fault (\w+)\)", answer.text):
+            (line,) = [line for line in stream.getvalue().splitlines() if fault[1] in line]
+            assert "secret" in line
 
 
-def test_an_answer_that_does_not_come_is_given_up(http: httpx2.Client, service: FakeService) -> None:
-    service.stuck = True
-    try:
-        answer = http.post("/v1/classify", json={"inputs": ["a"]})
-        assert answer.status_code == 504
-        assert refusal(answer) == "there was no answer within 0.3 seconds"
-    finally:
-        service.stuck = False
+def test_an_answer_that_does_not_come_is_given_up(
+    http: httpx2.Client, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "stuck", True)
+    answer = http.post("/v1/classify", json={"inputs": ["a"]})
+    assert (answer.status_code, refusal(answer)) == (504, "there was no answer within 0.3 seconds")
 
 
 @pytest.mark.parametrize("requests", [1, 2])  # one after another, on one connection
@@ -85,12 +82,12 @@ def test_a_client_that_leaves_cancels_its_request(requests: int) -> None:
             assert '"/v1/classify",status="499"' in http.get("/metrics").text
 
 
-def test_a_sentence_that_repeats_what_was_sent_stays_short(http: httpx2.Client, service: FakeService) -> None:
-    service.failing = InputError(f"the label must be good or bad (got {'x' * 20_000!r}); send one of them")
-    try:
-        says = refusal(http.post("/v1/classify", json={"inputs": ["a"]}))
-    finally:
-        service.failing = None
+def test_a_sentence_that_repeats_what_was_sent_stays_short(
+    http: httpx2.Client, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = InputError(f"the label must be good or bad (got {'x' * 20_000!r}); send one of them")
+    monkeypatch.setattr(service, "failing", error)
+    says = refusal(http.post("/v1/classify", json={"inputs": ["a"]}))
     assert len(says) < 320
     assert says.startswith("the label must be good or bad")
     assert says.endswith("send one of them")

@@ -32,19 +32,6 @@ START = 300.0  # seconds for the learner to start
 JOIN = 120.0  # seconds for a replica to reach the learner
 
 
-class FleetMetrics(Metrics):
-    """The metrics of the whole fleet, which the learner has."""
-
-    def __init__(self, service: ReplicaService) -> None:
-        super().__init__()
-        self._service = service
-
-    def text(self) -> bytes:
-        """Ask the learner."""
-        text: bytes = self._service.metrics()
-        return text
-
-
 class Replica:
     """What Ray Serve starts, looks after and sends requests to: the HTTP application around a `ReplicaService`."""
 
@@ -67,11 +54,13 @@ class Replica:
 
     def __serve_build_asgi_app__(self) -> Any:
         """Make the HTTP application; Ray Serve starts and stops it."""
+        metrics = Metrics()
+        metrics.text = self._service.metrics  # type: ignore[method-assign]  # the learner has those of the whole fleet
         return create_app(
             self._service,
             config=self._config.http,
             tokens=self._tokens,
-            metrics=FleetMetrics(self._service),
+            metrics=metrics,
             loopback=self._loopback,
             seconds_to_stop=lambda: float(self._config.http.stop_seconds),
         )

@@ -21,12 +21,9 @@ from tanbr.serve.engine import Engine
 from tanbr.serve.service import Service
 from tanbr.serve.web import logs
 from tanbr.serve.web.metrics import Metrics
-from tanbr.serve.web.server import Observers
 
 NAMESPACE, SERVE_NAMESPACE = "tanbr", "serve"  # of the learner; in which Ray Serve keeps its replicas
-POLL = (
-    1.0  # seconds after which a replica that asks is answered even if there is nothing to do: it reports every second
-)
+POLL = 1.0  # seconds after which a replica that asks is answered even if there is nothing to do
 UNLOCKED = 10.0  # seconds in which a learner that was killed must have let go of its folder
 CALL = 120.0  # seconds for a call; a dead learner is found out at once
 AGAIN = 20.0  # seconds for which a call that may be made twice is made again
@@ -79,7 +76,7 @@ class LearnerActor:
                 self._host.fleet.look()
                 used = time.monotonic() if self._host.fleet.members else used
         if not self._refused:
-            self._host.stop(float(self._config.http.stop_seconds))
+            self._host.service.stop(float(self._config.http.stop_seconds))
         ray.kill(me)
 
     async def call(self, method: str, *arguments: Any, **named: Any) -> Any:
@@ -103,7 +100,7 @@ class LearnerActor:
 
     async def stop(self, seconds: float) -> bool:
         """Save and end; whether that was done in time."""
-        return bool(self._refused) or await self._run(lambda host: host.stop(seconds))
+        return bool(self._refused) or await self._run(lambda host: host.service.stop(seconds))
 
     async def _run(self, work: Callable[[LearnerHost], Any]) -> Any:
         if self._refused:
@@ -122,7 +119,7 @@ def _open_host(config: ClusterConfig) -> LearnerHost:
             config=config.serve,
             router=config.router,
             monitor=config.monitor,
-            observer=Observers([metrics, logs.Journal()]),
+            observer=metrics,
             make_engine=make_engine,
         )
 

@@ -46,11 +46,9 @@ def _normalised(source: Settings) -> Settings:
 _MIXTRAL_ROUTER = "{site}.block_sparse_moe.gate.weight"
 _MLP_ROUTER = "{site}.mlp.gate.weight"
 
-_T5_CLASSES = {"T5ForConditionalGeneration": "T5MoeForConditionalGeneration", "T5EncoderModel": "T5MoeEncoderModel"}
-
 RECIPES: dict[str, Recipe] = {
     "bert": Recipe(BERT, {"BertForSequenceClassification": "BertMoeForSequenceClassification"}),
-    "t5": Recipe(T5, _T5_CLASSES),
+    "t5": Recipe(T5, {"T5ForConditionalGeneration": "T5MoeForConditionalGeneration"}),
     "mistral": Recipe(MIXTRAL, {"MistralForCausalLM": "MixtralForCausalLM"}, _MIXTRAL_ROUTER, _top2),
     "llama": Recipe(
         MIXTRAL, {"LlamaForCausalLM": "MixtralForCausalLM"}, _MIXTRAL_ROUTER, _top2, ("attention_bias", "mlp_bias")

@@ -14,7 +14,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tanbr.merge.methods.differences import Chunk, OfDifferences
+from tanbr.merge.methods.differences import OfDifferences
+from tanbr.moe.family import Piece
 
 
 @dataclass(eq=False)
@@ -25,13 +26,9 @@ class Dare(OfDifferences):
     density: Annotated[float, Field(gt=0, le=1)] = 0.5
     seed: Annotated[int, Field(ge=0)] = 0
 
-    def combined(self, differences: Tensor, weights: Tensor, chunk: Chunk) -> Tensor:
-        """Drop and add up."""
-        draws = torch.stack([self._draws(chunk, expert, differences.shape[1]) for expert in chunk.experts])
-        kept = draws < self.density
-        return (weights[:, 0] / self.density) @ (differences * kept)
-
-    def _draws(self, chunk: Chunk, expert: int, count: int) -> Tensor:
-        """Draw from [0, 1) for every weight of a chunk: the same draws for the same seed, tensor and expert."""
-        name = f"{self.seed}/{chunk.piece.target}/{chunk.piece.start}/{expert}/{chunk.at}"
-        return torch.rand(count, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+    def combined(self, differences: Tensor, weights: Tensor, piece: Piece, chosen: list[int], at: int) -> Tensor:
+        """Drop by draws from [0, 1) that seed, tensor and expert fix, and add up."""
+        seeds = [zlib.crc32(f"{self.seed}/{piece.target}/{piece.start}/{expert}/{at}".encode()) for expert in chosen]
+        count = differences.shape[1]
+        draws = torch.stack([torch.rand(count, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+        return (weights[:, 0] / self.density) @ (differences * (draws < self.density))

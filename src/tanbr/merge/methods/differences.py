@@ -21,15 +21,6 @@ from tanbr.moe.family import Piece
 Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Which weights a method is at."""
-
-    piece: Piece
-    experts: tuple[int, ...]  # (r,) those of the blend
-    at: int  # element of the piece
-
-
 @dataclass(eq=False)
 class OfDifferences(Method):
     """A method that combines differences, weight by weight."""
@@ -37,28 +28,27 @@ class OfDifferences(Method):
     scale: Scale = 1.0
 
     @abstractmethod
-    def combined(self, differences: Tensor, weights: Tensor, chunk: Chunk) -> Tensor:
-        """Combine the differences (r, n) of a chunk's experts, with their weights (r, 1), into one (n,)."""
+    def combined(self, differences: Tensor, weights: Tensor, piece: Piece, chosen: list[int], at: int) -> Tensor:
+        """Combine the differences (r, n) of the chosen experts, from element `at` on, with weights (r, 1): (n,)."""
 
     def fill(self, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
         """Merge chunk by chunk."""
-        chosen = tuple(expert for expert, weight in enumerate(blend) if weight)
+        chosen = [expert for expert, weight in enumerate(blend) if weight]
         weights = torch.tensor([[blend[expert]] for expert in chosen])  # (r, 1)
 
         def merged(part: slice) -> Tensor:
             base, differences = self.differences(piece, chosen, part)
-            chunk = Chunk(piece, chosen, part.start)
-            return base + self.scale * self.combined(differences, weights.to(base), chunk)
+            return base + self.scale * self.combined(differences, weights.to(base), piece, chosen, part.start)
 
         fill_by_chunks(out, merged)
 
-    def differences(self, piece: Piece, chosen: Sequence[int], part: slice = slice(None)) -> tuple[Tensor, Tensor]:
+    def differences(self, piece: Piece, chosen: list[int], part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Read a part of the base (n,), and how the chosen experts differ from it (r, n)."""
         origin = self.experts.ancestor(piece)
         if origin is None:
             rows = self.experts.rows(piece, range(self.experts.count), part).mul_(piece.scale)
             base = rows.mean(dim=0)
-            rows = rows if len(chosen) == len(rows) else rows[list(chosen)]
+            rows = rows if len(chosen) == len(rows) else rows[chosen]
         else:
             rows = self.experts.rows(piece, chosen, part).mul_(piece.scale)
             base = origin[part].to(rows.dtype)

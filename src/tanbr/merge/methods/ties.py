@@ -10,6 +10,7 @@ near one expert does not come near its merge (docs/methods.md).
 Yadav et al., TIES-Merging: Resolving Interference When Merging Models, NeurIPS 2023; weighted as mergekit does it.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -17,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tanbr.merge.methods.differences import Chunk, OfDifferences
+from tanbr.merge.methods.differences import OfDifferences
 from tanbr.moe.family import Piece
 
 
@@ -32,9 +33,9 @@ class Ties(OfDifferences):
     def __post_init__(self) -> None:
         self._least: dict[tuple[str, int], Tensor] = {}  # (K, 1) the smallest difference that stays; any blend's
 
-    def combined(self, differences: Tensor, weights: Tensor, chunk: Chunk) -> Tensor:
+    def combined(self, differences: Tensor, weights: Tensor, piece: Piece, chosen: list[int], at: int) -> Tensor:  # noqa: ARG002
         """Combine what is large and agrees."""
-        kept = differences * (differences.abs() >= self._thresholds(chunk.piece)[list(chunk.experts)])
+        kept = differences * (differences.abs() >= self._thresholds(piece)[chosen])
         weighted = weights * kept
         agrees = torch.where(weighted.sum(dim=0) >= 0, kept > 0, kept < 0)
         total = (weighted * agrees).sum(dim=0)
@@ -46,9 +47,9 @@ class Ties(OfDifferences):
     def _thresholds(self, piece: Piece) -> Tensor:
         key = piece.target, piece.start
         if key not in self._least:
-            size = torch.Size(piece.shape).numel()
+            size = math.prod(piece.shape)
             rank = size - max(1, int(self.density * size)) + 1  # counted from the smallest
-            every = range(self.experts.count)
+            every = list(range(self.experts.count))
             sizes = self.differences(piece, every)[1].abs_()  # (K, n), for one tensor at a time
             self._least[key] = torch.stack([sizes[expert].kthvalue(rank).values for expert in every])[:, None]
         return self._least[key]

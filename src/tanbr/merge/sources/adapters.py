@@ -18,21 +18,11 @@ from torch import Tensor
 
 from tanbr.errors import CheckpointError
 from tanbr.merge.blend import is_finite, weighted_sum
+from tanbr.merge.sources.peft_folder import LowRank
 from tanbr.merge.sources.source import ExpertSource
 from tanbr.moe.family import Block, Piece
 
 ROWS = 1 << 18  # elements of a half type that are widened at a time
-
-
-@dataclass(frozen=True)
-class LowRank:
-    """What one adapter adds to one matrix W (m, n): scale · B A, or its transpose where W is stored so."""
-
-    down: str  # tensor A (r, n)
-    up: str  # tensor B (m, r)
-    scale: float
-    transposed: bool
-    embedding: bool
 
 
 class ExpertsOverBase(ExpertSource):
@@ -50,7 +40,7 @@ class ExpertsOverBase(ExpertSource):
         """Refuse an adapter, or a base, that holds NaN or infinity."""
         super().check(expert)
         for one in (adds[expert] for adds in self.factors.values() if expert in adds):
-            for name in (one.down, one.up):
+            for name in (one.down.name, one.up.name):
                 if not is_finite(self.checkpoint.tensor(name)):
                     raise CheckpointError(f"{name} holds NaN or infinity; the adapter is damaged")
 
@@ -140,13 +130,13 @@ class ExpertsOverBase(ExpertSource):
     def _stack(self, target: str) -> "_Stack":
         """Stack a matrix's factors when they are first asked for; they stay in memory, since all blends need them."""
         if target not in self._stacks:
-            adds = self.factors[target]
-            sides = [(self.checkpoint.tensor(one.up).T, self.checkpoint.tensor(one.down)) for one in adds.values()]
-            flip = [one.transposed for one in adds.values()]
-            ranks = torch.tensor([len(down) for _, down in sides])
+            adds, read = self.factors[target], self.checkpoint.tensor
+            sides = [(read(one.up.name).T, read(one.down.name)) for one in adds.values()]
+            sides = [pair[::-1] if one.transposed else pair for pair, one in zip(sides, adds.values(), strict=True)]
+            ranks = torch.tensor([len(up) for up, _ in sides])
             self._stacks[target] = _Stack(
-                torch.cat([down if back else up for (up, down), back in zip(sides, flip, strict=True)]),
-                torch.cat([up if back else down for (up, down), back in zip(sides, flip, strict=True)]),
+                torch.cat([up for up, _ in sides]),
+                torch.cat([down for _, down in sides]),
                 torch.tensor(list(adds)).repeat_interleave(ranks),
                 torch.tensor([one.scale for one in adds.values()], dtype=torch.float64).repeat_interleave(ranks),
             )

@@ -10,7 +10,6 @@ from tanbr.errors import CheckpointError
 from tanbr.merge.sources.source import check_depth
 from tanbr.moe.checkpoint import Checkpoint, TensorSpec, check_regular
 from tanbr.moe.families import read_settings
-from tanbr.moe.family import Settings
 
 # Settings that say what weights mean; those of training (dropout, …) may differ.
 MEANING = (
@@ -33,7 +32,12 @@ def check_alike(base: Checkpoint, experts: Sequence[Checkpoint]) -> None:
     for other in (base, *experts[1:]):
         _check_model(first, other, classes=other is not base)
     for other in experts[1:]:
-        _check_tensors(first, other)
+        lacking = sorted(weights_of(first).keys() ^ weights_of(other).keys())
+        if lacking:
+            has, lacks = (first, other) if lacking[0] in first.specs else (other, first)
+            raise CheckpointError(
+                f"experts must hold the same tensors, but {has.path} has {lacking[0]} and {lacks.path} not"
+            )
 
 
 def check_base(checkpoint: Checkpoint) -> None:
@@ -44,30 +48,22 @@ def check_base(checkpoint: Checkpoint) -> None:
 
 
 def _check_model(first: Checkpoint, other: Checkpoint, *, classes: bool) -> None:
-    """Refuse models whose weights mean different things; with `classes`, they must be of one class too."""
+    """Refuse models whose weights or words mean different things; with `classes`, they must be of one class too."""
     one, two = read_settings(first.config), read_settings(other.config)
-    _check_same(first, other, first.config, other.config, ["model_type", "architectures"][: 1 + classes])
-    check_vocabulary(first.path, other.path, one.get("vocab_size"), two.get("vocab_size"))
-    _check_same(first, other, one, two, MEANING)
-
-
-def _check_same(first: Checkpoint, other: Checkpoint, one: Settings, two: Settings, keys: Sequence[str]) -> None:
+    keys = ("model_type", *(("architectures",) if classes else ()), *MEANING)
     odd = next((key for key in keys if one.get(key) != two.get(key)), None)
     if odd is not None:
         raise CheckpointError(
             f"experts must be of one architecture, but {odd} of {first.path} is {one.get(odd)} and of {other.path} "
             f"{two.get(odd)}; name checkpoints that were fine-tuned from one base"
         )
-
-
-def check_vocabulary(first: Path, other: Path, one: int | None, two: int | None) -> None:
-    """Refuse models whose token ids mean different words."""
-    words, others = _words(first), _words(other)
+    words, others = _words(first.path), _words(other.path)
     shared = next((name for name in words if name in others), None)
-    if one != two or (shared is not None and words[shared] != others[shared]):
+    sizes = one.get("vocab_size"), two.get("vocab_size")
+    if sizes[0] != sizes[1] or (shared is not None and words[shared] != others[shared]):
         raise CheckpointError(
-            f"experts must share one vocabulary, but {first} ({one} words) and {other} ({two}) differ in theirs; "
-            "name checkpoints that were fine-tuned with the tokenizer of their base"
+            f"experts must share one vocabulary, but {first.path} ({sizes[0]} words) and {other.path} ({sizes[1]}) "
+            "differ in theirs; name checkpoints that were fine-tuned with the tokenizer of their base"
         )
 
 
@@ -89,12 +85,3 @@ def _words(folder: Path) -> dict[str, Any]:
 def weights_of(checkpoint: Checkpoint) -> Mapping[str, TensorSpec]:
     """List a checkpoint's tensors but those that follow from its settings."""
     return {name: spec for name, spec in checkpoint.specs.items() if not COUNTED.search(name)}
-
-
-def _check_tensors(first: Checkpoint, other: Checkpoint) -> None:
-    lacking = sorted(set(weights_of(first)) ^ set(weights_of(other)))
-    if lacking:
-        has, lacks = (first, other) if lacking[0] in first.specs else (other, first)
-        raise CheckpointError(
-            f"experts must hold the same tensors, but {has.path} has {lacking[0]} and {lacks.path} not"
-        )

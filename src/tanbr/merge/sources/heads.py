@@ -76,16 +76,11 @@ class JoinedHead:
                 absent[every] = frozenset(set(range(K)) - set(blocks))
         return found, absent
 
-    def _holders(self, column: int) -> dict[int, int]:
-        """Find who has a label: expert → its own column."""
-        label = self.labels[column]
-        return {k: labels.index(label) for k, labels in enumerate(self.of) if label in labels}
-
     def _runs(self) -> list[tuple[int, int, dict[int, int]]]:
         """Cut the columns into runs that the same experts hold in the same order: first column, how many, holders."""
         runs: list[tuple[int, int, dict[int, int]]] = []
-        for column in range(len(self.labels)):
-            holders = self._holders(column)
+        for column, label in enumerate(self.labels):
+            holders = {k: labels.index(label) for k, labels in enumerate(self.of) if label in labels}  # → own column
             start, length, before = runs[-1] if runs else (0, 0, {})
             if length and holders == {k: row + length for k, row in before.items()}:
                 runs[-1] = (start, length + 1, before)

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from tanbr.errors import InputError
 from tanbr.merge.blend import finite
-from tanbr.merge.sources.adapters import LowRank
 from tanbr.merge.sources.over_base import OverBase
-from tanbr.merge.sources.peft_folder import PREFIX, SETTINGS, WEIGHTS
+from tanbr.merge.sources.peft_folder import PREFIX, SETTINGS, WEIGHTS, LowRank
 from tanbr.moe.checkpoint import TensorSpec
 from tanbr.moe.writing import new_folder, write_file, write_json
 
@@ -30,7 +29,7 @@ def export_adapter(moe: "Moe", out: str | Path, *, blend: ArrayLike) -> Path:
     source = joinable(moe)
     weights = moe.check(blend).tolist()
     ranks = {
-        target: sum(moe.checkpoint.specs[one.down].shape[0] for k, one in adds.items() if weights[k])
+        target: sum(one.down.shape[0] for k, one in adds.items() if weights[k])
         for target, adds in source.factors.items()
     }
     rank = max(ranks.values())
@@ -69,8 +68,8 @@ def joinable(moe: "Moe") -> OverBase:
 def _joined(moe: "Moe", target: str, adds: dict[int, LowRank], weights: list[float], rank: int) -> dict[str, Tensor]:
     """Put the factors of one module side by side, with the weights in B, and zeros up to `rank`."""
     read = moe.checkpoint.tensor
-    downs = [read(one.down).float() for one in adds.values()]
-    ups = [read(one.up).float() * (weights[k] * one.scale) for k, one in adds.items()]
+    downs = [read(one.down.name).float() for one in adds.values()]
+    ups = [read(one.up.name).float() * (weights[k] * one.scale) for k, one in adds.items()]
     spare = rank - sum(len(down) for down in downs)
     down = torch.cat([*downs, torch.zeros(spare, downs[0].shape[1])])  # (R, n)
     up = torch.cat([*ups, torch.zeros(ups[0].shape[0], spare)], dim=1)  # (m, R)
@@ -93,7 +92,7 @@ def _settings(source: OverBase, targets: list[str], rank: int) -> dict[str, obje
         "lora_dropout": 0.0,
         "bias": "none",
         "use_rslora": False,
-        "fan_in_fan_out": source.adapters[0].fan_in_fan_out,
+        "fan_in_fan_out": source.adapters[0].settings.get("fan_in_fan_out") is True,
         "target_modules": [target.removesuffix(".weight") for target in targets],
         "modules_to_save": saved or None,
         "inference_mode": True,

@@ -6,7 +6,6 @@ An adapter that leaves a layer alone counts as the base there. Heads with differ
 The base is the ancestor that merge methods on differences take, and that `inspect` compares each expert with.
 """
 
-import copy
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -17,17 +16,17 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 
 from tanbr.errors import CheckpointError, InputError
-from tanbr.merge.sources.adapters import ExpertsOverBase, LowRank
+from tanbr.merge.sources.adapters import ExpertsOverBase
 from tanbr.merge.sources.alike import check_alike, check_base, weights_of
 from tanbr.merge.sources.heads import HEAD, JoinedHead, labels_of
-from tanbr.merge.sources.peft_folder import Adapter
+from tanbr.merge.sources.peft_folder import Adapter, LowRank
 from tanbr.moe.checkpoint import Checkpoint, TensorFile, TensorSpec
 from tanbr.moe.families import read_settings
-from tanbr.moe.family import UNMERGEABLE, Block, Family, Fold, Part, Piece, Site
+from tanbr.moe.family import MERGEABLE, Block, Family, Fold, Part, Piece, Site
 
 BlendOnly: TypeAlias = Literal["all", "ffn"]
 
-BASE = "base"  # the member of the joined checkpoint that is no expert
+BASE = "base/"  # the member of the joined checkpoint that is no expert: no path ends like this
 FFN = re.compile(  # as transformers' architectures name them
     r"(^|\.)(mlp|ffn|feed_forward|DenseReluDense|fc1|fc2|intermediate|(?<!attention\.)output\.dense)\."
 )
@@ -72,12 +71,17 @@ class OverBase(ExpertsOverBase):
         labels: Sequence[Sequence[str]] = (),
     ) -> None:
         """Join experts; `labels` (K,) name the columns of their heads where they do not do so themselves."""
-        _check_named([expert.path for expert in experts])
+        self.names = [str(expert.path) for expert in experts]
+        if len(experts) < 2:
+            raise InputError(f"a blend needs two experts or more (got {len(experts)}); name each with --expert FOLDER")
+        if len(set(self.names)) < len(experts):
+            twice = max(self.names, key=self.names.count)
+            raise InputError(f"expert {twice} is named twice; name every expert once and give it the weight you want")
         if blend_only not in get_args(BlendOnly):
             raise InputError(f"blend_only must be one of {', '.join(get_args(BlendOnly))} (got {blend_only!r})")
         whole = [expert for expert in experts if isinstance(expert, Checkpoint)]
         self.adapters = [expert for expert in experts if isinstance(expert, Adapter)]
-        self._experts, self._base, self._model = experts, base, whole[0] if whole else base
+        self._experts, self._model = experts, whole[0] if whole else base
         check_base(base)
         if whole:
             check_alike(base, whole)
@@ -88,45 +92,34 @@ class OverBase(ExpertsOverBase):
                 "save the base with the head that the experts have"
             )
         self.count = len(experts)
-        self._names = [str(expert.path) for expert in experts]
-        self.family = dense_family(base.config["model_type"])
+        # Dense already: no tensor changes its name, and no setting its value.
+        model_type = base.config["model_type"]
+        self.family = Family(model_type=model_type, dense=model_type, prefix=("", ""), count="", experts=(), width=())
         self.config = read_settings(self._model.config)
-        members = {BASE: base} | {str(expert.path): expert for expert in experts}
-        self.checkpoint = Joined(base.path, self._model.config, members)
+        self.checkpoint = Joined(
+            base.path, self._model.config, {BASE: base} | dict(zip(self.names, experts, strict=True))
+        )
         self.companions = (self._model.path, base.path) if whole else (base.path,)
         self.ancestors = _ancestors(base, self._model)
         if not self.ancestors:
             raise CheckpointError(
                 f"{base.path} has no tensor in common with {self._model.path}: it is not what that came from"
             )
-        self.factors = self._factors()
+        factors: dict[str, dict[int, LowRank]] = {}
+        for k, expert in enumerate(experts):
+            if isinstance(expert, Adapter):
+                _check_fits(expert, base)
+                for target, added in expert.factors.items():
+                    factors.setdefault(target, {})[k] = added
+        self.factors = factors
         self.absent = {}
         self.pieces = self._joined(blend_only, [tuple(of) for of in labels or [()] * self.count])
         if not self.blended:
             what = "no FFN of these experts can be told by its name" if blend_only == "ffn" else "all experts are equal"
-            raise CheckpointError(f"there is nothing to blend in {self._names[0]} and the others: {what}")
+            raise CheckpointError(f"there is nothing to blend in {self.names[0]} and the others: {what}")
         targets = {piece.target for piece in self.blended}
-        self.factors = {target: adds for target, adds in self.factors.items() if target in targets}
+        self.factors = {target: adds for target, adds in factors.items() if target in targets}
         self.sites = sites_of(self.blended)
-
-    @property
-    def names(self) -> list[str]:
-        """The experts' folders."""
-        return self._names
-
-    def identical(self) -> "OverBase":
-        """Let every expert be the first."""
-        same = copy.copy(self)
-        for cached in ("blended", "_stacks"):
-            same.__dict__.pop(cached, None)
-        same.factors = {
-            target: dict.fromkeys(range(self.count), adds[0]) for target, adds in self.factors.items() if 0 in adds
-        }
-        same.pieces = [
-            piece if piece.weights is not None else replace(piece, blocks=piece.blocks[:1] * self.count)
-            for piece in self.pieces
-        ]
-        return same
 
     def _joined(self, blend_only: BlendOnly, named: list[tuple[str, ...]]) -> list[Piece]:
         """Make the pieces of the whole model; heads whose labels differ become one head."""
@@ -136,7 +129,7 @@ class OverBase(ExpertsOverBase):
         specs = weights_of(self._model)
         heads: set[str] = set()
         if any(labels != own for labels in head.of):
-            head.check(self._names)
+            head.check(self.names)
             heads = {name for name in specs if HEAD.search(name) and self._is_of(name, head)}
             if not heads:
                 raise CheckpointError(
@@ -170,7 +163,7 @@ class OverBase(ExpertsOverBase):
             start = 0 if alike else 1
             if (spec.shape[start:], spec.dtype) != (mine.shape[start:], mine.dtype):
                 raise CheckpointError(
-                    f"experts must hold equal tensors, but {name} is {spec.shape} {spec.dtype} in {self._names[k]} and "
+                    f"experts must hold equal tensors, but {name} is {spec.shape} {spec.dtype} in {self.names[k]} and "
                     f"{mine.shape} {mine.dtype} in {self._model.path}; save both with the same dtype and shapes (an "
                     "adapter's own head needs a base with the same, or its labels in a file that lists the experts)"
                 )
@@ -182,7 +175,7 @@ class OverBase(ExpertsOverBase):
         one = self._experts[k]
         if isinstance(one, Checkpoint):
             return f"{one.path}:{name}", 0
-        return (f"{one.path}:{one.whole[name].name}" if name in one.whole else f"{BASE}:{name}"), 0
+        return (one.whole[name].name if name in one.whole else f"{BASE}:{name}"), 0
 
     def _piece(self, spec: TensorSpec, blend_only: BlendOnly) -> Piece:
         ancestor = self.ancestors.get(spec.name)
@@ -191,7 +184,7 @@ class OverBase(ExpertsOverBase):
         blocks = tuple(self._stored(k, spec.name) for k in range(self.count))
         if spec.name not in self.factors and not self._differ(blocks):
             return Piece(spec.name, spec.shape, blocks[:1], (1.0,))
-        if not spec.dtype.is_floating_point or spec.dtype in UNMERGEABLE:
+        if spec.dtype not in MERGEABLE:
             raise CheckpointError(f"{spec.name} differs between the experts but is {spec.dtype}: it cannot be blended")
         return Piece(spec.name, spec.shape, blocks)
 
@@ -199,57 +192,27 @@ class OverBase(ExpertsOverBase):
         one, *others = (self.checkpoint.tensor(name).view(-1) for name, _ in dict.fromkeys(blocks))
         return any(not torch.equal(one[:GLANCE], other[:GLANCE]) or not torch.equal(one, other) for other in others)
 
-    def _factors(self) -> dict[str, dict[int, LowRank]]:
-        found: dict[str, dict[int, LowRank]] = {}
-        for number, adapter in enumerate(self._experts):
-            if isinstance(adapter, Adapter):
-                for target, added in _adds(adapter, self._base).items():
-                    found.setdefault(target, {})[number] = added
-        return found
 
-
-def _adds(adapter: Adapter, base: Checkpoint) -> dict[str, LowRank]:
-    """Find what an adapter adds to which tensor; refuse one that was made for another base."""
-    found: dict[str, LowRank] = {}
-    for module, layer in adapter.layers.items():
-        target, key = f"{module}.weight", str(adapter.path)
+def _check_fits(adapter: Adapter, base: Checkpoint) -> None:
+    """Refuse an adapter that was made for another base."""
+    for target, added in adapter.factors.items():
         spec = base.specs.get(target)
-        shape = (layer.up.shape[0], layer.down.shape[1])
-        transposed = adapter.fan_in_fan_out or layer.embedding
-        if spec is None or spec.shape != (shape[::-1] if transposed else shape):
+        if spec is None or spec.shape != added.shape:
             has = "has none" if spec is None else f"has {spec.shape}"
             raise CheckpointError(
-                f"adapter {adapter.path} was made for another base: it changes {target} {shape}, of which "
+                f"adapter {adapter.path} was made for another base: it changes {target} {added.shape}, of which "
                 f"{base.path} {has}; name the base that it was trained on ({adapter.base or 'not said'})"
             )
-        if not spec.dtype.is_floating_point or spec.dtype in UNMERGEABLE:
+        if spec.dtype not in MERGEABLE:
             raise CheckpointError(f"{target} of {base.path} is {spec.dtype}, to which no adapter can be added")
-        names = f"{key}:{layer.down.name}", f"{key}:{layer.up.name}"
-        found[target] = LowRank(*names, layer.scale, transposed, layer.embedding)
+        if target in adapter.whole:
+            raise CheckpointError(f"{adapter.path} holds {target} in full and in factors; fetch the adapter again")
     odd = next((name for name in adapter.whole if name not in base.specs), None)
     if odd is not None:
         raise CheckpointError(
             f"adapter {adapter.path} was made for another base: it holds {odd} {adapter.whole[odd].shape}, "
             f"for which {base.path} has no place; save the base with the head that the adapter was trained with"
         )
-    both = sorted(found.keys() & adapter.whole.keys())
-    if both:
-        raise CheckpointError(f"{adapter.path} holds {both[0]} in full and in factors; fetch the adapter again")
-    return found
-
-
-def _check_named(folders: Sequence[Path]) -> None:
-    """Refuse a single expert, and an expert that is named twice."""
-    if len(folders) < 2:
-        raise InputError(f"a blend needs two experts or more (got {len(folders)}); name each with --expert FOLDER")
-    twice = next((folder for at, folder in enumerate(folders) if folder in folders[:at]), None)
-    if twice is not None:
-        raise InputError(f"expert {twice} is named twice; name every expert once and give it the weight you want")
-
-
-def dense_family(model_type: str) -> Family:
-    """Make the family of a model that is dense already: no tensor changes its name, and no setting its value."""
-    return Family(model_type=model_type, dense=model_type, prefix=("", ""), count="", experts=(), width=())
 
 
 def sites_of(blended: Sequence[Piece]) -> list[Site]:

@@ -2,58 +2,57 @@
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tanbr.errors import CheckpointError
 from tanbr.moe.checkpoint import TensorFile, TensorSpec, read_json
-from tanbr.moe.family import UNMERGEABLE
+from tanbr.moe.family import MERGEABLE
 
 SETTINGS, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 VARIANTS = (  # kinds of LoRA that do more than add products
-    "use_dora",
-    "use_qalora",
-    "use_bdlora",
-    "lora_bias",
-    "arrow_config",
-    "alora_invocation_tokens",
-    "layer_replication",
-    "trainable_token_indices",
-    "target_parameters",
-)
+    "use_dora", "use_qalora", "use_bdlora", "lora_bias", "arrow_config", "alora_invocation_tokens",
+    "layer_replication", "trainable_token_indices", "target_parameters",
+)  # fmt: skip
 STARTS = ("gaussian", "eva", "orthogonal")  # ways to start factors that leave the base as it is
 PREFIX = "base_model.model."
 FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(\.weight)?")
 
 
 @dataclass(frozen=True)
-class Layer:
-    """The factors of one module."""
+class LowRank:
+    """What one adapter adds to one matrix W (m, n): scale · B A, or its transpose where W is stored so."""
 
     down: TensorSpec  # A (r, n)
     up: TensorSpec  # B (m, r)
     scale: float
+    transposed: bool
     embedding: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the matrix that it is added to."""
+        shape = self.up.shape[0], self.down.shape[1]
+        return shape[::-1] if self.transposed else shape
 
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """One LoRA adapter; its weights stay in their file."""
+    """One LoRA adapter; its weights stay in their file, whose tensors are called `folder:name`."""
 
     settings_file: ClassVar[str] = SETTINGS
 
     path: Path
     settings: dict[str, Any]
     files: list[TensorFile]
-    layers: dict[str, Layer]  # module → its factors
+    factors: dict[str, LowRank]  # tensor of the model → what is added to it
     whole: dict[str, TensorSpec]  # tensor of the model → what the adapter holds in its place
-    base: str
 
     @property
-    def fan_in_fan_out(self) -> bool:
-        """Whether the base stores its matrices as (in, out)."""
-        return self.settings.get("fan_in_fan_out") is True
+    def base(self) -> str:
+        """What it was trained on, as it says itself."""
+        return str(self.settings.get("base_model_name_or_path") or "")
 
 
 def is_adapter(folder: Path) -> bool:
@@ -65,34 +64,31 @@ def read_adapter(folder: Path) -> Adapter:
     """Read an adapter's settings and the header of its file."""
     settings = read_json(folder / SETTINGS)
     _check_kind(folder, settings)
-    if not (folder / WEIGHTS).exists():
-        if (folder / PICKLE).exists():
-            raise CheckpointError(
-                f"{folder} holds a pickle file ({PICKLE}), which can run code when opened; convert it where you trust "
-                "it: PeftModel.from_pretrained(model, folder).save_pretrained(new_folder) writes safetensors"
-            )
-        raise CheckpointError(f"{folder} has no {WEIGHTS}; fetch the whole adapter again")
+    if (folder / PICKLE).exists() and not (folder / WEIGHTS).exists():
+        raise CheckpointError(
+            f"{folder} holds a pickle file ({PICKLE}), which can run code when opened; convert it where you trust "
+            "it: PeftModel.from_pretrained(model, folder).save_pretrained(new_folder) writes safetensors"
+        )
     file = TensorFile(folder / WEIGHTS, 0)
-    factors: dict[str, dict[str, TensorSpec]] = {}
+    sides: dict[tuple[str, bool], dict[str, TensorSpec]] = {}
     whole: dict[str, TensorSpec] = {}
-    embeddings: set[str] = set()
     for spec in file.specs:
         name = spec.name.removeprefix(PREFIX)
+        own = replace(spec, name=f"{folder}:{spec.name}")
         found = FACTOR.fullmatch(name)
         if found:
-            factors.setdefault(found["module"], {})[found["side"]] = spec
-            embeddings |= {found["module"]} if found["embedding"] else set()
+            sides.setdefault((found["module"], bool(found["embedding"])), {})[found["side"]] = own
         elif "lora_" in name:
             raise CheckpointError(f"{folder} holds {spec.name}, a kind of LoRA that cannot be merged here (DoRA?)")
         else:
-            whole[name.replace(".base_layer.", ".")] = spec
-    layers = {
-        module: _layer(folder, module, sides, settings, embedding=module in embeddings)
-        for module, sides in factors.items()
-    }
-    if not layers:
+            whole[name.replace(".base_layer.", ".")] = own
+    if not sides:
         raise CheckpointError(f"{folder / WEIGHTS} holds no LoRA factors; fetch the adapter again")
-    return Adapter(folder, settings, [file], layers, whole, str(settings.get("base_model_name_or_path") or ""))
+    factors = {
+        f"{module}.weight": _low_rank(folder, module, both.get("A"), both.get("B"), settings, embedding=embedding)
+        for (module, embedding), both in sides.items()
+    }
+    return Adapter(folder, settings, [file], factors, whole)
 
 
 def _check_kind(folder: Path, settings: dict[str, Any]) -> None:
@@ -113,14 +109,19 @@ def _check_kind(folder: Path, settings: dict[str, Any]) -> None:
         )
 
 
-def _layer(
-    folder: Path, module: str, sides: dict[str, TensorSpec], settings: dict[str, Any], *, embedding: bool
-) -> Layer:
-    down, up = sides.get("A"), sides.get("B")
+def _low_rank(
+    folder: Path,
+    module: str,
+    down: TensorSpec | None,
+    up: TensorSpec | None,
+    settings: dict[str, Any],
+    *,
+    embedding: bool,
+) -> LowRank:
     if down is None or up is None or len(down.shape) != 2 or len(up.shape) != 2 or down.shape[0] != up.shape[1]:
         shapes = [None if spec is None else spec.shape for spec in (down, up)]
         raise CheckpointError(f"{folder}: {module} must have two factors A (r, n) and B (m, r) (got {shapes})")
-    if not (down.dtype.is_floating_point and up.dtype.is_floating_point) or {down.dtype, up.dtype} & UNMERGEABLE:
+    if not {down.dtype, up.dtype} <= MERGEABLE:
         raise CheckpointError(f"{folder}: the factors of {module} must be 16- or 32-bit floats (got {down.dtype})")
     rank = _own(folder, settings, "rank_pattern", module, settings.get("r"))
     alpha = _own(folder, settings, "alpha_pattern", module, settings.get("lora_alpha"))
@@ -130,7 +131,8 @@ def _layer(
             f"{folder}: {SETTINGS} gives {module} rank {rank} and alpha {alpha}, but its factors have rank "
             f"{down.shape[0]}; fetch the adapter again"
         )
-    return Layer(down, up, alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank), embedding)
+    scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+    return LowRank(down, up, scale, settings.get("fan_in_fan_out") is True or embedding, embedding)
 
 
 def _own(folder: Path, settings: dict[str, Any], key: str, module: str, default: Any) -> Any:

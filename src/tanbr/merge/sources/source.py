@@ -6,7 +6,6 @@ when a merge asks for it, piece by piece.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +22,7 @@ from tanbr.moe.family import Family, Piece, Settings, Site
 ROWS = 256  # of a matrix, that tell whether it descends from another
 
 
-class ExpertSource(ABC):
+class ExpertSource:
     """The K experts of a model; a new source sets these, and overrides how experts are read that are no blocks."""
 
     checkpoint: Checkpoint  # all files that a merge reads, as one
@@ -32,19 +31,11 @@ class ExpertSource(ABC):
     sites: list[Site]  # what `inspect` reports on
     pieces: list[Piece]  # of the whole dense model
     count: int  # K
+    names: list[str]  # (K,) what to call the experts
     companions: Sequence[Path]  # folders with a tokenizer and the like; a later one wins
     expert_tasks: tuple[str, ...] = ()  # (K,) what each was trained for, where that is known beside a card
     expert_labels: tuple[tuple[str, ...], ...] = ()  # (K,) what each one's own head answers
     weights: tuple[float, ...] = ()  # (K,) the blend that a list of experts asks for
-
-    @abstractmethod
-    def identical(self) -> "ExpertSource | None":
-        """The same source with every expert like the first, for the certificate; None if a twin model shows more."""
-
-    @property
-    def names(self) -> list[str]:
-        """What to call the experts (K,)."""
-        return [str(k) for k in range(self.count)]
 
     @cached_property
     def blended(self) -> list[Piece]:
@@ -112,10 +103,8 @@ class MoeCheckpoint(ExpertSource):
             self.sites = self.family.sites(checkpoint, self.config)
             self.pieces = self.family.plan(checkpoint, self.config, self.sites)
         self.count = self.sites[0].experts
+        self.names = [str(k) for k in range(self.count)]
         self.companions = (checkpoint.path,)
-
-    def identical(self) -> None:
-        """Leave the test to a tiny twin of the family, which shows that its dense class computes the same."""
 
 
 def check_depth(checkpoint: Checkpoint) -> None:

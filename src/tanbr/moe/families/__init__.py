@@ -17,15 +17,14 @@ from tanbr.moe.families.nllb import NLLB
 from tanbr.moe.families.olmo import FLEX_OLMO, OLMOE
 from tanbr.moe.families.qwen import QWEN2, QWEN3
 from tanbr.moe.families.switch import SWITCH
-from tanbr.moe.families.t5 import T5, T5MoeEncoderModel, T5MoeForConditionalGeneration
+from tanbr.moe.families.t5 import T5, T5MoeForConditionalGeneration
 from tanbr.moe.family import Family, Settings
 
 _ALL = (BERT, T5, SWITCH, NLLB, MIXTRAL, QWEN2, QWEN3, OLMOE, FLEX_OLMO, GRANITE, DEEPSEEK, GLM4, ERNIE, GPT_OSS)
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 
 CLASSES: dict[str, Any] = {  # models that transformers does not have
-    model.__name__: model
-    for model in (BertMoeForSequenceClassification, T5MoeForConditionalGeneration, T5MoeEncoderModel)
+    model.__name__: model for model in (BertMoeForSequenceClassification, T5MoeForConditionalGeneration)
 }
 
 _LLAMA4 = "its router scales what goes into an expert, before the non-linearity, so that no dense model holds a merge"

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 from transformers.models.bert.modeling_bert import BertLayer
 
-from tanbr.moe.family import ExpertPattern, Family, Role
+from tanbr.moe.family import Family, in_place
 from tanbr.moe.layer import ExpertFfn, ExpertLinear, MoeSite
 
 
@@ -60,19 +60,15 @@ class BertMoeForSequenceClassification(BertForSequenceClassification):
 AutoConfig.register("bert_moe", BertMoeConfig)
 AutoModelForSequenceClassification.register(BertMoeConfig, BertMoeForSequenceClassification)
 
-_TENSORS: tuple[tuple[str, Role], ...] = (
-    ("{site}.intermediate.dense.weight", "up"),
-    ("{site}.intermediate.dense.bias", "up_bias"),
-    ("{site}.output.dense.weight", "down"),
-    ("{site}.output.dense.bias", "down_bias"),
-)
-
 BERT = Family(
     model_type="bert_moe",
     dense="bert",
     prefix=("BertMoe", "Bert"),
     count="num_experts",
-    experts=tuple(ExpertPattern(name, {role: name}) for name, role in _TENSORS),
+    experts=in_place({
+        "{site}.intermediate.dense.weight": "up", "{site}.intermediate.dense.bias": "up_bias",
+        "{site}.output.dense.weight": "down", "{site}.output.dense.bias": "down_bias",
+    }),
     drop=(r"\.gate\.weight$",),
     twin={
         "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

@@ -11,5 +11,4 @@ MIXTRAL = Family(
     experts=gated_experts(experts="{site}.block_sparse_moe.experts", names=("w1", "w3", "w2")),
     drop=(r"\.(block_sparse_moe|mlp)\.gate\.weight$",),
     settings=lambda source: {"sliding_window": source["sliding_window"]},
-    note="experts of natively trained Mixtral models share no ancestor: inspect before you serve a merge",
 )

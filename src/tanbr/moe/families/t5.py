@@ -3,10 +3,10 @@
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, T5Config, T5EncoderModel, T5ForConditionalGeneration
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, T5Config, T5ForConditionalGeneration
 from transformers.activations import ACT2FN
 
-from tanbr.moe.family import ExpertPattern, Family, Role
+from tanbr.moe.family import Family, in_place
 from tanbr.moe.layer import ExpertFfn, ExpertLinear, MoeSite
 
 
@@ -39,12 +39,6 @@ class T5MoeFfn(MoeSite):
         return ExpertFfn(inner=inner, outer=self.wo, act=self.act, dropout=self.dropout)(hidden_states, self)
 
 
-def _install_experts(model: Any, config: T5MoeConfig) -> None:
-    for stack in (model.get_encoder(), getattr(model, "decoder", None)):
-        for block in stack.block if stack is not None else ():
-            block.layer[-1].DenseReluDense = T5MoeFfn(config)
-
-
 class T5MoeForConditionalGeneration(T5ForConditionalGeneration):
     """T5-MoE, encoder and decoder."""
 
@@ -52,28 +46,12 @@ class T5MoeForConditionalGeneration(T5ForConditionalGeneration):
 
     def __init__(self, config: T5MoeConfig) -> None:
         super().__init__(config)
-        _install_experts(self, config)
-
-
-class T5MoeEncoderModel(T5EncoderModel):
-    """T5-MoE's encoder alone."""
-
-    config_class = T5MoeConfig
-
-    def __init__(self, config: T5MoeConfig) -> None:
-        super().__init__(config)
-        _install_experts(self, config)
+        for block in (*self.encoder.block, *self.decoder.block):
+            block.layer[-1].DenseReluDense = T5MoeFfn(config)
 
 
 AutoConfig.register("t5_moe", T5MoeConfig)
 AutoModelForSeq2SeqLM.register(T5MoeConfig, T5MoeForConditionalGeneration)
-
-_TENSORS: tuple[tuple[str, Role], ...] = (
-    ("{site}.DenseReluDense.wi.weight", "up"),
-    ("{site}.DenseReluDense.wi_0.weight", "gate"),
-    ("{site}.DenseReluDense.wi_1.weight", "up"),
-    ("{site}.DenseReluDense.wo.weight", "down"),
-)
 
 T5_TWIN = {
     "vocab_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2,
@@ -85,8 +63,11 @@ T5 = Family(
     dense="t5",
     prefix=("T5Moe", "T5"),
     count="num_experts",
-    experts=tuple(ExpertPattern(name, {role: name}) for name, role in _TENSORS),
+    experts=in_place({
+        "{site}.DenseReluDense.wi.weight": "up", "{site}.DenseReluDense.wi_0.weight": "gate",
+        "{site}.DenseReluDense.wi_1.weight": "up", "{site}.DenseReluDense.wo.weight": "down",
+    }),
     drop=(r"\.gate\.weight$",),
     width=("d_ff",),
     twin=T5_TWIN,
-)
+)  # fmt: skip

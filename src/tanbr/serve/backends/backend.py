@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import NotRequired, Protocol, Self, TypedDict, Unpack
 
 from tanbr.errors import InputError
 from tanbr.merge import Moe
@@ -21,6 +21,24 @@ class Size:
     parameters: int
     nbytes: int
     own_bytes: int  # of it, what a twin does not share
+
+
+class Wanted(TypedDict):
+    """What a new model is built with."""
+
+    blend: Blend | None  # (K,); all experts alike if None
+    device: str
+    probes: Callable[[], Sequence[Inputs]]  # what a backend that does not compute in float32 is compared with it on …
+    least_agreement: float  # … and how often its answers must be the same; otherwise it refuses (InputError)
+
+
+class Writing(TypedDict):
+    """How prompts are answered (`decode.decode`)."""
+
+    limits: Sequence[int]  # most tokens of each
+    on_step: OnStep
+    more: NotRequired[More | None]  # asked between two steps, with how many rows are at work, for prompts that join
+    sampling: NotRequired[Sequence[Sampling | None]]  # how the words of each are drawn
 
 
 class Backend(ABC):
@@ -60,19 +78,8 @@ class Backend(ABC):
         """Answer padded texts: logits (n, columns), in float64."""
         raise InputError(f"this model writes text; it has no labels for {len(inputs['input_ids'])} texts")
 
-    def generate(
-        self,
-        inputs: Inputs,
-        *,
-        limits: Sequence[int],  # noqa: ARG002
-        on_step: OnStep,  # noqa: ARG002
-        more: More | None = None,  # noqa: ARG002
-        sampling: Sequence[Sampling | None] = (),  # noqa: ARG002
-    ) -> Decoded:
-        """Answer padded prompts with at most limits[i] tokens, drawn as sampling[i] says; as `decode.decode` does.
-
-        Between two steps `more` may be asked, with how many rows are at work, for prompts that join.
-        """
+    def generate(self, inputs: Inputs, **how: Unpack[Writing]) -> Decoded:  # noqa: ARG002
+        """Answer padded prompts."""
         raise InputError(f"this model classifies; it cannot write answers to {len(inputs['input_ids'])} prompts")
 
     def stage(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:  # noqa: B027 - most have nothing to do
@@ -85,18 +92,6 @@ class Backend(ABC):
 class Builder(Protocol):
     """Makes a backend of an MoE."""
 
-    def __call__(
-        self,
-        moe: Moe,
-        *,
-        blend: Blend | None,
-        device: str,
-        probes: Callable[[], Sequence[Inputs]],
-        least_agreement: float,
-    ) -> Backend:
-        """Merge a blend (K,) (all experts alike if None) into a new model.
-
-        A backend that does not compute in float32 refuses (InputError) if on the `probes` it gives another answer than
-        float32 more often than `least_agreement` allows.
-        """
+    def __call__(self, moe: Moe, **wanted: Unpack[Wanted]) -> Backend:
+        """Merge into a new model."""
         ...

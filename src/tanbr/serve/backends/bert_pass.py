@@ -29,19 +29,10 @@ def logits(model: Any, input_ids: Tensor, attention_mask: Tensor, token_type_ids
     """Answer padded texts (n, length), padded on the right: (n, columns)."""
     texts = Packed(attention_mask)
     hidden = embedded(model.bert.embeddings, texts, input_ids, token_type_ids)
-    return upper(model, model.bert.encoder.layer, hidden, texts)
-
-
-def upper(model: Any, layers: Any, hidden: Tensor, texts: "Packed") -> Tensor:
-    """Run the last layers and the head on hidden states (N, D): (n, columns)."""
-    *others, last = layers
+    *others, last = model.bert.encoder.layer
     for layer in others:
         hidden = ffn(layer, attended(layer.attention, hidden, texts))
-    return head(model, ffn(last, first_attended(last.attention, hidden, texts)))
-
-
-def head(model: Any, first: Tensor) -> Tensor:
-    """Answer by the last states (n, D) of the texts' first tokens: (n, columns)."""
+    first = ffn(last, first_attended(last.attention, hidden, texts))  # (n, D)
     answers: Tensor = model.classifier(torch.tanh(model.bert.pooler.dense(first)))
     return answers
 
@@ -79,10 +70,7 @@ def embedded(part: Any, texts: Packed, ids: Tensor, types: Tensor | None) -> Ten
 def attended(attention: Any, hidden: Tensor, texts: Packed) -> Tensor:
     """Run a layer's attention over hidden states (N, D)."""
     own = attention.self
-    query, key, value = (
-        texts.pad(project(hidden)).view(*texts.shape, own.num_attention_heads, -1).transpose(1, 2)  # (n, heads, L, d)
-        for project in (own.query, own.key, own.value)
-    )
+    query, key, value = (_by_head(project, hidden, texts, own) for project in (own.query, own.key, own.value))
     mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=texts.mask, scale=own.scaling)
     return _joined(attention.output, texts.pack(mixed.transpose(1, 2).flatten(2)), hidden)
 
@@ -90,35 +78,27 @@ def attended(attention: Any, hidden: Tensor, texts: Packed) -> Tensor:
 def first_attended(attention: Any, hidden: Tensor, texts: Packed) -> Tensor:
     """Run a layer's attention for the first token of each text alone: hidden states (N, D) → (n, D)."""
     own, states = attention.self, texts.pad(hidden)  # (n, length, D)
-    first = states[:, 0]
-    heads = own.num_attention_heads
-    query = own.query(first).view(len(first), heads, -1)  # (n, heads, d)
+    first, heads = states[:, 0], own.num_attention_heads
+    query = own.query(first).unflatten(1, (heads, -1))  # (n, heads, d)
     if isinstance(own.key, nn.Linear) and isinstance(own.value, nn.Linear):
         # a key's bias adds the same to all scores of a head, which softmax takes out again
-        asked = torch.einsum("nhd,hdD->nhD", query, _by_head(own.key.weight, heads))
-        weights = _weights(asked @ states.transpose(1, 2), texts, own.scaling)  # (n, heads, length)
-        mixed = torch.einsum("nhD,hdD->nhd", weights @ states, _by_head(own.value.weight, heads)).flatten(1)
+        asked = torch.einsum("nhd,hdD->nhD", query, own.key.weight.unflatten(0, (heads, -1)))
+        scores = (asked @ states.transpose(1, 2)).mul_(own.scaling)  # (n, heads, length)
+        if texts.mask is not None:
+            scores = scores.masked_fill_(~texts.mask.squeeze(1), float("-inf"))
+        seen = scores.softmax(dim=2) @ states  # (n, heads, D)
+        mixed = torch.einsum("nhD,hdD->nhd", seen, own.value.weight.unflatten(0, (heads, -1))).flatten(1)
         mixed = mixed if own.value.bias is None else mixed + own.value.bias
     else:  # in int8 a map is all there is
-        keys, values = (
-            texts.pad(project(hidden)).view(*texts.shape, heads, -1).transpose(1, 2) for project in (own.key, own.value)
-        )
-        weights = _weights((keys @ query[..., None]).squeeze(3), texts, own.scaling)
-        mixed = (weights[:, :, None] @ values).flatten(1)
+        key, value = (_by_head(project, hidden, texts, own) for project in (own.key, own.value))
+        one = query.unsqueeze(2)
+        mixed = F.scaled_dot_product_attention(one, key, value, attn_mask=texts.mask, scale=own.scaling).flatten(1)
     return _joined(attention.output, mixed, first)
 
 
-def _by_head(weight: Tensor, heads: int) -> Tensor:
-    """(heads · d, D) → (heads, d, D)."""
-    return weight.view(heads, -1, weight.shape[1])
-
-
-def _weights(scores: Tensor, texts: Packed, scaling: float) -> Tensor:
-    """Turn scores (n, heads, length) into shares of attention; padding has none."""
-    scores = scores.mul_(scaling)
-    if texts.mask is not None:
-        scores = scores.masked_fill_(~texts.mask.squeeze(1), float("-inf"))
-    return scores.softmax(dim=2)
+def _by_head(project: Any, hidden: Tensor, texts: Packed, own: Any) -> Tensor:
+    """Map hidden states (N, D) → (n, heads, length, d)."""
+    return texts.pad(project(hidden)).unflatten(2, (own.num_attention_heads, -1)).transpose(1, 2)
 
 
 def _joined(part: Any, mixed: Tensor, before: Tensor) -> Tensor:

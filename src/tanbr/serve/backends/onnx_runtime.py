@@ -8,8 +8,8 @@ padding included.
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any, Self, Unpack
 
 import numpy as np
 import torch
@@ -19,8 +19,9 @@ from tanbr.errors import ConfigError, InputError
 from tanbr.merge import Moe
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import bert_pass
+from tanbr.serve.backends.backend import Wanted
 from tanbr.serve.backends.torch_eager import TorchEager
-from tanbr.types import Blend, FloatArray
+from tanbr.types import FloatArray
 
 TOKENS = 512  # of one pass, about: its products of matrices are quickest while their rows stay in the processor's cache
 OPSET, CONTRIB = 17, "com.microsoft"  # the contributed operators have ONNX Runtime's own kernels
@@ -37,15 +38,7 @@ class OnnxRuntime(TorchEager):
         self._lock = threading.Lock()
 
     @classmethod
-    def build(
-        cls,
-        moe: Moe,
-        *,
-        blend: Blend | None,
-        device: str,
-        probes: Callable[[], Sequence[Inputs]],
-        least_agreement: float,
-    ) -> Self:
+    def build(cls, moe: Moe, **wanted: Unpack[Wanted]) -> Self:
         """Merge into a new model, if ONNX Runtime can run it."""
         try:
             import onnx  # noqa: F401
@@ -54,9 +47,9 @@ class OnnxRuntime(TorchEager):
             raise ConfigError(
                 f"the backend onnx needs {error.name}; pip install 'tanbr[onnx]', or serve with --backend torch"
             ) from None
-        if device != "cpu":
+        if (device := wanted["device"]) != "cpu":
             raise ConfigError(f"the backend onnx runs on the CPU (got device {device!r}); set device to cpu")
-        made = super().build(moe, blend=blend, device=device, probes=probes, least_agreement=least_agreement)
+        made = super().build(moe, **wanted)
         if (why := _not_runnable(made.model)) is not None:
             raise InputError(f"the backend onnx runs float32 BERT classifiers (got {why}); serve with --backend torch")
         return made
@@ -117,7 +110,13 @@ def graph(config: Any, *, masked: bool) -> tuple[bytes, list[str]]:
     from onnx import TensorProto, helper
 
     graph = _Graph(config, masked=masked)
-    graph.write()
+    hidden = graph.embedded()
+    *layers, last = (f"bert.encoder.layer.{number}" for number in range(config.num_hidden_layers))
+    for layer in layers:
+        hidden = graph.ffn(graph.attended(hidden, f"{layer}.attention"), layer)
+    first = graph.ffn(graph.first_attended(hidden, f"{last}.attention"), last)
+    pooled = graph.op("Tanh", graph.linear(first, "bert.pooler.dense", graph.D, graph.D))
+    graph.linear(pooled, "classifier", graph.D, config.num_labels, name="logits")
     inputs = [
         helper.make_tensor_value_info(name, TensorProto.INT64, ["n", "length"])
         for name in ("input_ids", "token_type_ids", *(["attention_mask"] if masked else []))
@@ -141,6 +140,7 @@ class _Graph:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
         self.weights: dict[str, None] = {}  # the names, in order
+        self.shape = self.op("Concat", self.op("Shape", "input_ids"), self.const([self.D]), axis=0)  # (n, length, D)
 
     def op(self, kind: str, *inputs: str, name: str = "", **attributes: Any) -> str:
         """Add an operator."""
@@ -184,36 +184,18 @@ class _Graph:
         up = self.linear(x, f"{layer}.intermediate.dense", self.D, inner)
         return self.joined(self.op("Gelu", up, domain=CONTRIB), x, f"{layer}.output", inner)
 
-    def write(self) -> None:
-        """Add everything."""
-        config, D = self.config, self.D
-        self.shape = self.op("Concat", self.op("Shape", "input_ids"), self.const([D]), axis=0)  # (n, length, D)
-        hidden = self.embedded()
-        *layers, last = (f"bert.encoder.layer.{number}" for number in range(config.num_hidden_layers))
-        for layer in layers:
-            hidden = self.ffn(self.attended(hidden, f"{layer}.attention"), layer)
-        first = self.ffn(self.first_attended(hidden, f"{last}.attention"), last)
-        pooled = self.op("Tanh", self.linear(first, "bert.pooler.dense", D, D))
-        self.linear(pooled, "classifier", D, config.num_labels, name="logits")
-
     def embedded(self) -> str:
         """Look tokens up: (n · length, D)."""
         config, part = self.config, "bert.embeddings"
-        sizes = {
-            "word": config.vocab_size,
-            "token_type": config.type_vocab_size,
-            "position": config.max_position_embeddings,
-        }
-        words, types, places = (
-            self.weight(f"{part}.{kind}_embeddings.weight", size, self.D) for kind, size in sizes.items()
-        )
+        words = self.weight(f"{part}.word_embeddings.weight", config.vocab_size, self.D)
+        types = self.weight(f"{part}.token_type_embeddings.weight", config.type_vocab_size, self.D)
+        places = self.weight(f"{part}.position_embeddings.weight", config.max_position_embeddings, self.D)
         length = self.op("Slice", self.shape, self.const([1]), self.const([2]), self.const([0]))
-        positions = self.op("Slice", places, self.const([0]), length, self.const([0]))
-        words = self.op("Gather", words, "input_ids", axis=0)
-        both = self.op("Add", words, self.op("Gather", types, "token_type_ids", axis=0))
-        whole = self.op("Add", both, positions)
-        norm = self.norm(part)
-        return self.flat(self.op("LayerNormalization", whole, *norm, epsilon=config.layer_norm_eps, axis=-1))
+        whole = self.op("Gather", words, "input_ids", axis=0)
+        whole = self.op("Add", whole, self.op("Gather", types, "token_type_ids", axis=0))
+        whole = self.op("Add", whole, self.op("Slice", places, self.const([0]), length, self.const([0])))
+        epsilon = config.layer_norm_eps
+        return self.flat(self.op("LayerNormalization", whole, *self.norm(part), epsilon=epsilon, axis=-1))
 
     def flat(self, x: str) -> str:
         """(n, length, D) → (n · length, D)."""

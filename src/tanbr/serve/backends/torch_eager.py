@@ -2,8 +2,8 @@
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,8 @@ from tanbr.merge.skeleton import locate
 from tanbr.moe.device import device_of
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import bert_pass
-from tanbr.serve.backends.backend import Backend, Size
-from tanbr.serve.decode import Decoded, More, OnStep, decode, on_device
-from tanbr.serve.sampling import Sampling
+from tanbr.serve.backends.backend import Backend, Size, Wanted, Writing
+from tanbr.serve.decode import Decoded, decode, on_device
 from tanbr.types import Blend, FloatArray
 
 
@@ -35,17 +34,9 @@ class TorchEager(Backend):
         self._lean = bert_pass.takes(model)
 
     @classmethod
-    def build(
-        cls,
-        moe: Moe,
-        *,
-        blend: Blend | None,
-        device: str,
-        probes: Callable[[], Sequence[Inputs]],  # noqa: ARG003 - float32 is what others are measured against
-        least_agreement: float,  # noqa: ARG003
-    ) -> Self:
+    def build(cls, moe: Moe, **wanted: Unpack[Wanted]) -> Self:
         """Merge into a new model's own FFNs."""
-        model = moe.dense(blend).to(device_of(device)).eval()
+        model = moe.dense(wanted["blend"]).to(device_of(wanted["device"])).eval()
         return cls(model, outputs_of(model, moe))
 
     @property
@@ -82,17 +73,9 @@ class TorchEager(Backend):
         logits: FloatArray = found.double().cpu().numpy()
         return logits
 
-    def generate(
-        self,
-        inputs: Inputs,
-        *,
-        limits: Sequence[int],
-        on_step: OnStep,
-        more: More | None = None,
-        sampling: Sequence[Sampling | None] = (),
-    ) -> Decoded:
-        """Answer padded prompts with at most limits[i] tokens, drawn as sampling[i] says."""
-        return decode(self.model, inputs, limits=limits, on_step=on_step, more=more, sampling=sampling)
+    def generate(self, inputs: Inputs, **how: Unpack[Writing]) -> Decoded:
+        """Answer padded prompts."""
+        return decode(self.model, inputs, **how)
 
 
 def outputs_of(model: nn.Module, moe: Moe) -> dict[str, Tensor]:

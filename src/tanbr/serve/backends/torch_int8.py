@@ -2,8 +2,8 @@
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, Unpack
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from tanbr.merge import Moe
 from tanbr.merge.int8 import Int8Linear, Int8Loss, offered
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import bert_pass
-from tanbr.serve.backends.backend import Size
+from tanbr.serve.backends.backend import Size, Wanted
 from tanbr.serve.backends.torch_eager import TorchEager, outputs_of, rest, storage_of, tensors_of
 from tanbr.serve.decode import decode, decoder_start
 from tanbr.types import Blend
@@ -39,30 +39,22 @@ class TorchInt8(TorchEager):
         self._packed = packed  # int8 maps of the FFNs, and the float ones they are packed from
 
     @classmethod
-    def build(
-        cls,
-        moe: Moe,
-        *,
-        blend: Blend | None,
-        device: str,
-        probes: Callable[[], Sequence[Inputs]],
-        least_agreement: float,
-    ) -> Self:
+    def build(cls, moe: Moe, **wanted: Unpack[Wanted]) -> Self:
         """Put a model in int8: all linear maps that cost if it answers alike then, or else those of the FFNs."""
-        if device != "cpu":
+        if (device := wanted["device"]) != "cpu":
             raise ConfigError(f"int8 runs on the CPU (got device {device!r}); set device to cpu, or backend to torch")
-        exact = TorchEager.build(moe, blend=blend, device=device, probes=probes, least_agreement=0.0)
+        exact = TorchEager.build(moe, **wanted)
         outputs = outputs_of(exact.model, moe)
         ffns = _ffns(exact.model, outputs)
         packed = {storage_of(tensor) for ffn in ffns.values() for tensor in ffn.parameters()}
         shared = next((name for name, out in outputs.items() if storage_of(out) not in packed), None)
         if shared is not None:  # by the model that answers and the one that is merged into
             raise InputError(f"a blend changes {shared}, which is no linear map; serve this model in fp32")
-        batches = [batch for inputs in probes() for batch in _comparable(exact, inputs)]
+        batches = [batch for inputs in wanted["probes"]() for batch in _comparable(exact, inputs)]
         linear = {name for name, module in exact.model.named_modules() if isinstance(module, nn.Linear)}
         cheap = bert_pass.of_one_token(exact.model) - ffns.keys() if bert_pass.takes(exact.model) else set()
-        costly = linear - cheap
-        model, loss = offered(exact.model, batches, least_agreement=least_agreement, choices=(costly, set(ffns)))
+        choices = (linear - cheap, set(ffns))
+        model, loss = offered(exact.model, batches, least_agreement=wanted["least_agreement"], choices=choices)
         return cls(model, outputs, [(model.get_submodule(name), ffn) for name, ffn in ffns.items()], loss)
 
     @property

@@ -1,30 +1,41 @@
-"""The HTTP application: the routes that answer, those that watch and steer, and the entrance before them all."""
+"""The HTTP application: its routes, what /openapi.json says of them, and the entrance before them all."""
 
-import mimetypes
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from importlib.resources import files
+from typing import Any
 
 from fastapi import FastAPI, Response
+from fastapi.openapi.utils import get_openapi
 from starlette.concurrency import run_in_threadpool
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from tanbr.serve.records import ServiceInfo
 from tanbr.serve.web import logs
-from tanbr.serve.web.auth import Tokens
+from tanbr.serve.web.auth import ADMIN, ADMIN_TOKEN, OPEN, TOKEN, Tokens
 from tanbr.serve.web.classify import add_classify
 from tanbr.serve.web.completions import add_completions
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.entrance import Entrance
-from tanbr.serve.web.metrics import LatencyHistory, Metrics
-from tanbr.serve.web.openapi import SERVED, describe
-from tanbr.serve.web.refusals import Refusal, refuse_with_sentences
-from tanbr.serve.web.routes import add_feedback, add_models, add_steering, add_supervision, add_watching
+from tanbr.serve.web.metrics import ANSWERS, Metrics
+from tanbr.serve.web.refusals import ErrorResponse, Refusal, refuse_with_sentences
+from tanbr.serve.web.routes import (
+    MOST_FEEDBACK,
+    add_feedback,
+    add_models,
+    add_steering,
+    add_supervision,
+    add_watching,
+)
 from tanbr.serve.web.service_api import ServiceApi
-from tanbr.serve.web.strict_json import strict_route
 
 VALUES_EACH = 8  # JSON values that one text or one piece of feedback may be written with; half of them suffice
+ABOUT = """One dense model, merged from the experts of a Mixture-of-Experts model, that follows its traffic.
+
+Every answer carries a request id, for feedback, and the merge version that gave it. Every refusal is one sentence."""
+REFUSED = "A refusal: 4xx if the request must change; 429, 503 and 504 name in Retry-After when to send it again."
 
 
 def create_app(
@@ -49,59 +60,44 @@ def create_app(
     app = FastAPI(
         title="tanbr",
         version=version("tanbr"),
+        description=ABOUT,
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        responses={"default": {"model": ErrorResponse, "description": REFUSED}},
     )
-    latencies = LatencyHistory()
-    metrics.follow(service.state, service.info)
-    app.router.route_class = strict_route(most_values(service.info, config))
-    add_answers = add_classify if service.info.kind == "classifier" else add_completions
-    add_answers(app, service, config, latencies)
-    add_feedback(app, service, config, tokens)
-    add_models(app, service.info)
-    add_watching(app, service, latencies=latencies)
-    add_supervision(app, service, metrics=metrics)
+    info = service.info
+    metrics.follow(service.state, info)
+    add_answers = add_classify if info.kind == "classifier" else add_completions
+    add_answers(app, service, config, metrics.latencies)
+    add_feedback(app, service, tokens)
+    add_models(app, info)
+    add_watching(app, service, metrics)
+    add_supervision(app, service, metrics)
     add_steering(app, service)
     add_dashboard(app)
-    point_elsewhere(app, service.info)
+    point_elsewhere(app, info)
     refuse_with_sentences(app)
-    describe(app, service.info, config, tokens)
-
-    def on_request(*, route: str, method: str, path: str, status: int, seconds: float, client: str) -> None:
-        metrics.request(route=route, status=status, seconds=seconds)
-        logs.say_request(route=route, method=method, path=path, status=status, seconds=seconds, client=client)
-        if route in SERVED and status == 200:
-            latencies.add(seconds)
-
-    return Entrance(app, config=config, tokens=tokens, loopback=loopback, on_request=on_request)
-
-
-def most_values(info: ServiceInfo, config: HttpConfig) -> int:
-    """Say how many JSON values a body may hold: what the largest request that is allowed needs, and some more."""
-    return VALUES_EACH * max(config.inputs, config.feedback) + info.classes + info.experts + 64
+    describe_tokens(app, tokens)
+    most_values = VALUES_EACH * max(config.inputs, MOST_FEEDBACK) + info.classes + info.experts + 64
+    return Entrance(app, config=config, tokens=tokens, loopback=loopback, metrics=metrics, most_values=most_values)
 
 
 def add_dashboard(app: FastAPI) -> None:
-    """Add the routes of the dashboard: a few files, read once."""
-    folder = files("tanbr.serve.web") / "dashboard"
-    pages = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    """Add the dashboard: a page, and the files that it names."""
+    page = (files("tanbr.serve.web") / "dashboard" / "index.html").read_bytes()
 
     @app.get("/", include_in_schema=False)
     async def dashboard() -> Response:
-        return Response(pages["index.html"], media_type="text/html; charset=utf-8")
+        return Response(page, media_type="text/html; charset=utf-8")
 
-    @app.get("/dashboard/{name}", include_in_schema=False)
-    async def part(name: str) -> Response:
-        if name not in pages:
-            raise Refusal(404, "there is no such part of the dashboard")
-        return Response(pages[name], media_type=mimetypes.guess_type(name)[0])
+    app.mount("/dashboard", StaticFiles(packages=[("tanbr.serve.web", "dashboard")]))
 
 
 def point_elsewhere(app: FastAPI, info: ServiceInfo) -> None:
     """Say where to go on the path for the other kind of model."""
-    classify, *write = SERVED
+    classify, *write = ANSWERS
     classifies = info.kind == "classifier"
     does, paths, path = ("classifies", write, classify) if classifies else ("writes", [classify], write[0])
 
@@ -110,3 +106,25 @@ def point_elsewhere(app: FastAPI, info: ServiceInfo) -> None:
 
     for other in paths:
         app.post(other, include_in_schema=False)(elsewhere)
+
+
+def describe_tokens(app: FastAPI, tokens: Tokens) -> None:
+    """Have the OpenAPI document say which token each path needs; the entrance asks for it, not the routes."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            made["components"]["securitySchemes"] = {
+                name: {"type": "http", "scheme": "bearer", "description": f"What the server has as {variable}."}
+                for name, variable in (("token", TOKEN), ("admin", ADMIN_TOKEN))
+            }
+            for path, operations in made["paths"].items():
+                for operation in operations.values():
+                    if path.startswith(ADMIN):
+                        operation["security"] = [{"admin": []}]
+                    elif tokens.general is not None and not path.startswith(OPEN):
+                        operation["security"] = [{"token": []}, {"admin": []}]
+            app.openapi_schema = made
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]

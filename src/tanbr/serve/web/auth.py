@@ -14,7 +14,7 @@ TOKEN, ADMIN_TOKEN = "TANBR_TOKEN", "TANBR_ADMIN_TOKEN"
 SHORTEST = 16
 
 HEALTH = ("/healthz", "/readyz")  # need no token and count for no rate
-OPEN = (*HEALTH, "/dashboard/")  # and "/", the page itself, which holds no figures
+OPEN = (*HEALTH, "/dashboard")  # and "/", the page itself, which holds no figures
 ADMIN = "/v1/admin/"
 
 

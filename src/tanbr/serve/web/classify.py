@@ -1,79 +1,101 @@
 """The route of a model that classifies."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
-from fastapi import FastAPI, Request, Response
-from pydantic_core import to_json
+from fastapi import FastAPI, Request
+from pydantic import ConfigDict, Field, Tag
 from scipy.special import expit, softmax
 
-from tanbr.serve.records import Answered, ServiceInfo
-from tanbr.serve.web.bodies import ClassifyRequest, ClassifyResponse
+from tanbr.serve.records import Answered, ServiceInfo, Shown
+from tanbr.serve.web.bodies import Sent, one_of, text_or_list
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import LatencyHistory
-from tanbr.serve.web.refusals import Refusal
 from tanbr.serve.web.service_api import ServiceApi, settled
 
 DIGITS = 6  # of probabilities and grades: what float32 logits carry
+
+
+@dataclass(slots=True)
+class Classified(Shown):
+    """The answer to one input."""
+
+    request_id: str
+    """What feedback on this answer must name."""
+    label: str
+    """The most probable of the labels."""
+    score: float
+    """Its probability."""
+    scores: dict[str, float]
+    """Probability of each label; they sum to 1 over the labels asked for."""
+    tokens_cut: int
+    """How many tokens of the input were left out because it is longer than the model reads."""
+    merge_version: int
+    """What answered it: where several models answer side by side, they may differ."""
+    grades: dict[str, float]
+    """For every graded task of the model, the grade that this input would get, on the task's scale."""
+
+
+@dataclass(slots=True)
+class ClassifyResponse(Shown):
+    """Answers in the order of the inputs."""
+
+    outputs: list[Classified]
+    merge_version: int
+    """What answered the first."""
 
 
 def add_classify(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
     """Add the route."""
     info = service.info
     columns = {label: column for column, label in enumerate(info.labels)}
+    Text = Annotated[str, Field(min_length=1, max_length=config.text_chars)]
+    Pair = Annotated[list[Text], Field(min_length=2, max_length=2, fail_fast=True)]
+    Input = Annotated[
+        Annotated[Text, Tag(":text")] | Annotated[Pair, Tag(":list")],
+        text_or_list("must be a text, or a pair of texts in a list"),
+    ]
 
-    @app.post("/v1/classify", tags=["answers"], response_model=ClassifyResponse)
-    async def classify(body: ClassifyRequest, request: Request) -> Response:
+    class ClassifyRequest(Sent):
+        """Texts, or pairs of texts, to classify."""
+
+        model_config = ConfigDict(
+            json_schema_extra={
+                "examples": [{"inputs": ["the plot is clever", ["a question", "a passage that may answer it"]]}]
+            }
+        )
+        inputs: Annotated[list[Input], Field(min_length=1, max_length=config.inputs, fail_fast=True)]
+        """Each a text, or a pair of texts."""
+        labels: Annotated[list[Annotated[str, one_of(info.labels)]], Field(min_length=1, fail_fast=True)] | None = None
+        """The only labels to choose from; all if not given."""
+        task: Annotated[str, one_of(info.tasks)] | None = None
+        """The task that the inputs belong to, if the client knows; nobody has to say."""
+
+    @app.post("/v1/classify", tags=["answers"])
+    async def classify(body: ClassifyRequest, request: Request) -> ClassifyResponse:
         """Classify texts, or pairs of texts. Nobody needs to say which task they belong to."""
-        _check_inputs(body.inputs, config)
-        allowed = _allowed(body.labels, columns)
         texts = [item if isinstance(item, str) else (item[0], item[1]) for item in body.inputs]
         asked = service.submit(texts, task=body.task, labels=body.labels or ())
         answered = await settled(asked, receive=request.receive, seconds=config.answer_seconds)
         latencies.add_texts(len(texts))
-        outputs = classified(answered, info, allowed)
-        return Response(to_json(outputs, inf_nan_mode="null"), media_type="application/json")
+        return classified(answered, info, sorted({columns[label] for label in body.labels or columns}))
 
 
-def classified(answered: Answered, info: ServiceInfo, allowed: list[int]) -> dict[str, Any]:
+def classified(answered: Answered, info: ServiceInfo, allowed: list[int]) -> ClassifyResponse:
     """Show logits (n, columns) as probabilities of the labels in the columns `allowed`, and grades on their scales."""
     chances = softmax(answered.logits[:, allowed], axis=1)
     best = chances.argmax(axis=1).tolist()
     labels = [info.columns[column] for column in allowed]
-    cuts = answered.cut or [0] * len(best)
-    outputs: list[dict[str, Any]] = [
-        {
-            "request_id": name,
-            "label": labels[winner],
-            "score": row[winner],
-            "scores": dict(zip(labels, row, strict=True)),
-            "tokens_cut": cut,
-        }
-        for name, winner, row, cut in zip(answered.request_ids, best, chances.round(DIGITS).tolist(), cuts, strict=True)
+    cuts = answered.cut or (0,) * len(best)
+    versions = answered.merge_versions or (answered.merge_version,) * len(best)
+    rows = zip(answered.request_ids, best, chances.round(DIGITS).tolist(), cuts, versions, strict=True)
+    outputs = [
+        Classified(name, labels[winner], row[winner], dict(zip(labels, row, strict=True)), cut, version, grades={})
+        for name, winner, row, cut, version in rows
     ]
     for column, task in enumerate(info.columns[info.classes :], start=info.classes):
         low, high = info.scales[task]
         grades = low + (high - low) * expit(answered.logits[:, column])
         for output, grade in zip(outputs, grades.round(DIGITS).tolist(), strict=True):
-            output.setdefault("grades", {})[task] = grade
-    if answered.merge_versions:
-        for output, version in zip(outputs, answered.merge_versions, strict=True):
-            output["merge_version"] = version
-    return {"outputs": outputs, "merge_version": answered.merge_version}
-
-
-def _check_inputs(inputs: list[str | list[str]], config: HttpConfig) -> None:
-    if len(inputs) > config.inputs:
-        raise Refusal(422, f"inputs must have at most {config.inputs} items (got {len(inputs)})", param="inputs")
-    for i, item in enumerate(inputs):
-        if len(item if isinstance(item, str) else max(item, key=len)) > config.text_chars:
-            raise Refusal(422, f"inputs[{i}] must have at most {config.text_chars} characters", param=f"inputs[{i}]")
-
-
-def _allowed(labels: list[str] | None, columns: dict[str, int]) -> list[int]:
-    """Give the columns to choose from."""
-    if labels is None:
-        return list(columns.values())
-    strange = next((label for label in labels if label not in columns), None)
-    if strange is not None:
-        raise Refusal(422, f"labels must be some of {', '.join(columns)} (got {strange[:60]!r})", param="labels")
-    return sorted({columns[label] for label in labels})
+            output.grades[task] = grade
+    return ClassifyResponse(outputs, answered.merge_version)

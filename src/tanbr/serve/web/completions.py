@@ -6,37 +6,132 @@ import uuid
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic_core import to_json
+from pydantic import ConfigDict, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError, to_json
 from starlette.types import Receive
 
 from tanbr.errors import CheckpointError, InputError
 from tanbr.serve.records import Generated
-from tanbr.serve.sampling import Manner
-from tanbr.serve.web.bodies import ChatRequest, ChatResponse, CompletionRequest, CompletionResponse, Writable
+from tanbr.serve.sampling import HOTTEST, MOST_STOPS, Manner
+from tanbr.serve.web.bodies import Sent, one_of, text_or_list
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import LatencyHistory
 from tanbr.serve.web.refusals import Refusal, refusal_of, shortened
 from tanbr.serve.web.service_api import ServiceApi, awaited, settled
 
+NOT_DONE: dict[str, list[Any]] = {  # what OpenAI's clients may ask for and is not done here → what changes nothing
+    "audio": [], "best_of": [1], "echo": [False], "frequency_penalty": [0], "function_call": ["none", "auto"],
+    "functions": [[]], "logit_bias": [{}], "logprobs": [False], "modalities": [["text"]],
+    "parallel_tool_calls": [True, False], "prediction": [], "presence_penalty": [0], "reasoning_effort": [],
+    "response_format": [{"type": "text"}], "store": [False], "suffix": [""], "tool_choice": ["none", "auto"],
+    "tools": [[]], "top_logprobs": [0], "verbosity": [], "web_search_options": [],
+}  # fmt: skip
 EVENT = {"type": "object", "properties": {"data": {"type": "string", "description": "A piece, or [DONE]."}}}
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
+
+TEXT_OR_TEXTS = text_or_list("must be a text, or texts in a list")
+Stop = Annotated[str, Field(min_length=1, max_length=256)]  # a stream may have to hold back as many characters
+Stops = Annotated[list[Stop], Field(max_length=MOST_STOPS, fail_fast=True)]
+
+
+class StreamOptions(Sent):
+    """What a stream holds beside the text."""
+
+    include_usage: bool = False
+    """Whether a last piece counts the tokens."""
+
+
+class ChatMessage(Sent):
+    """What somebody said."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Writable(Sent):
+    """What OpenAI's clients say of any answer; the first four have limits that the running server knows."""
+
+    model: str
+    max_tokens: int | None = None
+    n: int | None = None
+    task: str | None = None
+    stream: bool | None = None
+    """Whether to send each piece of text as it is made, as server-sent events."""
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=HOTTEST)] | None = None
+    """What the logits are divided by before a word is drawn; 0, or not given: the most probable word each time."""
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Draw from the smallest set of words with so much of the probability; no difference at temperature 0."""
+    stop: Annotated[Annotated[Stop, Tag(":text")] | Annotated[Stops, Tag(":list")], TEXT_OR_TEXTS] | None = None
+    """An answer ends before the first of these strings, which is no part of it."""
+    seed: int | None = None
+    """The same seed, prompt and merge version give the same answer; no difference at temperature 0."""
+    user: str | None = None
+    """Not kept."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _changes_nothing(cls, value: Any) -> Any:
+        """Refuse what is not done here, unless it changes nothing; then leave it out."""
+        if not isinstance(value, dict):
+            return value
+        for name in NOT_DONE.keys() & value.keys():
+            said, neutral = value[name], [None, *NOT_DONE[name]]
+            if not any(said == one and isinstance(said, bool) == isinstance(one, bool) for one in neutral):
+                raise PydanticCustomError("not_done", "{name} is not done by this server; leave it out", {"name": name})
+        return {name: said for name, said in value.items() if name not in NOT_DONE}
+
+    def manner(self) -> Manner:
+        """Say how answers are to be written."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        top_p = 1.0 if self.top_p is None else self.top_p
+        return Manner(self.temperature or 0.0, top_p, self.seed, n=self.n or 1, stop=tuple(stop))
 
 
 def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
     """Add the routes of a service whose model writes."""
-    writing = _Writing(service, config, latencies)
+    info, writing = service.info, _Writing(service, config, latencies)
+    Text = Annotated[str, Field(min_length=1, max_length=config.text_chars)]
+    Texts = Annotated[list[Text], Field(min_length=1, max_length=config.inputs, fail_fast=True)]
+    Tokens = Annotated[int, Field(ge=1, le=info.max_tokens)]
 
-    @app.post("/v1/completions", tags=["answers"], response_model=CompletionResponse, responses=STREAMED)
+    class Limited(Writable):
+        model: Annotated[str, Field(json_schema_extra={"enum": [info.model]})]
+        """The id that /v1/models gives."""
+        max_tokens: Tokens | None = None
+        """Most tokens to write."""
+        n: Annotated[int, Field(ge=1, le=config.inputs)] | None = None
+        """Answers to each prompt; at temperature 0 all the same."""
+        task: Annotated[str, one_of(info.tasks)] | None = None
+        """The task that the prompts belong to, if the client knows; an extension of ours."""
+
+    class CompletionRequest(Limited):
+        """Prompts to go on from, or to answer."""
+
+        model_config = ConfigDict(json_schema_extra={"examples": [{"model": info.model, "prompt": "translate: hello"}]})
+        prompt: Annotated[Annotated[Text, Tag(":text")] | Annotated[Texts, Tag(":list")], TEXT_OR_TEXTS]
+
+    class ChatRequest(Limited):
+        """A conversation to go on with."""
+
+        model_config = ConfigDict(
+            json_schema_extra={"examples": [{"model": info.model, "messages": [{"role": "user", "content": "hello"}]}]}
+        )
+        messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+        max_completion_tokens: Tokens | None = None
+        """The newer name of max_tokens."""
+
+    @app.post("/v1/completions", tags=["answers"], responses=STREAMED)
     async def complete(body: CompletionRequest, request: Request) -> Response:
-        """Write answers to each prompt."""
+        """Write answers to each prompt: OpenAI's completion, with a request_id in each choice, and a merge_version."""
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         return await writing.answer(prompts, body, body.max_tokens, COMPLETION, request)
 
-    @app.post("/v1/chat/completions", tags=["answers"], response_model=ChatResponse, responses=STREAMED)
+    @app.post("/v1/chat/completions", tags=["answers"], responses=STREAMED)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Write the next message of a conversation, which the tokenizer's own template makes a prompt of."""
         try:
@@ -46,69 +141,10 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
             raise Refusal(400, shortened(str(error)), param="messages") from None
         except CheckpointError as error:  # whoever runs the server chose the checkpoint
             raise Refusal(500, str(error)) from None
+        if len(prompt) > config.text_chars:
+            raise Refusal(422, f"messages must make a prompt of at most {config.text_chars} characters")
         most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
         return await writing.answer([prompt], body, most, CHAT, request)
-
-
-class _Writing:
-    """What the routes have in common."""
-
-    def __init__(self, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
-        self._service, self._config, self._latencies = service, config, latencies
-
-    async def answer(
-        self, prompts: list[str], body: Writable, max_tokens: int | None, shape: "Shape", request: Request
-    ) -> Response:
-        """Write an answer to each prompt, whole or as a stream."""
-        manner, seconds = _manner(body), self._config.answer_seconds
-        self._check(prompts, body, max_tokens, manner.n, shape)
-        stream = _Stream(shape, self._service.info.model, manner, body, seconds=seconds) if body.stream else None
-        on_token = None if stream is None else stream.on_token
-        writing = self._service.generate(
-            prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, task=body.task
-        )
-        try:
-            if stream is not None:
-                await stream.begin(writing, request.receive)
-            else:
-                done = await settled(writing, receive=request.receive, seconds=seconds)
-        except InputError as error:  # a prompt with more tokens than the model reads
-            raise Refusal(400, shortened(str(error)), param=shape.param, code="context_length_exceeded") from None
-        self._latencies.add_texts(len(prompts) * manner.n)
-        if stream is not None:
-            return StreamingResponse(stream.events(), media_type="text/event-stream")
-        choices = [
-            {"index": i, "finish_reason": reason, "logprobs": None, "request_id": request_id} | shape.whole(text)
-            for i, (text, reason, request_id) in enumerate(
-                zip(done.texts, done.finish_reasons, done.request_ids, strict=True)
-            )
-        ]
-        head = _head(f"{shape.prefix}-{done.request_ids[0]}", shape.kind, self._service.info.model)
-        more = {"choices": choices, "usage": _usage(done, manner), "merge_version": done.merge_version}
-        return Response(to_json(head | more), media_type="application/json")
-
-    def _check(self, prompts: list[str], body: Writable, max_tokens: int | None, n: int, shape: "Shape") -> None:
-        config, info = self._config, self._service.info
-        if body.model != info.model:
-            raise Refusal(404, f"the model here is {info.model!r}", param="model", code="model_not_found")
-        if len(prompts) > config.inputs:
-            raise Refusal(422, f"{shape.param} must have at most {config.inputs} texts", param=shape.param)
-        if len(prompts) * n > config.inputs:
-            most = config.inputs // len(prompts)
-            raise Refusal(422, f"n must be at most {most}, for {config.inputs} answers (got {n})", param="n")
-        if any(len(prompt) > config.text_chars for prompt in prompts):
-            says = f"{shape.param}: a prompt must have at most {config.text_chars} characters"
-            raise Refusal(422, says, param=shape.param)
-        if max_tokens is not None and max_tokens > info.max_tokens:
-            says = f"max_tokens must be at most {info.max_tokens} (got {max_tokens})"
-            raise Refusal(400, says, param="max_tokens")
-
-
-def _manner(body: Writable) -> Manner:
-    """Read how answers are to be written."""
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    top_p = 1.0 if body.top_p is None else body.top_p
-    return Manner(body.temperature or 0.0, top_p, body.seed, n=body.n or 1, stop=tuple(stop))
 
 
 @dataclass(frozen=True)
@@ -120,33 +156,79 @@ class Shape:
     kind: str  # of a whole answer …
     piece_kind: str  # … and of a piece of one
 
+    def head(self, name: str, kind: str, model: str) -> dict[str, Any]:
+        """Begin an answer, or a piece of one."""
+        return {"id": f"{self.prefix}-{name}", "object": kind, "created": int(time.time()), "model": model}
+
     def whole(self, text: str) -> dict[str, Any]:
         """Say the text of a choice."""
         return {"message": {"role": "assistant", "content": text}} if self is CHAT else {"text": text}
 
     def piece(self, text: str, *, first: bool) -> dict[str, Any]:
-        """Say a piece of it; the role comes once, because clients join pieces name by name."""
+        """Say a piece of it, none at the end; the role comes once, because clients join pieces name by name."""
         role = {"role": "assistant"} if first else {}
-        return {"delta": role | {"content": text}} if self is CHAT else {"text": text}
-
-    def last(self) -> dict[str, Any]:
-        """Say that no more comes."""
-        return {"delta": {}} if self is CHAT else {"text": ""}
+        content = {"content": text} if text or first else {}
+        return {"delta": role | content} if self is CHAT else {"text": text}
 
 
 COMPLETION = Shape("prompt", "cmpl", "text_completion", "text_completion")
 CHAT = Shape("messages", "chatcmpl", "chat.completion", "chat.completion.chunk")
 
 
+@dataclass(frozen=True)
+class _Writing:
+    """What the routes have in common."""
+
+    service: ServiceApi
+    config: HttpConfig
+    latencies: LatencyHistory
+
+    async def answer(
+        self, prompts: list[str], body: Writable, max_tokens: int | None, shape: Shape, request: Request
+    ) -> Response:
+        """Write an answer to each prompt, whole or as a stream."""
+        manner, seconds, model = body.manner(), self.config.answer_seconds, self.service.info.model
+        if body.model != model:
+            raise Refusal.model(model)
+        if len(prompts) * manner.n > self.config.inputs:
+            most = self.config.inputs // len(prompts)
+            raise Refusal(422, f"n must be at most {most}, for {self.config.inputs} answers (got {manner.n})")
+        stream = _Stream(shape, model, body, seconds=seconds) if body.stream else None
+        on_token = None if stream is None else stream.on_token
+        writing = self.service.generate(
+            prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, task=body.task
+        )
+        try:
+            if stream is not None:
+                await stream.begin(writing, request.receive)
+            else:
+                done = await settled(writing, receive=request.receive, seconds=seconds)
+        except InputError as error:  # a prompt with more tokens than the model reads
+            raise Refusal(400, shortened(str(error)), param=shape.param, code="context_length_exceeded") from None
+        self.latencies.add_texts(len(prompts) * manner.n)
+        if stream is not None:
+            return StreamingResponse(stream.events(), media_type="text/event-stream")
+        choices = [
+            _choice(i, shape.whole(text), finish_reason=reason, request_id=request_id)
+            for i, (text, reason, request_id) in enumerate(
+                zip(done.texts, done.finish_reasons, done.request_ids, strict=True)
+            )
+        ]
+        said = {"choices": choices, "usage": _usage(done, manner), "merge_version": done.merge_version}
+        return Response(
+            to_json(shape.head(done.request_ids[0], shape.kind, model) | said), media_type="application/json"
+        )
+
+
 class _Stream:
     """One answer in pieces, from the model's thread to the client."""
 
-    def __init__(self, shape: Shape, model: str, manner: Manner, body: Writable, *, seconds: float) -> None:
+    def __init__(self, shape: Shape, model: str, body: Writable, *, seconds: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
         self._first: tuple[int, str] | None = None
-        self._head = _head(f"{shape.prefix}-{uuid.uuid4().hex}", shape.piece_kind, model)
-        self._shape, self._manner, self._seconds = shape, manner, seconds
+        self._head = shape.head(uuid.uuid4().hex, shape.piece_kind, model)
+        self._shape, self._manner, self._seconds = shape, body.manner(), seconds
         self._usage = body.stream_options is not None and body.stream_options.include_usage
         self._future: Future[Generated]
 
@@ -174,23 +256,21 @@ class _Stream:
             piece = self._first
             while piece is not None:
                 index, text = piece
-                said = self._shape.piece(text, first=index not in begun)
+                yield self._event([_choice(index, self._shape.piece(text, first=index not in begun))])
                 begun.add(index)
-                yield self._event([{"index": index, "finish_reason": None, "logprobs": None} | said])
                 piece = await asyncio.wait_for(self._pieces.get(), self._seconds)
             done = self._future.result()
             versions = done.merge_versions or (done.merge_version,) * len(done.request_ids)
             for i, (reason, request_id) in enumerate(zip(done.finish_reasons, done.request_ids, strict=True)):
-                choice = {"index": i, "finish_reason": reason, "logprobs": None, "request_id": request_id}
-                said = self._shape.last() if i in begun else self._shape.piece("", first=True)
-                yield self._event([choice | said], merge_version=versions[i])
+                said = self._shape.piece("", first=i not in begun)
+                last = _choice(i, said, finish_reason=reason, request_id=request_id)
+                yield self._event([last], merge_version=versions[i])
             if self._usage:
                 yield self._event([], usage=_usage(done, self._manner))
         except TimeoutError:
-            late = Refusal(504, f"there was no more text within {self._seconds:g} seconds")
-            yield b"data: " + late.body() + b"\n\n"
+            yield Refusal(504, f"there was no more text within {self._seconds:g} seconds").event()
         except Exception as error:  # the status is sent already: all that is left is to say it
-            yield b"data: " + refusal_of(error).body() + b"\n\n"
+            yield refusal_of(error).event()
         finally:
             self._future.cancel()  # of no effect once it is done; otherwise the client has left
         yield b"data: [DONE]\n\n"
@@ -200,8 +280,8 @@ class _Stream:
         return b"data: " + to_json(self._head | {"choices": choices} | usage | more) + b"\n\n"
 
 
-def _head(name: str, kind: str, model: str) -> dict[str, Any]:
-    return {"id": name, "object": kind, "created": int(time.time()), "model": model}
+def _choice(index: int, said: dict[str, Any], *, finish_reason: str | None = None, **more: str) -> dict[str, Any]:
+    return {"index": index, "finish_reason": finish_reason, "logprobs": None, **more, **said}
 
 
 def _usage(done: Generated, manner: Manner) -> dict[str, int]:

@@ -23,8 +23,6 @@ class HttpConfig(Section):
     """Most texts or prompts in a request."""
     text_chars: int = Field(default=20_000, ge=1)
     """Most characters in a text."""
-    feedback: int = Field(default=1000, ge=1)
-    """Most pieces of feedback in a request."""
     body_bytes: int = Field(default=1 << 20, ge=1024)
     """Largest body of a request."""
     connections: int = Field(default=512, ge=1)

@@ -5,7 +5,7 @@ import ipaddress
 import re
 import time
 from collections import OrderedDict
-from typing import Protocol
+from dataclasses import dataclass
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from tanbr.serve.web import logs
 from tanbr.serve.web.auth import HEALTH, Tokens
 from tanbr.serve.web.config import HttpConfig
+from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.refusals import Refusal
 
 REMEMBERED = 10_000  # clients; the one not heard of for longest is forgotten first
@@ -35,13 +36,6 @@ SECURE = [
         b"form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
     ),
 ]
-
-
-class OnRequest(Protocol):
-    """Hears of every request that was answered or refused."""
-
-    def __call__(self, *, route: str, method: str, path: str, status: int, seconds: float, client: str) -> None:
-        """Take note; `route` is one of a fixed set of names."""
 
 
 class RateLimit:
@@ -75,13 +69,31 @@ class RateLimit:
         return min(self._burst, tokens + (now - counted) * self._rate)
 
 
+@dataclass
+class Visit:
+    """What has become of one request so far."""
+
+    status: int = 499  # until something is sent: the client left
+    streams: bool = False
+    read: int = 0  # bytes of its body …
+    held: int = 0  # … and how many of them are in memory
+
+
 class Entrance:
     """An ASGI application around the one that has the routes."""
 
     def __init__(
-        self, app: FastAPI, *, config: HttpConfig, tokens: Tokens, loopback: bool, on_request: OnRequest
+        self,
+        app: FastAPI,
+        *,
+        config: HttpConfig,
+        tokens: Tokens,
+        loopback: bool,
+        metrics: Metrics,
+        most_values: int,
     ) -> None:
-        self._app, self._config, self._tokens, self._on_request = app, config, tokens, on_request
+        self._app, self._config, self._tokens, self._metrics = app, config, tokens, metrics
+        self._most_values = most_values  # of JSON, in a body
         self._rate = RateLimit(config.rate, config.burst)
         self._refused = RateLimit(REFUSED_RATE, REFUSED_BURST)  # bytes
         self._held = 0  # bytes of bodies
@@ -92,60 +104,48 @@ class Entrance:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = time.perf_counter()
-        status, held, read = 499, 0, 0  # until something is sent: the client left
-        streaming = False
-        route, client = self._route(scope), client_of(address_of(scope))
-
-        async def receive_counted() -> Message:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            return message
+        started, visit = time.perf_counter(), Visit()
+        route, address = self._route(scope), address_of(scope)
+        client = client_of(address)
 
         async def send_secure(message: Message) -> None:
-            nonlocal status, streaming
             if message["type"] == "http.response.start":
-                status = message["status"]
-                streaming = "event-stream" in Headers(raw=list(message["headers"])).get("content-type", "")
+                visit.status = message["status"]
+                visit.streams = "event-stream" in Headers(raw=list(message["headers"])).get("content-type", "")
                 message["headers"] = [*message.get("headers", ()), *SECURE]
             await send(message)
 
         try:
-            self._check_head(Headers(scope=scope), route, client)
-            given: Receive = receive_counted
+            headers = Headers(scope=scope)
+            self._check_head(headers, route, client)
             if scope["method"] == "POST":
                 self._check_refused(client)
-                body = await self._body(Headers(scope=scope), receive_counted)
+                body = await self._body(headers, receive, visit)
                 if body is None:
                     return
-                held = len(body)
                 self._check_refused(client)  # many may have been on their way at once
-                given = _once(body, receive_counted)
-            await self._app(scope, given, send_secure)
+                self._check_values(body)
+                receive = _once(body, receive)
+            await self._app(scope, receive, send_secure)
         except Refusal as refusal:
             await refusal.response()(scope, receive, send_secure)
         except asyncio.CancelledError:  # uvicorn's: the time to finish what was accepted is over
-            if status == 499:
+            if visit.status == 499:
                 await STOPS.response()(scope, receive, send_secure)
-            elif streaming:
-                last = b"data: " + STOPS.body() + b"\n\ndata: [DONE]\n\n"
+            elif visit.streams:
+                last = STOPS.event() + b"data: [DONE]\n\n"
                 await send({"type": "http.response.body", "body": last, "more_body": False})
         except Exception as error:  # with a 500, the application has answered and logged it already
-            if status != 500:
+            if visit.status != 500:
                 logs.say_fault(type(error).__name__, error=error)
         finally:
-            self._held -= held
-            if read and 400 <= status < 500 and status not in (429, 499):  # the client's own fault
-                self._refused.take(client, read, time.monotonic())
-            self._on_request(
-                route=route or "other",
-                method=scope["method"],
-                path=scope["path"],
-                status=status,
-                seconds=time.perf_counter() - started,
-                client=address_of(scope),
-            )
+            self._held -= visit.held
+            status, seconds = visit.status, time.perf_counter() - started
+            if visit.read and 400 <= status < 500 and status not in (429, 499):  # the client's own fault
+                self._refused.take(client, visit.read, time.monotonic())
+            told, method, path = route or "other", scope["method"], scope["path"]
+            self._metrics.request(told, status=status, seconds=seconds)
+            logs.say_request(route=told, method=method, path=path, status=status, seconds=seconds, client=address)
 
     def _route(self, scope: Scope) -> str:
         """Find the declared path that will answer, as the router does: the raw path may begin with a root path."""
@@ -168,7 +168,7 @@ class Entrance:
                 raise Refusal.later(429, f"more than {self._config.rate:g} requests a second; slow down", seconds=wait)
         self._tokens.check(route, headers.get("authorization"))
 
-    async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
+    async def _body(self, headers: Headers, receive: Receive, visit: Visit) -> bytes | None:
         """Read the body whole, at most as much as is allowed; None when the client left."""
         limit = self._config.body_bytes
         too_large = Refusal(413, f"the body has more than {limit} bytes", headers={"connection": "close"})
@@ -176,33 +176,44 @@ class Entrance:
         if "expect" in headers and length.isascii() and length.isdigit() and int(length) > limit:
             raise too_large  # it waits to be told before it sends
         chunks: list[bytes] = []
-        size = kept = 0
-        try:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                chunk = message.get("body", b"")
-                size += len(chunk)
-                if size <= limit:
-                    if self._held + len(chunk) > HELD_BYTES:
-                        raise Refusal.later(429, "too many large requests at once", seconds=1)
-                    self._held += len(chunk)
-                    kept += len(chunk)
-                    chunks.append(chunk)
-                elif size > DRAINED * limit:
-                    raise too_large
-                if not message.get("more_body", False):
-                    break
-            if size > limit:
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            chunk, more = message.get("body", b""), message.get("more_body", False)
+            visit.read += len(chunk)
+            if visit.read <= limit:
+                if self._held + len(chunk) > HELD_BYTES:
+                    raise Refusal.later(429, "too many large requests at once", seconds=1)
+                self._held += len(chunk)
+                visit.held += len(chunk)
+                chunks.append(chunk)
+            elif visit.read > DRAINED * limit:
                 raise too_large
-            kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-            if size and kind != "application/json":
-                raise Refusal(415, f"send the body as application/json (got {kind[:60] or 'no content type'})")
-            kept = 0  # the caller counts it out
-            return b"".join(chunks)
-        finally:
-            self._held -= kept
+        if visit.read > limit:
+            raise too_large
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if visit.read and kind != "application/json":
+            raise Refusal(415, f"send the body as application/json (got {kind[:60] or 'no content type'})")
+        return b"".join(chunks)
+
+    def _check_values(self, body: bytes) -> None:
+        """Count values before any of them is made: a megabyte may hold half a million."""
+        if b"\0" in body:  # Python's parser would also read UTF-16, in which nothing can be counted
+            raise Refusal(400, "the body is not JSON in UTF-8")
+        if not holds_at_most(self._most_values, body):
+            says = f"the body holds more than {self._most_values} values; send it in several requests"
+            raise Refusal(413, says)
+
+
+def holds_at_most(most: int, body: bytes) -> bool:
+    """Count the strings, lists, objects and commas outside of strings, with nothing but searches through bytes."""
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left begins or ends a string
+    if plain.count(b'"') > 4 * most:  # a key and a value for each, at most
+        return False
+    outside = b"".join(plain.split(b'"')[::2])
+    return outside.count(b",") + outside.count(b"[") + outside.count(b"{") <= most
 
 
 def _once(body: bytes, receive: Receive) -> Receive:

@@ -7,8 +7,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from tanbr.serve.records import Observer
-from tanbr.types import SlotRecord, to_jsonable
+from tanbr.types import to_jsonable
 
 logger = logging.getLogger("tanbr")
 LONGEST = 200  # characters of anything that a client chose
@@ -52,30 +51,8 @@ def say_fault(text: str, *, error: BaseException | None = None) -> str:
     return fault
 
 
-def say_request(*, route: str, method: str, path: str, status: int, seconds: float, client: str) -> None:
+def say_request(*, status: int, path: str, seconds: float, **facts: Any) -> None:
     """Log a request; quiet unless the level is debug, or something broke."""
     level = logging.ERROR if status == 500 else logging.DEBUG
     if logger.isEnabledFor(level):
-        say(
-            "request", level=level, route=route, method=method, path=path[:LONGEST], status=status,
-            ms=round(1e3 * seconds, 2), client=client,
-        )  # fmt: skip
-
-
-class Journal(Observer):
-    """Logs slots, merges and alarms; batches are too many."""
-
-    def merged(self, seconds: float, version: int) -> None:
-        """Log a merge."""
-        say("merged", merge_version=version, seconds=round(seconds, 4))
-
-    def slot(self, record: SlotRecord) -> None:
-        """Log a slot whose reward is known."""
-        say(
-            "slot", slot=record.slot, merge_version=record.merge_version, reward=round(record.total_reward, 4),
-            rewarded=float(record.counts.sum()), task_mix=record.task_mix.round(4), blend=record.blend.round(4),
-        )  # fmt: skip
-
-    def alarm(self, text: str) -> None:
-        """Log an alarm."""
-        say("alarm", level=logging.WARNING, text=text)
+        say("request", level=level, status=status, path=path[:LONGEST], ms=round(1e3 * seconds, 2), **facts)

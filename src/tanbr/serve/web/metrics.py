@@ -1,9 +1,11 @@
 """Figures about the server: for Prometheus, and of the last hour for the dashboard."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, GCCollector, Histogram, PlatformCollector, ProcessCollector
@@ -11,8 +13,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
 from tanbr.serve.records import FloatOrNaN, Observer, ServiceInfo, ServiceState, Shown
+from tanbr.serve.web import logs
 from tanbr.types import SlotRecord
 
+ANSWERS = ("/v1/classify", "/v1/completions", "/v1/chat/completions")  # the routes that answer texts
 TIMES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REWARDS = tuple(n / 10 for n in range(1, 11))
@@ -22,48 +26,55 @@ SAMPLED = 4096  # answers of a window that its percentiles are taken from
 
 
 class Metrics(Observer):
-    """What Prometheus reads: counts and times as they happen, and the service's state when it is asked for."""
+    """What Prometheus reads: counts and times as they happen, and the service's state when it is asked for.
+
+    Merges, slots and alarms are logged as well; batches and requests are too many.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.latencies = LatencyHistory()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
-        self._requests = Counter(
-            "tanbr_http_requests", "Requests answered or refused", ["route", "status"], registry=self.registry
-        )
-        self._seconds = Histogram(
-            "tanbr_http_seconds", "From head to answer", ["route"], buckets=TIMES, registry=self.registry
-        )
-        self._batch = Histogram("tanbr_batch_size", "Texts in a batch", buckets=SIZES, registry=self.registry)
-        self._batch_seconds = Histogram(
-            "tanbr_batch_seconds", "From a batch's forming to its answers", buckets=TIMES, registry=self.registry
-        )
-        self._merge = Histogram("tanbr_merge_seconds", "Time a merge took", buckets=TIMES, registry=self.registry)
-        self._reward = Histogram("tanbr_slot_reward", "Mean reward of a slot", buckets=REWARDS, registry=self.registry)
-        self._alarms = Counter("tanbr_alarms", "Alarms raised", registry=self.registry)
+        counter, histogram = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
+        self._requests = counter("tanbr_http_requests", "Requests answered or refused", ["route", "status"])
+        self._seconds = histogram("tanbr_http_seconds", "From head to answer", ["route"], buckets=TIMES)
+        self._batch = histogram("tanbr_batch_size", "Texts in a batch", buckets=SIZES)
+        self._batch_seconds = histogram("tanbr_batch_seconds", "From a batch's forming to its answers", buckets=TIMES)
+        self._merge = histogram("tanbr_merge_seconds", "Time a merge took", buckets=TIMES)
+        self._reward = histogram("tanbr_slot_reward", "Mean reward of a slot", buckets=REWARDS)
+        self._alarms = counter("tanbr_alarms", "Alarms raised")
 
-    def request(self, *, route: str, status: int, seconds: float) -> None:
-        """Count a request."""
+    def request(self, route: str, *, status: int, seconds: float) -> None:
+        """Count a request; `route` is one of a fixed set of names."""
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
+        if route in ANSWERS and status == 200:
+            self.latencies.add(seconds)
 
     def batch(self, size: int, seconds: float) -> None:
         """Count a batch."""
         self._batch.observe(size)
         self._batch_seconds.observe(seconds)
 
-    def merged(self, seconds: float, version: int) -> None:  # noqa: ARG002 - the version is read when it is asked for
+    def merged(self, seconds: float, version: int) -> None:
         """Count a merge."""
         self._merge.observe(seconds)
+        logs.say("merged", merge_version=version, seconds=round(seconds, 4))
 
     def slot(self, record: SlotRecord) -> None:
-        """Note a slot's reward."""
+        """Note a slot whose reward is known."""
         if record.counts.any():
             self._reward.observe(record.total_reward)
+        logs.say(
+            "slot", slot=record.slot, merge_version=record.merge_version, reward=round(record.total_reward, 4),
+            rewarded=float(record.counts.sum()), task_mix=record.task_mix.round(4), blend=record.blend.round(4),
+        )  # fmt: skip
 
-    def alarm(self, text: str) -> None:  # noqa: ARG002 - alarms are counted here, and told in the log
+    def alarm(self, text: str) -> None:
         """Count an alarm."""
         self._alarms.inc()
+        logs.say("alarm", level=logging.WARNING, text=text)
 
     def follow(self, state: Callable[[], ServiceState], info: ServiceInfo) -> None:
         """Also show what the service is doing when asked."""
@@ -134,19 +145,13 @@ class Window(Shown):
     p99_ms: FloatOrNaN
 
 
-@dataclass
 class LatencyHistory:
     """The last hour's windows; one thread writes."""
 
-    clock: Callable[[], float] = time.time
-    _past: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS))
-    _began: float = field(init=False)
-    _seconds: list[float] = field(default_factory=list)
-    _requests: int = 0
-    _texts: int = 0
-
-    def __post_init__(self) -> None:
-        self._began = self.clock()
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._past: deque[Window] = deque(maxlen=WINDOWS)
+        self._open(clock())
 
     def add(self, seconds: float) -> None:
         """Note one answered request."""
@@ -165,15 +170,18 @@ class LatencyHistory:
         self._turn()
         return [*self._past, self._window()]
 
+    def _open(self, began: float) -> None:
+        self._began, self._requests, self._texts = began, 0, 0
+        self._seconds: list[float] = []
+
     def _turn(self) -> None:
-        elapsed = int((self.clock() - self._began) // WINDOW_SECONDS)
-        if elapsed <= 0:
-            return
-        self._past.append(self._window())
-        for missed in range(max(1, elapsed - WINDOWS), elapsed):
-            self._past.append(Window(self._began + missed * WINDOW_SECONDS, 0, 0, float("nan"), float("nan")))
-        self._began += elapsed * WINDOW_SECONDS
-        self._seconds, self._requests, self._texts = [], 0, 0
+        """Close the windows whose time is over; where nothing was asked, there are empty ones."""
+        over = int((self._clock() - self._began) // WINDOW_SECONDS)
+        if over > WINDOWS:  # more than an hour without a question: none of it is shown
+            self._open(self._began + (over - WINDOWS) * WINDOW_SECONDS)
+        for _ in range(min(over, WINDOWS)):
+            self._past.append(self._window())
+            self._open(self._began + WINDOW_SECONDS)
 
     def _window(self) -> Window:
         p50, p99 = np.percentile(self._seconds, [50, 99]) * 1e3 if self._seconds else (np.nan, np.nan)

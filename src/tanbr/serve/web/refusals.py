@@ -5,6 +5,7 @@ Clients are not told what only the operator should read: it goes to the log, und
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -14,30 +15,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from tanbr.errors import InputError, TanbrError
-from tanbr.serve.records import Overloaded, ServiceError, Stopping
+from tanbr.serve.records import Overloaded, ServiceError, Shown, Stopping
 from tanbr.serve.web import logs
 
 LONGEST = 300  # characters of a sentence
-
-CODES = {
-    400: "bad_request",
-    401: "unauthorized",
-    403: "forbidden",
-    404: "not_found",
-    405: "method_not_allowed",
-    408: "too_slow",
-    413: "too_large",
-    415: "not_json",
-    421: "wrong_host",
-    422: "invalid",
-    429: "too_many_requests",
-    431: "head_too_large",
-    499: "client_left",
-    500: "internal",
-    503: "unavailable",
-    504: "timeout",
-}
-
 WORDS = {  # pydantic's words for a problem → ours, which come behind a name: `inputs must be a valid list`
     "Input should": "must",
     "List should": "must",
@@ -45,6 +26,26 @@ WORDS = {  # pydantic's words for a problem → ours, which come behind a name: 
     " after validation": "",
     "be a valid dictionary or object to extract fields from": "be an object",
 }
+
+
+@dataclass(frozen=True)
+class ErrorDetail(Shown):
+    """Why not."""
+
+    message: str
+    """One sentence."""
+    type: str
+    param: str | None
+    """Which part of the request."""
+    code: str | None
+    """For programs, where the status alone does not say it: model_not_found, unsupported_parameter, …"""
+
+
+@dataclass(frozen=True)
+class ErrorResponse(Shown):
+    """A refusal, in the shape that OpenAI's clients read."""
+
+    error: ErrorDetail
 
 
 class Refusal(HTTPException):
@@ -60,39 +61,49 @@ class Refusal(HTTPException):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(status, message, dict(headers or {}))
-        self.param, self.code = param, code or CODES.get(status, "error")
+        self.param, self.code = param, code
 
     @classmethod
     def later(cls, status: int, message: str, *, seconds: float) -> "Refusal":
         """Refuse what may be sent again after so many seconds."""
         return cls(status, message, headers={"retry-after": str(max(1, math.ceil(seconds)))})
 
+    @classmethod
+    def model(cls, name: str) -> "Refusal":
+        """Refuse to be another model than the one of this name."""
+        return cls(404, f"the model here is {name!r}", param="model", code="model_not_found")
+
     def body(self) -> bytes:
         """Write the error as JSON."""
         kind = "server_error" if self.status_code >= 500 else "invalid_request_error"
-        return to_json({"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}})
+        return to_json(ErrorResponse(ErrorDetail(self.detail, kind, self.param, self.code)))
+
+    def event(self) -> bytes:
+        """Write the error as an event of a stream."""
+        return b"data: " + self.body() + b"\n\n"
 
     def response(self) -> Response:
         """Make the answer."""
         return Response(self.body(), self.status_code, self.headers, "application/json")
 
 
-def invalid(errors: Sequence[Any]) -> Refusal:
-    """Say in one sentence what is wrong first with a request that its model did not accept."""
-    problem = errors[0]
+def invalid(problem: Mapping[str, Any]) -> Refusal:
+    """Say in one sentence what is wrong with a request that its model did not accept."""
     where = _place(problem["loc"])
-    if problem["type"] == "not_done":
-        return Refusal(400, f"{where} {problem['msg']}", param=where, code="unsupported_parameter")
-    if problem["type"] == "missing":
-        message = f"{where or 'the body'} is missing"
-    elif problem["type"] == "extra_forbidden":
-        message = f"{where} is not known here"
-    else:
-        says = str(problem["msg"])
-        for words, plain in WORDS.items():
-            says = says.replace(words, plain, 1)
-        message = f"{where or 'the body'} {says}"
-    return Refusal(422, message, param=where or None)
+    match problem["type"]:
+        case "not_done":
+            return Refusal(400, problem["msg"], param=problem["ctx"]["name"], code="unsupported_parameter")
+        case "json_invalid":
+            return Refusal(400, f"the body is not JSON: {problem['ctx']['error']} at character {problem['loc'][1]}")
+        case "missing":
+            says = "is missing"
+        case "extra_forbidden":
+            says = "is not known here"
+        case _:
+            says = str(problem["msg"])
+            for words, plain in WORDS.items():
+                says = says.replace(words, plain, 1)
+    return Refusal(422, shortened(f"{where or 'the body'} {says}"), param=where or None)
 
 
 def _place(loc: Sequence[Any]) -> str:
@@ -117,7 +128,7 @@ def refusal_of(error: Exception) -> Refusal:
         case Refusal():
             return error
         case RequestValidationError():
-            return invalid(error.errors())
+            return invalid(error.errors()[0])
         case Overloaded():
             return Refusal.later(429, str(error), seconds=error.retry_after)
         case Stopping():
@@ -136,6 +147,8 @@ def refusal_of(error: Exception) -> Refusal:
             return Refusal(405, f"use {allowed} here", headers=headers)
         case HTTPException(status_code=404):
             return Refusal(404, "there is nothing at this path; /openapi.json says what there is")
+        case HTTPException(status_code=400):  # FastAPI's, for what Python's parser of JSON does not read
+            return Refusal(400, "the body is not UTF-8, is nested too deeply, or has a number with too many digits")
         case HTTPException():
             return Refusal(error.status_code, str(error.detail), headers=error.headers)
     fault = logs.say_fault(type(error).__name__, error=error)

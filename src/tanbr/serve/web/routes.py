@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
+from pydantic import ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
@@ -25,34 +27,19 @@ from tanbr.serve.records import (
     Shown,
     SlotView,
     VersionView,
-    as_json,
-    json_writer,
 )
 from tanbr.serve.web import logs
 from tanbr.serve.web.auth import Tokens
-from tanbr.serve.web.bodies import (
-    AdminResponse,
-    FeedbackRequest,
-    Health,
-    Model,
-    Models,
-    PinBlend,
-    PinRequest,
-    RollbackRequest,
-)
-from tanbr.serve.web.config import HttpConfig
+from tanbr.serve.web.bodies import Sent, one_of
 from tanbr.serve.web.entrance import address_of, client_of
-from tanbr.serve.web.metrics import LatencyHistory, Metrics, Window
+from tanbr.serve.web.metrics import Metrics, Window
 from tanbr.serve.web.refusals import Refusal
 from tanbr.serve.web.service_api import ServiceApi, Workers
 from tanbr.types import TaskMix
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-
-
-def answer(value: Any) -> Response:
-    """Answer with a value as JSON."""
-    return Response(as_json(value), media_type="application/json")
+MOST_FEEDBACK = 1000  # pieces in a request: about as long on its way to the disk as one
+Version = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 def client_key(scope: Scope, tokens: Tokens, secret: bytes) -> str:
@@ -64,35 +51,58 @@ def client_key(scope: Scope, tokens: Tokens, secret: bytes) -> str:
     return hashlib.blake2b(said.encode(), key=secret, digest_size=8).hexdigest()
 
 
-def add_feedback(app: FastAPI, service: ServiceApi, config: HttpConfig, tokens: Tokens) -> None:
+def add_feedback(app: FastAPI, service: ServiceApi, tokens: Tokens) -> None:
     """Add the route that rewards come in by."""
     workers, secret = Workers("feedback", threads=8, waiting=64), service.client_secret
 
-    @app.post("/v1/feedback", tags=["answers"], response_model=Receipt)
-    async def feedback(body: FeedbackRequest, request: Request) -> Response:
+    class FeedbackItem(Sent):
+        """How good an answer was (`reward`), or what was right (`task` and `label`), which the server then scores."""
+
+        request_id: str
+        reward: Annotated[float, Field(ge=0, le=1)] | None = None
+        """From 0, useless, to 1, right."""
+        task: Annotated[str, one_of(service.info.tasks)] | None = None
+        """Which task it was, if that is known; else the monitor's belief shares the reward out."""
+        label: str | float | None = None
+        """The true label, or the grade on the task's scale."""
+
+        @model_validator(mode="after")
+        def _either(self) -> "FeedbackItem":
+            if (self.reward is None) == (self.label is None) or (self.label is not None and self.task is None):
+                raise PydanticCustomError("feedback", "must have a reward, or a task and a label")
+            return self
+
+    class FeedbackRequest(Sent):
+        """Feedback on answers. The first for an answer counts; sending it again changes nothing."""
+
+        model_config = ConfigDict(
+            json_schema_extra={"examples": [{"feedback": [{"request_id": "0f3a-1", "reward": 1.0}]}]}
+        )
+        feedback: Annotated[list[FeedbackItem], Field(min_length=1, max_length=MOST_FEEDBACK, fail_fast=True)]
+
+    @app.post("/v1/feedback", tags=["answers"])
+    async def feedback(body: FeedbackRequest, request: Request) -> Receipt:
         """Say how good answers were, or what would have been right. Sending it twice counts once."""
-        if len(body.feedback) > config.feedback:
-            raise Refusal(422, f"feedback must have at most {config.feedback} items", param="feedback")
         items = [Feedback(**item.model_dump()) for item in body.feedback]
         client = client_key(request.scope, tokens, secret)
-        return answer(await workers.run(lambda: service.feedback(items, client=client)))
+        return await workers.run(lambda: service.feedback(items, client=client))
 
 
 def add_models(app: FastAPI, info: ServiceInfo) -> None:
     """Add the routes that OpenAI's clients look the model up with."""
-    model = Model(id=info.model, object="model", created=int(time.time()), owned_by="tanbr")
+    model = {"id": info.model, "object": "model", "created": int(time.time()), "owned_by": "tanbr"}
 
-    @app.get("/v1/models", tags=["answers"], response_model=Models)
-    async def models() -> Response:
+    @app.get("/v1/models", tags=["answers"])
+    async def models() -> dict[str, Any]:
         """List the model that is served, as OpenAI does."""
-        return answer(Models(object="list", data=[model]))
+        return {"object": "list", "data": [model]}
 
-    @app.get("/v1/models/{name}", tags=["answers"], response_model=Model)
-    async def one_model(name: str) -> Response:
+    @app.get("/v1/models/{name}", tags=["answers"])
+    async def one_model(name: str) -> dict[str, Any]:
         """Look the model up by its id."""
         if name != info.model:
-            raise Refusal(404, f"the model here is {info.model!r}", param="model", code="model_not_found")
-        return answer(model)
+            raise Refusal.model(info.model)
+        return model
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -103,6 +113,15 @@ class StateResponse(ServiceState):
     slot_requests: int | None
     slot_seconds: float | None
     model: ServedModel
+
+
+@dataclass(frozen=True)
+class Steered(Shown):
+    """The state after the change: what is served, and whether it is pinned."""
+
+    slot: int
+    merge_version: int
+    pinned: bool
 
 
 @dataclass(frozen=True)
@@ -171,45 +190,43 @@ class TreeResponse(Shown):
         return cls(nodes, len(view))
 
 
-for _kind in (Receipt, StateResponse, SlotsResponse, VersionsResponse, TreeResponse, LatencyResponse):
-    json_writer(_kind)
-
-
-def add_watching(app: FastAPI, service: ServiceApi, *, latencies: LatencyHistory) -> None:
+def add_watching(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
     """Add the routes that show what the service does and did."""
     workers, info = Workers("watching", threads=8, waiting=64), service.info
 
-    @app.get("/v1/state", tags=["watching"], response_model=StateResponse)
-    async def state() -> Response:
+    @app.get("/v1/state", tags=["watching"])
+    async def state() -> StateResponse:
         """What the server does now: slot, merge version, task mix ψ, blend x and why, reward."""
         now, slot = vars(await workers.run(service.state)), (info.slot_requests, info.slot_seconds)
-        return answer(StateResponse(**now, tasks=info.tasks, slot_requests=slot[0], slot_seconds=slot[1], model=info))
+        return StateResponse(**now, tasks=info.tasks, slot_requests=slot[0], slot_seconds=slot[1], model=info)
 
-    @app.get("/v1/slots", tags=["watching"], response_model=SlotsResponse)
+    @app.get("/v1/slots", tags=["watching"])
     async def slots(
         limit: Annotated[int, Query(ge=1, le=1000, description="Most slots to give.")] = 100,
         before: Annotated[int | None, Query(ge=0, lt=2**63, description="Only slots before this one.")] = None,
-    ) -> Response:
+    ) -> SlotsResponse:
         """The last slots, newest first."""
-        return await workers.run(lambda: answer(SlotsResponse(service.slots(limit, before))))
+        return SlotsResponse(await workers.run(lambda: service.slots(limit, before)))
 
-    @app.get("/v1/versions", tags=["watching"], response_model=VersionsResponse)
-    async def versions() -> Response:
+    @app.get("/v1/versions", tags=["watching"])
+    async def versions() -> VersionsResponse:
         """The merge versions that can be rolled back to, newest first."""
-        return await workers.run(lambda: answer(VersionsResponse(service.versions())))
+        return VersionsResponse(await workers.run(service.versions))
 
-    @app.get("/v1/tree", tags=["watching"], response_model=TreeResponse)
-    async def tree(limit: Annotated[int, Query(ge=1, le=1000, description="Most nodes to give.")] = 200) -> Response:
+    @app.get("/v1/tree", tags=["watching"])
+    async def tree(
+        limit: Annotated[int, Query(ge=1, le=1000, description="Most nodes to give.")] = 200,
+    ) -> TreeResponse:
         """The router's search tree: its most visited nodes."""
-        return await workers.run(lambda: answer(TreeResponse.of(service.tree(), service.state().task_mix, limit=limit)))
+        return await workers.run(lambda: TreeResponse.of(service.tree(), service.state().task_mix, limit=limit))
 
-    @app.get("/v1/latency", tags=["watching"], response_model=LatencyResponse)
-    async def latency() -> Response:
+    @app.get("/v1/latency", tags=["watching"])
+    async def latency() -> LatencyResponse:
         """How long answers took in the last hour, and how many texts were answered, in windows of ten seconds."""
-        return answer(LatencyResponse(latencies.windows()))
+        return LatencyResponse(metrics.latencies.windows())
 
 
-def add_supervision(app: FastAPI, service: ServiceApi, *, metrics: Metrics) -> None:
+def add_supervision(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
     """Add the routes of supervisors, which wait for nobody else's work."""
     workers = Workers("reading of metrics", threads=2, waiting=16)
     told: set[str] = set()  # faults that the log has already
@@ -227,48 +244,66 @@ def add_supervision(app: FastAPI, service: ServiceApi, *, metrics: Metrics) -> N
         """Everything that Prometheus may want to know."""
         return Response(await workers.run(metrics.text), media_type=PROMETHEUS)
 
-    @app.get("/healthz", tags=["watching"], response_model=Health)
-    async def alive() -> Response:
+    @app.get("/healthz", tags=["watching"])
+    async def alive() -> dict[str, str]:
         """Whether the process lives, and every thread of it; if not, it should be restarted."""
         check_faults()
-        return answer(Health(status="ok"))
+        return {"status": "ok"}
 
-    @app.get("/readyz", tags=["watching"], response_model=Health)
-    async def ready() -> Response:
+    @app.get("/readyz", tags=["watching"])
+    async def ready() -> dict[str, str]:
         """Whether requests are answered."""
         check_faults()
         if not service.ready:
             raise Refusal.later(503, "the server is starting or stopping", seconds=1)
-        return answer(Health(status="ok"))
+        return {"status": "ok"}
 
 
 def add_steering(app: FastAPI, service: ServiceApi) -> None:
     """Add the routes that change what is served; the entrance asks for the administration token."""
-    workers = Workers("administration", threads=4, waiting=16)
+    workers, experts = Workers("administration", threads=4, waiting=16), service.info.experts
+    Weights = list[Annotated[float, Field(ge=0, le=1)]]
 
-    async def act(action: str, work: Callable[[], Any]) -> Response:
+    class PinRequest(Sent):
+        """What to serve until `unpin`: a blend or a merge version."""
+
+        model_config = ConfigDict(json_schema_extra={"examples": [{"merge_version": 3}]})
+        blend: Annotated[Weights, Field(min_length=experts, max_length=experts, fail_fast=True)] | None = None
+        """One weight for each expert; they sum to 1."""
+        merge_version: Version | None = None
+
+    class RollbackRequest(Sent):
+        """Where to go back to."""
+
+        model_config = ConfigDict(json_schema_extra={"examples": [{"merge_version": 3}]})
+        merge_version: Version | None = None
+        """The last good one before the present if not given."""
+
+    async def act(action: str, work: Callable[[], Any]) -> Steered:
         await workers.run(work)
         now = await workers.run(service.state)
         logs.say("admin", action=action, slot=now.slot, merge_version=now.merge_version)
-        return answer(AdminResponse(slot=now.slot, merge_version=now.merge_version, pinned=now.pinned))
+        return Steered(now.slot, now.merge_version, now.pinned)
 
-    @app.post("/v1/admin/pin", tags=["steering"], response_model=AdminResponse)
-    async def pin(body: PinRequest) -> Response:
+    @app.post("/v1/admin/pin", tags=["steering"])
+    async def pin(body: PinRequest) -> Steered:
         """Serve one blend, or one merge version, until `unpin`; the router chooses nothing meanwhile."""
-        target = body.blend if isinstance(body, PinBlend) else body.merge_version
+        target = body.merge_version if body.blend is None else body.blend
+        if target is None or None not in (body.blend, body.merge_version):
+            raise Refusal(422, "the body must have either a blend or a merge_version")
         return await act("pin", lambda: service.pin(target))
 
-    @app.post("/v1/admin/unpin", tags=["steering"], response_model=AdminResponse)
-    async def unpin() -> Response:
+    @app.post("/v1/admin/unpin", tags=["steering"])
+    async def unpin() -> Steered:
         """Let the router choose again, from the next slot on."""
         return await act("unpin", service.unpin)
 
-    @app.post("/v1/admin/rollback", tags=["steering"], response_model=AdminResponse)
-    async def rollback(body: RollbackRequest | None = None) -> Response:
+    @app.post("/v1/admin/rollback", tags=["steering"])
+    async def rollback(body: RollbackRequest | None = None) -> Steered:
         """Serve an earlier merge version until the slot ends; the router is told that its blend was bad."""
         return await act("rollback", lambda: service.rollback(None if body is None else body.merge_version))
 
-    @app.post("/v1/admin/slot", tags=["steering"], response_model=AdminResponse)
-    async def slot() -> Response:
+    @app.post("/v1/admin/slot", tags=["steering"])
+    async def slot() -> Steered:
         """End the slot now."""
         return await act("slot", service.end_slot)

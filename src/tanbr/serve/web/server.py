@@ -3,19 +3,16 @@
 import ipaddress
 import socket
 import time
-from collections.abc import Iterable
 
 import uvicorn
 
 from tanbr.errors import ConfigError
-from tanbr.serve.records import Observer
 from tanbr.serve.web.app import create_app
 from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.protocol import bounded
 from tanbr.serve.web.service_api import ServiceApi
-from tanbr.types import SlotRecord
 
 BACKLOG = 1024
 ANSWERING_SHARE = 0.75  # of the time to stop, for requests that are under way; the rest is for saving
@@ -86,30 +83,3 @@ def server(service: ServiceApi, *, config: HttpConfig, tokens: Tokens, metrics: 
     )
     running = Server(settings, stop_seconds=config.stop_seconds)
     return running
-
-
-class Observers(Observer):
-    """Several observers as one."""
-
-    def __init__(self, observers: Iterable[Observer]) -> None:
-        self._observers = tuple(observers)
-
-    def batch(self, size: int, seconds: float) -> None:
-        """Tell all."""
-        for observer in self._observers:
-            observer.batch(size, seconds)
-
-    def merged(self, seconds: float, version: int) -> None:
-        """Tell all."""
-        for observer in self._observers:
-            observer.merged(seconds, version)
-
-    def slot(self, record: SlotRecord) -> None:
-        """Tell all."""
-        for observer in self._observers:
-            observer.slot(record)
-
-    def alarm(self, text: str) -> None:
-        """Tell all."""
-        for observer in self._observers:
-            observer.alarm(text)
