@@ -27,7 +27,6 @@ from tanbr.merge.measure import inputs_of, measure
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
 from tanbr.serve.dense import DenseModel
-from tanbr.tasks.answering import by_posterior
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.tasks.text_to_text import answer
@@ -196,7 +195,7 @@ class _Checking:
             model.swap(blend)
             rows = [self.held[i] for i in new]
             posteriors = np.eye(len(self.space.tasks))[self.of[new]] if told else self.seen.posteriors[new]
-            answers = by_posterior(self.space, model.answers([row.text for row in rows]), posteriors)
+            answers = self.space.by_posterior(model.answers([row.text for row in rows]), posteriors)
             known[new] = self.space.rewards(rows, self.space.read(rows, answers))
         return known
 
