@@ -10,7 +10,7 @@ from tanbr.router import Tanbr, default, gp
 from tanbr.router.config import DefaultModeConfig, RouterConfig
 from tanbr.router.contract import EVEN, K, V, play, toy_reward
 from tanbr.router.default import GpTree, seen_by, together
-from tanbr.router.known import BETA_HALF, LEARNED_HALF, Rules, Watch, fixed_blends
+from tanbr.router.known import BETA_HALF, FIXED, LEARNED_HALF, Watch, fixed_blends
 from tanbr.router.shell import Question
 from tanbr.router.simplex import Sizes
 from tanbr.router.tree import DEEPEST, SNAP, VertexTree
@@ -24,7 +24,7 @@ def default_router(**settings):
 
 def after(slots, *, unseen=0.0, noise=0.02, **settings):
     """The policy and its state, after some slots of the toy world."""
-    policy = GpTree(Rules.of(Sizes.check(K, V), DefaultModeConfig(**settings)))
+    policy = GpTree.of(Sizes.check(K, V), DefaultModeConfig(**settings))
     rng = np.random.default_rng(0)
     state = policy.start(rng)
     for _ in range(slots):
@@ -48,8 +48,8 @@ def test_fixed_blends_hold_every_single_expert_and_the_even_blend():
 def test_the_chosen_blend_has_at_least_the_highest_bound_of_all_kept_candidates():
     (policy, state), mix = after(40), np.array([0.4, 0.3, 0.2, 0.1])
     pool = state.posterior
-    bound = pool.mean @ mix + policy.rules.beta(state) * np.sqrt(pool.variance_of(mix, pool.gain))
-    bound[policy.rules.nodes(state)][~state.tree.used] = -np.inf
+    bound = pool.mean @ mix + policy.beta(state) * np.sqrt(pool.variance_of(mix, pool.gain))
+    bound[policy.nodes(state)][~state.tree.used] = -np.inf
     assert policy.choose(state, Question(0, mix), None).why.bound >= bound.max() - 1e-9
 
 
@@ -86,14 +86,14 @@ def test_optimism_falls_as_slots_are_told_but_no_faster_than_there_was_something
     decision = policy.choose(state, Question(0, EVEN), None)
     for _ in range(80):
         state = policy.learn(state, decision, np.full((1, V), 0.5), np.ones((1, V)), None)
-    share = policy.rules.prior.noise / state.posterior.prior  # of the prior's variance
+    share = policy.prior.noise / state.posterior.prior  # of the prior's variance
     left = share / (share + np.arange(80))  # before the n-th reward of one blend
     assert state.learned == pytest.approx(np.sqrt(left).sum())
     many = after(80)[1]
     assert many.told == state.told == 80.0
     assert many.learned > 2 * state.learned
-    assert policy.rules.beta(many) < policy.rules.beta(state) < 2.0
-    assert policy.rules.beta(state) == pytest.approx(0.5 + 1.5 * 0.5 ** (state.learned / LEARNED_HALF))
+    assert policy.beta(many) < policy.beta(state) < 2.0
+    assert policy.beta(state) == pytest.approx(0.5 + 1.5 * 0.5 ** (state.learned / LEARNED_HALF))
     assert state.learned / LEARNED_HALF < 80 / BETA_HALF
 
 
@@ -117,18 +117,19 @@ def test_an_arm_from_a_warm_start_with_too_many_experts_is_not_played():
         router.tell(decision, [0.5, 0.5])
 
 
-def test_memory_and_candidates_stay_bounded():
-    policy, state = after(150, noise=0.2, arms=16, room=30)
+def test_memory_and_candidates_stay_bounded(monkeypatch):
+    monkeypatch.setattr(gp, "ARMS", 16)
+    policy, state = after(150, noise=0.2, room=30)
     assert len(state.posterior.arms) <= 16
     assert len(policy.view(state)) <= 30
-    assert state.posterior.points.shape == (630, K)
+    assert state.posterior.points.shape == (FIXED + 30, K)
 
 
 def test_kept_posterior_does_not_drift_from_a_fresh_one():
     policy, state = after(150, unseen=0.2)
-    fresh = gp.rebuild(policy.rules.prior, state.posterior)
+    fresh = gp.rebuild(policy.prior, state.posterior)
     used = np.ones(len(fresh.mean), dtype=bool)
-    used[policy.rules.nodes(state)] = state.tree.used
+    used[policy.nodes(state)] = state.tree.used
     # 150 rank-one changes of a matrix whose condition is at most 1 + n·prior/noise ≈ 7000 against one inversion
     bound = 150 * 192 * 7000 * np.finfo(float).eps
     assert np.abs(fresh.mean[used] - state.posterior.mean[used]).max() < bound
@@ -236,7 +237,7 @@ def quick(monkeypatch):
     """A router that fits its kernel, and so begins to watch, after 30 slots."""
     monkeypatch.setattr(default, "FITS", (30,))
     monkeypatch.setattr(default, "EARLY_FITS", ())
-    return lambda **settings: Tanbr(3, 2, seed=0, config={"default": {"pool": 40, "room": 0, **settings}})
+    return lambda **settings: Tanbr(3, 2, seed=0, config={"default": {"room": 0, **settings}})
 
 
 def test_a_changed_task_is_found_explained_and_learned_anew(quick, tmp_path):

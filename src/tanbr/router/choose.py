@@ -21,8 +21,7 @@ from tanbr.types import Blend, FloatArray, TaskMix, Terms
 MOST_OPEN = 16  # open blends an ask looks at: older ones have long lowered what is expected around them
 OPEN_REACH = 0.5  # how far, in kernel widths, an open blend lowers the variance: as if half of it were told
 CLIMB_ROUNDS = 2  # of climbing and exchange after a panel is chosen; a third changed nothing
-CLIMBS = 2  # gradient steps in each round
-CLIMB_SIZE = 0.1  # length of the first step (Euclid), a fourteenth of the way between two experts; then half of it
+CLIMBS = (0.1, 0.05)  # length (Euclid) of each gradient step of a round: a fourteenth of the way between two experts
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,19 +138,17 @@ def _straight(rules: Rules, readings: Readings, models: int, labels: NDArray[np.
 def _offers(rules: Rules, known: Known, found: Candidates, rows: Rows, readings: Readings) -> FloatArray:
     """Offer each model its own blend moved up the bound of its own mix, and its own tasks' proportional blend."""
     bound, blends = found.bound[rows], found.blends[rows]
-    offers = climbed(rules, known, blends, group_mixes(bound, readings), steps=CLIMBS, size=CLIMB_SIZE, shrink=0.5)
+    offers = climbed(rules, known, blends, group_mixes(bound, readings))
     if rules.config.own_experts:
         straight = _straight(rules, readings, len(rows), readings.bound(bound).argmax(axis=0))
         offers += [straight, 0.5 * (straight + blends)]
     return keep_largest(np.concatenate(offers), rules.sizes.max_active)
 
 
-def climbed(
-    rules: Rules, known: Known, x: FloatArray, mixes: FloatArray, *, steps: int, size: float, shrink: float
-) -> list[FloatArray]:
+def climbed(rules: Rules, known: Known, x: FloatArray, mixes: FloatArray) -> list[FloatArray]:
     """Every blend (n, K) on the way up the bounds of mixes (n, V) from x (n, K), a few gradient steps."""
     met, beta = [], rules.beta(known)
-    for _ in range(steps):
+    for size in CLIMBS:
         slope = np.concatenate([
             gp.slope_of_bound(rules.prior, known.posterior, blend[None], mix, beta)
             for blend, mix in zip(x, mixes, strict=True)
@@ -161,7 +158,6 @@ def climbed(
         x = np.maximum(x + slope, 0.0)
         x = keep_largest(x / x.sum(axis=1, keepdims=True), rules.sizes.max_active)
         met.append(x)
-        size *= shrink
     return met
 
 

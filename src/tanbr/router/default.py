@@ -42,24 +42,19 @@ FIRST = 20.0  # rewards that the fit's word is worth: as many as make a mean z²
 
 
 @dataclass(frozen=True, eq=False)
-class GpTree:
+class GpTree(Rules):
     """The default policy: steps over a `Known`."""
 
-    rules: Rules
     panels = True
-
-    def start(self, rng: np.random.Generator) -> Known:
-        """Know nothing yet."""
-        return self.rules.start(rng)
 
     def choose(self, state: Known, asked: Question, rng: np.random.Generator) -> Decision:  # noqa: ARG002
         """Choose what the bound says; with a baseline, what the balance pays for."""
         readings = Readings.of(asked.task_mix, asked.confusion)
-        if self.rules.careful:
-            panel = careful(self.rules, state, readings, asked.models, asked.open)
+        if self.careful:
+            panel = careful(self, state, readings, asked.models, asked.open)
         else:
             waiting = [blend for decision in asked.open for blend in decision.blends]
-            panel = wanted(self.rules, state, readings, asked.models, waiting)
+            panel = wanted(self, state, readings, asked.models, waiting)
         task = first_best(state.watch.evidence)
         evidence, changes = float(state.watch.evidence[task]), int(state.watch.changes.sum())
         suspect = task if evidence > 0 else -1
@@ -91,9 +86,9 @@ class GpTree:
                 taught.append(much)
                 state = _remembered(state, mix)
         state = self._counted(state, float(np.mean(taught)))
-        if self.rules.careful:
-            state = entered(self.rules, state, decision)
-        for mix in mixes if self.rules.config.room else ():
+        if self.careful:
+            state = entered(self, state, decision)
+        for mix in mixes if self.config.room else ():
             state = self._grown(state, mix)
         return state
 
@@ -103,30 +98,29 @@ class GpTree:
 
     def _observed(self, state: Known, blend: Blend, reward: Reward, counts: Counts) -> tuple[Known, float]:
         """Pool a reward, after what it contradicts was forgotten; how much it taught."""
-        rules = self.rules
-        if rules.config.change > 0 and state.fitted:
-            mean, variance = gp.predicted(rules.prior, state.posterior, blend, counts)
-            shift, seen, threshold = state.posterior.variance, counts > 0, rules.config.change
+        if self.config.change > 0 and state.fitted:
+            mean, variance = gp.predicted(self.prior, state.posterior, blend, counts)
+            shift, seen, threshold = state.posterior.variance, counts > 0, self.config.change
             watch, changed = seen_by(
                 state.watch, reward - mean, variance, shift=shift, seen=seen, slot=state.slots, threshold=threshold
             )
             state = replace(state, watch=watch)
             if len(changed):
                 state = self._unlearned(state, changed)
-        posterior, taught = gp.observe(rules.prior, state.posterior, blend, reward, counts)
+        posterior, taught = gp.observe(self.prior, state.posterior, blend, reward, counts)
         return replace(state, posterior=posterior), taught
 
     def _unlearned(self, state: Known, changed: NDArray[np.intp]) -> Known:
         """Forget the rewards of changed tasks; where several changed together, start over with all of them."""
-        rules, tasks = self.rules, self.rules.sizes.tasks
-        state = settled(rules, state)
+        tasks = self.sizes.tasks
+        state = settled(self, state)
         posterior = state.posterior
         if together(state.watch, state.slots):
             changed = np.arange(tasks)
-            posterior = gp.start_over(rules.prior, posterior)
+            posterior = gp.start_over(self.prior, posterior)
             state = replace(state, watch=begun(state.watch), since=0, fitted=0)
         left = 1.0 - len(changed) / tasks
-        posterior = gp.forget_tasks(rules.prior, posterior, changed)
+        posterior = gp.forget_tasks(self.prior, posterior, changed)
         return replace(state, posterior=posterior, told=state.told * left, learned=state.learned * left)
 
     def _counted(self, state: Known, taught: float) -> Known:
@@ -135,28 +129,28 @@ class GpTree:
             state, told=state.told + 1.0, learned=state.learned + taught, slots=state.slots + 1, since=state.since + 1
         )
         if state.since in FITS:
-            posterior = gp.refit(self.rules.prior, state.posterior)
+            posterior = gp.refit(self.prior, state.posterior)
             return replace(state, posterior=posterior, watch=begun(state.watch), fitted=state.slots)
         if state.since in EARLY_FITS:
-            return replace(state, posterior=gp.refit_early(self.rules.prior, state.posterior))
+            return replace(state, posterior=gp.refit_early(self.prior, state.posterior))
         return state
 
     def _grown(self, state: Known, mix: TaskMix) -> Known:
         """Expand the leaf of highest bound, or else of highest mean, once its variance is low enough."""
-        rules, pool, tree, nodes = self.rules, state.posterior, state.tree, self.rules.nodes(state)
+        pool, tree, nodes = state.posterior, state.tree, self.nodes(state)
         ripe = tree.leaf & (tree.depth <= DEEPEST)
         mean = np.where(ripe, pool.mean[nodes] @ mix, -np.inf)
         variance = pool.variance_of(mix, pool.gain[nodes])
         settled_below = EXPAND_BELOW * float(pool.variance_of(mix, np.zeros((1, 1)))[0])
-        for node in (first_best(mean + rules.beta(state) * np.sqrt(variance)), first_best(mean)):
+        for node in (first_best(mean + self.beta(state) * np.sqrt(variance)), first_best(mean)):
             if ripe[node] and variance[node] < settled_below:
-                order = np.argsort(-(pool.mean[: rules.sizes.experts] @ mix), kind="stable")  # best single expert first
-                children = tree.offspring(node, order, rules.sizes)
+                order = np.argsort(-(pool.mean[: self.sizes.experts] @ mix), kind="stable")  # best single expert first
+                children = tree.offspring(node, order, self.sizes)
                 tree = tree.without(self._leaves_behind(state, len(children) - tree.free, keep=node))
                 if len(children) > tree.free:
                     return replace(state, tree=tree)
                 tree, rows = tree.added(node, children)
-                posterior = gp.with_points(rules.prior, pool, nodes.start + rows, children)
+                posterior = gp.with_points(self.prior, pool, nodes.start + rows, children)
                 return replace(state, tree=tree, posterior=posterior)
         return state
 
@@ -164,16 +158,16 @@ class GpTree:
         """Find the leaves farthest below the best leaf for every recent mix."""
         pool, leaves = state.posterior, np.flatnonzero(state.tree.leaf)
         leaves = leaves[(leaves != keep) & (leaves != 0)]
-        rows = self.rules.nodes(state).start + leaves
+        rows = self.nodes(state).start + leaves
         mean, gain, merit = pool.mean[rows], pool.gain[rows], np.full(len(rows), -np.inf)
         for mix in state.mixes if count > 0 else ():
-            bound = mean @ mix + self.rules.beta(state) * np.sqrt(pool.variance_of(mix, gain))
+            bound = mean @ mix + self.beta(state) * np.sqrt(pool.variance_of(mix, gain))
             merit = np.maximum(merit, bound - bound.max(initial=-np.inf))
         return np.asarray(leaves[np.argsort(merit, kind="stable")[: max(count, 0)]])
 
     def account(self, state: Known) -> Account | None:
         """What exploration has cost and may cost; None without a baseline."""
-        return account(self.rules, state)
+        return account(self, state)
 
     def view(self, state: Known) -> TreeView:
         """Show the vertex tree, renumbered so that parents come first; all of it is feasible."""
@@ -188,7 +182,7 @@ class GpTree:
             depth=tree.depth[order],
             blend=tree.blend[order],
             visits=np.array([pool.visits[arm] if away < SNAP else 0.0 for arm, away in arms]),
-            value=pool.mean[self.rules.nodes(state)][order],
+            value=pool.mean[self.nodes(state)][order],
             leaf=tree.children[order] == 0,
             active=np.ones(len(order), dtype=np.bool_),
             node=order.astype(np.int64),

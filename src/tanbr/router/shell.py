@@ -5,8 +5,8 @@ is keeping the old state, and a fork shares it. What is chosen and learned is a 
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
@@ -223,11 +223,10 @@ class AskTell:
         """Write the whole state atomically."""
         state = self._state
         header = {
-            "kind": self.kind, "layout": LAYOUT, "settings": self._settings,
-            "next_id": state.next_id, "random": state.random,
+            "kind": self.kind, "layout": LAYOUT, "settings": self._settings, "next_id": state.next_id,
+            "random": state.random, "open": [_json_of(decision) for decision in state.open],
         }  # fmt: skip
-        known = {f"known.{name}": array for name, array in to_arrays(state.known).items()}
-        write_state(path, header, {**known, **_packed(state.open, experts=self.experts, tasks=self.tasks)})
+        write_state(path, header, to_arrays(state.known))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -274,11 +273,9 @@ class AskTell:
         if held < least:
             raise StateError(f"its settings speak of {least} numbers, it holds {held}")
         router = cls(**header["settings"])
-        named = {k.removeprefix("known."): v for k, v in arrays.items() if k.startswith("known.")}
-        router._state = RouterState(
-            from_arrays(router._policy.start(router._rng), named), header["random"],
-            int(header["next_id"]), _unpacked(arrays, experts=router.experts, tasks=router.tasks),
-        )  # fmt: skip
+        known = from_arrays(router._policy.start(router._rng), arrays)
+        waiting = tuple(_from_json(one, experts=router.experts, tasks=router.tasks) for one in header["open"])
+        router._state = RouterState(known, header["random"], int(header["next_id"]), waiting)
         return router
 
     def _play(self) -> None:
@@ -289,7 +286,9 @@ class AskTell:
         self._policy.view(self._state.known)
 
     def _find_open(self, decision: Decision | int) -> Decision:
-        wanted = _id_of(decision)
+        wanted = decision.id if isinstance(decision, Decision) else decision
+        if not isinstance(wanted, int | np.integer) or isinstance(wanted, bool):
+            raise DecisionError(f"a decision or its id is needed (got {type(decision).__name__})")
         found = next((one for one in self._state.open if one.id == wanted), None)
         if found is None:
             known = 0 <= wanted < self._state.next_id
@@ -303,48 +302,19 @@ class AskTell:
         return found
 
 
-def _id_of(decision: Decision | int) -> int:
-    wanted = decision.id if isinstance(decision, Decision) else decision
-    if not isinstance(wanted, int | np.integer) or isinstance(wanted, bool):
-        raise DecisionError(f"a decision or its id is needed (got {type(decision).__name__})")
-    return int(wanted)
-
-
-# Open decisions in a saved state, one row for each of their models.
-
-CASTS: list[Callable[[Any], Any]] = [int if field.type is int else float for field in fields(Terms)]
-
-
-def _packed(decisions: Sequence[Decision], *, experts: int, tasks: int) -> Arrays:
-    """Name the arrays of open decisions."""
-    none = np.zeros((tasks, tasks))  # as `as_confusion` reads it: nothing is misread
-    tables = {
-        "blends": [np.zeros((0, experts)), *(one.blends for one in decisions)],
-        "estimates": [np.zeros((0, tasks)), *(one.estimates for one in decisions)],
-        "terms": [np.zeros((0, len(CASTS))), *(np.array([astuple(why) for why in one.terms]) for one in decisions)],
-    }
-    read = [none if one.confusion is None else one.confusion for one in decisions]
+def _json_of(decision: Decision) -> dict[str, Any]:
+    """Write an open decision for a saved state; JSON keeps every bit of a float."""
     return {
-        "open.id": np.array([one.id for one in decisions], dtype=np.int64),
-        "open.models": np.array([len(one.blends) for one in decisions], dtype=np.int64),
-        "open.mix": np.array([one.task_mix for one in decisions]).reshape(-1, tasks),
-        "open.confusion": np.array(read).reshape(-1, tasks, tasks),
-        **{f"open.{name}": np.concatenate(rows) for name, rows in tables.items()},
+        name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in asdict(decision).items()
     }
 
 
-def _unpacked(arrays: Arrays, *, experts: int, tasks: int) -> tuple[Decision, ...]:
-    """Give the open decisions that `_packed` was given."""
-    ends = np.cumsum(arrays["open.models"]).tolist()
-    widths = {"blends": experts, "estimates": tasks, "terms": len(CASTS)}
-    for name, width in widths.items():
-        if arrays[f"open.{name}"].shape != (sum(arrays["open.models"]), width):
-            raise StateError(f"'open.{name}' must have {width} columns (got shape {arrays[f'open.{name}'].shape})")
-    decisions = []
-    for place, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        blends, estimates, why = (frozen(arrays[f"open.{name}"][begin:end]) for name in widths)
-        mix, misread = as_task_mix(arrays["open.mix"][place], tasks=tasks), arrays["open.confusion"][place]
-        read = as_confusion(misread, tasks=tasks) if misread.any() else None
-        terms = tuple(Terms(*(cast(value) for cast, value in zip(CASTS, row, strict=True))) for row in why)
-        decisions.append(Decision(int(arrays["open.id"][place]), mix, blends, estimates, read, terms))
-    return tuple(decisions)
+def _from_json(values: Mapping[str, Any], *, experts: int, tasks: int) -> Decision:
+    """Read what `_json_of` wrote."""
+    blends = [as_blend(x, experts=experts) for x in values["blends"]]
+    estimates = np.asarray_chkfinite(values["estimates"], dtype=np.float64).reshape(len(blends), tasks)
+    read = None if values["confusion"] is None else as_confusion(values["confusion"], tasks=tasks)
+    terms = tuple(Terms(**why) for why, _ in zip(values["terms"], blends, strict=True))
+    return Decision(
+        int(values["id"]), as_task_mix(values["task_mix"], tasks=tasks), frozen(blends), estimates, read, terms
+    )
