@@ -130,7 +130,7 @@ def test_warm_start_teaches_by_counts_before_the_first_ask():
     few.warm_start(np.eye(3), np.full((3, 2), 0.9))
     many.warm_start(np.eye(3), np.full((3, 2), 0.9), np.full((3, 2), 60))
     assert many.ask([0.5, 0.5]).why.uncertainty < few.ask([0.5, 0.5]).why.uncertainty
-    with pytest.raises(InputError, match="counts must be a table like rewards"):
+    with pytest.raises(InputError, match="counts must be 3 rows of 2 numbers"):
         few.warm_start(np.eye(3), np.full((3, 2), 0.9), np.ones(3))
 
 

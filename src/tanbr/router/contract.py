@@ -101,7 +101,9 @@ def bad_input_changes_nothing(make: Make) -> None:
     ]  # fmt: skip
     for mix in bad_mixes:
         _refuses(InputError, f"the task mix {mix!r}", router.ask, mix)
-    bad_rewards: list[Any] = [good[:-1], good + 0.6, good - 0.6, [np.inf, 0, 0, 0], "reward", None, np.ones((2, V))]
+    bad_rewards: list[Any] = [
+        good[:-1], good + 0.6, good - 0.6, [np.inf, 0, 0, 0], "reward", None, np.ones((2, V)), [[0.5] * V, [0.5]],
+    ]  # fmt: skip
     for reward in bad_rewards:
         _refuses(InputError, f"the reward {reward!r}", router.tell, held, reward)
     for counts in (np.zeros(V), -np.ones(V), np.full(V, np.nan), np.ones(V - 1)):

@@ -5,7 +5,7 @@ is keeping the old state, and a fork shares it. What is chosen and learned is a 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
@@ -32,7 +32,7 @@ from tanbr.types import (
     as_reward,
     as_task_mix,
     frozen,
-)
+)  # fmt: skip
 
 LAYOUT = 6  # written into the header; states of tanbr 0.1 have at most 5
 
@@ -140,7 +140,7 @@ class AskTell:
         Rewards may come late and out of order. `counts`, of the same shape, are the requests behind them.
         """
         asked = self._find_open(decision)
-        rewards, weights = self._as_tables(reward, counts, rows=len(asked.blends))
+        rewards, weights = self._rewards(reward, counts, rows=len(asked.blends))
         if not weights.any():
             self.decline(asked)
             return
@@ -158,45 +158,26 @@ class AskTell:
     def _without(self, asked: Decision) -> RouterState:
         return replace(self._state, open=tuple(one for one in self._state.open if one.id != asked.id))
 
-    def _as_tables(self, reward: ArrayLike, counts: ArrayLike | None, *, rows: int) -> tuple[FloatArray, FloatArray]:
-        """Check rewards and the counts behind them: (G, V) each."""
-        shape = (rows, self.tasks)
-        shapes = [np.shape(table) for table in (reward, counts) if table is not None]
-        if any(found != shape and (rows > 1 or found != shape[1:]) for found in shapes) or reward is None:
-            wanted = f"{self.tasks} numbers" if rows == 1 else f"{rows} rows of {self.tasks}"
-            raise InputError(f"reward and counts must be {wanted} (got shapes {', '.join(map(str, shapes))})")
-        checked = [as_reward(row, tasks=self.tasks) for row in np.atleast_2d(np.asarray(reward))]
-        behind = [None] * rows if counts is None else list(np.atleast_2d(np.asarray(counts)))
-        weights = [as_counts(row, reward=one) for row, one in zip(behind, checked, strict=True)]
-        return frozen(checked), frozen(weights)
-
     def warm_start(self, blends: ArrayLike, rewards: ArrayLike, counts: ArrayLike | None = None) -> None:
         """Learn from blends (n, K) and rewards (n, V) of earlier, NaN where unseen; any number of active experts.
 
         `counts` (n, V) are the requests behind each reward; one where a task was seen, if None.
         """
-        try:
-            xs, rs = np.array(blends, dtype=np.float64), np.array(rewards, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"blends and rewards must be tables of numbers ({error})") from None
-        if xs.ndim != 2 or rs.ndim != 2 or len(xs) != len(rs):
-            raise InputError(f"blends and rewards must be tables of equal length (got {xs.shape} and {rs.shape})")
-        if counts is not None and np.shape(counts) != rs.shape:
-            raise InputError(f"counts must be a table like rewards, {rs.shape} (got shape {np.shape(counts)})")
-        behind: Sequence[Any] = [None] * len(rs) if counts is None else list(np.asarray(counts))
+        xs = [as_blend(x, experts=self.experts) for x in _table(blends, "blends", self.experts)]
         known = self._state.known
-        for x, r, c in zip(xs, rs, behind, strict=True):
-            reward = as_reward(r, tasks=self.tasks)
-            known = self._policy.warm_start(
-                known, as_blend(x, experts=self.experts), reward, as_counts(c, reward=reward)
-            )
+        for x, r, c in zip(xs, *self._rewards(rewards, counts, rows=len(xs)), strict=True):
+            known = self._policy.warm_start(known, x, r, c)
         self._state = replace(self._state, known=known)
 
-    def explain(self, decision: Decision | int) -> Terms:
-        """Return the terms of the bound with which a decision was chosen; those of each blend are `decision.terms`.
+    def _rewards(self, rewards: ArrayLike, counts: ArrayLike | None, *, rows: int) -> tuple[FloatArray, FloatArray]:
+        """Check rewards and the counts behind them: (n, V) each."""
+        told = [as_reward(row, tasks=self.tasks) for row in _table(rewards, "reward", self.tasks, rows=rows)]
+        behind = [None] * rows if counts is None else _table(counts, "counts", self.tasks, rows=rows)
+        weights = [as_counts(row, reward=one) for row, one in zip(behind, told, strict=True)]
+        return frozen(told), frozen(weights)
 
-        A decision knows them itself; by its id only an open one is found.
-        """
+    def explain(self, decision: Decision | int) -> Terms:
+        """Return the terms of the bound with which a decision was chosen; by its id only an open one is found."""
         return decision.why if isinstance(decision, Decision) else self._find_open(decision).why
 
     @property
@@ -269,6 +250,7 @@ class AskTell:
 
     @classmethod
     def _restored(cls, header: Mapping[str, Any], arrays: Arrays) -> Self:
+        """Build the router that a state speaks of."""
         held, least = sum(array.size for array in arrays.values()), cls.least_numbers(header["settings"])
         if held < least:
             raise StateError(f"its settings speak of {least} numbers, it holds {held}")
@@ -300,6 +282,20 @@ class AskTell:
         ):
             raise DecisionError(f"decision {wanted} is another router's: its blend or task mix differs from this one's")
         return found
+
+
+def _table(values: ArrayLike, name: str, columns: int, *, rows: int | None = None) -> FloatArray:
+    """Check that `values` are rows of numbers, of any number if None; a single row may come without outer brackets."""
+    try:
+        table = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} must be rows of {columns} numbers ({error})") from None
+    if rows == 1 and table.ndim == 1:
+        table = table[None]
+    if table.ndim != 2 or table.shape[1] != columns or rows not in (None, len(table)):
+        wanted = f"{columns} numbers" if rows == 1 else f"{rows or 'any'} rows of {columns} numbers"
+        raise InputError(f"{name} must be {wanted} (got shape {table.shape})")
+    return table
 
 
 def _json_of(decision: Decision) -> dict[str, Any]:
