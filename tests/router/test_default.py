@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 import numpy as np
 import pytest
 
-from tanbr.errors import ConfigError, InputError
+from tanbr.errors import ConfigError
 from tanbr.router import Tanbr, default, gp
 from tanbr.router.config import DefaultModeConfig, RouterConfig
 from tanbr.router.contract import EVEN, K, V, play, toy_reward
@@ -74,9 +74,6 @@ def test_a_router_that_knows_the_tasks_own_experts_starts_with_them():
     router = Tanbr(K, V, config=RouterConfig().of_requests((2, 0, 1, 3)))
     np.testing.assert_allclose(router.ask([0.4, 0.3, 0.2, 0.1]).blend, [0.3, 0.2, 0.4, 0.1, 0.0])  # by the shares
     assert router.ask([0, 1, 0, 0]).blend.argmax() == 0
-    for own in ((0, 1), (0, 1, 2, K)):
-        with pytest.raises(InputError, match="own_experts must name one"):
-            default_router(own_experts=own)
 
 
 def test_optimism_falls_as_slots_are_told_but_no_faster_than_there_was_something_to_learn(monkeypatch):
