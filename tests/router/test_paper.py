@@ -412,9 +412,3 @@ def test_late_rewards_may_find_their_leaf_expanded():
         policy.tell(decision, np.full(V, 0.5))
     assert policy.state.tree.visits[0] == 4
     assert len(policy.state.tree) == 3
-
-
-def test_the_papers_largest_step_does_not_diverge():
-    belief = run(paper(learning_rate=0.1, width=64), 60).state.belief
-    assert all(np.isfinite(theta).all() for theta in belief.theta)
-    assert belief.rate < 0.1

@@ -98,8 +98,9 @@ def bad_input_changes_nothing(make: Make) -> None:
         _refuse_all(router, held[0], told[0])
         for one, decision in zip((router, twin), held, strict=True):
             one.tell(decision, _alike(0.5, models))
-    for models in (0, -1, K + 1, 1.5, "2", True) if panels else ():
-        _refuses(InputError, f"a panel of {models!r} models", router.ask, EVEN, models=models)
+    none: list[Any] = [0, -1, K + 1, 1.5, "2", True]
+    for odd in none if panels else ():
+        _refuses(InputError, f"a panel of {odd!r} models", router.ask, EVEN, models=odd)
     after = [play(one, 30, seed=5, panels=panels) for one in (router, twin)]
     _hold(np.array_equal(after[0], after[1]), "something that was refused changed later choices")
 

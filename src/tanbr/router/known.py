@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tanbr.errors import InputError
 from tanbr.router import gp
@@ -12,6 +11,7 @@ from tanbr.router.config import PRIORS, DefaultModeConfig
 from tanbr.router.gp import Posterior, Prior
 from tanbr.router.simplex import Sizes, keep_largest
 from tanbr.router.tree import VertexTree
+from tanbr.router.watch import Watch
 from tanbr.types import FloatArray, lock
 
 FIXED = 600  # fixed candidate blends: 400 more in the tree's place were no better (docs/router.md)
@@ -41,20 +41,6 @@ class Ledger:
 
 
 @dataclass(frozen=True, eq=False)
-class Watch:
-    """Page's sum of every task: whether its rewards are still those that were learned (`default.py`)."""
-
-    evidence: FloatArray  # (V,) E, the logarithm of a Bayes factor
-    squares: FloatArray  # (V,) sum of z² since the last fit, and
-    seen: FloatArray  # (V,) of how many rewards
-    changes: NDArray[np.int64]  # (V,) how often a task was found changed
-    last: NDArray[np.int64]  # (V,) told slots when it last was, -1 if never
-
-    def __post_init__(self) -> None:
-        lock(self)
-
-
-@dataclass(frozen=True, eq=False)
 class Known:
     """Everything that changes in the default router."""
 
@@ -63,7 +49,6 @@ class Known:
     learned: float  # the same, each by the share of the deviation that was left at its blend
     since: int  # slots told since the router started, or started over
     fitted: int  # slots told at the last fit of the kernel, 0 before any
-    mixes: FloatArray  # (recent, V) the task mixes told last
     posterior: Posterior  # at the fixed blends, then the rows of the tree
     tree: VertexTree
     ledger: Ledger
@@ -115,12 +100,12 @@ class Rules:
         (K, V), room = (self.sizes.experts, self.sizes.tasks), self.config.room
         fixed = fixed_blends(self.sizes, FIXED, rng)
         points = np.concatenate([fixed, np.repeat(fixed[K][None], room, axis=0)])
-        none, never, empty = np.zeros(V, dtype=np.int64), np.full(V, -1, dtype=np.int64), np.zeros((0, K))
+        empty = np.zeros((0, K))
         return Known(
-            slots=0, told=0.0, learned=0.0, since=0, fitted=0, mixes=np.zeros((0, V)),
+            slots=0, told=0.0, learned=0.0, since=0, fitted=0,
             posterior=gp.start(self.prior, points), tree=VertexTree.root(self.sizes, room=room),
             ledger=Ledger(0, 0, 0, 0.0, 0.0, np.zeros((0, V)), empty, empty, -1, empty),
-            watch=Watch(np.zeros(V), np.zeros(V), np.zeros(V), none, never),
+            watch=Watch.start(V),
         )  # fmt: skip
 
     def nodes(self, known: Known) -> slice:

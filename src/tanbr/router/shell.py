@@ -196,10 +196,6 @@ class AskTell:
         vars(twin).update(vars(self), _rng=np.random.default_rng(0))
         return twin
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A fork: nothing that is shared ever changes."""
-        return self.fork()
-
     def save(self, path: str | Path) -> None:
         """Write the whole state atomically."""
         state = self._state
