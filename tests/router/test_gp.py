@@ -1,6 +1,6 @@
 """The posterior is the textbook's, its fits find what was put in, and no step writes to a state."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -81,22 +81,14 @@ def test_posterior_is_the_textbooks_whatever_is_unseen_counted_or_lifted(seed, u
         np.testing.assert_allclose(np.broadcast_to(one.prior - one.gain, variance.shape), variance, atol=1e-7)
     fresh = np.random.default_rng(seed).dirichlet(np.ones(K), size=3)
     moved = gp.with_points(prior, state, np.array([7, 2, 4]), fresh)
-    there = gp.start(prior, fresh)
     np.testing.assert_allclose(moved.mean[[7, 2, 4]], told(prior, fresh, blends, rewards, counts).mean, atol=1e-7)
-    assert there.mean.shape == (3, V)
 
 
 def test_one_matrix_serves_all_tasks_until_one_is_unseen_and_no_state_is_written_to():
     blends, rewards, counts, points = rows(0, 10, unseen=0.0, counted=False)
     before = told(PRIOR, points, blends, rewards, counts)
-    kept = {field.name: np.copy(getattr(before, field.name)) for field in fields(before)}
     after, _ = gp.observe(PRIOR, before, blends[0], np.array([0.5, np.nan, 0.5]), np.array([1.0, 0.0, 1.0]))
     assert (len(before.inverse), len(after.inverse)) == (1, V)
-    for step in (gp.refit, gp.refit_early, gp.rebuild):
-        step(PRIOR, before)
-    gp.forget_tasks(PRIOR, before, np.array([0]))
-    for name, value in kept.items():
-        np.testing.assert_array_equal(getattr(before, name), value)
     with pytest.raises(ValueError, match="read-only"):
         before.mean[0] = 0.0
 

@@ -80,9 +80,9 @@ class Posterior:
         """k(x, x)."""
         return MEAN_VARIANCE + self.variance
 
-    def kernel(self, points: FloatArray) -> FloatArray:
-        """Kernel of points (n, K) with the arms: (n, m)."""
-        return MEAN_VARIANCE + self.variance * correlation(points, self.arms, self.width)
+    def kernel(self, points: FloatArray, others: FloatArray | None = None) -> FloatArray:
+        """Kernel of points (n, K) with the arms, or with other points (m, K): (n, m)."""
+        return MEAN_VARIANCE + self.variance * correlation(points, self.arms if others is None else others, self.width)
 
     def nearest(self, blend: Blend) -> tuple[int, float]:
         """Find the arm nearest to a blend and its distance; (-1, inf) without arms."""
@@ -190,8 +190,7 @@ def _gain(inverse: FloatArray, rows: FloatArray) -> FloatArray:
 def contrast(state: Posterior, points: FloatArray, gain: FloatArray, other: Blend) -> FloatArray:
     """Variance (n, M) of the difference to another blend's reward, at points (n, K) whose gain is (n, M)."""
     row = state.kernel(other[None])  # (1, m)
-    alike = MEAN_VARIANCE + state.variance * correlation(points, other[None], state.width)
-    shared = alike - state.kernel(points) @ (state.inverse @ row[0]).T
+    shared = state.kernel(points, other[None]) - state.kernel(points) @ (state.inverse @ row[0]).T
     return np.maximum((state.prior - gain) + (state.prior - _gain(state.inverse, row)) - 2.0 * shared, 0.0)
 
 
@@ -272,29 +271,25 @@ def _with_arm(prior: Prior, state: Posterior, blend: Blend) -> tuple[Posterior, 
     arm, away = state.nearest(blend)
     if away <= SAME:
         return state, arm
-    m, V = state.weights.shape
+    m = len(state.arms)
     if m >= ARMS:
         behind = state.weights.sum(axis=1) + np.arange(m) * 1e-9
         state = _with_arms(prior, state, np.sort(np.argsort(behind, kind="stable")[m // 4 :]))
         m = len(state.arms)
-    column = MEAN_VARIANCE + state.variance * correlation(state.points, blend[None], state.width)
+    none = np.zeros((1, prior.tasks))
     grown = replace(
-        state,
-        arms=np.concatenate([state.arms, blend[None]]),
-        visits=np.append(state.visits, 0.0),
-        weights=np.concatenate([state.weights, np.zeros((1, V))]),
-        means=np.concatenate([state.means, np.zeros((1, V))]),
+        state, **{name: np.concatenate([getattr(state, name), none]) for name in ("weights", "means", "alpha")},
+        arms=np.concatenate([state.arms, blend[None]]), visits=np.append(state.visits, 0.0),
         inverse=np.pad(state.inverse, ((0, 0), (0, 1), (0, 1))),
-        alpha=np.concatenate([state.alpha, np.zeros((1, V))]),
-        cross=np.concatenate([state.cross, column], axis=1),
-    )
+        cross=np.concatenate([state.cross, state.kernel(state.points, blend[None])], axis=1),
+    )  # fmt: skip
     return grown, m
 
 
 def _with_arms(prior: Prior, state: Posterior, kept: NDArray[np.intp]) -> Posterior:
     """Go on with these arms only."""
-    tables = {name: getattr(state, name)[kept] for name in ("arms", "visits", "weights", "means")}
-    return rebuild(prior, replace(state, **tables))
+    told = {name: getattr(state, name)[kept] for name in ("arms", "visits", "weights", "means")}
+    return rebuild(prior, replace(state, **told))
 
 
 def forget_tasks(prior: Prior, state: Posterior, tasks: NDArray[np.intp]) -> Posterior:
