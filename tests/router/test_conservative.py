@@ -162,8 +162,9 @@ def test_a_declined_decision_is_no_anchor_and_no_swap(monkeypatch, decline):
         ({"budget": 1.5}, ConfigError, "budget"),
         ({"baseline": "best"}, ConfigError, "baseline"),
         ({"baseline": "proportional"}, InputError, "needs own_experts"),
-        ({"own_experts": (0, 1)}, InputError, "own_experts must name one"),
-        ({"own_experts": (0, 1, 2, K)}, InputError, "own_experts must name one"),
+        ({"own_experts": OWN}, InputError, "no other baseline takes them"),
+        ({"baseline": "proportional", "own_experts": (0, 1)}, InputError, "own_experts must name one"),
+        ({"baseline": "proportional", "own_experts": (0, 1, 2, K)}, InputError, "own_experts must name one"),
     ],
 )
 def test_what_makes_no_baseline_is_refused(changes, error, says):

@@ -1,6 +1,6 @@
 """How the router chooses and learns."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
@@ -76,7 +76,7 @@ class DefaultModeConfig(Section):
     beta: float | None = Field(None, ge=0)
     """Standard deviations in the upper confidence bound, at first; by the kind of rewards if not given (`PRIORS`)."""
     own_experts: tuple[int, ...] = ()
-    """Expert that was trained for each task, where that is known (V numbers); none if empty."""
+    """Expert that was trained for each task, for the baseline "proportional" (V numbers); none if empty."""
     baseline: Literal["none", "even", "proportional"] = "none"
     """Blend that is left only on evidence: even, or every task's own expert at its share of the mix."""
     budget: float = Field(0.01, ge=0, le=1)
@@ -106,8 +106,8 @@ class RouterConfig(Section):
         mix where the checkpoint says which expert was trained for each task, else the even one. What the user has set
         stays.
         """
-        known: dict[str, Any] = {"baseline": "even"}
-        if own_experts:
-            known = {"baseline": "proportional", "own_experts": own_experts}
-        update = {name: value for name, value in known.items() if name not in self.default.model_fields_set}
-        return self.model_copy(update={"default": self.default.model_copy(update=update)})
+        given = self.default
+        own = given.own_experts or own_experts
+        baseline = given.baseline if "baseline" in given.model_fields_set else "proportional" if own else "even"
+        update = {"baseline": baseline, "own_experts": own if baseline == "proportional" else ()}
+        return self.model_copy(update={"default": given.model_copy(update=update)})

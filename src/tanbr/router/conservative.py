@@ -47,8 +47,9 @@ def baseline_panel(rules: Rules, readings: Readings, models: int) -> Baseline:
     if rules.config.baseline != "proportional":
         one = keep_largest(np.full((1, rules.sizes.experts), 1.0 / rules.sizes.experts), rules.sizes.max_active)
         return Baseline(np.repeat(one, models, axis=0), np.zeros(len(readings.mix), dtype=np.intp))
-    home, own = task_groups(readings, models), list(rules.config.own_experts)
-    return Baseline(proportional_blends(readings, home, models, own=own, sizes=rules.sizes), home)
+    home = task_groups(readings, models)
+    blends = proportional_blends(readings, home, models, own=rules.config.own_experts, sizes=rules.sizes)
+    return Baseline(blends, home)
 
 
 def careful(rules: Rules, known: Known, readings: Readings, models: int, open_: Sequence[Decision]) -> Panel:

@@ -206,7 +206,7 @@ def slope_of_bound(prior: Prior, state: Posterior, points: FloatArray, mix: Task
     slope = points * pull.sum(axis=1)[:, None] - pull @ state.arms
     for task, expert in enumerate(prior.own_experts):
         slope[:, expert] += mix[task] * state.lift * share_slope(points[:, expert])
-    if prior.even and not prior.own_experts:
+    if prior.even:
         slope += state.lift / points.shape[1] * share_slope(points)
     return np.asarray(slope)
 

@@ -70,13 +70,14 @@ class Rules:
     def of(cls, sizes: Sizes, config: DefaultModeConfig) -> Self:
         """Make the prior that the settings speak of, or refuse settings that do not go with these sizes."""
         own, rewards = config.own_experts, PRIORS[config.baseline]
+        if bool(own) != (config.baseline == "proportional"):
+            raise InputError(
+                'baseline "proportional" needs own_experts, the expert of each task, and no other baseline takes them '
+                f"(got {config.baseline!r} and {own})"
+            )
         if own and not (len(own) == sizes.tasks and all(0 <= expert < sizes.experts for expert in own)):
             raise InputError(
                 f"own_experts must name one of {sizes.experts} experts for each of {sizes.tasks} tasks (got {own})"
-            )
-        if config.baseline == "proportional" and not own:
-            raise InputError(
-                'baseline "proportional" needs own_experts, the expert of each task; name them or choose "even"'
             )
         prior = Prior(
             tasks=sizes.tasks, noise=rewards.noise, variance=rewards.variance, variances=rewards.variances, lift=LIFT,
