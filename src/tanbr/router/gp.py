@@ -278,11 +278,15 @@ def _with_arm(prior: Prior, state: Posterior, blend: Blend) -> tuple[Posterior, 
         m = len(state.arms)
     none = np.zeros((1, prior.tasks))
     grown = replace(
-        state, **{name: np.concatenate([getattr(state, name), none]) for name in ("weights", "means", "alpha")},
-        arms=np.concatenate([state.arms, blend[None]]), visits=np.append(state.visits, 0.0),
+        state,
+        arms=np.concatenate([state.arms, blend[None]]),
+        visits=np.append(state.visits, 0.0),
+        weights=np.concatenate([state.weights, none]),
+        means=np.concatenate([state.means, none]),
         inverse=np.pad(state.inverse, ((0, 0), (0, 1), (0, 1))),
+        alpha=np.concatenate([state.alpha, none]),
         cross=np.concatenate([state.cross, state.kernel(state.points, blend[None])], axis=1),
-    )  # fmt: skip
+    )
     return grown, m
 
 
