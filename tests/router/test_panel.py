@@ -108,12 +108,7 @@ def test_proportional_blends_share_by_the_mix_inside_a_group():
     assert held[0, 1] == pytest.approx(0.3 * 0.3 / (0.4 * 0.9 + 0.3 * 0.3))
 
 
-def test_before_any_reward_the_panel_is_groups_with_shares_by_the_mix():
-    panel = Tanbr(4, 4, config=OWN).ask([0.7, 0.1, 0.1, 0.1], models=2)
-    big, rest = np.argsort(-panel.blends[:, 0])
-    assert panel.blends[big, 0] > 0.8
-    assert panel.blends[rest, 1:].min() > 0.15
-    assert panel.task_models.tolist() == [big, rest, rest, rest]
+def test_what_is_misread_changes_the_panel_and_odd_confusion_is_refused():
     misread = Tanbr(4, 4, config=OWN).ask(MIX, models=3, confusion=MISREAD)
     assert not np.array_equal(misread.blends, Tanbr(4, 4, config=OWN).ask(MIX, models=3).blends)
     for odd in (np.eye(3), np.full((4, 4), 0.5), -np.eye(4), np.full((4, 4), np.nan), "eye"):
