@@ -74,10 +74,10 @@ def test_finetune_heeds_the_router_section(tmp_path: Path, monkeypatch: pytest.M
         raise Seen
 
     monkeypatch.setitem(rivals.ROUTERS, "tanbr", rivals.Kind("seen", router))
-    (tmp_path / "t.toml").write_text("[router.default]\narms = 32\n[finetune]\ntrain_rows = 4\neval_rows = 2\n")
+    (tmp_path / "t.toml").write_text("[router.default]\nbeta = 1.5\n[finetune]\ntrain_rows = 4\neval_rows = 2\n")
     done = RUN.invoke(app, ["finetune", "--config", f"{tmp_path}/t.toml", "--out", f"{tmp_path}/out"])
     assert isinstance(done.exception, Seen)
-    assert seen[0].default.arms == 32
+    assert seen[0].default.beta == 1.5
     assert seen[0].default.own_experts == tuple(range(8))  # as the card says
 
 

@@ -146,11 +146,11 @@ def test_a_survey_is_the_start_blend_and_a_warm_start_is_known_to_the_router(tmp
 
 
 def test_what_the_user_says_of_the_router_stays(tmp_path: Path) -> None:
-    settings = parse({"router": {"default": {"noise": 0.11, "beta": 3.0}}}).router
+    settings = parse({"router": {"default": {"change": 9.0, "beta": 3.0}}}).router
     live = build(None, config=CONFIG, router=settings, state=tmp_path)
     assert isinstance(live.learner.router, Tanbr)
     default = live.learner.router.config.default
-    assert (default.noise, default.beta) == (0.11, 3.0)
+    assert (default.change, default.beta) == (9.0, 3.0)
     live.stop()
 
 

@@ -17,22 +17,19 @@ from tanbr.cli.options import (
     MergeMethod,
     NewFolder,
     Source,
-    command_line,
     examples,
     options_of,
     whole_numbers,
 )  # fmt: skip
-from tanbr.errors import DataError, InputError
+from tanbr.errors import InputError
 from tanbr.files import write_atomically
 from tanbr.serve.config import StartConfig
 
 if TYPE_CHECKING:
-    from tanbr.lab.grouping import Grouping
     from tanbr.merge import Moe
     from tanbr.merge.inspect import Inspection
 
 app = typer.Typer()
-MANY = 32  # experts from which a router learns sooner over groups of them
 
 
 @app.command(
@@ -115,67 +112,26 @@ def _make_moe(
         "tanbr inspect moe/",
         "tanbr inspect moe/ --out report/",
         "tanbr inspect experts.toml --blend-only ffn",
-        "tanbr inspect qwen/ --groups 8 && tanbr serve qwen/ --groups out/groups.json",
     )
 )
 @options_of(StartConfig, "over", "experts", "blend_only")
 def inspect(
     checkpoint: Source,
     over: Given,
-    groups: Annotated[int | None, Option(help="Instead of a verdict: put alike experts into this many groups.")] = None,
-    texts: Annotated[Path | None, Option(help="Group by the gates' use of experts on these lines.")] = None,
-    survey: Annotated[Path | None, Option(help="Group by reward in this file from `tanbr survey`.")] = None,
-    out: Annotated[Path | None, Option(help="Folder for the figures, as JSON; with --groups also a heat map.")] = None,
+    out: Annotated[Path | None, Option(help="Folder for the figures, as JSON.")] = None,
 ) -> None:
     """Check whether a checkpoint's experts share an ancestor. The verdict: merge, align first, or do not merge."""
-    if (groups is None and (texts or survey)) or (texts and survey):
-        raise InputError("--texts or --survey says what --groups goes by: give --groups with one of them, or alone")
     from tanbr.merge import inspect as inspecting
     from tanbr.merge import open as open_moe
 
     moe = open_moe(checkpoint, **over, method="average")
-    if groups is not None:
-        _group(moe, groups, texts=texts, survey=survey, out=out or Path("out"))
-        return
     with bar("inspecting", unit="sites") as show:
         report = inspecting.inspect(moe, progress=show)
     console.print(_report_table(report))
     console.print(f"[bold]{report.verdict}[/]: {report.reason}")
-    if report.experts >= MANY:
-        console.print(f"note: {report.experts} experts are many to learn a blend of; --groups may help at first")
     if out is not None:
         write_atomically(out / "inspect.json", json.dumps(report.to_json(), indent=2) + "\n")
         console.print(f"figures: {out / 'inspect.json'}")
-
-
-def _group(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None, out: Path) -> None:
-    from tanbr.lab.grouping import check_into, draw
-
-    check_into(into, moe.num_experts)
-    found = _found(moe, into, texts=texts, survey=survey)
-    found.groups.save(out / "groups.json", experts=moe.num_experts, command=command_line())
-    for number, members in enumerate(found.groups.members):
-        listed = ", ".join(moe.source.names[k] for k in members)
-        console.print(f"group {number}, {len(members)} experts: {listed}")
-    console.print(f"mean similarity {found.within:.2f} within groups, {found.between:.2f} between them")
-    draw(found, out / "groups.png")
-    console.print(f"groups: {out / 'groups.json'}\nheat map: {out / 'groups.png'}")
-
-
-def _found(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None) -> "Grouping":
-    from tanbr.lab.grouping import by_reward, by_routing, by_weights
-    from tanbr.serve.survey import Survey
-
-    if survey is not None:
-        known = Survey.load(survey)
-        if known.blends.shape[1] != moe.num_experts or known.model_sha256 not in ("", moe.fingerprint):
-            raise DataError(f"{survey} is of another checkpoint than {moe.path}; measure it again with `tanbr survey`")
-        return by_reward(known.blends, known.rewards, known.counts, into=into, model_sha256=moe.fingerprint)
-    if texts is not None:
-        with bar("reading texts", unit="texts") as show:
-            return by_routing(moe, [line for line in _lines(texts) if line.strip()], into=into, progress=show)
-    with bar("comparing experts", unit="sites") as show:
-        return by_weights(moe, into=into, progress=show)
 
 
 @app.command(epilog=examples("tanbr align moe/ aligned/ && tanbr merge aligned/ dense/ --blend even"))
@@ -216,15 +172,6 @@ def parse_blend(text: str, *, experts: int) -> list[float]:
         return [float(word) for word in text.split(",")]
     except ValueError:
         raise InputError(f"--blend must be numbers like 0.5,0.5, or even, or one-hot:3 (got {text!r})") from None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not UTF-8 text") from None
 
 
 def _report_table(report: "Inspection") -> Table:

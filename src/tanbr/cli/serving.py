@@ -51,7 +51,7 @@ advanced = partial(Option, rich_help_panel=ADVANCED)
     StartConfig,
     "start",
     common=["state", "history", "experts", "blend_only", "token_file", "admin_token_file"],
-    advanced=["survey", "warm_start", "groups", "adopt", "force"],
+    advanced=["survey", "warm_start", "adopt", "force"],
 )
 @options_of(HttpConfig, "listen", common=["host", "port"])
 def serve(

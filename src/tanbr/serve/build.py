@@ -14,7 +14,6 @@ from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
-from tanbr.router.groups import Groups
 from tanbr.serve.backends import Builder
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
@@ -42,7 +41,6 @@ def build(
     history: Path | None = None,
     survey: Path | None = None,
     warm_start: Path | None = None,
-    groups: Path | None = None,
     adopt: bool = False,
     force: bool = False,
     observer: Observer | None = None,
@@ -57,9 +55,8 @@ def build(
     the checkpoint's folder is one, too. Without any the monitor
     groups the traffic by itself, into as many latent tasks as there are experts if the checkpoint has no card either.
     `survey` is what `tanbr survey` wrote: its best blend for the mix is the start blend; the router is told a
-    `warm_start` like it before its first slot. `groups` is what `tanbr inspect --groups` wrote: the router learns over
-    groups, and there are as many latent tasks. Experts that do not merge are refused unless `force` is given.
-    `backend` and `make_engine` are those of a `Service`.
+    `warm_start` like it before its first slot. Experts that do not merge are refused unless `force` is given. `backend`
+    and `make_engine` are those of a `Service`.
     """
     method = config.method if "method" in config.model_fields_set else None  # a list of experts may name one
     place = embedded.path() if checkpoint is None else checkpoint
@@ -70,12 +67,11 @@ def build(
         verdict, why = glance(moe)
         if verdict == "do not merge":
             raise CheckpointError(f"{moe.path} should not be merged: {why}; pass --force to serve it all the same")
-    found = None if groups is None else Groups.load(groups).check(moe.num_experts, moe.fingerprint, source=groups)
     card = read_card(moe.path).of_experts(moe.source.expert_tasks, moe.source.expert_labels)
     if history is None and (Path(moe.path) / HISTORY).is_file():
         history = Path(moe.path) / HISTORY
     past = None if history is None else read_history(history)
-    tasks = card.tasks or _latent(moe.num_experts if found is None else len(found))
+    tasks = card.tasks or _latent(moe.num_experts)
     if past is not None:
         tasks = tuple(next((t for t in card.tasks if t.name == task.name), task) for task in past.tasks)
     names = [task.name for task in tasks]
@@ -94,9 +90,7 @@ def build(
     own = card.experts_of(names) if past is not None else ()
     # where nobody taught the monitor, its tasks are groups of its own, and no expert is known to be theirs
     settings = (router or RouterConfig()).of_requests(own)
-    chooser = Tanbr(
-        moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings, groups=found
-    )
+    chooser = Tanbr(moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings)
     if warm_start is not None:
         known = Survey.load(warm_start).check(moe, tasks, warm_start)
         chooser.warm_start(known.blends, known.rewards, known.counts)

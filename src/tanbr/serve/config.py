@@ -29,8 +29,6 @@ class StartConfig(Section):
     """File from `tanbr survey`, for the start blend; that is its best blend for the mix."""
     warm_start: File | None = None
     """File from `tanbr survey`, for the router; it learns from it before its first slot."""
-    groups: File | None = None
-    """File from `tanbr inspect --groups`; the router learns over groups of experts."""
     adopt: bool = False
     """Take what another server's state learned as a prior; its checkpoint or settings may differ."""
     force: bool = False

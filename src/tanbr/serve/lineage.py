@@ -12,7 +12,7 @@ from tanbr.loop.config import RewardConfig
 from tanbr.loop.rewards import Tally, Trust, credited
 from tanbr.merge import Moe
 from tanbr.serve.store import Store
-from tanbr.types import FloatArray, Router
+from tanbr.types import FloatArray
 
 SAMPLES, BLOCK = 256, 4096  # blocks of a file, and their bytes, that tell checkpoints apart
 PRIOR_COUNT = 16.0  # requests, at most, that a reward earned with another checkpoint stands for
@@ -26,7 +26,6 @@ class MadeFor:
     experts: int
     method: str
     checkpoint: str  # fingerprint of the weights
-    groups: str = "none"  # digest of the groups of experts that the router learns over
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +38,8 @@ class Prior:
     keeps_monitor: bool  # whether the monitor knows the same tasks
 
 
-def made_for(moe: Moe, tasks: Sequence[str], router: Router | None = None) -> MadeFor:
-    """Say what a state of this checkpoint, with a router like this, is made for."""
-    groups = first.digest if (first := getattr(router, "groups", None)) is not None else "none"
+def made_for(moe: Moe, tasks: Sequence[str]) -> MadeFor:
+    """Say what a state of this checkpoint is made for."""
     digest = hashlib.sha256()
     for file in moe.checkpoint.files:  # a sample: it may have a hundred gigabytes, and training moves all of it
         size = file.path.stat().st_size
@@ -50,7 +48,7 @@ def made_for(moe: Moe, tasks: Sequence[str], router: Router | None = None) -> Ma
             for start in np.linspace(0, max(0, size - BLOCK), SAMPLES).astype(int).tolist():
                 stream.seek(start)
                 digest.update(stream.read(BLOCK))
-    return MadeFor(tuple(tasks), moe.num_experts, str(moe.method), digest.hexdigest()[:32], groups)
+    return MadeFor(tuple(tasks), moe.num_experts, str(moe.method), digest.hexdigest()[:32])
 
 
 def same_lineage(store: Store, wanted: MadeFor, *, adopt: bool) -> bool:

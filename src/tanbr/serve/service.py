@@ -129,7 +129,7 @@ class Service(Queue):
         adopt: bool,
     ) -> None:
         config, store, names = self._config, self.store, [task.name for task in self._tasks]
-        wanted = made_for(moe, names, router)
+        wanted = made_for(moe, names)
         same = same_lineage(store, wanted, adopt=adopt)
         rows = store.untold() if same else []
         if router is None:
