@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import tanbr
-from merge.sources.tiny_dense import build, family, heads, tuned
+from merge.sources.tiny_dense import adapter, build, family, heads, tuned
 from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.merge.methods import METHODS
@@ -31,21 +31,10 @@ def fine_tuned(folder):
 
 def adapters(folder):
     build("LlamaForCausalLM").save_pretrained(folder / "base")
-    names = [name for name in load_file(folder / "base" / "model.safetensors") if "_proj" in name]
     weights = load_file(folder / "base" / "model.safetensors")
-    for k in range(K):
-        (folder / str(k)).mkdir()
-        generator = torch.Generator().manual_seed(k)
-        tensors = {}
-        for name in names[k:]:
-            module = f"base_model.model.{name.removesuffix('.weight')}"
-            m, n = weights[name].shape
-            tensors[f"{module}.lora_A.weight"] = 0.1 * torch.randn(k + 1, n, generator=generator)
-            tensors[f"{module}.lora_B.weight"] = 0.1 * torch.randn(m, k + 1, generator=generator)
-        save_file(tensors, folder / str(k) / "adapter_model.safetensors")
-        settings = {"peft_type": "LORA", "r": k + 1, "lora_alpha": 4}
-        (folder / str(k) / "adapter_config.json").write_text(json.dumps(settings))
-    return tanbr.open(folder / "base", experts=[folder / str(k) for k in range(K)]), BLEND
+    modules = [name.removesuffix(".weight") for name in weights if "_proj" in name]
+    experts = [adapter(folder / str(k), folder / "base", modules[k:], r=k + 1, seed=k) for k in range(K)]
+    return tanbr.open(folder / "base", experts=experts), BLEND
 
 
 def mixture(folder):
