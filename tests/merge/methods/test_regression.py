@@ -16,7 +16,7 @@ from tanbr.lab.rivals.probes import Probe, Probes
 from tanbr.lab.rivals.regmean import measure, regmean
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.merge.gram_matrices import SHRINKAGE, shrunk, solved
+from tanbr.merge.gram_matrices import SHRINKAGE, solved
 from tanbr.moe.checkpoint import Checkpoint
 
 BLEND = np.array([0.5, 0.3, 0.2, 0.0])
@@ -39,14 +39,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def regressed(folder: Path) -> Moe:
     return open_moe(folder, method="regression")
-
-
-def test_by_hand() -> None:
-    assert shrunk(torch.tensor([[3.0, 2.0], [2.0, 1.0]]), 0.5).tolist() == [[3.0, 1.0], [1.0, 1.0]]
-    left, right = torch.tensor([[4.0, 1.0], [1.0, 2.0]]).double(), torch.tensor([[6.0], [4.0]]).double()
-    torch.testing.assert_close(
-        solved(left, right, torch.zeros(1, 2), ridge=1e-9), torch.tensor([[8.0, 10.0]]).double() / 7
-    )
 
 
 @given(st.integers(0, 2**32 - 1))

@@ -86,22 +86,6 @@ def test_a_blend_adds_the_weighted_products(bert) -> None:
     torch.testing.assert_close(logits(model), logits(moe.dense(BLEND)), rtol=0, atol=0)
 
 
-def test_half_bases_are_summed_in_float32_and_rounded_once(bert, tmp_path) -> None:
-    _, adapters = bert
-    build(BERT).to(torch.bfloat16).save_pretrained(tmp_path / "half")
-    plain = []
-    for number, one in enumerate(adapters):  # heads would have to be of the base's type
-        shutil.copytree(one, tmp_path / str(number))
-        file = tmp_path / str(number) / "adapter_model.safetensors"
-        save_file({name: tensor for name, tensor in load_file(file).items() if "lora" in name}, file)
-        plain.append(tmp_path / str(number))
-    merged = dict(tanbr.open(tmp_path / "half", experts=plain).tensors(BLEND))
-    total, sizes = reference(tmp_path / "half", plain, BLEND)
-    for name, tensor in merged.items():
-        bound = 32 * EPS * sizes[name] + torch.finfo(torch.bfloat16).eps * total[name].abs()
-        assert ((tensor.double() - total[name]).abs() <= bound).all(), name
-
-
 def test_matrices_that_are_stored_the_other_way_round(tmp_path) -> None:
     build(GPT2).save_pretrained(tmp_path / "base")
     modules = ["transformer.h.0.attn.c_attn", "transformer.h.1.mlp.c_proj"]
