@@ -128,19 +128,21 @@ def test_a_client_that_leaves_before_its_answer_is_no_fault(requests: int) -> No
     assert "fault" not in stream.getvalue()
 
 
-def test_requests_one_after_another_on_one_connection(address: tuple[str, int]) -> None:
-    answer = talk(address, GET * 3 + b"GET / HTTP/1.0\r\nhost: localhost\r\n\r\n")
-    assert answer.count(b"HTTP/1.1 200") == 4
-
-
-def test_garbage_behind_a_request_does_not_spoil_its_answer(address: tuple[str, int]) -> None:
-    answer = talk(address, GET + b"\x00\x01garbage\r\n\r\n")
+@pytest.mark.parametrize(
+    ("sent", "answers"),
+    [
+        (GET * 3 + b"GET / HTTP/1.0\r\nhost: localhost\r\n\r\n", 4),
+        (GET + b"\x00\x01garbage\r\n\r\n", 1),
+        (GET.replace(b"\r\n\r\n", b"\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"), 1),
+    ],
+    ids=["one after another", "garbage behind", "upgrade"],
+)
+def test_whole_requests_are_answered_whatever_comes_with_them(
+    address: tuple[str, int], sent: bytes, answers: int
+) -> None:
+    answer = talk(address, sent)
     assert answer.startswith(b"HTTP/1.1 200")
-
-
-def test_an_upgrade_is_answered_as_http(address: tuple[str, int]) -> None:
-    upgrade = GET.replace(b"\r\n\r\n", b"\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n")
-    assert talk(address, upgrade).startswith(b"HTTP/1.1 200")
+    assert answer.count(b"HTTP/1.1 200") == answers
 
 
 STATE = b"GET /v1/state HTTP/1.1\r\nhost: localhost\r\n\r\n"

@@ -172,9 +172,6 @@ class Entrance:
         """Read the body whole, at most as much as is allowed; None when the client left."""
         limit = self._config.body_bytes
         too_large = Refusal(413, f"the body has more than {limit} bytes", headers={"connection": "close"})
-        length = headers.get("content-length", "")
-        if "expect" in headers and length.isascii() and length.isdigit() and int(length) > limit:
-            raise too_large  # it waits to be told before it sends
         chunks: list[bytes] = []
         more = True
         while more:
