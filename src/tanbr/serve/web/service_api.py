@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from anyio import CapacityLimiter, to_thread
 from numpy.typing import ArrayLike
@@ -28,6 +28,7 @@ from tanbr.types import Text
 T = TypeVar("T")
 
 
+@runtime_checkable
 class ServiceApi(Protocol):
     """Answers, learns, tells what it does, and is steered; every method may be called from any thread."""
 
