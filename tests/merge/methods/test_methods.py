@@ -41,10 +41,10 @@ def test_a_plain_function_is_a_method(model_type, tmp_path) -> None:
     [
         ("avrage", "unknown merge method 'avrage'; did you mean 'average'"),
         ("", "unknown merge method ''; known: average"),
-        ("average:weight=1", "weight: Unexpected keyword argument"),
-        (f"{PLACE}:gain=0", r"gain: Input should be greater than 0 \(its settings: gain\)"),
+        ("average:weight=1", r"no setting 'weight' \(its settings: none\)"),
+        (f"{PLACE}:gain=0", "gain: Input should be greater than 0"),
         (f"{PLACE}:gain=much", "gain: Input should be a valid number"),
-        ("average:experts=1", "must be a name"),
+        ("average:experts=1", "no setting 'experts'"),
         ("average:gain=1:gain=2", "must be a name"),
         ("nowhere.at:All", "cannot be imported"),
         ("numpy:array", "must be a class derived from"),
