@@ -10,17 +10,7 @@ from rich.table import Table
 from typer import Option
 
 from tanbr.cli.display import bar, console
-from tanbr.cli.options import (
-    Blend,
-    Force,
-    Given,
-    MergeMethod,
-    NewFolder,
-    Source,
-    examples,
-    options_of,
-    whole_numbers,
-)  # fmt: skip
+from tanbr.cli.options import Given, MergeMethod, examples, options_of, whole_numbers
 from tanbr.errors import InputError
 from tanbr.files import write_atomically
 from tanbr.serve.config import StartConfig
@@ -30,6 +20,11 @@ if TYPE_CHECKING:
     from tanbr.merge.inspect import Inspection
 
 app = typer.Typer()
+
+Source = Annotated[
+    str, typer.Argument(help="Folder of an MoE checkpoint, a hub id, a list of experts, or the base of --expert.")
+]
+NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears whole or not at all.")]
 
 
 @app.command(
@@ -45,7 +40,9 @@ def merge(
     checkpoint: Source,
     out: NewFolder,
     over: Given,
-    blend: Blend = None,
+    blend: Annotated[
+        str | None, Option(help="Weights, as 0.5,0.5,…; or even; or one-hot:3. Default: the list's weights.")
+    ] = None,
     mode: Annotated[
         Literal["blend", "moe"],
         Option(help="Blend experts; or write dense models as one MoE."),
@@ -58,7 +55,7 @@ def merge(
     copies: Annotated[int | None, Option(min=1, help="With moe: make this many copies of a dense checkpoint.")] = None,
     jitter: Annotated[float, Option(help="Noise on each copy, as a share of a matrix's deviation.")] = 0.0,
     as_adapter: Annotated[bool, Option("--as-adapter", help="With adapters: write their blend as one.")] = False,
-    force: Force = False,
+    force: Annotated[bool, Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
 ) -> None:
     """Merge an MoE checkpoint into a plain dense one, with a certificate of what was done; or make an MoE."""
     if mode == "moe" and blend is not None:
