@@ -102,18 +102,14 @@ class Service(Queue):
         self.store = store = Store(state)
         with ExitStack() as undo:  # what could not start has not begun a state
             undo.callback(store.close, unused=True)
-            wanted, learner = made_for(moe, names), None
+            wanted = made_for(moe, names)
             same = same_lineage(store, wanted, adopt=adopt)
-            if same and store.untold():
-                try:
-                    resumed: Any = getattr(router, "resumed", None) or getattr(router, "load", None)
-                    saved = resumed(state_file(store, "router"))  # with the settings of now, if it can do that
-                    read = Monitor.load(state_file(store, "monitor"), config=monitor_config)
-                    learner = read_learner(store, rules, saved, read, experts=K, tasks=len(names))
-                except SettingsError:
-                    if not adopt:
-                        raise
-                    same = False
+            try:
+                learner = _resumed(store, rules, router, monitor_config, experts=K, tasks=len(names)) if same else None
+            except SettingsError:
+                if not adopt:
+                    raise
+                same, learner = False, None
             engine = make_engine(
                 moe,
                 models=rules.models,
@@ -317,6 +313,17 @@ class Service(Queue):
     def call(self, command: Callable[[LearnerThread], Result]) -> Result:
         """Let a command of an operator run in the learner's thread; blocks until it is done."""
         return self.learning.call(lambda: command(self.learning))
+
+
+def _resumed(
+    store: Store, rules: Rules, router: Any, config: MonitorConfig | None, *, experts: int, tasks: int
+) -> Learner | None:
+    """Read what was learned, to go on with the settings of now where a router can; None before the first slot."""
+    if not store.untold():
+        return None
+    load = router.resumed if hasattr(router, "resumed") else router.load
+    saved, monitor = load(state_file(store, "router")), Monitor.load(state_file(store, "monitor"), config=config)
+    return read_learner(store, rules, saved, monitor, experts=experts, tasks=tasks)
 
 
 def _models(moe: Moe, config: ServeConfig) -> int:
