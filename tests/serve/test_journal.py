@@ -53,7 +53,7 @@ def write(store: Store, turn: Turn, versions: Sequence[Version] = (), *, broken:
     router: Any = Saved(f"router {slot.number}", broken=broken)
     monitor: Any = Saved("monitor")
     kept = tuple(versions) or tuple(known)
-    learner = Learner(RULES, router, monitor, slot, Guard(2), Trust(), MIX, versions=kept, mark=9)
+    learner = Learner(RULES, router, monitor, slot, Guard.empty(2), Trust(), MIX, versions=kept, mark=9)
     write_turn(store, turn, learner, **({"measured": {}} | more))
     return learner
 
