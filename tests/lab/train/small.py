@@ -12,8 +12,9 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Confi
 from transformers.utils import logging
 
 from elsewhere import elsewhere
-from tanbr.lab import make_moe
-from tanbr.lab.train.config import PretrainConfig
+from tanbr.lab.tasks import glue
+from tanbr.lab.train.config import Preset
+from tanbr.lab.train.pretrain import train_from_dense
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task
@@ -29,9 +30,9 @@ TASKS = (
 SPACE = LabelSpace(TASKS)
 WORDS = [f"w{i}" for i in range(20)]
 SCORES = [f"{i / 5:.1f}" for i in range(26)]
-CONFIG = PretrainConfig(
+CONFIG = Preset(
     max_length=16, train_rows=12, batch=2, steps=6, warmup=1, save_every=2, log_every=1,
-    look_every=2, look_rows=4, patience=1, expert_rate=1e-2, shared_rate=1e-3, head_rate=1e-2, train_embeddings=False,
+    look_every=2, look_rows=4, expert_rate=1e-2, shared_rate=1e-3, head_rate=1e-2, train_embeddings=False,
     ancestor_steps=4, ancestor_rate=1e-3,
 )  # fmt: skip
 
@@ -108,7 +109,7 @@ class Alone:
         assert workers == 1  # whatever was asked for: a device has no cores to share
 
 
-def elsewhere_too(out: Path, train: Callable[[PretrainConfig, Path], Path], config: PretrainConfig = CONFIG) -> None:
+def elsewhere_too(out: Path, train: Callable[[Preset, Path], Path], config: Preset = CONFIG) -> None:
     """Train here, and on another device: files that end in the same name hold the same tensors."""
     with elsewhere() as device:
         here = train(config, out / "here")
@@ -127,7 +128,7 @@ class Stopped(Exception):
 
 
 def train(
-    dense: Path, out: Path, *, stop_at: tuple[str, int] | None = None, config: PretrainConfig = CONFIG, **options: Any
+    dense: Path, out: Path, *, stop_at: tuple[str, int] | None = None, config: Preset = CONFIG, **options: Any
 ) -> Path:
     """Train an MoE from a dense checkpoint; `stop_at` is a phase and a step of it."""
 
@@ -135,4 +136,6 @@ def train(
         if (phase, done) == stop_at:
             raise Stopped
 
-    return make_moe.train_from_dense(config, dense=dense, rows=TRAIN, held=HELD, out=out, report=report, **options)[0]
+    return train_from_dense(
+        config, dense=dense, rows=TRAIN, held=HELD, out=out, report=report, tasks=glue.TASKS, **options
+    )[0]

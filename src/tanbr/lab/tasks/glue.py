@@ -98,7 +98,7 @@ def divided(
 ) -> tuple[dict[str, list[Row]], dict[str, list[Row]]]:
     """Divide GLUE's train by `seed` as the paper does: 80% of each task to train on, 20% held back.
 
-    The rows held back are for early stop, surveys, the monitor's history and the statistics of merges; GLUE's dev is
+    The rows held back are for looks, surveys, the monitor's history and the statistics of merges; GLUE's dev is
     for the figures alone.
     """
     if not 0 < held < 1:

@@ -14,7 +14,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from tanbr.errors import CheckpointError, InputError
 from tanbr.lab.answers import with_start
@@ -66,10 +71,7 @@ def prepare(dense: Path, space: LabelSpace, out: Path, *, max_length: int, seed:
     model = load(dense, **head | {"ignore_mismatched_sizes": True} if is_bert else {})
     encoder = TextEncoder.of(dense, vocab_size=model.config.vocab_size, max_length=max_length)
     encoder.tokenizer.model_max_length = encoder.max_length
-    with new_folder(out) as folder:
-        model.save_pretrained(folder)
-        encoder.tokenizer.save_pretrained(folder)
-    return out
+    return write(model, out, encoder.tokenizer)
 
 
 def upcycled(dense: Path, *, experts: int) -> PreTrainedModel:
@@ -78,11 +80,16 @@ def upcycled(dense: Path, *, experts: int) -> PreTrainedModel:
         return load(upcycle(dense, Path(folder) / "moe", experts=experts))
 
 
-def write(model: PreTrainedModel, dense: Path, out: Path, *, card: Card | None = None) -> Path:
-    """Write a model, with the tokenizer of the dense checkpoint that it came from, to the new folder `out`."""
+def write(
+    model: PreTrainedModel, out: Path, tokenizer: Path | PreTrainedTokenizerBase, *, card: Card | None = None
+) -> Path:
+    """Write a model, with a tokenizer (or that of the checkpoint it came from), to the new folder `out`."""
     with new_folder(out) as folder:
         model.save_pretrained(folder)
-        copy_companions(dense, folder)
+        if isinstance(tokenizer, Path):
+            copy_companions(tokenizer, folder)
+        else:
+            tokenizer.save_pretrained(folder)
         if card is not None:
             write_card(folder, card)
     return out
