@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import TaskID
@@ -151,7 +151,7 @@ def finetune(
             rows = {task.name: tiny.generate(task.name, tuning.train_rows, seed=0) for task in tasks}
             unseen = {task.name: tiny.generate(task.name, tuning.eval_rows, seed=0, split="test") for task in tasks}
         report("rows", 1, 1, "")
-        about = {"tasks": tasks, "unseen": unseen, "tuning": tuning, "tagged": tagged}
+        about: dict[str, Any] = {"tasks": tasks, "unseen": unseen, "tuning": tuning, "tagged": tagged}
         model = checkpoint or embedded.path()
         report("figures untuned", 0, 1, "")
         once = experiment.untuned(model, **about)
