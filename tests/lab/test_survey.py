@@ -86,7 +86,7 @@ def test_a_survey_of_answers_by_the_posterior_is_another_one(moe: Moe, tmp_path:
 
 @pytest.mark.parametrize(("groups", "most"), [(False, 180), (True, 255)])
 def test_more_blends_than_are_laid_out_are_refused(moe: Moe, tmp_path: Path, *, groups: bool, most: int) -> None:
-    with pytest.raises(ConfigError, match=f"at most {most} blends"):
+    with pytest.raises(ConfigError, match=f"1 to {most} blends"):
         survey_to(tmp_path / "s.json", moe, generated(), blends=most + 1, rows=2, groups=groups, command="test")
     assert not list(tmp_path.iterdir())
 
