@@ -5,7 +5,6 @@ import torch
 from safetensors.torch import load_file
 
 from lab.train import small
-from tanbr.errors import StateError
 from tanbr.lab.tasks import tiny
 from tanbr.lab.train import embedded
 from tanbr.lab.train.config import Preset
@@ -60,15 +59,6 @@ def test_an_interrupted_run_resumes_to_the_same_weights(whole: Path, tmp_path: P
     assert (phase, step - 1) not in resumed  # saved every second step
     for name, value in load_file(whole / "model" / "model.safetensors").items():
         torch.testing.assert_close(load_file(tmp_path / "model" / "model.safetensors")[name], value, rtol=0, atol=0)
-
-
-def test_a_corrupt_state_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(small.Stopped):
-        train(tmp_path, stop_at=("ancestor", 3))
-    state = tmp_path / "ancestor.state"
-    state.write_bytes(state.read_bytes()[:200])
-    with pytest.raises(StateError, match="is corrupt"):
-        train(tmp_path)
 
 
 def test_one_that_writes_is_made_the_same_way_and_resumes(tmp_path: Path) -> None:

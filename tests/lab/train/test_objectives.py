@@ -128,14 +128,6 @@ def test_a_batch_depends_on_its_step_and_seed_alone() -> None:
     )
 
 
-def test_rows_of_like_length_share_a_batch() -> None:
-    source = batches(LONG)
-    drawn = [source.of(0, step, size=5) for step in range(40)]
-    padding = sum(int((batch.inputs["attention_mask"] == 0).sum()) for batch in drawn)
-    assert padding < 0.05 * sum(batch.inputs["attention_mask"].numel() for batch in drawn)
-    assert len({batch.inputs["input_ids"].shape[1] for batch in drawn}) > 2
-
-
 def test_a_mixed_batch_follows_its_mix() -> None:
     source = batches(LONG)
     batch = source.mixed(7, mix=np.array([0.0, 1.0, 0.0]), size=6)
