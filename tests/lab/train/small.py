@@ -13,9 +13,11 @@ from transformers.utils import logging
 
 from elsewhere import elsewhere
 from tanbr.lab.tasks import glue
+from tanbr.lab.train.checkpoints import prepare, upcycled, write
 from tanbr.lab.train.config import Preset
 from tanbr.lab.train.pretrain import train_from_dense
 from tanbr.moe.text import TextEncoder
+from tanbr.tasks.card import Card
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task
 
@@ -98,6 +100,16 @@ def t5(folder: Path, *, seed: int = 0) -> Path:
 
 
 DENSE = {"bert": bert, "t5": t5}
+
+
+def moe(folder: Path, kind: str = "bert", *, experts: int = 3, card: Card | None = None) -> Path:
+    """Write an MoE whose experts differ."""
+    start = prepare(DENSE[kind](folder / "dense"), SPACE, folder / "start", max_length=16, seed=0)
+    model = upcycled(start, experts=experts)
+    with torch.no_grad():
+        for weight in (weight for weight in model.parameters() if weight.dim() == 3):
+            weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    return write(model, folder / "moe", start, card=card)
 
 
 class Alone:

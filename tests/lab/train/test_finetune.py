@@ -13,7 +13,7 @@ from tanbr.lab.rivals import FixedBlend, RandomBlend
 from tanbr.lab.rivals.rl import Reinforce
 from tanbr.lab.rivals.smear import Smear
 from tanbr.lab.rivals.switch import Switch
-from tanbr.lab.train.checkpoints import load, prepare, upcycled, write
+from tanbr.lab.train.checkpoints import load
 from tanbr.lab.train.config import Tuning
 from tanbr.lab.train.finetune import GatedTuner, MergedTuner, ServedTuner, Tuner, finetune, norms, rewards
 from tanbr.lab.train.objectives import Batch, Batches, objective_of
@@ -27,14 +27,7 @@ MIXES = np.random.default_rng(0).dirichlet(np.ones(3), CONFIG.steps)
 
 @pytest.fixture(scope="module", params=["bert", "t5"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp(request.param)
-    start = prepare(small.DENSE[request.param](folder / "dense"), small.SPACE, folder / "start", max_length=16, seed=0)
-    moe = upcycled(start, experts=3)
-    with torch.no_grad():
-        for name, weight in moe.named_parameters():
-            if weight.dim() == 3:
-                weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name)))
-    return write(moe, folder / "moe", start)
+    return small.moe(tmp_path_factory.mktemp(request.param), request.param)
 
 
 def tune(checkpoint: Path, tuner: Tuner, state: Path, *, stop_at: int | None = None) -> Tuner:

@@ -121,7 +121,6 @@ def assemble(moe: Moe, out: str | Path, *, rest: Rest = "refuse", progress: Prog
         tensors,
         shared=lambda name: _even(moe, specs[name], pieces[name]),
         expert=lambda name, k: _expert(moe, pieces[name][0], k),
-        generator=torch.Generator().manual_seed(0),
         companions=moe.source.companions,
         progress=progress,
         card=card_of(moe),

@@ -1,4 +1,4 @@
-"""A dense checkpoint becomes an MoE whose experts start equal, or nearly so: every expert is the dense FFN."""
+"""A dense checkpoint becomes an MoE whose experts start equal: every expert is the dense FFN."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -70,33 +70,18 @@ class Laid:
     experts: range
 
 
-def upcycle(
-    dense: str | Path,
-    out: str | Path,
-    *,
-    experts: int,
-    jitter: float = 0.0,
-    seed: int = 0,
-    progress: Progress = silent,
-) -> Path:
-    """Write the MoE of a dense checkpoint to the new folder `out`, and return it.
-
-    Every expert is the dense FFN; with `jitter` > 0 each of its weight matrices has normal noise added, of that share
-    of its own standard deviation. `progress(done, total)` counts tensors.
-    """
+def upcycle(dense: str | Path, out: str | Path, *, experts: int, progress: Progress = silent) -> Path:
+    """Write the MoE of a dense checkpoint to the new folder `out`, and return it; every expert is the dense FFN."""
     if experts < 2:
         raise InputError(f"experts must be at least 2 (got {experts})")
-    if not jitter >= 0:
-        raise InputError(f"jitter must not be negative (got {jitter})")
-    checkpoint, generator = Checkpoint(dense), torch.Generator().manual_seed(seed)
+    checkpoint = Checkpoint(dense)
     config, tensors = laid_out(read_settings(checkpoint.config), checkpoint.specs, experts)
     write_moe(
         out,
         config,
         tensors,
         shared=checkpoint.tensor,
-        expert=lambda name, _: _jittered(checkpoint.tensor(name), jitter, generator),
-        generator=generator,
+        expert=lambda name, _: checkpoint.tensor(name),
         companions=[checkpoint.path],
         progress=progress,
     )
@@ -147,11 +132,11 @@ def _layout(recipe: Recipe, dense: Mapping[str, TensorSpec], experts: int) -> li
     routed: set[str] = set()
     for name, spec in dense.items():
         dtype, shape = spec.dtype, spec.shape
-        match = _ffn_pattern(name, patterns)
-        if match is None:
+        matches = ((re.fullmatch(as_regex(target), name), pattern) for target, pattern in patterns.items())
+        site, pattern = next(((found["site"], pattern) for found, pattern in matches if found), ("", None))
+        if pattern is None:
             result.append(Laid(TensorSpec(name, dtype, shape), name, range(0)))
             continue
-        site, pattern = match
         if "{k}" in pattern.name:
             names = [pattern.name.format(site=site, k=k) for k in range(experts)]
             result += [Laid(TensorSpec(one, dtype, shape), name, range(k, k + 1)) for k, one in enumerate(names)]
@@ -174,12 +159,12 @@ def write_moe(
     *,
     shared: Callable[[str], Tensor],
     expert: Callable[[str, int], Tensor],
-    generator: torch.Generator,
     companions: Iterable[Path],
     progress: Progress,
     card: Card | None = None,
 ) -> None:
     """Write an MoE to the new folder `out`: routers at random, `shared` tensors, and each `expert` of an FFN's."""
+    generator = torch.Generator().manual_seed(0)
 
     def filled() -> Iterator[Tensor]:
         for done, laid in enumerate(tensors):
@@ -199,19 +184,3 @@ def write_moe(
             copy_companions(companion, folder)
         if card is not None:
             write_card(folder, card)
-
-
-def _ffn_pattern(name: str, patterns: dict[str, ExpertPattern]) -> tuple[str, ExpertPattern] | None:
-    for target, pattern in patterns.items():
-        found = re.fullmatch(as_regex(target), name)
-        if found:
-            return found["site"], pattern
-    return None
-
-
-def _jittered(values: Tensor, jitter: float, generator: torch.Generator) -> Tensor:
-    if jitter == 0 or values.dim() < 2:
-        return values
-    wide = values.float()
-    noise = torch.randn(wide.shape, generator=generator)
-    return (wide + noise * (jitter * wide.std())).to(values.dtype)
