@@ -186,5 +186,9 @@ def _resumed(
 
 
 def _joined(left: Survey, right: Survey) -> Survey:
-    tables = ("blends", "rewards", "figures")
-    return replace(left, **{name: np.concatenate([getattr(left, name), getattr(right, name)]) for name in tables})
+    return replace(
+        left,
+        blends=np.concatenate([left.blends, right.blends]),
+        rewards=np.concatenate([left.rewards, right.rewards]),
+        figures=np.concatenate([left.figures, right.figures]),
+    )
