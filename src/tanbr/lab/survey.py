@@ -26,18 +26,19 @@ from tanbr.tasks.metrics import figure
 from tanbr.types import AnswersBy, Blend, FloatArray, TaskMix
 
 STRETCH = 10  # blends between two saves
+SPREAD = 143  # random blends laid out: 180 in all for 8 experts
 SEARCHED_MIXES = 0.3  # α of the mixes for which blends are searched, beside the even one
 STEPS = (0.4, 0.2, 0.1, 0.05)  # of weight moved from one expert to another in a search
 INCUMBENTS, DRAWS = 3, 200  # best known blends that are moved from, and random blends beside them
 CURIOSITY = 1.0  # standard deviations added to what the Gaussian process expects
 
 
-def candidates(experts: int, *, random: int = 143, seed: int = 0) -> FloatArray:
+def candidates(experts: int) -> FloatArray:
     """Lay out blends to try (N, K): every expert alone, the uniform blend, pairs, and draws from sparse to even."""
     eye = np.eye(experts)
     pairs = [(eye[i] + eye[j]) / 2 for i in range(experts) for j in range(i)]
-    rng = np.random.default_rng(seed)
-    draws = [rng.dirichlet(np.full(experts, (0.1, 0.3, 0.5, 1.0, 3.0)[i % 5])) for i in range(random)]
+    rng = np.random.default_rng(0)
+    draws = [rng.dirichlet(np.full(experts, (0.1, 0.3, 0.5, 1.0, 3.0)[i % 5])) for i in range(SPREAD)]
     return np.array([*eye, np.full(experts, 1 / experts), *pairs, *draws])
 
 

@@ -56,11 +56,10 @@ def mixes(
     seed: int,
     alpha: float = 0.3,
     period: int = 40,
-    mix: Sequence[float] | None = None,
 ) -> FloatArray:
     """Draw a mix per slot (slots, V).
 
-    `fixed`: `mix`, or one draw from Dirichlet(alpha). `dirichlet`: moves in straight lines between draws from
+    `fixed`: one draw from Dirichlet(alpha). `dirichlet`: moves in straight lines between draws from
     Dirichlet(alpha), one per `period` slots. `switching`: jumps to a new draw every `period` slots.
     `sinusoidal`: each task's share swells and fades with its own phase, once per `period` slots.
     """
@@ -68,9 +67,7 @@ def mixes(
     rng = np.random.default_rng(seed)
     time = np.arange(slots)
     if kind == "fixed":
-        return np.tile(
-            as_task_mix(mix if mix is not None else rng.dirichlet(np.full(tasks, alpha)), tasks=tasks), (slots, 1)
-        )
+        return np.tile(as_task_mix(rng.dirichlet(np.full(tasks, alpha)), tasks=tasks), (slots, 1))
     if kind == "sinusoidal":
         phase = rng.uniform(0, 2 * np.pi, tasks)
         waves = np.exp(3.0 * np.sin(2 * np.pi * time[:, None] / period + phase))
