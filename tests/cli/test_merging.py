@@ -35,7 +35,7 @@ def test_dense_models_become_an_moe(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for arguments in (
         "merge moe dense --blend even --force",
         "merge moe other --blend one-hot:1",
-        "merge dense copies --mode moe --copies 3 --jitter 0.01",
+        "merge dense copies --mode moe --copies 3",
         "merge dense again --mode moe --expert dense --expert other",
     ):
         done = CliRunner().invoke(app, arguments.split())

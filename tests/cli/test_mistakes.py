@@ -59,7 +59,6 @@ MISTAKES = {
     "pretrain --preset minilm --from here --data nowhere": "no GLUE folder at nowhere",
     "pretrain --preset tiny-t5 --tagged": "--tagged needs --from and --data",
     "pretrain --preset tiny --from here": "together with labelled rows (--data)",
-    "pretrain --preset tiny --routing token": "--routing token needs --from and --data",
     "pretrain --preset tiny --adapters 4": "--adapters needs --from and --data",
     "finetune --router thompson": "unknown router 'thompson'; choose one of tanbr",
     "finetune --data nowhere": "no GLUE folder at nowhere",

@@ -32,7 +32,7 @@ NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears
         "tanbr merge mixtral/ dense/ --blend even",
         "tanbr merge bert/ dense/ --expert sst2/ --expert mnli/ --blend 0.4,0.6",
         "tanbr merge experts.toml moe/ --mode moe --blend-only ffn",
-        "tanbr merge bert/ bert-moe/ --mode moe --copies 8 --jitter 0.01",
+        "tanbr merge bert/ bert-moe/ --mode moe --copies 8",
     )
 )
 @options_of(StartConfig, "over", "experts", "blend_only")
@@ -53,7 +53,6 @@ def merge(
         Option(help="With moe: refuse or average differences outside FFNs, which an MoE cannot hold."),
     ] = "refuse",
     copies: Annotated[int | None, Option(min=1, help="With moe: make this many copies of a dense checkpoint.")] = None,
-    jitter: Annotated[float, Option(help="Noise on each copy, as a share of a matrix's deviation.")] = 0.0,
     as_adapter: Annotated[bool, Option("--as-adapter", help="With adapters: write their blend as one.")] = False,
     force: Annotated[bool, Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
 ) -> None:
@@ -63,7 +62,7 @@ def merge(
     if mode != "moe" and (copies is not None or rest != "refuse"):
         raise InputError("--copies and --rest are for --mode moe")
     if mode == "moe":
-        _make_moe(checkpoint, out, over, rest=rest, copies=copies, jitter=jitter)
+        _make_moe(checkpoint, out, over, rest=rest, copies=copies)
         return
     from tanbr.merge import open as open_moe
 
@@ -83,14 +82,14 @@ def merge(
 
 
 def _make_moe(
-    checkpoint: str, out: Path, over: Given, *, rest: Literal["refuse", "average"], copies: int | None, jitter: float
+    checkpoint: str, out: Path, over: Given, *, rest: Literal["refuse", "average"], copies: int | None
 ) -> None:
     """Write an MoE whose experts are copies of a dense checkpoint, or experts over a base."""
     if copies is not None:
         from tanbr.lab.train.upcycle import upcycle
 
         with bar("copying") as show:
-            upcycle(Path(checkpoint), out, experts=copies, jitter=jitter, progress=show)
+            upcycle(Path(checkpoint), out, experts=copies, progress=show)
         console.print(f"{out}: {copies} experts in every FFN")
         return
     from tanbr.lab.train.checkpoints import assemble
