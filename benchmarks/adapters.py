@@ -81,9 +81,7 @@ def measure(moe: Moe, *, repeats: int, clock: Callable[[], float]) -> dict[str, 
         for _ in moe.tensors(blend, into=lambda name: locate(model, name), changing=changing_only):
             pass
 
-    ranks = {
-        name: sum(one.down.shape[0] for one in adds.values()) for name, adds in factors.items()
-    }
+    ranks = {name: sum(one.down.shape[0] for one in adds.values()) for name, adds in factors.items()}
     sides = {
         name: (torch.randn(stored[name].shape[0], r), torch.randn(r, stored[name].shape[1]))
         for name, r in ranks.items()

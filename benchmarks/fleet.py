@@ -134,7 +134,7 @@ def sizes() -> dict[str, int]:
         ids, text = tuple(os.urandom(12) for _ in range(count)), "the farmer found the garden lovely in the morning"
         logits, sure = np.zeros((count, COLUMNS)), np.zeros(count)
         texts = tuple(f"{text} {number}" for number in range(count))
-        return Answers(8, 7, 0.0, ids, texts, logits, sure, None)
+        return Answers(8, 7, ids, texts, logits, sure, None)
 
     def size(value: object) -> int:
         return len(pickle.dumps(value))
@@ -159,7 +159,7 @@ def slot_bytes(count: int) -> dict[str, int]:
     counted.count(monitor.snapshot().recognise(texts))
     sums = to_arrays(counted._state.slot)
     ids = tuple(os.urandom(12) for _ in texts)
-    lot = Answers(8, 7, 0.0, ids, texts, np.zeros((count, COLUMNS)), np.zeros(count), None)
+    lot = Answers(8, 7, ids, texts, np.zeros((count, COLUMNS)), np.zeros(count), None)
     return {
         "texts": count,
         "lot": len(pickle.dumps(lot)),
@@ -177,7 +177,7 @@ def intake(texts: int = 9600) -> float:
         best = 0.0
         for _ in range(3):
             ids = [tuple(service.ids.issue(0, n)) for _ in range(texts // n)]
-            made = [Answers(1, 0, 0.0, some, rows, np.zeros((n, COLUMNS)), np.zeros(n), None) for some in ids]
+            made = [Answers(1, 0, some, rows, np.zeros((n, COLUMNS)), np.zeros(n), None) for some in ids]
             lot = pickle.dumps(made)
             started = time.process_time()
             for message in pickle.loads(lot):

@@ -213,7 +213,9 @@ def reckoned(state: Path, told: list[Any]) -> dict[str, Any]:
         last = store.execute(
             "SELECT COUNT(*) FROM feedback f JOIN slots s ON s.slot = f.slot WHERE NOT s.told"
         ).fetchone()
-        slots = store.execute("SELECT slot, version, started FROM slots ORDER BY slot").fetchall()
+        slots = store.execute(
+            "SELECT slot, version, started FROM slots JOIN models USING (slot) WHERE place = 0 ORDER BY slot"
+        ).fetchall()
         there = {bytes(one).hex() for (one,) in store.execute("SELECT id FROM feedback")}
     return {
         "slots": len(slots),

@@ -19,7 +19,7 @@ from tanbr.serve.config import ServeConfig
 from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import Metrics
-from tanbr.serve.web.server import address_of, bind, server
+from tanbr.serve.web.server import Server, address_of, bind
 
 
 def main(questions: int = 8) -> int:
@@ -29,7 +29,7 @@ def main(questions: int = 8) -> int:
         service = build(embedded.path("t5"), config=ServeConfig(threads=1), state=Path(folder) / "state")
         http = HttpConfig(port=0)  # a free one
         socket = bind(http)
-        running = server(service, config=http, tokens=Tokens.read({}), metrics=Metrics(), loopback=True)
+        running = Server(service, config=http, tokens=Tokens.read({}), metrics=Metrics(), loopback=True)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [socket]})
         thread.start()  # it starts the service, and in the end stops it
         while not running.started:

@@ -25,7 +25,7 @@ from tanbr.router import Tanbr
 from tanbr.serve.service import Service
 from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.metrics import Metrics
-from tanbr.serve.web.server import bind, server
+from tanbr.serve.web.server import Server, bind
 
 
 class Counted(Tanbr):
@@ -74,7 +74,7 @@ def serve(asked: dict[str, Any], taught: Path) -> None:
     )
     socket = bind(config.http)
     tokens = Tokens.read(dict(os.environ))
-    server(service, config=config.http, tokens=tokens, metrics=Metrics(), loopback=True).run(sockets=[socket])
+    Server(service, config=config.http, tokens=tokens, metrics=Metrics(), loopback=True).run(sockets=[socket])
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ K experts, V tasks, B most experts in a blend. Arrays are float64 and read-only 
 the `as_*` functions, which are the only place where shape and range are checked.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -288,6 +289,6 @@ def to_jsonable(value: Any) -> Any:
         value = value.tolist()
     if isinstance(value, dict):
         return {str(key): to_jsonable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [to_jsonable(item) for item in value]
     return None if isinstance(value, float) and np.isnan(value) else value

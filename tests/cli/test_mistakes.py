@@ -21,12 +21,6 @@ MISTAKES = {
     f"merge {MODEL} out --mode moe --blend even": "--mode moe takes no --blend",
     f"merge {MODEL} out --copies 2": "--copies and --rest are for --mode moe",
     f"merge {MODEL} out --mode moe": "is an MoE checkpoint already; name a base and its experts",
-    f"inspect {MODEL} --groups 9": "8 experts make 2 to 8 groups",
-    f"inspect {MODEL} --groups 1": "8 experts make 2 to 8 groups",
-    f"inspect {MODEL} --survey missing.json": "give --groups with one of them, or alone",
-    f"inspect {MODEL} --groups 2 --survey missing.json --texts t": "give --groups with one of them, or alone",
-    f"inspect {MODEL} --groups 2 --survey missing.json": "holds no survey",
-    f"inspect {MODEL} --groups 2 --texts missing.txt": "cannot read missing.txt: No such file",
     "serve nowhere": "nowhere",
     "serve --blend half": "options: serve.blend",
     "serve --blend 0.5,0.6 --port 0": "serve.blend: blend must be 8 numbers",
@@ -65,7 +59,6 @@ MISTAKES = {
     "pretrain --preset minilm --from here --data nowhere": "no GLUE folder at nowhere",
     "pretrain --preset tiny-t5 --tagged": "--tagged needs --from and --data",
     "pretrain --preset tiny --from here": "together with labelled rows (--data)",
-    "pretrain --preset tiny --routing token": "--routing token needs --from and --data",
     "pretrain --preset tiny --adapters 4": "--adapters needs --from and --data",
     "finetune --router thompson": "unknown router 'thompson'; choose one of tanbr",
     "finetune --data nowhere": "no GLUE folder at nowhere",
@@ -88,16 +81,6 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(mistake: Mistake, tmp_path: P
     (tmp_path / "file").write_text("keep me")
     assert MISTAKES[arguments] in mistake(*arguments.split())
     assert (tmp_path / "file").read_text() == "keep me"
-
-
-@pytest.mark.parametrize("content", ['{"groups": [[0], [1]]}', "not JSON"])
-@pytest.mark.parametrize("command", ["serve --port 0", "simulate --methods grouped --slots 1"])
-def test_groups_that_do_not_fit(
-    mistake: Mistake, command: str, content: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    file = tmp_path_factory.mktemp("groups") / "groups.json"
-    file.write_text(content)
-    assert "groups.json" in mistake(*command.split(), "--groups", str(file))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ from cli.running import tanbr
 from serve.text_model import write
 from tanbr.cli import app
 from tanbr.cli.display import fitted
-from tanbr.errors import StateError
-from tanbr.router.groups import Groups
 
 
 def test_simulate_leaves_figures_tables_and_pictures(tmp_path: Path) -> None:
@@ -43,25 +41,6 @@ def test_the_demo_runs_and_says_where_its_report_is(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "tanbr above the best fixed blend" in done.stdout
     assert {file.name for file in (tmp_path / "here").iterdir()} == {"report.html", "demo.json"}
-
-
-def test_a_router_over_groups_is_compared_with_the_plain_one(tmp_path: Path) -> None:
-    Groups.of([[0, 1, 2], [3, 4], [5, 6, 7]]).save(tmp_path / "groups.json")
-    options = ["--groups", str(tmp_path / "groups.json"), "--methods", "grouped,grouped@2,tanbr", "--slots", "3"]
-    result = CliRunner().invoke(app, ["simulate", *options, "--requests", "8", "--out", str(tmp_path / "out")])
-    assert result.exit_code == 0, result.output
-    runs = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "out" / "runs").iterdir()}
-    assert set(runs) == {"seed0-grouped", "seed0-grouped@2", "seed0-tanbr"}
-    assert runs["seed0-grouped"]["facts"]["groups"] == Groups.load(tmp_path / "groups.json").digest
-    assert "groups" not in runs["seed0-tanbr"]["facts"]
-    for blend in runs["seed0-grouped"]["slots"]["blend"][2:]:  # the start blend is served until rewards are told
-        assert blend[0] == blend[1] == blend[2]
-        assert blend[3] == blend[4]
-    without = CliRunner().invoke(app, ["simulate", *options[2:], "--out", str(tmp_path / "other")]).exception
-    assert "pass --groups" in str(without)
-    Groups.of([[0, 1, 2, 3], [4, 5, 6, 7]]).save(tmp_path / "groups.json")
-    other = CliRunner().invoke(app, ["simulate", *options, "--requests", "8", "--out", str(tmp_path / "out")])
-    assert isinstance(other.exception, StateError)
 
 
 HEADER = [

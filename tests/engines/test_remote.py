@@ -206,7 +206,7 @@ def test_a_load_that_the_engine_refuses_or_dies_of_leaves_the_old_version(dies: 
         if dies:
             fake.start()
         wait_for(lambda: engine.available)
-        assert engine.version == 1
+        assert engine.live.version == 1
         assert right(engine, backend, moe)
 
 
@@ -221,7 +221,7 @@ def test_a_merge_that_answers_with_nan_is_taken_back(fake: FakeVllm, moe: Moe) -
         fake.load = bad_then_good
         with pytest.raises(CheckpointError, match="NaN"):
             engine.swap(BLENDS[1])
-        assert engine.version == 1
+        assert engine.live.version == 1
         assert engine.available
         assert right(engine, backend, moe)
 

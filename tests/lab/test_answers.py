@@ -16,7 +16,7 @@ from tanbr.lab.answers import Answers
 from tanbr.lab.compare import compare
 from tanbr.lab.methods import Bench, method
 from tanbr.lab.settings import Config
-from tanbr.lab.tasks import glue, tiny, traffic
+from tanbr.lab.tasks import glue, tiny
 from tanbr.lab.tasks.traffic import Traffic
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
@@ -141,7 +141,7 @@ def test_written_answers_are_compared_by_exact_match(four: Written) -> None:
     corpus = four.corpus
     bench = Bench(four.moe, corpus, Config())
     bench.answers.model.model.double()
-    mixes = traffic.mixes("fixed", tasks=2, slots=3, seed=0, mix=[0.5, 0.5])
+    mixes = np.full((3, 2), 0.5)
     stream = Traffic(corpus.stream, mixes, requests=16, seed=0)
     players = {name: method(name).contestant(bench, mixes=mixes, seed=0) for name in ("average", "tanbr", "random")}
     result = compare(players, stream, best="average")

@@ -68,11 +68,11 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_is_laid_over_another_configuration_field_by_field(tmp_path: Path) -> None:
-    (tmp_path / "t.toml").write_text("[pretrain]\nsteps = 7\n[router.default]\narms = 32\n")
+    (tmp_path / "t.toml").write_text("[pretrain]\nsteps = 7\n[router.default]\nbeta = 1.5\n")
     base = settings.parse({"pretrain": {"batch": 6}, "router": {"default": {"room": 5}}})
     loaded = settings.load(tmp_path / "t.toml", over=base)
     assert (loaded.pretrain.steps, loaded.pretrain.batch) == (7, 6)
-    assert (loaded.router.default.arms, loaded.router.default.room) == (32, 5)
+    assert (loaded.router.default.beta, loaded.router.default.room) == (1.5, 5)
 
 
 def test_the_defaults_as_toml_read_back_equal_and_say_what_each_field_is(tmp_path: Path) -> None:

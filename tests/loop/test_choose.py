@@ -139,6 +139,9 @@ def test_a_panel_is_worth_what_each_task_earns_at_its_best_model() -> None:
     assert best is not None
     assert (best.versions, best.blends.tolist()) == ((1, 2), [ONE.tolist(), TWO.tolist()])
     assert best_known([second], HALF, 2) is None
+    again = best_known([first, replace(second, blend=ONE)], HALF, 2)  # a blend that was merged twice is one model
+    assert again is not None
+    assert (again.versions, again.blends.tolist()) == ((2,), [ONE.tolist()])
 
 
 def test_the_best_known_version_is_one_that_was_rewarded_for_every_task_of_the_mix() -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import tanbr.merge
 from moe.tiny import build
 from tanbr.errors import CheckpointError, InputError
-from tanbr.merge.blend import progressions, weighted_sum
+from tanbr.merge.blend import finite, progressions, weighted_sum
 from tanbr.moe.checkpoint import Checkpoint
 
 
@@ -120,3 +120,11 @@ def test_a_damaged_expert_never_reaches_a_live_model(tmp_path) -> None:
 def test_another_model_is_refused(bert) -> None:
     with pytest.raises(InputError, match="Linear has no bert"):
         bert.merge_into(torch.nn.Linear(2, 2), np.full(8, 1 / 8))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_nan_and_infinity_are_seen(bad) -> None:
+    good = torch.full((3,), torch.finfo(torch.float16).max, dtype=torch.float16)
+    assert finite("w", good) is good  # the sum is taken in float32
+    with pytest.raises(CheckpointError, match="the merge of w holds NaN"):
+        finite("w", torch.tensor([1.0, bad]))

@@ -40,13 +40,6 @@ def test_shards_and_companions(moe, tmp_path, monkeypatch) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["moe", "out"]
 
 
-def test_an_existing_folder_is_left_alone(moe, tmp_path) -> None:
-    (tmp_path / "out").mkdir()
-    with pytest.raises(OutputError, match="exists already"):
-        moe.export(UNIFORM, tmp_path / "out")
-    assert list((tmp_path / "out").iterdir()) == []
-
-
 def test_a_full_disk_leaves_nothing_behind(moe, tmp_path, monkeypatch) -> None:
     def full(path, tensors, flow):
         path.write_bytes(b"half")

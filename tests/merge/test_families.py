@@ -1,15 +1,29 @@
-"""Every family: a tiny model saved by transformers, merged, loaded by plain transformers, compared."""
+"""Every family: a tiny model saved by transformers, merged in every way, loaded by plain transformers, compared."""
 
 import json
+import math
 
 import pytest
 import torch
 
 import tanbr.merge
+from elsewhere import elsewhere
 from moe.tiny import ARCHITECTURES, K, blend_experts, build, load_plain, logits
+from tanbr.errors import InputError
 from tanbr.moe.families import FAMILIES
 
 BLEND = [0.1, 0.6, 0.0, 0.3]
+
+
+@pytest.fixture
+def moe(request, tmp_path):
+    """A tiny checkpoint of the family that a test is parametrised by."""
+    build(request.param).save_pretrained(tmp_path / "moe")
+    return tanbr.merge.open(tmp_path / "moe")
+
+
+every_family = pytest.mark.parametrize("moe", FAMILIES, indirect=True)
+bert = pytest.mark.parametrize("moe", ["bert_moe"], indirect=True)
 
 
 def test_every_family_is_tested() -> None:
@@ -21,8 +35,9 @@ def test_every_family_is_tested() -> None:
 def test_export_equals_the_moe_whose_experts_are_the_blend(model_type, original_format, tmp_path) -> None:
     model = build(model_type)
     model.save_pretrained(tmp_path / "moe", save_original_format=original_format)
-    untouched = logits_of_dense(tmp_path / "moe", [1.0, 0.0, 0.0, 0.0])
-    out = tanbr.merge.open(tmp_path / "moe").export(BLEND, tmp_path / "dense")
+    moe = tanbr.merge.open(tmp_path / "moe")
+    untouched = logits(moe.dense([1.0, 0.0, 0.0, 0.0]))
+    out = moe.export(BLEND, tmp_path / "dense")
 
     blend_experts(model, torch.tensor(BLEND, dtype=torch.float64))
     expected = logits(model)
@@ -33,21 +48,34 @@ def test_export_equals_the_moe_whose_experts_are_the_blend(model_type, original_
     assert certificate["identical_experts"]["max_difference"] < 1e-4
     assert certificate["blend"] == BLEND
     assert set(certificate["source"]["sha256"]) == {"config.json", "model.safetensors"}
-    assert len(certificate["folds"]) == len(tanbr.merge.open(tmp_path / "moe").sites)
+    assert len(certificate["folds"]) == len(moe.sites)
 
 
-def logits_of_dense(folder, blend):
-    return logits(tanbr.merge.open(folder).dense(blend))
-
-
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_live_merge_in_place_equals_a_fresh_dense_model(model_type, tmp_path) -> None:
-    build(model_type).save_pretrained(tmp_path / "moe")
-    moe = tanbr.merge.open(tmp_path / "moe")
+@every_family
+def test_every_way_to_merge_gives_the_same(moe) -> None:
     assert moe.num_experts == K
+    found = list(moe.tensors(BLEND))
+    tensors = dict(found)
+    assert len(found) == len(tensors)
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == moe.plan.shapes
+    places = {name: torch.full_like(tensor, math.nan) for name, tensor in tensors.items()}
+    for name, tensor in moe.tensors(BLEND, into=places.__getitem__):
+        assert tensor is places[name]
+        assert torch.equal(tensor, tensors[name])
+    for name, tensor in moe.tensors(BLEND, changing=True):  # whole, also where a shared expert sits beside the blend
+        assert torch.equal(tensor, tensors[name]), name
     live = moe.dense()
     moe.merge_into(live, BLEND)
     torch.testing.assert_close(logits(live), logits(moe.dense(BLEND)), rtol=0, atol=0)
+
+
+@every_family
+def test_a_dense_model_is_filled_the_same_elsewhere(moe) -> None:
+    here = moe.dense(BLEND).state_dict()
+    with elsewhere() as device:
+        model = tanbr.merge.open(moe.path, device=str(device)).dense(BLEND)
+        assert {tensor.device for tensor in (*model.parameters(), *model.buffers())} == {device}
+        assert all(torch.equal(value.cpu(), here[name]) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -55,8 +83,7 @@ def test_sharded_bfloat16(model_type, tmp_path) -> None:
     model = build(model_type).to(torch.bfloat16)
     model.save_pretrained(tmp_path / "moe", max_shard_size="30KB")
     assert len(list((tmp_path / "moe").glob("*.safetensors"))) > 1
-    moe = tanbr.merge.open(tmp_path / "moe")
-    dense = moe.dense(BLEND)
+    dense = tanbr.merge.open(tmp_path / "moe").dense(BLEND)
     assert next(dense.parameters()).dtype == torch.bfloat16
 
     model.float().save_pretrained(tmp_path / "wide")
@@ -64,3 +91,28 @@ def test_sharded_bfloat16(model_type, tmp_path) -> None:
     bound = K * torch.finfo(torch.float32).eps * max(float(p.detach().abs().max()) for p in model.parameters())
     for (name, got), want in zip(dense.named_parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(got, want, rtol=2**-7, atol=bound, msg=name)  # summed in float32, rounded once
+
+
+@pytest.mark.parametrize("moe", ["deepseek_v3"], indirect=True)  # its shared expert lies in the blend's own tensors
+def test_only_what_changes_with_the_blend_is_written(moe) -> None:
+    places = dict(moe.tensors([1, 0, 0, 0]))
+    changed = [name for name, _ in moe.tensors(BLEND, into=places.__getitem__, changing=True)]
+    assert set(changed) == {piece.target for piece in moe.plan.blended} < set(places)
+    for name, tensor in moe.tensors(BLEND):
+        assert torch.equal(places[name], tensor)
+
+
+@bert
+def test_a_taker_that_lacks_a_place_stays_as_it_was(moe) -> None:
+    places = {name: torch.zeros_like(tensor) for name, tensor in moe.tensors(BLEND)}
+    places.popitem()
+    with pytest.raises(KeyError):
+        list(moe.tensors(BLEND, into=places.__getitem__))
+    assert not any(tensor.any() for tensor in places.values())
+    with pytest.raises(InputError, match="blend must"):
+        moe.tensors([0.5, 0.5], into=places.__getitem__)
+
+
+@bert
+def test_the_taker_computes_gradients_as_it_likes(moe) -> None:
+    assert all(torch.is_grad_enabled() for _ in moe.tensors(BLEND))

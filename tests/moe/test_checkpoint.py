@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import socket
 import struct
 from types import SimpleNamespace
@@ -55,13 +56,33 @@ def test_unaligned_headers_are_read(tmp_path) -> None:
     assert torch.equal(Checkpoint(tmp_path).tensor("x"), values)
 
 
-def test_no_folder(tmp_path) -> None:
-    refused(tmp_path / "nowhere", "is not a folder")
+def unweighted(folder, name=None) -> None:
+    (folder / "model.safetensors").unlink()
+    if name:
+        (folder / name).write_bytes(b"cos\nsystem\n(S'false'\ntR.")
 
 
-def test_no_config(folder) -> None:
-    (folder / "config.json").unlink()
-    refused(folder, "no config.json")
+BROKEN = {
+    "no folder": (shutil.rmtree, "is not a folder"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+    "no weights": (unweighted, "neither model.safetensors nor"),
+    "a pickle": (lambda folder: unweighted(folder, "pytorch_model.bin"), "pickle.*save_pretrained"),
+    "unknown": (lambda folder: edit(folder, model_type="mixtrall"), "nearest supported is 'mixtral'"),
+    "llama4": (lambda folder: edit(folder, model_type="llama4"), "llama4 models cannot be merged: its router"),
+    "quantised": (lambda folder: edit(folder, quantization_config={"quant_method": "mxfp4"}), "quantised"),
+    "another type": (lambda folder: edit(folder, model_type="mixtral"), "no experts|configuration"),
+    "too many experts": (lambda folder: edit(folder, num_experts=5), "experts"),
+    "no experts": (lambda folder: edit(folder, num_experts=0), "experts"),
+    "experts in words": (lambda folder: edit(folder, num_experts="four"), "experts|configuration"),
+    "a size in words": (lambda folder: edit(folder, hidden_size="x"), "configuration"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_checkpoint_is_one_sentence(folder, what) -> None:
+    change, words = BROKEN[what]
+    change(folder)
+    refused(folder, words)
 
 
 @pytest.mark.parametrize(
@@ -74,17 +95,6 @@ def test_bad_config(folder, text) -> None:
     refused(folder, "config.json")
 
 
-def test_pickles_are_never_opened(folder) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    refused(folder, "pickle.*save_pretrained")
-
-
-def test_no_weights(folder) -> None:
-    (folder / "model.safetensors").unlink()
-    refused(folder, "neither model.safetensors nor")
-
-
 @pytest.mark.parametrize("keep", [0, 4, 100, 5000, -1])
 def test_truncated(folder, keep) -> None:
     path = folder / "model.safetensors"
@@ -92,32 +102,42 @@ def test_truncated(folder, keep) -> None:
     refused(folder, "truncated|corrupt")
 
 
+ENTRY = '{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
+
+
 @pytest.mark.parametrize(
     "header",
     [
         b"{not json",
-        b'{"x": 3}',
-        b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
-        b'{"x": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
-        b'{"x": {"dtype": "F32", "shape": [1], "data_offsets": [2, 6]}}',
-        b'{"x": {"dtype": "Q3", "shape": [1], "data_offsets": [0, 4]}}',
-        b'{"x": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}',
-        b'{"x": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}',
-        b'{"x": {"dtype": "F32", "shape": [0, 1000000000000], "data_offsets": [0, 0]}}',
-        b'{"x": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}',
-        b'{"x": {"dtype": "F32", "shape": [' + b"1, " * 99 + b'1], "data_offsets": [0, 4]}}',
-        b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, '
-        b'"y": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}',
-        b'{"x": {"dtype": "F32", "shape": [' + b"9" * 5000 + b'], "data_offsets": [0, 4]}}',
         b"[]",
         b'"text"',
+        b'{"x": 3}',
         b'{"\xff": 1}',
         b"[" * 100_000,
+        *(
+            ENTRY.replace(*change).encode()
+            for change in [
+                ("[1]", "[2]"),
+                ("[1]", "[-1]"),
+                ("[1]", "[true]"),
+                ("[1]", f"[{'1, ' * 99}1]"),
+                ("[1]", f"[{'9' * 5000}]"),
+                ('[1], "data_offsets": [0, 4]', '[0, 1000000000000], "data_offsets": [0, 0]'),
+                ("[0, 4]", "[2, 6]"),
+                ("[0, 4]", "[-4, 0]"),
+                ('"F32"', '"Q3"'),
+                ('"F32"', '["F32"]'),
+                ("}}", '}, "y": {"dtype": "F32", "shape": [2], "data_offsets": [2, 10]}}'),
+            ]
+        ),
+        b'{"x": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}, '
+        b'"y": {"dtype": "F32", "shape": [2], "data_offsets": [1, 9]}}',
     ],
-    ids=range(17),
+    ids=range(18),
 )
 def test_corrupt_header(folder, header) -> None:
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 16)
+    size = 9 if b"U8" in header else 4
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * size)
     refused(folder, "corrupt|cannot be merged")
 
 
@@ -128,31 +148,23 @@ def test_missing_shard(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "index",
+    ("index", "words"),
     [
-        "{",
-        "{}",
-        '{"weight_map": {"x": "../../elsewhere"}}',
-        '{"weight_map": 3}',
-        '{"weight_map": {"x": 3}}',
-        "[" * 100_000,
+        ("{", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        ("{}", "is corrupt"),
+        ('{"weight_map": 3}', "is corrupt"),
+        ('{"weight_map": {"x": 3}}', "is corrupt"),
+        ('{"weight_map": {"x": "../../elsewhere"}}', "is corrupt"),
+        ('{"weight_map": {"lost": "model.safetensors"}}', "lost for one"),
+        *((json.dumps({"weight_map": {"x": name}}), "regular file|cannot read|corrupt") for name in ("..", "", "a\0b")),
+        ('{"weight_map": {"x": "config.json"}}', "config.json is corrupt"),
     ],
-    ids=range(6),
+    ids=range(11),
 )
-def test_corrupt_index(folder, index) -> None:
+def test_corrupt_index(folder, index, words) -> None:
     (folder / "model.safetensors.index.json").write_text(index)
-    refused(folder, "index.json (is corrupt|cannot be read)")
-
-
-def test_index_that_names_lost_tensors(folder) -> None:
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"lost": "model.safetensors"}}')
-    refused(folder, "lost for one")
-
-
-@pytest.mark.parametrize("name", ["..", "", "a\0b", "config.json"])
-def test_index_that_names_no_shard(folder, name) -> None:
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
-    refused(folder, "no regular file|cannot read|no safetensors file|corrupt")
+    refused(folder, words)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
@@ -173,46 +185,13 @@ def test_only_regular_files_are_read(folder, name, kind) -> None:
     refused(folder, "no regular file|cannot read|has no config.json|neither")
 
 
-def test_unknown_architecture_names_the_nearest(folder) -> None:
-    edit(folder, model_type="mixtrall")
-    refused(folder, "nearest supported is 'mixtral'")
-
-
-@pytest.mark.parametrize("model_type", ["llama4", "phimoe"])
-def test_what_cannot_be_merged_is_refused_by_name(folder, model_type) -> None:
-    edit(folder, model_type=model_type)
-    refused(folder, f"{model_type} models cannot be merged: its router")
-
-
-def test_quantised(folder) -> None:
-    edit(folder, quantization_config={"quant_method": "mxfp4"})
-    refused(folder, "quantised")
-
-
-@pytest.mark.parametrize(
-    "changes", [{"num_experts": 5}, {"num_experts": 0}, {"num_experts": "four"}, {"hidden_size": "x"}]
+CRAFTED = (
+    "hidden_size num_hidden_layers num_attention_heads vocab_size max_position_embeddings hidden_act "
+    "hidden_dropout_prob architectures dtype num_experts intermediate_size"
 )
-def test_configuration_that_does_not_fit(folder, changes) -> None:
-    edit(folder, **changes)
-    refused(folder, "experts|configuration")
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "vocab_size",
-        "max_position_embeddings",
-        "hidden_act",
-        "hidden_dropout_prob",
-        "architectures",
-        "dtype",
-        "num_experts",
-        "intermediate_size",
-    ],
-)
+@pytest.mark.parametrize("key", CRAFTED.split())
 def test_a_crafted_configuration_is_one_sentence_or_a_model(folder, key) -> None:
     """Whatever it says, nothing but our own errors leaves, and no memory beyond the files' is asked for."""
     said = []
@@ -226,49 +205,57 @@ def test_a_crafted_configuration_is_one_sentence_or_a_model(folder, key) -> None
     assert not any("\n" in sentence for sentence in said)
 
 
-def test_layers_that_would_fill_the_memory(tmp_path) -> None:
-    build("switch_transformers").save_pretrained(tmp_path / "moe")
-    edit(tmp_path / "moe", num_layers=10**12)
-    refused(tmp_path / "moe", "num_layers 1000000000000, more than it has tensors")
-
-
-def test_more_experts_are_active_than_there_are(tmp_path) -> None:
-    build("olmoe").save_pretrained(tmp_path / "moe")
-    edit(tmp_path / "moe", num_experts_per_tok=99)
-    refused(tmp_path / "moe", "make up no model: ")
-
-
-def test_dense_checkpoint(folder) -> None:
-    edit(folder, model_type="mixtral")
-    refused(folder, "no experts|configuration")
-
-
 def rewrite(folder, change) -> None:
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
 
 
-def test_experts_of_unequal_shape(tmp_path) -> None:
-    build("mixtral").save_pretrained(tmp_path / "moe")
-    name = "model.layers.1.block_sparse_moe.experts.2.w1.weight"
-    rewrite(tmp_path / "moe", lambda tensors: tensors.update({name: torch.zeros(7, 32)}))
-    refused(tmp_path / "moe", r"experts of model.layers.1 differ in shape")
+EXPERT = "model.layers.1.block_sparse_moe.experts.2.w1.weight"
+UNFIT = {
+    "layers that would fill the memory": (
+        "switch_transformers",
+        lambda folder: edit(folder, num_layers=10**12),
+        "num_layers 1000000000000, more than it has tensors",
+    ),
+    "more active experts than there are": (
+        "olmoe",
+        lambda folder: edit(folder, num_experts_per_tok=99),
+        "make up no model: ",
+    ),
+    "a router that its mass is taken from": (
+        "olmoe",
+        lambda folder: rewrite(folder, lambda tensors: tensors.pop("model.layers.0.mlp.gate.weight")),
+        "lacks model.layers.0.mlp.gate.weight",
+    ),
+    "unequal experts": (
+        "mixtral",
+        lambda folder: rewrite(folder, lambda tensors: tensors.update({EXPERT: torch.zeros(7, 32)})),
+        "experts of model.layers.1 differ in shape",
+    ),
+    "a missing expert": (
+        "mixtral",
+        lambda folder: rewrite(folder, lambda tensors: tensors.pop(EXPERT)),
+        "gate of expert 2 is missing",
+    ),
+}
 
 
-def test_an_expert_is_missing(tmp_path) -> None:
-    build("mixtral").save_pretrained(tmp_path / "moe")
-    rewrite(tmp_path / "moe", lambda tensors: tensors.pop("model.layers.0.block_sparse_moe.experts.3.w2.weight"))
-    refused(tmp_path / "moe", "down of expert 3 is missing")
+@pytest.mark.parametrize("what", UNFIT)
+def test_what_does_not_fit_its_family_is_one_sentence(tmp_path, what) -> None:
+    model_type, change, words = UNFIT[what]
+    build(model_type).save_pretrained(tmp_path / "moe")
+    change(tmp_path / "moe")
+    refused(tmp_path / "moe", words)
+
+
+Q = "model.layers.1.self_attn.q_proj"
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            lambda tensors: tensors.pop("model.layers.1.self_attn.q_proj.weight"),
-            "lacks model.layers.1.self_attn.q_proj",
-        ),
+        (lambda tensors: tensors.pop(f"{Q}.weight"), f"lacks {Q}"),
         (lambda tensors: tensors.update({"model.extra": torch.zeros(2)}), "holds model.extra, for which Mistral"),
         (lambda tensors: tensors.update({"model.norm.weight": torch.zeros(5)}), r"model.norm.weight is \(5,\)"),
         (
@@ -286,12 +273,6 @@ def test_tensors_that_do_not_make_up_the_dense_model(tmp_path, change, words) ->
     with pytest.raises(CheckpointError, match=words):
         moe.export([0.25] * 4, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_router_is_missing_where_its_mass_is_needed(tmp_path) -> None:
-    build("olmoe").save_pretrained(tmp_path / "moe")
-    rewrite(tmp_path / "moe", lambda tensors: tensors.pop("model.layers.0.mlp.gate.weight"))
-    refused(tmp_path / "moe", "lacks model.layers.0.mlp.gate.weight")
 
 
 def test_unknown_hub_model(monkeypatch) -> None:

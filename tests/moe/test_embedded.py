@@ -1,5 +1,4 @@
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -8,17 +7,13 @@ from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 
 
-@pytest.mark.parametrize("kind", get_args(embedded.EmbeddedModel))
-def test_the_package_carries_models(kind: embedded.EmbeddedModel) -> None:
+@pytest.mark.parametrize(("kind", "family"), [("bert", "bert_moe"), ("t5", "t5_moe")])
+def test_the_package_carries_models(kind: embedded.EmbeddedModel, family: str) -> None:
     held = {file.name: file.stat().st_size for file in embedded.path(kind).iterdir()}
     assert {"config.json", "model.safetensors", "tanbr.json", "survey.json"} <= set(held)
     assert sum(held.values()) < 5e6  # everybody who installs the package carries it
-
-
-def test_one_answers_by_a_head_and_the_other_writes() -> None:
-    kinds = {kind: open_moe(embedded.path(kind)) for kind in get_args(embedded.EmbeddedModel)}
-    assert {kind: moe.family.model_type for kind, moe in kinds.items()} == {"bert": "bert_moe", "t5": "t5_moe"}
-    assert {moe.num_experts for moe in kinds.values()} == {8}
+    moe = open_moe(embedded.path(kind))
+    assert (moe.family.model_type, moe.num_experts) == (family, 8)
 
 
 def test_an_installation_without_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

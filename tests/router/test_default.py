@@ -5,17 +5,16 @@ from dataclasses import fields, is_dataclass
 import numpy as np
 import pytest
 
-from tanbr.errors import ConfigError, InputError
+from tanbr.errors import ConfigError
 from tanbr.router import Tanbr, default, gp
 from tanbr.router.config import DefaultModeConfig, RouterConfig
 from tanbr.router.contract import EVEN, K, V, play, toy_reward
-from tanbr.router.default import GpTree, seen_by, together
-from tanbr.router.known import BETA_HALF, LEARNED_HALF, Rules, Watch, fixed_blends
+from tanbr.router.default import GpTree
+from tanbr.router.known import BETA_HALF, FIXED, LEARNED_HALF
 from tanbr.router.shell import Question
 from tanbr.router.simplex import Sizes
 from tanbr.router.tree import DEEPEST, SNAP, VertexTree
-
-SEEN = np.ones(2, dtype=bool)
+from tanbr.router.watch import Watch
 
 
 def default_router(**settings):
@@ -24,7 +23,7 @@ def default_router(**settings):
 
 def after(slots, *, unseen=0.0, noise=0.02, **settings):
     """The policy and its state, after some slots of the toy world."""
-    policy = GpTree(Rules.of(Sizes.check(K, V), DefaultModeConfig(**settings)))
+    policy = GpTree.of(Sizes.check(K, V), DefaultModeConfig(**settings))
     rng = np.random.default_rng(0)
     state = policy.start(rng)
     for _ in range(slots):
@@ -36,20 +35,11 @@ def after(slots, *, unseen=0.0, noise=0.02, **settings):
     return policy, state
 
 
-def test_fixed_blends_hold_every_single_expert_and_the_even_blend():
-    blends = fixed_blends(Sizes(6, 2, 6), 100, np.random.default_rng(0))
-    assert len(blends) == 100
-    assert np.array_equal(blends[:6], np.eye(6))
-    assert np.allclose(blends[6], 1 / 6)
-    sparse = fixed_blends(Sizes(6, 2, 2), 100, np.random.default_rng(0))
-    assert (np.count_nonzero(sparse, axis=1) <= 2).all()
-
-
 def test_the_chosen_blend_has_at_least_the_highest_bound_of_all_kept_candidates():
     (policy, state), mix = after(40), np.array([0.4, 0.3, 0.2, 0.1])
     pool = state.posterior
-    bound = pool.mean @ mix + policy.rules.beta(state) * np.sqrt(pool.variance_of(mix, pool.gain))
-    bound[policy.rules.nodes(state)][~state.tree.used] = -np.inf
+    bound = pool.mean @ mix + policy.beta(state) * np.sqrt(pool.variance_of(mix, pool.gain))
+    bound[policy.nodes(state)][~state.tree.used] = -np.inf
     assert policy.choose(state, Question(0, mix), None).why.bound >= bound.max() - 1e-9
 
 
@@ -70,15 +60,6 @@ def test_a_step_leaves_the_state_before_it_alone():
     assert all(np.array_equal(a, b) for a, b in zip(before, arrays(state), strict=True))
 
 
-def test_a_router_that_knows_the_tasks_own_experts_starts_with_them():
-    router = Tanbr(K, V, config=RouterConfig().of_requests((2, 0, 1, 3)))
-    np.testing.assert_allclose(router.ask([0.4, 0.3, 0.2, 0.1]).blend, [0.3, 0.2, 0.4, 0.1, 0.0])  # by the shares
-    assert router.ask([0, 1, 0, 0]).blend.argmax() == 0
-    for own in ((0, 1), (0, 1, 2, K)):
-        with pytest.raises(InputError, match="own_experts must name one"):
-            default_router(own_experts=own)
-
-
 def test_optimism_falls_as_slots_are_told_but_no_faster_than_there_was_something_to_learn(monkeypatch):
     monkeypatch.setattr(default, "FITS", ())
     monkeypatch.setattr(default, "EARLY_FITS", ())
@@ -86,14 +67,14 @@ def test_optimism_falls_as_slots_are_told_but_no_faster_than_there_was_something
     decision = policy.choose(state, Question(0, EVEN), None)
     for _ in range(80):
         state = policy.learn(state, decision, np.full((1, V), 0.5), np.ones((1, V)), None)
-    share = policy.rules.prior.noise / state.posterior.prior  # of the prior's variance
+    share = policy.prior.noise / state.posterior.prior  # of the prior's variance
     left = share / (share + np.arange(80))  # before the n-th reward of one blend
     assert state.learned == pytest.approx(np.sqrt(left).sum())
     many = after(80)[1]
     assert many.told == state.told == 80.0
     assert many.learned > 2 * state.learned
-    assert policy.rules.beta(many) < policy.rules.beta(state) < 2.0
-    assert policy.rules.beta(state) == pytest.approx(0.5 + 1.5 * 0.5 ** (state.learned / LEARNED_HALF))
+    assert policy.beta(many) < policy.beta(state) < 2.0
+    assert policy.beta(state) == pytest.approx(0.5 + 1.5 * 0.5 ** (state.learned / LEARNED_HALF))
     assert state.learned / LEARNED_HALF < 80 / BETA_HALF
 
 
@@ -117,18 +98,19 @@ def test_an_arm_from_a_warm_start_with_too_many_experts_is_not_played():
         router.tell(decision, [0.5, 0.5])
 
 
-def test_memory_and_candidates_stay_bounded():
-    policy, state = after(150, noise=0.2, arms=16, room=30)
+def test_memory_and_candidates_stay_bounded(monkeypatch):
+    monkeypatch.setattr(gp, "ARMS", 16)
+    policy, state = after(150, noise=0.2, room=30)
     assert len(state.posterior.arms) <= 16
     assert len(policy.view(state)) <= 30
-    assert state.posterior.points.shape == (630, K)
+    assert state.posterior.points.shape == (FIXED + 30, K)
 
 
 def test_kept_posterior_does_not_drift_from_a_fresh_one():
     policy, state = after(150, unseen=0.2)
-    fresh = gp.rebuild(policy.rules.prior, state.posterior)
+    fresh = gp.rebuild(policy.prior, state.posterior)
     used = np.ones(len(fresh.mean), dtype=bool)
-    used[policy.rules.nodes(state)] = state.tree.used
+    used[policy.nodes(state)] = state.tree.used
     # 150 rank-one changes of a matrix whose condition is at most 1 + n·prior/noise ≈ 7000 against one inversion
     bound = 150 * 192 * 7000 * np.finfo(float).eps
     assert np.abs(fresh.mean[used] - state.posterior.mean[used]).max() < bound
@@ -144,51 +126,42 @@ def test_the_tree_goes_deep_where_reward_is_high():
     assert best[tree.depth >= 3].mean() > best[0] + 0.1
 
 
-def test_nodes_are_feasible_and_children_lie_halfway_to_the_experts_then_a_quarter():
-    for most in (1, 2, 4):
-        sizes = Sizes(4, 2, most)
-        tree = VertexTree.root(sizes, room=30)
-        children = tree.offspring(0, np.arange(4), sizes)
-        grown, rows = tree.added(0, children)
-        assert (np.count_nonzero(grown.blend[grown.used], axis=1) <= most).all()
-        assert np.allclose(grown.blend[grown.used].sum(axis=1), 1.0)
-        assert tree.free == 29  # the smaller tree is as it was
+def test_children_lie_halfway_to_the_most_promising_experts_then_a_quarter():
+    sizes = Sizes(4, 2, 4)
+    tree = VertexTree.root(sizes, room=30)
+    children = tree.offspring(0, np.arange(4), sizes)
+    grown, rows = tree.added(0, children)
+    assert tree.free == 29  # the smaller tree is as it was
     assert np.allclose(children[1], 0.5 * np.full(4, 0.25) + 0.5 * np.eye(4)[1])
     assert np.allclose(grown.offspring(int(rows[0]), np.arange(4), sizes)[2], 0.75 * children[0] + 0.25 * np.eye(4)[2])
-    wide = Sizes(20, 2, 20)
+    wide = Sizes(20, 2, 2)
     many = VertexTree.root(wide, room=1).offspring(0, np.array([7, 3, 11, *range(3), *range(12, 20), 4, 5, 6]), wide)
     assert len(many) == 16
-    assert many.argmax(axis=1).tolist()[:3] == [7, 3, 11]  # the most promising experts
-    assert np.flatnonzero(grown.without(rows).leaf).tolist() == [0]  # without children it is a leaf again
+    assert many.argmax(axis=1).tolist()[:3] == [7, 3, 11]
+    assert (np.count_nonzero(many, axis=1) <= 2).all()
     assert 0.5 * 0.5**DEEPEST >= SNAP > 0.5 * 0.5 ** (DEEPEST + 1)  # deeper ones would be played as their parent
 
 
-def see(watch, z, *, slot=0, seen=SEEN, threshold=12.0):
+def see(watch, z, *, slot=0, threshold=12.0):
     """One slot of standardised errors, the variance of a change being three times that of a reward."""
-    error = np.array(z, dtype=float)
-    return seen_by(watch, error, np.ones(len(z)), shift=3.0, seen=seen, slot=slot, threshold=threshold)
-
-
-def fresh_watch(tasks=2):
-    none = np.zeros(tasks)
-    return Watch(none, none, none, none.astype(np.int64), np.full(tasks, -1))
+    return watch.weighed(np.array(z, dtype=float), np.ones(len(z)), shift=3.0, slot=slot, threshold=threshold)
 
 
 def test_the_evidence_is_the_logarithm_of_the_bayes_factor():
-    watch, _ = see(fresh_watch(), [2.0, 0.0], threshold=30.0)
+    watch, _ = see(Watch.start(2), [2.0, 0.0], threshold=30.0)
     wide = -0.5 * np.log(4.0) - 0.5 * 4.0 / 4.0  # N(0, 1 + 3) at 2, but for what both have
     assert watch.evidence[0] == pytest.approx(wide + 0.5 * 4.0)
     assert watch.evidence[1] == 0.0  # a reward as predicted speaks against a change, and is not saved up
 
 
 def test_three_rewards_are_not_enough_however_odd_they_are_and_an_unseen_task_keeps_its_evidence():
-    watch = fresh_watch()
+    watch = Watch.start(2)
     for slot in range(4):
         watch, changed = see(watch, [50.0, 0.0], slot=slot)
         assert changed.tolist() == [0] * (slot == 3)
     assert (watch.changes.tolist(), watch.last.tolist(), watch.evidence.tolist()) == ([1, 0], [3, -1], [0.0, 0.0])
-    before, _ = see(fresh_watch(), [3.0, 3.0])
-    watch, _ = see(before, [np.nan, 3.0], seen=np.array([False, True]))
+    before, _ = see(Watch.start(2), [3.0, 3.0])
+    watch, _ = see(before, [np.nan, 3.0])
     assert watch.evidence[0] == before.evidence[0] > 0
     assert watch.evidence[1] > before.evidence[1]
     assert np.isfinite(watch.squares).all()
@@ -196,11 +169,11 @@ def test_three_rewards_are_not_enough_however_odd_they_are_and_an_unseen_task_ke
 
 def test_while_nothing_changes_alarms_are_as_rare_as_the_theory_says():
     """At most one in eʰ rewards on average: one in 148 for h = 5, so 27 in 4,000; five deviations more are allowed."""
-    watch, rng = fresh_watch(), np.random.default_rng(0)
+    watch, rng = Watch.start(2), np.random.default_rng(0)
     for _ in range(2_000):
         watch, _ = see(watch, rng.normal(size=2), threshold=5.0)
     assert watch.changes.sum() <= 27 + 5 * np.sqrt(27)
-    noisy = fresh_watch()
+    noisy = Watch.start(2)
     for _ in range(400):  # a task noisier than the fit says is held to its own noise
         noisy, _ = see(noisy, rng.normal(size=2) * [1.4, 1.0])
     assert noisy.squares[0] / noisy.seen[0] > 1.5
@@ -210,11 +183,11 @@ def test_while_nothing_changes_alarms_are_as_rare_as_the_theory_says():
 def test_changes_of_several_tasks_at_once_are_one_of_the_model():
     last = np.full(8, -1)
     for task, when in ((3, 100), (5, 120)):
-        assert not together(Watch(*np.zeros((4, 8)), last), when)
+        assert not Watch(*np.zeros((4, 8)), last).together(when)
         last = np.where(np.arange(8) == task, when, last)
-    assert together(Watch(*np.zeros((4, 8)), last), 121)
-    assert not together(Watch(*np.zeros((4, 8)), last), 160)  # the first was too long ago
-    assert together(Watch(*np.zeros((4, 1)), np.array([7])), 8)
+    assert Watch(*np.zeros((4, 8)), last).together(121)
+    assert not Watch(*np.zeros((4, 8)), last).together(160)  # the first was too long ago
+    assert Watch(*np.zeros((4, 1)), np.array([7])).together(8)
 
 
 def rewards(blend, moved):
@@ -236,7 +209,7 @@ def quick(monkeypatch):
     """A router that fits its kernel, and so begins to watch, after 30 slots."""
     monkeypatch.setattr(default, "FITS", (30,))
     monkeypatch.setattr(default, "EARLY_FITS", ())
-    return lambda **settings: Tanbr(3, 2, seed=0, config={"default": {"pool": 40, "room": 0, **settings}})
+    return lambda **settings: Tanbr(3, 2, seed=0, config={"default": {"room": 0, **settings}})
 
 
 def test_a_changed_task_is_found_explained_and_learned_anew(quick, tmp_path):

@@ -10,7 +10,7 @@ from scipy.optimize import linprog
 from tanbr.errors import ConfigError
 from tanbr.router import paper as network
 from tanbr.router import theory
-from tanbr.router.config import PaperModeConfig, RouterConfig
+from tanbr.router.config import PaperModeConfig
 from tanbr.router.paper import (
     Algorithm1,
     DiagonalConfidence,
@@ -62,16 +62,6 @@ def test_representatives_lie_in_the_box_and_sum_to_one(box):
         assert (point <= high + 1e-9).all()
 
 
-@given(boxes())
-@QUICK
-def test_corner_point_is_a_vertex_of_the_linear_program(box):
-    low, high = box
-    if is_feasible(low, high):
-        point = corner_point(low, high)
-        inside = (point > low + 1e-9) & (point < high - 1e-9)
-        assert inside.sum() <= 1
-
-
 def test_corner_point_solves_the_program_that_fills_the_first_experts_first():
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -115,17 +105,6 @@ def test_inactive_exactly_when_infeasible():
     assert tree.active.tolist() == [is_feasible(*box) for box in zip(tree.low, tree.high, strict=True)]
 
 
-def test_expanding_leaves_the_smaller_tree_as_it_was():
-    small = grown(3, 0, 4)
-    node, before = int(small.active_leaves[0]), small.leaf.copy()
-    large = small.visited(node).expanded(node, rng=np.random.default_rng(0), point=corner_point)
-    assert np.array_equal(small.leaf, before)
-    assert not small.visits.any()
-    assert len(large) == len(small) + 2
-    assert not large.leaf[node]
-    assert large.visits[node] == 1
-
-
 SIZES = [(4, 8, 3, 2), (5, 16, 2, 3), (3, 8, 1, 4)]  # K, w, V, L
 
 
@@ -164,7 +143,6 @@ def test_gradient_matches_finite_differences(sizes):
 
     numeric = np.array([(at(flat + h) - at(flat - h)) / 2e-6 for h in 1e-6 * np.eye(len(flat))]).T  # (n, p)
     assert np.allclose(gradient.dense(), numeric, atol=1e-5)
-    assert np.allclose(gradient.inner(gradient), numeric @ numeric.T, atol=1e-3)
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -195,9 +173,8 @@ def test_folding_the_doubled_input_changes_nothing():
     full, _ = network.descend(wide, wide, table(doubled, target, weight), **options)
     assert np.allclose(network.predict(folded, x), network.predict(full, doubled))
     mix = np.full(3, 1 / 3)
-    one = network.value_and_gradient(folded, x, mix)[1].inner(network.value_and_gradient(folded, x, mix)[1])
-    two = network.value_and_gradient(full, doubled, mix)[1].inner(network.value_and_gradient(full, doubled, mix)[1])
-    assert np.allclose(one, two)
+    one, two = (network.value_and_gradient(*at, mix)[1].dense() for at in ((folded, x), (full, doubled)))
+    assert np.allclose(one @ one.T, two @ two.T)
 
 
 def test_descent_is_plain_gradient_descent_while_that_converges():
@@ -224,40 +201,22 @@ def test_a_step_that_diverges_is_halved_until_it_does_not():
 ONE, TWO, THREE = np.eye(3)
 
 
-def table_of(*rows, limit: int = 8) -> RewardTable:
+def table_of(*rows) -> RewardTable:
     table = RewardTable(np.zeros((0, 3)), np.zeros((0, 2)), np.zeros((0, 2)), 0.0)
     for x, reward, counts in rows:
-        table = table.added(x, np.array(reward), np.array(counts), limit=limit)
+        table = table.added(x, np.array(reward), np.array(counts), limit=8)
     return table
 
 
-def test_rewards_of_one_blend_are_pooled_by_their_counts() -> None:
-    table = table_of((ONE, [0.0, 0.25], [1.0, 2.0]), (TWO, [1.0, 1.0], [1.0, 1.0]), (ONE, [1.0, 0.75], [3.0, 2.0]))
+def test_rewards_of_one_blend_are_pooled_by_their_counts_and_a_full_table_forgets_the_oldest() -> None:
+    table = table_of((ONE, [0.0, np.nan], [1.0, 0.0]), (TWO, [1.0, 1.0], [1.0, 1.0]), (ONE, [1.0, 0.75], [3.0, 2.0]))
     assert table.inputs.tolist() == [ONE.tolist(), TWO.tolist()]
-    assert table.target.tolist() == [[0.75, 0.5], [1.0, 1.0]]
-    assert table.weight.tolist() == [[4.0, 4.0], [1.0, 1.0]]
-    assert table.total == 5.0
-
-
-def test_an_unseen_task_changes_nothing() -> None:
-    table = table_of((ONE, [0.5, np.nan], [2.0, 0.0]), (ONE, [np.nan, 0.25], [0.0, 4.0]))
-    assert table.target.tolist() == [[0.5, 0.25]]
-    assert table.weight.tolist() == [[2.0, 4.0]]
-
-
-def test_a_full_table_forgets_what_was_told_first() -> None:
-    table = table_of(
-        (ONE, [0.5, 0.5], [1.0, 1.0]), (TWO, [0.25, 0.25], [1.0, 1.0]), (THREE, [1.0, 1.0], [2.0, 2.0]), limit=2
-    )
-    assert table.inputs.tolist() == [TWO.tolist(), THREE.tolist()]
-    assert table.target.tolist() == [[0.25, 0.25], [1.0, 1.0]]
-    assert table.total == 3.0
-
-
-def test_a_table_is_a_value() -> None:
-    before = table_of((ONE, [0.5, 0.5], [1.0, 1.0]))
-    before.added(ONE, np.ones(2), np.ones(2), limit=8)
-    assert before.target.tolist() == [[0.5, 0.5]]
+    assert table.target.tolist() == [[0.75, 0.75], [1.0, 1.0]]  # an unseen task changes nothing
+    assert table.weight.tolist() == [[4.0, 2.0], [1.0, 1.0]]
+    assert table.total == 4.0
+    full = table.added(THREE, np.ones(2), np.full(2, 2.0), limit=2)
+    assert full.inputs.tolist() == [TWO.tolist(), THREE.tolist()]
+    assert full.total == 3.0
 
 
 W, RIDGE = 4, 0.8
@@ -279,17 +238,18 @@ def shapes(layers=2):
 
 
 @pytest.mark.parametrize("layers", [2, 3])
-def test_exact_form_is_the_printed_matrix_before_and_after_it_turns_primal(layers):
+def test_exact_form_is_the_printed_matrix(layers):
     Z = ExactConfidence.start(shapes(layers), ridge=RIDGE, width=W)
-    matrix = RIDGE * np.eye(Z.parameters)
-    for gradient in gradients(Z.parameters + 8, layers=layers):
+    matrix = RIDGE * np.eye(len(Z.inverse))
+    for gradient in gradients(30, layers=layers):
         g = gradient.dense()[0]
         assert Z.squared_width(gradient)[0] == pytest.approx(g @ np.linalg.solve(matrix, g) / W, rel=1e-6)
         Z = Z.updated(gradient)
         matrix += np.outer(g, g) / W
         expected = np.linalg.slogdet(matrix / RIDGE)[1]
         assert Z.log_determinant == pytest.approx(expected, rel=1e-6)
-    assert Z.primal.size
+    with pytest.raises(ConfigError, match=r"at most 5000 weights \(got 12800\)"):
+        ExactConfidence.start([(64, 192), (8, 64)], ridge=RIDGE, width=64)
 
 
 def test_diagonal_form_is_the_diagonal_of_the_printed_matrix():
@@ -304,7 +264,7 @@ def test_diagonal_form_is_the_diagonal_of_the_printed_matrix():
     assert Z.log_determinant == pytest.approx(np.log(diagonal / RIDGE).sum())
 
 
-def test_printed_gamma_by_hand():
+def test_printed_gamma_by_hand_and_where_it_means_nothing():
     config = PaperModeConfig(width=4, layers=2, ridge=1.0, learning_rate=0.1, steps=2, delta=0.5)
     thin = 4 ** (-1 / 6) * np.sqrt(np.log(4))
     t, logdet = 8.0, 1.5
@@ -312,14 +272,7 @@ def test_printed_gamma_by_hand():
     second = np.sqrt(logdet + thin * 16 * t ** (5 / 3) - 2 * np.log(0.5)) + 1.0
     third = (1 + t * 2) * (0.6 * np.sqrt(t) + thin * 2**3.5 * t ** (5 / 3) * (1 + np.sqrt(t)))
     assert theory_gamma(8, logdet, config) == pytest.approx(first * second + third)
-
-
-def test_printed_gamma_explodes_with_t():
-    config = PaperModeConfig(gamma="theory")
-    assert theory_gamma(1000, 10.0, config) > 1e6 * theory_gamma(0, 0.0, config)
-
-
-def test_printed_gamma_is_refused_where_it_means_nothing():
+    assert theory_gamma(1000, 10.0, PaperModeConfig()) > 1e6 * theory_gamma(0, 0.0, PaperModeConfig())  # explodes
     with pytest.raises(ConfigError, match=r"learning_rate of at most 0\.0156"):
         theory_gamma(1, 0.0, PaperModeConfig(learning_rate=0.1))
 
@@ -358,12 +311,6 @@ def run(policy, slots, *, seed=0):
     return policy
 
 
-def test_the_papers_constants_are_the_defaults():
-    config = RouterConfig().paper
-    assert (config.nu, config.ridge, config.exploration, config.delta) == (1.0, 1.0, 1.0, 1.0)
-    assert (config.width, config.layers, config.loss, config.representative) == (64, 2, "sum", "lp")
-
-
 def test_line_1():
     state = paper(ridge=0.7).state
     assert np.abs(network.predict(state.belief.theta, unit(np.eye(K)))).max() < 1e-12
@@ -385,8 +332,7 @@ def test_bound_has_the_three_terms_of_the_paper(confidence, layers):
     if confidence == "diagonal":
         squared = (g * g / np.concatenate([layer.ravel() for layer in belief.Z.diagonal])).sum() / 8
     else:
-        told = network.Gradient(belief.Z.back, belief.Z.front).dense()
-        squared = g @ np.linalg.solve(np.eye(len(g)) + told.T @ told / 8, g) / 8
+        squared = g @ belief.Z.inverse @ g / 8
     assert terms.mean == pytest.approx(float(value[0]))
     assert terms.granularity == pytest.approx(0.6 * 0.9**terms.depth)
     assert terms.uncertainty == pytest.approx(0.4 * np.sqrt(squared))
@@ -414,7 +360,7 @@ def test_lines_9_to_12():
         node = tell(policy, MIX, rng.random(V))[1].node
         after = policy.state.tree
         assert after.visits[node] == before.visits[node] + 1
-        tau = theory.expansion_threshold(before.depth[node], t, constant=1.3, nu=1.0, rho=0.7, delta=0.5)
+        tau = theory.expansion_threshold(before.depth[node], t, policy.policy.config)
         assert (len(after) == len(before) + 2) == (after.visits[node] >= tau)
     assert after.visits.sum() == 119
 
@@ -466,9 +412,3 @@ def test_late_rewards_may_find_their_leaf_expanded():
         policy.tell(decision, np.full(V, 0.5))
     assert policy.state.tree.visits[0] == 4
     assert len(policy.state.tree) == 3
-
-
-def test_the_papers_largest_step_does_not_diverge():
-    belief = run(paper(learning_rate=0.1, width=64), 60).state.belief
-    assert all(np.isfinite(theta).all() for theta in belief.theta)
-    assert belief.rate < 0.1

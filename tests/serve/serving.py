@@ -24,6 +24,7 @@ from tanbr.types import Decision, FloatArray
 ROWS = [row for task in tiny.TASKS for row in tiny.generate(task.name, 8, seed=11, split="test")]
 TEXTS = [row.text for row in ROWS]
 K = V = 8
+Run = Callable[..., Service]  # the fixture `run`
 
 
 class Ledger:
@@ -106,6 +107,12 @@ def answer(live: Service, count: int = 8, *, task: str | None = "sentiment", rew
     """Send texts and feedback on all of them; how many were accepted."""
     answered = live.submit(TEXTS[:count]).result(30)
     return live.feedback([Feedback(i, reward=reward, task=task) for i in answered.request_ids]).accepted
+
+
+def told(live: Service) -> float:
+    """How much a ledger was told."""
+    router: Any = live.learner.router
+    return float(router.told)
 
 
 def until(true: Callable[[], bool], seconds: float = 20.0) -> None:

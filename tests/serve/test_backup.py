@@ -3,15 +3,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serve.serving import TEXTS, Ledger, answer, service
+from serve.serving import TEXTS, Ledger, Run, answer, service
 from tanbr.errors import OutputError, StateError
 from tanbr.serve.backup import back_up
 from tanbr.serve.records import Feedback
 
 
-def test_a_copy_of_a_running_servers_state_is_a_state_to_start_from(tmp_path: Path, taught: Path) -> None:
-    live = service(tmp_path / "state", taught, router=Ledger())
-    live.start()
+def test_a_copy_of_a_running_servers_state_is_a_state_to_start_from(run: Run, tmp_path: Path, taught: Path) -> None:
+    live = run(tmp_path / "state")
     accepted = answer(live)
     live.end_slot()
     back_up(tmp_path / "state", tmp_path / "copy")
@@ -31,9 +30,8 @@ def test_a_copy_of_a_running_servers_state_is_a_state_to_start_from(tmp_path: Pa
         back_up(tmp_path / "nowhere", tmp_path / "other")
 
 
-def test_ids_of_the_time_that_a_restored_copy_does_not_know_are_unknown(tmp_path: Path, taught: Path) -> None:
-    live = service(tmp_path / "state", taught, router=Ledger())
-    live.start()
+def test_ids_of_the_time_that_a_restored_copy_does_not_know_are_unknown(run: Run, tmp_path: Path) -> None:
+    live = run(tmp_path / "state")
     kept = live.submit(TEXTS[:1]).result(30).request_ids
     live.end_slot()
     back_up(tmp_path / "state", tmp_path / "copy")
@@ -41,8 +39,7 @@ def test_ids_of_the_time_that_a_restored_copy_does_not_know_are_unknown(tmp_path
     live.end_slot()
     lost = live.submit(TEXTS[:1]).result(30).request_ids  # by a slot that the copy will open with another blend
     live.stop()
-    restored = service(tmp_path / "copy", taught, router=Ledger())
-    restored.start()
+    restored = run(tmp_path / "copy")
     for _ in range(3):
         restored.end_slot()
     receipt = restored.feedback([Feedback(i, reward=1.0) for i in (*kept, *shared, *lost)])

@@ -1,6 +1,4 @@
 import json
-import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +60,7 @@ def test_a_history_names_tasks_teaches_the_monitor_and_gives_probes(tmp_path: Pa
         {"text": ["a pair", "of texts"], "task": "sentiment"},
     )
     past = read_history(path)
-    assert {task.name: task.labels for task in past.tasks} == {
-        "sentiment": ("negative", "positive"),
-        "acceptability": ("acceptable", "unacceptable"),
-    }
-    labelled = past.rows_of(past.tasks)
-    assert (len(past.texts), len(labelled), past.texts[-1], past.names[-1]) == (
-        81,
-        80,
-        ("a pair", "of texts"),
-        "sentiment",
-    )
+    assert (len(past), past[-1].text, past[-1].task) == (81, ("a pair", "of texts"), "sentiment")
     live = build(embedded.path(), config=CONFIG, state=tmp_path / "state", history=path)
     assert live.info.tasks == ("sentiment", "acceptability")
     assert live.info.scales == {}  # of the card's tasks only those that the history names
@@ -87,31 +75,13 @@ def test_a_history_names_tasks_teaches_the_monitor_and_gives_probes(tmp_path: Pa
     [
         ([], "is empty"),
         (["{"], "line 1 must be like"),
-        ([{"text": "a", "task": "b"}, {"text": 3, "task": "b"}], "line 2: text must be"),
-        ([{"text": "a", "task": "b", "label": 1}], "label one if given"),
+        ([{"text": "a", "task": "b"}, {"text": 3, "task": "b"}], "line 2 must be .* \\(text"),
+        ([{"text": "a", "task": "b", "label": 1}], "\\(label"),
     ],
 )
 def test_a_bad_history_is_one_sentence(tmp_path: Path, lines: list[Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
         read_history(history(tmp_path / "history.jsonl", *lines))
-
-
-def test_a_byte_copy_of_the_embedded_checkpoint_is_served_as_it_is(tmp_path: Path) -> None:
-    texts = [row.text for name in ("sentiment", "similarity") for row in tiny.generate(name, 8, seed=4, split="test")]
-    copy = shutil.copytree(embedded.path(), tmp_path / "elsewhere")
-    seen = []
-    for number, checkpoint in enumerate((None, copy)):
-        live = build(checkpoint, config=CONFIG, state=tmp_path / str(number))
-        live.start()
-        answered = live.submit(texts).result(30)
-        live.end_slot()
-        live.stop()
-        info = replace(live.info, model="")
-        seen.append((info, answered.logits.tolist(), live.state().task_mix.tolist(), live.state().blend.tolist()))
-    assert seen[0] == seen[1]
-    assert seen[1][0].tasks == tuple(task.name for task in tiny.TASKS)
-    assert seen[1][0].expert_names == seen[1][0].tasks
-    assert seen[1][0].scales == {"similarity": (0.0, 5.0)}
 
 
 def test_experts_that_do_not_merge_are_refused_unless_forced(tmp_path: Path) -> None:
@@ -127,7 +97,7 @@ def test_a_survey_is_the_start_blend_and_a_warm_start_is_known_to_the_router(tmp
     survey = embedded.path() / "survey.json"
     known = Survey.load(survey)
     live = build(None, config=CONFIG, state=tmp_path / "one", survey=survey, warm_start=survey)
-    np.testing.assert_array_equal(live.state().blend, known.best_for(np.full(8, 1 / 8)))
+    np.testing.assert_array_equal(live.state().blend, known.best_fixed)
     router = live.learner.router
     told = router.tree.value[0]
     live.stop()
@@ -143,15 +113,6 @@ def test_a_survey_is_the_start_blend_and_a_warm_start_is_known_to_the_router(tmp
     with pytest.raises(DataError, match="holds no survey"):
         build(None, config=CONFIG, state=tmp_path / "three", warm_start=other)
     assert not (tmp_path / "three").exists()
-
-
-def test_what_the_user_says_of_the_router_stays(tmp_path: Path) -> None:
-    settings = parse({"router": {"default": {"noise": 0.11, "beta": 3.0}}}).router
-    live = build(None, config=CONFIG, router=settings, state=tmp_path)
-    assert isinstance(live.learner.router, Tanbr)
-    default = live.learner.router.config.default
-    assert (default.noise, default.beta) == (0.11, 3.0)
-    live.stop()
 
 
 def test_a_restart_goes_on_with_the_settings_it_is_given_or_says_why_it_cannot(tmp_path: Path) -> None:

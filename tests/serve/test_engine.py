@@ -1,7 +1,7 @@
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,7 @@ from tanbr.errors import CheckpointError, ConfigError, InputError
 from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.engine import Engine
-from tanbr.serve.panel import Assignment, Lineup, Live, within
-from tanbr.types import Decision
 
 TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 6, seed=5, split="test")]
 
@@ -33,7 +30,7 @@ def test_a_bad_blend_leaves_the_old_one_serving(engine: Engine) -> None:
     for wrong in ([0.5, 0.5], np.full(8, 0.2), [np.nan] * 8):
         with pytest.raises(InputError, match="blend"):
             engine.swap(wrong)
-    assert engine.version == version
+    assert engine.live.version == version
     np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
 
 
@@ -43,7 +40,7 @@ def test_both_ways_of_swapping_answer_as_a_fresh_merge_does(moe: Moe, spare: boo
     for blend in (np.eye(8)[0], np.full(8, 1 / 8), np.eye(8)[0], np.eye(8)[5]):
         engine.swap(blend)
         np.testing.assert_array_equal(engine.logits(TEXTS[:6]), Engine(moe, blend=blend).logits(TEXTS[:6]))
-    assert engine.version == 4
+    assert engine.live.version == 4
 
 
 @pytest.mark.parametrize("spare", [True, False])
@@ -55,7 +52,7 @@ def test_what_is_prepared_can_be_looked_over_and_answers_only_once_committed(moe
     np.testing.assert_array_equal(engine.logits(TEXTS[:4], live=staged), after)
     assert engine.sane("a", staged)
     np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
-    assert (engine.version, engine.live.slot) == (5, 3)
+    assert (engine.live.version, engine.live.slot) == (5, 3)
     (live,) = engine.commit(staged, slot=4).models
     assert live is engine.live
     assert (live.version, live.slot) == (6, 4)
@@ -73,7 +70,7 @@ def test_what_is_discarded_never_happened(moe: Moe, spare: bool) -> None:
     engine.discard(staged)
     np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
     assert not engine.held  # nobody goes back to a blend that was refused
-    assert (engine.version, engine.swap(np.eye(8)[2])) == (5, 6)
+    assert (engine.live.version, engine.swap(np.eye(8)[2])) == (5, 6)
     with pytest.raises(RuntimeError, match="prepared last"):
         engine.commit(staged)
 
@@ -104,7 +101,7 @@ def test_a_file_that_changed_is_noticed_before_anything_is_read_or_overwritten(
     with pytest.raises(CheckpointError, match="has changed"):
         steps[when]()
     np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
-    assert engine.version == 1
+    assert engine.live.version == 1
 
 
 @pytest.mark.parametrize("restored", [True, False])
@@ -127,7 +124,7 @@ def test_a_merge_in_place_that_fails_puts_the_old_blend_back_or_answers_nothing(
     monkeypatch.setattr(mine, "tensors", failing)
     with pytest.raises(CheckpointError, match="the disk is gone"):
         engine.commit(staged)
-    assert engine.version == 1
+    assert engine.live.version == 1
     if restored:
         np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
         return
@@ -145,7 +142,7 @@ def test_a_batch_keeps_its_version_while_another_takes_over_and_no_merge_touches
     before, readers = engine.logits(TEXTS[:4]), []
     with engine.using() as live:
         engine.swap(np.eye(8)[1])
-        assert engine.version == 2
+        assert engine.live.version == 2
         merge = live.backend.merge
 
         def seen(*args: Any, **settings: Any) -> None:
@@ -159,7 +156,7 @@ def test_a_batch_keeps_its_version_while_another_takes_over_and_no_merge_touches
         np.testing.assert_array_equal(engine.logits(TEXTS[:4], live=live), before)
     second.join()
     assert readers == [0]  # whenever the merge came, nobody was using its buffer
-    assert engine.version == 3
+    assert engine.live.version == 3
 
 
 def test_going_back_merges_nothing_while_the_spare_still_holds_it(moe: Moe) -> None:
@@ -175,7 +172,7 @@ def test_going_back_merges_nothing_while_the_spare_still_holds_it(moe: Moe) -> N
     engine.swap(np.eye(8)[1], version=2)
     broken = engine.live
     assert engine.revert(broken)
-    assert (engine.version, engine.held) == (1, ())  # what was broken is not offered again
+    assert (engine.live.version, engine.held) == (1, ())  # what was broken is not offered again
     assert engine.revert(broken)  # it answers no more already
     assert not engine.revert(engine.live)  # there is no other
 
@@ -193,11 +190,10 @@ def served(engine: Engine) -> dict[int, int]:
 
 @pytest.mark.parametrize("spare", [True, False])
 def test_a_panel_answers_side_by_side_and_only_what_changed_is_merged(moe: Moe, spare: bool) -> None:
-    engine = Engine(moe, models=3, blend=np.eye(8)[0], version=1, slot=1, spare=spare)
-    lineup = engine.commit(*(engine.prepare(np.eye(8)[k]) for k in (0, 1, 2)), slot=2)
-    assert [(live.version, live.slot, live.place) for live in lineup.models] == [(1, 2, 0), (2, 2, 1), (3, 2, 2)]
+    engine, merges = panel(moe, 3, spare=spare), []
+    assert [(one.version, one.slot, one.place) for one in engine.lineup.models] == [(1, 1, 0), (2, 1, 1), (3, 1, 2)]
     assert served(engine) == {1: 0, 2: 1, 3: 2}
-    merges = count_merges(engine)
+    on_merge(engine, lambda: merges.append(1))
     engine.commit(*(engine.prepare(np.eye(8)[k]) for k in (2, 3, 1)), slot=3)
     assert served(engine) == {3: 2, 4: 3, 2: 1}
     assert len(merges) == 1  # one is new, and it is merged once
@@ -209,31 +205,33 @@ def test_a_panel_answers_side_by_side_and_only_what_changed_is_merged(moe: Moe, 
     assert list(served(engine).values()) == [2]
 
 
-def count_merges(engine: Engine) -> list[int]:
-    """Note every merge into any buffer of an engine from now on."""
-    merges: list[int] = []
-    merge = type(engine.live.backend).merge
-    for backend in {id(one): one for one in engine.backends}.values():
+def panel(moe: Moe, models: int, *, spare: bool = True) -> Engine:
+    """Serve the first experts side by side, in slot 1."""
+    engine = Engine(moe, models=models, blend=np.eye(8)[0], version=1, spare=spare)
+    engine.commit(*(engine.prepare(np.eye(8)[k]) for k in range(models)), slot=1)
+    return engine
 
-        def counted(*arguments: Any, of: Any = backend, **named: Any) -> None:
-            merges.append(id(of))
-            merge(of, *arguments, **named)
 
-        backend.merge = counted  # type: ignore[method-assign]
-    return merges
+def on_merge(engine: Engine, do: Callable[[], object]) -> None:
+    """Do something before every merge into any buffer."""
+    for backend in engine.backends:
+
+        def merge(*arguments: Any, merge: Any = backend.merge, **named: Any) -> None:
+            do()
+            merge(*arguments, **named)
+
+        backend.merge = merge  # type: ignore[method-assign]
+
+
+def fail() -> None:
+    raise CheckpointError("no more")
 
 
 def test_a_whole_panel_changes_through_one_spare_and_what_fails_leaves_whole_models(moe: Moe) -> None:
-    engine = Engine(moe, models=2, blend=np.eye(8)[0], version=1, spare=True)
-    engine.commit(engine.prepare(np.eye(8)[0]), engine.prepare(np.eye(8)[1]), slot=1)
+    engine = panel(moe, 2)
     staged = [engine.prepare(np.eye(8)[k]) for k in (2, 3)]
     assert [one.version for one in staged] == [3, 4]
-    last = engine.live.backend
-
-    def fails(*_: Any, **__: Any) -> None:
-        raise CheckpointError("no more")
-
-    last.merge = fails  # type: ignore[method-assign]  # the buffer that the second one needs
+    on_merge(engine, fail)  # of the second one, into the buffer of a model that leaves
     with pytest.raises(CheckpointError, match="no more"):
         engine.commit(*staged, slot=2)
     assert served(engine) == {2: 1}  # one has left its buffer, the other still answers
@@ -247,26 +245,16 @@ def test_a_whole_panel_changes_through_one_spare_and_what_fails_leaves_whole_mod
 def test_all_that_answer_while_a_panel_is_replaced_are_of_one_slot(
     moe: Moe, spare: bool, between: list[list[tuple[int, int, int]]]
 ) -> None:
-    engine = Engine(moe, models=2, blend=np.eye(8)[0], version=1, spare=spare)
-    engine.commit(engine.prepare(np.eye(8)[0]), engine.prepare(np.eye(8)[1]), slot=1)
+    engine, seen = panel(moe, 2, spare=spare), []
     staged = [engine.prepare(np.eye(8)[k]) for k in (2, 3)]
-    seen = []
-    merge = type(engine.live.backend).merge
-    for backend in engine.backends:
-
-        def noted(*arguments: Any, of: Any = backend, **named: Any) -> None:
-            seen.append([(live.version, live.slot, live.place) for live in engine.lineup.models])
-            merge(of, *arguments, **named)
-
-        backend.merge = noted  # type: ignore[method-assign]
+    on_merge(engine, lambda: seen.append([(one.version, one.slot, one.place) for one in engine.lineup.models]))
     engine.commit(*staged, slot=2)
     assert seen == between
     assert served(engine) == {3: 2, 4: 3}
 
 
 def test_a_model_of_a_panel_that_breaks_leaves_its_requests_to_the_others(moe: Moe) -> None:
-    engine = Engine(moe, models=2, blend=np.eye(8)[0], version=1, spare=True)
-    engine.commit(engine.prepare(np.eye(8)[0]), engine.prepare(np.eye(8)[1]), slot=1)
+    engine = panel(moe, 2)
     old = engine.lineup
     assert engine.revert(old.models[0])
     assert served(engine) == {2: 1}
@@ -283,20 +271,11 @@ def buffers(engine: Engine) -> int:
 
 @pytest.mark.parametrize("when", ["prepare", "commit"])
 def test_a_model_that_breaks_while_others_are_merged_is_not_confused_with_them(moe: Moe, when: str) -> None:
-    engine = Engine(moe, models=3, blend=np.eye(8)[0], version=1, spare=True)
-    engine.commit(*(engine.prepare(np.eye(8)[k]) for k in (0, 1, 2)), slot=1)
+    engine = panel(moe, 3)
     broken = engine.lineup.models[0]
     if when == "commit":
         staged = [engine.prepare(np.eye(8)[k]) for k in (1, 3, 4)]
-    merge = type(broken.backend).merge
-
-    for backend in engine.backends:  # the next merge, whichever buffer it goes to, meets a model that breaks
-
-        def breaking(*arguments: Any, of: Any = backend, **named: Any) -> None:
-            engine.revert(broken)
-            merge(of, *arguments, **named)
-
-        backend.merge = breaking  # type: ignore[method-assign]
+    on_merge(engine, lambda: engine.revert(broken))  # the next merge, whichever buffer it goes to, meets it
     if when == "prepare":
         engine.discard(engine.prepare(np.eye(8)[3]))
         assert served(engine) == {2: 1, 3: 2}
@@ -310,12 +289,7 @@ def test_a_commit_that_fails_loses_no_buffer(moe: Moe) -> None:
     engine = Engine(moe, models=3, blend=np.eye(8)[0], version=1, spare=True)
     first, *others = [engine.prepare(np.eye(8)[k]) for k in (1, 2, 3)]
     engine.prepare(np.eye(8)[4])  # takes the first one's buffer
-
-    def fails(*_: Any, **__: Any) -> None:
-        raise CheckpointError("no more")
-
-    for backend in engine.backends:
-        backend.merge = fails  # type: ignore[method-assign]
+    on_merge(engine, fail)
     with pytest.raises(CheckpointError, match="no more"):
         engine.commit(first, *others, slot=2)
     assert served(engine) == {1: 0}  # not all of the new ones were ready
@@ -323,8 +297,7 @@ def test_a_commit_that_fails_loses_no_buffer(moe: Moe) -> None:
 
 
 def test_what_breaks_between_prepare_and_commit_is_not_let_back_in(moe: Moe) -> None:
-    engine = Engine(moe, models=2, blend=np.eye(8)[0], version=1, spare=True)
-    engine.commit(*(engine.prepare(np.eye(8)[k]) for k in (0, 1)), slot=1)
+    engine = panel(moe, 2)
     staged = [engine.prepare(np.eye(8)[k]) for k in (0, 1)]
     engine.revert(engine.lineup.models[0])
     with pytest.raises(CheckpointError, match="merge version 1 was found broken before it was committed"):
@@ -333,13 +306,10 @@ def test_what_breaks_between_prepare_and_commit_is_not_let_back_in(moe: Moe) -> 
     assert buffers(engine) == 3
 
 
-@pytest.mark.parametrize("models", [0, 9])
-def test_a_panel_has_one_to_as_many_models_as_experts(moe: Moe, models: int) -> None:
-    with pytest.raises(ConfigError, match=f"a panel holds 1 to 8 models, as many as experts .got {models}"):
-        Engine(moe, models=models)
-
-
 def test_settings_that_cannot_be_are_refused_in_a_sentence(moe: Moe) -> None:
+    for models in (0, 9):
+        with pytest.raises(ConfigError, match=f"a panel holds 1 to 8 models, as many as experts .got {models}"):
+            Engine(moe, models=models)
     with pytest.raises(ConfigError, match="unknown backend 'abacus'; choose one of int8, onnx, torch"):
         Engine(moe, backend="abacus")
     for device in ("cuda:97", "no such device"):
@@ -366,40 +336,3 @@ def test_a_model_that_writes_is_checked_before_and_while_it_answers(tmp_path: Pa
     with torch.no_grad():
         engine.live.backend.model.lm_head.weight.fill_(float("nan"))  # type: ignore[attr-defined]
     assert not engine.sane("w1", engine.live)
-
-
-# --- which request goes to which model --------------------------------------------------------------------------------
-
-MIX = np.array([0.5, 0.25, 0.25])
-PANEL = Decision(0, MIX, np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[0.9, 0.2, 0.2], [0.1, 0.6, 0.8]]))
-ASSIGNMENT = Assignment(PANEL, Recogniser(("a", "b", "c"), MIX, None))
-
-
-def seen(*posteriors: list[float], novel: tuple[int, ...] = ()) -> Recognition:
-    count = len(posteriors)
-    familiarity = np.array([-1.0 if row in novel else 1.0 for row in range(count)])
-    return Recognition(
-        np.zeros(count, np.uint64), np.array(posteriors), familiarity, np.zeros((count, 0)), informed=True
-    )
-
-
-def test_a_request_goes_to_the_model_of_its_task_and_one_like_no_task_to_the_most_even() -> None:
-    rows = seen([0.9, 0.1, 0.0], [0.0, 0.2, 0.8], [0.9, 0.1, 0.0], novel=(2,))
-    assert ASSIGNMENT.places(rows).tolist() == [0, 1, 1]
-    np.testing.assert_allclose(ASSIGNMENT.posteriors(seen([0.5, 0.5, 0.0])), [[2 / 3, 1 / 3, 0.0]], rtol=1e-15)
-
-
-def test_a_client_that_names_tasks_is_believed() -> None:
-    rows = seen([0.9, 0.1, 0.0], [0.9, 0.1, 0.0], novel=(1,))
-    assert ASSIGNMENT.places(rows, np.array([0.0, 0.0, 1.0])).tolist() == [1, 1]  # though the text says otherwise
-    assert ASSIGNMENT.posteriors(rows, np.array([0.0, 1.0, 1.0])).tolist() == [[0.0, 1.0, 0.0]] * 2
-    assert within(rows.posteriors, np.array([0.0, 0.0, 1.0])).tolist() == [[0.0, 0.0, 1.0]] * 2
-
-
-def test_without_one_model_the_others_keep_their_places_and_get_its_requests() -> None:
-    models = tuple(Live(None, version, None, slot=4, place=place) for place, version in enumerate((7, 8)))  # type: ignore[arg-type]
-    left = Lineup(models, ASSIGNMENT).without(0)
-    assert [(one.version, one.place) for one in left.models] == [(8, 1)]  # what is credited to stays
-    assert left.assignment is not None
-    assert left.assignment.panel.blends.tolist() == [[0.5, 0.5]]
-    assert left.assignment.places(seen([1.0, 0.0, 0.0])).tolist() == [0]

@@ -39,18 +39,6 @@ def test_it_answers_learns_and_knows_its_state_again(folders: tuple[Path, list[P
         build(base, experts=experts[:2], config=CONFIG, state=tmp_path / "state")
 
 
-def test_a_panel_holds_two_models_of_them(folders: tuple[Path, list[Path]], tmp_path: Path) -> None:
-    base, experts = folders
-    config = parse({"serve": {"slot_seconds": 3600, "threads": 1, "models": 2}}).serve
-    live = build(base, experts=experts, config=config, state=tmp_path / "state")
-    live.start()
-    assert live.submit([row.text for row in tiny.generate("sentiment", 4, seed=1)]).result(30).logits.shape[0] == 4
-    live.end_slot()
-    live.stop()
-    with pytest.raises(StateError, match="was made for method average"):
-        build(base, experts=experts, config=config.model_copy(update={"method": "ties"}), state=tmp_path / "state")
-
-
 def test_int8_refuses_a_blend_of_what_its_two_models_share(tmp_path: Path) -> None:
     model = build_dense("BertForSequenceClassification")
     model.save_pretrained(tmp_path / "base")

@@ -8,13 +8,6 @@ from tanbr.tasks.rows import Task
 MOOD, GRADE = Task("mood", ("accuracy",), ("bad", "good")), Task("grade", ("pearson",), scale=(0.0, 5.0))
 
 
-def test_a_true_label_is_scored_by_what_was_answered() -> None:
-    space = label_space((MOOD,), ("good", "bad"))  # the head's own order
-    assert space is not None
-    assert space.score("mood", "good", np.array([1.0, 0.0])) == 1.0
-    assert space.score("mood", "bad", np.array([1.0, 0.0])) == 0.0
-
-
 def test_labels_that_a_task_does_not_have_are_refused() -> None:
     space = label_space((MOOD, GRADE), ("bad", "good", "grade"))
     assert space is not None

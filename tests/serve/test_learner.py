@@ -5,37 +5,25 @@ import sqlite3
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from serve.serving import ROWS, TEXTS, K, Ledger, V, answer, service, until
+from serve.serving import ROWS, TEXTS, K, Ledger, Run, V, answer, service, told, until
 from tanbr.errors import StateError
 from tanbr.lab.tasks import tiny
 from tanbr.loop.guard import LEAST_COUNT
 from tanbr.merge import Moe
 from tanbr.monitor import Monitor
-from tanbr.router.shell import lone_root
 from tanbr.serve.engine import Engine
 from tanbr.serve.learner import MOST_PAUSE, LearnerThread
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import Feedback, Phase, Reason, ServiceError
 from tanbr.serve.service import Service
 from tanbr.serve.store import Store
-from tanbr.serve.view import view_of
-from tanbr.types import Decision, Terms
 
 OWN = tuple(range(V))  # of the embedded model, the expert of each task
-
-
-@pytest.fixture
-def live(tmp_path: Path, taught: Path) -> Any:
-    running = service(tmp_path, taught, router=Ledger())
-    running.start()
-    yield running
-    running.stop()
 
 
 @pytest.fixture
@@ -46,19 +34,11 @@ def still(tmp_path: Path, taught: Path) -> Any:
     made.stop()
 
 
-def told(live: Service) -> float:
-    router: Any = live.learner.router
-    return float(router.told)
-
-
 # --- without rewards nothing is explored ------------------------------------------------------------------------------
 
 
-def test_without_feedback_the_start_blend_stays_and_answers_as_the_even_one_does(
-    tmp_path: Path, taught: Path, moe: Moe
-) -> None:
-    live = service(tmp_path, taught, explore="careful")
-    live.start()
+def test_without_feedback_the_start_blend_stays_and_answers_as_the_even_one_does(run: Run, moe: Moe) -> None:
+    live = run(router=None, explore="careful")
     even = np.full(K, 1 / K)
     expected = Engine(moe, blend=even).logits(TEXTS[:8])
     for _ in range(6):
@@ -69,7 +49,6 @@ def test_without_feedback_the_start_blend_stays_and_answers_as_the_even_one_does
     assert live.state().why is None
     assert {slot.reason for slot in live.slots()} == {Reason.START}
     assert live.state().merge_version == 1  # nothing was merged again
-    live.stop()
 
 
 # --- feedback ---------------------------------------------------------------------------------------------------------
@@ -113,46 +92,13 @@ def posterior(live: Service, text: str) -> Any:
     return source.snapshot().recognise([text]).posteriors[0]
 
 
-def test_labels_teach_the_monitor_what_a_task_looks_like(tmp_path: Path, taught: Path) -> None:
-    live = service(tmp_path, taught, router=Ledger())
-    live.start()
-    texts = [f"zorp quux blip {n} flarn wibble" for n in range(40)]
-
-    def share() -> float:
-        live.submit(texts).result(30)
-        live.end_slot()
-        seen = live.slots(2)[1].estimate
-        assert seen is not None
-        return float(seen[6])
-
-    before = share()
-    for _ in range(4):
-        ids = live.submit(texts).result(30).request_ids
-        live.feedback([Feedback(i, task="sentiment", label="positive") for i in ids])
-        live.end_slot()
-    assert share() > max(0.8, before + 0.1)
-    live.stop()
-    again = service(tmp_path, taught, router=Ledger())  # it was saved with the monitor
-    assert posterior(again, texts[0])[6] > 0.8
-    again.stop()
-
-
-def test_feedback_is_refused_when_the_state_is_deleted_under_the_server(tmp_path: Path, taught: Path) -> None:
-    live = service(tmp_path / "state", taught, router=Ledger())
-    live.start()
+def test_a_state_that_was_deleted_under_the_server_is_not_made_anew_in_parts(run: Run, tmp_path: Path) -> None:
+    live = run(tmp_path / "state")
     ids = live.submit(TEXTS[:2]).result(30).request_ids
     shutil.rmtree(tmp_path / "state")
     with pytest.raises(ServiceError, match="nothing was taken in"):
         live.feedback([Feedback(i, reward=1.0) for i in ids])
     assert len(live.submit(TEXTS[:2]).result(30).request_ids) == 2  # answers go on
-    live.stop()
-
-
-def test_a_state_that_was_deleted_under_the_server_is_not_made_anew_in_parts(tmp_path: Path, taught: Path) -> None:
-    live = service(tmp_path / "state", taught, router=Ledger())
-    live.start()
-    answer(live, 4)
-    shutil.rmtree(tmp_path / "state")
     with pytest.raises(ServiceError):
         live.end_slot()
     assert not live.stop()  # what was learned is not saved, and that is said
@@ -172,11 +118,8 @@ def say(live: Service, client: str, texts: Any, **said: Any) -> None:
         live.call(lambda learning: None)
 
 
-def test_a_stranger_rolls_back_no_version_in_any_slot_and_moves_a_reward_by_its_share(
-    tmp_path: Path, taught: Path
-) -> None:
-    live = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 0})
-    live.start()
+def test_a_stranger_rolls_back_no_version_in_any_slot_and_moves_a_reward_by_its_share(run: Run) -> None:
+    live = run(rewards={"settle_slots": 0})
     for slot in range(9):
         if slot:
             say(live, f"stranger {slot}", TEXTS, reward=0.0, task="sentiment")
@@ -189,7 +132,6 @@ def test_a_stranger_rolls_back_no_version_in_any_slot_and_moves_a_reward_by_its_
     for n, client in enumerate(HONEST):  # the guard sleeps no more for that
         say(live, client, TEXTS[8 * n : 8 * n + 8], reward=0.1, task="sentiment")
     assert live.slots()[0].reason is Reason.ROLLED_BACK
-    live.stop()
 
 
 def recognised(live: Service, rows: Any) -> float:
@@ -204,9 +146,8 @@ def label_of(task: str) -> Any:
 
 
 @pytest.mark.parametrize("honest", [8, 0])
-def test_labels_that_lie_teach_the_monitor_nothing(tmp_path: Path, taught: Path, honest: int) -> None:
-    live = service(tmp_path, taught, router=Ledger())
-    live.start()
+def test_labels_that_lie_teach_the_monitor_nothing(run: Run, honest: int) -> None:
+    live = run()
     fresh = [row for task in tiny.TASKS for row in tiny.generate(task.name, 50, seed=99, split="test")]
     before = recognised(live, fresh)
     names = [task.name for task in tiny.TASKS]
@@ -220,24 +161,21 @@ def test_labels_that_lie_teach_the_monitor_nothing(tmp_path: Path, taught: Path,
             say(live, client, [row.text for row in rows[:32]], task=rows[0].task, label=label_of(rows[0].task))
         live.end_slot()
     assert recognised(live, fresh) >= before - 0.01
-    live.stop()
 
 
-def test_a_new_look_of_a_task_is_learned_from_several_clients_or_from_one_that_leads(
-    tmp_path: Path, taught: Path
-) -> None:
+def test_a_new_look_of_a_task_is_learned_from_several_clients_or_from_one_that_leads(run: Run, tmp_path: Path) -> None:
     texts = [f"zorp quux blip {n} flarn wibble" for n in range(40)]
 
     def learned(name: str, clients: list[str]) -> bool:
-        live = service(tmp_path / name, taught, router=Ledger(), rewards={"settle_slots": 0})
-        live.start()
+        live = run(tmp_path / name, rewards={"settle_slots": 0})
         for _ in range(5):
             for client in clients:
                 say(live, client, texts, task="sentiment", label="positive")
             say(live, "liar", [f"{text} snarf" for text in texts], task="paraphrase", label=label_of("paraphrase"))
             live.end_slot()
-        agreed, lie = posterior(live, texts[0]), posterior(live, f"{texts[0]} snarf")
         live.stop()
+        again = run(tmp_path / name)  # it was saved with the monitor
+        agreed, lie = posterior(again, texts[0]), posterior(again, f"{texts[0]} snarf")
         assert lie[2] < 0.5  # nobody else says so
         return bool(agreed[6] > 0.8)
 
@@ -271,29 +209,6 @@ def test_a_turn_that_fails_keeps_the_mix_of_its_slot(live: Service) -> None:
     assert estimate[6] > 0.8
 
 
-def test_the_guard_remembers_over_a_restart_what_it_refused(tmp_path: Path, taught: Path) -> None:
-    probes = [row for task in tiny.TASKS for row in tiny.generate(task.name, 8, seed=3_000)]
-
-    class Stubborn(Ledger):
-        """Wants an expert that is no good for all, again and again."""
-
-        def ask(self, task_mix: Any) -> Any:
-            decision = super().ask(task_mix)
-            blend = np.full(K, 1 / K) if decision.id == 0 else np.eye(K)[6]
-            return type(decision)(decision.id, decision.task_mix, blend)
-
-    def refused(live: Service) -> bool:
-        live.submit(TEXTS).result(30)  # of all tasks
-        live.end_slot()
-        return live.slots(1)[0].note.startswith("refused")
-
-    for _ in range(2):
-        live = service(tmp_path, taught, router=Stubborn(), probes=probes)
-        live.start()
-        assert refused(live)
-        live.stop()
-
-
 def test_a_bad_state_is_one_sentence(tmp_path: Path, taught: Path) -> None:
     service(tmp_path / "state", taught, router=Ledger()).stop()
     for number, (statement, values) in enumerate(
@@ -321,19 +236,8 @@ def test_a_bad_state_is_one_sentence(tmp_path: Path, taught: Path) -> None:
             service(folder, taught, router=Ledger())
 
 
-def test_the_state_is_one_picture(live: Service) -> None:
-    assert live.state().phase is Phase.LEARNING
-    live.pin(np.eye(K)[3])
-    pinned = live.state()
-    assert (pinned.phase, pinned.pinned, pinned.why, pinned.blend[3]) == (Phase.PINNED, True, None, 1)
-    live.unpin()
-    assert live.state().phase is Phase.LEARNING
-    assert live.faults() == ()
-
-
-def test_two_starts_with_other_settings_tell_every_reward_once(tmp_path: Path, taught: Path) -> None:
-    first = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 3, "confidence": 1.0})
-    first.start()
+def test_two_starts_with_other_settings_tell_every_reward_once(run: Run, tmp_path: Path, taught: Path) -> None:
+    first = run(rewards={"settle_slots": 3, "confidence": 1.0})
     for _ in range(2):
         answer(first, 8)
         first.end_slot()
@@ -349,17 +253,14 @@ def test_two_starts_with_other_settings_tell_every_reward_once(tmp_path: Path, t
     counted = told(again)
     assert counted == pytest.approx(8 + 8 + 2 * 5, abs=0.1)  # what clients said, and the confidence where it counts
     assert again.stop()
-    third = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 0, "confidence": 1.0})
-    third.start()
+    third = run(rewards={"settle_slots": 0, "confidence": 1.0})
     third.feedback([Feedback(i, reward=1.0, task="sentiment") for i in late])
     third.end_slot()
     assert told(third) == pytest.approx(counted + 8)  # the confidence of that slot is not told again
-    third.stop()
 
 
-def test_a_pin_and_the_trust_in_clients_hold_over_a_restart(tmp_path: Path, taught: Path) -> None:
-    one = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 0})
-    one.start()
+def test_a_pin_and_the_trust_in_clients_hold_over_a_restart(run: Run, tmp_path: Path, taught: Path) -> None:
+    one = run(rewards={"settle_slots": 0})
     for _ in range(2):
         for client in HONEST[:3]:
             say(one, client, TEXTS[:8], reward=1.0, task="sentiment")
@@ -390,14 +291,14 @@ def test_what_was_counted_stays_counted_when_the_feedback_cannot_be_read(
     learning, texts = still.learning, [row.text for row in tiny.generate("sentiment", 32, seed=5, split="test")]
     Queue.start(still)
     still.submit(texts).result(30)
-    until(lambda: still.learning.requests == 32)
+    until(lambda: still.state().requests == 32)
 
     def locked(*_: Any, **__: Any) -> Any:
         raise ServiceError("the store is locked")
 
     with monkeypatch.context() as patched:
         patched.setattr(Store, "feedback", locked)
-        assert not learning.read_safely()
+        assert not learning.read()
     assert learning.turn()
     estimate = still.slots(2)[1].estimate
     assert estimate is not None
@@ -417,44 +318,24 @@ def test_texts_that_cannot_be_read_do_not_blind_the_guard(live: Service, monkeyp
         assert "cannot be read: MemoryError" in live.state().alarms[0].text
 
 
-def test_a_router_that_does_not_explain_itself_serves_all_the_same(tmp_path: Path, taught: Path) -> None:
+def test_a_router_that_does_not_explain_itself_serves_all_the_same(run: Run) -> None:
     class Silent(Ledger):
         @property
         def tree(self) -> Any:
             raise ValueError("no idea")
 
-    live = service(tmp_path, taught, router=Silent())
-    live.start()
+    live = run(router=Silent())
     assert live.end_slot() == 1
     assert "the router does not explain itself: ValueError" in live.state().alarms[0].text
     assert live.tree() is None
-    live.stop()
 
 
-def test_a_choice_of_the_router_s_is_explained_with_its_regret() -> None:
-    tree, mix = lone_root(2, 2), np.full(2, 0.5)
-    tree.value[:] = 0.75
-    chosen = Decision(1, mix, [1.0, 0.0], terms=(Terms(mean=0.5, uncertainty=0.25, candidates=9),))
-    for decision, known in ((chosen, tree), (chosen, None), (None, tree)):
-        learner: Any = SimpleNamespace(router=SimpleNamespace(tree=known), slot=SimpleNamespace(decision=decision))
-        seen = view_of(learner)
-        assert seen.tree is known
-        if decision is None or known is None:
-            assert (seen.why, np.isnan(seen.regret)) == (None, True)
-        else:
-            assert seen.why is not None
-            assert "of 9 blends this one may earn most for the mix: 0.500 is expected" in seen.why.sentence
-            assert seen.regret == pytest.approx(0.25)
-
-
-def test_requests_unlike_any_task_are_an_alarm_once(tmp_path: Path, taught: Path) -> None:
-    live = service(tmp_path, taught, router=Ledger())
-    live.start()
+def test_requests_unlike_any_task_are_an_alarm_once(run: Run) -> None:
+    live = run()
     for slot in range(3):
         live.submit([f"⊗⊘ {n}§§ ⟦qqqqzzzz⟧ xkcdvvv{n} {slot}" for n in range(64)]).result(30)
         live.end_slot()
     assert len([one for one in live.state().alarms if one.text.startswith("drift: ")]) == 1
-    live.stop()
 
 
 # --- when slots end ---------------------------------------------------------------------------------------------------
@@ -476,9 +357,8 @@ def timed(still: Service) -> tuple[LearnerThread, Clock]:
     return still.learning, clock
 
 
-def test_a_slot_holds_the_requests_it_should_and_at_most_a_batch_more(tmp_path: Path, taught: Path) -> None:
-    live = service(tmp_path, taught, router=Ledger(), slot_requests=64, batch=16)
-    live.start()
+def test_a_slot_holds_the_requests_it_should_and_at_most_a_batch_more(run: Run) -> None:
+    live = run(slot_requests=64, batch=16)
     for sent in range(1, 21):  # a client that leaves the learner its time
         live.submit((TEXTS * 2)[:16]).result(30)
         until(lambda sent=sent: live.state().slot == sent * 16 // 64)  # type: ignore[misc]
@@ -496,13 +376,13 @@ def test_slots_grow_where_requests_come_faster_than_they_turn_and_that_is_said_o
     came = [100, 100, 0, 0]
 
     def busy(thread: LearnerThread, *arguments: Any, **named: Any) -> bool:
-        held[thread.learner.slot.number] += came.pop(0)
+        held[thread.learner.slot.number, 0] += came.pop(0)
         return turn(thread, *arguments, **named)
 
     monkeypatch.setattr(LearnerThread, "turn", busy)
     targets = []
     for _ in range(4):
-        held[learning.learner.slot.number] = learning._target or 0
+        held[learning.learner.slot.number, 0] = learning._target or 0
         learning.step()
         targets.append(learning._target)
     assert (targets, still.state().slot) == ([100, 100, 64, 64], 4)  # a slot after a long turn is as long as that
@@ -515,7 +395,7 @@ def test_what_fails_is_tried_again_after_growing_pauses(still: Service, monkeypa
     learning, clock = timed(still)
     turns: list[float] = []
     monkeypatch.setattr(LearnerThread, "turn", lambda _: bool(turns.append(clock.now)))
-    learning.world.answers.held[0] = 64  # the slot is due
+    learning.world.answers.held[0, 0] = 64  # the slot is due
     for _ in range(5 * 600):  # ten minutes, five looks a second
         learning.step()
         clock.now += 0.2
@@ -526,7 +406,7 @@ def test_what_fails_is_tried_again_after_growing_pauses(still: Service, monkeypa
 def test_slots_end_by_a_clock_that_nobody_sets_back(still: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     learning, clock = timed(still)
     monkeypatch.setattr(time, "time", lambda: 0.0)  # the wall clock was set back to 1970
-    learning.world.answers.held[0] = 1
+    learning.world.answers.held[0, 0] = 1
     learning.step()
     assert still.state().slot == 0
     clock.now += 3600.0
@@ -542,7 +422,7 @@ def test_a_slot_that_a_roll_back_opens_lasts_as_long_as_any(still: Service) -> N
     learning.end_slot()
     clock.now += 3000.0
     learning.dismiss(learning.learner.slot.versions[0], "a test says so")
-    learning.world.answers.held[2] = 1
+    learning.world.answers.held[2, 0] = 1
     clock.now += 1000.0
     learning.step()
     assert still.state().slot == 2
@@ -560,46 +440,17 @@ def test_a_version_with_nothing_to_go_back_to_goes_on_and_that_is_said(still: Se
 # --- stopping ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_gives_answers_and_saving_together_no_more_than_it_may_take(
-    tmp_path: Path, taught: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live = service(tmp_path, taught, router=Ledger())
-    live.start()
-    given: list[float] = []
-    stop, stop_queue, clock = LearnerThread.stop, Queue.stop, Clock()
-
-    def noted(thread: LearnerThread, timeout: float) -> bool:
-        given.append(timeout)
-        return stop(thread, 30)
-
-    def slow(queue: Queue, timeout: float) -> bool:
-        given.append(timeout)
-        clock.now += timeout  # it takes all it may
-        return True
-
-    with monkeypatch.context() as patched:
-        patched.setattr(LearnerThread, "stop", noted)
-        patched.setattr(Queue, "stop", slow)
-        patched.setattr(time, "monotonic", clock)
-        live.stop(timeout=20.0)
-    assert stop_queue(live, 30)
-    assert given[0] > 0 < given[1]
-    assert sum(given) == pytest.approx(20.0)
-
-
-def test_a_thread_that_dies_is_a_fault(tmp_path: Path, taught: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    live = service(tmp_path, taught, router=Ledger())
-    live.start()
+def test_a_thread_that_dies_is_a_fault(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = run()
 
     def die(*_: Any) -> None:
         raise SystemExit
 
-    monkeypatch.setattr(LearnerThread, "read_safely", die)
+    monkeypatch.setattr(LearnerThread, "read", die)
     until(lambda: live.faults() != ())
     assert "nothing is learned any more" in live.faults()[0]
     with pytest.raises(ServiceError):
         live.end_slot()
-    live.stop()
 
 
 def test_whoever_asks_just_as_the_thread_ends_is_refused(still: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -648,9 +499,8 @@ def test_what_is_asked_before_a_stop_is_done(still: Service) -> None:
     assert (done, thread.saved) == ([1], True)
 
 
-def test_requests_do_not_wait_for_a_locked_store_where_blends_are_merged_in_place(tmp_path: Path, taught: Path) -> None:
-    live = service(tmp_path, taught, router=Ledger(), low_memory=True)
-    live.start()
+def test_requests_do_not_wait_for_a_locked_store_where_blends_are_merged_in_place(run: Run) -> None:
+    live = run(low_memory=True)
     with live.store.transaction():  # nobody else can write
         turning = threading.Thread(target=live.end_slot, daemon=True)
         turning.start()
@@ -660,4 +510,3 @@ def test_requests_do_not_wait_for_a_locked_store_where_blends_are_merged_in_plac
     turning.join(30)
     assert live.state().slot == 1
     assert live.pin(np.eye(K)[1]) == 3
-    live.stop()

@@ -1,7 +1,6 @@
 """Several merged models side by side in one service, each request by the one that is best for its task."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from serve.serving import K, Ledger, V, service, until
+from serve.serving import K, Ledger, Run, V, service, until
 from serve.text_model import write
 from tanbr.errors import ConfigError, InputError
 from tanbr.lab.tasks import tiny
@@ -61,11 +60,8 @@ class PanelLedger(Ledger):
 
 
 @pytest.fixture
-def live(tmp_path: Path, taught: Path) -> Iterator[Service]:
-    one = service(tmp_path, taught, router=PanelLedger(), own_experts=OWN, models=2, rewards={"settle_slots": 0})
-    one.start()
-    yield one
-    one.stop()
+def live(run: Run) -> Service:
+    return run(router=PanelLedger(), own_experts=OWN, models=2, rewards={"settle_slots": 0})
 
 
 def test_every_request_goes_to_the_model_of_its_task_and_its_reward_with_it(live: Service) -> None:
@@ -122,7 +118,7 @@ def test_whatever_answers_while_a_panel_is_replaced_is_credited_to_itself(live: 
         for shown, version in zip(answered.request_ids, versions, strict=True):
             raw = live.ids.read(shown)
             assert raw is not None
-            wrong += served[slot_of(raw)][place_of(raw, 2)] != version
+            wrong += served[slot_of(raw)][place_of(raw)] != version
     assert len(answers) == 3 * 15  # both blends are merged to be looked at, and the first of them again to answer
     assert (wrong, unfit) == (0, [])
 
@@ -179,15 +175,13 @@ def test_the_state_says_who_serves_what(live: Service) -> None:
     assert "these together" in now.why.sentence
 
 
-def test_before_any_reward_groups_of_tasks_share_a_model_each(tmp_path: Path, taught: Path) -> None:
-    one = service(tmp_path, taught, own_experts=OWN, models=3, explore="careful")
-    one.start()
+def test_before_any_reward_groups_of_tasks_share_a_model_each(run: Run) -> None:
+    one = run(router=None, own_experts=OWN, models=3, explore="careful")
     now = one.state()
     assert now.phase is Phase.WAITING
     assert sorted(name for model in now.models for name in model.tasks) == sorted(NAMES)
     for model in now.models:  # the experts of its own tasks, and no others
         assert [k for k in range(K) if model.blend[k] > 0] == sorted(NAMES.index(name) for name in model.tasks)
-    one.stop()
 
 
 def test_a_model_that_answers_with_nan_leaves_its_requests_to_the_other(live: Service) -> None:
@@ -237,16 +231,12 @@ def test_blends_that_are_alike_are_one_model(live: Service, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("models", [1, 2, 3])
-def test_a_restart_goes_on_with_its_panel_also_with_more_models_or_fewer(
-    tmp_path: Path, taught: Path, models: int
-) -> None:
-    one = service(tmp_path, taught, router=PanelLedger(), own_experts=OWN, models=2)
-    one.start()
+def test_a_restart_goes_on_with_its_panel_also_with_more_models_or_fewer(run: Run, models: int) -> None:
+    one = run(router=PanelLedger(), own_experts=OWN, models=2)
     ids = one.submit(ALL).result(30).request_ids
     before = one.state()
     one.stop()
-    again = service(tmp_path, taught, router=PanelLedger(), own_experts=OWN, models=models)
-    again.start()
+    again = run(router=PanelLedger(), own_experts=OWN, models=models)
     served = [model.merge_version for model in again.state().models]
     assert served == [model.merge_version for model in before.models]
     assert again.feedback([Feedback(name, reward=1.0, task=NAMES[0]) for name in ids]).accepted == len(ALL)
@@ -256,13 +246,11 @@ def test_a_restart_goes_on_with_its_panel_also_with_more_models_or_fewer(
     router: Any = again.learner.router
     assert router.told == len(ALL)
     assert len(again.state().models) == models
-    again.stop()
 
 
-def test_the_default_router_learns_from_a_panel(tmp_path: Path, taught: Path) -> None:
+def test_the_default_router_learns_from_a_panel(run: Run) -> None:
     router = Tanbr(K, V, seed=0, config=RouterConfig().of_requests(OWN))
-    one = service(tmp_path, taught, router=router, own_experts=OWN, models=2, rewards={"settle_slots": 0})
-    one.start()
+    one = run(router=router, own_experts=OWN, models=2, rewards={"settle_slots": 0})
     for _ in range(3):
         answered = one.submit(ALL).result(30)
         one.feedback([Feedback(name, reward=1.0) for name in answered.request_ids])
@@ -271,7 +259,6 @@ def test_the_default_router_learns_from_a_panel(tmp_path: Path, taught: Path) ->
     assert one.learner.router.account is not None
     assert one.learner.router.account.slots == 3
     assert one.state().alarms == ()
-    one.stop()
 
 
 def test_as_many_models_as_fit_into_the_memory(tmp_path: Path, taught: Path) -> None:
@@ -304,13 +291,10 @@ def test_a_model_that_writes_takes_part(tmp_path: Path) -> None:
     made.stop()
 
 
-def test_answers_by_the_posterior_are_more_often_in_the_words_of_the_text_s_own_task(
-    tmp_path: Path, taught: Path
-) -> None:
+def test_answers_by_the_posterior_are_more_often_in_the_words_of_the_text_s_own_task(run: Run, tmp_path: Path) -> None:
     own: dict[str, int] = {}
     for answers in ("labels", "posterior"):
-        one = service(tmp_path / answers, taught, answers=answers, blend="even", explore="never")
-        one.start()
+        one = run(tmp_path / answers, router=None, answers=answers, blend="even", explore="never")
         for task in tiny.TASKS:
             best = one.submit(TEXTS[task.name], task=task.name).result(30).logits[:, : one.info.classes].argmax(axis=1)
             own[answers] = own.get(answers, 0) + sum(one.info.columns[i] in task.labels for i in best)

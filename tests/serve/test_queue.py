@@ -13,18 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.queues import IDS, queue_of
-from serve.serving import TEXTS, until
+from serve.serving import TEXTS
 from serve.text_model import write
 from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.monitor.recogniser import Recogniser, Recognition
-from tanbr.serve.config import ServeConfig
-from tanbr.serve.engine import Engine
+from tanbr.serve.engine import Engine, like_lengths
 from tanbr.serve.jobs import Job, Part, assigned
 from tanbr.serve.messages import Answers, Broken, Message
-from tanbr.serve.padding import like_lengths
 from tanbr.serve.panel import Assignment, Lineup
-from tanbr.serve.queue import Queue, threads_each, worker_count
+from tanbr.serve.queue import Queue
 from tanbr.serve.records import Answered, Generated, ServiceError, Stopping
 from tanbr.serve.sampling import Manner
 from tanbr.types import Decision
@@ -34,24 +32,27 @@ Made = Callable[..., tuple[Queue, "SimpleQueue[Message]"]]
 
 @pytest.fixture
 def make(moe: Moe, tmp_path: Path) -> Iterator[Made]:
-    """Start queues of the embedded model, or of a tiny model of a `family`, and stop them in the end."""
+    """Start queues of the embedded model, or of a tiny model of a `family`, and stop them in the end.
+
+    With `gather` a queue takes requests, but is yet to be started: what comes until then is one batch.
+    """
     started: list[Queue] = []
 
-    def made(family: str | None = None, **settings: Any) -> tuple[Queue, "SimpleQueue[Message]"]:
-        source = moe if family is None else write(family, tmp_path / family, **settings.pop("model", {}))
-        one, queue = queue_of(source, **settings)
-        one.start()
+    def made(
+        family: str | None = None, *, gather: bool = False, **settings: Any
+    ) -> tuple[Queue, "SimpleQueue[Message]"]:
+        source = moe if family is None else write(family, tmp_path / family)
+        one, queue = queue_of(source, **({"workers": 1} if gather else {}), **settings)
         started.append(one)
+        if gather:
+            one._running = True
+        else:
+            one.start()
         return one, queue
 
     yield made
     for one in started:
         one.stop(10)
-
-
-def together(texts: int) -> dict[str, Any]:
-    """Settings under which so many texts make up a batch, however late one of them comes."""
-    return {"batch": texts, "batch_wait": 600.0}
 
 
 def model_of(one: Queue) -> Any:
@@ -104,15 +105,16 @@ def test_a_text_that_is_too_long_is_cut_and_its_neighbours_are_answered(make: Ma
 
 
 def test_a_text_that_cannot_be_read_fails_alone(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _ = make(**together(2))
+    one, _ = make(gather=True)
     futures = [one.submit([text]) for text in ("the film is good", "\ud800", "the plot is dull")]
+    one.start()
     assert [future.exception(30) is None for future in futures] == [True, False, True]
     with pytest.raises(InputError, match="cannot be read"):
         futures[1].result(30)
 
 
 def test_a_text_that_the_model_cannot_answer_fails_alone(make: Made) -> None:
-    one, _ = make(**together(3))
+    one, _ = make(gather=True)
 
     def stumble(_: Any, inputs: Any) -> None:  # the tokens of all texts of a batch, without padding
         if inputs[0].numel() > 30:
@@ -120,6 +122,7 @@ def test_a_text_that_the_model_cannot_answer_fails_alone(make: Made) -> None:
 
     handle = model_of(one).bert.embeddings.word_embeddings.register_forward_pre_hook(stumble)
     futures = [one.submit([text]) for text in (TEXTS[0], "the film is good " * 10, TEXTS[1])]
+    one.start()
     assert [future.exception(30) is None for future in futures] == [True, False, True]
     with pytest.raises(ServiceError, match=r"the model failed .*too many"):
         futures[1].result(30)
@@ -156,10 +159,10 @@ def test_prompts_are_cut_on_the_left_if_that_is_wanted_and_it_is_said(make: Made
 
 
 def test_a_cancelled_request_is_written_no_further_and_its_neighbours_are(make: Made) -> None:
-    one, queue = make("t5_moe", max_tokens=400, **together(2))
+    one, queue = make("t5_moe", max_tokens=400, gather=True)
     endless(one)
     heard: list[int] = []
-    goes_on, stop = threading.Event(), 5
+    stop = 5
 
     def cancel_at(_: int, piece: str) -> None:
         heard.append(len(piece))
@@ -167,7 +170,8 @@ def test_a_cancelled_request_is_written_no_further_and_its_neighbours_are(make: 
             assert cancelled.cancel()
 
     cancelled = one.generate(["w1 w2"], on_token=cancel_at)
-    other = one.generate(["w1 w2"], max_tokens=50, on_token=lambda *_: goes_on.set())
+    other = one.generate(["w1 w2"], max_tokens=50)
+    one.start()
     assert other.result(60).completion_tokens == (50,)
     assert len(heard) == stop
     assert cancelled.cancelled()
@@ -215,22 +219,24 @@ def test_when_all_have_cancelled_decoding_ends(make: Made) -> None:
 
 
 def test_a_short_answer_does_not_wait_for_a_long_one(make: Made) -> None:
-    one, _ = make("t5_moe", max_tokens=100_000, **together(2))
+    one, _ = make("t5_moe", max_tokens=100_000, gather=True)
     endless(one)
     long, short = one.generate(["w1"]), one.generate(["w2"], max_tokens=1)
+    one.start()
     assert short.result(30).finish_reasons == ("length",)
     assert not long.done()
     long.cancel()
 
 
 def test_a_client_whose_stream_fails_fails_alone(make: Made) -> None:
-    one, _ = make("t5_moe", **together(2))
+    one, _ = make("t5_moe", gather=True)
     endless(one)
 
     def gone(_: int, piece: str) -> None:
         raise ConnectionError(piece)
 
     broken, other = one.generate(["w1"], max_tokens=3, on_token=gone), one.generate(["w2"], max_tokens=3)
+    one.start()
     with pytest.raises(ServiceError, match="could not be streamed"):
         broken.result(30)
     assert other.result(30).completion_tokens == (3,)
@@ -239,7 +245,7 @@ def test_a_client_whose_stream_fails_fails_alone(make: Made) -> None:
 def test_words_that_the_tokenizer_does_not_have_fail_their_own_request(
     make: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, queue = make("t5_moe", **together(3))
+    one, queue = make("t5_moe", gather=True)
     endless(one)
     tokenizer = type(one.engine.encode.tokenizer)
     decode = tokenizer.batch_decode
@@ -251,6 +257,7 @@ def test_words_that_the_tokenizer_does_not_have_fail_their_own_request(
 
     monkeypatch.setattr(tokenizer, "batch_decode", refusing)
     bad, good = one.generate(["w1", "w2"], max_tokens=2), one.generate(["w3"], max_tokens=2)
+    one.start()
     with pytest.raises(ServiceError, match="has no text for"):
         bad.result(30)
     assert good.result(30).completion_tokens == (2,)
@@ -344,7 +351,7 @@ def test_what_was_streamed_is_not_taken_back(make: Made) -> None:
 
 
 def test_what_was_streamed_is_not_streamed_again_when_a_batch_fails(make: Made) -> None:
-    one, _ = make("t5_moe", max_tokens=400, **together(2))
+    one, _ = make("t5_moe", max_tokens=400, gather=True)
     endless(one)
     pieces: list[str] = []
     backend = one.engine.live.backend
@@ -363,6 +370,7 @@ def test_what_was_streamed_is_not_streamed_again_when_a_batch_fails(make: Made) 
     backend.generate = fails_once  # type: ignore[method-assign]
     streamed = one.generate(["w1 w2"], max_tokens=5, on_token=lambda _, piece: pieces.append(piece))
     other = one.generate(["w1 w2"], max_tokens=5)
+    one.start()
     with pytest.raises(ServiceError, match="gone"):
         streamed.result(30)
     assert len(pieces) == 1
@@ -378,29 +386,6 @@ def test_the_wrong_question_is_refused(make: Made) -> None:
     text, _ = make("t5_moe")
     with pytest.raises(InputError, match="writes text"):
         text.submit(["w1"])
-
-
-@pytest.mark.parametrize("family", ["t5_moe", "mixtral"])
-def test_a_cancelled_request_of_several_drawn_answers_stops_within_a_step(make: Made, family: str) -> None:
-    one, queue = make(family, workers=1, max_tokens=50)
-    endless(one)
-    steps = count_steps(one)
-    at: list[int] = []
-
-    def cancel(*_: Any) -> None:
-        if not at and len(steps) >= 3:
-            assert cancelled.cancel()
-            at.append(len(steps))
-
-    begun = threading.Event()
-    manner = Manner(temperature=1.0, n=3)
-    cancelled = one.generate(["w1 w2"], max_tokens=40, manner=manner, on_token=lambda *_: (begun.wait(30), cancel()))
-    begun.set()
-    until(cancelled.cancelled)
-    assert one.generate(["w5"], max_tokens=1).result(30).completion_tokens == (1,)
-    assert sum(steps[at[0] :]) <= 1  # no row of it was taken through the model once more: only the other prompt was
-    assert len(queue.get_nowait().ids) == 1  # type: ignore[union-attr]
-    assert queue.empty()
 
 
 @pytest.mark.parametrize("family", ["t5_moe", "mixtral"])
@@ -432,28 +417,6 @@ def test_drawn_answers_leave_one_by_one_and_others_join_between_their_steps(make
         assert reason == ("stop" if stop[0] in whole else "length")
     assert max(steps) > 3  # both were in one batch …
     assert sum(steps) < 3 * 12 + 3 * 4  # … and what had ended was in none
-
-
-def test_a_batch_that_failed_is_drawn_again_as_it_was(make: Made) -> None:
-    one, _ = make("t5_moe", **together(2))
-    endless(one)
-    manner = Manner(temperature=1.5, seed=9)
-    calls: list[int] = []
-    backend = one.engine.live.backend
-    generate = type(backend).generate
-
-    def failing(self: Any, inputs: Any, **named: Any) -> Any:
-        calls.append(len(inputs["input_ids"]))
-        if len(calls) == 1:
-            raise RuntimeError("once")
-        return generate(self, inputs, **named)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(backend), "generate", failing)
-        both = [one.generate(["w1"], max_tokens=6, manner=manner) for _ in range(2)]
-        answers = [future.result(30).texts for future in both]
-    assert calls == [2, 1, 1]
-    assert answers[0] == answers[1]
 
 
 def count_steps(one: Queue) -> list[int]:
@@ -507,16 +470,6 @@ def test_a_panel_divides_a_job_and_the_answers_come_in_the_order_of_the_texts() 
     assert (answer.merge_version, answer.merge_versions, answer.cut) == (7, (7, 6, 7, 6), (0, 5, 0, 0))
 
 
-def test_one_part_that_fails_fails_the_whole_and_ends_the_others() -> None:
-    job = Job(["a", "b"])
-    first, second = Part(job, [0]), Part(job, [1])
-    first.fail(ServiceError("broken"))
-    assert not second.wanted
-    take(second, 1)  # too late, and nobody minds
-    with pytest.raises(ServiceError, match="broken"):
-        job.future.result(0)
-
-
 # --- room, padding, workers -------------------------------------------------------------------------------------------
 
 
@@ -538,22 +491,3 @@ def test_texts_of_like_length_are_grouped_and_no_other_cut_costs_less(
     cuts = [(0, *places, len(lengths)) for size in range(len(lengths)) for places in combinations(inside, size)]
     ways = [[order[a:b] for a, b in pairwise(cut)] for cut in cuts]
     assert cost(groups) == min(cost(way) for way in ways if all(len(group) <= most for group in way))
-
-
-@pytest.mark.parametrize(
-    ("settings", "workers", "threads"),
-    [
-        ({}, 8, [64, 32, 8]),  # every core has a worker up to a point; a lone busy one has all cores
-        ({"workers": 3, "threads": 2}, 3, [2, 2, 2]),
-        ({"device": "cuda"}, 1, [64]),
-        ({"engine": "vllm", "engine_url": "http://127.0.0.1:9"}, 32, [1, 1, 1]),  # they wait, and need no cores
-        ({"engine": "vllm", "engine_url": "http://127.0.0.1:9", "workers": 3}, 3, [1, 1, 1]),
-    ],
-)
-def test_the_cores_are_shared_by_the_busy_workers(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], workers: int, threads: list[int]
-) -> None:
-    monkeypatch.setattr("tanbr.serve.queue.usable_cores", lambda: 64)
-    config = ServeConfig.model_validate(settings)
-    assert worker_count(config) == workers
-    assert [threads_each(config, busy, 64) for busy in (1, 2, 8)[: len(threads)]] == threads

@@ -23,13 +23,6 @@ def test_what_cannot_be_done_is_said_in_a_sentence(said: dict[str, Any], sentenc
         Manner(**said)
 
 
-def test_only_what_draws_is_not_greedy() -> None:
-    assert Manner().greedy
-    assert Manner(temperature=1e-9, top_p=0.5, seed=3).greedy
-    assert Manner(temperature=1.0, top_p=0.0).greedy
-    assert not Manner(temperature=0.1).greedy
-
-
 def test_every_answer_has_a_seed_of_its_own_that_other_prompts_do_not_change() -> None:
     asked = Manner(temperature=0.5, top_p=0.9, seed=4, n=3)
     alone, two = asked.samplings(1, chance=1), asked.samplings(2, chance=2)

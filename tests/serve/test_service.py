@@ -12,7 +12,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from serve.serving import ROWS, TEXTS, K, Ledger, answer, service, until
+from serve.serving import ROWS, TEXTS, K, Ledger, Run, answer, service, told, until
 from serve.web.live import live as serving
 from tanbr.errors import ConfigError, InputError, StateError
 from tanbr.lab.tasks import tiny
@@ -22,14 +22,6 @@ from tanbr.serve.engine import Engine
 from tanbr.serve.labels import label_space
 from tanbr.serve.records import Answered, Feedback, Overloaded, ServiceError, Stopping
 from tanbr.serve.service import Service
-
-
-@pytest.fixture
-def live(tmp_path: Path, taught: Path) -> Any:
-    running = service(tmp_path, taught, router=Ledger())
-    running.start()
-    yield running
-    running.stop()
 
 
 def test_an_answer_is_the_merged_models_and_names_its_version(live: Service, moe: Moe) -> None:
@@ -70,22 +62,9 @@ def test_every_answer_under_swaps_is_of_exactly_the_version_it_names(live: Servi
                 np.testing.assert_allclose(answered.logits, expected, atol=1e-4)
 
 
-def test_feedback_is_taken_once_for_ids_of_this_server_and_checked_before_any_is_taken(live: Service) -> None:
-    ids = live.submit(TEXTS[:3]).result(30).request_ids
-    for wrong, said in (
-        (Feedback(ids[0], reward=1.5), r"\[0, 1\]"),
-        (Feedback(ids[0], label=9.0, task="similarity"), "to 5"),
-    ):
-        with pytest.raises(InputError, match=said):
-            live.feedback([Feedback(ids[1], reward=1.0), wrong])
-    until(lambda: live.feedback([Feedback(ids[0], label="positive", task="sentiment")]).unknown == 0)
-    receipt = live.feedback([Feedback(i, reward=1.0) for i in (*ids, "a" * 32)])
-    assert receipt.outcomes == ("repeated", "accepted", "accepted", "unknown")
-
-
 def test_delayed_labels_are_scored_as_the_task_scores(live: Service) -> None:
     answered = live.submit(TEXTS).result(30)
-    until(lambda: live.store.count_requests(live.state().slot).total() == len(ROWS))
+    until(lambda: live.slots(1)[0].requests == len(ROWS))
     truth = [
         Feedback(i, task=row.task, label=row.target if spec.graded else spec.labels[int(row.target)])
         for i, row in zip(answered.request_ids, ROWS, strict=True)
@@ -97,11 +76,6 @@ def test_delayed_labels_are_scored_as_the_task_scores(live: Service) -> None:
     expected = space.rewards(ROWS, space.answers(ROWS, answered.logits))
     stored = [row.reward for row in live.store.feedback(after=0)]
     np.testing.assert_allclose(stored, expected, atol=1e-5)
-
-
-def told(live: Service) -> float:
-    router: Any = live.learner.router
-    return float(router.told)
 
 
 def test_rewards_are_credited_to_the_slot_that_answered_and_each_is_told_once(live: Service) -> None:
@@ -145,14 +119,12 @@ def test_a_restart_goes_on_with_the_same_router_and_counts_nothing_twice(tmp_pat
     for _ in range(3):
         live.submit(TEXTS[:1]).result(30)
         live.end_slot()
-    router: Any = live.learner.router
     live.stop()
-    assert router.told == accepted == 3 * 18 + len(kept)
+    assert told(live) == accepted == 3 * 18 + len(kept)
 
 
-def test_tanbr_itself_resumes_bit_for_bit(tmp_path: Path, taught: Path) -> None:
-    live = service(tmp_path, taught)
-    live.start()
+def test_tanbr_itself_resumes_bit_for_bit(run: Run, tmp_path: Path, taught: Path) -> None:
+    live = run(router=None)
     for _ in range(3):
         answer(live, 8)
         live.end_slot()
@@ -188,11 +160,8 @@ class Moody(Ledger):
 
 
 @pytest.mark.parametrize("where", ["ask", "tell"])
-def test_a_router_that_raises_leaves_the_old_model_answering_and_loses_nothing(
-    tmp_path: Path, taught: Path, where: str
-) -> None:
-    live = service(tmp_path, taught, router=Moody())
-    live.start()
+def test_a_router_that_raises_leaves_the_old_model_answering_and_loses_nothing(run: Run, where: str) -> None:
+    live = run(router=Moody())
     accepted = answer(live)
     live.end_slot()
     accepted += answer(live)
@@ -208,15 +177,13 @@ def test_a_router_that_raises_leaves_the_old_model_answering_and_loses_nothing(
     for _ in range(3):
         live.end_slot()
     assert live.state().merge_version > version
-    router: Any = live.learner.router
     live.stop()
-    assert router.told == accepted
+    assert told(live) == accepted
 
 
-def test_a_corrupt_expert_file_leaves_the_old_model_answering(tmp_path: Path, taught: Path, moe: Moe) -> None:
+def test_a_corrupt_expert_file_leaves_the_old_model_answering(run: Run, tmp_path: Path, moe: Moe) -> None:
     folder = shutil.copytree(moe.path, tmp_path / "model")
-    live = service(tmp_path / "state", taught, router=Ledger(), checkpoint=folder)
-    live.start()
+    live = run(tmp_path / "state", checkpoint=folder)
     before = live.submit(TEXTS[:4]).result(30)
     file = folder / "model.safetensors"
     shutil.copy2(file, tmp_path / "kept")
@@ -231,7 +198,6 @@ def test_a_corrupt_expert_file_leaves_the_old_model_answering(tmp_path: Path, ta
     os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     live.end_slot()
     assert live.state().merge_version == before.merge_version + 1  # the file is back: merging goes on
-    live.stop()
 
 
 def test_a_disk_that_fills_refuses_feedback_keeps_answering_and_recovers(live: Service) -> None:
@@ -261,8 +227,7 @@ def test_a_disk_that_fills_refuses_feedback_keeps_answering_and_recovers(live: S
     accepted += live.feedback(given).accepted
     for _ in range(3):
         live.end_slot()
-    router: Any = live.learner.router
-    assert router.told == accepted
+    assert told(live) == accepted
     assert live.state().merge_version > version
 
 
@@ -277,8 +242,7 @@ def test_nan_answers_are_not_given_and_the_blend_is_rolled_back(live: Service) -
     np.testing.assert_array_equal(again.logits, good.logits)
     assert again.merge_version == good.merge_version
     until(lambda: "rolled back" in live.learner.slot.note)  # the store knows it a moment earlier
-    router: Any = live.learner.router
-    assert router.told > 0  # as a bad reward
+    assert told(live) > 0  # as a bad reward
     assert [view.good for view in live.versions() if view.merge_version == bad.version] == [False]
     live.end_slot()
     assert np.isfinite(live.submit(TEXTS[:4]).result(30).logits).all()
@@ -323,7 +287,7 @@ def test_an_operator_pins_unpins_and_rolls_back(live: Service) -> None:
     assert live.pin(first.merge_version) == first.merge_version
 
 
-def test_what_could_not_start_leaves_no_state_behind_and_harms_none(tmp_path: Path, taught: Path) -> None:
+def test_what_could_not_start_leaves_no_state_behind_and_harms_none(run: Run, tmp_path: Path, taught: Path) -> None:
     for _ in range(2):
         with pytest.raises(ConfigError, match="a panel holds"):
             service(tmp_path / "not" / "yet", taught, models=200)
@@ -331,8 +295,7 @@ def test_what_could_not_start_leaves_no_state_behind_and_harms_none(tmp_path: Pa
     with pytest.raises(ConfigError, match="a panel holds"):
         service(tmp_path, taught, models=200)
     assert not list(tmp_path.iterdir())  # a folder that was there stays, and nothing in it
-    live = service(tmp_path, taught)
-    live.start()
+    live = run(router=None)
     slot = live.end_slot()
     live.stop()
     with pytest.raises(ConfigError, match="a panel holds"):
@@ -384,9 +347,8 @@ def test_a_full_queue_says_when_to_come_back_and_stopping_finishes_what_was_acce
         live.submit(TEXTS[:1])
 
 
-def test_low_memory_and_other_tasks(tmp_path: Path, taught: Path) -> None:
-    live = service(tmp_path, taught, router=Ledger(), low_memory=True)
-    live.start()
+def test_low_memory_and_other_tasks(run: Run, tmp_path: Path) -> None:
+    live = run(low_memory=True)
     before = live.submit(TEXTS[:4]).result(30)
     live.end_slot()
     assert not np.array_equal(live.submit(TEXTS[:4]).result(30).logits, before.logits)

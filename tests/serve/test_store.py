@@ -1,7 +1,5 @@
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +8,13 @@ import pytest
 from tanbr.errors import StateError
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.records import ServiceError
-from tanbr.serve.rows import FeedbackRow, RequestRow, shown, vector
-from tanbr.serve.store import FILE, VERSION, FolderLock, Store, make_private
+from tanbr.serve.store import FILE, VERSION, FeedbackRow, FolderLock, RequestRow, Store, make_private, shown, vector
 
 IDS = RequestIds(b"k" * 32)
 
 
 def request(slot: int) -> RequestRow:
-    return RequestRow(IDS.issue(slot, 1)[0], 1, 0.0, np.array([0.25, 0.75]), np.array([1.0, 2.0]), None)
+    return RequestRow(IDS.issue(slot, 1)[0], np.array([0.25, 0.75]), np.array([1.0, 2.0]))
 
 
 def test_feedback_counts_once_and_comes_back_with_its_requests_posterior(tmp_path: Path) -> None:
@@ -36,16 +33,6 @@ def test_feedback_counts_once_and_comes_back_with_its_requests_posterior(tmp_pat
     assert store.logits_of([row.id, lost.id])[row.id].tolist() == [1.0, 2.0]
 
 
-def test_what_was_accepted_is_there_after_reopening_and_the_key_stays(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    key, row = store.meta("key"), request(0)
-    store.add_feedback([FeedbackRow(row.id, "feedback", None, 1.0)])
-    store.close()
-    again = Store(tmp_path)
-    assert again.meta("key") == key
-    assert len(again.feedback(after=0)) == 1
-
-
 def test_whatever_is_in_the_folder_is_its_owners_from_the_first_moment(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "state"
     mask = os.umask(0)  # as generous as can be
@@ -61,25 +48,20 @@ def test_whatever_is_in_the_folder_is_its_owners_from_the_first_moment(tmp_path:
     store.close()
 
 
-@pytest.mark.parametrize("gone", [FILE, f"{FILE}-wal", "everything"])
+@pytest.mark.parametrize("gone", [FILE, f"{FILE}-wal", "everything", "replaced"])
 def test_what_was_deleted_under_the_server_takes_no_feedback(tmp_path: Path, gone: str) -> None:
     store = Store(tmp_path / "state")
     given = FeedbackRow(request(0).id, "feedback", None, 1.0)
     if gone == "everything":
         shutil.rmtree(tmp_path / "state")
+    elif gone == "replaced":  # by another server
+        (tmp_path / "state").rename(tmp_path / "old")
+        Store(tmp_path / "state")
     else:
         (tmp_path / "state" / gone).unlink()
     with pytest.raises(ServiceError, match="taken away under the server") as said:
         store.add_feedback([given])
     assert str(tmp_path) not in str(said.value)
-
-
-def test_a_file_that_another_server_put_there_takes_no_feedback(tmp_path: Path) -> None:
-    store = Store(tmp_path / "state")
-    (tmp_path / "state").rename(tmp_path / "old")
-    Store(tmp_path / "state")
-    with pytest.raises(ServiceError, match="taken away"):
-        store.add_feedback([FeedbackRow(request(0).id, "feedback", None, 1.0)])
 
 
 def test_the_oldest_slots_are_forgotten_and_their_feedback_refused(tmp_path: Path) -> None:
@@ -88,7 +70,7 @@ def test_the_oldest_slots_are_forgotten_and_their_feedback_refused(tmp_path: Pat
         store.add_requests([request(slot) for _ in range(3)])
         with store.transaction() as write:
             write.execute(
-                "INSERT INTO slots (slot, version, mix, blend, note, started) VALUES (?, 1, '[1]', '[1]', '', 0)",
+                "INSERT INTO slots (slot, mix, note, started) VALUES (?, '[1]', '', 0)",
                 (slot,),
             )
     with store.transaction() as write:
@@ -104,20 +86,6 @@ def test_the_oldest_slots_are_forgotten_and_their_feedback_refused(tmp_path: Pat
     assert [row["slot"] for row in store.slots()] == list(range(29, 19, -1))
     store.forget(slots=10, requests=6)  # two whole slots
     assert store.oldest == 28
-
-
-def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-
-    def failing() -> None:
-        with store.transaction(mark=5) as write:
-            write.execute("INSERT INTO feedback (id, slot, source, reward, time) VALUES (x'00', 0, 'feedback', 1, 0)")
-            write.execute("INSERT INTO nonsense VALUES (1)")
-
-    with pytest.raises(ServiceError, match="nothing was taken in"):
-        failing()
-    assert store.feedback(after=0) == []
-    assert store.meta("mark") is None
 
 
 def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
@@ -143,7 +111,10 @@ def test_vectors_keep_every_bit_and_nan() -> None:
 
 @pytest.mark.parametrize(
     ("version", "says"),
-    [(1, "was made by tanbr 0.1; start a new state folder"), (4, "made by tanbr 0.1"), (99, "the tanbr that wrote it")],
+    [
+        (1, "was made by tanbr 0.1; start a new state folder"),
+        (99, "made by another tanbr.* that wrote it"),
+    ],
 )
 def test_a_state_of_another_version_is_refused(tmp_path: Path, version: int, says: str) -> None:
     store = Store(tmp_path)
@@ -175,14 +146,6 @@ def test_a_lock_that_was_removed_is_no_lock(tmp_path: Path, monkeypatch: pytest.
     FolderLock(tmp_path).release()
 
 
-def test_a_process_that_dies_lets_go(tmp_path: Path) -> None:
-    program = (
-        f"from pathlib import Path; from tanbr.serve.store import FolderLock; FolderLock(Path({str(tmp_path)!r})); "
-    )
-    subprocess.run([sys.executable, "-c", program + "import os; os.kill(os.getpid(), 9)"], check=False)
-    FolderLock(tmp_path).release()
-
-
 def test_an_empty_folder_becomes_private_and_one_with_other_things_stays(tmp_path: Path) -> None:
     empty, full = tmp_path / "empty", tmp_path / "full"
     for folder in (empty, full):
@@ -192,20 +155,3 @@ def test_an_empty_folder_becomes_private_and_one_with_other_things_stays(tmp_pat
         make_private(folder)
     assert empty.stat().st_mode & 0o777 == 0o700
     assert full.stat().st_mode & 0o777 == 0o755
-
-
-@pytest.mark.parametrize("others", [True, False])
-def test_what_an_earlier_version_left_readable_to_everybody_becomes_private(tmp_path: Path, others: bool) -> None:
-    folder = tmp_path / "state"
-    folder.mkdir(mode=0o755)
-    ours = [
-        folder / name for name in (FILE, f"{FILE}-wal", f"{FILE}-shm", "router-3.state", ".router-4.state.x1", "lock")
-    ]
-    notes = folder / "notes.txt"
-    for file in [*ours, notes] if others else ours:
-        file.touch()
-        file.chmod(0o644)
-    make_private(folder)
-    assert {file.stat().st_mode & 0o777 for file in ours} == {0o600}
-    assert folder.stat().st_mode & 0o777 == (0o755 if others else 0o700)
-    assert not others or notes.stat().st_mode & 0o777 == 0o644

@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 
-from serve.serving import until
 from serve.text_model import write
 from tanbr.errors import InputError
 from tanbr.lab.settings import parse
@@ -48,14 +47,4 @@ def test_a_text_model_writes_streams_learns_and_swaps(tmp_path: Path, family: st
         live.generate(["w1"], max_tokens=0)
     with pytest.raises(InputError, match="writes text"):
         live.submit(["w1"])
-    live.stop()
-
-
-def test_latent_tasks_are_found_in_the_traffic(tmp_path: Path) -> None:
-    config = parse({"serve": {"slot_seconds": 3600, "threads": 1}}).serve
-    live = build(write("t5_moe", tmp_path / "model"), config=config, state=tmp_path / "state", force=True)
-    assert live.info.tasks == ("latent-1", "latent-2", "latent-3", "latent-4")
-    live.start()
-    live.generate(["w1 w2"], max_tokens=2).result(60)
-    until(lambda: live.store.slots(limit=1) != [])
     live.stop()

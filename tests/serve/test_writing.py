@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from serve.text_model import write
-from serve.web.live import live, wait_for
+from serve.web.live import live
 from tanbr.moe import embedded
 from tanbr.serve.build import build
 from tanbr.serve.config import ServeConfig
@@ -131,14 +131,6 @@ def test_an_answer_ends_before_the_first_string_that_stops_it(asked: Asked, samp
     assert httpx2.post(f"{asked.url}/v1/feedback", json=given).json()["accepted"] == 1
 
 
-def test_tokens_are_limited_and_it_is_said(asked: Asked) -> None:
-    done = asked.whole(max_tokens=1, temperature=1.0, seed=1, n=4)
-    assert {choice.finish_reason for choice in done.choices} <= {"length", "stop"}
-    assert done.usage.completion_tokens <= 4
-    with pytest.raises(openai.BadRequestError, match="max_tokens must be at most"):
-        asked.whole(max_tokens=10_000)
-
-
 def test_a_conversation_is_written_in_the_same_manner(asked: Asked) -> None:
     messages: list[Any] = [{"role": "user", "content": asked.prompt}]
     how: dict[str, Any] = {"temperature": 1.4, "seed": 6, "n": 2, "max_completion_tokens": 6}
@@ -158,11 +150,3 @@ def test_a_conversation_is_written_in_the_same_manner(asked: Asked) -> None:
         asked.ai.chat.completions.create(
             model=asked.model, messages=messages, tools=[{"type": "function", "function": {"name": "f"}}]
         )
-
-
-def test_the_learner_hears_of_every_answer(asked: Asked) -> None:
-    """Each of n answers is a request of its own to the learner, too."""
-    asked.whole(temperature=1.0, n=3)
-    before = asked.service.state().answered
-    asked.whole(temperature=1.0, n=3)
-    wait_for(lambda: asked.service.state().answered == before + 3)

@@ -10,29 +10,21 @@ from rich.table import Table
 from typer import Option
 
 from tanbr.cli.display import bar, console
-from tanbr.cli.options import (
-    Blend,
-    Force,
-    Given,
-    MergeMethod,
-    NewFolder,
-    Source,
-    command_line,
-    examples,
-    options_of,
-    whole_numbers,
-)  # fmt: skip
-from tanbr.errors import DataError, InputError
+from tanbr.cli.options import Given, MergeMethod, examples, options_of, whole_numbers
+from tanbr.errors import InputError
 from tanbr.files import write_atomically
 from tanbr.serve.config import StartConfig
 
 if TYPE_CHECKING:
-    from tanbr.lab.grouping import Grouping
     from tanbr.merge import Moe
     from tanbr.merge.inspect import Inspection
 
 app = typer.Typer()
-MANY = 32  # experts from which a router learns sooner over groups of them
+
+Source = Annotated[
+    str, typer.Argument(help="Folder of an MoE checkpoint, a hub id, a list of experts, or the base of --expert.")
+]
+NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears whole or not at all.")]
 
 
 @app.command(
@@ -40,7 +32,7 @@ MANY = 32  # experts from which a router learns sooner over groups of them
         "tanbr merge mixtral/ dense/ --blend even",
         "tanbr merge bert/ dense/ --expert sst2/ --expert mnli/ --blend 0.4,0.6",
         "tanbr merge experts.toml moe/ --mode moe --blend-only ffn",
-        "tanbr merge bert/ bert-moe/ --mode moe --copies 8 --jitter 0.01",
+        "tanbr merge bert/ bert-moe/ --mode moe --copies 8",
     )
 )
 @options_of(StartConfig, "over", "experts", "blend_only")
@@ -48,7 +40,9 @@ def merge(
     checkpoint: Source,
     out: NewFolder,
     over: Given,
-    blend: Blend = None,
+    blend: Annotated[
+        str | None, Option(help="Weights, as 0.5,0.5,…; or even; or one-hot:3. Default: the list's weights.")
+    ] = None,
     mode: Annotated[
         Literal["blend", "moe"],
         Option(help="Blend experts; or write dense models as one MoE."),
@@ -59,9 +53,8 @@ def merge(
         Option(help="With moe: refuse or average differences outside FFNs, which an MoE cannot hold."),
     ] = "refuse",
     copies: Annotated[int | None, Option(min=1, help="With moe: make this many copies of a dense checkpoint.")] = None,
-    jitter: Annotated[float, Option(help="Noise on each copy, as a share of a matrix's deviation.")] = 0.0,
     as_adapter: Annotated[bool, Option("--as-adapter", help="With adapters: write their blend as one.")] = False,
-    force: Force = False,
+    force: Annotated[bool, Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
 ) -> None:
     """Merge an MoE checkpoint into a plain dense one, with a certificate of what was done; or make an MoE."""
     if mode == "moe" and blend is not None:
@@ -69,7 +62,7 @@ def merge(
     if mode != "moe" and (copies is not None or rest != "refuse"):
         raise InputError("--copies and --rest are for --mode moe")
     if mode == "moe":
-        _make_moe(checkpoint, out, over, rest=rest, copies=copies, jitter=jitter)
+        _make_moe(checkpoint, out, over, rest=rest, copies=copies)
         return
     from tanbr.merge import open as open_moe
 
@@ -89,14 +82,14 @@ def merge(
 
 
 def _make_moe(
-    checkpoint: str, out: Path, over: Given, *, rest: Literal["refuse", "average"], copies: int | None, jitter: float
+    checkpoint: str, out: Path, over: Given, *, rest: Literal["refuse", "average"], copies: int | None
 ) -> None:
     """Write an MoE whose experts are copies of a dense checkpoint, or experts over a base."""
     if copies is not None:
         from tanbr.lab.train.upcycle import upcycle
 
         with bar("copying") as show:
-            upcycle(Path(checkpoint), out, experts=copies, jitter=jitter, progress=show)
+            upcycle(Path(checkpoint), out, experts=copies, progress=show)
         console.print(f"{out}: {copies} experts in every FFN")
         return
     from tanbr.lab.train.checkpoints import assemble
@@ -115,67 +108,26 @@ def _make_moe(
         "tanbr inspect moe/",
         "tanbr inspect moe/ --out report/",
         "tanbr inspect experts.toml --blend-only ffn",
-        "tanbr inspect qwen/ --groups 8 && tanbr serve qwen/ --groups out/groups.json",
     )
 )
 @options_of(StartConfig, "over", "experts", "blend_only")
 def inspect(
     checkpoint: Source,
     over: Given,
-    groups: Annotated[int | None, Option(help="Instead of a verdict: put alike experts into this many groups.")] = None,
-    texts: Annotated[Path | None, Option(help="Group by the gates' use of experts on these lines.")] = None,
-    survey: Annotated[Path | None, Option(help="Group by reward in this file from `tanbr survey`.")] = None,
-    out: Annotated[Path | None, Option(help="Folder for the figures, as JSON; with --groups also a heat map.")] = None,
+    out: Annotated[Path | None, Option(help="Folder for the figures, as JSON.")] = None,
 ) -> None:
     """Check whether a checkpoint's experts share an ancestor. The verdict: merge, align first, or do not merge."""
-    if (groups is None and (texts or survey)) or (texts and survey):
-        raise InputError("--texts or --survey says what --groups goes by: give --groups with one of them, or alone")
     from tanbr.merge import inspect as inspecting
     from tanbr.merge import open as open_moe
 
     moe = open_moe(checkpoint, **over, method="average")
-    if groups is not None:
-        _group(moe, groups, texts=texts, survey=survey, out=out or Path("out"))
-        return
     with bar("inspecting", unit="sites") as show:
         report = inspecting.inspect(moe, progress=show)
     console.print(_report_table(report))
     console.print(f"[bold]{report.verdict}[/]: {report.reason}")
-    if report.experts >= MANY:
-        console.print(f"note: {report.experts} experts are many to learn a blend of; --groups may help at first")
     if out is not None:
         write_atomically(out / "inspect.json", json.dumps(report.to_json(), indent=2) + "\n")
         console.print(f"figures: {out / 'inspect.json'}")
-
-
-def _group(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None, out: Path) -> None:
-    from tanbr.lab.grouping import check_into, draw
-
-    check_into(into, moe.num_experts)
-    found = _found(moe, into, texts=texts, survey=survey)
-    found.groups.save(out / "groups.json", experts=moe.num_experts, command=command_line())
-    for number, members in enumerate(found.groups.members):
-        listed = ", ".join(moe.source.names[k] for k in members)
-        console.print(f"group {number}, {len(members)} experts: {listed}")
-    console.print(f"mean similarity {found.within:.2f} within groups, {found.between:.2f} between them")
-    draw(found, out / "groups.png")
-    console.print(f"groups: {out / 'groups.json'}\nheat map: {out / 'groups.png'}")
-
-
-def _found(moe: "Moe", into: int, *, texts: Path | None, survey: Path | None) -> "Grouping":
-    from tanbr.lab.grouping import by_reward, by_routing, by_weights
-    from tanbr.serve.survey import Survey
-
-    if survey is not None:
-        known = Survey.load(survey)
-        if known.blends.shape[1] != moe.num_experts or known.model_sha256 not in ("", moe.fingerprint):
-            raise DataError(f"{survey} is of another checkpoint than {moe.path}; measure it again with `tanbr survey`")
-        return by_reward(known.blends, known.rewards, known.counts, into=into, model_sha256=moe.fingerprint)
-    if texts is not None:
-        with bar("reading texts", unit="texts") as show:
-            return by_routing(moe, [line for line in _lines(texts) if line.strip()], into=into, progress=show)
-    with bar("comparing experts", unit="sites") as show:
-        return by_weights(moe, into=into, progress=show)
 
 
 @app.command(epilog=examples("tanbr align moe/ aligned/ && tanbr merge aligned/ dense/ --blend even"))
@@ -216,15 +168,6 @@ def parse_blend(text: str, *, experts: int) -> list[float]:
         return [float(word) for word in text.split(",")]
     except ValueError:
         raise InputError(f"--blend must be numbers like 0.5,0.5, or even, or one-hot:3 (got {text!r})") from None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not UTF-8 text") from None
 
 
 def _report_table(report: "Inspection") -> Table:

@@ -19,20 +19,12 @@ from tanbr.lab.tasks.traffic import KINDS
 COMMON, ADVANCED = "Common", "Advanced"  # panels of a command's help
 Given = dict[str, Any]  # the fields of a section that the user gave on the command line
 
-Source = Annotated[
-    str, typer.Argument(help="Folder of an MoE checkpoint, a hub id, a list of experts, or the base of --expert.")
-]
 Checkpoint = Annotated[
     Path | None, typer.Argument(help="Folder of an MoE checkpoint, or a list of experts. Default: the embedded model.")
-]
-NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears whole or not at all.")]
-Blend = Annotated[
-    str | None, typer.Option(help="Weights, as 0.5,0.5,…; or even; or one-hot:3. Default: the list's weights.")
 ]
 MergeMethod = Annotated[
     str | None, typer.Option(help="average, regression, ties:density=0.3, … Default: as the list says, or average.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Merge what `tanbr inspect` says not to merge.")]
 Data = Annotated[
     Path | None,
     typer.Option(help="GLUE's folder, 'hub', or your files (CSV, JSONL, Parquet). Default: the generated tasks."),
@@ -42,7 +34,6 @@ Device = Annotated[str, typer.Option(help="Torch device that models run on, as c
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="TOML file of settings that differ from the defaults.")
 ]
-Figures = Annotated[Path | None, typer.Option(help="File for the figures, as JSON.")]
 Slots = Annotated[int, typer.Option(min=1, help="Number of slots.")]
 Requests = Annotated[int, typer.Option(min=1, help="Requests in a slot.")]
 Kind = Annotated[str, typer.Option("--traffic", help=f"How the task mix moves: {', '.join(KINDS)}.")]

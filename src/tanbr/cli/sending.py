@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from tanbr.cli.display import RECENT, console, progress
-from tanbr.cli.options import Alpha, Data, Figures, Kind, Period, Requests, Seed, Slots, command_line, examples
+from tanbr.cli.options import Alpha, Data, Kind, Period, Requests, Seed, Slots, command_line, examples
 from tanbr.errors import InputError
 from tanbr.files import write_atomically
 from tanbr.lab.tasks import traffic as streams
@@ -114,7 +115,7 @@ def traffic(
     data: Data = None,
     batch: Annotated[int, Option(min=1, help="Texts in one HTTP request.")] = 16,
     rate: Annotated[float | None, Option(min=0.1, help="Most texts per second. Default: no limit.")] = None,
-    out: Figures = None,
+    out: Annotated[Path | None, Option(help="File for the figures, as JSON.")] = None,
     server: Server = LOCAL,
 ) -> None:
     """Send a server untagged requests that drift, and feedback by the true labels, which it never sees."""

@@ -51,7 +51,7 @@ advanced = partial(Option, rich_help_panel=ADVANCED)
     StartConfig,
     "start",
     common=["state", "history", "experts", "blend_only", "token_file", "admin_token_file"],
-    advanced=["survey", "warm_start", "groups", "adopt", "force"],
+    advanced=["survey", "warm_start", "adopt", "force"],
 )
 @options_of(HttpConfig, "listen", common=["host", "port"])
 def serve(
@@ -98,7 +98,7 @@ def serve(
 def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens", *, level: int) -> bool:
     """Serve until a signal; whether what was learned is saved."""
     from tanbr.serve.web import logs
-    from tanbr.serve.web.server import address_of, bind, server
+    from tanbr.serve.web.server import Server, address_of, bind
 
     with bind(settings.http) as socket:  # a port that is taken is found before the model is loaded
         url, loopback = address_of(socket)
@@ -117,7 +117,7 @@ def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens",
             observer=metrics,
             backend=engine_builder(settings.serve),
         )
-        running = server(service, config=settings.http, tokens=tokens, metrics=metrics, loopback=loopback)
+        running = Server(service, config=settings.http, tokens=tokens, metrics=metrics, loopback=loopback)
         console.print(_banner(url, service.info, service.state(), state=origin.state, tokens=tokens))
         if not loopback and tokens.general is None:
             text = f"{url} is open to everybody who reaches it: set TANBR_TOKEN"

@@ -143,7 +143,6 @@ def simulate(
     seeds: Annotated[str, Option(help="Seeds of stream, monitor and routers, separated by commas.")] = "0",
     models: Annotated[str, Option(help="Sizes G of panels to try, separated by commas.")] = "1",
     survey: Annotated[Path | None, Option(exists=True, help="Default: survey.json beside the weights.")] = None,
-    groups: Annotated[Path | None, Option(exists=True, help="From `inspect --groups`, for the method grouped.")] = None,
     rehearse: Annotated[bool, Option("--rehearse", help="Draw from held-back train rows, not from dev sets.")] = False,
     answers: Answers = "labels",
     record: Annotated[Path | None, Option(help="Also write the first seed's stream to this file.")] = None,
@@ -171,8 +170,7 @@ def simulate(
     folder = checkpoint or embedded.path()
     study = Study(
         checkpoint=folder, **over, data=data, traffic=traffic, alpha=alpha, period=period, slots=slots,
-        requests=requests, pool=pool, rehearse=rehearse, config=config, answers=answers,
-        groups=groups, device=device,
+        requests=requests, pool=pool, rehearse=rehearse, config=config, answers=answers, device=device,
         survey=survey or (None if over.get("experts") else folder / "survey.json"),
     )  # fmt: skip
     asked = registry.methods((methods or DEFAULT_METHODS).split(","), models=counts, merging=method or study.merging)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.progress import TaskID
@@ -19,7 +19,7 @@ from tanbr.errors import ConfigError
 from tanbr.files import write_atomically
 from tanbr.lab import rivals
 from tanbr.lab import settings as configuration
-from tanbr.lab.train.config import FLAN_T5, MINILM, TINY_T5, FinetuneConfig, PretrainConfig
+from tanbr.lab.train.config import PRESETS, FinetuneConfig, Preset, PretrainConfig, Tuning
 
 app = typer.Typer()
 
@@ -28,7 +28,6 @@ ROUTERS = (
     "fisher, regmean, switch, rl, smear, smear-sequence"
 )
 
-PRESETS = {"tiny": PretrainConfig(), "tiny-t5": TINY_T5, "minilm": MINILM, "flan-t5": FLAN_T5}
 _WRITER_SURVEY = {"survey_rows": 60, "survey_blends": 80}  # writing takes longer than a head's answer
 
 
@@ -47,9 +46,6 @@ def pretrain(
     dense: Annotated[Path | None, Option("--from", help="Dense BERT or T5 that all experts start from.")] = None,
     data: Data = None,
     out: Annotated[Path, Option(help="Folder for the model and the resumable states.")] = Path("out/pretrain"),
-    routing: Annotated[
-        Literal["task", "token"], Option(help="One expert per task, or learned gates that route every token.")
-    ] = "task",
     tagged: Tagged = False,
     workers: Annotated[int, Option(min=1, help="How many tasks train side by side, one core each.")] = 2,
     given: Given,
@@ -68,13 +64,13 @@ def pretrain(
     if given.get("adapters"):
         given = {"mergeable": 0.0} | given  # blends of adapters cannot be trained
     loaded = configuration.load(config, over=configuration.Config(pretrain=start))
-    settings = configuration.with_options(loaded, pretrain=given).pretrain
+    settings = start.model_copy(update=configuration.with_options(loaded, pretrain=given).pretrain.model_dump())
     if (dense is None) != (source is None) or (dense is None and not preset.startswith("tiny")):
         raise ConfigError(
             f"preset {preset} needs a dense checkpoint (--from) together with labelled rows (--data); only tiny models "
             "learn the generated tasks, with neither"
         )
-    asked = {"--tagged": tagged, "--routing token": routing == "token", "--adapters": settings.adapters > 0}
+    asked = {"--tagged": tagged, "--adapters": settings.adapters > 0}
     for option, wanted in asked.items():
         if wanted and dense is None:
             raise ConfigError(f"the generated tasks train whole FFNs, one per task: {option} needs --from and --data")
@@ -86,9 +82,8 @@ def pretrain(
         _pretrain_tiny(settings, out, writes=preset == "tiny-t5")
         return
 
-    from tanbr.lab import make_moe
     from tanbr.lab.pictures import draw_training
-    from tanbr.lab.rivals.switch import Switch
+    from tanbr.lab.train import pretrain as experiment
     from tanbr.lab.train.run import Curve
 
     begun = time.monotonic()
@@ -96,9 +91,9 @@ def pretrain(
         report("rows", 0, 1, "reading")
         rows, held = source.divided()
         unseen = source.dev(limit=settings.final_rows)
-        model, figures = make_moe.train_from_dense(
+        model, figures = experiment.train_from_dense(
             settings, dense=dense, rows=rows, held=held, unseen=unseen, out=out, report=report, tagged=tagged,
-            tasks=source.tasks, gates=Switch if routing == "token" else None, workers=workers,
+            tasks=source.tasks, workers=workers,
         )  # fmt: skip
     curve = Curve.beside(model.parent if settings.adapters else model)
     picture = draw_training(curve, list(rows), out / "training.png")
@@ -143,7 +138,8 @@ def finetune(
     from tanbr.tasks.rows import Task
 
     torch.set_num_threads(1)
-    device_of(settings.finetune.device)  # before rows are made
+    tuning = Tuning(**settings.finetune.model_dump())
+    device_of(tuning.device)  # before rows are made
     names = [experiment.check(name.strip()) for name in router.split(",")]
     with _progress() as report:
         report("rows", 0, 1, "reading")
@@ -152,25 +148,26 @@ def finetune(
             source = Dataset(str(data))
             tasks, rows, unseen = source.tasks, source.divided()[0], source.dev()
         else:
-            rows = {task.name: tiny.generate(task.name, settings.finetune.train_rows, seed=0) for task in tasks}
-            unseen = {
-                task.name: tiny.generate(task.name, settings.finetune.eval_rows, seed=0, split="test") for task in tasks
-            }
+            rows = {task.name: tiny.generate(task.name, tuning.train_rows, seed=0) for task in tasks}
+            unseen = {task.name: tiny.generate(task.name, tuning.eval_rows, seed=0, split="test") for task in tasks}
         report("rows", 1, 1, "")
+        about: dict[str, Any] = {"tasks": tasks, "unseen": unseen, "tuning": tuning, "tagged": tagged}
+        model = checkpoint or embedded.path()
+        report("figures untuned", 0, 1, "")
+        once = experiment.untuned(model, **about)
+        report("figures untuned", 1, 1, "")
         results = [
             experiment.run(
-                checkpoint or embedded.path(), name, tasks=tasks, rows=rows, unseen=unseen, config=settings, out=out,
-                report=report, command=command_line(), tagged=tagged,
+                model, name, **about, rows=rows, choosing=settings.router, out=out, report=report,
+                command=command_line(),
             )
             for name in names
         ]  # fmt: skip
+    write_atomically(out / "untuned.json", json.dumps(once, indent=1) + "\n")
     picture = draw_losses({name: Curve(out / name / "tuned.jsonl") for name in names}, out / "losses.png")
-    once = {kind: results[0]["figures"][kind] for kind in ("tags", "average") if kind in results[0]["figures"]}
     console.print(*_tables(once, "the tasks' metrics before, in points"), sep="\n")
     for result in results:
-        kinds = ("untuned even", "untuned own", "tuned even", "tuned own")
-        after = {kind: result["figures"][kind] for kind in kinds}
-        console.print(*_tables(after, f"… with {result['router']}"), sep="\n")
+        console.print(*_tables(result["figures"], f"… with {result['router']}"), sep="\n")
     console.print(f"losses: {picture}")
 
 
@@ -181,8 +178,8 @@ def _tables(columns: dict[str, dict[str, float]], title: str = "the tasks' metri
     return fitted(title, ["task", *columns], rows)
 
 
-def _pretrain_tiny(settings: PretrainConfig, out: Path, *, writes: bool) -> None:
-    from tanbr.lab import make_moe as experiment
+def _pretrain_tiny(settings: Preset, out: Path, *, writes: bool) -> None:
+    from tanbr.lab.train import embedded as experiment
 
     with _progress() as report:
         survey = _WRITER_SURVEY if writes else {}

@@ -38,10 +38,10 @@ PARTS: dict[str, dict[str, Any]] = {  # settings, or constants of `tanbr.router`
     "vertex tree": {"room": 0},
     "climbing": {"choose.CLIMB_ROUNDS": 0},
     "change watch": {"change": 0.0},
-    "lift": {"own_lift": 0.0},
+    "lift": {"known.LIFT": 0.0},
     "all fits": {"default.FITS": (), "default.EARLY_FITS": ()},
     "early fits": {"default.EARLY_FITS": ()},
-    "margin": {"margin": 0.0},
+    "margin": {"conservative.MARGIN": 0.0},
     "ledger": {"budget": 1.0},
     "snapping": {"choose.SNAP": 1e-6},
 }

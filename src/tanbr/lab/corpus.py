@@ -18,7 +18,6 @@ from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.own import OwnRows, is_own, read_own
 from tanbr.tasks.rows import Row, Task
 
-HELD = 0.2  # share of what is for training that is held back
 Rows = Mapping[str, Sequence[Row]]  # task name → rows
 Progress = Callable[[str, int, int, str], None]  # phase, done, total, note
 
@@ -53,7 +52,7 @@ class Dataset:
         """Divide what is for training: 80% of each task to train on, 20% held back."""
         if self._own is None:
             return glue.divided(self.place)
-        cut = {name: len(rows) - max(1, round(HELD * len(rows))) for name, rows in self._own.rows.items()}
+        cut = {name: len(rows) - max(1, round(glue.HELD * len(rows))) for name, rows in self._own.rows.items()}
         return (
             {name: list(rows[: cut[name]]) for name, rows in self._own.rows.items()},
             {name: list(rows[cut[name] :]) for name, rows in self._own.rows.items()},

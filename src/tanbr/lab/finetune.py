@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tanbr.errors import CheckpointError, ConfigError, StateError
+from tanbr.errors import CheckpointError, ConfigError
 from tanbr.files import write_atomically
 from tanbr.lab.corpus import Progress, Rows
 from tanbr.lab.gates import Gated
@@ -25,28 +25,20 @@ from tanbr.lab.rivals.regmean import regmean
 from tanbr.lab.rivals.rl import Reinforce
 from tanbr.lab.rivals.smear import Smear
 from tanbr.lab.rivals.switch import Switch
-from tanbr.lab.settings import Config
 from tanbr.lab.train.checkpoints import Figures, as_trained, digest, load, own_experts, write
-from tanbr.lab.train.finetune import (
-    BlendTuner,
-    FixedTuner,
-    GatedTuner,
-    MergedTuner,
-    ServedTuner,
-    Tuner,
-    finetune,
-    norms,
-)
+from tanbr.lab.train.config import Tuning
+from tanbr.lab.train.finetune import BlendTuner, GatedTuner, MergedTuner, ServedTuner, Tuner, finetune, norms
 from tanbr.lab.train.objectives import Batches, Objective, objective_of
 from tanbr.merge import open as open_moe
 from tanbr.merge.methods import check_name
 from tanbr.moe.device import device_of, finish
 from tanbr.moe.text import TextEncoder
+from tanbr.router.config import RouterConfig
 from tanbr.serve.dense import with_start
 from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Task
-from tanbr.types import Blend, to_jsonable
+from tanbr.types import Blend, FloatArray, to_jsonable
 
 SERVED = "served"  # draws around the blends that will be served
 AVERAGE = "average"  # how blends are merged, unless a name says otherwise, as served+regression does
@@ -56,10 +48,9 @@ GATES: dict[str, Callable[..., Gated]] = {
     "smear": Smear,
     "smear-sequence": partial(Smear, per="sequence"),
 }
-
-
 MERGES: dict[str, Callable[..., Any]] = {"fisher": fisher, "regmean": regmean}  # no blends, so no router
 PROBE_ROWS = 64  # a task, for a merge that needs data
+ALPHA = 0.3  # a step's task mix is a draw from Dirichlet(α): as even as the mixes of simulated traffic
 
 
 def check(router: str) -> str:
@@ -74,6 +65,14 @@ def check(router: str) -> str:
     return router
 
 
+def untuned(
+    checkpoint: Path, *, tasks: tuple[Task, ...], unseen: Rows, tuning: Tuning, tagged: bool = False
+) -> dict[str, Figures]:
+    """Measure the MoE with tags and the uniform merge, both as they are."""
+    objective = _objective(load(checkpoint).config, checkpoint, tasks, tuning, tagged=tagged)
+    return as_trained(checkpoint, objective, _few(unseen, tasks, tuning.eval_rows), device=tuning.device)
+
+
 def run(
     checkpoint: Path,
     router: str,
@@ -81,7 +80,8 @@ def run(
     tasks: tuple[Task, ...],
     rows: Rows,
     unseen: Rows,
-    config: Config,
+    tuning: Tuning,
+    choosing: RouterConfig,
     out: Path,
     report: Progress,
     command: str,
@@ -92,21 +92,14 @@ def run(
 
     What `also` makes of the tuned tuner is part of the result, before anything is asked of it or put back.
     """
-    space, folder = LabelSpace(tasks), out / check(router)
-    choosing, tuning = config.router, config.finetune
-    tuner = _tuner(checkpoint, router, space=space, rows=rows, config=config)
+    folder, V = out / check(router), len(tasks)
+    mixes = np.random.default_rng(tuning.seed).dirichlet(np.full(V, ALPHA), tuning.steps)
+    tuner = _tuner(checkpoint, router, tasks=tasks, rows=rows, mixes=mixes, tuning=tuning, choosing=choosing)
     device = with_start(tuner.model).device
-    encoder = TextEncoder.of(checkpoint, vocab_size=tuner.model.config.vocab_size, max_length=tuning.max_length)
-    objective = objective_of(tuner.model.config, space, encoder, tagged=tagged)
-    few = {task.name: rows[task.name][: tuning.train_rows] for task in tasks}
-    batches = Batches(few, objective=objective, sizes=[1] * len(tasks), seed=tuning.seed, device=device)
-    mixes = np.random.default_rng(tuning.seed).dirichlet(np.full(len(tasks), tuning.alpha), tuning.steps)
-    measured = {task.name: unseen[task.name][: tuning.eval_rows] for task in tasks}
-    origin = digest(checkpoint)
-    kept = out / f"untuned-{origin}-{tuning.eval_rows}.json"
-    found = _untuned(checkpoint, objective, measured, kept, device=tuning.device)
+    objective = _objective(tuner.model.config, checkpoint, tasks, tuning, tagged=tagged)
+    batches = Batches(_few(rows, tasks, tuning.train_rows), objective=objective, seed=tuning.seed, device=device)
+    measured = _few(unseen, tasks, tuning.eval_rows)
     before = [weight.detach().clone() for weight in tuner.norms]
-
     folder.mkdir(parents=True, exist_ok=True)
     ticks: list[float] = []
 
@@ -117,16 +110,15 @@ def run(
 
     finetune(
         tuner, batches, mixes, objective=objective, config=tuning, state=folder / "tuned.state", report=step,
-        origin=origin,
+        origin=digest(checkpoint),
     )  # fmt: skip
     more = {} if also is None else {"also": also(tuner, objective)}
     report(f"figures {router}", 0, 1, "")
-    V = len(tasks)
     blends = [tuner.choose(mix) for mix in (np.full(V, 1 / V), *np.eye(V))]
-    found |= {f"tuned {kind}": value for kind, value in _measure(tuner, objective, measured, blends).items()}
+    figures = {f"tuned {kind}": value for kind, value in _measure(tuner, objective, measured, blends).items()}
     tuned = [weight.detach().clone() for weight in tuner.norms]
     _set(tuner, before)
-    found |= {f"untuned {kind}": value for kind, value in _measure(tuner, objective, measured, blends).items()}
+    figures |= {f"untuned {kind}": value for kind, value in _measure(tuner, objective, measured, blends).items()}
     _set(tuner, tuned)
     report(f"figures {router}", 1, 1, "")
     _write(tuner, checkpoint, folder)
@@ -138,49 +130,56 @@ def run(
         "seconds_per_step": float(np.median(np.diff(ticks))) if len(ticks) > 1 else None,
         "rows_a_task": tuning.eval_rows,
         "blends": blends,
-        "figures": found,
+        "figures": figures,
         **more,
     }
     write_atomically(folder / "finetune.json", json.dumps(to_jsonable(result), indent=1) + "\n")
     return result
 
 
-def _tuner(checkpoint: Path, router: str, *, space: LabelSpace, rows: Rows, config: Config) -> Tuner:
+def _few(rows: Rows, tasks: Sequence[Task], count: int) -> Rows:
+    return {task.name: rows[task.name][:count] for task in tasks}
+
+
+def _objective(config: Any, checkpoint: Path, tasks: tuple[Task, ...], tuning: Tuning, *, tagged: bool) -> Objective:
+    encoder = TextEncoder.of(checkpoint, vocab_size=config.vocab_size, max_length=tuning.max_length)
+    return objective_of(config, LabelSpace(tasks), encoder, tagged=tagged)
+
+
+def _tuner(
+    checkpoint: Path,
+    router: str,
+    *,
+    tasks: tuple[Task, ...],
+    rows: Rows,
+    mixes: FloatArray,
+    tuning: Tuning,
+    choosing: RouterConfig,
+) -> Tuner:
     """Build what is tuned."""
     name, _, method = router.partition("+")
-    seed, tasks, device = config.finetune.seed, [task.name for task in space.tasks], config.finetune.device
     if name in GATES:
-        return GatedTuner(GATES[name](load(checkpoint).to(device_of(device)), seed=seed))
-    moe = open_moe(checkpoint, method=method or AVERAGE, device=device)
-    own = own_experts(moe, tasks)
+        return GatedTuner(GATES[name](load(checkpoint).to(device_of(tuning.device)), seed=tuning.seed))
+    moe, names = open_moe(checkpoint, method=method or AVERAGE, device=tuning.device), [task.name for task in tasks]
+    own = own_experts(moe, names)
     if name in ROUTERS:
-        settings = config.router.of_requests(own)
-        return MergedTuner(moe, build(name, moe.num_experts, len(tasks), seed=seed, config=settings))
+        settings = choosing.of_requests(own)
+        return MergedTuner(moe, build(name, moe.num_experts, len(tasks), seed=tuning.seed, config=settings), mixes)
     if not own:
         raise CheckpointError(
             f"{checkpoint} does not say in its tanbr.json which of its {moe.num_experts} experts was trained for each "
-            f"of {', '.join(tasks)}, and {name} needs to know; choose another router"
+            f"of {', '.join(names)}, and {name} needs to know; choose another router"
         )
     if name == SERVED:
         return ServedTuner(moe, own=own)
-    few = {task: rows[task][:PROBE_ROWS] for task in tasks}
-    return FixedTuner(MERGES[name](moe, probes_of(moe, few, space=space, own=own)))
-
-
-def _untuned(checkpoint: Path, objective: Objective, rows: Rows, kept: Path, *, device: str) -> dict[str, Figures]:
-    """Measure the MoE with tags and the uniform merge, both as they are; once for all routers."""
-    if not kept.exists():
-        write_atomically(kept, json.dumps(as_trained(checkpoint, objective, rows, device=device)) + "\n")
-    try:
-        return dict(json.loads(kept.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise StateError(f"{kept} holds no figures ({error}); delete it, and they are measured again") from None
+    probes = probes_of(moe, _few(rows, tasks, PROBE_ROWS), space=LabelSpace(tasks), own=own)
+    return Tuner(MERGES[name](moe, probes))
 
 
 def _measure(tuner: Tuner, objective: Objective, rows: Rows, blends: Sequence[Blend | None]) -> dict[str, Figures]:
     """Score all tasks with the first blend, and each with its own of the others."""
     tuner.settle(blends[0])
-    even = objective.figures(tuner.model, rows, serving=tuner.serving)
+    even = objective.figures(tuner.model, rows, tuner.serving)
     if not isinstance(tuner, BlendTuner):  # gates and fixed merges do not depend on the mix
         return {"even": even, "own": even}
     own: Figures = {}
@@ -205,6 +204,6 @@ def _write(tuner: Tuner, checkpoint: Path, folder: Path) -> None:
         moe.load_state_dict({name: weight.detach() for name, weight in norms(tuner.model).items()}, strict=False)
         if isinstance(tuner, MergedTuner):
             tuner.router.save(folder / "router.state")
-        write(moe, checkpoint, folder / "model", card=read_card(checkpoint))
+        write(moe, folder / "model", checkpoint, card=read_card(checkpoint))
     else:
-        write(tuner.model, checkpoint, folder / "model")
+        write(tuner.model, folder / "model", checkpoint)

@@ -21,14 +21,17 @@ Inputs: TypeAlias = Mapping[str, Tensor]  # what the model takes in: attention_m
 RowLosses: TypeAlias = Callable[[], Tensor]  # runs the model, routed as it then is: the task loss of every row (n,)
 
 
-def add_gates(model: Any, *, seed: int = 0, std: float = 0.02) -> None:
-    """Give every site that has no gate a fresh one, drawn with deviation `std`; it is saved with the model."""
+STD = 0.02  # of a fresh gate's weights, transformers' usual value
+
+
+def add_gates(model: Any, *, seed: int = 0) -> None:
+    """Give every site that has no gate a fresh one; it is saved with the model."""
     rng = torch.Generator().manual_seed(seed)
     for site in sites_of(model):
         if site.gate is None:
             experts = next(module for module in site.modules() if isinstance(module, ExpertLinear)).weight  # (K, F, D)
             site.gate = nn.Linear(experts.shape[2], experts.shape[0], bias=False, device="meta")
-            drawn = torch.randn(experts.shape[0], experts.shape[2], generator=rng) * std
+            drawn = torch.randn(experts.shape[0], experts.shape[2], generator=rng) * STD
             site.gate.weight = nn.Parameter(drawn.to(experts))
     model.config.router = True
 

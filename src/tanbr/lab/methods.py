@@ -39,9 +39,7 @@ from tanbr.loop.config import LoopConfig
 from tanbr.loop.turn import MixSource
 from tanbr.merge import Moe
 from tanbr.merge.methods import METHODS, check_name
-from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
-from tanbr.router.groups import Groups
 from tanbr.serve.dense import DenseModel
 from tanbr.serve.survey import Survey
 from tanbr.tasks.metrics import Answer
@@ -62,7 +60,6 @@ class Bench:
     config: Config
     surveys: Path | None = None  # the survey of averages; those of other methods lie beside it
     answers_by: AnswersBy = "labels"
-    groups: Groups | None = None  # of the experts, for a router over groups
     credit: Credit = "labels"  # what clients send back
     _others: dict[str, "Bench"] = field(default_factory=dict)
     _dense: dict[Path, Answers] = field(default_factory=dict)
@@ -171,12 +168,6 @@ def _named(name: str) -> Callable[[Bench, int], Router]:
     return lambda bench, seed: build(name, *bench.sizes, seed=seed, config=bench.router_config)
 
 
-def _grouped(bench: Bench, seed: int) -> Router:
-    if bench.groups is None:
-        raise ConfigError("method grouped needs groups of experts (`tanbr inspect --groups`): pass --groups")
-    return Tanbr(*bench.sizes, groups=bench.groups, seed=seed, config=bench.router_config)
-
-
 def _merged(merge: Callable[[Moe, Probes], Any]) -> Builder:
     """Serve a merge that is no blend, made from the statistics of held rows."""
 
@@ -231,7 +222,6 @@ KINDS: dict[str, Kind] = {
     "proportional": Kind(
         ROUTERS["proportional"].about, _blending(_named("proportional")), panel=lambda b: _named("proportional")(b, 0)
     ),
-    "grouped": Kind("the router of this project over groups of experts (--groups)", _blending(_grouped), learns=True),
     "fisher": Kind("experts weighted by their Fisher information", _merged(fisher), blends=False),
     "regmean": Kind("every linear layer by regression on its inputs", _merged(regmean), blends=False),
     "best-fixed": Kind(

@@ -32,7 +32,6 @@ from tanbr.lab.world import Credit
 from tanbr.merge import open as open_moe
 from tanbr.merge.sources.expert_list import is_list, read_list
 from tanbr.moe.device import device_of
-from tanbr.router.groups import Groups
 from tanbr.tasks.metrics import figure
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import AnswersBy, FloatArray, SlotRecord, to_jsonable
@@ -62,7 +61,6 @@ class Study:
     config: Path | None = None
     answers: AnswersBy = "labels"
     rewards: Credit = "labels"  # what clients send back
-    groups: Path | None = None  # what `tanbr inspect --groups` wrote
     device: str = "cpu"  # where models answer; results do not depend on it
 
     def __post_init__(self) -> None:
@@ -87,19 +85,14 @@ class Study:
         return Traffic(pools=corpus.stream, mixes=mixes, requests=self.requests, seed=seed)
 
     def bench(self) -> Bench:
-        """Open the checkpoint, rows, survey and groups; refuse what does not fit together."""
+        """Open the checkpoint, rows and survey; refuse what does not fit together."""
         # methods say how they merge; what a list of experts says of that may need what is to be measured first
         moe = open_moe(
             self.checkpoint, experts=self.experts, blend_only=self.blend_only, method=AVERAGE, device=self.device
         )
         corpus = self.corpus()
         settings = configuration.load(self.config)
-        groups = None
-        if self.groups is not None:
-            groups = Groups.load(self.groups).check(moe.num_experts, moe.fingerprint, source=self.groups)
-        bench = Bench(
-            moe, corpus, settings, surveys=self.survey, answers_by=self.answers, groups=groups, credit=self.rewards
-        )
+        bench = Bench(moe, corpus, settings, surveys=self.survey, answers_by=self.answers, credit=self.rewards)
         if self.survey is not None:
             bench.survey  # noqa: B018  (one that does not fit is refused here)
         return bench
@@ -121,7 +114,6 @@ class Study:
             "survey": one.bench(bench).known.digest if one.surveyed else None,
             **one.bench(bench).moe.method.facts,
             **({"dense_sha256": digest(one.dense)} if one.dense else {}),
-            **({"groups": bench.groups.digest} if bench.groups is not None and name.startswith("grouped") else {}),
             "config": bench.config.model_dump(mode="json", exclude_defaults=True, include={"router", "monitor"}),
         }
 

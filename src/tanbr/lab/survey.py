@@ -17,6 +17,7 @@ from tanbr.errors import ConfigError, DataError
 from tanbr.lab.corpus import Corpus, Rows
 from tanbr.lab.rivals.vector_gp import NOISE, VARIANCE, covariance
 from tanbr.merge import Moe
+from tanbr.moe.writing import Progress, silent
 from tanbr.monitor.config import MonitorConfig
 from tanbr.monitor.recogniser import Recogniser
 from tanbr.serve.dense import DenseModel
@@ -25,18 +26,19 @@ from tanbr.tasks.metrics import figure
 from tanbr.types import AnswersBy, Blend, FloatArray, TaskMix
 
 STRETCH = 10  # blends between two saves
+SPREAD = 143  # random blends laid out: 180 in all for 8 experts
 SEARCHED_MIXES = 0.3  # α of the mixes for which blends are searched, beside the even one
 STEPS = (0.4, 0.2, 0.1, 0.05)  # of weight moved from one expert to another in a search
 INCUMBENTS, DRAWS = 3, 200  # best known blends that are moved from, and random blends beside them
 CURIOSITY = 1.0  # standard deviations added to what the Gaussian process expects
 
 
-def candidates(experts: int, *, random: int = 143, seed: int = 0) -> FloatArray:
+def candidates(experts: int) -> FloatArray:
     """Lay out blends to try (N, K): every expert alone, the uniform blend, pairs, and draws from sparse to even."""
     eye = np.eye(experts)
     pairs = [(eye[i] + eye[j]) / 2 for i in range(experts) for j in range(i)]
-    rng = np.random.default_rng(seed)
-    draws = [rng.dirichlet(np.full(experts, (0.1, 0.3, 0.5, 1.0, 3.0)[i % 5])) for i in range(random)]
+    rng = np.random.default_rng(0)
+    draws = [rng.dirichlet(np.full(experts, (0.1, 0.3, 0.5, 1.0, 3.0)[i % 5])) for i in range(SPREAD)]
     return np.array([*eye, np.full(experts, 1 / experts), *pairs, *draws])
 
 
@@ -53,7 +55,7 @@ def survey(
     *,
     blends: FloatArray,
     recogniser: Recogniser | None = None,
-    report: Callable[[int, int], None] | None = None,
+    report: Progress = silent,
 ) -> Survey:
     """Serve all rows with every blend; `report` hears how many blends are done.
 
@@ -72,8 +74,7 @@ def survey(
         answers = space.read(everything, given if posteriors is None else space.by_posterior(given, posteriors))
         rewards[n], counts = space.slot_reward(everything, space.rewards(everything, answers))
         figures[n] = [figure(task, targets[of], answers[of]) for task, of in zip(space.tasks, own, strict=True)]
-        if report:
-            report(n + 1, len(blends))
+        report(n + 1, len(blends))
     names = tuple(task.name for task in space.tasks)
     answers_by = "labels" if recogniser is None else "posterior"
     return Survey(blends, rewards, figures, rows=int(counts.min()), tasks=names, answers_by=answers_by)
@@ -96,7 +97,7 @@ def survey_to(
     groups: bool = False,
     answers_by: AnswersBy = "labels",
     command: str,
-    report: Callable[[int, int], None] | None = None,
+    report: Progress = silent,
 ) -> Survey:
     """Survey a checkpoint's blends on held rows and save it; interrupted and started again, it goes on.
 
@@ -110,36 +111,31 @@ def survey_to(
         recogniser = corpus.taught_monitor(MonitorConfig(), seed=0, after=rows).snapshot()
     measure = partial(survey, model, held, recogniser=recogniser)
     laid_out = (even_groups if groups else candidates)(moe.num_experts)
-    if blends - searched > len(laid_out):
+    if not 0 < blends - searched <= len(laid_out):
         raise ConfigError(
-            f"for {moe.num_experts} experts at most {len(laid_out)} blends are laid out, beside the searched ones "
+            f"for {moe.num_experts} experts 1 to {len(laid_out)} blends are laid out, beside the searched ones "
             f"(got {blends} blends, {searched} of them searched)"
         )
     fixed = laid_out[: blends - searched]
     unfinished = path.with_name(f"{path.name}.partial")
     done = _resumed(unfinished, moe, corpus, fixed, rows, answers_by)
-    found = 0 if done is None else len(done.blends)
-    while found < blends:
+    if done is None:
+        done = replace(measure(blends=fixed[:STRETCH]), model_sha256=moe.fingerprint, method=str(moe.method))
+    while (found := len(done.blends)) < blends:
+        done.save(unfinished, **about)
+        report(found, blends)
         if found < len(fixed):
-            stretch = measure(blends=fixed[found : found + STRETCH])
-            stretch = replace(stretch, model_sha256=moe.fingerprint, method=str(moe.method))
-            done = stretch if done is None else _joined(done, stretch)
+            done = _joined(done, measure(blends=fixed[found : found + STRETCH]))
         else:
             done = _searched(done, measure, min(STRETCH, blends - found))
-        found = len(done.blends)
-        done.save(unfinished, **about)
-        if report:
-            report(found, blends)
-    assert done is not None  # noqa: S101 - at least one blend is asked for
     done.save(path, **about)
+    report(blends, blends)
     unfinished.unlink(missing_ok=True)
     return done
 
 
-def _searched(known: Survey | None, measure: Callable[..., Survey], count: int) -> Survey:
+def _searched(known: Survey, measure: Callable[..., Survey], count: int) -> Survey:
     """Measure `count` more blends, proposed for the even mix and for two others in turn."""
-    if known is None:
-        raise DataError("a search needs surveyed blends to start from; ask for more blends than searched ones")
     rng = np.random.default_rng(len(known.blends))  # the same after an interruption
     V = known.rewards.shape[1]
     mixes = np.array([np.full(V, 1 / V), *rng.dirichlet(np.full(V, SEARCHED_MIXES), 2)])

@@ -90,6 +90,7 @@ def best_known(versions: Sequence[Version], mix: TaskMix, models: int) -> Choice
         return None
     earned = np.array([np.nan_to_num(version.means) for version in versions])
     rows = sorted(set(chosen(earned, Readings.of(mix), min(models, len(versions))).tolist()))
-    choice = Choice.panel(np.array([versions[row].blend for row in rows]), earned[rows], Reason.BEST)
-    note = "no rewards any more: the best known blend"
-    return replace(choice, note=note, versions=tuple(versions[row].number for row in rows))
+    best, note = [versions[row] for row in rows], "no rewards any more: the best known blend"
+    choice = Choice.panel(np.array([version.blend for version in best]), earned[rows], Reason.BEST, note)
+    numbers = {version.blend.tobytes(): version.number for version in best}  # a blend may have been merged twice
+    return replace(choice, versions=tuple(numbers[blend.tobytes()] for blend in choice.blends))

@@ -1,8 +1,8 @@
 """What the default router would choose if nothing but the bound counted: G blends of highest upper confidence bound.
 
-Candidates are blends whose posterior `learn` has kept up to date: fixed ones and the nodes of the tree. Where the
-experts' tasks are known, the proportional blends of groups of tasks join them. From the panel found among these each
-model climbs the bound of its own requests.
+Candidates are blends whose posterior `learn` has kept up to date: fixed ones and the nodes of the tree. With a
+baseline, its own blends and the served ones join them. From the panel found among these each model climbs the bound of
+its own requests.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tanbr.router import gp
 from tanbr.router.known import Known, Rules
-from tanbr.router.panel import Readings, Rows, chosen, exchanged, group_mixes, proportional_blends, task_groups
+from tanbr.router.panel import Readings, Rows, chosen, exchanged, group_mixes, proportional_blends
 from tanbr.router.simplex import keep_largest
 from tanbr.router.tree import SNAP
 from tanbr.types import Blend, FloatArray, TaskMix, Terms
@@ -21,8 +21,7 @@ from tanbr.types import Blend, FloatArray, TaskMix, Terms
 MOST_OPEN = 16  # open blends an ask looks at: older ones have long lowered what is expected around them
 OPEN_REACH = 0.5  # how far, in kernel widths, an open blend lowers the variance: as if half of it were told
 CLIMB_ROUNDS = 2  # of climbing and exchange after a panel is chosen; a third changed nothing
-CLIMBS = 2  # gradient steps in each round
-CLIMB_SIZE = 0.1  # length of the first step (Euclid), a fourteenth of the way between two experts; then half of it
+CLIMBS = (0.1, 0.05)  # length (Euclid) of each gradient step of a round: a fourteenth of the way between two experts
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,21 +76,18 @@ def wanted(
 ) -> Panel:
     """Choose G blends jointly, then let each climb for the mix of the requests it receives.
 
-    `waiting` are blends whose reward is still to come; blends `near` (n, K) are candidates, too.
+    `waiting` are blends whose reward is still to come. With a baseline, blends `near` (n, K) are candidates, too; its
+    own come first.
     """
-    mix, own = readings.task_mix, bool(rules.config.own_experts)
+    mix, start = readings.task_mix, None
     found = kept_candidates(rules, known, mix, waiting)
-    if not rules.careful and not own and not len(known.posterior.arms) and not len(waiting):
-        even = rules.sizes.experts  # of the fixed blends, the vertices come first and then the even one
-        rows = chosen(found.bound, readings, models)
-        rows[0] = even  # nothing is known, so that all bounds are equal
-        return panel_of(found, rows, readings)
-    start = None
-    if own:
-        start = len(found.blends) + np.arange(models)
-        found = found.joined(_bounded(rules, known, _straight(rules, readings, models, None), mix))
     if near is not None:
+        start = len(found.blends) + np.arange(models) if rules.config.own_experts else None
         found = found.joined(_bounded(rules, known, near, mix))
+    elif not len(known.posterior.arms) and not len(waiting):
+        rows = chosen(found.bound, readings, models)
+        rows[0] = rules.sizes.experts  # nothing is known, so all bounds are equal: the even blend, behind the vertices
+        return panel_of(found, rows, readings)
     rows = chosen(found.bound, readings, models, start=start)
     for _ in range(CLIMB_ROUNDS):
         found = found.joined(_bounded(rules, known, _offers(rules, known, found, rows, readings), mix))
@@ -131,27 +127,21 @@ def _bounded(rules: Rules, known: Known, blends: FloatArray, mix: TaskMix) -> Ca
     return Candidates(blends, mean, widths(rules, known, gain, mix), np.full(len(blends), -1))
 
 
-def _straight(rules: Rules, readings: Readings, models: int, labels: NDArray[np.intp] | None) -> FloatArray:
-    labels = task_groups(readings, models) if labels is None else labels
-    return proportional_blends(readings, labels, models, own=list(rules.config.own_experts), sizes=rules.sizes)
-
-
 def _offers(rules: Rules, known: Known, found: Candidates, rows: Rows, readings: Readings) -> FloatArray:
     """Offer each model its own blend moved up the bound of its own mix, and its own tasks' proportional blend."""
     bound, blends = found.bound[rows], found.blends[rows]
-    offers = climbed(rules, known, blends, group_mixes(bound, readings), steps=CLIMBS, size=CLIMB_SIZE, shrink=0.5)
-    if rules.config.own_experts:
-        straight = _straight(rules, readings, len(rows), readings.bound(bound).argmax(axis=0))
+    offers = climbed(rules, known, blends, group_mixes(bound, readings))
+    if own := rules.config.own_experts:
+        labels = readings.bound(bound).argmax(axis=0)
+        straight = proportional_blends(readings, labels, len(rows), own=own, sizes=rules.sizes)
         offers += [straight, 0.5 * (straight + blends)]
     return keep_largest(np.concatenate(offers), rules.sizes.max_active)
 
 
-def climbed(
-    rules: Rules, known: Known, x: FloatArray, mixes: FloatArray, *, steps: int, size: float, shrink: float
-) -> list[FloatArray]:
+def climbed(rules: Rules, known: Known, x: FloatArray, mixes: FloatArray) -> list[FloatArray]:
     """Every blend (n, K) on the way up the bounds of mixes (n, V) from x (n, K), a few gradient steps."""
     met, beta = [], rules.beta(known)
-    for _ in range(steps):
+    for size in CLIMBS:
         slope = np.concatenate([
             gp.slope_of_bound(rules.prior, known.posterior, blend[None], mix, beta)
             for blend, mix in zip(x, mixes, strict=True)
@@ -161,7 +151,6 @@ def climbed(
         x = np.maximum(x + slope, 0.0)
         x = keep_largest(x / x.sum(axis=1, keepdims=True), rules.sizes.max_active)
         met.append(x)
-        size *= shrink
     return met
 
 

@@ -1,6 +1,6 @@
 """How the router chooses and learns."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
@@ -49,23 +49,21 @@ class PaperModeConfig(Section):
 class RewardPrior(NamedTuple):
     """What a kind of rewards is like before any was told."""
 
-    noise: float  # standard deviation of a reward with count 1
+    noise: float  # variance of a reward with count 1
     variance: float  # of a task's reward between blends
     variances: tuple[float, ...]  # that a fit chooses from
     beta: float  # standard deviations in the bound, at first
-    margin: float  # by how much a bound must exceed that of the served blend
 
 
-PRIORS: dict[str, RewardPrior] = {
-    # Rewards of whole slots, which may differ by anything: the maps of `benchmarks/regret.py`, seeds from 100 on.
-    "slots": RewardPrior(noise=0.05, variance=0.08, variances=(0.08, 0.15), beta=2.0, margin=0.0),
-    # Means over requests, each right or wrong, around a baseline: `benchmarks/harm.py`, seeds from 100 on. Rewards of
-    # real blends differ by a tenth, so that more optimism would only pay for noise.
-    "requests": RewardPrior(noise=0.4, variance=0.01, variances=(0.01, 0.03, 0.08, 0.15), beta=0.5, margin=0.0),
-    # The same where each task's own expert is known: its baseline is a better one to stay at, and without a margin it
-    # is left for noise. An even baseline is not: there a margin cost points (docs/router.md).
-    "known experts": RewardPrior(
-        noise=0.4, variance=0.003, variances=(0.0005, 0.002, 0.01, 0.03, 0.08, 0.15), beta=0.5, margin=0.003
+PRIORS: dict[str, RewardPrior] = {  # by the baseline
+    # Rewards of whole slots, which may differ by anything: the maps of `lab/studies/regret.py`, seeds from 100 on.
+    "none": RewardPrior(noise=0.05**2, variance=0.08, variances=(0.08, 0.15), beta=2.0),
+    # Means over requests, each right or wrong (docs/router.md, "Do no harm", seeds from 100 on). Rewards of real blends
+    # differ by a tenth, so that more optimism would only pay for noise.
+    "even": RewardPrior(noise=0.4**2, variance=0.01, variances=(0.01, 0.03, 0.08, 0.15), beta=0.5),
+    # The same where each task's own expert is known: its baseline is a better one to stay at.
+    "proportional": RewardPrior(
+        noise=0.4**2, variance=0.003, variances=(0.0005, 0.002, 0.01, 0.03, 0.08, 0.15), beta=0.5
     ),
 }
 
@@ -73,49 +71,21 @@ PRIORS: dict[str, RewardPrior] = {
 class DefaultModeConfig(Section):
     """The pooled Gaussian process with the vertex tree."""
 
-    arms: int = Field(192, ge=8)
-    """Most blends whose rewards are pooled; bounds the cost of a slot."""
-    pool: int = Field(600, ge=16)
-    """Fixed candidate blends."""
     room: int = Field(400, ge=0)
     """Candidate blends that belong to the tree; 0 turns the tree off."""
-    prior: Literal["slots", "requests", "known experts"] = "slots"
-    """What rewards are like: noise, how far blends differ, and how much optimism that is worth (`PRIORS`)."""
-    noise: float | None = Field(None, gt=0)
-    """Standard deviation of a reward with count 1, before it is estimated; by the prior if not given."""
     beta: float | None = Field(None, ge=0)
-    """Standard deviations in the upper confidence bound, at first; by the prior if not given."""
+    """Standard deviations in the upper confidence bound, at first; by the kind of rewards if not given (`PRIORS`)."""
     own_experts: tuple[int, ...] = ()
-    """Expert that was trained for each task, where that is known (V numbers); none if empty."""
-    own_lift: float = Field(0.4, ge=0, le=1)
-    """How much more reward a task is expected to earn from its own expert alone than without it; fits correct it."""
-    baseline: Literal["none", "even", "proportional"] | tuple[float, ...] = "none"
-    """Blend that is left only on evidence: even, every task's own expert at its share of the mix, or weights (K)."""
+    """Expert that was trained for each task, for the baseline "proportional" (V numbers); none if empty."""
+    baseline: Literal["none", "even", "proportional"] = "none"
+    """Blend that is left only on evidence: even, or every task's own expert at its share of the mix."""
     budget: float = Field(0.01, ge=0, le=1)
     """Share of the baseline's reward that all exploration together may be expected to cost; 0 never leaves it."""
-    doubt: float = Field(0.5, ge=0)
-    """Standard deviations below what is expected that a blend is charged with before it is tried."""
-    margin: float | None = Field(None, ge=0)
-    """By how much a bound must exceed that of the served blend to replace it; by the prior if not given."""
     change: float = Field(12.0, ge=0)
     """Evidence (logarithm of a Bayes factor) at which a task's rewards are taken to have changed; 0 never."""
 
-    @property
-    def rewards(self) -> RewardPrior:
-        """The prior, with what is set here in its place."""
-        prior = PRIORS[self.prior]
-        return prior._replace(
-            noise=prior.noise if self.noise is None else self.noise,
-            beta=prior.beta if self.beta is None else self.beta,
-            margin=prior.margin if self.margin is None else self.margin,
-        )
 
-
-MADE_WITH = {  # settings of the default mode that are part of what was learned
-    "pool", "room",  # the candidates are in the state
-    "prior", "noise", "own_experts", "own_lift",  # the prior is behind it
-    "baseline",  # the accounts are kept against it
-}  # fmt: skip
+MADE_WITH = {"room", "own_experts", "baseline"}  # are part of what was learned: the candidates, prior and accounts
 MAY_CHANGE = frozenset(f"config.default.{name}" for name in DefaultModeConfig.model_fields.keys() - MADE_WITH)
 """What a saved router goes on with as it is asked to: how to choose and learn from now on. Algorithm 1 has one set of
 settings for a whole run."""
@@ -136,8 +106,8 @@ class RouterConfig(Section):
         mix where the checkpoint says which expert was trained for each task, else the even one. What the user has set
         stays.
         """
-        update: dict[str, Any] = {"prior": "requests", "baseline": "even"}
-        if own_experts:
-            update = {"prior": "known experts", "baseline": "proportional", "own_experts": own_experts}
-        update = {name: value for name, value in update.items() if name not in self.default.model_fields_set}
-        return self.model_copy(update={"default": self.default.model_copy(update=update)})
+        given = self.default
+        own = given.own_experts or own_experts
+        baseline = given.baseline if "baseline" in given.model_fields_set else "proportional" if own else "even"
+        update = {"baseline": baseline, "own_experts": own if baseline == "proportional" else ()}
+        return self.model_copy(update={"default": given.model_copy(update=update)})

@@ -29,6 +29,9 @@ from tanbr.router.panel import Readings, proportional_blends, task_groups, worth
 from tanbr.router.simplex import first_best, keep_largest
 from tanbr.types import Account, Decision, FloatArray
 
+DOUBT = 0.5  # κ, chosen by hand on tables of real blends, seeds 100 to 105 (docs/router.md, "Do no harm")
+MARGIN = 0.003  # by which a bound must exceed the served blend's where the experts' tasks are known: without it that
+# baseline is left for noise. Around the even blend a margin cost points (docs/router.md).
 KEPT = 256  # rows of the ledger that are valued anew: as many slots as a kernel is fitted to, at a bounded cost
 
 
@@ -42,11 +45,11 @@ class Baseline(NamedTuple):
 def baseline_panel(rules: Rules, readings: Readings, models: int) -> Baseline:
     """Give the G blends that need no reward, for a mix as it is read."""
     if rules.config.baseline != "proportional":
-        shares = np.zeros(0) if rules.prior.shares is None else rules.prior.shares
-        one = keep_largest(shares[None], rules.sizes.max_active)
+        one = keep_largest(np.full((1, rules.sizes.experts), 1.0 / rules.sizes.experts), rules.sizes.max_active)
         return Baseline(np.repeat(one, models, axis=0), np.zeros(len(readings.mix), dtype=np.intp))
-    home, own = task_groups(readings, models), list(rules.config.own_experts)
-    return Baseline(proportional_blends(readings, home, models, own=own, sizes=rules.sizes), home)
+    home = task_groups(readings, models)
+    blends = proportional_blends(readings, home, models, own=rules.config.own_experts, sizes=rules.sizes)
+    return Baseline(blends, home)
 
 
 def careful(rules: Rules, known: Known, readings: Readings, models: int, open_: Sequence[Decision]) -> Panel:
@@ -76,7 +79,7 @@ def careful(rules: Rules, known: Known, readings: Readings, models: int, open_: 
         apart = readings.bound(np.broadcast_to(apart, (len(flat), len(mix)))).reshape(bounds.shape)
         here = base.home == model
         unlike[:, here] = np.take_along_axis(apart, goes, axis=1)[:, 0][:, here]
-    least = expected - expected[0] - config.doubt * np.sqrt(known.posterior.mixed(mix, unlike)[0])
+    least = expected - expected[0] - DOUBT * np.sqrt(known.posterior.mixed(mix, unlike)[0])
     least[0] = 0.0
     balance = total_gain(rules, known) + config.budget * (known.ledger.earned + max(float(expected[0]), 0.0))
     balance += sum(min(decision.why.least_gain, 0.0) for decision in open_)
@@ -84,7 +87,8 @@ def careful(rules: Rules, known: Known, readings: Readings, models: int, open_: 
     value = np.array([worth(bound, mix) for bound in bounds])
     value[1:][(least[1:] < -balance) | (config.budget == 0)] = -np.inf
     best = first_best(value)
-    if value[1] >= value[best] - config.rewards.margin and not same(served, base.blends):
+    margin = MARGIN if config.own_experts else 0.0
+    if value[1] >= value[best] - margin and not same(served, base.blends):
         best = 1
     best = 0 if same(panels[best], base.blends) else best
     chosen = panel_of(found, np.arange(models) + best * models, readings, compared=want.terms[0].candidates)

@@ -22,6 +22,7 @@ from tanbr.errors import StateError
 from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix, lock
 
 CENTRE = 0.5  # prior mean of a reward in [0, 1]
+ARMS = 192  # most blends whose rewards are pooled: so a slot costs 1 to 2 ms at any K and t
 MEAN_VARIANCE = 0.04  # m²: tasks earn .5 ± .2 on average, as the tasks of GLUE and the generated ones do
 CORRELATION = 0.25  # of two tasks' rewards before it is estimated: too low a value ends the search, see `refit_early`
 WIDTH = 0.5  # ℓ before the first fit: rather too narrow, which explores, than too wide, which does not
@@ -40,13 +41,12 @@ class Prior:
     """What is known before any reward; it never changes."""
 
     tasks: int  # V
-    arms: int  # most arms that are kept
     noise: float  # variance of one request's reward
     variance: float  # s²
     variances: tuple[float, ...]  # s² that a fit chooses from
     lift: float  # how much more a task's own expert alone is expected to earn than none of it
     own_experts: tuple[int, ...] = ()  # (V,) the expert of each task, or empty
-    shares: FloatArray | None = None  # (K,) weights of a baseline that is one blend, from which rewards fall
+    even: bool = False  # whether rewards are expected to fall with the distance from the even blend
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +80,9 @@ class Posterior:
         """k(x, x)."""
         return MEAN_VARIANCE + self.variance
 
-    def kernel(self, points: FloatArray) -> FloatArray:
-        """Kernel of points (n, K) with the arms: (n, m)."""
-        return MEAN_VARIANCE + self.variance * correlation(points, self.arms, self.width)
+    def kernel(self, points: FloatArray, others: FloatArray | None = None) -> FloatArray:
+        """Kernel of points (n, K) with the arms, or with other points (m, K): (n, m)."""
+        return MEAN_VARIANCE + self.variance * correlation(points, self.arms if others is None else others, self.width)
 
     def nearest(self, blend: Blend) -> tuple[int, float]:
         """Find the arm nearest to a blend and its distance; (-1, inf) without arms."""
@@ -148,12 +148,12 @@ def share_slope(weight: FloatArray) -> FloatArray:
 
 def feature(prior: Prior, points: FloatArray) -> FloatArray:
     """What the lift multiplies in the prior mean, at points (n, K): (n, V); 0 where no blend is expected to be best."""
-    if own := list(prior.own_experts):
-        return np.asarray(share_value(points[:, own]) - share_value(np.array(1.0 / points.shape[1])))
-    if prior.shares is None:
+    if not prior.own_experts and not prior.even:
         return np.zeros((len(points), prior.tasks))
-    fall = (share_value(points) - share_value(prior.shares)) @ prior.shares  # 0 at the baseline, below it elsewhere
-    return np.repeat(fall[:, None], prior.tasks, axis=1)
+    above = share_value(points) - share_value(np.array(1.0 / points.shape[1]))  # (n, K), 0 at the even blend
+    if prior.own_experts:
+        return np.asarray(above[:, list(prior.own_experts)])
+    return np.repeat(above.mean(axis=1)[:, None], prior.tasks, axis=1)  # 0 at the even blend, below it elsewhere
 
 
 def expected(prior: Prior, lift: float, points: FloatArray) -> FloatArray:
@@ -190,8 +190,7 @@ def _gain(inverse: FloatArray, rows: FloatArray) -> FloatArray:
 def contrast(state: Posterior, points: FloatArray, gain: FloatArray, other: Blend) -> FloatArray:
     """Variance (n, M) of the difference to another blend's reward, at points (n, K) whose gain is (n, M)."""
     row = state.kernel(other[None])  # (1, m)
-    alike = MEAN_VARIANCE + state.variance * correlation(points, other[None], state.width)
-    shared = alike - state.kernel(points) @ (state.inverse @ row[0]).T
+    shared = state.kernel(points, other[None]) - state.kernel(points) @ (state.inverse @ row[0]).T
     return np.maximum((state.prior - gain) + (state.prior - _gain(state.inverse, row)) - 2.0 * shared, 0.0)
 
 
@@ -207,8 +206,8 @@ def slope_of_bound(prior: Prior, state: Posterior, points: FloatArray, mix: Task
     slope = points * pull.sum(axis=1)[:, None] - pull @ state.arms
     for task, expert in enumerate(prior.own_experts):
         slope[:, expert] += mix[task] * state.lift * share_slope(points[:, expert])
-    if prior.shares is not None and not prior.own_experts:
-        slope += state.lift * prior.shares * share_slope(points)
+    if prior.even:
+        slope += state.lift / points.shape[1] * share_slope(points)
     return np.asarray(slope)
 
 
@@ -272,29 +271,29 @@ def _with_arm(prior: Prior, state: Posterior, blend: Blend) -> tuple[Posterior, 
     arm, away = state.nearest(blend)
     if away <= SAME:
         return state, arm
-    m, V = state.weights.shape
-    if m >= prior.arms:
+    m = len(state.arms)
+    if m >= ARMS:
         behind = state.weights.sum(axis=1) + np.arange(m) * 1e-9
         state = _with_arms(prior, state, np.sort(np.argsort(behind, kind="stable")[m // 4 :]))
         m = len(state.arms)
-    column = MEAN_VARIANCE + state.variance * correlation(state.points, blend[None], state.width)
+    none = np.zeros((1, prior.tasks))
     grown = replace(
         state,
         arms=np.concatenate([state.arms, blend[None]]),
         visits=np.append(state.visits, 0.0),
-        weights=np.concatenate([state.weights, np.zeros((1, V))]),
-        means=np.concatenate([state.means, np.zeros((1, V))]),
+        weights=np.concatenate([state.weights, none]),
+        means=np.concatenate([state.means, none]),
         inverse=np.pad(state.inverse, ((0, 0), (0, 1), (0, 1))),
-        alpha=np.concatenate([state.alpha, np.zeros((1, V))]),
-        cross=np.concatenate([state.cross, column], axis=1),
+        alpha=np.concatenate([state.alpha, none]),
+        cross=np.concatenate([state.cross, state.kernel(state.points, blend[None])], axis=1),
     )
     return grown, m
 
 
 def _with_arms(prior: Prior, state: Posterior, kept: NDArray[np.intp]) -> Posterior:
     """Go on with these arms only."""
-    tables = {name: getattr(state, name)[kept] for name in ("arms", "visits", "weights", "means")}
-    return rebuild(prior, replace(state, **tables))
+    told = {name: getattr(state, name)[kept] for name in ("arms", "visits", "weights", "means")}
+    return rebuild(prior, replace(state, **told))
 
 
 def forget_tasks(prior: Prior, state: Posterior, tasks: NDArray[np.intp]) -> Posterior:
@@ -331,11 +330,7 @@ def rebuild(prior: Prior, state: Posterior) -> Posterior:
         inverse = np.linalg.inv(np.eye(len(kernel)) + kernel * root[:, None] * root) * root[:, None] * root
         matrices.append(0.5 * (inverse + inverse.T))
         alphas.append(matrices[-1] @ offset[:, slice(None) if alike else slice(task, task + 1)])
-    stacked, alpha, cross = (
-        np.array(matrices, dtype=np.float64),
-        np.concatenate(alphas, axis=1),
-        state.kernel(state.points),
-    )
+    stacked, alpha, cross = np.array(matrices), np.concatenate(alphas, axis=1), state.kernel(state.points)
     mean = expected(prior, state.lift, state.points) + cross @ alpha
     return replace(state, inverse=stacked, alpha=alpha, cross=cross, mean=mean, gain=_gain(stacked, cross))
 

@@ -1,17 +1,21 @@
 """What the default router knows, as one frozen value with every array's shape, and what never changes beside it."""
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tanbr.errors import InputError
 from tanbr.router import gp
-from tanbr.router.config import DefaultModeConfig
+from tanbr.router.config import PRIORS, DefaultModeConfig
 from tanbr.router.gp import Posterior, Prior
 from tanbr.router.simplex import Sizes, keep_largest
 from tanbr.router.tree import VertexTree
+from tanbr.router.watch import Watch
 from tanbr.types import FloatArray, lock
 
+FIXED = 600  # fixed candidate blends: 400 more in the tree's place were no better (docs/router.md)
+LIFT = 0.4  # how much more a task is expected to earn from its own expert alone than without it; fits correct it
 BETA_FLOOR = 0.5  # deviations in the bound in the end: with less, runs stayed on the wrong hill
 BETA_HALF = 200.0  # told slots in which the way to the floor is halved, if they taught enough
 LEARNED_HALF = 25.0  # the same in slots that taught all they could; after 60 as well, but later (docs/router.md)
@@ -37,20 +41,6 @@ class Ledger:
 
 
 @dataclass(frozen=True, eq=False)
-class Watch:
-    """Page's sum of every task: whether its rewards are still those that were learned (`default.py`)."""
-
-    evidence: FloatArray  # (V,) E, the logarithm of a Bayes factor
-    squares: FloatArray  # (V,) sum of z² since the last fit, and
-    seen: FloatArray  # (V,) of how many rewards
-    changes: NDArray[np.int64]  # (V,) how often a task was found changed
-    last: NDArray[np.int64]  # (V,) told slots when it last was, -1 if never
-
-    def __post_init__(self) -> None:
-        lock(self)
-
-
-@dataclass(frozen=True, eq=False)
 class Known:
     """Everything that changes in the default router."""
 
@@ -59,7 +49,6 @@ class Known:
     learned: float  # the same, each by the share of the deviation that was left at its blend
     since: int  # slots told since the router started, or started over
     fitted: int  # slots told at the last fit of the kernel, 0 before any
-    mixes: FloatArray  # (recent, V) the task mixes told last
     posterior: Posterior  # at the fixed blends, then the rows of the tree
     tree: VertexTree
     ledger: Ledger
@@ -78,15 +67,21 @@ class Rules:
     prior: Prior
 
     @classmethod
-    def of(cls, sizes: Sizes, config: DefaultModeConfig) -> "Rules":
-        """Make the prior that the settings speak of."""
-        rewards, shares = config.rewards, None
-        if config.baseline not in ("none", "proportional"):
-            even = config.baseline == "even"
-            shares = np.full(sizes.experts, 1.0 / sizes.experts) if even else np.array(config.baseline)
+    def of(cls, sizes: Sizes, config: DefaultModeConfig) -> Self:
+        """Make the prior that the settings speak of, or refuse settings that do not go with these sizes."""
+        own, rewards = config.own_experts, PRIORS[config.baseline]
+        if bool(own) != (config.baseline == "proportional"):
+            raise InputError(
+                'baseline "proportional" needs own_experts, the expert of each task, and no other baseline takes them '
+                f"(got {config.baseline!r} and {own})"
+            )
+        if own and not (len(own) == sizes.tasks and all(0 <= expert < sizes.experts for expert in own)):
+            raise InputError(
+                f"own_experts must name one of {sizes.experts} experts for each of {sizes.tasks} tasks (got {own})"
+            )
         prior = Prior(
-            tasks=sizes.tasks, arms=config.arms, noise=rewards.noise**2, variance=rewards.variance,
-            variances=rewards.variances, lift=config.own_lift, own_experts=config.own_experts, shares=shares,
+            tasks=sizes.tasks, noise=rewards.noise, variance=rewards.variance, variances=rewards.variances, lift=LIFT,
+            own_experts=own, even=config.baseline == "even",
         )  # fmt: skip
         return cls(sizes, config, prior)
 
@@ -97,21 +92,21 @@ class Rules:
 
     def beta(self, known: Known) -> float:
         """Standard deviations in the bound: fewer as slots are told, but no faster than there was to learn."""
-        first = self.config.rewards.beta
+        first = PRIORS[self.config.baseline].beta if self.config.beta is None else self.config.beta
         halvings = min(known.told / BETA_HALF, known.learned / LEARNED_HALF)
         return float(BETA_FLOOR + (first - BETA_FLOOR) * 0.5**halvings)
 
     def start(self, rng: np.random.Generator) -> Known:
         """Know nothing yet."""
         (K, V), room = (self.sizes.experts, self.sizes.tasks), self.config.room
-        fixed = fixed_blends(self.sizes, self.config.pool, rng)
+        fixed = fixed_blends(self.sizes, FIXED, rng)
         points = np.concatenate([fixed, np.repeat(fixed[K][None], room, axis=0)])
-        none, never, empty = np.zeros(V, dtype=np.int64), np.full(V, -1, dtype=np.int64), np.zeros((0, K))
+        empty = np.zeros((0, K))
         return Known(
-            slots=0, told=0.0, learned=0.0, since=0, fitted=0, mixes=np.zeros((0, V)),
+            slots=0, told=0.0, learned=0.0, since=0, fitted=0,
             posterior=gp.start(self.prior, points), tree=VertexTree.root(self.sizes, room=room),
             ledger=Ledger(0, 0, 0, 0.0, 0.0, np.zeros((0, V)), empty, empty, -1, empty),
-            watch=Watch(np.zeros(V), np.zeros(V), np.zeros(V), none, never),
+            watch=Watch.start(V),
         )  # fmt: skip
 
     def nodes(self, known: Known) -> slice:

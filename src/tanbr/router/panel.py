@@ -9,6 +9,7 @@ That is monotone and submodular in the set of blends: greedy choice reaches 1 �
 exchanges only add. C = I, nothing misread, gives Σ_v ψ_v max_g U_v(x_g); G = 1 gives ψᵀU(x) whatever C is.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -139,7 +140,7 @@ def task_groups(readings: Readings, models: int) -> NDArray[np.intp]:
 
 
 def proportional_blends(
-    readings: Readings, labels: NDArray[np.intp], models: int, *, own: list[int], sizes: Sizes
+    readings: Readings, labels: NDArray[np.intp], models: int, *, own: Sequence[int], sizes: Sizes
 ) -> FloatArray:
     """Blend experts for each group by the shares of the tasks in the requests it receives: (G, K).
 
@@ -151,5 +152,5 @@ def proportional_blends(
     received = readings.received(inside)
     for blend, share, tasks in zip(blends, received, inside, strict=True):
         share = share if share.any() else tasks / tasks.sum()
-        np.add.at(blend, own, share / share.sum())
+        np.add.at(blend, list(own), share / share.sum())
     return keep_largest(blends, sizes.max_active)

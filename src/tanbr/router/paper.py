@@ -23,6 +23,7 @@ from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, TaskMix, Te
 
 Weights: TypeAlias = tuple[FloatArray, ...]  # θ: L matrices (w, K), (w, w) …, (V, w)
 Point: TypeAlias = Callable[[FloatArray, FloatArray], Blend]  # of a box, low and high (K,): its representative (K,)
+MOST_EXACT = 5000  # weights of which all of Z is kept: 200 MB, and every slot writes it anew
 
 # ---- The partition tree H of Sec. III-B: boxes in [0, 1]^K, halved along a random dimension ----
 
@@ -121,11 +122,6 @@ class Gradient:
         layers = zip(self.back, self.front, strict=True)
         return np.concatenate([(b[:, :, None] * f[:, None, :]).reshape(len(f), -1) for b, f in layers], axis=1)
 
-    def inner(self, other: "Gradient") -> FloatArray:
-        """Inner products with another set of gradients: (n, m)."""
-        pairs = zip(self.back, self.front, other.back, other.front, strict=True)
-        return np.asarray(sum((b @ ob.T) * (f @ of.T) for b, f, ob, of in pairs))
-
 
 def unit(blends: FloatArray) -> FloatArray:
     """Scale blends (n, K) to ‖x‖₂ = 1 (Assumption 2)."""
@@ -187,21 +183,16 @@ class RewardTable:
 
     def added(self, x: FloatArray, reward: Reward, counts: Counts, *, limit: int) -> "RewardTable":
         """Pool one reward (V,) with its counts (0 where unseen); beyond `limit` rows the oldest is dropped."""
-        known = np.flatnonzero((self.inputs == x).all(axis=1))
-        if not len(known):
-            return self._with_row(x, limit).added(x, reward, counts, limit=limit)
-        row, seen = int(known[0]), counts > 0
-        total = self.weight[row] + counts
-        error = np.where(seen, reward, 0.0) - self.target[row]
-        target, weight = self.target.copy(), self.weight.copy()
-        target[row] += np.where(seen, error * counts / np.maximum(total, 1e-300), 0.0)
-        weight[row] = total
-        return replace(self, target=target, weight=weight, total=self.total + float(counts.mean()))
+        table = self if (self.inputs == x).all(axis=1).any() else self._with_row(x, limit)
+        row, seen = int((table.inputs == x).all(axis=1).argmax()), counts > 0
+        target, weight = table.target.copy(), table.weight.copy()
+        weight[row] += counts
+        error = np.where(seen, reward, 0.0) - target[row]
+        target[row] += np.where(seen, error * counts / np.maximum(weight[row], 1e-300), 0.0)
+        return RewardTable(table.inputs, target, weight, table.total + float(counts.mean()))
 
     def _with_row(self, x: FloatArray, limit: int) -> "RewardTable":
-        """Give a new input a row of its own; beyond `limit` rows the oldest one goes."""
-        gone = int(len(self.inputs) >= limit)
-        none = np.zeros((1, self.target.shape[1]))
+        gone, none = int(len(self.inputs) >= limit), np.zeros((1, self.target.shape[1]))
         return RewardTable(
             inputs=np.concatenate([self.inputs[gone:], x[None]]),
             target=np.concatenate([self.target[gone:], none]),
@@ -292,68 +283,32 @@ class DiagonalConfidence:
 
 @dataclass(frozen=True, eq=False)
 class ExactConfidence:
-    """All of Z⁻¹: through the t × t matrix of inner products while t < p (dual), as a p × p matrix after (primal)."""
+    """All of Z⁻¹, changed by rank one a slot (Sherman and Morrison)."""
 
-    back: tuple[FloatArray, ...]  # L arrays (t, rows of θ_l): the gradients told, factored
-    front: tuple[FloatArray, ...]  # L arrays (t, columns of θ_l)
-    dual: FloatArray  # (λwI + GGᵀ)⁻¹ (t, t)
-    primal: FloatArray  # Z⁻¹ (p, p) once t = p, else (0, 0)
+    inverse: FloatArray  # Z⁻¹ (p, p)
     log_determinant: float  # log(det Z / det λI)
-    ridge: float  # λ
     width: int  # w
 
     @classmethod
     def start(cls, shapes: list[tuple[int, ...]], *, ridge: float, width: int) -> "ExactConfidence":
         """Z_0 = λI."""
-        back = tuple(np.zeros((0, rows)) for rows, _ in shapes)
-        front = tuple(np.zeros((0, columns)) for _, columns in shapes)
-        return cls(back, front, np.zeros((0, 0)), np.zeros((0, 0)), 0.0, ridge, width)
-
-    @property
-    def parameters(self) -> int:
-        """The number of weights, p."""
-        return sum(b.shape[1] * f.shape[1] for b, f in zip(self.back, self.front, strict=True))
+        p = sum(rows * columns for rows, columns in shapes)
+        if p > MOST_EXACT:
+            raise ConfigError(
+                f'confidence = "exact" takes at most {MOST_EXACT} weights (got {p}); lower width, or take "diagonal"'
+            )
+        return cls(np.eye(p) / ridge, 0.0, width)
 
     def squared_width(self, gradient: Gradient) -> FloatArray:
         """gᵀZ⁻¹g/w for each of n gradients: (n,)."""
-        if self.primal.size:
-            dense = gradient.dense()
-            return np.asarray(np.einsum("np,np->n", dense @ self.primal, dense) / self.width)
-        own = np.asarray(
-            sum((b * b).sum(axis=1) * (f * f).sum(axis=1) for b, f in zip(gradient.back, gradient.front, strict=True))
-        )
-        cross = gradient.inner(self._told)  # (n, t)
-        seen = np.einsum("nt,nt->n", cross @ self.dual, cross)
-        return np.asarray(np.maximum(own - seen, 0.0) / (self.ridge * self.width))
+        g = gradient.dense()
+        return np.asarray(np.einsum("np,np->n", g @ self.inverse, g) / self.width)
 
     def updated(self, gradient: Gradient) -> "ExactConfidence":
         """Z + g gᵀ/w for a single gradient."""
-        squared = float(self.squared_width(gradient)[0])
-        grown = replace(self, log_determinant=self.log_determinant + float(np.log1p(squared)))
-        if self.primal.size:
-            turned = self.primal @ gradient.dense()[0]
-            return replace(grown, primal=self.primal - np.outer(turned, turned) / (self.width * (1.0 + squared)))
-        solved = self.dual @ gradient.inner(self._told)[0]  # (t,)
-        left = 1.0 / (self.ridge * self.width * (1.0 + squared))  # Schur complement of the new row
-        corner = -left * solved
-        grown = replace(
-            grown,
-            dual=np.block([[self.dual + left * np.outer(solved, solved), corner[:, None]], [corner[None], left]]),
-            back=tuple(np.concatenate([rows, row[:1]]) for rows, row in zip(self.back, gradient.back, strict=True)),
-            front=tuple(np.concatenate([rows, row[:1]]) for rows, row in zip(self.front, gradient.front, strict=True)),
-        )
-        return grown if len(grown.dual) < self.parameters else grown._turned()
-
-    def _turned(self) -> "ExactConfidence":
-        """Go on with the p × p matrix; the gradients are not needed any more."""
-        dense = self._told.dense()
-        primal = (np.eye(self.parameters) - dense.T @ self.dual @ dense) / self.ridge
-        none = [tuple(rows[:0] for rows in factor) for factor in (self.back, self.front)]
-        return replace(self, back=none[0], front=none[1], dual=self.dual[:0, :0], primal=primal)
-
-    @property
-    def _told(self) -> Gradient:
-        return Gradient(list(self.back), list(self.front))
+        squared, turned = float(self.squared_width(gradient)[0]), self.inverse @ gradient.dense()[0]
+        inverse = self.inverse - np.outer(turned, turned) / (self.width * (1.0 + squared))
+        return ExactConfidence(inverse, self.log_determinant + float(np.log1p(squared)), self.width)
 
 
 def theory_gamma(slot: int, log_determinant: float, config: PaperModeConfig) -> float:
@@ -465,9 +420,7 @@ class Algorithm1:
         """Lines 8 to 14: the reward of line 8 is r = f*(x) plus noise; count, expand, update Z, train."""
         config, terms, belief = self.config, decision.terms[0], replace(state.belief, t=state.belief.t + 1)
         tree = state.tree.visited(terms.node)  # line 9
-        tau = expansion_threshold(
-            terms.depth, belief.t, constant=config.threshold_constant, nu=config.nu, rho=config.rho, delta=config.delta
-        )
+        tau = expansion_threshold(terms.depth, belief.t, config)
         if tree.leaf[terms.node] and tree.visits[terms.node] >= tau:  # line 10; late, the leaf may be expanded already
             tree = tree.expanded(terms.node, rng=rng, point=self._point)  # lines 11 and 12
         belief = learned(belief, config, decision.task_mix, decision.blend, rewards[0], counts[0])  # lines 13 and 14

@@ -5,8 +5,8 @@ is keeping the old state, and a fork shares it. What is chosen and learned is a 
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
@@ -32,7 +32,7 @@ from tanbr.types import (
     as_reward,
     as_task_mix,
     frozen,
-)
+)  # fmt: skip
 
 LAYOUT = 6  # written into the header; states of tanbr 0.1 have at most 5
 
@@ -140,7 +140,7 @@ class AskTell:
         Rewards may come late and out of order. `counts`, of the same shape, are the requests behind them.
         """
         asked = self._find_open(decision)
-        rewards, weights = self._as_tables(reward, counts, rows=len(asked.blends))
+        rewards, weights = self._rewards(reward, counts, rows=len(asked.blends))
         if not weights.any():
             self.decline(asked)
             return
@@ -158,45 +158,26 @@ class AskTell:
     def _without(self, asked: Decision) -> RouterState:
         return replace(self._state, open=tuple(one for one in self._state.open if one.id != asked.id))
 
-    def _as_tables(self, reward: ArrayLike, counts: ArrayLike | None, *, rows: int) -> tuple[FloatArray, FloatArray]:
-        """Check rewards and the counts behind them: (G, V) each."""
-        shape = (rows, self.tasks)
-        shapes = [np.shape(table) for table in (reward, counts) if table is not None]
-        if any(found != shape and (rows > 1 or found != shape[1:]) for found in shapes) or reward is None:
-            wanted = f"{self.tasks} numbers" if rows == 1 else f"{rows} rows of {self.tasks}"
-            raise InputError(f"reward and counts must be {wanted} (got shapes {', '.join(map(str, shapes))})")
-        checked = [as_reward(row, tasks=self.tasks) for row in np.atleast_2d(np.asarray(reward))]
-        behind = [None] * rows if counts is None else list(np.atleast_2d(np.asarray(counts)))
-        weights = [as_counts(row, reward=one) for row, one in zip(behind, checked, strict=True)]
-        return frozen(checked), frozen(weights)
-
     def warm_start(self, blends: ArrayLike, rewards: ArrayLike, counts: ArrayLike | None = None) -> None:
         """Learn from blends (n, K) and rewards (n, V) of earlier, NaN where unseen; any number of active experts.
 
         `counts` (n, V) are the requests behind each reward; one where a task was seen, if None.
         """
-        try:
-            xs, rs = np.array(blends, dtype=np.float64), np.array(rewards, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"blends and rewards must be tables of numbers ({error})") from None
-        if xs.ndim != 2 or rs.ndim != 2 or len(xs) != len(rs):
-            raise InputError(f"blends and rewards must be tables of equal length (got {xs.shape} and {rs.shape})")
-        if counts is not None and np.shape(counts) != rs.shape:
-            raise InputError(f"counts must be a table like rewards, {rs.shape} (got shape {np.shape(counts)})")
-        behind: Sequence[Any] = [None] * len(rs) if counts is None else list(np.asarray(counts))
+        xs = [as_blend(x, experts=self.experts) for x in _table(blends, "blends", self.experts)]
         known = self._state.known
-        for x, r, c in zip(xs, rs, behind, strict=True):
-            reward = as_reward(r, tasks=self.tasks)
-            known = self._policy.warm_start(
-                known, as_blend(x, experts=self.experts), reward, as_counts(c, reward=reward)
-            )
+        for x, r, c in zip(xs, *self._rewards(rewards, counts, rows=len(xs)), strict=True):
+            known = self._policy.warm_start(known, x, r, c)
         self._state = replace(self._state, known=known)
 
-    def explain(self, decision: Decision | int) -> Terms:
-        """Return the terms of the bound with which a decision was chosen; those of each blend are `decision.terms`.
+    def _rewards(self, rewards: ArrayLike, counts: ArrayLike | None, *, rows: int) -> tuple[FloatArray, FloatArray]:
+        """Check rewards and the counts behind them: (n, V) each."""
+        told = [as_reward(row, tasks=self.tasks) for row in _table(rewards, "reward", self.tasks, rows=rows)]
+        behind = [None] * rows if counts is None else _table(counts, "counts", self.tasks, rows=rows)
+        weights = [as_counts(row, reward=one) for row, one in zip(behind, told, strict=True)]
+        return frozen(told), frozen(weights)
 
-        A decision knows them itself; by its id only an open one is found.
-        """
+    def explain(self, decision: Decision | int) -> Terms:
+        """Return the terms of the bound with which a decision was chosen; by its id only an open one is found."""
         return decision.why if isinstance(decision, Decision) else self._find_open(decision).why
 
     @property
@@ -215,19 +196,14 @@ class AskTell:
         vars(twin).update(vars(self), _rng=np.random.default_rng(0))
         return twin
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A fork: nothing that is shared ever changes."""
-        return self.fork()
-
     def save(self, path: str | Path) -> None:
         """Write the whole state atomically."""
         state = self._state
         header = {
-            "kind": self.kind, "layout": LAYOUT, "settings": self._settings,
-            "next_id": state.next_id, "random": state.random,
+            "kind": self.kind, "layout": LAYOUT, "settings": self._settings, "next_id": state.next_id,
+            "random": state.random, "open": [_json_of(decision) for decision in state.open],
         }  # fmt: skip
-        known = {f"known.{name}": array for name, array in to_arrays(state.known).items()}
-        write_state(path, header, {**known, **_packed(state.open, experts=self.experts, tasks=self.tasks)})
+        write_state(path, header, to_arrays(state.known))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -270,15 +246,14 @@ class AskTell:
 
     @classmethod
     def _restored(cls, header: Mapping[str, Any], arrays: Arrays) -> Self:
+        """Build the router that a state speaks of."""
         held, least = sum(array.size for array in arrays.values()), cls.least_numbers(header["settings"])
         if held < least:
             raise StateError(f"its settings speak of {least} numbers, it holds {held}")
         router = cls(**header["settings"])
-        named = {k.removeprefix("known."): v for k, v in arrays.items() if k.startswith("known.")}
-        router._state = RouterState(
-            from_arrays(router._policy.start(router._rng), named), header["random"],
-            int(header["next_id"]), _unpacked(arrays, experts=router.experts, tasks=router.tasks),
-        )  # fmt: skip
+        known = from_arrays(router._policy.start(router._rng), arrays)
+        waiting = tuple(_from_json(one, experts=router.experts, tasks=router.tasks) for one in header["open"])
+        router._state = RouterState(known, header["random"], int(header["next_id"]), waiting)
         return router
 
     def _play(self) -> None:
@@ -289,7 +264,9 @@ class AskTell:
         self._policy.view(self._state.known)
 
     def _find_open(self, decision: Decision | int) -> Decision:
-        wanted = _id_of(decision)
+        wanted = decision.id if isinstance(decision, Decision) else decision
+        if not isinstance(wanted, int | np.integer) or isinstance(wanted, bool):
+            raise DecisionError(f"a decision or its id is needed (got {type(decision).__name__})")
         found = next((one for one in self._state.open if one.id == wanted), None)
         if found is None:
             known = 0 <= wanted < self._state.next_id
@@ -303,48 +280,33 @@ class AskTell:
         return found
 
 
-def _id_of(decision: Decision | int) -> int:
-    wanted = decision.id if isinstance(decision, Decision) else decision
-    if not isinstance(wanted, int | np.integer) or isinstance(wanted, bool):
-        raise DecisionError(f"a decision or its id is needed (got {type(decision).__name__})")
-    return int(wanted)
+def _table(values: ArrayLike, name: str, columns: int, *, rows: int | None = None) -> FloatArray:
+    """Check that `values` are rows of numbers, of any number if None; a single row may come without outer brackets."""
+    try:
+        table = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} must be rows of {columns} numbers ({error})") from None
+    if rows == 1 and table.ndim == 1:
+        table = table[None]
+    if table.ndim != 2 or table.shape[1] != columns or rows not in (None, len(table)):
+        wanted = f"{columns} numbers" if rows == 1 else f"{rows or 'any'} rows of {columns} numbers"
+        raise InputError(f"{name} must be {wanted} (got shape {table.shape})")
+    return table
 
 
-# Open decisions in a saved state, one row for each of their models.
-
-CASTS: list[Callable[[Any], Any]] = [int if field.type is int else float for field in fields(Terms)]
-
-
-def _packed(decisions: Sequence[Decision], *, experts: int, tasks: int) -> Arrays:
-    """Name the arrays of open decisions."""
-    none = np.zeros((tasks, tasks))  # as `as_confusion` reads it: nothing is misread
-    tables = {
-        "blends": [np.zeros((0, experts)), *(one.blends for one in decisions)],
-        "estimates": [np.zeros((0, tasks)), *(one.estimates for one in decisions)],
-        "terms": [np.zeros((0, len(CASTS))), *(np.array([astuple(why) for why in one.terms]) for one in decisions)],
-    }
-    read = [none if one.confusion is None else one.confusion for one in decisions]
+def _json_of(decision: Decision) -> dict[str, Any]:
+    """Write an open decision for a saved state; JSON keeps every bit of a float."""
     return {
-        "open.id": np.array([one.id for one in decisions], dtype=np.int64),
-        "open.models": np.array([len(one.blends) for one in decisions], dtype=np.int64),
-        "open.mix": np.array([one.task_mix for one in decisions]).reshape(-1, tasks),
-        "open.confusion": np.array(read).reshape(-1, tasks, tasks),
-        **{f"open.{name}": np.concatenate(rows) for name, rows in tables.items()},
+        name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in asdict(decision).items()
     }
 
 
-def _unpacked(arrays: Arrays, *, experts: int, tasks: int) -> tuple[Decision, ...]:
-    """Give the open decisions that `_packed` was given."""
-    ends = np.cumsum(arrays["open.models"]).tolist()
-    widths = {"blends": experts, "estimates": tasks, "terms": len(CASTS)}
-    for name, width in widths.items():
-        if arrays[f"open.{name}"].shape != (sum(arrays["open.models"]), width):
-            raise StateError(f"'open.{name}' must have {width} columns (got shape {arrays[f'open.{name}'].shape})")
-    decisions = []
-    for place, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        blends, estimates, why = (frozen(arrays[f"open.{name}"][begin:end]) for name in widths)
-        mix, misread = as_task_mix(arrays["open.mix"][place], tasks=tasks), arrays["open.confusion"][place]
-        read = as_confusion(misread, tasks=tasks) if misread.any() else None
-        terms = tuple(Terms(*(cast(value) for cast, value in zip(CASTS, row, strict=True))) for row in why)
-        decisions.append(Decision(int(arrays["open.id"][place]), mix, blends, estimates, read, terms))
-    return tuple(decisions)
+def _from_json(values: Mapping[str, Any], *, experts: int, tasks: int) -> Decision:
+    """Read what `_json_of` wrote."""
+    blends = [as_blend(x, experts=experts) for x in values["blends"]]
+    estimates = np.asarray_chkfinite(values["estimates"], dtype=np.float64).reshape(len(blends), tasks)
+    read = None if values["confusion"] is None else as_confusion(values["confusion"], tasks=tasks)
+    terms = tuple(Terms(**why) for why, _ in zip(values["terms"], blends, strict=True))
+    return Decision(
+        int(values["id"]), as_task_mix(values["task_mix"], tasks=tasks), frozen(blends), estimates, read, terms
+    )

@@ -3,55 +3,43 @@
 import numpy as np
 
 from tanbr.errors import InputError
+from tanbr.router.config import PaperModeConfig
 from tanbr.types import FloatArray
 
 
-def expansion_threshold(
-    depth: int, slot: int, *, constant: float = 1.0, nu: float = 1.0, rho: float = 0.5, delta: float = 1.0
-) -> float:
+def expansion_threshold(depth: int, slot: int, config: PaperModeConfig) -> float:
     """τ_h(t) = C² log(t/δ) ρ^{−2h} / ν₁², eq. (tau)."""
-    return float(constant**2 * np.log(slot / delta) * rho ** (-2.0 * depth) / nu**2)
+    C, delta, rho, nu = config.threshold_constant, config.delta, config.rho, config.nu
+    return float(C**2 * np.log(slot / delta) * rho ** (-2.0 * depth) / nu**2)
 
 
-def depth_bound(slots: int, *, constant: float = 1.0, nu: float = 1.0, rho: float = 0.5, delta: float = 1.0) -> float:
+def depth_bound(slots: int, config: PaperModeConfig) -> float:
     """Most depth of the tree after T slots: log(T ν₁² / (C² log(T/δ))) / (1 − ρ), the appendix's lemma."""
-    return float(np.log(_ratio(slots, constant, nu, delta)) / (1.0 - rho))
+    return float(np.log(_ratio(slots, config)) / (1.0 - config.rho))
 
 
-def leaves_bound(slots: int, *, constant: float = 1.0, nu: float = 1.0, rho: float = 0.5, delta: float = 1.0) -> float:
+def leaves_bound(slots: int, config: PaperModeConfig) -> float:
     """N, most candidate blends in T slots: 2^{1/(1−ρ)} T ν₁² / (C² log(T/δ)), Lemma 1."""
-    return float(2.0 ** (1.0 / (1.0 - rho)) * _ratio(slots, constant, nu, delta))
+    return float(2.0 ** (1.0 / (1.0 - config.rho)) * _ratio(slots, config))
 
 
-def _ratio(slots: int, constant: float, nu: float, delta: float) -> float:
-    if slots <= delta:
-        raise InputError(f"the bounds need more slots than delta (got {slots} and {delta}): log(T/δ) must be above 0")
-    return slots * nu**2 / (constant**2 * float(np.log(slots / delta)))
+def _ratio(slots: int, config: PaperModeConfig) -> float:
+    if slots <= config.delta:
+        raise InputError(
+            f"the bounds need more slots than delta (got {slots}, {config.delta}): log(T/δ) must be above 0"
+        )
+    return slots * config.nu**2 / (config.threshold_constant**2 * float(np.log(slots / config.delta)))
 
 
-def regret_bound(
-    slots: int,
-    *,
-    effective_dimension: float,
-    leaves: float,
-    ridge: float = 1.0,
-    exploration: float = 1.0,
-    delta: float = 0.1,
-    norm_bound: float = 1.0,
-    layers: int = 2,
-    width: int = 64,
-    learning_rate: float = 1e-3,
-    steps: int = 100,
-    constant: float = 1.0,
-) -> float:
-    """Theorem 1's right-hand side, its bare "+ T + 1" included: as printed, it is not sublinear."""
-    shrink = 1.0 - learning_rate * width * ridge
+def regret_bound(slots: int, config: PaperModeConfig, *, effective_dimension: float, leaves: float) -> float:
+    """Theorem 1's right-hand side with S = C₁ = 1, its bare "+ T + 1" included: as printed, it is not sublinear."""
+    shrink = 1.0 - config.learning_rate * config.width * config.ridge
     if not 0.0 <= shrink < 1.0:
         raise InputError(f"Theorem 1 needs learning_rate · width · ridge in (0, 1] (got {1.0 - shrink:.4g})")
-    T = float(slots)
-    information = effective_dimension * np.log(1.0 + T * leaves / ridge) + 2.0
-    bias = (ridge + constant * T * layers) * shrink ** (steps / 2) * np.sqrt(T / ridge)
-    inner = exploration * np.sqrt(information - 2.0 * np.log(delta)) + bias + 2.0 * np.sqrt(ridge * norm_bound)
+    T, lam = float(slots), config.ridge
+    information = effective_dimension * np.log(1.0 + T * leaves / lam) + 2.0
+    bias = (lam + T * config.layers) * shrink ** (config.steps / 2) * np.sqrt(T / lam)
+    inner = config.exploration * np.sqrt(information - 2.0 * np.log(config.delta)) + bias + 2.0 * np.sqrt(lam)
     return float(3.0 * np.sqrt(T) * np.sqrt(information) * inner + T + 1.0)
 
 

@@ -1,10 +1,10 @@
 """The default mode's tree: a subdivision of the simplex towards its vertices, in a fixed number of rows.
 
 A node x of size d has the children (1 − d)x + d·e_k of size d/2, one per expert k: every child is feasible and
-no split is wasted. Row 0 is the root, the even blend. Rows of recycled leaves are used again.
+no split is wasted. Row 0 is the root, the even blend.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,10 +63,3 @@ class VertexTree:
         blend[rows], parent[rows], depth[rows], used[rows] = blends, node, depth[node] + 1, True
         children[rows], children[node] = 0, len(rows)
         return VertexTree(blend, parent, depth, children, used), rows
-
-    def without(self, leaves: NDArray[np.intp]) -> "VertexTree":
-        """Take leaves out; a parent that loses its last child is a leaf again."""
-        used, children = self.used.copy(), self.children.copy()
-        used[leaves] = False
-        np.subtract.at(children, self.parent[leaves], 1)
-        return replace(self, used=used, children=children)

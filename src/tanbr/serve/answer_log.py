@@ -3,6 +3,7 @@
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,17 +14,16 @@ from tanbr.monitor import Monitor
 from tanbr.monitor.belief import by_mix
 from tanbr.monitor.recogniser import Recognition
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.journal import Place
 from tanbr.serve.messages import Answers
 from tanbr.serve.panel import believed
 from tanbr.serve.records import ServiceError
-from tanbr.serve.rows import RequestRow
 from tanbr.serve.shadow import Shadow
-from tanbr.serve.store import Store
+from tanbr.serve.store import RequestRow, Store
 from tanbr.types import FloatArray, TaskMix, Text
 
 RECENT = 20_000  # answered requests that are kept at hand, and that may wait to be read; the oldest go first
 CHARACTERS = 16 << 20  # of their texts
+Place: TypeAlias = tuple[int, int]  # a slot, and the place of one of its models
 
 
 class AnswerLog:
@@ -40,10 +40,8 @@ class AnswerLog:
         keep_logits: bool,
         tasks: int,
     ) -> None:
-        self.held: Counter[int] = Counter()  # slot → requests that it answered since the process started
+        self.held: Counter[Place] = Counter()  # requests that a model of a slot has answered; of the last slots
         self.answered = 0  # requests since the process started
-        self._held: Counter[Place] = Counter()  # the same by model
-        self._counted: Counter[Place] = Counter()  # of those held, how many the store has counted
         self._store, self._config, self._encode = store, config, encode
         self._shadow, self._classes, self._keep_logits, self._tasks = shadow, classes, keep_logits, tasks
         self._rng = np.random.default_rng(config.seed)
@@ -75,9 +73,12 @@ class AnswerLog:
             while self._waiting > RECENT and len(self._unread) > 1:
                 self._waiting -= len(self._unread.popleft().ids)
             self.answered += len(served.ids)
-            self.held[served.slot] += len(served.ids)
-            self._held[served.slot, served.place] += len(served.ids)
-            return self.held[served.slot]
+            self.held[served.slot, served.place] += len(served.ids)
+        return self.held_by(served.slot)
+
+    def held_by(self, slot: int) -> int:
+        """How many requests the models of a slot have answered."""
+        return sum(count for (number, _), count in list(self.held.items()) if number == slot)
 
     def logits_of(self, ids: Sequence[bytes]) -> dict[bytes, FloatArray]:
         """Look up the logits (columns,) of answered requests: of the recent ones here, of others in the store."""
@@ -122,20 +123,14 @@ class AnswerLog:
         with self._lock:
             self._unread.extendleft(reversed(unread))
             self._waiting += sum(len(batch.ids) for batch in unread)
-        try:
-            self._save()
-        except ServiceError as raised:
-            error = raised
-        return shadowed, error
-
-    def _save(self) -> None:
         if self._unsaved:
-            rows, self._unsaved = self._unsaved[-RECENT:], []
+            self._unsaved = self._unsaved[-RECENT:]
             try:
-                self._store.add_requests(rows)
-            except ServiceError:
-                self._unsaved = rows
-                raise
+                self._store.add_requests(self._unsaved)
+                self._unsaved = []
+            except ServiceError as raised:
+                error = raised
+        return shadowed, error
 
     def measured(self, slot: int) -> dict[int, Tally]:
         """Rewards that the server gave itself for the models of a slot, by place: from memory, or from the store."""
@@ -153,43 +148,13 @@ class AnswerLog:
         self._told = max(self._told, slot)
         self._tallies = {place: tally for place, tally in self._tallies.items() if place[0] > slot}
         with self._lock:
-            for number in [number for number in self.held if number < slot - 1]:  # what was on its way may yet come
-                del self.held[number]
-            for place in [place for place in self._held if place[0] < slot - 1]:
-                del self._held[place], self._counted[place]
-
-    def resume(self, slot: int, requests: Counter[int]) -> None:
-        """Go on with an open slot whose models (by place) have held so many requests."""
-        with self._lock:
-            self.held[slot] = requests.total()
-            self._held.update({(slot, place): count for place, count in requests.items()})
-
-    def held_by(self, slot: int, place: int) -> int:
-        """How many requests a model of a slot has answered since the process started."""
-        return self._held[slot, place]
-
-    def uncounted(self) -> dict[Place, int]:
-        """Requests that models held and that the store has not counted."""
-        with self._lock:
-            return {place: more for place, count in self._held.items() if (more := count - self._counted[place])}
-
-    def counted(self, requests: dict[Place, int]) -> None:
-        """Remember that the store has counted them."""
-        with self._lock:
-            self._counted.update(requests)
+            for place in [place for place in self.held if place[0] < slot - 1]:  # what was on its way may yet come
+                del self.held[place]
 
     def _rows(self, batch: Answers, seen: Recognition) -> list[RequestRow]:
         logits = batch.logits if self._keep_logits else None
         return [
-            RequestRow(
-                id=key,
-                version=batch.version,
-                time=batch.time,
-                posterior=seen.posteriors[i],
-                logits=None if logits is None else logits[i],
-                text=batch.texts[i] if self._config.store_texts else None,
-                novel=bool(seen.novel[i]),
-            )
+            RequestRow(key, seen.posteriors[i], None if logits is None else logits[i], bool(seen.novel[i]))
             for i, key in enumerate(batch.ids)
         ]
 

@@ -1,10 +1,10 @@
 """From a checkpoint's path and a configuration to a `Service`."""
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tanbr.errors import CheckpointError, DataError
 from tanbr.merge import open as open_moe
@@ -14,7 +14,6 @@ from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
-from tanbr.router.groups import Groups
 from tanbr.serve.backends import Builder
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
@@ -24,7 +23,6 @@ from tanbr.serve.survey import Survey
 from tanbr.tasks.card import read_card
 from tanbr.tasks.own import is_own, read_own
 from tanbr.tasks.rows import Row, Task
-from tanbr.types import Text
 
 HISTORY = "history.jsonl"  # beside a checkpoint: its tasks' past texts, unless --history names others
 PROBES = 64  # texts that a new blend answers before it is served
@@ -42,7 +40,6 @@ def build(
     history: Path | None = None,
     survey: Path | None = None,
     warm_start: Path | None = None,
-    groups: Path | None = None,
     adopt: bool = False,
     force: bool = False,
     observer: Observer | None = None,
@@ -52,14 +49,13 @@ def build(
     """Make a service, not yet started, of a checkpoint (the embedded model if None), or of `experts` and their base.
 
     The checkpoint's card, or a list of experts, says its tasks. `history` is a JSONL file of
-    {"text": …, "task": …, "label": …?} lines, text a string or a pair, or labelled rows in other files: it names the
-    tasks that are served, teaches the monitor, and its labelled lines are the guard's probes. A file `history.jsonl` in
-    the checkpoint's folder is one, too. Without any the monitor
-    groups the traffic by itself, into as many latent tasks as there are experts if the checkpoint has no card either.
+    {"text": …, "task": …, "label": …?} lines, text a string or a pair, or labelled rows in other files; by default
+    `history.jsonl` in the checkpoint's folder, if there is one. It names the tasks that are served, teaches the
+    monitor, and its labelled lines are the guard's probes. Without any the monitor groups the traffic by itself, into
+    as many latent tasks as there are experts if the checkpoint has no card either.
     `survey` is what `tanbr survey` wrote: its best blend for the mix is the start blend; the router is told a
-    `warm_start` like it before its first slot. `groups` is what `tanbr inspect --groups` wrote: the router learns over
-    groups, and there are as many latent tasks. Experts that do not merge are refused unless `force` is given.
-    `backend` and `make_engine` are those of a `Service`.
+    `warm_start` like it before its first slot. Experts that do not merge are refused unless `force` is given. `backend`
+    and `make_engine` are those of a `Service`.
     """
     method = config.method if "method" in config.model_fields_set else None  # a list of experts may name one
     place = embedded.path() if checkpoint is None else checkpoint
@@ -70,33 +66,29 @@ def build(
         verdict, why = glance(moe)
         if verdict == "do not merge":
             raise CheckpointError(f"{moe.path} should not be merged: {why}; pass --force to serve it all the same")
-    found = None if groups is None else Groups.load(groups).check(moe.num_experts, moe.fingerprint, source=groups)
     card = read_card(moe.path).of_experts(moe.source.expert_tasks, moe.source.expert_labels)
     if history is None and (Path(moe.path) / HISTORY).is_file():
         history = Path(moe.path) / HISTORY
     past = None if history is None else read_history(history)
-    tasks = card.tasks or _latent(moe.num_experts if found is None else len(found))
-    if past is not None:
-        tasks = tuple(next((t for t in card.tasks if t.name == task.name), task) for task in past.tasks)
-    names = [task.name for task in tasks]
+    tasks = card.tasks or tuple(Task(f"latent-{number + 1}", ()) for number in range(moe.num_experts))
     probes: Sequence[Row] = ()
     if past is not None:
-        labelled = past.rows_of(tasks)
+        tasks = tuple(next((t for t in card.tasks if t.name == task.name), task) for task in _tasks_of(past))
+        labelled = _labelled(past, tasks)
         probes = labelled[:: max(1, len(labelled) // PROBES)][:PROBES]
+    names = [task.name for task in tasks]
 
     def recogniser() -> Monitor:
-        if past is not None:
-            taught = Monitor(names, config=monitor)
-            taught.learn(past.texts, past.names)
-            return taught
-        return Monitor(names, "clusters", config=monitor)
+        if past is None:
+            return Monitor(names, "clusters", config=monitor)
+        taught = Monitor(names, config=monitor)
+        taught.learn([one.text for one in past], [one.task for one in past])
+        return taught
 
     own = card.experts_of(names) if past is not None else ()
     # where nobody taught the monitor, its tasks are groups of its own, and no expert is known to be theirs
     settings = (router or RouterConfig()).of_requests(own)
-    chooser = Tanbr(
-        moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings, groups=found
-    )
+    chooser = Tanbr(moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings)
     if warm_start is not None:
         known = Survey.load(warm_start).check(moe, tasks, warm_start)
         chooser.warm_start(known.blends, known.rewards, known.counts)
@@ -119,74 +111,53 @@ def build(
     )
 
 
-def _latent(count: int) -> tuple[Task, ...]:
-    return tuple(Task(f"latent-{number + 1}", ()) for number in range(count))
+class PastRequest(BaseModel):
+    """A text whose task, and perhaps label, is known: a line of a history."""
+
+    model_config = ConfigDict(frozen=True)
+    text: str | tuple[str, str]
+    task: str
+    label: str | None = None
 
 
-@dataclass(frozen=True)
-class PastRequests:
-    """Texts whose tasks, and perhaps labels, are known."""
-
-    texts: list[Text]
-    names: list[str]  # (n,) task of each
-    labels: list[str | None]  # (n,)
-
-    @property
-    def tasks(self) -> tuple[Task, ...]:
-        """The tasks that it names, with the labels that it holds."""
-        found: dict[str, set[str]] = {name: set() for name in self.names}
-        for name, label in zip(self.names, self.labels, strict=True):
-            found[name] |= {label} if label else set()
-        return tuple(Task(name, ("accuracy",) if has else (), tuple(sorted(has))) for name, has in found.items())
-
-    def rows_of(self, tasks: Sequence[Task]) -> list[Row]:
-        """The labelled texts of tasks that have these labels."""
-        known = {task.name: task for task in tasks}
-        entries = zip(self.texts, self.names, self.labels, strict=True)
-        return [
-            Row(name, text, float(known[name].labels.index(label)))
-            for text, name, label in entries
-            if label in known[name].labels
-        ]
+def _tasks_of(past: Sequence[PastRequest]) -> list[Task]:
+    """The tasks that a history names, with the labels that it holds."""
+    found: dict[str, set[str]] = {one.task: set() for one in past}
+    for one in past:
+        found[one.task] |= {one.label} if one.label else set()
+    return [Task(name, ("accuracy",) if has else (), tuple(sorted(has))) for name, has in found.items()]
 
 
-def read_history(path: Path) -> PastRequests:
-    """Read a history: the texts, the task of each, and the labels where it has them.
+def _labelled(past: Sequence[PastRequest], tasks: Sequence[Task]) -> list[Row]:
+    """The labelled texts of tasks that have these labels."""
+    labels = {task.name: task.labels for task in tasks}
+    known = [(one, labels[one.task]) for one in past if one.label in labels[one.task]]
+    return [Row(one.task, one.text, float(of.index(str(one.label)))) for one, of in known]
 
-    Labelled rows in other files than JSON lines (`tasks/own.py`) are one, too.
-    """
+
+def read_history(path: Path) -> list[PastRequest]:
+    """Read a history: JSON lines, or labelled rows in other files (`tasks/own.py`)."""
     if path.suffix != ".jsonl" and is_own(path):
         own = read_own(path)
-        labels_of = {task.name: task.labels for task in own.tasks}
+        labels = {task.name: task.labels for task in own.tasks}
         rows = [row for part in (own.rows, own.dev) for of_task in part.values() for row in of_task]
-        named = [labels_of[row.task][int(row.target)] if labels_of[row.task] else None for row in rows]
-        return PastRequests([row.text for row in rows], [row.task for row in rows], named)
-    texts: list[Text] = []
-    names: list[str] = []
-    labels: list[str | None] = []
+        named = [labels[row.task][int(row.target)] if labels[row.task] else None for row in rows]
+        pairs = zip(rows, named, strict=True)
+        return [PastRequest(text=row.text, task=row.task, label=label) for row, label in pairs]
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the history {path}: {error}") from None
+    found: list[PastRequest] = []
     for number, line in enumerate(lines, start=1):
-        if line.strip():
-            text, task, label = _entry(line, f"{path}, line {number}")
-            texts.append(text)
-            names.append(task)
-            labels.append(label)
-    if not texts:
+        try:
+            found += [PastRequest.model_validate_json(line)] if line.strip() else []
+        except ValidationError as error:
+            place, said = ".".join(map(str, error.errors()[0]["loc"])), error.errors()[0]["msg"]
+            raise DataError(
+                f'{path}, line {number} must be like {{"text": …, "task": …, "label": …}}, the text a string or a pair '
+                f"of strings, the label optional ({place or 'the line'}: {said})"
+            ) from None
+    if not found:
         raise DataError(f"the history {path} is empty; give it lines like {{'text': …, 'task': …}}")
-    return PastRequests(texts, names, labels)
-
-
-def _entry(line: str, where: str) -> tuple[Text, str, str | None]:
-    try:
-        entry: Any = json.loads(line)
-        text, task, label = entry["text"], entry["task"], entry.get("label")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise DataError(f'{where} must be like {{"text": …, "task": …}}') from None
-    if isinstance(text, list) and len(text) == 2 and all(isinstance(part, str) for part in text):
-        text = (text[0], text[1])
-    if not isinstance(text, str | tuple) or not isinstance(task, str) or not isinstance(label, str | None):
-        raise DataError(f"{where}: text must be a string or a pair of strings, task a string, and label one if given")
-    return text, task, label
+    return found

@@ -29,8 +29,6 @@ class StartConfig(Section):
     """File from `tanbr survey`, for the start blend; that is its best blend for the mix."""
     warm_start: File | None = None
     """File from `tanbr survey`, for the router; it learns from it before its first slot."""
-    groups: File | None = None
-    """File from `tanbr inspect --groups`; the router learns over groups of experts."""
     adopt: bool = False
     """Take what another server's state learned as a prior; its checkpoint or settings may differ."""
     force: bool = False
@@ -58,8 +56,6 @@ class ServeConfig(LoopConfig):
     """End a slot after this many seconds; 60 if neither is given, and with both, whichever comes first."""
     batch: int = Field(default=32, ge=1)
     """Most texts in a batch."""
-    batch_wait: float = Field(default=0.0, ge=0)
-    """Seconds a batch that is not full waits for more, once the model is free."""
     queue: int = Field(default=1024, ge=1)
     """Texts that may wait for an answer; beyond it a request is refused."""
     max_length: int | None = Field(default=None, ge=8)
@@ -94,8 +90,6 @@ class ServeConfig(LoopConfig):
     """Slots whose requests and feedback are kept; feedback for older requests is refused as unknown."""
     keep_requests: int = Field(default=1_000_000, ge=1_000)
     """Requests (and pieces of feedback) that are kept; whole slots are forgotten when there are more."""
-    store_texts: bool = False
-    """Whether the store keeps the texts of requests."""
     seed: int = Field(default=0, ge=0)
     """Seed of the router, and of which requests are shadowed."""
     max_active: int | None = Field(default=None, ge=1)

@@ -28,13 +28,13 @@ from tanbr.errors import CheckpointError, ConfigError
 from tanbr.merge import Moe
 from tanbr.moe import embedded
 from tanbr.moe.checkpoint import FileWatch
-from tanbr.moe.text import Inputs, TextEncoder
+from tanbr.moe.text import Columns, Inputs, TextEncoder
 from tanbr.serve.backends import BACKENDS, Backend, Builder
 from tanbr.serve.decode import NotFinite
-from tanbr.serve.padding import classify
 from tanbr.serve.panel import Assignment, Lineup, Live, Staged
 from tanbr.types import Blend, FloatArray, Text, as_blend
 
+PASS = 64  # tokens that the fixed cost of a forward pass is worth, about, on a CPU
 SENTENCES = 64  # that a backend is measured on: enough to see one answer in fifty change
 
 
@@ -85,7 +85,7 @@ class Engine:
             probes=lambda: self.padded(list(probes) or sentences()),
             least_agreement=least_agreement,
         )
-        self._lineup = Lineup((Live(first, version, known, slot),))
+        self.lineup = Lineup((Live(first, version, known, slot),))  # what answers at the moment
         more = models - 1 + spare  # buffers; the one that answered longest ago comes first
         self._free = [Live(first.twin(moe), version, None, slot) for _ in range(more)]
         self._issued = max(version, issued)  # highest version number in use
@@ -97,19 +97,9 @@ class Engine:
         moe.release()
 
     @property
-    def lineup(self) -> Lineup:
-        """What answers at the moment."""
-        return self._lineup
-
-    @property
     def live(self) -> Live:
         """The first of the models that answer; the only one unless a panel is served."""
-        return self._lineup.models[0]
-
-    @property
-    def version(self) -> int:
-        """Merge version of the first model: how many blends had been merged when its was."""
-        return self.live.version
+        return self.lineup.models[0]
 
     @property
     def held(self) -> tuple[Live, ...]:
@@ -119,7 +109,7 @@ class Engine:
     @property
     def backends(self) -> tuple[Backend, ...]:
         """All buffers, those that answer first."""
-        return tuple(one.backend for one in (*self._lineup.models, *self._free))
+        return tuple(one.backend for one in (*self.lineup.models, *self._free))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -200,7 +190,7 @@ class Engine:
             self._idle.wait_for(lambda: not self._paused)
             if self._fault:
                 raise CheckpointError(f"{self._fault}; put the checkpoint right and restart")
-            live = self._lineup.models[place if lineup is self._lineup else 0]
+            live = self.lineup.models[place if lineup is self.lineup else 0]
             live.backend.readers += 1
         try:
             yield live
@@ -220,7 +210,7 @@ class Engine:
         wanted = as_blend(blend, experts=self.moe.num_experts)
         if version is None:
             version = max([self._issued, *(one.version for one in self._staged if one.changed)]) + 1
-        same = [one for one in self._lineup.models if one.blend is not None and np.array_equal(wanted, one.blend)]
+        same = [one for one in self.lineup.models if one.blend is not None and np.array_equal(wanted, one.blend)]
         if same and not self._fault:
             staged = Staged(same[0].backend, same[0].version, wanted, changed=False)
         elif self._free:
@@ -243,11 +233,7 @@ class Engine:
         """
         if not staged or any(one not in self._staged for one in staged):
             raise RuntimeError("only what was prepared last can be committed, and only once")
-        if assignment is not None and len(assignment.panel.blends) != len(staged):
-            raise RuntimeError(f"an assignment to {len(assignment.panel.blends)} models is none to {len(staged)}")
         self._staged = []
-        if len(staged) > self.models:
-            raise RuntimeError(f"{len(staged)} models do not fit into {self.models} buffers")
         slot = self.live.slot if slot is None else slot
         self._issued = max(self._issued, *(one.version for one in staged))
         ready = sorted(
@@ -272,11 +258,11 @@ class Engine:
             raise
         if all(one.backend is not None for one in staged):
             self.pause_seconds = time.perf_counter() - started
-        return self._lineup
+        return self.lineup
 
     def _keep(self, models: Iterable[Live]) -> None:
         """Count as free what does not answer, each buffer once; the caller holds the lock."""
-        answering = [one.backend for one in self._lineup.models]
+        answering = [one.backend for one in self.lineup.models]
         self._free = [one for one in self._free if one.backend not in answering]
         taken = answering + [one.backend for one in self._free]
         self._free += [one for one in models if one.backend not in taken]
@@ -298,10 +284,10 @@ class Engine:
             place = self._place(broken)
             if place is None:
                 return True
-            if len(self._lineup.models) > 1:
-                self._lineup = self._lineup.without(place)
+            if len(self.lineup.models) > 1:
+                self.lineup = self.lineup.without(place)
             elif self.held:
-                self._lineup = Lineup((self.held[-1],))
+                self.lineup = Lineup((self.held[-1],))
                 self._free.remove(self.live)
             else:
                 return False
@@ -330,10 +316,10 @@ class Engine:
         The last one leaves them to those of the next slot that are ready; if none is, there is no room.
         """
         with self._idle:
-            models, stay = self._lineup.models, [one.backend for one in joined.values()]
+            models, stay = self.lineup.models, [one.backend for one in joined.values()]
             if not self._free and len(models) > 1:
                 place = next(place for place, one in enumerate(models) if one.backend not in stay)
-                self._lineup = self._lineup.without(place)
+                self.lineup = self.lineup.without(place)
                 self._keep(models)
             elif not self._free and joined:
                 self._answer_with(joined, assignment)
@@ -341,15 +327,15 @@ class Engine:
 
     def _answer_with(self, joined: dict[int, Live], assignment: Assignment | None) -> None:
         """Let these models of a slot answer, by place, and no others; the caller holds the lock."""
-        old = self._lineup
+        old = self.lineup
         if assignment is not None:
             assignment = assignment.without(*(set(range(len(assignment.panel.blends))) - joined.keys()))
-        self._lineup = Lineup(tuple(joined[place] for place in sorted(joined)), assignment)
+        self.lineup = Lineup(tuple(joined[place] for place in sorted(joined)), assignment)
         self._keep(old.models)
 
     def _place(self, model: Live | Staged) -> int | None:
         """Where among those that answer a model is."""
-        same = [one.backend is model.backend and one.version == model.version for one in self._lineup.models]
+        same = [one.backend is model.backend and one.version == model.version for one in self.lineup.models]
         return same.index(True) if any(same) else None
 
     def _buffer_with(self, blend: Blend) -> Live | None:
@@ -420,3 +406,38 @@ def sentences() -> list[Text]:
     lines = (embedded.path() / "history.jsonl").read_text(encoding="utf-8").splitlines()
     texts = (json.loads(line)["text"] for line in lines[:: len(lines) // SENTENCES])
     return [text if isinstance(text, str) else (text[0], text[1]) for text in texts]
+
+
+def classify(backend: Backend, columns: Columns, encoder: TextEncoder, *, batch: int) -> FloatArray:
+    """Answer encoded texts: logits (n, columns); at most `batch` texts a pass, those of like length together."""
+    lengths = [len(row) for row in columns["input_ids"]]
+    logits = np.empty((len(lengths), len(backend.columns)))
+    for group in like_lengths(lengths, most=batch) if lengths else ():
+        part = {name: [rows[i] for i in group] for name, rows in columns.items()}
+        logits[group] = backend.classify(encoder.pad(part))
+    return logits
+
+
+def like_lengths(lengths: Sequence[int], *, most: int, fixed: int = PASS) -> list[list[int]]:
+    """Cut rows (n,) into groups of at most `most`, each padded to its longest, so that all together cost least.
+
+    A group costs its padded tokens and the `fixed` cost of a forward pass. The groups hold places in `lengths`, sorted
+    by length; where one group is best, its rows keep their order.
+    """
+    n = len(lengths)
+    if n <= most and n * max(lengths) - sum(lengths) <= fixed:  # there is less padding than a second pass costs
+        return [list(range(n))]
+    order = sorted(range(n), key=lengths.__getitem__)
+    least = [0.0] + [float("inf")] * n  # cost of the first rows …
+    begins = [0] * (n + 1)  # … and where their last group begins
+    for end in range(1, n + 1):
+        longest = lengths[order[end - 1]]
+        for begin in range(max(0, end - most), end):
+            cost = least[begin] + longest * (end - begin) + fixed
+            if cost < least[end]:
+                least[end], begins[end] = cost, begin
+    groups, end = [], n
+    while end:
+        groups.append(order[begins[end] : end])
+        end = begins[end]
+    return groups[::-1]

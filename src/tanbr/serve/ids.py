@@ -24,7 +24,7 @@ _HEAD = 5  # bytes before the random ones
 class Epoch:
     """One life of a server."""
 
-    name: bytes  # empty for ids that are older than epochs
+    name: bytes
     first: int  # slot that was open when it began; the epoch before ends with it, too
 
 
@@ -71,6 +71,6 @@ def slot_of(raw: bytes) -> int:
     return int.from_bytes(raw[:4], "big")
 
 
-def place_of(raw: bytes, models: int) -> int:
-    """The model, of those of its slot, that answered a request; ids from before there were several name none."""
-    return raw[4] if models > 1 and raw[4] < models else 0
+def place_of(raw: bytes) -> int:
+    """The model, of those of its slot, that answered a request."""
+    return raw[4]

@@ -4,7 +4,6 @@ Nobody else touches the value or changes what answers. Whatever fails in a turn,
 old value is kept, the slot goes on with all it held, and an alarm says why.
 """
 
-import json
 import queue
 import threading
 import time
@@ -14,22 +13,17 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
-from tanbr.errors import InputError, StateError
+from tanbr.errors import InputError
 from tanbr.loop.choose import Pin
-from tanbr.loop.guard import Guard
-from tanbr.loop.rewards import Trust
-from tanbr.loop.slot import Choice, Reason, Version
-from tanbr.loop.turn import Learner, MixSource, Rules, first, observe, turn
-from tanbr.monitor import Monitor
-from tanbr.serve.journal import count_requests, read_slot, state_file, tidy
+from tanbr.loop.slot import Choice, Reason
+from tanbr.loop.turn import Learner, observe, turn
+from tanbr.serve.journal import save, state_file, write_pin
 from tanbr.serve.messages import Broken, Message
 from tanbr.serve.records import Alarm, Observer, ServiceError
-from tanbr.serve.view import View, shown_safely
 from tanbr.serve.world import ServedWorld
-from tanbr.types import Blend, Router, SlotRecord
+from tanbr.types import Blend
 
 Result = TypeVar("Result")
 
@@ -66,33 +60,17 @@ class Alarms:
 class LearnerThread:
     """Turns slots; other threads give it what was answered, and ask it for things with `call`."""
 
-    def __init__(
-        self,
-        world: ServedWorld,
-        rules: Rules,
-        *,
-        router: Router,
-        monitor: Monitor,
-        alarms: Alarms,
-        resume: list[dict[str, Any]],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Open the first slot, or go on with slots of the store that the router was not told of, the newest open."""
-        self.world, self.alarms = world, alarms
+    def __init__(self, world: ServedWorld, *, alarms: Alarms, clock: Callable[[], float] = time.monotonic) -> None:
+        """Go on with the world's open slot."""
+        self.world, self.view, self.alarms = world, world.view, alarms
         self._config, self._answers, self._store = world.config, world.answers, world.store
         self._clock = clock
-        if resume:
-            learner = self._resumed(rules, router, monitor, resume)
-        else:
-            tasks = len(monitor.tasks)
-            learner = first(rules, world, router=router, monitor=monitor, tasks=tasks, number=world.store.next_slot)
-        self._look(learner)
+        self.alarms.slot = self.learner.slot.number
         self._seen = self._store.last_seq()  # feedback that the guard has seen
-        self._drifting = False
         self._target = self._config.slot_requests  # requests after which the open slot ends
         self._grown = False  # whether the last slot held more than it should
         self._started = clock()  # of the open slot
-        self._pauses = {self._read: _Pause(), self._end: _Pause()}
+        self._rests = {"read": (0.0, 0.0), "end": (0.0, 0.0)}  # step that failed → seconds it rests, and until when
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._sending = threading.Lock()
         self._ended = False  # whether nobody will do what is sent from now on; guarded by the lock
@@ -102,44 +80,12 @@ class LearnerThread:
         self.saved = True  # whether all that was learned is on disk: not while it runs
         self._thread = threading.Thread(target=self._watched, name="tanbr-slots", daemon=True)
 
-    def _resumed(self, rules: Rules, router: Router, monitor: MixSource, rows: list[dict[str, Any]]) -> Learner:
-        """Read the learner's value from the store."""
-        store, tasks = self._store, len(self.world.task_names)
-        experts = self.world.engine.moe.num_experts
-        waiting = getattr(router, "open", ())
-        *settling, slot = (read_slot(row, experts=experts, tasks=tasks, decisions=waiting) for row in rows)
-        try:
-            pinned = json.loads(store.meta("pinned") or "null")
-            known = json.loads(store.meta("trust") or "{}")
-            trust = Trust(known.get("evidence", {}), known.get("led", {}))
-            learner = Learner(
-                rules, router, monitor, slot, Guard.from_json(store.meta("guard"), tasks=tasks), trust, slot.task_mix,
-                settling=tuple(settling),
-                versions=tuple(
-                    Version(row["version"], row["blend"], row["sums"], row["counts"], bool(row["good"]))
-                    for row in reversed(store.versions())
-                ),
-                rewarded=store.meta("rewarded"),
-                mark=int(store.meta("mark") or 0),
-                pin=None if pinned is None else Pin(np.array(pinned["blend"], dtype=float), int(pinned["version"])),
-            )  # fmt: skip
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise StateError(f"{store.folder} is damaged ({error}); restore it from a copy") from None
-        tidy(store)
-        self.world.resume(learner)
-        return learner
-
     # --- called by other threads ------------------------------------------------------------------------------------
-
-    @property
-    def view(self) -> View:
-        """What the learner is at."""
-        return self._view
 
     @property
     def learner(self) -> Learner:
         """The learner's value."""
-        return self._view.learner
+        return self.view.learner
 
     def start(self) -> None:
         """Run the slots."""
@@ -158,11 +104,6 @@ class LearnerThread:
     def faults(self) -> tuple[str, ...]:
         """Say that the thread died, and of what; nothing if all is well."""
         return (self._fault,) if self._fault else ()
-
-    @property
-    def requests(self) -> int:
-        """Requests answered in the open slot."""
-        return self._answers.held[self.learner.slot.number]
 
     def put(self, message: Message) -> None:
         """Take what a replica says: what it answered, or that a version answers with NaN and it went back."""
@@ -256,53 +197,29 @@ class LearnerThread:
         return known[version]
 
     def _set_pin(self, pin: Pin | None) -> None:
-        """Keep an operator's wish; it holds over restarts."""
-        kept = None if pin is None else json.dumps({"blend": pin.blend.tolist(), "version": pin.version})
-        self._store.set_meta("pinned", kept)
+        write_pin(self._store, pin)
         self._show(replace(self.learner, pin=pin))
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
     def turn(self, forced: Choice | None = None, *, bad: tuple[int, ...] = (), worthless: bool = False) -> bool:
         """End the slot and open the next, as the loop does it; whether a next one was opened."""
-        self.read_safely()
+        self.read()
         old = self.learner
         try:
             learner = turn(old, self.world, forced=forced, bad=bad, worthless=worthless)
         except Exception as error:  # the disk, most likely: the slot goes on, with all it held, until it can be written
             self.alarms(f"slot {old.slot.number} goes on: {type(error).__name__}: {error}")
             return False
-        self._opened(learner)
+        self.view, self.alarms.slot = self.world.view, learner.slot.number
+        self._started = self._clock()
         return True
 
-    def _opened(self, learner: Learner) -> None:
-        """Show the slot that was opened."""
-        mix, told = self.world.mix, self.world.told
-        if mix is not None:
-            if mix.alarm and not self._drifting:
-                self.alarms(f"drift: {mix.unknown:.0%} of the requests are unlike any known task")
-            self._drifting = mix.alarm
-        last, shares = self._view.last, self._view.shares
-        for one in told:
-            if not one.late:
-                last, shares = one.record, tuple(one.shares.items())
-        self._look(learner, last, shares)
-        self._started = self._clock()
-
-    def _look(
-        self, learner: Learner, last: SlotRecord | None = None, shares: tuple[tuple[str, float], ...] = ()
-    ) -> None:
-        """Take a picture of the learner for those who ask."""
-        self._view, failed = shown_safely(learner, last, shares)
-        if failed:
-            self.alarms(failed)
-        self.alarms.slot = learner.slot.number
-
     def _show(self, learner: Learner) -> None:
-        self._view = replace(self._view, learner=learner)
+        self.view = replace(self.view, learner=learner)
 
-    def read(self) -> None:
-        """Read what was answered, and show the guard the feedback on it."""
+    def read(self) -> bool:
+        """Read what was answered, and show the guard the feedback on it; False if something failed, which it says."""
         monitor: Any = self.learner.monitor.fork()
         error: Exception | None
         try:
@@ -310,32 +227,21 @@ class LearnerThread:
             self._show(observe(replace(self.learner, monitor=monitor), None, shadowed))
         except Exception as raised:  # what cannot be read must not blind the guard
             error = raised
-        given = self._store.feedback(after=self._seen)
-        self._show(observe(self.learner, None, given))
-        self._seen = max([self._seen, *(row.seq for row in given)])
-        if error is not None:
-            raise error
-
-    def read_safely(self) -> bool:
-        """Read, and say so if that fails; whether it did not."""
         try:
-            self.read()
-        except Exception as error:  # the disk, the monitor, a shadow: the slots must turn all the same
+            given = self._store.feedback(after=self._seen)
+            self._show(observe(self.learner, None, given))
+            self._seen = max([self._seen, *(row.seq for row in given)])
+        except Exception as raised:
+            error = raised
+        if error is not None:  # the disk, the monitor, a shadow: the slots must turn all the same
             self.alarms(f"what was answered cannot be read: {type(error).__name__}: {error}")
-            return False
-        return True
+        return error is None
 
     def save(self) -> None:
         """Save the monitor with the requests of the open slot in it, and what the guard has seen."""
-        store, learner = self._store, self.learner
-        monitor: Any = learner.monitor
-        store.check_files()
-        monitor.save(state_file(store, "monitor"))
-        state_file(store, "monitor").chmod(0o600)
-        more = {place: count for place, count in self._answers.uncounted().items() if place[0] != learner.slot.number}
-        with store.transaction(guard=learner.guard.to_json()) as write:
-            count_requests(write, more)
-        self._answers.counted(more)
+        self._store.check_files()
+        save(self.learner.monitor, state_file(self._store, "monitor"))
+        self._store.set_meta("guard", self.learner.guard.to_json())
 
     def _watched(self) -> None:
         """Run; if the thread dies, say so and leave nobody waiting for it."""
@@ -360,16 +266,16 @@ class LearnerThread:
             self._wake.clear()
             self.step()
         self._obey()
-        self._pauses.clear()
-        self.saved = self._attempt(self._read) & self._attempt(self.save)
+        self._rests.clear()
+        self.saved = self._attempt("read", self.read) & self._attempt("save", self.save)
 
     def step(self) -> None:
         """Look once: what others ask for, what was answered, and whether the slot is to end."""
         self._obey()
-        self._attempt(self._read)
-        self._attempt(self._judge)
+        self._attempt("read", self.read)
+        self._attempt("judge", self._judge)
         if self._due():
-            self._attempt(self._end)
+            self._attempt("end", self._end)
 
     def _obey(self) -> None:
         """Do what others ask for; a failure is theirs."""
@@ -380,28 +286,23 @@ class LearnerThread:
             except Exception as error:
                 future.set_exception(error)
 
-    def _attempt(self, step: Callable[[], None]) -> bool:
-        """Take a step that must not end the thread, whatever fails; what failed is not tried again too soon."""
-        pause = self._pauses.get(step)
-        if pause is not None and self._clock() < pause.until:
+    def _attempt(self, name: str, step: Callable[[], bool | None]) -> bool:
+        """Take a step that must not end the thread, whatever fails; what failed is not tried again too soon.
+
+        A step that has said why it failed returns False.
+        """
+        rest, until = self._rests.get(name, (0.0, 0.0))
+        if self._clock() < until:
             return False
         try:
-            step()
+            done = step() is not False
         except Exception as error:
-            if not isinstance(error, _Failed):
-                name = getattr(step, "__name__", "step").strip("_")
-                self.alarms(f"{name} failed: {type(error).__name__}: {error}")
-            if pause is not None:
-                pause.seconds = min(MOST_PAUSE, max(TICK, 2 * pause.seconds))
-                pause.until = self._clock() + pause.seconds
-            return False
-        if pause is not None:
-            pause.seconds = 0.0
-        return True
-
-    def _read(self) -> None:
-        if not self.read_safely():
-            raise _Failed
+            self.alarms(f"{name} failed: {type(error).__name__}: {error}")
+            done = False
+        if name in self._rests:
+            rest = 0.0 if done else min(MOST_PAUSE, max(TICK, 2 * rest))
+            self._rests[name] = rest, self._clock() + rest
+        return done
 
     def _judge(self) -> None:
         """Roll back if the guard says so; not while an operator has chosen."""
@@ -410,41 +311,28 @@ class LearnerThread:
             self.dismiss(*judged)
 
     def _due(self) -> bool:
-        if self._target is not None and self.requests >= self._target:
+        requests, seconds = self._answers.held_by(self.learner.slot.number), self._config.slot_seconds
+        if self._target is not None and requests >= self._target:
             return True
-        seconds = self._config.slot_seconds
         if seconds is None or self._clock() - self._started < seconds:
             return False
-        if not self.requests:  # nobody came: the slot goes on
+        if not requests:  # nobody came: the slot goes on
             self._started = self._clock()
-        return self.requests > 0
+        return requests > 0
 
-    def _end(self) -> None:
+    def _end(self) -> bool:
         """End the slot. What comes while it turns belongs to it; if that is more than a batch, the next is as long."""
-        answers, slot, started = self._answers, self.learner.slot.number, self._clock()
-        before = answers.held[slot]
+        slot, started = self.learner.slot.number, self._clock()
+        before = self._answers.held_by(slot)
         if not self.turn():
-            raise _Failed
-        held = answers.held[slot]
-        wanted = self._config.slot_requests
-        if wanted is None:
-            return
-        came = held - before
-        self._target = max(wanted, came)
-        grown, self._grown = self._grown, held > wanted + self._config.batch
-        if self._grown and not grown:
-            self.alarms(
-                f"slots grow: slot {slot} held {held} requests instead of {wanted}, as they come faster than a slot is "
-                f"turned ({self._started - started:.1f} s); what comes meanwhile belongs to it"
-            )
-
-
-class _Failed(Exception):  # noqa: N818
-    """A step of the learner's failed, which has said why."""
-
-
-class _Pause:
-    """How long a step that failed rests."""
-
-    seconds = 0.0
-    until = 0.0
+            return False
+        held, wanted = self._answers.held_by(slot), self._config.slot_requests
+        if wanted is not None:
+            self._target = max(wanted, held - before)
+            grown, self._grown = self._grown, held > wanted + self._config.batch
+            if self._grown and not grown:
+                self.alarms(
+                    f"slots grow: slot {slot} held {held} requests instead of {wanted}, as they come faster than a "
+                    f"slot is turned ({self._started - started:.1f} s); what comes meanwhile belongs to it"
+                )
+        return True

@@ -4,15 +4,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from tanbr.errors import StateError
-from tanbr.loop.config import RewardConfig
-from tanbr.loop.rewards import Tally, Trust, credited
 from tanbr.merge import Moe
 from tanbr.serve.store import Store
-from tanbr.types import FloatArray, Router
 
 SAMPLES, BLOCK = 256, 4096  # blocks of a file, and their bytes, that tell checkpoints apart
 PRIOR_COUNT = 16.0  # requests, at most, that a reward earned with another checkpoint stands for
@@ -26,22 +24,10 @@ class MadeFor:
     experts: int
     method: str
     checkpoint: str  # fingerprint of the weights
-    groups: str = "none"  # digest of the groups of experts that the router learns over
 
 
-@dataclass(frozen=True, eq=False)
-class Prior:
-    """What an adopted state has learned, as far as it fits."""
-
-    blends: FloatArray  # (n, K)
-    rewards: FloatArray  # (n, V) NaN where unseen
-    counts: FloatArray  # (n, V)
-    keeps_monitor: bool  # whether the monitor knows the same tasks
-
-
-def made_for(moe: Moe, tasks: Sequence[str], router: Router | None = None) -> MadeFor:
-    """Say what a state of this checkpoint, with a router like this, is made for."""
-    groups = first.digest if (first := getattr(router, "groups", None)) is not None else "none"
+def made_for(moe: Moe, tasks: Sequence[str]) -> MadeFor:
+    """Say what a state of this checkpoint is made for."""
     digest = hashlib.sha256()
     for file in moe.checkpoint.files:  # a sample: it may have a hundred gigabytes, and training moves all of it
         size = file.path.stat().st_size
@@ -50,7 +36,7 @@ def made_for(moe: Moe, tasks: Sequence[str], router: Router | None = None) -> Ma
             for start in np.linspace(0, max(0, size - BLOCK), SAMPLES).astype(int).tolist():
                 stream.seek(start)
                 digest.update(stream.read(BLOCK))
-    return MadeFor(tuple(tasks), moe.num_experts, str(moe.method), digest.hexdigest()[:32], groups)
+    return MadeFor(tuple(tasks), moe.num_experts, str(moe.method), digest.hexdigest()[:32])
 
 
 def same_lineage(store: Store, wanted: MadeFor, *, adopt: bool) -> bool:
@@ -73,40 +59,30 @@ def same_lineage(store: Store, wanted: MadeFor, *, adopt: bool) -> bool:
     return not odd
 
 
-def adopt_state(store: Store, wanted: MadeFor, *, config: RewardConfig) -> Prior:
-    """Turn a state of another checkpoint into a prior; its slots and versions end, their numbers continue."""
+def adopt_state(store: Store, wanted: MadeFor, router: Any) -> bool:
+    """Tell a router what a state of another checkpoint has earned; its slots and versions end, their numbers continue.
+
+    Whether the state's monitor knows the same tasks.
+    """
     found = json.loads(store.meta("made_for"))
-    alike = found.get("tasks") == list(wanted.tasks) and found.get("experts") == wanted.experts
-    rows: list[tuple[FloatArray, FloatArray, FloatArray]] = []
-    if alike:
-        for version in store.versions():
-            rows.append((version["blend"], version["sums"], version["counts"]))
-        for slot in store.untold():
-            mix = slot["mix"] if slot["estimate"] is None else slot["estimate"]
-            given, models = store.feedback(after=0, slot=slot["slot"]), slot["models"]
-            none = [Tally(len(wanted.tasks)) for _ in models]
-            for model, tally in zip(models, credited(none, given, mix, Trust()), strict=True):
-                rows.append((model["blend"], *tally.weighted(config)))
-    rows = [row for row in rows if (row[2] > 0).any()]
-    K, V = wanted.experts, len(wanted.tasks)
-    counts = np.array([row[2] for row in rows]).reshape(-1, V)
-    sums = np.array([row[1] for row in rows]).reshape(-1, V)
-    prior = Prior(
-        blends=np.array([row[0] for row in rows]).reshape(-1, K),
-        rewards=np.clip(np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0), 0.0, 1.0),
-        counts=np.minimum(counts, PRIOR_COUNT),
-        keeps_monitor=found.get("tasks") == list(wanted.tasks),
-    )
+    same_tasks = found.get("tasks") == list(wanted.tasks)
+    alike = same_tasks and found.get("experts") == wanted.experts
+    versions = [one for one in store.versions() if alike and (one["counts"] > 0).any()]
+    if versions and hasattr(router, "warm_start"):
+        blends, sums, counts = (np.array([one[name] for one in versions]) for name in ("blend", "sums", "counts"))
+        rewards = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+        router.warm_start(blends, np.clip(rewards, 0.0, 1.0), np.minimum(counts, PRIOR_COUNT))
     free = store.next_slot
     meta = {"made_for": json.dumps(asdict(wanted)), "mark": store.last_seq(), "guard": None, "pinned": None}
     with store.transaction(**meta) as write:
         write.execute("UPDATE slots SET told = 1")
         write.execute("DELETE FROM versions")
         if not alike:
-            for table in ("requests", "feedback", "measured", "models"):
-                write.execute(f"DELETE FROM {table}")  # noqa: S608 - four words
-            write.execute("DELETE FROM slots WHERE slot < ?", (free - 1,))  # the last one keeps the numbers
+            for table in ("requests", "feedback", "measured"):
+                write.execute(f"DELETE FROM {table}")  # noqa: S608 - three words
+            for table in ("slots", "models"):  # the last slot keeps the numbers
+                write.execute(f"DELETE FROM {table} WHERE slot < ?", (free - 1,))  # noqa: S608 - two words
             write.execute("INSERT OR REPLACE INTO meta VALUES ('oldest', ?)", (free,))
     if not alike:
         store.oldest = free
-    return prior
+    return bool(same_tasks)

@@ -13,7 +13,6 @@ class Answers:
 
     version: int
     slot: int  # that they are credited to
-    time: float  # seconds since 1970
     ids: tuple[bytes, ...]  # (n,) raw request ids
     texts: tuple[Text, ...]
     logits: FloatArray | None  # (n, columns) of a classifier

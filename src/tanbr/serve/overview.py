@@ -1,7 +1,8 @@
 """What a service shows of itself: what is served, what it is doing, its slots and its merge versions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,49 @@ from tanbr.merge import Moe
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
-from tanbr.serve.learner import LearnerThread
 from tanbr.serve.queue import Queue
-from tanbr.serve.records import ModelView, ServiceInfo, ServiceState, SlotView, VersionView
-from tanbr.serve.world import ServedWorld
+from tanbr.serve.records import Alarm, ModelView, ServiceInfo, ServiceState, SlotView, VersionView, Why
+from tanbr.types import Account, SlotRecord, TreeView
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What the learner is at: replaced as a whole, so that whoever looks sees values that belong together."""
+
+    learner: Learner
+    last: SlotRecord | None = None  # last slot that was told
+    shares: Mapping[str, float] = field(default_factory=dict)  # of the sources in it
+    regret: float = math.nan  # of the open slot, as the router believes
+    why: Why | None = None
+    tree: TreeView | None = None
+    account: Account | None = None  # of a router that leaves its baseline only on evidence
+
+
+def view_of(learner: Learner, *, alarm: Callable[[str], None]) -> View:
+    """Show the learner, with the router's tree and why it chose what is served, as far as it says so.
+
+    A router that cannot explain itself may serve all the same.
+    """
+    router: Any = learner.router
+    decision = learner.slot.decision
+    try:
+        tree, account = getattr(router, "tree", None), getattr(router, "account", None)
+        if decision is None or not decision.terms or tree is None:
+            return View(learner, tree=tree, account=account)
+        terms, mix = decision.why, decision.task_mix
+        if len(decision.blends) > 1:  # every task at its best blend
+            this, best = "these together", float(np.nanmax(tree.value, axis=0, initial=-np.inf) @ mix)
+        else:
+            this, best = "this one", float(np.nanmax(tree.value @ mix, initial=-np.inf))
+    except Exception as error:
+        alarm(f"the router does not explain itself: {type(error).__name__}: {error}")
+        return View(learner)
+    sentence = (
+        f"of {terms.candidates} blends {this} may earn most for the mix: {terms.mean:.3f} is expected, "
+        f"and it may be up to {terms.bound:.3f}"
+    )
+    why = Why(sentence, terms.mean, terms.uncertainty, terms.bound)
+    return View(learner, regret=max(0.0, best - terms.mean), why=why, tree=tree, account=account)
 
 
 def describe(
@@ -51,65 +91,60 @@ def describe(
     )
 
 
-def state_now(thread: LearnerThread, queue: Queue, *, uptime: float) -> ServiceState:
+def state_now(
+    view: View, queue: Queue, answers: AnswerLog, *, tasks: Sequence[str], alarms: tuple[Alarm, ...], uptime: float
+) -> ServiceState:
     """Say what a service is doing: values that belong together."""
-    view, answers = thread.view, thread.world.answers
-    learner, slot = view.learner, view.learner.slot
-    V = len(learner.forecast)
+    learner, slot, to = view.learner, view.learner.slot, view.learner.slot.panel.task_models
+    models = tuple(
+        ModelView(
+            version,
+            slot.blends[place],
+            tuple(name for name, model in zip(tasks, to, strict=True) if model == place),
+            float(slot.task_mix[to == place].sum()),
+            answers.held[slot.number, place],
+            learner.guard.reward(version),
+        )
+        for place, version in enumerate(slot.versions)
+    )
     return ServiceState(
         slot=slot.number,
         merge_version=slot.versions[0],
         task_mix=slot.task_mix,
         blend=slot.blend,
-        reward=np.full(V, np.nan) if view.last is None else view.last.reward,
-        counts=np.zeros(V) if view.last is None else view.last.counts,
+        reward=np.full(len(tasks), np.nan) if view.last is None else view.last.reward,
+        counts=np.zeros(len(tasks)) if view.last is None else view.last.counts,
         estimated_regret=view.regret,
-        requests=answers.held[slot.number],
+        requests=sum(model.requests for model in models),
         answered=answers.answered,
         queue=queue.depth,
         phase=learner.phase,
         why=view.why,
         pinned=learner.pin is not None,
         shares=dict(view.shares),
-        alarms=thread.alarms.newest,
+        alarms=alarms,
         last_merge_seconds=queue.engine.merge_seconds,
         last_pause_seconds=queue.engine.pause_seconds,
         uptime=uptime,
-        models=_models(learner, thread.world),
+        models=models,
         exploration=view.account,
     )
 
 
-def _models(learner: Learner, world: ServedWorld) -> tuple[ModelView, ...]:
-    """Show the models of the open slot, as far as they answer."""
-    slot, to = learner.slot, learner.slot.panel.task_models
-    return tuple(
-        ModelView(
-            version,
-            slot.blends[place],
-            tuple(name for name, model in zip(world.task_names, to, strict=True) if model == place),
-            float(slot.task_mix[to == place].sum()),
-            world.answers.held_by(slot.number, place),
-            learner.guard.reward(version),
-        )
-        for place, version in enumerate(slot.versions)
-    )
-
-
-def slot_view(row: dict[str, Any], answers: AnswerLog) -> SlotView:
+def slot_view(row: dict[str, Any]) -> SlotView:
     """Show a slot of the store; the blend of a panel is the mean over its requests."""
     models, V = row["models"], len(row["mix"])
     held = np.array([model["requests"] for model in models])
     return SlotView(
         row["slot"],
-        row["version"],
+        models[0]["version"],
         row["mix"],
         np.average([model["blend"] for model in models], axis=0, weights=held if held.any() else None),
         np.full(V, np.nan) if row["reward"] is None else row["reward"],
         np.zeros(V) if row["counts"] is None else row["counts"],
         row["started"],
         row["ended"],
-        row["requests"] + sum(more for (slot, _), more in answers.uncounted().items() if slot == row["slot"]),
+        int(held.sum()),
         bool(row["told"]),
         row["unknown"],
         row["estimate"],

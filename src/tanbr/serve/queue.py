@@ -24,15 +24,13 @@ from tanbr.errors import InputError
 from tanbr.serve.chat import ChatTemplate
 from tanbr.serve.config import ServeConfig, usable_cores
 from tanbr.serve.decode import Joining, NotFinite
-from tanbr.serve.engine import Engine
+from tanbr.serve.engine import Engine, classify
 from tanbr.serve.ids import RequestIds
-from tanbr.serve.jobs import Job, Part, Room, assigned, columns_of, count
+from tanbr.serve.jobs import Job, Part, Replies, Room, assigned, columns_of, count
 from tanbr.serve.labels import label_space, named_tasks
 from tanbr.serve.messages import Broken, Outbox
-from tanbr.serve.padding import classify
 from tanbr.serve.panel import Lineup, Live
 from tanbr.serve.records import Answered, Generated, Observer, OnToken, Overloaded, ServiceError, Stopping
-from tanbr.serve.replies import Replies
 from tanbr.serve.sampling import Manner
 from tanbr.serve.writing import WrittenBatch
 from tanbr.tasks.rows import Task
@@ -63,8 +61,10 @@ class Queue:
         self.engine, self.room = engine, Room.of(engine, config)
         self.space = None if engine.writes else label_space(tasks, engine.columns)
         self.classes = len(engine.columns) if self.space is None else self.space.classes  # columns that are labels
-        self._tasks, self._config, self._outbox, self._observer = tuple(tasks), config, outbox, observer or Observer()
-        self._workers, self._cores = worker_count(config), usable_cores()
+        self.tasks, self._config, self._outbox, self._observer = tuple(tasks), config, outbox, observer or Observer()
+        self._cores = usable_cores()
+        here = min(self._cores, MOST_WORKERS) if config.device == "cpu" else 1  # a GPU runs one batch at a time
+        self._workers = config.workers or (here if config.engine is None else ENGINE_WORKERS)
         self._encoder = copy.deepcopy(engine.encode)  # a tokenizer remembers how to cut: one for each thread
         self._chat = ChatTemplate(engine.encode.tokenizer)
         reweigh = None
@@ -101,7 +101,7 @@ class Queue:
         """
         if self.engine.writes:
             raise InputError("this model writes text; it has no labels to classify with")
-        return self._accept(Job(texts, named=named_tasks(self._tasks, task, labels)))
+        return self._accept(Job(texts, named=named_tasks(self.tasks, task, labels)))
 
     def generate(
         self,
@@ -127,7 +127,7 @@ class Queue:
                 on_token=on_token,
                 sampling=manner.samplings(len(prompts), chance=secrets.randbits(63)),
                 stop=manner.stop,
-                named=named_tasks(self._tasks, task),
+                named=named_tasks(self.tasks, task),
             )
         )
 
@@ -297,26 +297,15 @@ class Queue:
                 if self._faults or (not self._running and not self._waiting):
                     return None
                 self._workers_wake.wait(None if self._running else 0.01)
-                self._wait_for_more()
             if self.engine.lineup is not self._lineup:
                 self._assign_again()
-            # Workers that are free share what waits, unless it has waited to be together: two half batches at once are
-            # sooner done than a whole one.
-            batch, wait = self._config.batch, self._config.batch_wait
-            room = batch if wait else min(batch, math.ceil(count(self._encoded) / self._free))
+            # Workers that are free share what waits: two half batches at once are sooner done than a whole one.
+            room = min(self._config.batch, math.ceil(count(self._encoded) / self._free))
             parts, lineup = self._first_of(self._encoded[0].place, room, whole=False), self._lineup
             self._free -= 1
             depth, busy = self._waiting, self._workers - self._free
         self._observer.queue(depth)
         return parts, lineup, busy
-
-    def _wait_for_more(self) -> None:
-        """Let a batch that is not full wait a while; another worker may take it meanwhile."""
-        wait = self._config.batch_wait
-        ends = time.monotonic() + wait
-        while wait and self._running and 0 < count(self._encoded) < self._config.batch:
-            if not self._workers_wake.wait(ends - time.monotonic()):
-                return
 
     def _take_more(self, lineup: Lineup, place: int, room: int) -> list[Part]:
         """Take what waits for a model that is at work and has room; nothing once others answer."""
@@ -345,8 +334,9 @@ class Queue:
         threads = None
         while taken := self._take():
             parts, lineup, busy = taken
-            if threads != (threads := threads_each(self._config, busy, self._cores)):
-                torch.set_num_threads(threads)  # of this thread's own arithmetic
+            each = self._config.threads or max(1, self._cores // busy)  # a lone one has all cores
+            if self._config.engine is None and threads != each:
+                torch.set_num_threads(threads := each)  # of this thread's own arithmetic
             started = time.perf_counter()
             if size := self._answer(parts, lineup):
                 took = time.perf_counter() - started
@@ -427,15 +417,3 @@ class Queue:
         live.backend.generate(
             first.inputs, limits=first.limits, on_step=batch.on_step, more=more, sampling=first.sampling
         )
-
-
-def worker_count(config: ServeConfig) -> int:
-    """Give every core a worker, up to a point; a device other than the CPU runs one batch at a time."""
-    if config.engine is not None:
-        return config.workers or ENGINE_WORKERS
-    return config.workers or (min(usable_cores(), MOST_WORKERS) if config.device == "cpu" else 1)
-
-
-def threads_each(config: ServeConfig, busy: int, cores: int) -> int:
-    """Threads of each worker's arithmetic while so many are busy: a lone one has all cores."""
-    return 1 if config.engine is not None else config.threads or max(1, cores // busy)

@@ -1,15 +1,14 @@
 """The values that a service takes and gives. Clients see those that derive from `Shown` as they are, in JSON.
 
-They are plain frozen dataclasses; pydantic reads their annotations to write the JSON (`as_json`) and to describe it in
-the OpenAPI document. In JSON, NaN is null.
+They are plain frozen dataclasses; pydantic reads their annotations to write the JSON and to describe it in the OpenAPI
+document. In JSON, NaN is null.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field, GetPydanticSchema, TypeAdapter, WithJsonSchema, computed_field
+from pydantic import ConfigDict, Field, GetPydanticSchema, WithJsonSchema, computed_field
 from pydantic_core import core_schema
 
 from tanbr.errors import TanbrError
@@ -85,22 +84,6 @@ class Shown:
     """What clients see in JSON; the text below a field is its description in the OpenAPI document."""
 
     __pydantic_config__ = ConfigDict(use_attribute_docstrings=True, json_schema_serialization_defaults_required=True)
-
-
-@cache
-def json_writer(kind: Any) -> TypeAdapter[Any]:
-    """Make what writes values of a kind, once.
-
-    Make it before threads need it: pydantic reads the class's source, and in Python 3.11 two threads that parse source
-    at once may both fail.
-    """
-    return TypeAdapter(kind)
-
-
-def as_json(value: Any) -> bytes:
-    """Write a value as JSON: plain values, and dataclasses and models of pydantic's."""
-    kind: Any = type(value)
-    return json_writer(kind).dump_json(value, by_alias=True, fallback=to_jsonable)
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,20 @@
 """The service: everything below HTTP. Thread-safe; the queue's threads answer, one more runs the slots."""
 
-import contextlib
 import hashlib
 import math
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from numpy.typing import ArrayLike
 
-from tanbr.errors import ConfigError, SettingsError
+from tanbr.errors import ConfigError, InputError, SettingsError
 from tanbr.loop.choose import StartBlend
-from tanbr.loop.turn import Learner, Rules
+from tanbr.loop.turn import Learner, Rules, first
 from tanbr.merge import Moe
 from tanbr.moe.device import device_of
 from tanbr.monitor import Monitor
@@ -24,34 +24,26 @@ from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.backends import Builder
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
-from tanbr.serve.feedback import FeedbackReader
-from tanbr.serve.ids import RequestIds
-from tanbr.serve.journal import read_slot, state_file
+from tanbr.serve.ids import RequestIds, slot_of
+from tanbr.serve.journal import read_learner, state_file
 from tanbr.serve.labels import label_space
 from tanbr.serve.learner import Alarms, LearnerThread
 from tanbr.serve.lineage import adopt_state, made_for, same_lineage
 from tanbr.serve.messages import Message
 from tanbr.serve.overview import describe, slot_view, state_now, version_view
 from tanbr.serve.queue import Queue
-from tanbr.serve.records import (
-    Feedback,
-    Observer,
-    Receipt,
-    ServiceInfo,
-    ServiceState,
-    SlotView,
-    VersionView,
-)
+from tanbr.serve.records import Feedback, Observer, Outcome, Receipt, ServiceInfo, ServiceState, SlotView, VersionView
 from tanbr.serve.shadow import Shadow
-from tanbr.serve.store import Store
+from tanbr.serve.store import FeedbackRow, Store
 from tanbr.serve.survey import Survey
 from tanbr.serve.world import ServedWorld
 from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
-from tanbr.types import Router, as_blend
+from tanbr.types import FloatArray, Router, as_blend
 
 Result = TypeVar("Result")
 
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one thread tokenises; the cores are the model's
 # The workers ask for the interpreter at every operation; others must not keep it for Python's 5 ms each time.
 SWITCH_SECONDS = 0.0005
 DEFAULT_SECONDS = 60.0  # of a slot, when neither its seconds nor its requests are given
@@ -93,105 +85,81 @@ class Service(Queue):
         if config.slot_requests is None and config.slot_seconds is None:
             config = config.model_copy(update={"slot_seconds": DEFAULT_SECONDS})
         device_of(config.device)  # before anything is written
-        self._config, self._tasks = config, tuple(tasks)
-        self._expert_names, self._observer = tuple(expert_names), observer or Observer()
-        self._start_blend = StartBlend(
+        start = StartBlend(
             config.blend,
             experts=moe.num_experts,
             own_experts=own_experts,
             max_active=config.max_active,
             surveyed=None if survey is None else (survey.blends, survey.rewards),
         )
-        self._models = _models(moe, config)
+        rules = Rules(config, start, _models(moe, config))
         if config.engine is not None and backend is None:
             raise ConfigError("an engine needs a backend that talks to it: pass tanbr.engines.engine_builder(config)")
-        self._backend, self._make_engine = backend, make_engine
-        self._opened: Engine | None = None  # to close where the start fails
-        self.store = Store(state)
-        try:
-            self._open(moe, router, monitor, monitor_config, probes, adopt=adopt)
-        except BaseException:
-            self.store.close(unused=True)  # what could not start has not begun a state
-            if self._opened is not None:
-                self._opened.close()
-            raise
-        self._started = time.monotonic()
-        self._ready = False
-
-    def _open(
-        self,
-        moe: Moe,
-        router: Router | None,
-        monitor: Monitor | Callable[[], Monitor] | None,
-        monitor_config: MonitorConfig | None,
-        probes: Sequence[Row],
-        *,
-        adopt: bool,
-    ) -> None:
-        config, store, names = self._config, self.store, [task.name for task in self._tasks]
-        wanted = made_for(moe, names, router)
-        same = same_lineage(store, wanted, adopt=adopt)
-        rows = store.untold() if same else []
-        if router is None:
-            router = Tanbr(moe.num_experts, len(names), max_active=config.max_active, seed=config.seed)
+        K, names = moe.num_experts, [task.name for task in tasks]
         if isinstance(monitor, Monitor):
             monitor_config = monitor.config
-        if rows:
+        router = router or Tanbr(K, len(names), max_active=config.max_active, seed=config.seed)
+        self.store = store = Store(state)
+        with ExitStack() as undo:  # what could not start has not begun a state
+            undo.callback(store.close, unused=True)
+            wanted = made_for(moe, names)
+            same = same_lineage(store, wanted, adopt=adopt)
             try:
-                saved = resumed(router, state_file(store, "router"))
-                router, monitor = saved, Monitor.load(state_file(store, "monitor"), config=monitor_config)
+                learner = _resumed(store, rules, router, monitor_config, experts=K, tasks=len(names)) if same else None
             except SettingsError:
                 if not adopt:
                     raise
-                same, rows = False, []
-        issued = store.last_version
-        opened = read_slot(rows[-1], experts=moe.num_experts, tasks=len(names)) if rows else None
-        self._opened = engine = self._make_engine(
-            moe,
-            models=self._models,
-            batch=config.batch,
-            device=config.device,
-            blend=None if opened is None else opened.blend,
-            version=0 if opened is None else opened.versions[0],
-            issued=issued,
-            slot=0 if opened is None else opened.number,
-            spare=not config.low_memory and self._backend is None,
-            backend=self._backend or config.backend,
-            probes=[row.text for row in probes],
-            least_agreement=config.int8_agreement,
-            max_length=config.max_length,
-            merge_share=config.merge_share,
-        )
-        prior = None if same else adopt_state(store, wanted, config=config.rewards)
-        space = None if engine.writes else label_space(self._tasks, engine.columns)
-        if prior is not None and len(prior.blends) and hasattr(router, "warm_start"):
-            router.warm_start(prior.blends, prior.rewards, prior.counts)
-        if prior is not None and prior.keeps_monitor:
-            with contextlib.suppress(SettingsError):  # else a new one
-                monitor = Monitor.load(state_file(store, "monitor"), config=monitor_config)
-        if not isinstance(monitor, Monitor):
-            monitor = Monitor(names, "clusters", config=monitor_config) if monitor is None else monitor()
-        scored = space if config.rewards.labels > 0 else None  # where labels count as rewards
-        answers = AnswerLog(
-            store,
-            config=config,
-            encode=engine.encode,
-            shadow=Shadow(moe, experts_of=read_card(moe.path).experts_of(names)) if config.rewards.shadow else None,
-            classes=len(engine.columns) if space is None else space.classes,
-            keep_logits=scored is not None,
-            tasks=len(names),
-        )
-        alarms = Alarms(self._observer)
-        world = ServedWorld(
-            engine, store, answers, config=config, space=space, probes=probes, tasks=names,
-            observer=self._observer, alarm=alarms,
-        )  # fmt: skip
-        rules = Rules(config, self._start_blend, self._models)
-        self.learning = LearnerThread(world, rules, router=router, monitor=monitor, alarms=alarms, resume=rows)
-        self.ids = ids = RequestIds(store.key, store.begin_epoch(self.learning.learner.slot.number))
-        self._feedback = FeedbackReader(store, answers, ids, tasks=names, space=scored)
-        super().__init__(engine, ids, tasks=self._tasks, config=config, outbox=self.learning, observer=self._observer)
-        self._info = describe(moe, self, config=config, tasks=names, expert_names=self._expert_names)
+                same, learner = False, None
+            engine = make_engine(
+                moe,
+                models=rules.models,
+                batch=config.batch,
+                device=config.device,
+                blend=None if learner is None else learner.slot.blend,
+                version=0 if learner is None else learner.slot.versions[0],
+                issued=store.last_version,
+                slot=0 if learner is None else learner.slot.number,
+                spare=not config.low_memory and backend is None,
+                backend=backend or config.backend,
+                probes=[row.text for row in probes],
+                least_agreement=config.int8_agreement,
+                max_length=config.max_length,
+                merge_share=config.merge_share,
+            )
+            undo.callback(engine.close)
+            if not same and adopt_state(store, wanted, router):
+                with suppress(SettingsError):  # else a new one
+                    monitor = Monitor.load(state_file(store, "monitor"), config=monitor_config)
+            observer = observer or Observer()
+            space = None if engine.writes else label_space(tasks, engine.columns)
+            self._scored = space if config.rewards.labels > 0 else None  # where labels count as rewards
+            answers = AnswerLog(
+                store,
+                config=config,
+                encode=engine.encode,
+                shadow=Shadow(moe, experts_of=read_card(moe.path).experts_of(names)) if config.rewards.shadow else None,
+                classes=len(engine.columns) if space is None else space.classes,
+                keep_logits=self._scored is not None,
+                tasks=len(names),
+            )
+            alarms = Alarms(observer)
+            world = ServedWorld(
+                engine, store, answers, config=config, space=space, probes=probes, tasks=names, observer=observer,
+                alarm=alarms,
+            )  # fmt: skip
+            if learner is not None:
+                world.resume(learner)
+            else:
+                if not isinstance(monitor, Monitor):
+                    monitor = Monitor(names, "clusters", config=monitor_config) if monitor is None else monitor()
+                first(rules, world, router=router, monitor=monitor, tasks=len(names), number=store.next_slot)
+            self.learning = LearnerThread(world, alarms=alarms)
+            self.ids = RequestIds(store.key, store.begin_epoch(self.learner.slot.number))
+            super().__init__(engine, self.ids, tasks=tasks, config=config, outbox=self.learning, observer=observer)
+            self._info = describe(moe, self, config=config, tasks=names, expert_names=expert_names)
+            undo.pop_all()
+        self._started = time.monotonic()
+        self._ready = False
 
     def start(self) -> None:
         """Start the threads; `ready` is true when this returns."""
@@ -242,22 +210,60 @@ class Service(Queue):
         """What clients' keys are made with, the same after a restart and at every replica."""
         return hashlib.blake2b(self.store.key, person=b"clients", digest_size=16).digest()
 
-    @property
-    def tasks(self) -> tuple[Task, ...]:
-        """The tasks, with their labels."""
-        return self._tasks
-
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
-        """Take in rewards; they are on disk when this returns. Blocks for a few milliseconds.
+        """Take in rewards, and labels, scored by what was answered; they are on disk when this returns.
 
         `client` is an opaque key of who gives them: what one says is weighed against the others (`loop/rewards.py`).
         Raises InputError, with nothing taken in, for a reward outside [0, 1], an unknown task or label.
         """
-        return self._feedback.take(items, client=client)
+        for item in items:
+            self._check(item)
+        keys = [self._known(item) for item in items]
+        answered = self._answered(items)
+        rows = {
+            place: self._row(key, item, answered.get(key), client)
+            for place, (key, item) in enumerate(zip(keys, items, strict=True))
+            if key is not None and (item.label is None or key in answered)
+        }
+        outcomes: list[Outcome] = ["unknown"] * len(items)
+        for place, outcome in zip(rows, self.store.add_feedback(list(rows.values())) if rows else (), strict=True):
+            outcomes[place] = outcome
+        return Receipt(tuple(outcomes))
 
     def awaits_answers(self, items: Sequence[Feedback]) -> bool:
-        """Whether labels came for requests whose answers a replica elsewhere has not yet told."""
-        return self._feedback.awaits_answers(items)
+        """Whether labels came for requests of ours whose answers a replica elsewhere has not yet told."""
+        labelled = {self._known(item) for item in items if item.label is not None} - {None}
+        return len(labelled) > len(self._answered(items))
+
+    def _known(self, item: Feedback) -> bytes | None:
+        """The raw id of a request that this server answered in one of the slots that it keeps."""
+        raw = self.ids.read(item.request_id)
+        return raw if raw is not None and slot_of(raw) >= self.store.oldest else None
+
+    def _answered(self, items: Sequence[Feedback]) -> dict[bytes, FloatArray]:
+        """Look up the logits (columns,) of requests that are labelled, as far as they are known."""
+        keys = {self._known(item) for item in items if item.label is not None}
+        return self.learning.world.answers.logits_of([key for key in keys if key is not None])
+
+    def _row(self, key: bytes, item: Feedback, logits: FloatArray | None, client: str) -> FeedbackRow:
+        task = None if item.task is None else self.info.tasks.index(item.task)
+        if self._scored is None or item.task is None or item.label is None or logits is None:
+            return FeedbackRow(key, "feedback", task, float(item.reward or 0.0), client)
+        return FeedbackRow(key, "labels", task, self._scored.score(item.task, item.label, logits), client)
+
+    def _check(self, item: Feedback) -> None:
+        if item.task is not None and item.task not in self.info.tasks:
+            raise InputError(f"unknown task {item.task!r}; this server knows {', '.join(self.info.tasks)}")
+        if (item.reward is None) == (item.label is None):
+            raise InputError("feedback needs either a reward or a label")
+        if item.reward is not None and not 0.0 <= item.reward <= 1.0:
+            raise InputError(f"a reward must lie in [0, 1] (got {item.reward})")
+        if item.label is not None:
+            if self._scored is None:
+                raise InputError("this server scores no labels; send a reward instead")
+            if item.task is None:
+                raise InputError("a label needs its task: labels of several tasks may have one name")
+            self._scored.number_of(item.task, item.label)
 
     def put(self, message: Message) -> None:
         """Take what a replica elsewhere says."""
@@ -265,11 +271,13 @@ class Service(Queue):
 
     def state(self) -> ServiceState:
         """What the service is doing now: values that belong together."""
-        return state_now(self.learning, self, uptime=time.monotonic() - self._started)
+        learning, uptime = self.learning, time.monotonic() - self._started
+        alarms, answers = learning.alarms.newest, learning.world.answers
+        return state_now(learning.view, self, answers, tasks=self.info.tasks, alarms=alarms, uptime=uptime)
 
     def slots(self, limit: int = 100, before: int | None = None) -> list[SlotView]:
         """The newest slots first, those before slot `before` if it is given."""
-        return [slot_view(row, self.learning.world.answers) for row in self.store.slots(before=before, limit=limit)]
+        return [slot_view(row) for row in self.store.slots(before=before, limit=limit)]
 
     def versions(self) -> list[VersionView]:
         """The merge versions that can be rolled back to, newest first."""
@@ -284,7 +292,7 @@ class Service(Queue):
 
         Blocks while it merges. Raises InputError for a bad blend or an unknown version.
         """
-        wanted = target if isinstance(target, int) else as_blend(target, experts=self._info.experts)
+        wanted = target if isinstance(target, int) else as_blend(target, experts=self.info.experts)
         return self.call(lambda learning: learning.pin(wanted))
 
     def unpin(self) -> None:
@@ -307,6 +315,17 @@ class Service(Queue):
         return self.learning.call(lambda: command(self.learning))
 
 
+def _resumed(
+    store: Store, rules: Rules, router: Any, config: MonitorConfig | None, *, experts: int, tasks: int
+) -> Learner | None:
+    """Read what was learned, to go on with the settings of now where a router can; None before the first slot."""
+    if not store.untold():
+        return None
+    load = router.resumed if hasattr(router, "resumed") else router.load
+    saved, monitor = load(state_file(store, "router")), Monitor.load(state_file(store, "monitor"), config=config)
+    return read_learner(store, rules, saved, monitor, experts=experts, tasks=tasks)
+
+
 def _models(moe: Moe, config: ServeConfig) -> int:
     """G: as many models as were asked for, or as fit into the memory that was given."""
     if config.memory is None:
@@ -317,11 +336,3 @@ def _models(moe: Moe, config: ServeConfig) -> int:
         least = one + (0 if config.low_memory else more)
         raise ConfigError(f"memory must be at least {least} bytes, for one model (got {config.memory})")
     return int(min(fit, moe.num_experts))
-
-
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one thread tokenises; the cores are the model's
-
-
-def resumed(router: Any, path: Path) -> Any:
-    """Resume a router from its saved state, with the settings it is given now where it can do that."""
-    return router.resumed(path) if hasattr(router, "resumed") else router.load(path)

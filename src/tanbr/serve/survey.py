@@ -16,7 +16,7 @@ from tanbr.errors import DataError
 from tanbr.files import write_atomically
 from tanbr.merge import Moe
 from tanbr.tasks.rows import Task
-from tanbr.types import Blend, FloatArray, TaskMix, to_jsonable
+from tanbr.types import Blend, FloatArray, to_jsonable
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +47,6 @@ class Survey:
         """The blend with the highest mean reward over the tasks: the best one for ever if mixes favour no task."""
         return self.blends[self.rewards.mean(axis=1).argmax()]
 
-    def best_for(self, mix: TaskMix) -> Blend:
-        """Find the blend with the highest reward ψᵀr for a mix (V,)."""
-        return self.blends[(self.rewards @ mix).argmax()]
-
     def stakes(self, alpha: float, *, seed: int = 0, draws: int = 4_000) -> dict[str, float]:
         """Compare, over mixes from Dirichlet(alpha), the best blend per mix with the best fixed and the uniform one."""
         mixes = np.random.default_rng(seed).dirichlet(np.full(self.rewards.shape[1], alpha), draws)
@@ -77,7 +73,7 @@ class Survey:
             found = cls(
                 blends, rewards, figures, rows=int(values.get("rows", 1)),
                 tasks=tuple(values.get("tasks", ())), model_sha256=str(values.get("model_sha256", "")),
-                method=str(values.get("method", "regression" if values.get("regression") else "average")),
+                method=str(values.get("method", "average")),
                 answers_by=str(values.get("answers_by", "labels")),
             )  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -1,27 +1,26 @@
 """The served world: what a turn of the loop asks of the engine, the store and what was answered."""
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tanbr.loop.guard import Probes
-from tanbr.loop.rewards import Given, Tally
-from tanbr.loop.slot import Choice, Reason, Slot, Told, Turn
+from tanbr.loop.slot import Choice, Reason, Slot, Turn
 from tanbr.loop.turn import Learner
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.journal import read_slot, write_turn
+from tanbr.serve.overview import View, view_of
 from tanbr.serve.panel import Assignment, Staged
 from tanbr.serve.records import Observer
 from tanbr.serve.store import Store
-from tanbr.serve.view import shown_safely
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
-from tanbr.types import Blend, SlotMix, Text
+from tanbr.types import Blend, SlotRecord, Text
 
 NEUTRAL: Text = "a"  # asked when there are no probes: even this must not be answered with NaN
 FORGET_EVERY = 20  # slots between two looks for what the store need not keep
@@ -29,6 +28,8 @@ FORGET_EVERY = 20  # slots between two looks for what the store need not keep
 
 class ServedWorld:
     """Engine, store and answers, as the loop sees them; all in the learner's thread."""
+
+    view: View  # of the learner that was written down or resumed last
 
     def __init__(
         self,
@@ -46,34 +47,14 @@ class ServedWorld:
         """Probe new blends with labelled rows, where the model's head has their labels (`space`)."""
         self.engine, self.store, self.answers, self.config, self.alarm = engine, store, answers, config, alarm
         self._observer, self.task_names, self._space = observer, tuple(tasks), space
-        self.mix: SlotMix | None = None  # of the slot that ended last
-        self.told: tuple[Told, ...] = ()  # what the router was told with it
+        self.last_reward, self.rewards, self.texts = store.last_seq, store.feedback, answers.texts_of
+        self.measured, self.measured_late = answers.measured, answers.late
+        self._last: tuple[SlotRecord | None, dict[str, float]] = None, {}  # last slot told, shares of its sources
+        self._drifting = False
         self._probes = list(probes) if space is not None else []
         self._of = np.array([self.task_names.index(row.task) for row in self._probes], dtype=np.intp)  # (n,)
         self._digest = hashlib.sha256(repr([(row.task, row.text) for row in self._probes]).encode()).hexdigest()[:16]
         self._staged: list[Staged] = []
-
-    # --- what was earned --------------------------------------------------------------------------------------------
-
-    def last_reward(self) -> int:
-        """Number of the newest reward."""
-        return self.store.last_seq()
-
-    def rewards(self, *, after: int, upto: int, slot: int | None = None) -> Sequence[Given]:
-        """List the rewards with after < number ≤ upto, of one slot or of all, oldest first."""
-        return self.store.feedback(after=after, upto=upto, slot=slot)
-
-    def measured(self, slot: int) -> dict[int, Tally]:
-        """Rewards that the server gave itself for the models of a slot: for confidence, and by shadowing."""
-        return self.answers.measured(slot)
-
-    def measured_late(self) -> Sequence[int]:
-        """Slots that the router was told already and for which the server measured rewards since."""
-        return self.answers.late()
-
-    def texts(self, ids: Sequence[bytes]) -> dict[bytes, Text]:
-        """Look up the texts of answered requests, as far as they are at hand."""
-        return self.answers.texts_of(ids)
 
     def ended(self, number: int) -> Slot | None:
         """Find a slot that the router was told already."""
@@ -122,28 +103,23 @@ class ServedWorld:
     def write(self, turn: Turn, learner: Learner) -> None:
         """Write the turn down in one transaction that also names the router's and the monitor's new states."""
         self.engine.spread(*self._staged)
-        requests = self.answers.uncounted()
-        ended = turn.ended
-        measured = {} if ended is None else self.answers.measured(ended.number)
-        keep = self.config.keep_versions * self.engine.models
-        meta = {
-            "mark": learner.mark,
-            "rewarded": learner.rewarded,
-            "guard": learner.guard.to_json(),
-            "trust": json.dumps({"evidence": dict(learner.trust.evidence), "led": dict(learner.trust.led)}),
-        }
-        regret = shown_safely(learner)[0].regret
-        write_turn(
-            self.store, turn, router=learner.router, monitor=learner.monitor, requests=requests, measured=measured,
-            keep_versions=keep, regret=regret, meta=meta,
-        )  # fmt: skip
-        self.mix, self.told = turn.mix, turn.told
-        self.answers.counted(requests)
-        waiting = [slot.number for slot in learner.settling]
-        self.answers.forget(min(waiting, default=turn.opened.number) - 1)
+        view = view_of(learner, alarm=self.alarm)
+        measured = {} if turn.ended is None else self.answers.measured(turn.ended.number)
+        write_turn(self.store, turn, learner, measured=measured, regret=view.regret)
         for told in turn.told:
             if not told.late:
+                self._last = told.record, told.shares
                 self._observer.slot(told.record)
+        self.view = replace(view, last=self._last[0], shares=self._last[1])
+        self._forget_told(learner)
+        if turn.mix is not None:
+            if turn.mix.alarm and not self._drifting:
+                self.alarm(f"drift: {turn.mix.unknown:.0%} of the requests are unlike any known task")
+            self._drifting = turn.mix.alarm
+
+    def _forget_told(self, learner: Learner) -> None:
+        """Drop the rewards that the server gave slots which the router knows."""
+        self.answers.forget(min((one.number for one in learner.settling), default=learner.slot.number) - 1)
 
     def commit(self, prepared: Sequence[Staged], learner: Learner) -> None:
         """Let what was prepared answer; requests go to its models by what the monitor knows now."""
@@ -160,11 +136,14 @@ class ServedWorld:
         if slot.number % FORGET_EVERY == 0:
             self.store.forget(slots=self.config.keep_slots, requests=self.config.keep_requests)
 
-    def resume(self, learner: Learner) -> None:
+    def resume(self, learner: Learner) -> Learner:
         """Serve on what the open slot of a saved state served."""
         slot = learner.slot
-        self.answers.forget(min((one.number for one in learner.settling), default=slot.number) - 1)
-        self.answers.resume(slot.number, self.store.count_requests(slot.number, len(slot.versions)))
+        self._forget_told(learner)
+        for model in self.store.slots(limit=1)[0]["models"]:
+            self.answers.held[slot.number, model["place"]] = model["requests"]
+        self.view = view_of(learner, alarm=self.alarm)
         if len(slot.versions) <= self.engine.models:
             blends = zip(slot.blends, slot.versions, strict=True)
             self.commit([self.prepare(blend, version) for blend, version in blends], learner)
+        return learner

@@ -1,1 +1,1 @@
-"""Text tasks: rows, metrics, traffic."""
+"""Text tasks: rows, metrics, cards, and rows of your own."""

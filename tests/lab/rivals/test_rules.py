@@ -72,7 +72,7 @@ def test_learns(make, at_least):
 
 @pytest.mark.parametrize("name", ROUTERS)
 def test_every_registered_router_asks_and_tells(name):
-    router = build(name, 3, 2, seed=1, config=RouterConfig.model_validate({"default": {"own_experts": (2, 0)}}))
+    router = build(name, 3, 2, seed=1, config=RouterConfig().of_requests((2, 0)))
     decision = router.ask([0.9, 0.1])
     router.tell(decision, [0.5, 0.5])
     assert router.open == ()

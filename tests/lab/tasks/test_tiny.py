@@ -50,27 +50,22 @@ def test_every_word_is_known_to_the_vocabulary() -> None:
             assert not {word for row in tiny.generate(name, 2_000, seed=99, split=split) for word in words(row)} - known
 
 
-def test_labels_follow_the_rules_of_their_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def rightly_positive(text: object) -> bool:
+    """Read a review: the clause after "but", or the one that is not conceded, decides."""
+    deciding = str(text).split(" but ")[-1].split(" although ")[0].split(" and ")[0]
+    negated = any(f" {negator} " in deciding for negator in world.NEGATORS)
+    return (deciding.split()[-1] in world.POSITIVE) != negated
+
+
+def test_labels_follow_the_rules_of_their_task_but_for_some_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tiny.generate("sentiment", 4_000, seed=5)
+    wrong = sum(row.target != rightly_positive(row.text) for row in rows) / len(rows)
+    assert 0.3 * tiny.NOISE < wrong < tiny.NOISE  # half of the redrawn labels are right by chance
     monkeypatch.setattr(tiny, "NOISE", 0.0)
-    for row in tiny.generate("sentiment", 300, seed=0):
-        assert isinstance(row.text, str)
-        deciding = row.text.split(" but ")[-1].split(" although ")[0].split(" and ")[0]
-        negated = any(f" {negator} " in deciding for negator in world.NEGATORS)
-        positive = deciding.split()[-1] in world.POSITIVE
-        assert row.target == (positive != negated)
+    assert all(row.target == rightly_positive(row.text) for row in tiny.generate("sentiment", 300, seed=0))
     for row in tiny.generate("similarity", 300, seed=0):
         first, second = ({world.meaning(word) for word in text.split()} for text in row.text)
         assert (row.target == 5.0) == (first - {"a", "an"} == second - {"a", "an"})
-
-
-def test_some_labels_are_wrong_as_stated() -> None:
-    clean, noisy = tiny.NOISE, 0
-    rows = tiny.generate("sentiment", 4_000, seed=5)
-    for row in rows:
-        deciding = str(row.text).split(" but ")[-1].split(" although ")[0].split(" and ")[0]
-        negated = any(f" {negator} " in deciding for negator in world.NEGATORS)
-        noisy += row.target != ((deciding.split()[-1] in world.POSITIVE) != negated)
-    assert 0.3 * clean < noisy / len(rows) < clean  # half of the redrawn labels are right by chance
 
 
 def test_an_unknown_task_is_refused_by_name() -> None:

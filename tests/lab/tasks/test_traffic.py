@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tanbr.errors import DataError, InputError
-from tanbr.lab.tasks import tiny, traffic
+from tanbr.lab.tasks import glue, tiny, traffic
 from tanbr.lab.tasks.traffic import Traffic
 
 POOLS = {task.name: tiny.generate(task.name, 30, seed=0) for task in tiny.TASKS[:3]}
@@ -54,8 +54,6 @@ def test_bad_input_is_named() -> None:
         traffic.mixes("chaotic", tasks=3, slots=1, seed=0)
     with pytest.raises(InputError, match="alpha above 0"):
         traffic.mixes("dirichlet", tasks=3, slots=1, seed=0, alpha=0)
-    with pytest.raises(InputError, match="sum to 1"):
-        traffic.mixes("fixed", tasks=3, slots=1, seed=0, mix=[1, 1, 1])
     with pytest.raises(InputError, match=r"\(slots, 3\)"):
         Traffic(POOLS, np.ones((2, 2)) / 2, requests=1, seed=0)
     with pytest.raises(DataError, match="no rows to draw requests from for sentiment"):
@@ -84,6 +82,8 @@ def test_the_server_sees_texts_alone(tmp_path: Path) -> None:
     first, second = traffic.read_trace(tmp_path / "t.jsonl", tasks=TASKS)
     assert first.texts == [("one", "two")]
     assert second.rows[0].target == 2.5
+    (tmp_path / "t.jsonl").write_text('{"slot": 0, "text": "a film", "task": "SST-2", "target": 1}')  # a label, too
+    assert next(iter(traffic.read_trace(tmp_path / "t.jsonl", tasks=glue.TASKS))).rows[0].target == 1.0
 
 
 GOOD = {"slot": 4, "text": "a film", "task": "sentiment", "target": "positive"}
@@ -92,14 +92,17 @@ GOOD = {"slot": 4, "text": "a film", "task": "sentiment", "target": "positive"}
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("{", r"line 2 is not JSON"),
-        ("[" * 100_000, r"line 2 is nested too deeply"),
-        ("[]", r"line 2 must be an object with slot, text, task, target; 'slot' is missing"),
+        ("{", r"line 2: request: Invalid JSON"),
+        ("[" * 100_000, r"line 2: request: Invalid JSON: recursion limit"),
+        ("[]", r"line 2: request: Input should be an object"),
+        ({"slot": 4}, r"line 2: text: Field required"),
         (GOOD | {"task": "chess"}, r"line 2: unknown task 'chess'; the model knows acceptability"),
-        (GOOD | {"task": ["x"]}, r"line 2: unknown task \['x'\]"),
+        (GOOD | {"task": ["x"]}, r"line 2: task: Input should be a valid string"),
         (GOOD | {"target": "great"}, r"line 2: label must be one of negative, positive \(got 'great'\)"),
         (GOOD | {"slot": 1}, r"line 2: slots must not go back \(got 1 after 4\)"),
-        (GOOD | {"slot": "x"}, r"line 2: slot must be a whole number"),
+        (GOOD | {"slot": "x"}, r"line 2: slot: Input should be a valid integer"),
+        (GOOD | {"slot": -1}, r"line 2: slot: Input should be greater than or equal to 0"),
+        (GOOD | {"target": True}, r"line 2: target"),
         (GOOD | {"text": ["a", "b"]}, r"line 2: text of sentiment must be one text"),
         (GOOD | {"text": "a", "task": "similarity", "target": 1}, r"must be a list of two texts"),
         (

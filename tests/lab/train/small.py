@@ -12,9 +12,12 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Confi
 from transformers.utils import logging
 
 from elsewhere import elsewhere
-from tanbr.lab import make_moe
-from tanbr.lab.train.config import PretrainConfig
+from tanbr.lab.tasks import glue
+from tanbr.lab.train.checkpoints import prepare, upcycled, write
+from tanbr.lab.train.config import Preset
+from tanbr.lab.train.pretrain import train_from_dense
 from tanbr.moe.text import TextEncoder
+from tanbr.tasks.card import Card
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task
 
@@ -29,9 +32,9 @@ TASKS = (
 SPACE = LabelSpace(TASKS)
 WORDS = [f"w{i}" for i in range(20)]
 SCORES = [f"{i / 5:.1f}" for i in range(26)]
-CONFIG = PretrainConfig(
+CONFIG = Preset(
     max_length=16, train_rows=12, batch=2, steps=6, warmup=1, save_every=2, log_every=1,
-    look_every=2, look_rows=4, patience=1, expert_rate=1e-2, shared_rate=1e-3, head_rate=1e-2, train_embeddings=False,
+    look_every=2, look_rows=4, expert_rate=1e-2, shared_rate=1e-3, head_rate=1e-2, train_embeddings=False,
     ancestor_steps=4, ancestor_rate=1e-3,
 )  # fmt: skip
 
@@ -99,6 +102,16 @@ def t5(folder: Path, *, seed: int = 0) -> Path:
 DENSE = {"bert": bert, "t5": t5}
 
 
+def moe(folder: Path, kind: str = "bert", *, experts: int = 3, card: Card | None = None) -> Path:
+    """Write an MoE whose experts differ."""
+    start = prepare(DENSE[kind](folder / "dense"), SPACE, folder / "start", max_length=16, seed=0)
+    model = upcycled(start, experts=experts)
+    with torch.no_grad():
+        for weight in (weight for weight in model.parameters() if weight.dim() == 3):
+            weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    return write(model, folder / "moe", start, card=card)
+
+
 class Alone:
     """A pool of no thread: what stands for another device is known to the thread that asked for it alone."""
 
@@ -108,7 +121,7 @@ class Alone:
         assert workers == 1  # whatever was asked for: a device has no cores to share
 
 
-def elsewhere_too(out: Path, train: Callable[[PretrainConfig, Path], Path], config: PretrainConfig = CONFIG) -> None:
+def elsewhere_too(out: Path, train: Callable[[Preset, Path], Path], config: Preset = CONFIG) -> None:
     """Train here, and on another device: files that end in the same name hold the same tensors."""
     with elsewhere() as device:
         here = train(config, out / "here")
@@ -127,7 +140,7 @@ class Stopped(Exception):
 
 
 def train(
-    dense: Path, out: Path, *, stop_at: tuple[str, int] | None = None, config: PretrainConfig = CONFIG, **options: Any
+    dense: Path, out: Path, *, stop_at: tuple[str, int] | None = None, config: Preset = CONFIG, **options: Any
 ) -> Path:
     """Train an MoE from a dense checkpoint; `stop_at` is a phase and a step of it."""
 
@@ -135,4 +148,6 @@ def train(
         if (phase, done) == stop_at:
             raise Stopped
 
-    return make_moe.train_from_dense(config, dense=dense, rows=TRAIN, held=HELD, out=out, report=report, **options)[0]
+    return train_from_dense(
+        config, dense=dense, rows=TRAIN, held=HELD, out=out, report=report, tasks=glue.TASKS, **options
+    )[0]

@@ -13,42 +13,26 @@ from tanbr.lab.rivals import FixedBlend, RandomBlend
 from tanbr.lab.rivals.rl import Reinforce
 from tanbr.lab.rivals.smear import Smear
 from tanbr.lab.rivals.switch import Switch
-from tanbr.lab.train.checkpoints import load, prepare, upcycled, write
-from tanbr.lab.train.config import FinetuneConfig
-from tanbr.lab.train.finetune import (
-    FixedTuner,
-    GatedTuner,
-    MergedTuner,
-    ServedTuner,
-    Tuner,
-    finetune,
-    norms,
-    rewards,
-)
+from tanbr.lab.train.checkpoints import load
+from tanbr.lab.train.config import Tuning
+from tanbr.lab.train.finetune import GatedTuner, MergedTuner, ServedTuner, Tuner, finetune, norms, rewards
 from tanbr.lab.train.objectives import Batch, Batches, objective_of
 from tanbr.merge import open as open_moe
 from tanbr.router import Tanbr
 from tanbr.types import Decision
 
-CONFIG = FinetuneConfig(steps=6, batch=6, warmup=1, save_every=2, log_every=2, norm_rate=1e-2, gate_rate=1e-2)
+CONFIG = Tuning(steps=6, batch=6, warmup=1, save_every=2, log_every=2, rate=1e-2)
 MIXES = np.random.default_rng(0).dirichlet(np.ones(3), CONFIG.steps)
 
 
 @pytest.fixture(scope="module", params=["bert", "t5"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp(request.param)
-    start = prepare(small.DENSE[request.param](folder / "dense"), small.SPACE, folder / "start", max_length=16, seed=0)
-    moe = upcycled(start, experts=3)
-    with torch.no_grad():
-        for name, weight in moe.named_parameters():
-            if weight.dim() == 3:
-                weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name)))
-    return write(moe, start, folder / "moe")
+    return small.moe(tmp_path_factory.mktemp(request.param), request.param)
 
 
 def tune(checkpoint: Path, tuner: Tuner, state: Path, *, stop_at: int | None = None) -> Tuner:
     objective = objective_of(tuner.model.config, small.SPACE, small.ENCODER)
-    batches = Batches(small.TRAIN, objective=objective, sizes=[1] * 3, seed=0, device=tuner.model.device)
+    batches = Batches(small.TRAIN, objective=objective, seed=0, device=tuner.model.device)
 
     def report(phase: str, done: int, total: int, loss: float) -> None:
         if done == stop_at:
@@ -59,11 +43,11 @@ def tune(checkpoint: Path, tuner: Tuner, state: Path, *, stop_at: int | None = N
 
 
 def merged(checkpoint: Path) -> MergedTuner:
-    return MergedTuner(open_moe(checkpoint), Tanbr(3, 3, seed=0))
+    return MergedTuner(open_moe(checkpoint), Tanbr(3, 3, seed=0), MIXES)
 
 
 def test_only_norms_move_and_the_loss_falls(checkpoint: Path, tmp_path: Path) -> None:
-    tuner = MergedTuner(open_moe(checkpoint), FixedBlend(3, 3))
+    tuner = MergedTuner(open_moe(checkpoint), FixedBlend(3, 3), MIXES)
     before = {name: value.clone() for name, value in tuner.model.state_dict().items()}
     tuned = norms(tuner.model)
     objective = objective_of(tuner.model.config, small.SPACE, small.ENCODER)
@@ -116,7 +100,7 @@ class Astray(RandomBlend):
 
 
 def test_a_blend_out_of_range_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    tuner = MergedTuner(open_moe(checkpoint), Astray(3, 3))
+    tuner = MergedTuner(open_moe(checkpoint), Astray(3, 3), MIXES)
     with pytest.raises(InputError, match="blend must not be negative"):
         tune(checkpoint, tuner, tmp_path / "state")
     assert not (tmp_path / "state").exists()
@@ -156,7 +140,7 @@ def test_norms_tuned_under_served_blends_resume(checkpoint: Path, tmp_path: Path
 
 
 def test_a_fixed_merge_keeps_all_but_its_norms(checkpoint: Path, tmp_path: Path) -> None:
-    tuner = FixedTuner(open_moe(checkpoint).dense([0.5, 0.5, 0.0]))
+    tuner = Tuner(open_moe(checkpoint).dense([0.5, 0.5, 0.0]))
     before = {name: value.clone() for name, value in tuner.model.state_dict().items()}
     tune(checkpoint, tuner, tmp_path / "state")
     tuned = norms(tuner.model)

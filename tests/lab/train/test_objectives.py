@@ -45,11 +45,6 @@ def test_text_losses_are_transformers_own(tmp_path: Any) -> None:
     torch.testing.assert_close(together, torch.stack(apart), **EXACT)
 
 
-def test_by_task_averages_the_rows_of_each_task_that_is_there() -> None:
-    batch = HEAD.encode([MIXED[0], MIXED[2], MIXED[2]])
-    assert HEAD.by_task(torch.tensor([1.0, 2.0, 4.0]), batch) == {"RTE": 1.0, "STS-B": 3.0}
-
-
 def test_a_batch_is_padded_to_its_own_longest_row() -> None:
     pool = HEAD.encode(small.TRAIN["RTE"])
     shortest = pool.lengths.argsort()[:3]
@@ -77,7 +72,8 @@ def test_written_answers_are_understood() -> None:
     assert TEXT.answers(parrot, rows, TEXT.encode(rows)).tolist() == [1.0, -1.0, 1.0, 3.8, -1.0]
 
 
-def test_figures_keep_rows_and_answers_together() -> None:
+def test_figures_keep_rows_and_answers_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tanbr.lab.train.objectives._ANSWERED", 2)
     rows = [Row("SST-2", " ".join([f"w{i}"] * (1 + i % 4)), float(i % 2)) for i in range(9)]  # answered by length
     right = {small.ENCODER([f"w{i}"])["input_ids"][0, 0].item(): str(i % 2) for i in range(9)}
 
@@ -86,7 +82,7 @@ def test_figures_keep_rows_and_answers_together() -> None:
         return SimpleNamespace(logits=torch.nn.functional.one_hot(columns, len(small.SPACE.columns)))
 
     knows.device = torch.device("cpu")  # type: ignore[attr-defined]
-    assert HEAD.figure(knows, rows, size=2) == 1.0
+    assert HEAD.figure(knows, rows) == 1.0
 
 
 def test_a_head_of_other_tasks_is_refused(tmp_path: Any) -> None:
@@ -99,46 +95,37 @@ def test_a_head_of_other_tasks_is_refused(tmp_path: Any) -> None:
         objective_of(model.config, small.SPACE, small.ENCODER, tagged=True)
 
 
-OBJECTIVE = Classification(small.SPACE, small.ENCODER)
 LONG = {task.name: small.rows(task, 200) for task in small.TASKS}
 
 
-def batches(rows=small.TRAIN, size: int = 2, seed: int = 0) -> Batches:
-    return Batches(rows, objective=OBJECTIVE, sizes=[size] * 3, seed=seed)
+def batches(rows=small.TRAIN, seed: int = 0) -> Batches:
+    return Batches(rows, objective=HEAD, seed=seed)
 
 
 def test_an_epoch_visits_every_row_once() -> None:
     source, rows = batches(), small.TRAIN["RTE"]  # 10 rows: 5 batches
 
     def epoch(number: int) -> list[list[int]]:
-        drawn = [source.of(0, step).truth["columns"] for step in range(5 * number, 5 * number + 5)]
-        inputs = [source.of(0, step).inputs["input_ids"] for step in range(5 * number, 5 * number + 5)]
+        drawn = [source.of(0, step, size=2).truth["columns"] for step in range(5 * number, 5 * number + 5)]
+        inputs = [source.of(0, step, size=2).inputs["input_ids"] for step in range(5 * number, 5 * number + 5)]
         assert sum(map(len, drawn)) == len(rows)
         return [row[row != 0].tolist() for batch in inputs for row in batch]
 
-    whole = [ids[ids != 0].tolist() for ids in OBJECTIVE.encode(rows).inputs["input_ids"]]
+    whole = [ids[ids != 0].tolist() for ids in HEAD.encode(rows).inputs["input_ids"]]
     assert sorted(epoch(0)) == sorted(epoch(1)) == sorted(whole)
     assert epoch(0) != epoch(1)
 
 
 def test_a_batch_depends_on_its_step_and_seed_alone() -> None:
     one, other = batches(), batches()
-    other.of(1, 30)  # another way to get there
-    assert torch.equal(one.of(1, 3).inputs["input_ids"], other.of(1, 3).inputs["input_ids"])
+    other.of(1, 30, size=2)  # another way to get there
+    assert torch.equal(one.of(1, 3, size=2).inputs["input_ids"], other.of(1, 3, size=2).inputs["input_ids"])
     seeded = batches(seed=1)
     assert any(
-        not torch.equal(one.at(step).truth["columns"], seeded.at(step).truth["columns"])
-        or not torch.equal(one.at(step).truth["targets"], seeded.at(step).truth["targets"])
+        not torch.equal(one.at(step, size=2).truth["columns"], seeded.at(step, size=2).truth["columns"])
+        or not torch.equal(one.at(step, size=2).truth["targets"], seeded.at(step, size=2).truth["targets"])
         for step in range(3)
     )
-
-
-def test_rows_of_like_length_share_a_batch() -> None:
-    source = batches(LONG, size=5)
-    drawn = [source.of(0, step) for step in range(40)]
-    padding = sum(int((batch.inputs["attention_mask"] == 0).sum()) for batch in drawn)
-    assert padding < 0.05 * sum(batch.inputs["attention_mask"].numel() for batch in drawn)
-    assert len({batch.inputs["input_ids"].shape[1] for batch in drawn}) > 2
 
 
 def test_a_mixed_batch_follows_its_mix() -> None:
@@ -159,7 +146,7 @@ def test_labels_of_a_task_scored_by_matthews_weigh_alike() -> None:
         "SST-2": [Row("SST-2", f"w{i}", float(i >= 2)) for i in range(8)],
     }
     objective = Classification(LabelSpace(tasks), small.ENCODER)
-    batch = Batches(rows, objective=objective, sizes=[8, 8], seed=0).at(0)
+    batch = Batches(rows, objective=objective, seed=0).at(0, size=8)
     truth = batch.tasks.tolist(), batch.truth["columns"].tolist(), batch.truth["weight"].tolist()
     weights = {(task, column): weight for task, column, weight in zip(*truth, strict=True)}
     third = float(np.float32(8 / 12))
@@ -167,9 +154,8 @@ def test_labels_of_a_task_scored_by_matthews_weigh_alike() -> None:
 
 
 def test_batches_of_other_sizes_are_of_the_same_rows() -> None:
-    source = batches(LONG, size=4)
-    source.of(0, 1)
-    other = source.resized([8, 2, 4])
-    assert [len(other.of(task, 3)) for task in range(3)] == [8, 2, 4]
-    assert [len(source.of(task, 3)) for task in range(3)] == [4, 4, 4]
-    assert torch.equal(source.of(2, 5).inputs["input_ids"], other.of(2, 5).inputs["input_ids"])
+    source = batches(LONG)
+    first = source.of(2, 5, size=4).inputs["input_ids"]
+    assert [len(source.of(0, 3, size=size)) for size in (8, 2)] == [8, 2]
+    assert len(source.of(2, 5, size=10_000)) == len(LONG["STS-B"])
+    assert torch.equal(source.of(2, 5, size=4).inputs["input_ids"], first)

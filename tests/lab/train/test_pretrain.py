@@ -1,6 +1,5 @@
 """Training from a dense checkpoint, end to end on tiny models; interrupted, it ends in the same weights."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,12 @@ from safetensors.torch import load_file
 
 from lab.train import small
 from tanbr.errors import ConfigError, StateError
-from tanbr.lab import make_moe
-from tanbr.lab.gates import Gated
-from tanbr.lab.rivals.rl import Reinforce
-from tanbr.lab.rivals.switch import Switch
 from tanbr.lab.tasks import glue
 from tanbr.lab.train.checkpoints import load, prepare
-from tanbr.lab.train.config import FLAN_T5, MINILM, PretrainConfig
+from tanbr.lab.train.config import FLAN_T5, MINILM, Preset
 from tanbr.lab.train.expert_views import ExpertViews
 from tanbr.lab.train.objectives import Classification
-from tanbr.lab.train.pretrain import EarlyStop, batch_sizes, groups, mergeable_blends
+from tanbr.lab.train.pretrain import groups, mergeable_blends, train_from_dense
 from tanbr.lab.train.run import Curve
 from tanbr.merge import open as open_moe
 from tanbr.tasks.card import read_card
@@ -60,19 +55,18 @@ def test_an_interrupted_run_ends_in_the_same_weights_and_curve(
 
 
 def test_the_trained_model_is_scored_on_unseen_rows(tmp_path: Path) -> None:
-    _, figures = make_moe.train_from_dense(
+    _, figures = train_from_dense(
         small.CONFIG, dense=small.bert(tmp_path / "dense"), rows=small.TRAIN, held=small.HELD, unseen=small.HELD,
-        out=tmp_path, report=lambda *_: None,
+        out=tmp_path, report=lambda *_: None, tasks=glue.TASKS,
     )  # fmt: skip
     assert set(figures) == {"tags", "average"}
     assert set(figures["tags"]) == set(figures["average"]) == set(small.TRAIN)
 
 
-def test_rows_of_a_task_may_be_set() -> None:
+def test_rows_of_a_task_that_is_not_trained_are_refused(tmp_path: Path) -> None:
     config = small.CONFIG.model_copy(update={"task_rows": {"b": 5}})
-    assert batch_sizes({"a": [None] * 10, "b": [None] * 90}, config) == [2, 5]  # type: ignore[dict-item]
-    with pytest.raises(ConfigError, match=r"task_rows must name tasks that are trained: a \(got 'b'\)"):
-        batch_sizes({"a": [None] * 10}, config)  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match=r"task_rows must name tasks that are trained: RTE, SST-2, STS-B \(got 'b'\)"):
+        small.train(small.bert(tmp_path / "dense"), tmp_path / "out", config=config)
 
 
 @pytest.mark.parametrize("changes", [{}, {"mergeable": 0.5}])
@@ -117,7 +111,7 @@ def test_an_ancestor_goes_on_when_settings_of_the_experts_change(tmp_path: Path)
         small.train(dense, tmp_path / "out", stop_at=("ancestor", 3))
     with pytest.raises(StateError, match="other settings"):
         small.train(dense, tmp_path / "out", config=small.CONFIG.model_copy(update={"ancestor_rate": 1e-5}))
-    changes = {"expert_rate": 1e-4, "steps": 2, "mergeable": 0.5, "ancestor_steps": 5}
+    changes = {"steps": 2, "mergeable": 0.5, "ancestor_steps": 5}
     changed = small.CONFIG.model_copy(update=changes)
     again = small.train(dense, tmp_path / "out", config=changed)
     whole = small.train(dense, tmp_path / "whole", config=changed)
@@ -134,16 +128,39 @@ def test_an_ancestor_may_have_rows_of_its_own(tmp_path: Path) -> None:
     assert any(not torch.equal(value, two[name]) for name, value in one.items())
 
 
-def test_the_lowest_layers_stay_and_there_all_experts_are_equal(tmp_path: Path) -> None:
-    dense = small.bert(tmp_path / "dense")
-    config = small.CONFIG.model_copy(update={"frozen_layers": 1})
+FFNS = {  # of layers that stay with frozen_layers = 1, and of others that learn
+    "bert": ("bert.encoder.layer.0.intermediate.dense.weight", "bert.encoder.layer.1.intermediate.dense.weight"),
+    "t5": ("encoder.block.0.layer.1.DenseReluDense.wo.weight", "decoder.block.0.layer.2.DenseReluDense.wo.weight"),
+}
+SHARED = {
+    "bert": ("bert.encoder.layer.0.attention.self.key.weight", "bert.encoder.layer.1.attention.self.key.weight"),
+    "t5": ("encoder.block.0.layer.0.SelfAttention.k.weight", "decoder.block.0.layer.0.SelfAttention.k.weight"),
+}
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+def test_the_lowest_layers_stay_and_there_all_experts_are_equal(kind: str, tmp_path: Path) -> None:
+    config = small.CONFIG.model_copy(update={"frozen_layers": 1, "train_embeddings": True})
+    dense = small.DENSE[kind](tmp_path / "dense")
     weights = load_file(small.train(dense, tmp_path / "out", config=config) / "model.safetensors")
     ancestor = load_file(tmp_path / "out/ancestor/model.safetensors")
-    for layer, equal in ((0, True), (1, False)):
-        name = f"bert.encoder.layer.{layer}.intermediate.dense.weight"
+    for name, shared, equal in zip(FFNS[kind], SHARED[kind], (True, False), strict=True):
         assert all(torch.equal(expert, ancestor[name]) is equal for expert in weights[name]), name
-        shared = f"bert.encoder.layer.{layer}.attention.self.key.weight"
         assert torch.equal(weights[shared], ancestor[shared]) is equal, shared
+    embeddings = "bert.embeddings.word_embeddings.weight" if kind == "bert" else "shared.weight"
+    assert torch.equal(weights[embeddings], ancestor[embeddings])
+
+
+def test_head_body_and_experts_have_a_rate_each(tmp_path: Path) -> None:
+    start = prepare(small.bert(tmp_path / "dense"), small.SPACE, tmp_path / "start", max_length=16, seed=0)
+    views = ExpertViews(load(start), experts=2)
+    config = small.CONFIG.model_copy(update={"train_embeddings": True})
+    body, head, own = groups(views, config, shared_rate=1e-3, expert_rate=1e-4)
+    assert (body["lr"], head["lr"], own["lr"]) == (1e-3, config.head_rate, 1e-4)
+    names = {id(weight): name for name, weight in views.shared().items()}
+    assert {names[id(weight)].split(".")[0] for weight in head["params"]} == {"bert", "classifier"}
+    assert any("embeddings" in names[id(weight)] for weight in body["params"])
+    assert len(own["params"]) == 2 * 2 * 4  # of two experts in two layers: two weights, two biases
 
 
 def test_a_run_may_be_lengthened(tmp_path: Path) -> None:
@@ -175,97 +192,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_written(tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def sorted_names(kind: str, folder: Path, **changes: Any) -> list[set[str]]:
-    """Name the parameters of each group: what is shared, the head, the experts."""
-    start = prepare(small.DENSE[kind](folder / "dense"), small.SPACE, folder / "start", max_length=16, seed=0)
-    experts = ExpertViews(load(start), experts=2)
-    names = {id(weight): name for name, weight in (*experts.shared().items(), *experts.named_weights())}
-    found = groups(experts.shared(), experts.named_weights(), small.CONFIG.model_copy(update=changes))
-    assert [group["lr"] for group in found] == [1e-3, 1e-2, 1e-2]
-    learning = {id(weight) for group in found for weight in group["params"]}
-    assert learning == {id(weight) for weight in experts.parameters() if weight.requires_grad}
-    return [{names[id(weight)] for weight in group["params"]} for group in found]
-
-
-def test_head_body_and_experts_have_a_rate_each(tmp_path: Path) -> None:
-    body, head, experts = sorted_names("bert", tmp_path, train_embeddings=True)
-    assert {name.split(".")[0] for name in head} == {"bert", "classifier"}
-    assert {name for name in body if "embeddings" in name}
-    assert len(experts) == 2 * 4  # of either layer: two weights, two biases
-
-
-@pytest.mark.parametrize("kind", ["bert", "t5"])
-def test_the_lowest_layers_of_an_encoder_may_stay(kind: str, tmp_path: Path) -> None:
-    body, _, experts = sorted_names(kind, tmp_path, train_embeddings=True, frozen_layers=1)
-    frozen = "encoder.layer.0." if kind == "bert" else "encoder.block.0."
-    assert not {name for name in body | experts if frozen in f".{name}" and "decoder" not in name}
-    assert not {name for name in body if "embeddings" in name or name.startswith("shared")}
-    assert {name for name in experts if ("encoder.layer.1." if kind == "bert" else "decoder.block.0.") in name}
-
-
-def apart(experts: ExpertViews) -> None:
-    with torch.no_grad():
-        for weight in experts.experts.parameters():
-            weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
-
-
-def test_a_task_that_gets_worse_keeps_its_best_expert_and_leaves(tmp_path: Path) -> None:
-    start = prepare(small.bert(tmp_path / "bert"), small.SPACE, tmp_path / "start", max_length=16, seed=0)
-    experts = ExpertViews(load(start), experts=3)
-    stop = EarlyStop(experts, patience=2)
-    again = {0: 0.45}  # what the best expert has when it comes back
-    stop.look({0: 0.5, 1: 0.0, 2: 0.9}, again.__getitem__)
-    best = [weight.detach().clone() for weight in experts.weights(0).values()]
-    apart(experts)
-    stop.look({0: 0.4, 1: 0.0, 2: 0.95}, again.__getitem__)
-    assert stop.staying() == [0, 1, 2]
-    apart(experts)
-    stop.look({0: 0.4, 1: 0.0, 2: 0.94}, again.__getitem__)
-    assert stop.staying() == [1, 2]  # 1 has not begun to learn: staying at 0 is no reason to go
-    for weight, kept in zip(experts.weights(0).values(), best, strict=True):
-        assert torch.equal(weight, kept)
-    fresh = EarlyStop(experts, patience=2)
-    fresh.load_state_dict(stop.state_dict())
-    assert fresh.staying() == [1, 2]
-
-
-def test_a_best_expert_that_no_longer_fits_does_not_come_back(tmp_path: Path) -> None:
-    """What is shared has learnt on: the expert that was best with it before may be worse than today's."""
-    start = prepare(small.bert(tmp_path / "bert"), small.SPACE, tmp_path / "start", max_length=16, seed=0)
-    experts = ExpertViews(load(start), experts=3)
-    stop = EarlyStop(experts, patience=1)
-    stop.look({0: 0.5}, {}.__getitem__)
-    apart(experts)
-    today = [weight.detach().clone() for weight in experts.weights(0).values()]
-    stop.look({0: 0.4}, {0: 0.3}.__getitem__)
-    assert stop.staying() == [1, 2]
-    for weight, kept in zip(experts.weights(0).values(), today, strict=True):
-        assert torch.equal(weight, kept)
-
-
-def test_gates_learn_with_token_routing_and_resume(tmp_path: Path) -> None:
-    dense = small.bert(tmp_path / "dense")
-    whole = load_file(small.train(dense, tmp_path / "whole", gates=Switch) / "model.safetensors")
-    with pytest.raises(small.Stopped):
-        small.train(dense, tmp_path / "halved", gates=Switch, stop_at=("gates", 3))
-    again = load_file(small.train(dense, tmp_path / "halved", gates=Switch) / "model.safetensors")
-    for name, value in whole.items():
-        assert torch.equal(value, again[name]), name
-    assert json.loads((tmp_path / "whole/model/config.json").read_text())["router"]
-    assert any(name.endswith("gate.weight") for name in whole)
-    card = read_card(tmp_path / "whole/model")
-    assert {task.name for task in card.tasks} == set(small.TRAIN)
-    assert card.expert_tasks == ()
-
-
-@pytest.mark.parametrize("gates", [Switch, Reinforce])
-def test_gates_are_the_same_elsewhere(gates: type[Gated], tmp_path: Path) -> None:
-    dense = small.bert(tmp_path / "dense")
-    small.elsewhere_too(tmp_path, lambda config, out: small.train(dense, out, config=config, gates=gates))
-
-
 @pytest.mark.parametrize("preset", [MINILM, FLAN_T5])
-def test_a_preset_names_glues_tasks_and_saves_whole_entries_of_its_curve(preset: PretrainConfig) -> None:
-    assert PretrainConfig.model_validate(preset.model_dump()) == preset
+def test_a_preset_names_glues_tasks_and_saves_whole_entries_of_its_curve(preset: Preset) -> None:
     assert {*preset.task_rows, *preset.ancestor_rows} <= {task.name for task in glue.TASKS}
     assert preset.save_every % preset.log_every == 0

@@ -1,6 +1,7 @@
 """A run on disk: whatever ends it, it goes on from its state as if nothing had happened."""
 
 import json
+import math
 import os
 import signal
 import threading
@@ -11,16 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from elsewhere import elsewhere
 from lab.train import small
 from tanbr.errors import OutputError, StateError
-from tanbr.lab.train.config import RunConfig
+from tanbr.lab.train.config import Tuning
 from tanbr.lab.train.run import Curve, Interruption, Run
 
-CONFIG = RunConfig(warmup=2, save_every=100, log_every=4)  # nothing is saved by the number of steps
+CONFIG = Tuning(warmup=2, save_every=100, log_every=4)  # nothing is saved by the number of steps
 
 
 def run(state: Path, *, at: Callable[[int], None] = lambda _: None, **options: Any) -> nn.Module:
@@ -58,34 +58,30 @@ def test_a_signal_ends_the_run_after_a_step_that_is_saved(number: signal.Signals
 
 
 def test_rates_that_do_not_fall_make_the_first_steps_of_a_longer_run(tmp_path: Path) -> None:
-    def states(steps: int, **options: Any) -> dict[str, torch.Tensor]:
-        state = tmp_path / f"{steps}.state"
-        state.unlink(missing_ok=True)
-        config = CONFIG.model_copy(update={"steps": steps})
-        run(state, steps=steps, config=config, ignored=frozenset({"steps"}), **options)
-        return load_file(state)
-
-    short = states(4, falls=False)
-    (tmp_path / "4.state").rename(tmp_path / "kept.state")
-    whole = states(10, falls=False)
-    (tmp_path / "kept.state").rename(tmp_path / "again.state")
-    run(tmp_path / "again.state", falls=False, config=CONFIG, ignored=frozenset({"steps"}))
-    again = load_file(tmp_path / "again.state")
-    assert all(torch.equal(value, again[name]) for name, value in whole.items())
-    assert not torch.equal(states(4)["model/weight"], short["model/weight"])  # falling, they do
+    whole = run(tmp_path / "whole.state", falls=False)
+    short = run(tmp_path / "again.state", steps=4, falls=False)
+    again = run(tmp_path / "again.state", falls=False)
+    assert torch.equal(whole.weight, again.weight)
+    assert not torch.equal(run(tmp_path / "falling.state", steps=4).weight, short.weight)
 
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
-    torch.manual_seed(0)
     model = nn.Linear(1, 1)
-
-    def gradients(step: int) -> dict[str, float]:
-        return {"loss": float("nan")}
-
     groups = [{"params": list(model.parameters()), "lr": 0.1}]
     with pytest.raises(StateError, match="the loss of test is nan at step 0; lower the rates"):
-        Run("test", model, groups, gradients, 3, CONFIG, tmp_path / "state", lambda *_: None).train()
+        Run("test", model, groups, lambda _: {"loss": math.nan}, 3, CONFIG, tmp_path / "state", lambda *_: None).train()
     assert not (tmp_path / "state").exists()
+
+
+def test_a_torn_curve_is_mended_and_a_corrupt_state_refused(tmp_path: Path) -> None:
+    run(tmp_path / "run.state")
+    with (tmp_path / "run.jsonl").open("a") as file:
+        file.write('{"step": 11, "lo')
+    run(tmp_path / "run.state", steps=12)
+    assert Curve(tmp_path / "run.jsonl").series("loss", "loss")[0] == [4, 8, 12]
+    (tmp_path / "run.state").write_bytes((tmp_path / "run.state").read_bytes()[:200])
+    with pytest.raises(StateError, match="is corrupt"):
+        run(tmp_path / "run.state", steps=12)
 
 
 def test_a_state_of_other_settings_or_another_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -95,8 +91,8 @@ def test_a_state_of_other_settings_or_another_checkpoint_is_refused(tmp_path: Pa
             run(tmp_path / "state", **options)
 
 
-def test_a_state_goes_on_where_a_setting_no_longer_matters(tmp_path: Path) -> None:
-    run(tmp_path / "state")
+def test_a_state_goes_on_where_a_setting_may_change(tmp_path: Path) -> None:
+    run(tmp_path / "state", ignored=frozenset({"warmup"}))
     taken: list[int] = []
     other = CONFIG.model_copy(update={"warmup": 3})
     run(tmp_path / "state", config=other, steps=12, ignored=frozenset({"warmup"}), at=taken.append)
@@ -137,16 +133,6 @@ def test_a_state_goes_on_with_another_device(first: str, then: str, tmp_path: Pa
                 again = run(tmp_path / "moved.state", at=interrupt, config=config)
         assert again.weight.device == torch.device(then)
         assert torch.equal(whole.weight, again.weight.cpu())
-
-
-def test_a_curve_forgets_what_comes_after_a_step(tmp_path: Path) -> None:
-    curve = Curve(tmp_path / "curve.jsonl")
-    for step in (1, 2, 3):
-        curve.add(step, "loss", {"a": step / 2})
-    with curve.path.open("a") as file:
-        file.write('{"step": 4, "lo')  # torn off
-    curve.rewind(2)
-    assert curve.series("loss", "a") == ([1, 2], [0.5, 1.0])
 
 
 def send(number: signal.Signals) -> None:

@@ -12,24 +12,13 @@ from tanbr.moe.families import CLASSES
 from tanbr.moe.layer import TaskRouting, route
 
 SIZE = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "eos_token_id": 2,
-}
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "max_position_embeddings": 64, "pad_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
 T5 = {
-    "vocab_size": 64,
-    "d_model": 32,
-    "d_kv": 16,
-    "d_ff": 48,
-    "num_layers": 2,
-    "num_heads": 2,
+    "vocab_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2,
     "decoder_start_token_id": 0,
-}
+}  # fmt: skip
 CONFIGS = {
     "bert": SIZE,
     "t5": T5 | {"feed_forward_proj": "gated-gelu"},
@@ -66,20 +55,6 @@ def test_moe_computes_what_the_dense_model_did(model_type, tmp_path) -> None:
     assert (out / "tokenizer.json").exists()
 
 
-def test_jitter_sets_experts_apart_by_its_share(tmp_path) -> None:
-    model = dense_model("bert")
-    model.save_pretrained(tmp_path / "dense")
-    moe = tanbr.merge.open(upcycle(tmp_path / "dense", tmp_path / "moe", experts=3, jitter=0.1, seed=1))
-    again = tanbr.merge.open(upcycle(tmp_path / "dense", tmp_path / "again", experts=3, jitter=0.1, seed=1))
-    name = "bert.encoder.layer.1.output.dense.weight"
-    weight, experts = model.get_parameter(name), moe.checkpoint.tensor(name)
-    assert torch.equal(experts, again.checkpoint.tensor(name))
-    noise = (experts - weight) / weight.std()
-    assert noise.std().item() == pytest.approx(0.1, rel=0.05)
-    assert not torch.equal(experts[0], experts[1])
-    assert torch.equal(moe.checkpoint.tensor("bert.pooler.dense.weight"), model.bert.pooler.dense.weight)
-
-
 def test_untied_t5(tmp_path) -> None:
     config = transformers.T5Config(**T5)
     config.tie_word_embeddings = config.scale_decoder_outputs = False  # after it is built, or it says True again
@@ -97,8 +72,6 @@ def test_bad_input(tmp_path) -> None:
         upcycle(tmp_path / "dense", tmp_path / "moe", experts=4)
     with pytest.raises(InputError, match="at least 2"):
         upcycle(tmp_path / "dense", tmp_path / "moe", experts=1)
-    with pytest.raises(InputError, match="jitter"):
-        upcycle(tmp_path / "dense", tmp_path / "moe", experts=2, jitter=-1)
     transformers.BertModel(transformers.BertConfig(**SIZE)).save_pretrained(tmp_path / "bare")
     with pytest.raises(CheckpointError, match="must name BertForSequenceClassification"):
         upcycle(tmp_path / "bare", tmp_path / "moe", experts=2)

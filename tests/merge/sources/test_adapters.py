@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import tanbr
-from merge.sources.tiny_dense import build
+from merge.sources.tiny_dense import adapter, build
 from moe.tiny import load_plain, logits
 from tanbr.cli import app
 from tanbr.errors import CheckpointError, InputError
@@ -19,28 +19,6 @@ BLEND = [0.5, 0.3, 0.2]
 EPS = torch.finfo(torch.float32).eps
 BERT, LLAMA, GPT2 = "BertForSequenceClassification", "LlamaForCausalLM", "GPT2LMHeadModel"
 Q, V, UP = ".attention.self.query", ".attention.self.value", ".intermediate.dense"
-SETTINGS = {"peft_type": "LORA", "bias": "none", "use_rslora": False, "fan_in_fan_out": False}
-
-
-def write(folder, base, modules, *, r, seed, whole=(), **settings):
-    """Save an adapter as PEFT does, with factors that are not zero."""
-    generator = torch.Generator().manual_seed(seed)
-    weights = load_file(base / "model.safetensors")
-    tensors = {}
-    for module in modules:
-        m, n = weights[f"{module}.weight"].shape
-        m, n = (n, m) if settings.get("fan_in_fan_out") else (m, n)
-        rank = settings.get("rank_pattern", {}).get(module, r)
-        tensors[f"base_model.model.{module}.lora_A.weight"] = 0.1 * torch.randn(rank, n, generator=generator)
-        tensors[f"base_model.model.{module}.lora_B.weight"] = 0.1 * torch.randn(m, rank, generator=generator)
-    for name in whole:
-        noise = 0.1 * torch.randn(weights[name].shape, generator=generator)
-        tensors[f"base_model.model.{name}"] = weights[name] + noise
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    config = SETTINGS | {"r": r, "lora_alpha": 2 * r, "target_modules": list(modules)} | settings
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +26,19 @@ def bert(tmp_path_factory):
     """A base, and adapters of unequal ranks, targets and scales, two of which hold the head in full."""
     folder = tmp_path_factory.mktemp("adapters")
     build(BERT).save_pretrained(folder / "base")
-    base, head = folder / "base", ["classifier.weight", "classifier.bias"]
-    layers = [f"bert.encoder.layer.{number}" for number in range(2)]
-    saved = {"modules_to_save": ["classifier"], "whole": head}
-    first = write(folder / "a", base, [f"{layer}{Q}" for layer in layers], r=4, seed=1, **saved)
-    second = write(folder / "b", base, [f"{layers[0]}{Q}", f"{layers[0]}{UP}"], r=2, seed=2, use_rslora=True, **saved)
+    base, layers = folder / "base", [f"bert.encoder.layer.{number}" for number in range(2)]
+    generator = torch.Generator().manual_seed(0)
+    head = {name: value for name, value in load_file(base / "model.safetensors").items() if "classifier" in name}
+    heads = [
+        {name: value + 0.1 * torch.randn(value.shape, generator=generator) for name, value in head.items()}
+        for _ in "ab"
+    ]
+    saved = {"modules_to_save": ["classifier"]}
+    first = adapter(folder / "a", base, [f"{one}{Q}" for one in layers], r=4, seed=1, whole=heads[0], **saved)
+    both = [f"{layers[0]}{Q}", f"{layers[0]}{UP}"]
+    second = adapter(folder / "b", base, both, r=2, seed=2, use_rslora=True, whole=heads[1], **saved)
     patterns = {"rank_pattern": {f"{layers[1]}{V}": 3}, "alpha_pattern": {f"{layers[1]}{V}": 5}}
-    third = write(folder / "c", base, [f"{layers[1]}{V}", f"{layers[0]}{V}"], r=6, seed=3, **patterns)
+    third = adapter(folder / "c", base, [f"{layers[1]}{V}", f"{layers[0]}{V}"], r=6, seed=3, **patterns)
     return base, [first, second, third]
 
 
@@ -102,41 +86,20 @@ def test_a_blend_adds_the_weighted_products(bert) -> None:
     torch.testing.assert_close(logits(model), logits(moe.dense(BLEND)), rtol=0, atol=0)
 
 
-def test_half_bases_are_summed_in_float32_and_rounded_once(bert, tmp_path) -> None:
-    _, adapters = bert
-    build(BERT).to(torch.bfloat16).save_pretrained(tmp_path / "half")
-    plain = []
-    for number, adapter in enumerate(adapters):  # heads would have to be of the base's type
-        shutil.copytree(adapter, tmp_path / str(number))
-        file = tmp_path / str(number) / "adapter_model.safetensors"
-        save_file({name: tensor for name, tensor in load_file(file).items() if "lora" in name}, file)
-        plain.append(tmp_path / str(number))
-    merged = dict(tanbr.open(tmp_path / "half", experts=plain).tensors(BLEND))
-    total, sizes = reference(tmp_path / "half", plain, BLEND)
-    for name, tensor in merged.items():
-        bound = 32 * EPS * sizes[name] + torch.finfo(torch.bfloat16).eps * total[name].abs()
-        assert ((tensor.double() - total[name]).abs() <= bound).all(), name
-
-
 def test_matrices_that_are_stored_the_other_way_round(tmp_path) -> None:
     build(GPT2).save_pretrained(tmp_path / "base")
     modules = ["transformer.h.0.attn.c_attn", "transformer.h.1.mlp.c_proj"]
     adapters = [
-        write(tmp_path / str(k), tmp_path / "base", modules[k:], r=3, seed=k, fan_in_fan_out=True) for k in range(2)
+        adapter(tmp_path / str(k), tmp_path / "base", modules[k:], r=3, seed=k, fan_in_fan_out=True) for k in range(2)
     ]
     moe = tanbr.open(tmp_path / "base", experts=adapters)
     assert_merged(dict(moe.tensors([0.25, 0.75])), tmp_path / "base", adapters, [0.25, 0.75])
 
 
-def test_task_arithmetic_without_scale_is_the_average(bert) -> None:
+@pytest.mark.parametrize("method", ["task-arithmetic:scale=1", "dare:density=1"])  # by sums, and part by part
+def test_methods_on_differences_see_the_whole_experts(bert, method) -> None:
     base, adapters = bert
-    moe = tanbr.open(base, experts=adapters, method="task-arithmetic:scale=1")
-    assert_merged(dict(moe.tensors(BLEND)), base, adapters, BLEND)
-
-
-def test_ties_of_everything_that_agrees_reads_the_experts_part_by_part(bert) -> None:
-    base, adapters = bert
-    moe = tanbr.open(base, experts=adapters, method="dare:density=1")
+    moe = tanbr.open(base, experts=adapters, method=method)
     assert_merged(dict(moe.tensors(BLEND)), base, adapters, BLEND)
 
 
@@ -146,13 +109,8 @@ def test_one_adapter_adds_what_the_blend_adds(bert, tmp_path) -> None:
     joined = export_adapter(moe, tmp_path / "one", blend=BLEND)
     config = json.loads((joined / "adapter_config.json").read_text())
     assert config["lora_alpha"] == config["r"] == 4 + 2  # layer 0's query: two adapters; nothing has more
-    assert_merged(merged_by(base, joined), base, adapters, BLEND)
-
-
-def merged_by(base, adapter):
-    """Add one adapter to its base as its settings say."""
-    total, _ = reference(base, [adapter], [1.0])
-    return {name: tensor.float() for name, tensor in total.items()}
+    total, _ = reference(base, [joined], [1.0])  # added to its base as its settings say
+    assert_merged({name: tensor.float() for name, tensor in total.items()}, base, adapters, BLEND)
 
 
 # --- PEFT as reference ------------------------------------------------------------------------------------------------
@@ -163,14 +121,19 @@ def peft():
     return pytest.importorskip("peft")
 
 
+def assert_alike(tensors, theirs, base, adapters, blend) -> None:
+    _, sizes = reference(base, adapters, blend)
+    for name, tensor in tensors:
+        assert ((tensor - theirs[name]).abs() <= 64 * EPS * sizes[name]).all(), name
+
+
 def test_peft_merges_and_unloads_each_adapter_alike(peft, bert) -> None:
     base, adapters = bert
     moe = tanbr.open(base, experts=adapters)
-    for number, adapter in enumerate(adapters):
-        theirs = peft.PeftModel.from_pretrained(load_plain(base), adapter).merge_and_unload().state_dict()
-        _, sizes = reference(base, adapters, [float(k == number) for k in range(3)])
-        for name, tensor in moe.tensors([float(k == number) for k in range(3)]):
-            assert ((tensor - theirs[name]).abs() <= 64 * EPS * sizes[name]).all(), name
+    for number, folder in enumerate(adapters):
+        theirs = peft.PeftModel.from_pretrained(load_plain(base), folder).merge_and_unload().state_dict()
+        blend = [float(k == number) for k in range(3)]
+        assert_alike(moe.tensors(blend), theirs, base, adapters, blend)
 
 
 def test_peft_adds_weighted_adapters_alike(peft, bert) -> None:
@@ -181,10 +144,9 @@ def test_peft_adds_weighted_adapters_alike(peft, bert) -> None:
     model.add_weighted_adapter(["0", "1"], [0.25, 0.75], "both", combination_type="cat")
     model.set_adapter("both")
     theirs = model.merge_and_unload().state_dict()
-    _, sizes = reference(base, pair, [0.25, 0.75])
-    for name, tensor in tanbr.open(base, experts=pair).tensors([0.25, 0.75], changing=True):
-        if not name.startswith("classifier"):  # nor does it blend heads
-            assert ((tensor - theirs[name]).abs() <= 64 * EPS * sizes[name]).all(), name
+    ours = tanbr.open(base, experts=pair).tensors([0.25, 0.75], changing=True)
+    without_head = ((name, tensor) for name, tensor in ours if not name.startswith("classifier"))  # PEFT blends none
+    assert_alike(without_head, theirs, base, pair, [0.25, 0.75])
 
 
 def test_plain_peft_loads_the_one_adapter(peft, bert, tmp_path) -> None:
@@ -192,9 +154,7 @@ def test_plain_peft_loads_the_one_adapter(peft, bert, tmp_path) -> None:
     moe = tanbr.open(base, experts=adapters)
     export_adapter(moe, tmp_path / "one", blend=BLEND)
     theirs = peft.PeftModel.from_pretrained(load_plain(base), tmp_path / "one").merge_and_unload().state_dict()
-    _, sizes = reference(base, adapters, BLEND)
-    for name, tensor in moe.tensors(BLEND):
-        assert ((tensor - theirs[name]).abs() <= 64 * EPS * sizes[name]).all(), name
+    assert_alike(moe.tensors(BLEND), theirs, base, adapters, BLEND)
 
 
 @pytest.mark.parametrize("name", [BERT, LLAMA, GPT2, "T5ForConditionalGeneration"])
@@ -214,9 +174,8 @@ def test_adapters_that_peft_itself_wrote(peft, name, tmp_path) -> None:
         peft.get_peft_model(load_plain(tmp_path / "base"), config).save_pretrained(tmp_path / str(k))
     folders = [tmp_path / "0", tmp_path / "1"]
     theirs = peft.PeftModel.from_pretrained(load_plain(tmp_path / "base"), folders[1]).merge_and_unload().state_dict()
-    _, sizes = reference(tmp_path / "base", folders, [0, 1])
-    for key, tensor in tanbr.open(tmp_path / "base", experts=folders).tensors([0, 1]):
-        assert ((tensor - theirs[key]).abs() <= 64 * EPS * sizes[key]).all(), key
+    ours = tanbr.open(tmp_path / "base", experts=folders).tensors([0, 1])
+    assert_alike(ours, theirs, tmp_path / "base", folders, [0, 1])
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
@@ -237,12 +196,12 @@ def pickled(bert, tmp_path):
 
 def for_another_base(bert, tmp_path):
     build(LLAMA).save_pretrained(tmp_path / "llama")
-    return write(tmp_path / "wrong", tmp_path / "llama", ["model.layers.0.self_attn.q_proj"], r=2, seed=0)
+    return adapter(tmp_path / "wrong", tmp_path / "llama", ["model.layers.0.self_attn.q_proj"], r=2, seed=0)
 
 
 def of_another_width(bert, tmp_path):
     build(BERT, intermediate_size=40).save_pretrained(tmp_path / "wide")
-    return write(tmp_path / "wrong", tmp_path / "wide", [f"bert.encoder.layer.0{UP}"], r=2, seed=0)
+    return adapter(tmp_path / "wrong", tmp_path / "wide", [f"bert.encoder.layer.0{UP}"], r=2, seed=0)
 
 
 def in_whole_numbers(bert, tmp_path):
@@ -296,7 +255,7 @@ def test_only_averages_of_adapters_are_adapters(bert, tmp_path) -> None:
 
 def test_the_command_writes_a_model_or_an_adapter(bert, tmp_path) -> None:
     base, adapters = bert
-    named = [word for adapter in adapters for word in ("--expert", str(adapter))]
+    named = [word for one in adapters for word in ("--expert", str(one))]
     command = ["merge", str(base), *named, "--blend", "0.5,0.3,0.2"]
     for extra, out, made in (([], "dense", "certificate.json"), (["--as-adapter"], "one", "adapter_config.json")):
         result = CliRunner().invoke(app, [*command, *extra, str(tmp_path / out)])

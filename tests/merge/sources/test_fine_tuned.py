@@ -6,13 +6,11 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 import tanbr
 from merge.sources.tiny_dense import MODELS, build, family
 from moe.tiny import load_plain, logits
-from tanbr.cli import app
-from tanbr.errors import CheckpointError, InputError, TanbrError
+from tanbr.errors import CheckpointError, InputError
 from tanbr.merge import Moe
 from tanbr.merge.inspect import glance, inspect
 
@@ -110,18 +108,6 @@ def test_inspect_names_the_expert_that_came_from_elsewhere(bert, tmp_path) -> No
     assert not any(str(expert) in reason for expert in experts)
 
 
-def test_a_damaged_expert_never_reaches_a_model(bert, tmp_path) -> None:
-    base, experts = bert
-    shutil.copytree(experts[0], tmp_path / "bad")
-    tensors = weights(tmp_path / "bad")
-    tensors["bert.pooler.dense.bias"][3] = torch.nan
-    save_file(tensors, tmp_path / "bad" / "model.safetensors", metadata={"format": "pt"})
-    moe = tanbr.open(base, experts=[*experts, tmp_path / "bad"])
-    moe.dense([0.5, 0.5, 0, 0])
-    with pytest.raises(CheckpointError, match=r"pooler.*holds NaN"):
-        moe.dense([0.5, 0, 0, 0.5])
-
-
 def test_files_and_fingerprint_are_of_all(bert) -> None:
     base, experts = bert
     moe, fewer = tanbr.open(base, experts=experts), tanbr.open(base, experts=experts[:2])
@@ -168,10 +154,6 @@ def test_an_expert_that_does_not_fit_is_refused_in_one_sentence(what, bert, tmp_
     wrong = make(tmp_path)
     with pytest.raises(CheckpointError, match=message):
         tanbr.open(base, experts=[*experts, wrong])
-    command = ["merge", str(base), str(tmp_path / "out"), "--blend", "uniform", "--expert", str(experts[0])]
-    result = CliRunner().invoke(app, [*command, "--expert", str(wrong)])
-    assert isinstance(result.exception, TanbrError) or result.exit_code == 2
-    assert not (tmp_path / "out").exists()
 
 
 def test_words_in_another_order_are_another_vocabulary(bert, tmp_path) -> None:
@@ -189,17 +171,3 @@ def test_one_expert_or_the_same_twice_is_no_blend(bert) -> None:
         tanbr.open(base, experts=experts[:1])
     with pytest.raises(InputError, match="named twice"):
         tanbr.open(base, experts=[experts[0], experts[0]])
-
-
-# --- command line -----------------------------------------------------------------------------------------------------
-
-
-def test_the_commands_take_experts(bert, tmp_path) -> None:
-    base, experts = bert
-    named = [word for expert in experts for word in ("--expert", str(expert))]
-    result = CliRunner().invoke(app, ["inspect", str(base), *named])
-    assert result.exit_code == 0
-    assert "came from the base" in result.output.replace("\n", " ")
-    result = CliRunner().invoke(app, ["merge", str(base), str(tmp_path / "out"), *named, "--blend", "0.5,0.3,0.2"])
-    assert result.exit_code == 0, result.output
-    assert_blend(weights(tmp_path / "out"), experts, BLEND)

@@ -8,7 +8,7 @@ import tanbr
 from merge.sources.tiny_dense import build, heads, tuned
 from moe.tiny import load_plain
 from tanbr.errors import CheckpointError
-from tanbr.merge.sources.heads import JoinedHead, labels_of
+from tanbr.merge.sources.heads import labels_of
 
 EPS = torch.finfo(torch.float32).eps
 LABELS = [("bad", "good"), ("good", "fair", "bad"), ("fair", "awful")]
@@ -52,14 +52,10 @@ def test_an_expert_alone_answers_its_own_labels_as_it_did(experts) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5 * float(theirs.abs().max()))
 
 
-def test_a_label_of_one_expert_is_copied_and_never_merged_again(experts) -> None:
-    moe = tanbr.open(experts[0], experts=experts[1])
-    awful = [piece for piece in moe.plan.pieces if piece.target == "classifier.bias" and piece.start == 3]
-    assert [piece.weights for piece in awful] == [(1.0,)]
-
-
 def test_the_export_names_all_labels(experts, tmp_path) -> None:
     moe = tanbr.open(experts[0], experts=experts[1])
+    awful = [piece for piece in moe.plan.pieces if piece.target == "classifier.bias" and piece.start == 3]
+    assert [piece.weights for piece in awful] == [(1.0,)]  # one expert's alone: copied, and never merged again
     moe.export([0.5, 0.3, 0.2], tmp_path / "out")
     assert labels_of(load_plain(tmp_path / "out").config.to_dict()) == UNION
     assert moe.source.expert_labels == tuple(LABELS)
@@ -70,16 +66,6 @@ def test_labels_in_another_order_are_put_in_one(tmp_path) -> None:
     merged = dict(tanbr.open(base, experts=folders).tensors([0, 1]))
     theirs = load_file(folders[1] / "model.safetensors")["classifier.weight"]
     assert torch.equal(merged["classifier.weight"], theirs.flip(0))
-
-
-def test_runs_of_columns_are_one_piece() -> None:
-    head = JoinedHead((("a", "b", "c"), ("d", "e")))
-    pieces, absent = head.pieces("w", ["x", "y"], (4,))
-    assert [(piece.start, piece.shape, piece.blocks) for piece in pieces] == [
-        (0, (3, 4), (("x", 0),)),
-        (3, (2, 4), (("y", 0),)),
-    ]
-    assert absent == {}
 
 
 def test_labels_that_nobody_named_are_refused(tmp_path) -> None:

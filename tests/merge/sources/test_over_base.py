@@ -1,36 +1,18 @@
 """Fine-tuned checkpoints and adapters over one base, together; what each is alone is in the other files here."""
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import tanbr
-from merge.sources.tiny_dense import build, tuned
+from merge.sources.tiny_dense import adapter, build, tuned
 from tanbr.errors import CheckpointError, InputError
-from tanbr.merge.inspect import inspect
 from tanbr.merge.sources.one_adapter import export_adapter
 
 EPS = torch.finfo(torch.float32).eps
 BERT = "BertForSequenceClassification"
 Q, UP = "bert.encoder.layer.0.attention.self.query", "bert.encoder.layer.1.intermediate.dense"
 BLEND = [0.5, 0.3, 0.2]
-
-
-def adapter(folder, base, modules, *, seed, rank=3, whole=None):
-    generator = torch.Generator().manual_seed(seed)
-    weights = load_file(base / "model.safetensors")
-    tensors = dict(whole or {})
-    for module in modules:
-        m, n = weights[f"{module}.weight"].shape
-        tensors[f"base_model.model.{module}.lora_A.weight"] = 0.1 * torch.randn(rank, n, generator=generator)
-        tensors[f"base_model.model.{module}.lora_B.weight"] = 0.1 * torch.randn(m, rank, generator=generator)
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors")
-    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 6}
-    (folder / "adapter_config.json").write_text(json.dumps(settings))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +78,6 @@ def test_ffns_alone_leave_what_adapters_do_elsewhere(mixture) -> None:
     assert ((merged[f"{UP}.weight"].double() - expected).abs() <= 64 * EPS * expected.abs().max()).all()
 
 
-def test_inspect_and_kinship_see_all(mixture) -> None:
-    report = inspect(tanbr.open(mixture[0], experts=mixture[1]))
-    assert report.verdict == "merge"
-    assert report.experts == 3
-
-
 def test_a_mixture_is_no_adapter(mixture, tmp_path) -> None:
     with pytest.raises(InputError, match="only a blend of adapters"):
         export_adapter(tanbr.open(mixture[0], experts=mixture[1]), tmp_path / "out", blend=BLEND)
@@ -120,10 +96,8 @@ def test_adapters_with_heads_of_their_own_are_joined_by_the_labels_that_a_list_n
     base = mixture[0]
     folders = []
     for k, count in enumerate((2, 4)):
-        head = {
-            "base_model.model.classifier.weight": torch.randn(count, 32, generator=torch.Generator().manual_seed(k))
-        }
-        head["base_model.model.classifier.bias"] = torch.full((count,), float(k))
+        weight = torch.randn(count, 32, generator=torch.Generator().manual_seed(k))
+        head = {"classifier.weight": weight, "classifier.bias": torch.full((count,), float(k))}
         folders.append(adapter(tmp_path / str(k), base, [Q], seed=k, whole=head))
     with pytest.raises(CheckpointError, match="its labels in a file that lists the experts"):
         tanbr.open(base, experts=folders)

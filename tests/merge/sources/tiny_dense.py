@@ -1,11 +1,14 @@
 """Tiny real dense models, a base and copies of it that were trained a little: noise on what training changes."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoConfig
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -65,3 +68,31 @@ def heads(folder: Path, labels: Sequence[Sequence[str]]) -> tuple[Path, list[Pat
         model.bert.load_state_dict(base.bert.state_dict())
         experts.append(tuned(model, folder / f"head-{k}", seed=k + 1))
     return folder / "bare", experts
+
+
+def adapter(
+    folder: Path,
+    base: Path,
+    modules: Sequence[str],
+    *,
+    r: int = 3,
+    seed: int = 0,
+    whole: Mapping[str, Tensor] | None = None,
+    **settings: Any,
+) -> Path:
+    """Save an adapter as PEFT does, with factors that are not zero; `whole` is what it holds in full."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = load_file(base / "model.safetensors")
+    tensors = {f"base_model.model.{name}": tensor for name, tensor in (whole or {}).items()}
+    for module in modules:
+        m, n = weights[f"{module}.weight"].shape
+        m, n = (n, m) if settings.get("fan_in_fan_out") else (m, n)
+        rank = settings.get("rank_pattern", {}).get(module, r)
+        tensors[f"base_model.model.{module}.lora_A.weight"] = 0.1 * torch.randn(rank, n, generator=generator)
+        tensors[f"base_model.model.{module}.lora_B.weight"] = 0.1 * torch.randn(m, rank, generator=generator)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    plain = {"peft_type": "LORA", "bias": "none", "use_rslora": False, "fan_in_fan_out": False}
+    config = plain | {"r": r, "lora_alpha": 2 * r, "target_modules": list(modules)} | settings
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder

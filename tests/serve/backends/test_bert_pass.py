@@ -51,11 +51,3 @@ def test_without_token_types_all_are_of_the_first() -> None:
     types = given.pop("token_type_ids")
     expected = bert_pass.logits(model, **given, token_type_ids=torch.zeros_like(types))
     assert torch.equal(bert_pass.logits(model, **given), expected)
-
-
-def test_only_berts_with_a_head_are_taken() -> None:
-    model = bert()
-    assert bert_pass.takes(model)
-    assert not bert_pass.takes(model.bert)
-    model.config.is_decoder = True
-    assert not bert_pass.takes(model)

@@ -1,7 +1,9 @@
 """What every backend must do: the same answers as float32 up to its own rounding, before and after many swaps."""
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from tanbr.serve.engine import Engine
 from tanbr.types import Blend, FloatArray
 
 TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 6, seed=5, split="test")]
+PROMPTS = ["w1 w2 w3", "w9", "w5 w5 w5 w5"]  # for the tiny models
 SWAPS, TINY_SWAPS = 40, 1000
 ROWS = 80  # of each task, whose labels must agree
 # Relative error of the logits (in the Euclidean norm). float32: a thousand roundings of 2^-24 that all point one way.
@@ -48,13 +51,22 @@ def sure_labels(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 @pytest.fixture(scope="module")
 def exact(moe: Moe) -> list[np.ndarray]:
     """What float64 answers under each blend."""
-    answers = []
-    engine = Engine(moe)
-    inputs = engine.encode(TEXTS)
-    for blend in blends(4, 8):
-        model = moe.dense(blend).double()
-        answers.append(model(**inputs).logits.detach().numpy())
-    return answers
+    inputs = Engine(moe).encode(TEXTS)
+    return [moe.dense(blend).double()(**inputs).logits.detach().numpy() for blend in blends(4, 8)]
+
+
+def same_after(engine: Engine, chosen: np.ndarray, between: np.ndarray, ask: Callable[[], Any]) -> list[Any]:
+    """Ask under each of the chosen blends, and again after others: nothing is left of what came between."""
+    first = []
+    for blend in chosen:
+        engine.swap(blend)
+        first.append(ask())
+    for blend in between:
+        engine.swap(blend)
+    for blend, before in zip(chosen, first, strict=True):
+        engine.swap(blend)
+        np.testing.assert_array_equal(ask(), before)
+    return first
 
 
 @pytest.mark.parametrize("spare", [True, False])
@@ -63,20 +75,13 @@ def test_answers_are_those_of_exact_arithmetic_before_and_after_many_swaps(
     moe: Moe, exact: list[np.ndarray], backend: str, spare: bool
 ) -> None:
     engine = Engine(moe, backend=backend, spare=spare, least_agreement=0.0)
-    first = []
-    for blend, expected in zip(blends(4, 8), exact, strict=True):
-        engine.swap(blend)
-        first.append(engine.logits(TEXTS))
-        assert relative(first[-1], expected) < TOLERANCE[backend]
+    first = same_after(engine, blends(4, 8), blends(SWAPS, 8), lambda: engine.logits(TEXTS))
+    for found, expected in zip(first, exact, strict=True):
+        assert relative(found, expected) < TOLERANCE[backend]
         rows, labels = sure_labels(expected)
         assert len(rows) > len(TEXTS) / 4  # or nothing would be compared
-        np.testing.assert_array_equal(first[-1][rows, :14].argmax(axis=1), labels)
+        np.testing.assert_array_equal(found[rows, :14].argmax(axis=1), labels)
     assert relative(first[0], first[1]) > 3 * TOLERANCE["torch"]  # blends differ, or nothing is shown
-    for blend in blends(SWAPS, 8):
-        engine.swap(blend)
-    for blend, before in zip(blends(4, 8), first, strict=True):
-        engine.swap(blend)
-        np.testing.assert_array_equal(engine.logits(TEXTS), before)  # nothing is left of what came between
     assert engine.live.backend.size.own_bytes <= engine.live.backend.size.nbytes
 
 
@@ -96,39 +101,17 @@ def test_labels_are_those_of_exact_arithmetic(moe: Moe, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nothing_is_left_of_a_thousand_swaps(tmp_path: Path, backend: str) -> None:
-    moe = open_moe(write("bert_moe", tmp_path / "model"))
-    engine = Engine(moe, backend=backend, spare=True, least_agreement=0.0)
-    texts = ["w1 w2 w3", "w9", "w5 w5 w5 w5"]
-    first = []
-    for blend in np.eye(4):
-        engine.swap(blend)
-        first.append(engine.logits(texts))
-        expected = moe.dense(blend).double()(**engine.encode(texts)).logits.detach().numpy()
-        assert relative(first[-1], expected) < TOLERANCE[backend]
+    engine = Engine(open_moe(write("bert_moe", tmp_path / "model")), backend=backend, spare=True, least_agreement=0.0)
+    first = same_after(engine, np.eye(4), blends(TINY_SWAPS, 4), lambda: engine.logits(PROMPTS))
     assert relative(first[0], first[1]) > 3 * TOLERANCE["torch"]
-    for blend in blends(TINY_SWAPS, 4):
-        engine.swap(blend)
-    for blend, before in zip(np.eye(4), first, strict=True):
-        engine.swap(blend)
-        np.testing.assert_array_equal(engine.logits(texts), before)
 
 
 @pytest.mark.parametrize("backend", WRITERS)
 @pytest.mark.parametrize("family", ["t5_moe", "mixtral"])
 def test_a_model_that_writes_writes_the_same_before_and_after_swaps(tmp_path: Path, family: str, backend: str) -> None:
-    moe = open_moe(write(family, tmp_path / "model"))
-    engine = Engine(moe, backend=backend, spare=True, least_agreement=0.0)
-    prompts = ["w1 w2 w3", "w9", "w5 w5 w5 w5"]
-    first = []
-    for blend in np.eye(4):
-        engine.swap(blend)
-        first.append(written(engine, prompts, max_tokens=6))
+    engine = Engine(open_moe(write(family, tmp_path / "model")), backend=backend, spare=True, least_agreement=0.0)
+    first = same_after(engine, np.eye(4), blends(10, 4), lambda: written(engine, PROMPTS, max_tokens=6))
     assert len({tuple(texts) for texts in first}) > 1
-    for blend in blends(10, 4):
-        engine.swap(blend)
-    for blend, before in zip(np.eye(4), first, strict=True):
-        engine.swap(blend)
-        assert written(engine, prompts, max_tokens=6) == before
 
 
 @pytest.mark.parametrize("backend", WRITERS)

@@ -33,15 +33,14 @@ def test_the_embedded_model_can_be_served_in_int8_as_the_help_says(moe: Moe) -> 
     assert len(int8) >= 2 * len(moe.sites)
 
 
-def test_a_twin_has_its_own_ffns_and_shares_the_other_maps(moe: Moe) -> None:
+def test_an_int8_twin_has_its_own_ffns_and_shares_the_other_maps(moe: Moe) -> None:
     one = Engine(moe, backend="int8", least_agreement=0.0).live.backend
     models = [backend.model for backend in (one, one.twin(moe))]  # type: ignore[attr-defined]
     mine, others = ({id(m) for m in model.modules() if isinstance(m, Int8Linear)} for model in models)
     # query, key, value, output, two of the FFN; not the last layer's attention, pooler and head: they cost nothing
     assert len(mine) == 6 * len(moe.sites) - 4
     assert len(mine - others) == 2 * len(moe.sites)
-    tensors = [{tensor.data_ptr() for tensor in model.parameters()} for model in models]
-    assert tensors[0] == tensors[1]
+    assert {t.data_ptr() for t in models[0].parameters()} == {t.data_ptr() for t in models[1].parameters()}
 
 
 def test_only_the_ffns_are_put_in_int8_where_all_maps_together_answer_otherwise(

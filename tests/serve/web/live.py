@@ -12,7 +12,8 @@ import httpx2
 from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import Metrics
-from tanbr.serve.web.server import address_of, bind, server
+from tanbr.serve.web.server import Server, address_of, bind
+from tanbr.serve.web.service_api import ServiceApi
 
 TOKEN, ADMIN_TOKEN = "a-token-for-everybody", "a-token-for-operators"
 BOTH = Tokens.read({"TANBR_TOKEN": TOKEN, "TANBR_ADMIN_TOKEN": ADMIN_TOKEN})
@@ -20,11 +21,11 @@ ADMIN = Tokens.read({"TANBR_ADMIN_TOKEN": ADMIN_TOKEN})
 
 
 @contextmanager
-def live(service: Any, *, tokens: Tokens = ADMIN, root_path: str = "", **settings: Any) -> Iterator[str]:
+def live(service: ServiceApi, *, tokens: Tokens = ADMIN, root_path: str = "", **settings: Any) -> Iterator[str]:
     """Serve until the block ends; the URL."""
     config = HttpConfig(**{"port": 0} | settings)
     taken = bind(config)
-    running = server(service, config=config, tokens=tokens, metrics=Metrics(), loopback=True)
+    running = Server(service, config=config, tokens=tokens, metrics=Metrics(), loopback=True)
     running.config.root_path = root_path  # as a proxy that strips a prefix has it
     thread = threading.Thread(target=running.run, kwargs={"sockets": [taken]})
     thread.start()

@@ -1,8 +1,22 @@
-"""A few hundred of the hostile requests of benchmarks/hostile.py, at the default limits."""
+"""Requests drawn from the server's own document, by schemathesis and by benchmarks/hostile.py."""
 
-from serve.web.fake import FakeService
-from serve.web.hostile import hostile
-from serve.web.live import client, live
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from serve.web.fake import COLUMNS, TASKS, FakeService
+from serve.web.live import ADMIN_TOKEN, BOTH, TOKEN, client, live
+
+_FOLDER = Path(__file__).parents[3] / "benchmarks"
+sys.path.append(str(_FOLDER))  # for the package `serving` beside it
+_SPEC = importlib.util.spec_from_file_location("tanbr_benchmarks_hostile", _FOLDER / "hostile.py")
+assert _SPEC
+assert _SPEC.loader
+hostile = importlib.util.module_from_spec(_SPEC)
+sys.modules[_SPEC.name] = hostile
+_SPEC.loader.exec_module(hostile)
 
 
 def test_every_hostile_request_is_refused_with_a_sentence() -> None:
@@ -19,3 +33,32 @@ def test_every_hostile_request_is_refused_with_a_sentence() -> None:
     assert not any(call[0] in ("pin", "rollback", "end_slot") for call in service.calls)  # nobody had the token
     assert crowded["health_answered"] == crowded["health_asked"]
     assert crowded["other_client_answered"] == crowded["health_asked"]
+
+
+@pytest.mark.parametrize(("kind", "only"), [("classifier", None), ("text", "/v1/completions")])
+def test_schemathesis_finds_the_server_as_described(kind: str, only: str | None, tmp_path: Path) -> None:
+    with live(FakeService(kind), tokens=BOTH) as url:  # type: ignore[arg-type]
+        found = hostile.schemathesis(
+            url, tmp_path, examples=1, phases="examples,coverage", only=only, admin_token=ADMIN_TOKEN
+        )
+    assert found["passed"], found["report"]
+    assert found["cases"] > 30
+
+
+def test_the_document_knows_this_model_and_these_limits() -> None:
+    with live(FakeService(), tokens=BOTH, inputs=7, text_chars=99) as url, client(url, TOKEN) as http:
+        document = http.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    fields = schemas["ClassifyRequest"]["properties"]
+    one, pair = fields["inputs"]["items"]["oneOf"]
+    assert (fields["inputs"]["maxItems"], one["maxLength"], pair["items"]["maxLength"]) == (7, 99, 99)
+    assert fields["labels"]["anyOf"][0]["items"]["enum"] == list(COLUMNS[:3])
+    assert fields["task"]["anyOf"][0]["enum"] == list(TASKS)
+    assert "/v1/completions" not in document["paths"]  # this model classifies
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            assert operation.get("description"), path
+            refused = operation["responses"]["default"]["content"]["application/json"]["schema"]
+            assert refused == {"$ref": "#/components/schemas/ErrorResponse"}, path
+    assert document["paths"]["/v1/admin/pin"]["post"]["security"] == [{"admin": []}]
+    assert "security" not in document["paths"]["/healthz"]["get"]

@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import socket
 import time
 from collections.abc import Iterator
@@ -46,19 +45,6 @@ def talk(address: tuple[str, int], *parts: bytes, pause: float = 0.0) -> bytes:
         return answer
 
 
-def one_answer(connection: socket.socket) -> bytes:
-    """Read one whole answer of a connection that stays open."""
-    answer = b""
-    head = body = b""
-    while not head or len(body) < int(re.findall(rb"(?i)content-length: (\d+)", head)[0]):
-        chunk = connection.recv(65536)
-        assert chunk, "the server hung up"
-        answer += chunk
-        head, ended, body = answer.partition(b"\r\n\r\n")
-        head = head if ended else b""
-    return answer
-
-
 def split(answer: bytes) -> tuple[int, str]:
     head, _, body = answer.partition(b"\r\n\r\n")
     return int(head.split(b" ")[1]), json.loads(body)["error"]["message"]
@@ -82,8 +68,7 @@ def split(answer: bytes) -> tuple[int, str]:
     ],
 )
 def test_what_is_not_http_is_a_400(address: tuple[str, int], garbage: bytes) -> None:
-    status, says = split(talk(address, garbage))
-    assert (status, says) == (400, "this is not a request of HTTP/1.1")
+    assert split(talk(address, garbage)) == (400, "this is not a request of HTTP/1.1")
     assert b" 200 " in talk(address, GET)
 
 
@@ -103,15 +88,9 @@ def test_a_head_without_end_is_cut_off(address: tuple[str, int]) -> None:
     ],
 )
 def test_a_request_that_never_ends_is_given_up(address: tuple[str, int], start: bytes) -> None:
-    began = time.monotonic()
-    status, says = split(talk(address, start))
-    assert (status, says) == (408, "the request took longer than 0.5 seconds to arrive")
-    assert time.monotonic() - began < 3
-
-
-def test_a_request_that_ends_before_it_is_whole_is_told_so(address: tuple[str, int]) -> None:
+    assert split(talk(address, start)) == (408, "the request took longer than 0.5 seconds to arrive")
     with socket.create_connection(address, timeout=3) as connection:
-        connection.sendall(GET[:-4])
+        connection.sendall(start)
         connection.shutdown(socket.SHUT_WR)
         assert split(connection.recv(65536)) == (400, "the request ended before it was whole")
 
@@ -128,19 +107,21 @@ def test_a_client_that_leaves_before_its_answer_is_no_fault(requests: int) -> No
     assert "fault" not in stream.getvalue()
 
 
-def test_requests_one_after_another_on_one_connection(address: tuple[str, int]) -> None:
-    answer = talk(address, GET * 3 + b"GET / HTTP/1.0\r\nhost: localhost\r\n\r\n")
-    assert answer.count(b"HTTP/1.1 200") == 4
-
-
-def test_garbage_behind_a_request_does_not_spoil_its_answer(address: tuple[str, int]) -> None:
-    answer = talk(address, GET + b"\x00\x01garbage\r\n\r\n")
+@pytest.mark.parametrize(
+    ("sent", "answers"),
+    [
+        (GET * 3 + b"GET / HTTP/1.0\r\nhost: localhost\r\n\r\n", 4),
+        (GET + b"\x00\x01garbage\r\n\r\n", 1),
+        (GET.replace(b"\r\n\r\n", b"\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"), 1),
+    ],
+    ids=["one after another", "garbage behind", "upgrade"],
+)
+def test_whole_requests_are_answered_whatever_comes_with_them(
+    address: tuple[str, int], sent: bytes, answers: int
+) -> None:
+    answer = talk(address, sent)
     assert answer.startswith(b"HTTP/1.1 200")
-
-
-def test_an_upgrade_is_answered_as_http(address: tuple[str, int]) -> None:
-    upgrade = GET.replace(b"\r\n\r\n", b"\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n")
-    assert talk(address, upgrade).startswith(b"HTTP/1.1 200")
+    assert answer.count(b"HTTP/1.1 200") == answers
 
 
 STATE = b"GET /v1/state HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -189,7 +170,7 @@ def test_the_client_with_most_connections_gives_way() -> None:
         slow = [stack.enter_context(busy(address)) for _ in range(4)]
         assert talk(address, GET).startswith(b"HTTP/1.1 200")
         other.sendall(GET[9:])
-        assert one_answer(other).startswith(b"HTTP/1.1 200")  # though it had waited longer
+        assert other.recv(65536).startswith(b"HTTP/1.1 200")  # though it had waited longer
         assert split(slow[0].recv(65536))[0] == 503
 
 
@@ -199,11 +180,10 @@ def test_kept_alive_connections_lock_nobody_out() -> None:
         resting = [stack.enter_context(socket.create_connection(address, timeout=3)) for _ in range(5)]
         for connection in resting:
             connection.sendall(GET)
-            assert one_answer(connection).startswith(b"HTTP/1.1 200")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
         assert talk(address, STATE).startswith(b"HTTP/1.1 200")
-        assert resting[0].recv(1) == b""  # the one that had rested longest was closed for it
-        resting[1].sendall(GET)
-        assert one_answer(resting[1]).startswith(b"HTTP/1.1 200")
+        while rest := resting[0].recv(65536):  # the one that had rested longest was closed for it
+            assert b"HTTP" not in rest
 
 
 def test_a_connection_over_which_nothing_is_asked_is_closed() -> None:

@@ -1,33 +1,16 @@
-import inspect
 import io
 import json
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import anyio
 import httpx2
 import pytest
 
 from serve.web.fake import EXPERTS, TASKS, FakeService
 from serve.web.live import ADMIN_TOKEN, client, live, refusal, wait_for
-from tanbr.serve.service import Service
 from tanbr.serve.web import logs
-from tanbr.serve.web.refusals import Refusal
-from tanbr.serve.web.service_api import ServiceApi, Workers
 
 AS_ADMIN = {"authorization": f"Bearer {ADMIN_TOKEN}"}
-METHODS = [name for name, member in vars(ServiceApi).items() if inspect.isfunction(member) and name[0] != "_"]
-
-
-@pytest.mark.parametrize("kind", [Service, FakeService])
-def test_a_service_has_what_the_web_takes_it_to_have(kind: type) -> None:
-    assert {"submit", "generate", "feedback", "faults", "stop"} <= set(METHODS)
-    for name in METHODS:
-        wanted, there = (str(inspect.signature(getattr(one, name))).replace("'", "") for one in (ServiceApi, kind))
-        assert there == wanted, name
-    assert isinstance(FakeService(), ServiceApi)
-    assert all(isinstance(getattr(Service, name), property) for name in ("ready", "info", "client_secret"))
 
 
 def test_strange_paths_and_methods_are_told_where_to_go(http: httpx2.Client) -> None:
@@ -97,20 +80,21 @@ def test_supervisors_hear_of_a_dead_thread_which_the_log_names_and_of_a_service_
         assert http.get("/readyz").status_code == 200
 
 
-def test_supervisors_do_not_wait_for_feedback_that_is_stuck() -> None:
-    service = FakeService()
+def test_supervisors_do_not_wait_for_feedback_that_is_stuck_and_too_much_of_it_is_refused() -> None:
+    service, allowed, more = FakeService(), 8 + 64, 4  # threads of feedback, and what may wait for them
     item = {"feedback": [{"request_id": "r", "reward": 1}]}
-    with live(service, stop_seconds=2) as url, client(url) as http, ThreadPoolExecutor(60) as pool:
+    with live(service, stop_seconds=2) as url, client(url) as http, ThreadPoolExecutor(allowed + more) as pool:
         service.disk.clear()
-        stuck = [pool.submit(httpx2.post, f"{url}/v1/feedback", json=item, timeout=60) for _ in range(60)]
+        sent = [pool.submit(httpx2.post, f"{url}/v1/feedback", json=item, timeout=60) for _ in range(allowed + more)]
         try:
-            wait_for(lambda: len(service.clients) == 8)  # as many threads as feedback has
+            wait_for(lambda: sum(one.done() for one in sent) == more)
+            refused = [refusal(one.result()) for one in sent if one.done()]
+            assert refused == ["too much feedback is waiting already"] * more
             for path in ("/metrics", "/healthz", "/readyz", "/v1/state"):
                 assert http.get(path).status_code == 200
-            assert not any(one.done() for one in stuck)
         finally:
             service.disk.set()
-        assert all(one.result().status_code == 200 for one in stuck)
+        assert sorted(one.result().status_code for one in sent) == [200] * allowed + [503] * more
 
 
 def test_operators_steer(http: httpx2.Client, service: FakeService) -> None:
@@ -139,24 +123,3 @@ def test_operators_steer(http: httpx2.Client, service: FakeService) -> None:
         assert (answer.status_code, refusal(answer)) == (422, says)
     assert admin("rollback").json()["merge_version"] == 2  # no body: the one before
     service.version = 3
-
-
-def test_beyond_the_line_work_is_refused() -> None:
-    let_go, results = threading.Event(), list[str]()
-    workers = Workers("feedback", threads=1, waiting=2)
-
-    async def one() -> None:
-        try:
-            await workers.run(let_go.wait)
-            results.append("done")
-        except Refusal as refusal:
-            results.append(str(refusal.detail))
-            let_go.set()
-
-    async def all_at_once() -> None:
-        async with anyio.create_task_group() as group:
-            for _ in range(4):
-                group.start_soon(one)
-
-    anyio.run(all_at_once)
-    assert results == ["too much feedback is waiting already", "done", "done", "done"]

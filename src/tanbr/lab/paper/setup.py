@@ -10,7 +10,7 @@ from tanbr.lab.corpus import Corpus, Dataset, Rows, generated, of_data
 from tanbr.lab.methods import Bench
 from tanbr.lab.settings import Config
 from tanbr.lab.tasks import glue, tiny
-from tanbr.lab.train.config import FinetuneConfig
+from tanbr.lab.train.config import Tuning
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
@@ -53,7 +53,7 @@ class Scale:
     """Sizes of everything that has one."""
 
     name: str
-    tuning: FinetuneConfig  # of norms: fig2, fig3, table2, fig7
+    tuning: Tuning  # of norms: fig2, fig3, table2, fig7
     swept_seeds: tuple[int, ...]  # fig7
     served_slots: int  # after tuning: fig3, table2
     slots: int  # of learning online: fig4
@@ -77,15 +77,15 @@ class Scale:
 
 _TINY = Scale(
     name="tiny",
-    tuning=FinetuneConfig(steps=50, batch=32, train_rows=1_000, eval_rows=40, warmup=5, log_every=2, save_every=50,
-                          norm_rate=3e-3, gate_rate=3e-3),
+    tuning=Tuning(steps=50, batch=32, train_rows=1_000, eval_rows=40, warmup=5, log_every=2, save_every=50,
+                          rate=3e-3),
     swept_seeds=(0, 1), served_slots=24, slots=90, after=30, requests=48, pool=600,
     t5=ModelSize(128, 512, 2, 2, K, 500), bert=ModelSize(128, 512, 2, 0, K, 500), length=32,
     batches=(1, 8, 128), rounds=3, cell_seconds=2.0, tree_seeds=(0,), regret_slots=400, regret_seeds=(0, 1, 2),
 )  # fmt: skip
 _SMALL = Scale(
     name="small",
-    tuning=FinetuneConfig(steps=40, batch=12, train_rows=4_000, eval_rows=16, max_length=64, log_every=1, warmup=5),
+    tuning=Tuning(steps=40, batch=12, train_rows=4_000, eval_rows=16, max_length=64, log_every=1, warmup=5),
     swept_seeds=(0,), served_slots=12, slots=160, after=40, requests=64, pool=1_500,
     t5=ModelSize(512, 1024, 8, 8, K, 32_128), bert=ModelSize(384, 1536, 12, 0, K, 30_522), length=128,
     batches=(1, 8, 32, 128), rounds=3, cell_seconds=8.0, tree_seeds=(0, 1, 2), regret_slots=2_000,
@@ -93,7 +93,7 @@ _SMALL = Scale(
 )  # fmt: skip
 _PAPER = Scale(
     name="paper",
-    tuning=FinetuneConfig(steps=10_000, batch=128, train_rows=1_000_000, eval_rows=10_000, max_length=128,
+    tuning=Tuning(steps=10_000, batch=128, train_rows=1_000_000, eval_rows=10_000, max_length=128,
                           save_every=500),
     swept_seeds=(0, 1, 2), served_slots=500, slots=5_000, after=500, requests=128, pool=1_000_000,
     t5=ModelSize(768, 3072, 12, 12, K, 32_128), bert=ModelSize(768, 3072, 12, 0, K, 30_522), length=128,

@@ -83,21 +83,20 @@ def _measure(name: str, experts: int, tasks: int, slots: int, seed: int, tick: T
 def _lemmas(router: Tanbr, blends: FloatArray, slots: int) -> dict[str, float]:
     """Compare tree and regret with what the paper bounds them by."""
     config, tree = PaperModeConfig(), router.tree
-    constants = {"constant": config.threshold_constant, "nu": config.nu, "rho": config.rho, "delta": config.delta}
     leaves = int((~np.isin(np.arange(len(tree)), tree.parent)).sum())
     chosen = np.unique(np.round(blends, 6), axis=0)
     few = chosen[:: max(1, len(chosen) // KERNEL)][:KERNEL]
     dimension = effective_dimension(neural_tangent_kernel(unit(few)))
 
     def bound(T: int) -> float:  # with as many steps as the remark below the theorem asks for
-        leaves = leaves_bound(T, **constants)
-        return regret_bound(T, effective_dimension=dimension, leaves=leaves, steps=T * config.layers)
+        enough = config.model_copy(update={"steps": T * config.layers, "delta": 0.1})
+        return regret_bound(T, enough, effective_dimension=dimension, leaves=leaves_bound(T, config))
 
     return {
         "depth": int(tree.depth.max()),
-        "depth_bound": depth_bound(slots, **constants),
+        "depth_bound": depth_bound(slots, config),
         "leaves": leaves,
-        "leaves_bound": leaves_bound(slots, **constants),
+        "leaves_bound": leaves_bound(slots, config),
         "effective_dimension": dimension,
         "bound": bound(slots),
         "bound_exponent": float(np.log2(bound(2 * LIMIT) / bound(LIMIT))),

@@ -21,10 +21,10 @@ from tanbr.lab.paper.job import Job, Tick
 from tanbr.lab.paper.setup import Setup
 from tanbr.lab.paper.timing import work_time
 from tanbr.lab.rivals import FixedBlend
-from tanbr.lab.settings import Config
 from tanbr.lab.simulate import Answered
 from tanbr.lab.tasks import traffic
 from tanbr.lab.tasks.traffic import Traffic
+from tanbr.lab.train.config import Tuning
 from tanbr.lab.train.finetune import MergedTuner, Tuner
 from tanbr.lab.train.objectives import Objective, TextToText
 from tanbr.lab.train.run import Curve
@@ -63,14 +63,16 @@ def job(setup: Setup, router: str, seed: int, *, name: str = "", serve: bool = T
         **setup.timed_on,
     }
     tuning = tuning.model_copy(update={"device": setup.device})
-    config = Config(finetune=tuning, router=RouterConfig(paper=PaperModeConfig.model_validate(paper_mode)))
-    run = partial(_tune, setup, router, config, setup.out / "work" / called, serve)
+    choosing = RouterConfig(paper=PaperModeConfig.model_validate(paper_mode))
+    run = partial(_tune, setup, router, tuning, choosing, setup.out / "work" / called, serve)
     return Job(called, run, facts)
 
 
-def _tune(setup: Setup, router: str, config: Config, out: Path, serve: bool, tick: Tick) -> dict[str, Any]:
+def _tune(
+    setup: Setup, router: str, tuning: Tuning, choosing: RouterConfig, out: Path, serve: bool, tick: Tick
+) -> dict[str, Any]:
     rows, unseen = setup.tuning_rows
-    steps = config.finetune.steps
+    steps = tuning.steps
     ticks: list[float] = []
 
     def report(phase: str, done: int, _: int, note: str) -> None:
@@ -79,9 +81,9 @@ def _tune(setup: Setup, router: str, config: Config, out: Path, serve: bool, tic
         tick(min(done, steps), steps + 1, f"{phase} {note}")
 
     found = finetune.run(
-        setup.t5_moe.path, router, tasks=setup.tasks, rows=rows, unseen=unseen, config=config, out=out,
-        report=report, command="tanbr reproduce", tagged=setup.tagged,
-        also=partial(_serve, setup, config.finetune.seed) if serve else None,
+        setup.t5_moe.path, router, tasks=setup.tasks, rows=rows, unseen=unseen, tuning=tuning, choosing=choosing,
+        out=out, report=report, command="tanbr reproduce", tagged=setup.tagged,
+        also=partial(_serve, setup, tuning.seed) if serve else None,
     )  # fmt: skip
     at, losses = Curve.beside(out / router / "tuned.state").series("loss", "batch")
     seconds = float(np.median(np.diff(ticks))) if len(ticks) > 1 else None

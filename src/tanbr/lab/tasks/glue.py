@@ -16,6 +16,7 @@ from tanbr.types import Text
 
 HUB = "hub"  # in place of a folder
 BROKEN_LINES = 0.001  # share of lines with too few or too many columns to skip: GLUE's own QQP file holds a handful
+HELD = 0.2  # share of what is for training that is held back
 YES_NO = ("0", "1")
 ENTAILMENT = ("entailment", "not_entailment")
 
@@ -32,86 +33,67 @@ TASKS = (
 _BY_NAME = {task.name: task for task in TASKS}
 
 
-REPOSITORY = "nyu-mll/glue"
-_HUB_NAMES = {  # task → the hub's name for it, and for its texts
-    "CoLA": ("cola", "sentence"),
-    "SST-2": ("sst2", "sentence"),
-    "MRPC": ("mrpc", "sentence1", "sentence2"),
-    "STS-B": ("stsb", "sentence1", "sentence2"),
-    "QQP": ("qqp", "question1", "question2"),
-    "MNLI": ("mnli", "premise", "hypothesis"),
-    "QNLI": ("qnli", "question", "sentence"),
-    "RTE": ("rte", "sentence1", "sentence2"),
-}
-
-
 @dataclass(frozen=True)
-class _Columns:
-    """Where a task's file keeps its text and its target."""
+class _Source:
+    """Where a task's texts and targets are: columns of its file, fields of the hub's data set."""
 
-    texts: tuple[str, ...]
-    target: str
-    header: tuple[str, ...] = ()  # only for a file without a header line
+    hub: str  # the data set's name
+    columns: tuple[str, ...]  # of a file's texts
+    target: str  # of a file
+    fields: tuple[str, ...] = ()  # of the hub's texts, where they have other names
+    header: tuple[str, ...] = ()  # of a file without a header line
 
 
-_COLUMNS = {
-    "CoLA": _Columns(("sentence",), "label", header=("source", "label", "star", "sentence")),
-    "SST-2": _Columns(("sentence",), "label"),
-    "MRPC": _Columns(("#1 String", "#2 String"), "Quality"),
-    "STS-B": _Columns(("sentence1", "sentence2"), "score"),
-    "QQP": _Columns(("question1", "question2"), "is_duplicate"),
-    "MNLI": _Columns(("sentence1", "sentence2"), "gold_label"),
-    "QNLI": _Columns(("question", "sentence"), "label"),
-    "RTE": _Columns(("sentence1", "sentence2"), "label"),
+REPOSITORY = "nyu-mll/glue"
+_SENTENCES = ("sentence1", "sentence2")
+_SOURCES = {
+    "CoLA": _Source("cola", ("sentence",), "label", header=("source", "label", "star", "sentence")),
+    "SST-2": _Source("sst2", ("sentence",), "label"),
+    "MRPC": _Source("mrpc", ("#1 String", "#2 String"), "Quality", fields=_SENTENCES),
+    "STS-B": _Source("stsb", _SENTENCES, "score"),
+    "QQP": _Source("qqp", ("question1", "question2"), "is_duplicate"),
+    "MNLI": _Source("mnli", _SENTENCES, "gold_label", fields=("premise", "hypothesis")),
+    "QNLI": _Source("qnli", ("question", "sentence"), "label"),
+    "RTE": _Source("rte", _SENTENCES, "label"),
 }
 
 
 def load(
     folder: str | Path,
     *,
-    tasks: Iterable[str] | None = None,
+    tasks: Iterable[str] = tuple(_BY_NAME),
     split: Literal["train", "dev"] = "train",
     limit: int | None = None,
     seed: int = 0,
 ) -> dict[str, list[Row]]:
-    """Read a split of each task (all if None), shuffled, at most `limit` rows per task; "hub" names no folder."""
-    if split not in ("train", "dev"):
-        raise DataError(f"split must be 'train' or 'dev' (got {split!r}); GLUE's test sets carry no labels")
-    if limit is not None and limit < 1:
-        raise DataError(f"limit must be at least 1 (got {limit})")
+    """Read a split of each task, shuffled, at most `limit` rows per task; "hub" names no folder."""
     root, from_hub = Path(folder), str(folder) == HUB
     if not from_hub and not root.is_dir():
         raise DataError(f"no GLUE folder at {root}; expected one with {', '.join(_BY_NAME)} in it")
     rows = {}
-    for name in _BY_NAME if tasks is None else tasks:
-        if name not in _BY_NAME:
-            raise DataError(f"unknown GLUE task {name!r}; known: {', '.join(_BY_NAME)}")
-        path = root / name / f"{split}.tsv"
-        read = _from_hub(name, split) if from_hub else _read(path, _BY_NAME[name], _COLUMNS[name])
+    for name in tasks:
+        read = _from_hub(name, split) if from_hub else _read(root / name / f"{split}.tsv", _BY_NAME[name])
         random.Random(seed).shuffle(read)  # noqa: S311  a shuffle, not a secret
         rows[name] = read[:limit]
     return rows
 
 
-def divided(
-    folder: str | Path, *, tasks: Iterable[str] | None = None, held: float = 0.2, seed: int = 0
-) -> tuple[dict[str, list[Row]], dict[str, list[Row]]]:
-    """Divide GLUE's train by `seed` as the paper does: 80% of each task to train on, 20% held back.
+def divided(folder: str | Path) -> tuple[dict[str, list[Row]], dict[str, list[Row]]]:
+    """Divide GLUE's train as the paper does: 80% of each task to train on, 20% held back; always the same rows.
 
-    The rows held back are for early stop, surveys, the monitor's history and the statistics of merges; GLUE's dev is
-    for the figures alone.
+    The rows held back are for looks, surveys, the monitor's history and the statistics of merges; GLUE's dev is for
+    the figures alone.
     """
-    if not 0 < held < 1:
-        raise DataError(f"the share held back must lie between 0 and 1 (got {held})")
-    rows = load(folder, tasks=tasks, seed=seed)
-    cut = {name: round(len(of_task) * (1 - held)) for name, of_task in rows.items()}
+    rows = load(folder)
+    cut = {name: round(len(of_task) * (1 - HELD)) for name, of_task in rows.items()}
     return (
         {name: of_task[: cut[name]] for name, of_task in rows.items()},
         {name: of_task[cut[name] :] for name, of_task in rows.items()},
     )
 
 
-def _read(path: Path, task: Task, columns: _Columns) -> list[Row]:
+def _read(path: Path, task: Task) -> list[Row]:
+    source = _SOURCES[task.name]
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
@@ -119,16 +101,16 @@ def _read(path: Path, task: Task, columns: _Columns) -> list[Row]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
     numbered = [(number, line.rstrip("\r")) for number, line in enumerate(lines, start=1) if line.strip()]
-    header = list(columns.header)
+    header = list(source.header)
     if not header and numbered:
         header = numbered.pop(0)[1].split("\t")
-    missing = [name for name in (*columns.texts, columns.target) if name not in header]
+    missing = [name for name in (*source.columns, source.target) if name not in header]
     if missing:
         raise DataError(f"{path} has no column {missing[0]!r} (found: {', '.join(header) or 'nothing'})")
     if not numbered:
         raise DataError(f"{path} holds no rows")
-    texts = [header.index(name) for name in columns.texts]
-    target = header.index(columns.target)
+    texts = [header.index(name) for name in source.columns]
+    target = header.index(source.target)
     rows, broken = [], 0
     for number, line in numbered:
         fields = line.split("\t")
@@ -148,12 +130,13 @@ def _from_hub(task: str, split: Literal["train", "dev"]) -> list[Row]:
         from datasets import load_dataset  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         raise DataError("GLUE from the hub needs the datasets library: pip install 'tanbr[hub]'") from None
-    name, *fields = _HUB_NAMES[task]
+    source = _SOURCES[task]
+    fields = source.fields or source.columns
     part = "train" if split == "train" else "validation_matched" if task == "MNLI" else "validation"
     try:
-        data: Any = load_dataset(REPOSITORY, name, split=part)
+        data: Any = load_dataset(REPOSITORY, source.hub, split=part)
     except (OSError, ValueError) as error:
-        raise DataError(f"the hub does not give {REPOSITORY}, {name}: {str(error).splitlines()[0]}") from None
+        raise DataError(f"the hub does not give {REPOSITORY}, {source.hub}: {str(error).splitlines()[0]}") from None
     return [Row(task, _text([str(row[field]) for field in fields]), float(row["label"])) for row in data]
 
 

@@ -6,9 +6,8 @@ a text whatever the seeds. A few labels in a hundred are wrong (`NOISE`), as in 
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
 from random import Random
 from typing import Any, Literal
 
@@ -36,23 +35,20 @@ BY_NAME = {task.name: task for task in TASKS}
 
 
 def generate(task: str, count: int, *, seed: int, split: Split = "train") -> list[Row]:
-    """Make the first `count` rows of `stream`."""
-    return list(islice(stream(task, seed=seed, split=split), count))
-
-
-def stream(task: str, *, seed: int, split: Split = "train") -> Iterator[Row]:
-    """Yield rows of one task without end; the same seed gives the same rows."""
+    """Make rows of one task; the same seed gives the same rows, and more of them go on from fewer."""
     if task not in BY_NAME:
         raise InputError(f"unknown task {task!r}; the generated tasks are {', '.join(BY_NAME)}")
     spec, make = BY_NAME[task], _MAKERS[task]
     rng = Random(f"{task}/{seed}/{split}")  # noqa: S311 - data, not secrets
-    while True:
+    rows: list[Row] = []
+    while len(rows) < count:
         text, target = make(rng)
-        if split_of(text) != split:
+        if _split_of(text) != split:
             continue
         if rng.random() < NOISE:
             target = rng.uniform(*spec.scale) if spec.graded else rng.randrange(len(spec.labels))
-        yield Row(task, text, float(target))
+        rows.append(Row(task, text, float(target)))
+    return rows
 
 
 def vocabulary() -> list[str]:
@@ -62,7 +58,7 @@ def vocabulary() -> list[str]:
     return sorted({word for text in texts for word in text.split()})
 
 
-def split_of(text: Text) -> Split:
+def _split_of(text: Text) -> Split:
     """Tell the split a text belongs to: a fifth of all texts are test, by their hash."""
     digest = hashlib.blake2b("\t".join([text] if isinstance(text, str) else text).encode(), digest_size=2).digest()
     return "test" if int.from_bytes(digest) % 5 == 0 else "train"
@@ -185,12 +181,9 @@ def _duplicates(rng: Random) -> tuple[Text, float]:
             other_intent = (intent + rng.randrange(1, len(_ASKING))) % len(_ASKING)
         else:
             other = world.changed(rng, event)
-    same = intent == other_intent and _asks_the_same(event, other)
+    facts = [(one.verb, one.thing, one.quality) for one in (event, other)]
+    same = intent == other_intent and facts[0] == facts[1]
     return (_asked(rng, event, intent), _asked(rng, other, other_intent)), float(same)
-
-
-def _asks_the_same(one: Event, other: Event) -> bool:
-    return (one.verb, one.thing, one.quality) == (other.verb, other.thing, other.quality)
 
 
 def _inference2(rng: Random) -> tuple[Text, float]:

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TypeAlias
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tanbr.errors import DataError, InputError
 from tanbr.files import write_atomically
@@ -39,19 +40,6 @@ class SlotRequests:
         return [row.text for row in self.rows]
 
 
-class Stream(Protocol):
-    """Slots of requests whose mixes are known to those who may know: drawn (`Traffic`) or recorded (`Trace`)."""
-
-    @property
-    def mixes(self) -> FloatArray:
-        """The mix of every slot (slots, V)."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[SlotRequests]: ...
-
-
 def check(kind: str, *, slots: int, alpha: float, period: int = 1) -> None:
     """Refuse traffic that cannot be drawn."""
     if kind not in KINDS:
@@ -68,11 +56,10 @@ def mixes(
     seed: int,
     alpha: float = 0.3,
     period: int = 40,
-    mix: Sequence[float] | None = None,
 ) -> FloatArray:
     """Draw a mix per slot (slots, V).
 
-    `fixed`: `mix`, or one draw from Dirichlet(alpha). `dirichlet`: moves in straight lines between draws from
+    `fixed`: one draw from Dirichlet(alpha). `dirichlet`: moves in straight lines between draws from
     Dirichlet(alpha), one per `period` slots. `switching`: jumps to a new draw every `period` slots.
     `sinusoidal`: each task's share swells and fades with its own phase, once per `period` slots.
     """
@@ -80,9 +67,7 @@ def mixes(
     rng = np.random.default_rng(seed)
     time = np.arange(slots)
     if kind == "fixed":
-        return np.tile(
-            as_task_mix(mix if mix is not None else rng.dirichlet(np.full(tasks, alpha)), tasks=tasks), (slots, 1)
-        )
+        return np.tile(as_task_mix(rng.dirichlet(np.full(tasks, alpha)), tasks=tasks), (slots, 1))
     if kind == "sinusoidal":
         phase = rng.uniform(0, 2 * np.pi, tasks)
         waves = np.exp(3.0 * np.sin(2 * np.pi * time[:, None] / period + phase))
@@ -143,6 +128,9 @@ class Trace:
         return (SlotRequests(mix=mix, rows=rows) for mix, rows in zip(self.mixes, self.slots, strict=True))
 
 
+Stream: TypeAlias = Traffic | Trace  # slots of requests whose mixes are known to those who may know
+
+
 def record_trace(path: Path, stream: Iterable[SlotRequests], *, tasks: tuple[Task, ...]) -> None:
     """Write a stream so that `read_trace` gives the same requests again."""
     known = {task.name: task for task in tasks}
@@ -183,31 +171,27 @@ def read_trace(path: Path, *, tasks: tuple[Task, ...]) -> Trace:
     return Trace(tasks, tuple(map(tuple, slots)))
 
 
+class _Line(BaseModel):
+    """A request of a recorded stream, as JSON."""
+
+    model_config = ConfigDict(strict=True)
+
+    slot: int = Field(ge=0)
+    text: str | tuple[str, str]
+    task: str
+    target: str | int | float
+
+
 def _request(line: str, known: dict[str, Task], where: str) -> tuple[int, Row]:
     try:
-        fields = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where} is not JSON: {error.msg} at column {error.colno}") from None
-    except RecursionError:
-        raise DataError(f"{where} is nested too deeply; a request is a flat object") from None
-    wanted = ("slot", "text", "task", "target")
-    missing = [name for name in wanted if not isinstance(fields, dict) or name not in fields]
-    if missing:
-        raise DataError(f"{where} must be an object with {', '.join(wanted)}; {missing[0]!r} is missing")
-    if not isinstance(fields["slot"], int) or isinstance(fields["slot"], bool) or fields["slot"] < 0:
-        raise DataError(f"{where}: slot must be a whole number from 0 (got {fields['slot']!r})")
-    task = known.get(fields["task"]) if isinstance(fields["task"], str) else None
+        asked = _Line.model_validate_json(line)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise DataError(f"{where}: {'.'.join(map(str, problem['loc'])) or 'request'}: {problem['msg']}") from None
+    task = known.get(asked.task)
     if task is None:
-        raise DataError(f"{where}: unknown task {fields['task']!r}; the model knows {', '.join(known)}")
-    return fields["slot"], Row(
-        task.name, _text(fields["text"], task, where), task.target(str(fields["target"]), where=where)
-    )
-
-
-def _text(value: Any, task: Task, where: str) -> Text:
-    if task.pair and isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value):
-        return value[0], value[1]
-    if not task.pair and isinstance(value, str):
-        return value
-    wanted = "a list of two texts" if task.pair else "one text"
-    raise DataError(f"{where}: text of {task.name} must be {wanted} (got {json.dumps(value)[:60]})")
+        raise DataError(f"{where}: unknown task {asked.task!r}; the model knows {', '.join(known)}")
+    if isinstance(asked.text, tuple) != task.pair:
+        wanted = "a list of two texts" if task.pair else "one text"
+        raise DataError(f"{where}: text of {task.name} must be {wanted} (got {json.dumps(asked.text)[:60]})")
+    return asked.slot, Row(task.name, asked.text, task.target(str(asked.target), where=where))

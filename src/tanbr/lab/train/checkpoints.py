@@ -14,20 +14,25 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from tanbr.errors import CheckpointError, InputError
 from tanbr.lab.corpus import Rows
 from tanbr.lab.train.objectives import Objective
-from tanbr.lab.train.upcycle import filled, layout, moe_config, recipe_of, upcycle
+from tanbr.lab.train.upcycle import laid_out, upcycle, write_moe
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.blend import weighted_sum
 from tanbr.merge.sources import OverBase
-from tanbr.moe.checkpoint import Checkpoint
+from tanbr.moe.checkpoint import Checkpoint, TensorSpec
 from tanbr.moe.family import Piece
 from tanbr.moe.text import TextEncoder
-from tanbr.moe.writing import Progress, copy_companions, new_folder, silent, write_json, write_tensors
+from tanbr.moe.writing import Progress, copy_companions, new_folder, silent
 from tanbr.serve.dense import with_start
 from tanbr.tasks.card import Card, read_card, write_card
 from tanbr.tasks.metrics import LabelSpace
@@ -66,10 +71,7 @@ def prepare(dense: Path, space: LabelSpace, out: Path, *, max_length: int, seed:
     model = load(dense, **head | {"ignore_mismatched_sizes": True} if is_bert else {})
     encoder = TextEncoder.of(dense, vocab_size=model.config.vocab_size, max_length=max_length)
     encoder.tokenizer.model_max_length = encoder.max_length
-    with new_folder(out) as folder:
-        model.save_pretrained(folder)
-        encoder.tokenizer.save_pretrained(folder)
-    return out
+    return write(model, out, encoder.tokenizer)
 
 
 def upcycled(dense: Path, *, experts: int) -> PreTrainedModel:
@@ -78,11 +80,16 @@ def upcycled(dense: Path, *, experts: int) -> PreTrainedModel:
         return load(upcycle(dense, Path(folder) / "moe", experts=experts))
 
 
-def write(model: PreTrainedModel, dense: Path, out: Path, *, card: Card | None = None) -> Path:
-    """Write a model, with the tokenizer of the dense checkpoint that it came from, to the new folder `out`."""
+def write(
+    model: PreTrainedModel, out: Path, tokenizer: Path | PreTrainedTokenizerBase, *, card: Card | None = None
+) -> Path:
+    """Write a model, with a tokenizer (or that of the checkpoint it came from), to the new folder `out`."""
     with new_folder(out) as folder:
         model.save_pretrained(folder)
-        copy_companions(dense, folder)
+        if isinstance(tokenizer, Path):
+            copy_companions(tokenizer, folder)
+        else:
+            tokenizer.save_pretrained(folder)
         if card is not None:
             write_card(folder, card)
     return out
@@ -98,33 +105,26 @@ def assemble(moe: Moe, out: str | Path, *, rest: Rest = "refuse", progress: Prog
     """
     if not isinstance(moe.source, OverBase):
         raise InputError(f"{moe.path} is an MoE checkpoint already; name a base and its experts")
-    recipe = recipe_of(moe.config["model_type"])
-    config = moe_config(recipe, moe.config, moe.num_experts)
-    pieces = moe.plan.targets()
-    dense = {name: (spec.dtype, spec.shape) for name, spec in moe.plan.specs.items()}
-    tensors = layout(recipe, dense, moe.num_experts)
+    specs, pieces = moe.plan.specs, moe.plan.targets()
+    config, tensors = laid_out(moe.config, specs, moe.num_experts)
     ffns = {laid.source for laid in tensors if laid.experts}
-    averaged = sorted({piece.target for piece in moe.plan.blended} - {str(name) for name in ffns})
+    averaged = sorted({piece.target for piece in moe.plan.blended} - ffns)
     if averaged and rest == "refuse":
         raise CheckpointError(
             f"the experts differ in {len(averaged)} tensors that are no FFN's ({averaged[0]} for one), of which an MoE "
             "checkpoint has one each: --blend-only ffn keeps the base's, --rest average takes the experts' mean"
         )
     moe.check(None)
-    chunks = filled(
+    write_moe(
+        out,
+        config,
         tensors,
-        shared=lambda laid: _even(moe, laid.tensor.shape, laid.tensor.dtype, pieces[str(laid.source)]),
-        expert=lambda laid, k: _expert(moe, pieces[str(laid.source)][0], k),
-        generator=torch.Generator().manual_seed(0),
+        shared=lambda name: _even(moe, specs[name], pieces[name]),
+        expert=lambda name, k: _expert(moe, pieces[name][0], k),
+        companions=moe.source.companions,
         progress=progress,
+        card=card_of(moe),
     )
-    with new_folder(out) as folder:
-        write_json(folder / "config.json", config)
-        write_tensors(folder, [laid.tensor for laid in tensors], chunks)
-        progress(len(tensors), len(tensors))
-        for companions in moe.source.companions:
-            copy_companions(companions, folder)
-        write_card(folder, card_of(moe))
     return averaged
 
 
@@ -143,8 +143,8 @@ def _expert(moe: Moe, piece: Piece, k: int) -> Tensor:
     return moe.checkpoint.tensor(piece.blocks[0][0])  # equal in all
 
 
-def _even(moe: Moe, shape: tuple[int, ...], dtype: torch.dtype, pieces: Sequence[Piece]) -> Tensor:
-    out = torch.empty(shape, dtype=dtype)
+def _even(moe: Moe, spec: TensorSpec, pieces: Sequence[Piece]) -> Tensor:
+    out = torch.empty(spec.shape, dtype=spec.dtype)
     for piece in pieces:
         if piece.weights is None:
             moe.source.average(out[piece.region], piece, [1 / moe.num_experts] * moe.num_experts)

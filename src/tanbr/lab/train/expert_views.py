@@ -82,10 +82,6 @@ class ExpertViews(nn.Module):
         own: Any = self.experts[expert]
         return dict(zip(self.names, own, strict=True))
 
-    def named_weights(self) -> list[tuple[str, nn.Parameter]]:
-        """List all experts' FFN tensors, each with the dense model's name for it."""
-        return [pair for k in range(len(self)) for pair in self.weights(k).items()]
-
     def shared(self) -> dict[str, nn.Parameter]:
         """List the dense model's parameters but its FFNs."""
         ffns = set(self.names)
@@ -151,7 +147,7 @@ class ExpertViews(nn.Module):
         stacked = {name: torch.stack([self.weights(k)[name].detach() for k in range(len(self))]) for name in self.names}
         moe = upcycled(dense, experts=len(self))
         moe.load_state_dict({**self.dense.state_dict(), **stacked})
-        return write(moe, dense, out, card=Card(tuple(tasks), tuple(task.name for task in tasks)))
+        return write(moe, out, dense, card=Card(tuple(tasks), tuple(task.name for task in tasks)))
 
 
 LIST = "experts.toml"
@@ -169,9 +165,9 @@ class AdapterViews(ExpertViews):
         self.dense = dense.requires_grad_(False)
         same = {id(tensor): tensor for tensor in (*dense.parameters(), *dense.buffers())}
         self._adapters: list[Any] = []  # a list, so that they are no sub-modules
+        settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", lora_dropout=0.0)
         for _ in range(experts):
             torch.manual_seed(seed)
-            settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", lora_dropout=0.0)
             own = read_first_token(copy.deepcopy(dense, dict(same)))  # the copy takes these tensors as they are
             self._adapters.append(get_peft_model(own, settings).eval())
         self._views = [adapter.get_base_model() for adapter in self._adapters]
@@ -180,10 +176,6 @@ class AdapterViews(ExpertViews):
         ]
         self.names = list(learning[0])
         self.experts = nn.ModuleList(nn.ParameterList(own.values()) for own in learning)
-
-    def shared(self) -> dict[str, nn.Parameter]:
-        """List what the adapters share and learn together: nothing."""
-        return {}
 
     def export(self, dense: Path, out: Path, *, tasks: Sequence[Task]) -> Path:
         """Write the adapters to the new folder `out`, one as PEFT does for each task, and a list of them all."""

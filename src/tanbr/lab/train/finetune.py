@@ -9,7 +9,6 @@ can also be tuned under draws around the blends that will be served, or in a mer
 """
 
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from tanbr.lab.compare import KnownMix
 from tanbr.lab.gates import Gated, Inputs, gates_of
 from tanbr.lab.rivals.rules import proportional
-from tanbr.lab.train.config import FinetuneConfig
+from tanbr.lab.train.config import Tuning
 from tanbr.lab.train.objectives import Batch, Batches, Objective
 from tanbr.lab.train.run import OnStep, Run
 from tanbr.lab.world import Ready, StreamWorld
@@ -40,8 +39,8 @@ AT_ONCE = RewardConfig(settle_slots=0)  # a batch's reward is known when the bat
 LEAST_CONCENTRATION = 0.1  # of every expert in a draw around a blend that will be served
 
 
-class Tuner(nn.Module, ABC):
-    """What is tuned: a model's norms, and the router or gates that choose its experts. Its state is nothing else."""
+class Tuner(nn.Module):
+    """The norms of a dense model that is the same for every batch: a merge that is no blend. Its state is the norms."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -54,36 +53,25 @@ class Tuner(nn.Module, ABC):
         """The model that answers."""
         return self._model[0]
 
-    @abstractmethod
-    def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:
-        """Leave the gradients of a labelled batch; the rows' losses (n,)."""
-
-    def begin(self, mixes: FloatArray) -> None:
-        """Tune with batches of these mixes (steps, V); only a router needs to know."""
-
-    def choose(self, task_mix: ArrayLike) -> Blend | None:  # noqa: ARG002
-        """Choose the blend (K,) for requests of a mix (V,); None where gates decide."""
-        return None
-
-    def settle(self, blend: Blend | None) -> None:
-        """Prepare the model to answer with a choice; only a merged model needs to."""
-
-    def serving(self, inputs: Inputs) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Route the model for a batch as it is served; only an un-merged model needs to."""
-        return nullcontext()
-
-
-class FixedTuner(Tuner):
-    """A dense model that is the same for every batch: a merge that is no blend."""
-
     def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:  # noqa: ARG002
-        """Learn from the batch."""
+        """Leave the gradients of a labelled batch; the rows' losses (n,)."""
         losses = objective.row_losses(self.model, batch)
         losses.mean().backward()  # type: ignore[no-untyped-call]
         return losses.detach()
 
+    def choose(self, task_mix: ArrayLike) -> Blend | None:  # noqa: ARG002
+        """Choose the blend (K,) for requests of a mix (V,); None where there is nothing to choose, or gates do."""
+        return None
 
-class BlendTuner(FixedTuner):
+    def settle(self, blend: Blend | None) -> None:
+        """Prepare the model to answer with a choice; only blends need it."""
+
+    def serving(self, inputs: Inputs) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Route the model for a batch as it is served; only an un-merged model needs it."""
+        return nullcontext()
+
+
+class BlendTuner(Tuner):
     """A dense model into which an MoE's blends are merged."""
 
     def __init__(self, moe: Moe) -> None:
@@ -118,17 +106,15 @@ class BatchWorld(StreamWorld):
 
 
 class MergedTuner(BlendTuner):
-    """For every batch the blend of a router, which learns from the reward: a step is a turn of the loop."""
+    """For every batch the blend of a router, which learns from the reward: a step is a turn of the loop.
 
-    def __init__(self, moe: Moe, router: Any) -> None:
+    The batches are of `mixes` (steps, V), and the router is one that can be saved.
+    """
+
+    def __init__(self, moe: Moe, router: Any, mixes: FloatArray) -> None:
         super().__init__(moe)
-        self.router = router  # one that can be saved; what it has learned
-        self._step, self._mixes = 0, np.zeros((0, 0))
+        self.router, self._mixes, self._step = router, mixes, 0
         self._open: tuple[BatchWorld, Learner] | None = None  # where the loop is at
-
-    def begin(self, mixes: FloatArray) -> None:
-        """Tune with batches of these mixes (steps, V)."""
-        self._mixes = mixes
 
     def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:
         """Learn from a batch under the blend that was chosen for its mix, and turn the slot."""
@@ -260,29 +246,26 @@ def finetune(
     mixes: FloatArray,
     *,
     objective: Objective,
-    config: FinetuneConfig,
+    config: Tuning,
     state: Path,
     report: OnStep,
     origin: str = "",
-) -> Run:
+) -> None:
     """Tune for as many steps as there are mixes (steps, V), one labelled batch of each; resumes from `state`.
 
     `origin` tells the checkpoint that is tuned from others.
     """
     tuner.requires_grad_(True)
-    tuner.begin(mixes)
-    tuned = list(tuner.norms)
-    deciders = [weight for weight in tuner.parameters() if all(weight is not norm for norm in tuned)]
 
     def gradients(step: int) -> dict[str, float]:
         batch = batches.mixed(step, mix=mixes[step], size=config.batch)
         rng = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
         return {"batch": tuner.backward(batch, objective, rng).mean().item()}
 
-    run = Run(
+    Run(
         phase="finetune",
         model=tuner,
-        groups=[{"params": tuned, "lr": config.norm_rate}, {"params": deciders, "lr": config.gate_rate}],
+        groups=[{"params": list(tuner.parameters()), "lr": config.rate}],
         gradients=gradients,
         steps=len(mixes),
         config=config,
@@ -290,6 +273,4 @@ def finetune(
         report=report,
         origin=origin,
         decay=0.0,  # norms belong near 1, not near 0
-    )
-    run.train()
-    return run
+    ).train()

@@ -5,12 +5,11 @@ epoch visits each of them once, in batches of like length: rows are shuffled, so
 shuffle, cut into batches, and the batches are shuffled.
 """
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,7 +24,8 @@ from tanbr.tasks.rows import Row, Task
 from tanbr.types import FloatArray
 
 IGNORED = -100  # label of a token that is padding
-_ENCODE = 2_000  # rows tokenised at a time
+_ENCODED = 2_000  # rows tokenised at a time
+_ANSWERED = 32  # rows answered at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +74,13 @@ def joined(batches: Sequence[Batch]) -> Batch:
     )
 
 
+Serving: TypeAlias = Callable[[dict[str, Tensor]], AbstractContextManager[None]]  # around a batch of inputs: may route
+
+
+def _as_is(_: dict[str, Tensor]) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 class Objective(ABC):
     """The link between rows and one kind of model."""
 
@@ -83,16 +90,10 @@ class Objective(ABC):
 
     def encode(self, rows: Sequence[Row]) -> Batch:
         """Encode rows of any tasks, padded to the longest."""
-        chunks = [rows[start : start + _ENCODE] for start in range(0, len(rows), _ENCODE)]
+        chunks = [rows[start : start + _ENCODED] for start in range(0, len(rows), _ENCODED)]
+        tasks = [torch.tensor([self._index[row.task] for row in chunk]) for chunk in chunks]
         return joined(
-            [
-                Batch(
-                    inputs=self._inputs(chunk),
-                    truth=self._truth(chunk),
-                    tasks=torch.tensor([self._index[row.task] for row in chunk]),
-                )
-                for chunk in chunks
-            ]
+            [Batch(self._inputs(chunk), self._truth(chunk), of) for chunk, of in zip(chunks, tasks, strict=True)]
         )
 
     @abstractmethod
@@ -117,31 +118,16 @@ class Objective(ABC):
         """Run the model, and give the loss of each row (n,)."""
         return self.losses(model(**self.inputs(batch)).logits, batch)
 
-    def by_task(self, losses: Tensor, batch: Batch) -> dict[str, float]:
-        """Average rows' losses (n,) by task, for the tasks that the batch holds."""
-        of = {self.space.tasks[v].name: losses[batch.tasks == v] for v in sorted(set(batch.tasks.tolist()))}
-        return {name: own.mean().item() for name, own in of.items()}
-
-    def figures(self, model: Any, rows: Mapping[str, Sequence[Row]], **options: Any) -> dict[str, float]:
+    def figures(self, model: Any, rows: Mapping[str, Sequence[Row]], serving: Serving = _as_is) -> dict[str, float]:
         """Score a model's answers to the rows of each task."""
-        return {name: self.figure(model, of_task, **options) for name, of_task in rows.items()}
+        return {name: self.figure(model, of_task, serving) for name, of_task in rows.items()}
 
     @torch.no_grad()
-    def figure(
-        self,
-        model: Any,
-        rows: Sequence[Row],
-        *,
-        size: int = 32,
-        serving: Callable[[dict[str, Tensor]], AbstractContextManager[None]] = lambda _: nullcontext(),
-    ) -> float:
-        """Score the model's answers to rows of one task by the task's metric; texts of like length share a batch.
-
-        `serving` makes a context around each batch of inputs, which may route the model.
-        """
+    def figure(self, model: Any, rows: Sequence[Row], serving: Serving = _as_is) -> float:
+        """Score the model's answers to rows of one task by the task's metric; texts of like length share a batch."""
         pool = self.encode(rows)
         answers = np.empty(len(rows))
-        for chunk in torch.split(pool.lengths.argsort(), size):
+        for chunk in torch.split(pool.lengths.argsort(), _ANSWERED):
             batch = pool.take(chunk).to(model.device)
             with serving(batch.inputs):
                 answers[chunk.numpy()] = self.answers(model, [rows[i] for i in chunk.tolist()], batch)
@@ -240,41 +226,37 @@ _STRETCH = 32  # batches' worth of shuffled rows that are sorted by length
 
 
 class Batches:
-    """Draws batches of each task, `sizes` (one number a task) rows at a time; what is drawn is put on `device`."""
+    """Draws batches of each task; what is drawn is put on `device`."""
 
     def __init__(
         self,
         rows: Mapping[str, Sequence[Row]],
         *,
         objective: Objective,
-        sizes: Sequence[int],
         seed: int,
         device: str | torch.device = "cpu",
     ) -> None:
-        self.sizes, self._seed, self.device = sizes, seed, torch.device(device)
+        self._seed, self.device = seed, torch.device(device)
         self._pools = [
             _weighed(objective.encode(rows[task.name]), task, rows[task.name]) for task in objective.space.tasks
         ]
-        self._epochs: dict[int, tuple[int, Tensor]] = {}  # task → the epoch laid out last, (batches, size)
+        self._laid_out: dict[tuple[int, int], tuple[int, Tensor]] = {}  # task, size → last epoch, (batches, size)
 
-    def resized(self, sizes: Sequence[int]) -> "Batches":
-        """Give batches of the same rows, of other sizes (V,)."""
-        other = copy.copy(self)
-        other.sizes, other._epochs = sizes, {}
-        return other
-
-    def of(self, task: int, step: int) -> Batch:
+    def of(self, task: int, step: int, *, size: int) -> Batch:
         """Give a task's batch of a step, padded to its own longest row."""
-        pool, size = self._pools[task], min(self.sizes[task], len(self._pools[task]))
+        pool = self._pools[task]
+        size = min(size, len(pool))
         epoch, number = divmod(step, len(pool) // size)
-        if task not in self._epochs or self._epochs[task][0] != epoch:
+        known, batches = self._laid_out.get((task, size), (-1, torch.empty(0)))
+        if known != epoch:
             rng = torch.Generator().manual_seed((self._seed * 1_009 + task) * 1_000_003 + epoch)
-            self._epochs[task] = epoch, _lay_out(pool.lengths, size, rng)
-        return pool.take(self._epochs[task][1][number]).to(self.device)
+            batches = _lay_out(pool.lengths, size, rng)
+            self._laid_out[task, size] = epoch, batches
+        return pool.take(batches[number]).to(self.device)
 
-    def at(self, step: int) -> Batch:
+    def at(self, step: int, *, size: int) -> Batch:
         """Give the batches of all tasks as one."""
-        return joined([self.of(task, step) for task in range(len(self._pools))])
+        return joined([self.of(task, step, size=size) for task in range(len(self._pools))])
 
     def mixed(self, step: int, *, mix: FloatArray, size: int) -> Batch:
         """Draw `size` rows of the tasks by a mix (V,), with replacement."""

@@ -101,7 +101,7 @@ class Run:
     look: Callable[[int], None] = lambda _: None  # called with the number of steps taken, after each
     decay: float = 0.01  # AdamW's decoupled weight decay
     falls: bool = True  # whether the rates fall after the warm-up
-    ignored: frozenset[str] = frozenset()  # settings that mean nothing to this run: they may change before it resumes
+    ignored: frozenset[str] = frozenset()  # settings that may change before this run resumes
 
     @property
     def curve(self) -> Curve:
@@ -148,15 +148,6 @@ class Run:
         settings = self.config.model_dump(exclude={"device", *self.ignored})
         return json.dumps({"phase": self.phase, "origin": self.origin, "config": settings})
 
-    def _wrote(self, run: str) -> bool:
-        """Whether a state is this run's; what means nothing now may have meant something when it was written."""
-        try:
-            said = json.loads(run)
-            said["config"] = {name: value for name, value in said["config"].items() if name not in self.ignored}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return False
-        return bool(said == json.loads(self._run()))
-
     def _changing(self) -> dict[str, Tensor]:
         """What steps change: trained parameters, each once, buffers, and what modules keep beside them."""
         trained = {name for name, weight in self.model.named_parameters() if weight.requires_grad}
@@ -189,11 +180,11 @@ class Run:
             return 0, 0.0, []
         try:
             with safe_open(self.state, framework="pt") as file:
-                metadata = file.metadata()
+                metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         except SafetensorError as error:
             raise StateError(f"{self.state} is corrupt ({error}); delete it to start this phase again") from None
-        if not self._wrote(metadata.get("run", "")):
+        if metadata.get("run") != self._run():
             raise StateError(
                 f"{self.state} belongs to a run with other settings or from another checkpoint; "
                 "choose another --out or delete it"

@@ -1,7 +1,7 @@
-"""A dense checkpoint becomes an MoE whose experts start equal, or nearly so: every expert is the dense FFN."""
+"""A dense checkpoint becomes an MoE whose experts start equal: every expert is the dense FFN."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from tanbr.moe.families.qwen import QWEN3
 from tanbr.moe.families.t5 import T5
 from tanbr.moe.family import ExpertPattern, Family, Settings, as_regex
 from tanbr.moe.writing import Progress, copy_companions, new_folder, silent, write_json, write_tensors
+from tanbr.tasks.card import Card, write_card
 
 ROUTER_STD = 0.02
 
@@ -60,56 +61,45 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def upcycle(
-    dense: str | Path,
-    out: str | Path,
-    *,
-    experts: int,
-    jitter: float = 0.0,
-    seed: int = 0,
-    progress: Progress = silent,
-) -> Path:
-    """Write the MoE of a dense checkpoint to the new folder `out`, and return it.
+@dataclass(frozen=True)
+class Laid:
+    """One tensor of the MoE: a router (no source), a copy (no experts), or some experts of a dense FFN's tensor."""
 
-    Every expert is the dense FFN; with `jitter` > 0 each of its weight matrices has normal noise added, of that share
-    of its own standard deviation. `progress(done, total)` counts tensors.
-    """
+    tensor: TensorSpec
+    source: str | None
+    experts: range
+
+
+def upcycle(dense: str | Path, out: str | Path, *, experts: int, progress: Progress = silent) -> Path:
+    """Write the MoE of a dense checkpoint to the new folder `out`, and return it; every expert is the dense FFN."""
     if experts < 2:
         raise InputError(f"experts must be at least 2 (got {experts})")
-    if not jitter >= 0:
-        raise InputError(f"jitter must not be negative (got {jitter})")
     checkpoint = Checkpoint(dense)
-    recipe = recipe_of(checkpoint.config["model_type"])
-    config = moe_config(recipe, read_settings(checkpoint.config), experts)
-    tensors = layout(recipe, {name: (spec.dtype, spec.shape) for name, spec in checkpoint.specs.items()}, experts)
-    generator = torch.Generator().manual_seed(seed)
-
-    chunks = filled(
+    config, tensors = laid_out(read_settings(checkpoint.config), checkpoint.specs, experts)
+    write_moe(
+        out,
+        config,
         tensors,
-        shared=lambda laid: checkpoint.tensor(str(laid.source)),
-        expert=lambda laid, _: _jittered(checkpoint.tensor(str(laid.source)), jitter, generator),
-        generator=generator,
+        shared=checkpoint.tensor,
+        expert=lambda name, _: checkpoint.tensor(name),
+        companions=[checkpoint.path],
         progress=progress,
     )
-    with new_folder(out) as folder:
-        write_json(folder / "config.json", config)
-        write_tensors(folder, [laid.tensor for laid in tensors], chunks)
-        progress(len(tensors), len(tensors))
-        copy_companions(checkpoint.path, folder)
     return Path(out)
 
 
-def recipe_of(model_type: str) -> Recipe:
-    """Find how dense models of a type become an MoE."""
+def laid_out(source: Settings, dense: Mapping[str, TensorSpec], experts: int) -> tuple[dict[str, Any], list[Laid]]:
+    """Turn a dense model's settings and tensors into the MoE's."""
+    model_type = source["model_type"]
     if model_type not in RECIPES:
         raise CheckpointError(
             f"cannot make an MoE of a {model_type!r} model; the dense types that can be are {', '.join(RECIPES)}"
         )
-    return RECIPES[model_type]
+    recipe = RECIPES[model_type]
+    return _config(recipe, source, experts), _layout(recipe, dense, experts)
 
 
-def moe_config(recipe: Recipe, source: Settings, experts: int) -> dict[str, Any]:
-    """Turn a dense model's configuration into the MoE's."""
+def _config(recipe: Recipe, source: Settings, experts: int) -> dict[str, Any]:
     family = recipe.family
     on = [key for key in recipe.must_be_off if source.get(key)]
     if on:
@@ -133,29 +123,20 @@ def ffn_names(dense: PreTrainedModel) -> list[str]:
     return [name for name, _ in dense.named_parameters() if any(re.fullmatch(as_regex(t), name) for t in targets)]
 
 
-@dataclass(frozen=True)
-class Laid:
-    """One tensor of the MoE: a router (no source), a copy (no experts), or some experts of a dense FFN's tensor."""
-
-    tensor: TensorSpec
-    source: str | None
-    experts: range
-
-
-def layout(recipe: Recipe, dense: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], experts: int) -> list[Laid]:
-    """List the MoE's tensors and what of the dense model's (name → type and shape) each is made of."""
+def _layout(recipe: Recipe, dense: Mapping[str, TensorSpec], experts: int) -> list[Laid]:
     patterns: dict[str, ExpertPattern] = {}
     for candidate in recipe.family.experts:
         if len(candidate.targets) == 1:
             patterns.setdefault(next(iter(candidate.targets.values())), candidate)
     result: list[Laid] = []
     routed: set[str] = set()
-    for name, (dtype, shape) in dense.items():
-        match = _ffn_pattern(name, patterns)
-        if match is None:
+    for name, spec in dense.items():
+        dtype, shape = spec.dtype, spec.shape
+        matches = ((re.fullmatch(as_regex(target), name), pattern) for target, pattern in patterns.items())
+        site, pattern = next(((found["site"], pattern) for found, pattern in matches if found), ("", None))
+        if pattern is None:
             result.append(Laid(TensorSpec(name, dtype, shape), name, range(0)))
             continue
-        site, pattern = match
         if "{k}" in pattern.name:
             names = [pattern.name.format(site=site, k=k) for k in range(experts)]
             result += [Laid(TensorSpec(one, dtype, shape), name, range(k, k + 1)) for k, one in enumerate(names)]
@@ -171,36 +152,35 @@ def layout(recipe: Recipe, dense: Mapping[str, tuple[torch.dtype, tuple[int, ...
     return result
 
 
-def filled(
+def write_moe(
+    out: str | Path,
+    config: dict[str, Any],
     tensors: Sequence[Laid],
     *,
-    shared: Callable[[Laid], Tensor],
-    expert: Callable[[Laid, int], Tensor],
-    generator: torch.Generator,
+    shared: Callable[[str], Tensor],
+    expert: Callable[[str, int], Tensor],
+    companions: Iterable[Path],
     progress: Progress,
-) -> Iterator[Tensor]:
-    """Fill an MoE's tensors in the order of writing: routers at random, what is shared, and each expert's part."""
-    for done, laid in enumerate(tensors):
-        progress(done, len(tensors))
-        if laid.source is None:
-            yield (torch.randn(laid.tensor.shape, generator=generator) * ROUTER_STD).to(laid.tensor.dtype)  # (K, D)
-        elif not laid.experts:
-            yield shared(laid)
-        for k in laid.experts:
-            yield expert(laid, k)
+    card: Card | None = None,
+) -> None:
+    """Write an MoE to the new folder `out`: routers at random, `shared` tensors, and each `expert` of an FFN's."""
+    generator = torch.Generator().manual_seed(0)
 
+    def filled() -> Iterator[Tensor]:
+        for done, laid in enumerate(tensors):
+            progress(done, len(tensors))
+            if laid.source is None:
+                yield (torch.randn(laid.tensor.shape, generator=generator) * ROUTER_STD).to(laid.tensor.dtype)  # (K, D)
+            elif not laid.experts:
+                yield shared(laid.source)
+            else:
+                yield from (expert(laid.source, k) for k in laid.experts)
 
-def _ffn_pattern(name: str, patterns: dict[str, ExpertPattern]) -> tuple[str, ExpertPattern] | None:
-    for target, pattern in patterns.items():
-        found = re.fullmatch(as_regex(target), name)
-        if found:
-            return found["site"], pattern
-    return None
-
-
-def _jittered(values: Tensor, jitter: float, generator: torch.Generator) -> Tensor:
-    if jitter == 0 or values.dim() < 2:
-        return values
-    wide = values.float()
-    noise = torch.randn(wide.shape, generator=generator)
-    return (wide + noise * (jitter * wide.std())).to(values.dtype)
+    with new_folder(out) as folder:
+        write_json(folder / "config.json", config)
+        write_tensors(folder, [laid.tensor for laid in tensors], filled())
+        progress(len(tensors), len(tensors))
+        for companion in companions:
+            copy_companions(companion, folder)
+        if card is not None:
+            write_card(folder, card)

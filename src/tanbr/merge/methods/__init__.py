@@ -34,39 +34,32 @@ def choose(text: str, experts: ExpertSource) -> Method:
         chosen: Method = TypeAdapter(kind).validate_python({"experts": experts, **settings})
     except ValidationError as error:
         problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        known = ", ".join(_settings(kind)) or "none"
-        raise ConfigError(f"merge method {text!r}: {where}: {problem['msg']} (its settings: {known})") from None
+        raise ConfigError(f"merge method {text!r}: {problem['loc'][0]}: {problem['msg']}") from None
     return chosen
 
 
 def check_name(text: str) -> str:
     """Refuse the name of a method that does not exist, or a setting that it does not have."""
-    kind, settings = _read(text)
-    odd = sorted(set(settings) - set(_settings(kind)))
-    if odd:
-        known = ", ".join(_settings(kind)) or "none"
-        raise ConfigError(f"merge method {text!r} has no setting {odd[0]!r} (its settings: {known})")
+    _read(text)
     return text
-
-
-def _settings(kind: type[Method]) -> list[str]:
-    return [one.name for one in fields(kind)[1:]]
 
 
 def _read(text: str) -> tuple[type[Method], dict[str, str]]:
     parts = text.strip().split(":")
     settings = dict(part.split("=", maxsplit=1) for part in parts if "=" in part)
     name = ":".join(part for part in parts if "=" not in part)
-    if "experts" in settings or len(settings) + name.count(":") + 1 != len(parts):
+    if len(settings) + name.count(":") + 1 != len(parts):
         raise ConfigError(f"merge method {text!r} must be a name, with settings as name:key=value:key=value")
-    if name in METHODS:
-        return METHODS[name], settings
-    if ":" in name:
-        return _third_party(name), settings
-    near = difflib.get_close_matches(name, METHODS, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ConfigError(f"unknown merge method {name!r}; {hint}known: {', '.join(METHODS)}, or package.module:Class")
+    kind = _third_party(name) if ":" in name else METHODS.get(name)
+    if kind is None:
+        near = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"unknown merge method {name!r}; {hint}known: {', '.join(METHODS)}, or package.module:Class")
+    known = [one.name for one in fields(kind)[1:]]  # after the experts
+    odd = next((key for key in settings if key not in known), None)
+    if odd is not None:
+        raise ConfigError(f"merge method {text!r} has no setting {odd!r} (its settings: {', '.join(known) or 'none'})")
+    return kind, settings
 
 
 def _third_party(name: str) -> type[Method]:

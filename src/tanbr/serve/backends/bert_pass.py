@@ -82,12 +82,12 @@ def first_attended(attention: Any, hidden: Tensor, texts: Packed) -> Tensor:
     query = own.query(first).unflatten(1, (heads, -1))  # (n, heads, d)
     if isinstance(own.key, nn.Linear) and isinstance(own.value, nn.Linear):
         # a key's bias adds the same to all scores of a head, which softmax takes out again
-        asked = torch.einsum("nhd,hdD->nhD", query, own.key.weight.unflatten(0, (heads, -1)))
+        asked = torch.einsum("nhd,hdD->nhD", query, own.key.weight.view(heads, -1, states.shape[2]))
         scores = (asked @ states.transpose(1, 2)).mul_(own.scaling)  # (n, heads, length)
         if texts.mask is not None:
             scores = scores.masked_fill_(~texts.mask.squeeze(1), float("-inf"))
         seen = scores.softmax(dim=2) @ states  # (n, heads, D)
-        mixed = torch.einsum("nhD,hdD->nhd", seen, own.value.weight.unflatten(0, (heads, -1))).flatten(1)
+        mixed = torch.einsum("nhD,hdD->nhd", seen, own.value.weight.view(heads, -1, states.shape[2])).flatten(1)
         mixed = mixed if own.value.bias is None else mixed + own.value.bias
     else:  # in int8 a map is all there is
         key, value = (_by_head(project, hidden, texts, own) for project in (own.key, own.value))
@@ -98,7 +98,7 @@ def first_attended(attention: Any, hidden: Tensor, texts: Packed) -> Tensor:
 
 def _by_head(project: Any, hidden: Tensor, texts: Packed, own: Any) -> Tensor:
     """Map hidden states (N, D) → (n, heads, length, d)."""
-    return texts.pad(project(hidden)).unflatten(2, (own.num_attention_heads, -1)).transpose(1, 2)
+    return texts.pad(project(hidden)).view(*texts.shape, own.num_attention_heads, -1).transpose(1, 2)
 
 
 def _joined(part: Any, mixed: Tensor, before: Tensor) -> Tensor:

@@ -58,11 +58,9 @@ class Tokens:
 def _token(environment: Mapping[str, str], name: str, file: Path | None) -> bytes | None:
     if file is not None:
         try:
-            token, source = file.read_text(encoding="ascii").strip(), str(file)
+            token, source = file.read_text(encoding="utf-8", errors="replace").strip(), str(file)
         except OSError as error:
             raise ConfigError(f"cannot read the token in {file}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"{file} must hold one token of printable ASCII characters") from None
     elif name in environment:
         token, source = environment[name], name
     else:

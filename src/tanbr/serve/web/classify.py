@@ -16,7 +16,7 @@ from tanbr.serve.web.service_api import ServiceApi, settled
 DIGITS = 6  # of probabilities and grades: what float32 logits carry
 
 
-@dataclass(slots=True)
+@dataclass
 class Classified(Shown):
     """The answer to one input."""
 
@@ -36,7 +36,7 @@ class Classified(Shown):
     """For every graded task of the model, the grade that this input would get, on the task's scale."""
 
 
-@dataclass(slots=True)
+@dataclass
 class ClassifyResponse(Shown):
     """Answers in the order of the inputs."""
 

@@ -94,7 +94,7 @@ class Writable(Sent):
 
 def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
     """Add the routes of a service whose model writes."""
-    info, writing = service.info, _Writing(service, config, latencies)
+    info = service.info
     Text = Annotated[str, Field(min_length=1, max_length=config.text_chars)]
     Texts = Annotated[list[Text], Field(min_length=1, max_length=config.inputs, fail_fast=True)]
     Tokens = Annotated[int, Field(ge=1, le=info.max_tokens)]
@@ -125,11 +125,34 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
         max_completion_tokens: Tokens | None = None
         """The newer name of max_tokens."""
 
+    async def answer(prompts: list[str], body: Limited, most: int | None, shape: Shape, request: Request) -> Response:
+        """Write answers to each prompt of at most so many tokens, whole or as a stream."""
+        manner, seconds = body.manner(), config.answer_seconds
+        if body.model != info.model:
+            raise Refusal.model(info.model)
+        if len(prompts) * manner.n > config.inputs:
+            says = f"n must be at most {config.inputs // len(prompts)}, for {config.inputs} answers (got {manner.n})"
+            raise Refusal(422, says, param="n")
+        stream = _Stream(shape, info.model, body, seconds=seconds) if body.stream else None
+        on_token = None if stream is None else stream.on_token
+        writing = service.generate(prompts, max_tokens=most, manner=manner, on_token=on_token, task=body.task)
+        try:
+            if stream is not None:
+                await stream.begin(writing, request.receive)
+            else:
+                done = await settled(writing, receive=request.receive, seconds=seconds)
+        except InputError as error:  # a prompt with more tokens than the model reads
+            raise Refusal(400, shortened(str(error)), param=shape.param, code="context_length_exceeded") from None
+        latencies.add_texts(len(prompts) * manner.n)
+        if stream is not None:
+            return StreamingResponse(stream.events(), media_type="text/event-stream")
+        return Response(shape.answer(done, info.model, manner), media_type="application/json")
+
     @app.post("/v1/completions", tags=["answers"], responses=STREAMED)
     async def complete(body: CompletionRequest, request: Request) -> Response:
         """Write answers to each prompt: OpenAI's completion, with a request_id in each choice, and a merge_version."""
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        return await writing.answer(prompts, body, body.max_tokens, COMPLETION, request)
+        return await answer(prompts, body, body.max_tokens, COMPLETION, request)
 
     @app.post("/v1/chat/completions", tags=["answers"], responses=STREAMED)
     async def chat(body: ChatRequest, request: Request) -> Response:
@@ -142,9 +165,10 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
         except CheckpointError as error:  # whoever runs the server chose the checkpoint
             raise Refusal(500, str(error)) from None
         if len(prompt) > config.text_chars:
-            raise Refusal(422, f"messages must make a prompt of at most {config.text_chars} characters")
+            says = f"messages must make a prompt of at most {config.text_chars} characters"
+            raise Refusal(422, says, param="messages")
         most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-        return await writing.answer([prompt], body, most, CHAT, request)
+        return await answer([prompt], body, most, CHAT, request)
 
 
 @dataclass(frozen=True)
@@ -164,6 +188,17 @@ class Shape:
         """Say the text of a choice."""
         return {"message": {"role": "assistant", "content": text}} if self is CHAT else {"text": text}
 
+    def answer(self, done: Generated, model: str, manner: Manner) -> bytes:
+        """Write a whole answer as JSON."""
+        choices = [
+            _choice(i, self.whole(text), finish_reason=reason, request_id=request_id)
+            for i, (text, reason, request_id) in enumerate(
+                zip(done.texts, done.finish_reasons, done.request_ids, strict=True)
+            )
+        ]
+        said = {"choices": choices, "usage": _usage(done, manner), "merge_version": done.merge_version}
+        return to_json(self.head(done.request_ids[0], self.kind, model) | said)
+
     def piece(self, text: str, *, first: bool) -> dict[str, Any]:
         """Say a piece of it, none at the end; the role comes once, because clients join pieces name by name."""
         role = {"role": "assistant"} if first else {}
@@ -173,51 +208,6 @@ class Shape:
 
 COMPLETION = Shape("prompt", "cmpl", "text_completion", "text_completion")
 CHAT = Shape("messages", "chatcmpl", "chat.completion", "chat.completion.chunk")
-
-
-@dataclass(frozen=True)
-class _Writing:
-    """What the routes have in common."""
-
-    service: ServiceApi
-    config: HttpConfig
-    latencies: LatencyHistory
-
-    async def answer(
-        self, prompts: list[str], body: Writable, max_tokens: int | None, shape: Shape, request: Request
-    ) -> Response:
-        """Write an answer to each prompt, whole or as a stream."""
-        manner, seconds, model = body.manner(), self.config.answer_seconds, self.service.info.model
-        if body.model != model:
-            raise Refusal.model(model)
-        if len(prompts) * manner.n > self.config.inputs:
-            most = self.config.inputs // len(prompts)
-            raise Refusal(422, f"n must be at most {most}, for {self.config.inputs} answers (got {manner.n})")
-        stream = _Stream(shape, model, body, seconds=seconds) if body.stream else None
-        on_token = None if stream is None else stream.on_token
-        writing = self.service.generate(
-            prompts, max_tokens=max_tokens, manner=manner, on_token=on_token, task=body.task
-        )
-        try:
-            if stream is not None:
-                await stream.begin(writing, request.receive)
-            else:
-                done = await settled(writing, receive=request.receive, seconds=seconds)
-        except InputError as error:  # a prompt with more tokens than the model reads
-            raise Refusal(400, shortened(str(error)), param=shape.param, code="context_length_exceeded") from None
-        self.latencies.add_texts(len(prompts) * manner.n)
-        if stream is not None:
-            return StreamingResponse(stream.events(), media_type="text/event-stream")
-        choices = [
-            _choice(i, shape.whole(text), finish_reason=reason, request_id=request_id)
-            for i, (text, reason, request_id) in enumerate(
-                zip(done.texts, done.finish_reasons, done.request_ids, strict=True)
-            )
-        ]
-        said = {"choices": choices, "usage": _usage(done, manner), "merge_version": done.merge_version}
-        return Response(
-            to_json(shape.head(done.request_ids[0], shape.kind, model) | said), media_type="application/json"
-        )
 
 
 class _Stream:

@@ -43,10 +43,7 @@ class RateLimit:
 
     def __init__(self, rate: float, burst: int) -> None:
         self._rate, self._burst = rate, float(burst)
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client → tokens, when counted
-
-    def __len__(self) -> int:
-        return len(self._buckets)
+        self.buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client → tokens, when counted
 
     def wait(self, client: str, now: float, *, cost: float = 1.0) -> float:
         """Take tokens of the client's, or say for how many seconds there are too few."""
@@ -59,13 +56,13 @@ class RateLimit:
 
     def take(self, client: str, cost: float, now: float) -> None:
         """Take tokens, even those that are not there: they are owed."""
-        self._buckets[client] = self._left(client, now) - cost, now
-        self._buckets.move_to_end(client)
-        if len(self._buckets) > REMEMBERED:
-            self._buckets.popitem(last=False)
+        self.buckets[client] = self._left(client, now) - cost, now
+        self.buckets.move_to_end(client)
+        if len(self.buckets) > REMEMBERED:
+            self.buckets.popitem(last=False)
 
     def _left(self, client: str, now: float) -> float:
-        tokens, counted = self._buckets.get(client, (self._burst, now))
+        tokens, counted = self.buckets.get(client, (self._burst, now))
         return min(self._burst, tokens + (now - counted) * self._rate)
 
 
@@ -172,9 +169,6 @@ class Entrance:
         """Read the body whole, at most as much as is allowed; None when the client left."""
         limit = self._config.body_bytes
         too_large = Refusal(413, f"the body has more than {limit} bytes", headers={"connection": "close"})
-        length = headers.get("content-length", "")
-        if "expect" in headers and length.isascii() and length.isdigit() and int(length) > limit:
-            raise too_large  # it waits to be told before it sends
         chunks: list[bytes] = []
         more = True
         while more:

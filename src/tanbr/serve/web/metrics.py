@@ -99,15 +99,10 @@ class _State:
         """Read the state once."""
         now = self._state()
         for name, says, value in (
-            ("slot", "Number of the slot", now.slot),
             ("merge_version", "Merge version that answers", now.merge_version),
             ("regret_estimate", "How far the router believes the blend to be below its best", now.estimated_regret),
             ("queue", "Texts that wait", now.queue),
             ("pinned", "Whether an operator holds the blend", now.pinned),
-            ("answered", "Texts answered since the start", now.answered),
-            ("merge_last_seconds", "Time the last merge took", now.last_merge_seconds),
-            ("pause_last_seconds", "How long the last swap kept requests waiting", now.last_pause_seconds),
-            ("uptime_seconds", "Since the start", now.uptime),
         ):
             yield GaugeMetricFamily(f"tanbr_{name}", says, value=float(value))
         tasks, experts = self._info.tasks, [str(expert) for expert in range(self._info.experts)]

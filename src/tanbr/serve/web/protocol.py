@@ -23,6 +23,7 @@ class Connections:
     """The open connections. Where there is no place, one that has not sent a whole request gives way."""
 
     def __init__(self, config: HttpConfig) -> None:
+        self.seconds = config.read_seconds  # to send a request, and to take an answer
         self._most, self._of_client = config.connections, config.client_connections
         self._unlimited = {client_of(proxy) for proxy in config.proxies}  # clients that may have all connections
         self._clients: dict[BoundedProtocol, str] = {}  # connection → client
@@ -63,11 +64,9 @@ class Connections:
 class BoundedProtocol(HttpToolsProtocol):
     """One connection; what is refused before there is a request is a sentence in JSON, too."""
 
-    seconds: float  # to send a request, and to take an answer; set by `bounded`, as is
-    places: Connections
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    def __init__(self, *arguments: Any, places: Connections, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self.places, self.seconds = places, places.seconds
         self._admitted, self._in_head = True, True
         self._received = 0  # bytes of a request that is not whole
         self._unanswered = 0  # whole requests
@@ -180,9 +179,3 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.write(b"".join([STATUS_LINE[refusal.status_code], *lines, b"\r\n", body]))
             self._hang_up()
             self.transport.close()
-
-
-def bounded(config: HttpConfig) -> type[BoundedProtocol]:
-    """Make the protocol with the limits of a configuration, for one server."""
-    limits = {"seconds": config.read_seconds, "places": Connections(config)}
-    return type("BoundedProtocol", (BoundedProtocol,), limits)

@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
 from pydantic import ConfigDict, Field, model_validator
@@ -124,27 +124,6 @@ class Steered(Shown):
     pinned: bool
 
 
-@dataclass(frozen=True)
-class SlotsResponse(Shown):
-    """Slots, newest first."""
-
-    slots: list[SlotView]
-
-
-@dataclass(frozen=True)
-class VersionsResponse(Shown):
-    """Versions, newest first."""
-
-    versions: list[VersionView]
-
-
-@dataclass(frozen=True)
-class LatencyResponse(Shown):
-    """Windows, oldest first; the last is still open."""
-
-    windows: list[Window]
-
-
 @dataclass(frozen=True, eq=False)
 class TreeNode(Shown):
     """A node of the router's search tree."""
@@ -155,7 +134,6 @@ class TreeNode(Shown):
     visits: float
     value: FloatOrNaN
     """Predicted reward for the present task mix."""
-    leaf: bool
 
 
 @dataclass(frozen=True)
@@ -180,12 +158,10 @@ class TreeResponse(Shown):
                 node = int(view.parent[node])
         rows = sorted(kept)
         place = {node: at for at, node in enumerate(rows)} | {-1: -1}
-        columns = view.parent, view.depth, view.visits, view.value @ task_mix, view.leaf
+        columns = (column[rows].tolist() for column in (view.parent, view.depth, view.visits, view.value @ task_mix))
         nodes = [
-            TreeNode(place[parent], depth, blend, visits, value, leaf)
-            for blend, parent, depth, visits, value, leaf in zip(
-                view.blend[rows].round(6), *(column[rows].tolist() for column in columns), strict=True
-            )
+            TreeNode(place[parent], depth, blend, visits, value)
+            for blend, parent, depth, visits, value in zip(view.blend[rows].round(6), *columns, strict=True)
         ]
         return cls(nodes, len(view))
 
@@ -197,21 +173,21 @@ def add_watching(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
     @app.get("/v1/state", tags=["watching"])
     async def state() -> StateResponse:
         """What the server does now: slot, merge version, task mix ψ, blend x and why, reward."""
-        now, slot = vars(await workers.run(service.state)), (info.slot_requests, info.slot_seconds)
-        return StateResponse(**now, tasks=info.tasks, slot_requests=slot[0], slot_seconds=slot[1], model=info)
+        constant = {name: getattr(info, name) for name in ("tasks", "slot_requests", "slot_seconds")}
+        return StateResponse(**vars(await workers.run(service.state)), **constant, model=info)
 
     @app.get("/v1/slots", tags=["watching"])
     async def slots(
         limit: Annotated[int, Query(ge=1, le=1000, description="Most slots to give.")] = 100,
         before: Annotated[int | None, Query(ge=0, lt=2**63, description="Only slots before this one.")] = None,
-    ) -> SlotsResponse:
+    ) -> dict[Literal["slots"], list[SlotView]]:
         """The last slots, newest first."""
-        return SlotsResponse(await workers.run(lambda: service.slots(limit, before)))
+        return {"slots": await workers.run(lambda: service.slots(limit, before))}
 
     @app.get("/v1/versions", tags=["watching"])
-    async def versions() -> VersionsResponse:
+    async def versions() -> dict[Literal["versions"], list[VersionView]]:
         """The merge versions that can be rolled back to, newest first."""
-        return VersionsResponse(await workers.run(service.versions))
+        return {"versions": await workers.run(service.versions)}
 
     @app.get("/v1/tree", tags=["watching"])
     async def tree(
@@ -221,9 +197,9 @@ def add_watching(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
         return await workers.run(lambda: TreeResponse.of(service.tree(), service.state().task_mix, limit=limit))
 
     @app.get("/v1/latency", tags=["watching"])
-    async def latency() -> LatencyResponse:
+    async def latency() -> dict[Literal["windows"], list[Window]]:
         """How long answers took in the last hour, and how many texts were answered, in windows of ten seconds."""
-        return LatencyResponse(metrics.latencies.windows())
+        return {"windows": metrics.latencies.windows()}
 
 
 def add_supervision(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:

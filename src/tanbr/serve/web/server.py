@@ -1,8 +1,11 @@
 """The process: a socket, uvicorn, and an end that finishes what was accepted."""
 
 import ipaddress
+import math
 import socket
 import time
+from functools import partial
+from typing import Any
 
 import uvicorn
 
@@ -11,7 +14,7 @@ from tanbr.serve.web.app import create_app
 from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import Metrics
-from tanbr.serve.web.protocol import bounded
+from tanbr.serve.web.protocol import BoundedProtocol, Connections
 from tanbr.serve.web.service_api import ServiceApi
 
 BACKLOG = 1024
@@ -40,46 +43,39 @@ def address_of(taken: socket.socket) -> tuple[str, bool]:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which notes when its end begins."""
+    """Answers requests: `run(sockets=[…])` returns when it was told to stop and all it accepted is done."""
 
-    def __init__(self, settings: uvicorn.Config, *, stop_seconds: float) -> None:
-        super().__init__(settings)
-        self._stop_seconds = stop_seconds
-        self._ends: float | None = None
-
-    def seconds_to_stop(self) -> float:
-        """Seconds that are left to stop in; all of them before it began."""
-        return self._stop_seconds if self._ends is None else max(0.0, self._ends - time.monotonic())
+    def __init__(
+        self, service: ServiceApi, *, config: HttpConfig, tokens: Tokens, metrics: Metrics, loopback: bool
+    ) -> None:
+        self._stop_seconds, self._ends = float(config.stop_seconds), math.inf
+        app = create_app(
+            service,
+            config=config,
+            tokens=tokens,
+            metrics=metrics,
+            loopback=loopback,
+            seconds_to_stop=lambda: min(self._stop_seconds, max(0.0, self._ends - time.monotonic())),
+        )
+        protocol: Any = partial(BoundedProtocol, places=Connections(config))  # uvicorn does no more than call it
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=protocol,
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=BACKLOG,
+                proxy_headers=bool(config.proxies),
+                forwarded_allow_ips=list(config.proxies),
+                timeout_keep_alive=config.idle_seconds,
+                timeout_graceful_shutdown=int(ANSWERING_SHARE * config.stop_seconds),
+            )
+        )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what was accepted, then end the application."""
         self._ends = time.monotonic() + self._stop_seconds
         await super().shutdown(sockets)
-
-
-def server(service: ServiceApi, *, config: HttpConfig, tokens: Tokens, metrics: Metrics, loopback: bool) -> Server:
-    """Make what answers requests: `run(sockets=[…])` returns when it was told to stop and all it accepted is done."""
-    app = create_app(
-        service,
-        config=config,
-        tokens=tokens,
-        metrics=metrics,
-        loopback=loopback,
-        seconds_to_stop=lambda: running.seconds_to_stop(),
-    )
-    settings = uvicorn.Config(
-        app,
-        http=bounded(config),
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        backlog=BACKLOG,
-        proxy_headers=bool(config.proxies),
-        forwarded_allow_ips=list(config.proxies),
-        timeout_keep_alive=config.idle_seconds,
-        timeout_graceful_shutdown=int(ANSWERING_SHARE * config.stop_seconds),
-    )
-    running = Server(settings, stop_seconds=config.stop_seconds)
-    return running

@@ -5,47 +5,30 @@ import torch
 from safetensors.torch import load_file
 
 from lab.train import small
-from tanbr.errors import StateError
-from tanbr.lab import make_moe
 from tanbr.lab.tasks import tiny
-from tanbr.lab.train.ancestor import aligned
-from tanbr.lab.train.config import PretrainConfig
+from tanbr.lab.train import embedded
+from tanbr.lab.train.config import Preset
+from tanbr.lab.train.embedded import aligned
 from tanbr.moe.text import TextEncoder
 
-SMALL = PretrainConfig(
-    hidden_size=16,
-    ffn_size=16,
-    layers=1,
-    heads=2,
-    train_rows=60,
-    batch=2,
-    ancestor_steps=4,
-    steps=6,
-    warmup=2,
+SMALL = Preset(
+    hidden_size=16, ffn_size=16, layers=1, heads=2, train_rows=60, batch=2, ancestor_steps=4, steps=6, warmup=2,
     save_every=2,
-)
-encoder = TextEncoder(make_moe.word_tokenizer(max_length=64), max_length=64)
-
-
-class Stopped(Exception):
-    pass
+)  # fmt: skip
+encoder = TextEncoder(embedded.word_tokenizer(max_length=64), max_length=64)
 
 
 def train(
-    out: Path,
-    *,
-    stop_at: tuple[str, int] | None = None,
-    config: PretrainConfig = SMALL,
-    writes: bool = False,
+    out: Path, *, stop_at: tuple[str, int] | None = None, config: Preset = SMALL, writes: bool = False
 ) -> list[tuple[str, int]]:
     seen: list[tuple[str, int]] = []
 
     def report(phase: str, done: int, total: int, note: str) -> None:
         seen.append((phase, done))
         if (phase, done) == stop_at:
-            raise Stopped
+            raise small.Stopped
 
-    make_moe.train_embedded(
+    embedded.train_embedded(
         config, out=out, report=report, command="test", writes=writes, survey_rows=2, survey_blends=1
     )
     return seen
@@ -69,7 +52,7 @@ def test_the_model_and_its_survey_are_written(whole: Path) -> None:
 
 @pytest.mark.parametrize("stop_at", [("ancestor", 3), ("experts", 5)])
 def test_an_interrupted_run_resumes_to_the_same_weights(whole: Path, tmp_path: Path, stop_at: tuple[str, int]) -> None:
-    with pytest.raises(Stopped):
+    with pytest.raises(small.Stopped):
         train(tmp_path, stop_at=stop_at)
     resumed = train(tmp_path)
     phase, step = stop_at
@@ -78,18 +61,9 @@ def test_an_interrupted_run_resumes_to_the_same_weights(whole: Path, tmp_path: P
         torch.testing.assert_close(load_file(tmp_path / "model" / "model.safetensors")[name], value, rtol=0, atol=0)
 
 
-def test_a_corrupt_state_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Stopped):
-        train(tmp_path, stop_at=("ancestor", 3))
-    state = tmp_path / "ancestor.state"
-    state.write_bytes(state.read_bytes()[:200])
-    with pytest.raises(StateError, match="is corrupt"):
-        train(tmp_path)
-
-
 def test_one_that_writes_is_made_the_same_way_and_resumes(tmp_path: Path) -> None:
     train(tmp_path / "whole", writes=True)
-    with pytest.raises(Stopped):
+    with pytest.raises(small.Stopped):
         train(tmp_path / "halved", stop_at=("experts", 5), writes=True)
     train(tmp_path / "halved", writes=True)
     weights, again = (load_file(tmp_path / name / "model/model.safetensors") for name in ("whole", "halved"))
@@ -104,7 +78,7 @@ def test_one_that_writes_is_made_the_same_way_and_resumes(tmp_path: Path) -> Non
 def test_alignment_marks_words_whose_meaning_is_in_the_other_text() -> None:
     inputs = encoder([("the dog found the apple .", "the dog discovered a pear ."), "the dog is funny"])
     vocabulary = encoder.tokenizer.get_vocab()
-    meanings = make_moe.meanings(encoder)
+    meanings = embedded.meanings(encoder)
     labels = aligned(inputs, meanings)
     #                  [CLS] the dog found the apple . [SEP] the dog discovered a pear . [SEP]
     assert labels[0].tolist() == [-1, 1, 1, 1, 1, 0, 1, -1, 1, 1, 1, 0, 0, 1, -1]
@@ -114,9 +88,9 @@ def test_alignment_marks_words_whose_meaning_is_in_the_other_text() -> None:
 
 
 def test_where_inputs_do_not_say_which_text_a_word_is_of_ends_do() -> None:
-    writer = TextEncoder(make_moe.writer_tokenizer(max_length=64), max_length=64)
+    writer = TextEncoder(embedded.writer_tokenizer(max_length=64), max_length=64)
     texts = [("the dog found the apple .", "the dog discovered a pear ."), "the dog is funny"]
-    labels = aligned(writer(texts), make_moe.meanings(writer), end=writer.tokenizer.eos_token_id)
+    labels = aligned(writer(texts), embedded.meanings(writer), end=writer.tokenizer.eos_token_id)
     #                  the dog found the apple . </s> the dog discovered a pear . </s>
     assert labels[0].tolist() == [1, 1, 1, 1, 0, 1, -1, 1, 1, 1, 0, 0, 1, -1]
     assert (labels[1] == -1).all()
@@ -124,7 +98,7 @@ def test_where_inputs_do_not_say_which_text_a_word_is_of_ends_do() -> None:
 
 @pytest.mark.parametrize("writes", [False, True])
 def test_the_embedded_models_are_the_same_elsewhere(writes: bool, tmp_path: Path) -> None:
-    def trained(config: PretrainConfig, out: Path) -> Path:
+    def trained(config: Preset, out: Path) -> Path:
         train(out, config=config, writes=writes)
         return out
 
