@@ -82,6 +82,8 @@ def _parameter(section: type[Section], name: str, panel: str | None) -> inspect.
         kind, flag, meta = list[str], flag.removesuffix("s"), "<str>"  # given once for each: --expert a/ --expert b/
     elif get_origin(kind) is Literal:
         words, meta = f" ({', '.join(get_args(kind))})", "<word>"
+    elif kind is bool and about.default:
+        flag = f"{flag}/--no-{name.replace('_', '-')}"
     elif kind is not bool:
         kind = kind if kind in (int, float, Path) else str
         meta = f"<{kind.__name__.lower()}>"

@@ -16,6 +16,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from tanbr.cli.display import console
+from tanbr.cli.measured import measuring, show_check
 from tanbr.cli.options import ADVANCED, COMMON, Given, examples, options_of
 from tanbr.cli.stopping import on_signals
 from tanbr.config import read
@@ -44,14 +45,14 @@ advanced = partial(Option, rich_help_panel=ADVANCED)
 @options_of(
     ServeConfig,
     "serve",
-    common=["models", "memory", "answers", "slot_requests", "slot_seconds", "explore", "method", "backend", "device"],
-    advanced=["blend", "low_memory", "engine", "engine_url"],
+    common=["models", "memory", "unmerged", "method", "slot_requests", "slot_seconds", "explore", "backend", "device"],
+    advanced=["answers", "blend", "low_memory", "engine", "engine_url"],
 )
 @options_of(
     StartConfig,
     "start",
     common=["state", "history", "experts", "blend_only", "token_file", "admin_token_file"],
-    advanced=["survey", "warm_start", "adopt", "force"],
+    advanced=["check", "survey", "warm_start", "adopt", "force"],
 )
 @options_of(HttpConfig, "listen", common=["host", "port"])
 def serve(
@@ -109,14 +110,18 @@ def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens",
         from tanbr.serve.web.metrics import Metrics
 
         metrics = Metrics()
-        service = build(
-            **origin.model_dump(exclude={"token_file", "admin_token_file"}),
-            config=settings.serve,
-            router=settings.router,
-            monitor=settings.monitor,
-            observer=metrics,
-            backend=engine_builder(settings.serve),
-        )
+        with measuring() as report:
+            service = build(
+                **origin.model_dump(exclude={"token_file", "admin_token_file"}),
+                config=settings.serve,
+                router=settings.router,
+                monitor=settings.monitor,
+                observer=metrics,
+                backend=engine_builder(settings.serve),
+                report=report,
+            )
+        if service.check is not None:
+            show_check(service.check)
         running = Server(service, config=settings.http, tokens=tokens, metrics=metrics, loopback=loopback)
         console.print(_banner(url, service.info, service.state(), state=origin.state, tokens=tokens))
         if not loopback and tokens.general is None:
@@ -138,7 +143,9 @@ def _on_ray(
     with bind(settings.http) as taken:  # a port that is taken is found at once; Ray's proxy binds it again
         http = settings.http.model_copy(update={"port": int(taken.getsockname()[1])})
     sections = {"serve": settings.serve, "router": settings.router, "monitor": settings.monitor, "http": http}
-    config = read(ClusterConfig, origin.model_dump() | sections | {"replicas": replicas}, source="options")
+    config = read(
+        ClusterConfig, origin.model_dump() | {"check": False} | sections | {"replicas": replicas}, source="options"
+    )
     stop = threading.Event()
 
     def ready(url: str, info: "ServiceInfo", now: "ServiceState") -> None:

@@ -32,7 +32,7 @@ def engine_builder(config: ServeConfig) -> Builder | None:
         return None
     if url is None:
         raise ConfigError(f"--engine {engine} needs --engine-url, the address at which it answers")
-    if config.models > 1 or config.memory is not None:
+    if (config.models or 1) > 1 or config.memory is not None:
         raise ConfigError("an engine holds one model; leave --models and --memory out")
     if config.backend != "torch":
         raise ConfigError(f"an engine computes as it was started (got {config.backend}); leave --backend out")

@@ -41,7 +41,9 @@ def load(path: str | Path | None, *, over: Config | None = None) -> Config:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{path} is nested too deeply; a setting is a value in a section") from None
-    check_method(parse(values, source=str(path)).serve.method, source=str(path))  # what is wrong is as the file has it
+    check_method(
+        parse(values, source=str(path)).serve.method or "average", source=str(path)
+    )  # what is wrong is as the file has it
     return parse(_laid_over(base.model_dump(exclude_unset=True), values), source=str(path))
 
 

@@ -69,7 +69,7 @@ class Study:
     @property
     def merging(self) -> str:
         """How blends are merged if a method does not say: as the list of experts says, or averaged."""
-        return read_list(self.checkpoint).method if is_list(self.checkpoint) else AVERAGE
+        return (read_list(self.checkpoint).method if is_list(self.checkpoint) else None) or AVERAGE
 
     def corpus(self) -> Corpus:
         """Read or generate the rows."""

@@ -37,11 +37,14 @@ class StartBlend:
         own_experts: Sequence[int] = (),
         max_active: int | None = None,
         surveyed: tuple[FloatArray, FloatArray] | None = None,
+        groups: Sequence[int] = (),
     ) -> None:
         """Choose the kind; `own_experts` (V,) is the expert of each task, empty where that is not known.
 
-        Blends (N, K) and their rewards (N, V) that were `surveyed` count if no kind is named.
+        Blends (N, K) and their rewards (N, V) that were `surveyed` count if no kind is named. `groups` (V,) is the
+        model of each task, where somebody measured which tasks lose least by sharing one.
         """
+        self._groups = np.array(groups, dtype=np.intp)
         self._surveyed = surveyed if kind is None else None
         self._own = list(own_experts) if kind == "proportional" or (kind is None and own_experts) else []
         if kind == "proportional" and not own_experts:
@@ -71,7 +74,8 @@ class StartBlend:
             blends, estimates = known[rows].copy(), rewards[rows]
         elif self._own:
             groups = min(models, tasks)
-            labels = task_groups(readings, groups)
+            measured = len(self._groups) == tasks and self._groups.max() + 1 == groups
+            labels = self._groups if measured else task_groups(readings, groups)
             sizes = Sizes(len(self._fixed), tasks, self._most)
             blends = proportional_blends(readings, labels, groups, own=self._own, sizes=sizes)
             estimates = (labels == np.arange(groups)[:, None]).astype(np.float64)

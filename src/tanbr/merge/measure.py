@@ -37,7 +37,7 @@ def inputs_of(moe: Moe, texts: Sequence[Text], answers: Sequence[str], *, batch:
     found: list[Inputs] = []
     for start in range(0, len(order), batch):
         chosen = order[start : start + batch]
-        inputs = encode([texts[i] for i in chosen], device=moe.device)
+        inputs: Inputs = encode([texts[i] for i in chosen], device=moe.device)
         if moe.config.get("is_encoder_decoder"):
             inputs = written(moe, encode, inputs, [answers[i] for i in chosen])
         found.append(inputs)

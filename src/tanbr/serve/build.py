@@ -1,12 +1,14 @@
 """From a checkpoint's path and a configuration to a `Service`."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tanbr.errors import CheckpointError, DataError
+from tanbr.errors import CheckpointError, ConfigError, DataError
+from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.inspect import glance
 from tanbr.moe import embedded
@@ -15,12 +17,15 @@ from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.serve.backends import Builder
+from tanbr.serve.check import UNKNOWN, Check, Report, digest, self_check
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
+from tanbr.serve.labels import label_space
 from tanbr.serve.records import Observer
 from tanbr.serve.service import Service
 from tanbr.serve.survey import Survey
 from tanbr.tasks.card import read_card
+from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.own import is_own, read_own
 from tanbr.tasks.rows import Row, Task
 
@@ -41,7 +46,9 @@ def build(
     survey: Path | None = None,
     warm_start: Path | None = None,
     adopt: bool = False,
+    check: bool = False,
     force: bool = False,
+    report: Report = lambda *_: None,
     observer: Observer | None = None,
     backend: Builder | None = None,
     make_engine: Callable[..., Engine] = Engine,
@@ -54,29 +61,34 @@ def build(
     monitor, and its labelled lines are the guard's probes. Without any the monitor groups the traffic by itself, into
     as many latent tasks as there are experts if the checkpoint has no card either.
     `survey` is what `tanbr survey` wrote: its best blend for the mix is the start blend; the router is told a
-    `warm_start` like it before its first slot. Experts that do not merge are refused unless `force` is given. `backend`
-    and `make_engine` are those of a `Service`.
+    `warm_start` like it before its first slot. Experts that do not merge are refused unless `force` is given. With
+    `check`, how many models are served and how they are merged is measured first, where that is not set (`check.py`).
+    `backend` and `make_engine` are those of a `Service`.
     """
-    method = config.method if "method" in config.model_fields_set else None  # a list of experts may name one
     place = embedded.path() if checkpoint is None else checkpoint
-    moe = open_moe(place, experts=experts, blend_only=blend_only, method=method)
+    moe = open_moe(place, experts=experts, blend_only=blend_only, method=config.method)
     if config.blend is None and moe.source.weights:
         config = config.model_copy(update={"blend": moe.source.weights})
+    if config.method is None:
+        config = config.model_copy(update={"method": moe.source.method})
     if not force:
         verdict, why = glance(moe)
         if verdict == "do not merge":
             raise CheckpointError(f"{moe.path} should not be merged: {why}; pass --force to serve it all the same")
-    card = read_card(moe.path).of_experts(moe.source.expert_tasks, moe.source.expert_labels)
-    if history is None and (Path(moe.path) / HISTORY).is_file():
-        history = Path(moe.path) / HISTORY
-    past = None if history is None else read_history(history)
-    tasks = card.tasks or tuple(Task(f"latent-{number + 1}", ()) for number in range(moe.num_experts))
-    probes: Sequence[Row] = ()
-    if past is not None:
-        tasks = tuple(next((t for t in card.tasks if t.name == task.name), task) for task in _tasks_of(past))
-        labelled = _labelled(past, tasks)
-        probes = labelled[:: max(1, len(labelled) // PROBES)][:PROBES]
+    about = known_of(moe, history)
+    tasks, own, past = about.tasks, about.own, about.past
     names = [task.name for task in tasks]
+    probes = about.rows[:: max(1, len(about.rows) // PROBES)][:PROBES]
+    found: Check | None = None
+    if config.unmerged:
+        if not own:
+            raise ConfigError(f"to serve experts un-merged, {UNKNOWN}")
+        config = config.model_copy(update={"models": moe.num_experts, "explore": "never"})
+    elif check and backend is None and config.blend is None and config.models != 1:
+        found = checked(about, config, state, monitor=monitor, report=report)
+    if found is not None:
+        config = config.model_copy(update={"models": found.taken.models})
+        moe = Moe(moe.source, method=found.taken.method)
 
     def recogniser() -> Monitor:
         if past is None:
@@ -85,13 +97,13 @@ def build(
         taught.learn([one.text for one in past], [one.task for one in past])
         return taught
 
-    own = card.experts_of(names) if past is not None else ()
-    # where nobody taught the monitor, its tasks are groups of its own, and no expert is known to be theirs
     settings = (router or RouterConfig()).of_requests(own)
     chooser = Tanbr(moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings)
     if warm_start is not None:
         known = Survey.load(warm_start).check(moe, tasks, warm_start)
         chooser.warm_start(known.blends, known.rewards, known.counts)
+    elif found is not None:
+        chooser.warm_start(*found.known)
     return Service(
         moe,
         tasks=tasks,
@@ -101,14 +113,86 @@ def build(
         monitor=recogniser,
         monitor_config=monitor or MonitorConfig(),
         probes=probes,
-        expert_names=card.expert_tasks,
+        expert_names=about.expert_names,
         own_experts=own,
         survey=None if survey is None else Survey.load(survey).check(moe, tasks, survey),
+        check=found,
         adopt=adopt,
         observer=observer,
         backend=backend,
         make_engine=make_engine,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What is known of experts before they serve."""
+
+    moe: Moe
+    tasks: tuple[Task, ...]  # (V,)
+    own: tuple[int, ...]  # (V,) the expert of each task; empty where that is not known
+    expert_names: tuple[str, ...]  # (K,) or none
+    past: "list[PastRequest] | None" = None
+    rows: Sequence[Row] = ()  # of `past`, those with labels
+
+    @property
+    def space(self) -> LabelSpace:
+        """The labels of the tasks, on the model's head if it has one."""
+        head = tuple(str(name) for _, name in sorted((self.moe.plan.config().id2label or {}).items()))
+        return label_space(self.tasks, head) or LabelSpace(self.tasks)
+
+
+def known_of(moe: Moe, history: Path | None) -> Known:
+    """Put together what card, list and history say; where nobody tells tasks apart, no expert is known to be theirs."""
+    card = read_card(moe.path).of_experts(moe.source.expert_tasks, moe.source.expert_labels)
+    if history is None and (Path(moe.path) / HISTORY).is_file():
+        history = Path(moe.path) / HISTORY
+    if history is None:
+        latent = tuple(Task(f"latent-{number + 1}", ()) for number in range(moe.num_experts))
+        return Known(moe, card.tasks or latent, (), card.expert_tasks)
+    past = read_history(history)
+    tasks = tuple(next((t for t in card.tasks if t.name == task.name), task) for task in _tasks_of(past))
+    own = card.experts_of([task.name for task in tasks]) or _by_labels(tasks, moe.source.expert_labels)
+    return Known(moe, tasks, own, card.expert_tasks, past, _labelled(past, tasks))
+
+
+def _by_labels(tasks: Sequence[Task], heads: Sequence[Sequence[str]]) -> tuple[int, ...]:
+    """Find the expert of each task (V,) by the labels of its head; none at all unless each task has one of its own."""
+    fits = [[k for k, head in enumerate(heads) if task.labels and set(task.labels) <= set(head)] for task in tasks]
+    own = tuple(some[0] for some in fits if len(some) == 1)
+    return own if len(set(own)) == len(tasks) else ()
+
+
+def checked(
+    about: Known, config: ServeConfig, state: Path, *, monitor: MonitorConfig | None, report: Report
+) -> Check | None:
+    """Measure how to serve, or read what was measured at the last start; None, and a report of why, if that cannot be.
+
+    Gram matrices go to the state's folder, which may be removed with it.
+    """
+    moe = about.moe
+    moe.source.measured = state / "measured" / moe.fingerprint[:16]
+    made_for = digest(moe, about.rows, config.memory, config.models, config.method)
+    kept = Check.load(state, made_for)
+    if kept is not None:
+        return kept
+    try:
+        found = self_check(
+            moe,
+            about.rows,
+            about.space,
+            own=about.own,
+            memory=config.memory,
+            models=config.models,
+            method=config.method,
+            monitor=monitor,
+            report=report,
+        )
+    except ConfigError as why:
+        report(f"no self-check: {why}", 0, 0)
+        return None
+    replace(found, made_for=made_for).save(state)
+    return found
 
 
 class PastRequest(BaseModel):

@@ -40,6 +40,7 @@ SHOWN = 48  # texts of a task that its expert is shown for Gram matrices
 NEAR = 0.01  # a smaller panel is taken if it earns within this of the best
 KEPT = 0.9  # of what experts earn alone: a way that keeps less is not called good
 FILE = "check.json"
+UNKNOWN = "it must be known which expert belongs to which task: name the experts' tasks in a list, and give --history"
 
 Report = Callable[[str, int, int], None]  # what is measured, steps done, of how many
 
@@ -64,7 +65,7 @@ class Way:
 class Check:
     """Every expert alone on its own task, and every way that fits into the memory."""
 
-    made_for: str  # digest of the weights, rows and limits
+    made_for: str  # digest of weights, rows and limits; empty unless it is kept
     tasks: tuple[str, ...]  # (V,)
     rows: int
     alone: tuple[float, ...]  # (V,) each task by its own expert, told the task
@@ -122,7 +123,7 @@ def taken(ways: Sequence[Way]) -> Way:
 
 
 def divided(rows: Sequence[Row], *, parameters: int) -> tuple[list[Row], list[Row]]:
-    """Hold back evenly spaced rows of every task, fewer for a large model: held, rest. Nothing if a task has too few."""
+    """Hold back evenly spaced rows of every task, fewer for a large model: held, rest. None if a task has too few."""
     by_task: dict[str, list[Row]] = {}
     for row in rows:
         by_task.setdefault(row.task, []).append(row)
@@ -276,7 +277,7 @@ def self_check(
     start = time.monotonic()
     held, rest = divided(rows, parameters=sizes(moe)[0] // 4)
     if not own:
-        raise ConfigError("which expert belongs to which task is not known: name the experts' tasks in a list")
+        raise ConfigError(UNKNOWN)
     if not held:
         raise ConfigError(f"the history has too few labelled rows: {SHARE * LEAST} a task are enough")
     names = [task.name for task in space.tasks]
@@ -313,7 +314,7 @@ def self_check(
     one_hot = [key for key in checking.blends if key[0] == best.method]
     table = [checking.rewards(best.method, checking.blends[key], np.zeros(len(held), dtype=bool)) for key in one_hot]
     return Check(
-        digest(moe, rows, memory, models, method),
+        "",
         tuple(names),
         len(held),
         checking.by_task(alone),

@@ -31,6 +31,8 @@ class StartConfig(Section):
     """File from `tanbr survey`, for the router; it learns from it before its first slot."""
     adopt: bool = False
     """Take what another server's state learned as a prior; its checkpoint or settings may differ."""
+    check: bool = True
+    """Measure at start, on held rows of the history, which way of serving earns most; kept in the state."""
     force: bool = False
     """Serve even if `tanbr inspect` says not to merge."""
     token_file: File | None = None
@@ -44,11 +46,13 @@ class ServeConfig(LoopConfig):
 
     blend: Literal["even", "proportional"] | tuple[float, ...] | None = None
     """Start blend, as proportional, even or 0.5,0.5; proportional to the mix if experts' tasks are known."""
-    models: int = Field(default=1, ge=1, le=255)
-    """Merged models to serve side by side (G); each request goes to the one that is best for its task."""
+    models: int | None = Field(default=None, ge=1, le=255)
+    """Merged models to serve side by side (G); each request goes to the best for its task. The self-check chooses."""
     memory: ByteSize | None = None
-    """Serve as many models side by side as fit, as 300MB; the spare is counted."""
-    answers: Literal["labels", "posterior"] = "labels"
+    """Most memory for the models that answer, as 300MB; by default one model less than un-merged."""
+    unmerged: bool = False
+    """Serve every expert as it is, each request by the expert of its task; K models, and nothing to learn."""
+    answers: Literal["labels", "posterior"] = "posterior"
     """How a label is chosen; posterior weighs each label by the chance that the text is of a task with it."""
     slot_requests: int | None = Field(default=None, ge=1)
     """End a slot after this many requests; a batch is not divided, and a turn that takes longer delays it."""
@@ -82,8 +86,8 @@ class ServeConfig(LoopConfig):
     """Least share of probe answers that must be the same in int8, or it is refused."""
     low_memory: bool = False
     """Merge in place, with a pause; otherwise into a spare FFN buffer."""
-    method: str = "average"
-    """How to merge, as regression or ties:density=0.3; docs/methods.md has all methods."""
+    method: str | None = None
+    """How to merge, as regression or ties:density=0.3; the list's, the self-check's choice, or average."""
     merge_share: float = Field(default=0.5, gt=0, le=1)
     """Share of the time that a background merge works; it rests the other part, so that requests stay fast."""
     keep_slots: int = Field(default=10_000, ge=10)

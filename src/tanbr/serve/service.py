@@ -1,7 +1,6 @@
 """The service: everything below HTTP. Thread-safe; the queue's threads answer, one more runs the slots."""
 
 import hashlib
-import math
 import os
 import sys
 import time
@@ -22,6 +21,7 @@ from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr, TreeView
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.backends import Builder
+from tanbr.serve.check import Check, most_models
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.ids import RequestIds, slot_of
@@ -67,6 +67,7 @@ class Service(Queue):
         expert_names: Sequence[str] = (),
         own_experts: Sequence[int] = (),
         survey: Survey | None = None,
+        check: Check | None = None,
         adopt: bool = False,
         observer: Observer | None = None,
         backend: Builder | None = None,
@@ -77,8 +78,8 @@ class Service(Queue):
         `router` and `monitor` are for the first start. Later, what was learned in `state` goes on with the settings of
         `router` and `monitor_config` (the monitor's own if None). A state that cannot, or that was made for another
         checkpoint, is refused, or with `adopt` becomes a prior. `own_experts` (V,) is the expert that learned
-        each task, the survey what blends earned. `backend` runs the models in place of the one that `config` names
-        (`tanbr.engines`). `make_engine` takes the arguments of an `Engine`; one whose `answers_here` is False has
+        each task, `survey` and `check` what blends earned. `backend` runs the models in place of the one that `config`
+        names (`tanbr.engines`). `make_engine` takes the arguments of an `Engine`; one whose `answers_here` is False has
         replicas elsewhere that answer (`tanbr.fleet`). Raises TanbrError for anything a user can put right.
         `serve.build.build` makes a service of a checkpoint's path and a configuration.
         """
@@ -91,7 +92,9 @@ class Service(Queue):
             own_experts=own_experts,
             max_active=config.max_active,
             surveyed=None if survey is None else (survey.blends, survey.rewards),
+            groups=() if check is None else check.taken.groups,
         )
+        self.check = check
         rules = Rules(config, start, _models(moe, config))
         if config.engine is not None and backend is None:
             raise ConfigError("an engine needs a backend that talks to it: pass tanbr.engines.engine_builder(config)")
@@ -328,11 +331,6 @@ def _resumed(
 
 def _models(moe: Moe, config: ServeConfig) -> int:
     """G: as many models as were asked for, or as fit into the memory that was given."""
-    if config.memory is None:
-        return config.models
-    one, more = (4 * sum(math.prod(piece.shape) for piece in some) for some in (moe.plan.pieces, moe.plan.blended))
-    fit = (config.memory - one) // more + (1 if config.low_memory else 0)  # the spare is one more
-    if fit < 1:
-        least = one + (0 if config.low_memory else more)
-        raise ConfigError(f"memory must be at least {least} bytes, for one model (got {config.memory})")
-    return int(min(fit, moe.num_experts))
+    if config.models is None and config.memory is not None:
+        return most_models(moe, config.memory)
+    return config.models or 1

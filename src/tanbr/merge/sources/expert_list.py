@@ -46,8 +46,8 @@ class ExpertList(Section):
     """The experts, in the order of a blend's weights."""
     blend_only: BlendOnly = "all"
     """Blend whatever differs, or FFNs alone."""
-    method: str = "average"
-    """How blends are merged."""
+    method: str | None = None
+    """How blends are merged; by averages if the file does not say, or as a server finds best."""
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ def read_list(path: str | Path) -> ExpertList:
     if isinstance(values.get("experts"), list):
         values["experts"] = [{"path": one} if isinstance(one, str) else one for one in values["experts"]]
     found = read(ExpertList, values, source=str(path))
-    check_method(found.method, source=str(path))
+    check_method(found.method or "average", source=str(path))
     tasks = [expert.task for expert in found.experts]
     if any(tasks) and (not all(tasks) or len(set(tasks)) < len(tasks)):
         raise ConfigError(f"{path}: name the task of every expert or of none, and each but once (got {tasks})")

@@ -36,6 +36,8 @@ class ExpertSource:
     expert_tasks: tuple[str, ...] = ()  # (K,) what each was trained for, where that is known beside a card
     expert_labels: tuple[tuple[str, ...], ...] = ()  # (K,) what each one's own head answers
     weights: tuple[float, ...] = ()  # (K,) the blend that a list of experts asks for
+    method: str | None = None  # how a list of experts asks to merge them
+    measured: Path | None = None  # folder for what is measured of the experts, where there is none beside them
 
     @cached_property
     def blended(self) -> list[Piece]:
@@ -43,8 +45,9 @@ class ExpertSource:
         return [piece for piece in self.pieces if piece.weights is None]
 
     def beside(self, folder: str) -> Path:
-        """Name a folder for what was measured of these experts, beside them."""
-        return self.checkpoint.path / folder
+        """Name a folder for what was measured of these experts: beside them, or where a server keeps it."""
+        own = self.checkpoint.path / folder
+        return own if self.measured is None or own.is_dir() else self.measured / folder
 
     def check(self, expert: int) -> None:
         """Refuse an expert that holds NaN or infinity, before it gets near a model in use."""
