@@ -1,10 +1,12 @@
 """From a checkpoint's path and a configuration to a `Service`."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tanbr.errors import CheckpointError, ConfigError, DataError
@@ -213,10 +215,17 @@ def _tasks_of(past: Sequence[PastRequest]) -> list[Task]:
 
 
 def _labelled(past: Sequence[PastRequest], tasks: Sequence[Task]) -> list[Row]:
-    """The labelled texts of tasks that have these labels."""
-    labels = {task.name: task.labels for task in tasks}
-    known = [(one, labels[one.task]) for one in past if one.label in labels[one.task]]
-    return [Row(one.task, one.text, float(of.index(str(one.label)))) for one, of in known]
+    """The labelled texts of tasks that have these labels, or a scale with these scores."""
+    known = {task.name: task for task in tasks}
+    rows = []
+    for one in past:
+        task = known[one.task]
+        if task.graded and one.label is not None:
+            with suppress(ValueError):
+                rows.append(Row(one.task, one.text, float(np.clip(float(one.label), *task.scale))))
+        elif one.label in task.labels:
+            rows.append(Row(one.task, one.text, float(task.labels.index(str(one.label)))))
+    return rows
 
 
 def read_history(path: Path) -> list[PastRequest]:

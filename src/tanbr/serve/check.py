@@ -122,11 +122,9 @@ def taken(ways: Sequence[Way]) -> Way:
     return min((way for way in ways if way.reward >= best - NEAR), key=lambda way: (way.models, -way.reward))
 
 
-def divided(rows: Sequence[Row], *, parameters: int) -> tuple[list[Row], list[Row]]:
+def divided(rows: Sequence[Row], tasks: Sequence[str], *, parameters: int) -> tuple[list[Row], list[Row]]:
     """Hold back evenly spaced rows of every task, fewer for a large model: held, rest. None if a task has too few."""
-    by_task: dict[str, list[Row]] = {}
-    for row in rows:
-        by_task.setdefault(row.task, []).append(row)
+    by_task = {name: [row for row in rows if row.task == name] for name in tasks}
     wanted = min(MOST, HELD // max(1, len(by_task)))
     most = max(LEAST, round(wanted * min(1.0, SMALL / parameters)))
     held: list[Row] = []
@@ -275,12 +273,12 @@ def self_check(
     measured first and left where `moe.source` keeps them. Raises ConfigError where nothing can be measured.
     """
     start = time.monotonic()
-    held, rest = divided(rows, parameters=sizes(moe)[0] // 4)
+    names = [task.name for task in space.tasks]
+    held, rest = divided(rows, names, parameters=sizes(moe)[0] // 4)
     if not own:
         raise ConfigError(UNKNOWN)
     if not held:
         raise ConfigError(f"the history has too few labelled rows: {SHARE * LEAST} a task are enough")
-    names = [task.name for task in space.tasks]
     taught = Monitor(names, config=monitor)
     taught.learn([row.text for row in rest], [row.task for row in rest])
     most = most_models(moe, memory) if models is None else models
