@@ -44,7 +44,6 @@ class DenseModel:
         self.moe, self.space = moe, space
         self.model: Any = with_start(moe.dense())
         self.encode = TextEncoder.of(moe.path, vocab_size=self.model.config.vocab_size)
-        self.blend: Blend | None = None
         self._tokens: dict[Text, dict[str, Sequence[int]]] = {}  # of every text so far
         self.writes = bool(self.model.config.is_encoder_decoder)
         if self.writes:
@@ -67,16 +66,11 @@ class DenseModel:
 
     def swap(self, blend: ArrayLike) -> None:
         """Merge the experts by `blend` (K,)."""
-        wanted = as_blend(blend, experts=self.moe.num_experts)
-        if self.blend is None or not np.array_equal(wanted, self.blend):
-            self.blend = None  # an exception on the way leaves the model in doubt
-            self.moe.merge_into(self.model, wanted)
-            self.blend = wanted
+        self.moe.merge_into(self.model, as_blend(blend, experts=self.moe.num_experts))
 
     @torch.no_grad()
     def put(self, merged: nn.Module) -> None:
         """Take over another merge of the same MoE, one that is no blend: its FFNs are copied."""
-        self.blend = None
         for piece in self.moe.plan.blended:
             self.model.get_parameter(piece.target).copy_(merged.get_parameter(piece.target))
 
@@ -93,7 +87,6 @@ class DenseModel:
             raise CheckpointError(f"{folder} answers other labels than {self.moe.path}, or in another order")
         for name, weight in own.items():
             weight.copy_(given.tensor(name))
-        self.blend = None
 
     @torch.inference_mode()
     def answers(self, texts: Sequence[Text]) -> list[Answer]:
@@ -154,3 +147,9 @@ class Answers:
             own = [text for text, one in zip(texts, of, strict=True) if one == number]
             found |= zip(own, self.of(blends[number], own), strict=True)
         return [found[text] for text in texts]
+
+
+def memory(moe: Moe, models: int) -> int:
+    """Bytes, in float32, of `models` merged models that share all but their FFNs; K of them hold what the MoE holds."""
+    whole, own = (sum(int(np.prod(piece.shape)) for piece in some) for some in (moe.plan.pieces, moe.plan.blended))
+    return 4 * (whole + (models - 1) * own)
