@@ -95,12 +95,18 @@ def test_a_bad_router_is_named_and_costs_the_others_nothing(study: Study, tmp_pa
 
 
 def test_a_trace_is_replayed(study: Study, done: tuple[Path, list[Outcome]], tmp_path: Path) -> None:
-    corpus = generated()
-    traffic.record_trace(tmp_path / "t.jsonl", study.stream(corpus, 0), tasks=corpus.tasks)
-    replayed = replace(study, traffic=f"trace:{tmp_path / 't.jsonl'}")
+    corpus, trace = generated(), tmp_path / "t.jsonl"
+    traffic.record_trace(trace, study.stream(corpus, 0), tasks=corpus.tasks)
+    replayed = replace(study, traffic=f"trace:{trace}")
     [average] = simulate(replayed, ["average"], [0], out=tmp_path)
     drawn = next(o for o in done[1] if (o.seed, o.method) == (0, "average"))
     np.testing.assert_allclose([r.reward for r in average.records], [r.reward for r in drawn.records])
+    *_, last = trace.read_text().splitlines()
+    request = json.loads(last)
+    text = "new words" if isinstance(request["text"], str) else ["new", "words"]
+    trace.write_text(json.dumps(request | {"text": text}) + "\n")  # of the tasks, but of no corpus
+    [tags] = simulate(replayed, ["tags"], [0], out=tmp_path)
+    assert tags.records[0].counts.sum() == 1
 
 
 def test_a_dense_checkpoint_answers_as_it_is(study: Study, done: tuple[Path, list[Outcome]], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Jobs share nothing but the folder, so several commands with other seeds may fill
 slot loop of the server; only the scorer sees tags.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,14 +64,19 @@ class Study:
         """How blends are merged if a method does not say: as the list of experts says, or averaged."""
         return read_list(self.checkpoint).method if is_list(self.checkpoint) else AVERAGE
 
+    @property
+    def trace(self) -> Path | None:
+        """The file of a recorded stream."""
+        return Path(self.traffic.removeprefix(TRACE)) if self.traffic.startswith(TRACE) else None
+
     def corpus(self) -> Corpus:
         """Read or generate the rows."""
         return generated() if self.data is None else of_data(self.data, pool=self.pool, rehearse=self.rehearse)
 
     def stream(self, corpus: Corpus, seed: int) -> Stream:
         """Give the requests of a seed: the same for every method."""
-        if self.traffic.startswith(TRACE):
-            return traffic.read_trace(Path(self.traffic.removeprefix(TRACE)), tasks=corpus.tasks)
+        if self.trace is not None:
+            return traffic.read_trace(self.trace, tasks=corpus.tasks)
         mixes = traffic.mixes(
             self.traffic, tasks=len(corpus.tasks), slots=self.slots, seed=seed, alpha=self.alpha, period=self.period
         )
@@ -96,7 +102,7 @@ class Study:
             "model_sha256": bench.moe.fingerprint,
             "data": bench.corpus.name,
             "pool": sum(map(len, bench.corpus.stream.values())),
-            "traffic": f"{TRACE}{Path(self.traffic).name}" if self.traffic.startswith(TRACE) else self.traffic,
+            "traffic": self.traffic if self.trace is None else hashlib.sha256(self.trace.read_bytes()).hexdigest()[:16],
             **{field: getattr(self, field) for field in ("alpha", "period", "slots", "requests", "answers")},
             "survey": own.known.digest if one.surveyed else None,
             **own.moe.method.facts,
@@ -141,7 +147,12 @@ def play(
 ) -> tuple[list[SlotRecord], FloatArray]:
     """Run one method over the stream of one seed: its slots, and the tasks' own metrics (V,)."""
     stream, tasks = study.stream(bench.corpus, seed), bench.corpus.tasks
-    contestant = method(name).contestant(bench, mixes=stream.mixes, seed=seed)
+    one = method(name)
+    bench = bench.merging(one.merging)
+    if study.trace is not None:  # whose texts need not be of the corpus
+        number = {task.name: v for v, task in enumerate(tasks)}
+        bench.task_of.update({row.text: number[row.task] for slot in stream for row in slot.rows})
+    contestant = one.contestant(bench, mixes=stream.mixes, seed=seed)
     answered = Answered(tasks)
 
     def report(so_far: Comparison, _: Any) -> None:
