@@ -5,8 +5,9 @@ import pytest
 
 from cli.running import tanbr
 from tanbr.cli import main
-from tanbr.lab.paper import job
+from tanbr.lab.jobs import place
 from tanbr.lab.paper.fig6 import jobs
+from tanbr.lab.paper.reproduction import folder
 from tanbr.lab.paper.setup import Setup, scale
 
 
@@ -40,7 +41,7 @@ def test_results_of_another_commit_are_kept_and_said_to_be_so(tmp_path: Path) ->
     for one in jobs(setup):  # done by another commit
         made = {"steps": [3], "leaves": 20, "decision": dict.fromkeys(("median", "low", "high", "fastest"), 0.1)}
         values = {"job": one.name, "facts": dict(one.facts), "commit": "0123456789", "seconds": 1.0, "result": made}
-        path = job.place(setup.out, one)
+        path = place(folder(setup), one)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(values))
     done = tanbr("reproduce", "fig6", "--out", "o", cwd=tmp_path)

@@ -43,17 +43,17 @@ def test_ctrl_c_is_one_sentence_and_exit_code_130(arguments: list[str], says: st
 
 
 @pytest.mark.parametrize(
-    ("workers", "send", "number"),
+    ("send", "number"),
     [
-        ("1", os.killpg, signal.SIGINT),  # as a terminal does: to all processes of the command
-        ("2", os.kill, signal.SIGTERM),  # as a supervisor does
+        (os.killpg, signal.SIGINT),  # as a terminal does: to all processes of the command
+        (os.kill, signal.SIGTERM),  # as a supervisor does
     ],
 )
 def test_a_stopped_simulation_says_what_it_keeps(
-    tmp_path: Path, workers: str, send: Callable[[int, int], None], number: signal.Signals
+    tmp_path: Path, send: Callable[[int, int], None], number: signal.Signals
 ) -> None:
     """Also if the parent ignores signals, as nohup and scripts do."""
-    command = [*TANBR, "simulate", "--slots", "100000", "--methods", "average,random", "--workers", workers]
+    command = [*TANBR, "simulate", "--slots", "100000", "--methods", "average,random"]
     with started(
         ["sh", "-c", 'trap "" INT TERM; exec "$@"', "sh", *command], cwd=tmp_path, env=environment(),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -61,7 +61,7 @@ def test_a_stopped_simulation_says_what_it_keeps(
         while not (tmp_path / "out/simulate/runs").exists() and running.poll() is None:
             time.sleep(0.1)  # until it works; Ctrl-C before that says no more than "stopped"
         send(running.pid, number)
-        out, err = running.communicate(timeout=120)  # until its workers have ended, too
+        out, err = running.communicate(timeout=120)
     assert running.returncode == 130, err
     assert err == "stopped: runs that had ended are in out/simulate/runs; the same command goes on with the others\n"
     assert "Traceback" not in out

@@ -82,7 +82,7 @@ def test_finetune_heeds_the_router_section(tmp_path: Path, monkeypatch: pytest.M
         seen.append(config)
         raise Seen
 
-    monkeypatch.setitem(rivals.ROUTERS, "tanbr", rivals.Kind("seen", router))
+    monkeypatch.setitem(rivals.ROUTERS, "tanbr", router)
     (tmp_path / "t.toml").write_text("[router.default]\nbeta = 1.5\n")
     done = RUN.invoke(app, ["finetune", "--config", f"{tmp_path}/t.toml", "--out", f"{tmp_path}/out"])
     assert isinstance(done.exception, Seen)

@@ -75,15 +75,6 @@ def test_it_takes_a_merge_that_is_no_blend_and_finds_back(moe: Moe) -> None:
     np.testing.assert_array_equal(model.answers(TEXTS), before)
 
 
-def test_a_blend_that_is_there_already_is_not_merged_again(moe: Moe) -> None:
-    model, blend = DenseModel(moe, SPACE), np.eye(8)[2]
-    model.swap(blend)
-    weight = model.model.get_parameter(next(iter(moe.plan.blended)).target)
-    weight.data.zero_()
-    model.swap(blend)
-    assert not weight.any()
-
-
 def test_a_bad_blend_is_refused_and_the_old_one_goes_on(moe: Moe) -> None:
     answers = Answers(DenseModel(moe, SPACE))
     before = answers.of(SOME, TEXTS[:2])

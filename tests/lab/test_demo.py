@@ -2,7 +2,6 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tanbr.errors import OutputError
@@ -17,17 +16,13 @@ def done(moe: Moe, tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return demo.run(moe, out=tmp_path_factory.mktemp("demo"), config=Config(), slots=60, requests=32, alpha=0.1)
 
 
-def test_the_bound_is_above_and_random_is_below(done: Demo) -> None:
+def test_the_bound_is_above_random_is_below_and_two_models_are_above_one(done: Demo) -> None:
     summary = done.result.summary(tail=30)
     assert summary["best per slot"]["tail_reward"] > summary["best fixed"]["tail_reward"]
     assert summary["tanbr"]["tail_reward"] > summary["random"]["tail_reward"]
     assert summary["average"]["merges"] == 1
     assert summary["tanbr"]["merges"] > 5
     assert summary["best fixed, 2 models"]["merges"] == 2
-
-
-def test_two_models_are_above_one(done: Demo) -> None:
-    summary = done.result.summary(tail=60)
     for method in ("tanbr", "best fixed"):
         assert summary[f"{method}, 2 models"]["reward"] > summary[method]["reward"] + 0.03
     assert re.fullmatch(r"\+[\d.]+ ± [\d.]+ points, in 1.6 MB instead of 1.1", done.facts["2 models above one"])
@@ -49,12 +44,6 @@ def test_the_headline_holds(moe: Moe, tmp_path: Path) -> None:
     assert 100 * above > least
 
 
-def test_the_monitor_follows_the_mix_without_tags(done: Demo) -> None:
-    forecasts = np.array([record.task_mix for record in done.result.records["tanbr"]])[5:]
-    distance = np.abs(forecasts - done.result.mixes[5:]).sum(axis=1).mean()
-    assert distance < 0.35  # 2 is the largest; a uniform guess is more than 1 off
-
-
 def test_the_figures_are_the_comparison(done: Demo) -> None:
     figures = json.loads(done.figures.read_text())
     assert figures["command"] == "tanbr demo"
@@ -70,11 +59,6 @@ def test_the_report_stands_alone(done: Demo) -> None:
     assert page.count("<svg") == 4
     assert not re.findall(r'(?:src|href)="(?!#)[^"]+"', page)  # nothing to fetch
     assert "best fixed" in page
-
-
-def test_the_same_seed_gives_the_same_run(moe: Moe, tmp_path: Path) -> None:
-    runs = [demo.run(moe, out=tmp_path / str(i), config=Config(), slots=8, requests=8, seed=3) for i in range(2)]
-    assert runs[0].figures.read_text() == runs[1].figures.read_text()
 
 
 def test_a_folder_that_cannot_be_written_is_found_out_before_the_work(moe: Moe, tmp_path: Path) -> None:

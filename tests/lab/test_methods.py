@@ -9,20 +9,23 @@ from tanbr.merge import Moe
 from tanbr.types import AnswersBy
 
 
-def test_names_say_how_a_router_starts_and_what_mix_it_gets() -> None:
-    plain, warm, told = method("tanbr"), method("nucb+survey"), method("tanbr+probes+oracle")
+def test_names_say_what_a_router_knows_how_it_merges_and_how_many_models_it_holds() -> None:
+    names = [
+        "tanbr",
+        "nucb+survey",
+        "tanbr+probes+oracle",
+        "tanbr@2+recognised",
+        "proportional@3",
+        "average+regression",
+    ]
+    found = methods([*names, " ", "tanbr"])
+    assert [one.name for one in found] == names  # each once
+    assert [one.knows for one in found[:4]] == [(), ("survey",), ("probes", "oracle"), ("recognised",)]
+    assert [one.surveyed for one in found[:4]] == [False, True, True, False]
     assert method("tanbr+survey+regression").name == "tanbr+regression+survey"
-    assert method("average+regression").merging == "regression"
-    assert (plain.warm_start, plain.oracle, plain.surveyed) == ("none", False, False)
-    assert (warm.name, warm.warm_start, warm.surveyed) == ("nucb+survey", "survey", True)
-    assert (told.name, told.warm_start, told.oracle) == ("tanbr+probes+oracle", "probes", True)
-
-
-def test_options_hold_for_those_that_learn() -> None:
-    names = [m.name for m in methods(["tanbr", "average", "nucb+survey", " "], warm_start="probes", oracle=True)]
-    assert names == ["tanbr+probes+oracle", "average", "nucb+survey+oracle"]
-    assert [m.name for m in methods(names)] == names  # a result's name is read back
-    assert len(methods(["tanbr", "tanbr"])) == 1
+    panels = [one.name for one in methods(["tanbr+survey", "average", "best-fixed"], models=[1, 2])]
+    assert panels == ["tanbr+survey", "tanbr@2+survey", "average", "best-fixed", "best-fixed@2"]
+    assert [one.name for one in methods(panels)] == panels  # a result's name is read back
 
 
 def test_a_way_to_merge_holds_for_those_that_blend_and_do_not_say_otherwise() -> None:
@@ -46,6 +49,13 @@ def test_a_way_to_merge_holds_for_those_that_blend_and_do_not_say_otherwise() ->
         ("tanbr+regression:rigde=1", "no setting 'rigde'"),
         ("nowhere.at:all", "cannot be imported"),
         ("numpy:nothing", "cannot be imported"),
+        ("average@2", "fills no panel"),
+        ("untagged@2", "fills no panel"),
+        ("tanbr@0", "whole number of models"),
+        ("tanbr@two", "whole number of models"),
+        ("tanbr@", "whole number of models"),
+        ("average+recognised", "after average+ may follow"),
+        ("tags+recognised", "nothing, as it neither learns nor chooses blends"),
     ],
 )
 def test_a_wrong_name_is_explained(name: str, says: str) -> None:
@@ -56,14 +66,6 @@ def test_a_wrong_name_is_explained(name: str, says: str) -> None:
 def test_nothing_to_compare() -> None:
     with pytest.raises(ConfigError, match="no methods"):
         methods([""])
-
-
-def test_what_limits_a_panel_can_be_switched_off() -> None:
-    assert method("tanbr@2+recognised").name == "tanbr@2+recognised"
-    assert method("proportional@3").models == 3
-    for wrong in ("average+recognised", "tags+recognised", "untagged@2"):
-        with pytest.raises(ConfigError):
-            method(wrong)
 
 
 @pytest.mark.parametrize("answers_by", ["labels", "posterior"])

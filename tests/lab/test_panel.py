@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 
 from tanbr.errors import ConfigError, InputError
-from tanbr.lab.answers import Answers
-from tanbr.lab.compare import KnownMix, KnownTasks
+from tanbr.lab.answers import Answers, memory
+from tanbr.lab.compare import Oracle
 from tanbr.lab.corpus import generated
-from tanbr.lab.methods import Bench, method, methods
-from tanbr.lab.panel import BestPanel, memory
+from tanbr.lab.methods import Bench, method
+from tanbr.lab.rivals import BestKnown
 from tanbr.lab.settings import Config
 from tanbr.lab.tasks import tiny
 from tanbr.lab.world import Contestant, StreamWorld
+from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig, RewardConfig
 from tanbr.merge import Moe
 from tanbr.serve.dense import DenseModel
@@ -37,17 +38,16 @@ class Stub:
             self.told.append((reward, counts))
 
 
-def tags() -> KnownTasks:
+def tags() -> Oracle:
     """A mix source that recognises every request of `TEXTS`."""
-    task_of = dict(zip(TEXTS, TASK.tolist(), strict=True))
-    return KnownTasks(task_of, KnownMix(np.full((4, 8), 1 / 8)), tasks=8)
+    return Oracle(mixes=np.full((4, 8), 1 / 8), task_of=dict(zip(TEXTS, TASK.tolist(), strict=True)))
 
 
 def player(answers: Answers, router: Any, models: int, *, settle: int = 1) -> Contestant:
     """A method that holds a panel."""
     config = LoopConfig(explore="always", rewards=RewardConfig(settle_slots=settle))
     world = StreamWorld(answers.each, SPACE)
-    return Contestant(world, router, tags(), experts=8, tasks=8, models=models, config=config)
+    return Contestant(world, router, tags(), start=StartBlend("even", experts=8), models=models, config=config)
 
 
 @pytest.fixture(scope="module")
@@ -79,21 +79,11 @@ def test_blends_that_stay_are_not_merged_again(answers: Answers) -> None:
 
 def test_one_expert_a_task_is_the_panel_of_all(answers: Answers) -> None:
     """With G = K and requests that are recognised, nothing is merged: the un-merged MoE with tags."""
-    record = player(answers, BestPanel(np.eye(8), np.eye(8)), 8).play(ROWS)
+    record = player(answers, BestKnown(8, 8, blends=np.eye(8), rewards=np.eye(8)), 8).play(ROWS)
     tagged = answers.each(list(np.eye(8)), TASK, TEXTS)
     assert record.total_reward == pytest.approx(SPACE.rewards(ROWS, SPACE.read(ROWS, tagged)).mean())
-    with pytest.raises(InputError, match="1 to 8 of them"):
-        BestPanel(np.eye(8), np.eye(8)).ask(np.full(8, 1 / 8), models=9)
-
-
-def test_names_say_how_many_models() -> None:
-    names = [m.name for m in methods(["tanbr+survey", "average", "best-fixed"], models=[1, 2])]
-    assert names == ["tanbr+survey", "tanbr@2+survey", "average", "best-fixed", "best-fixed@2"]
-    assert [m.name for m in methods(names)] == names  # a result's name is read back
-    assert method("best-per-slot@3").models == 3
-    for wrong in ("average@2", "tanbr@0", "tanbr@two", "tanbr@"):
-        with pytest.raises(ConfigError, match=r"fills no panel|whole number of models"):
-            method(wrong)
+    with pytest.raises(InputError, match="models"):
+        BestKnown(8, 8, blends=np.eye(8), rewards=np.eye(8)).ask(np.full(8, 1 / 8), models=9)
 
 
 def test_fixed_panels_of_more_models_earn_more(moe: Moe) -> None:

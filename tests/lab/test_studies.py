@@ -6,7 +6,7 @@ import pytest
 
 from tanbr.errors import ConfigError
 from tanbr.lab.studies import monitor, regret
-from tanbr.lab.studies.regret import Scenario, World
+from tanbr.lab.studies.regret import Scenario
 from tanbr.lab.studies.reward_maps import MAPS, BestBlends
 
 
@@ -31,14 +31,6 @@ def test_the_regret_study_tells_routers_apart_and_keeps_its_runs(tmp_path: Path)
     assert (tmp_path / "r.md").read_text().count("| random |") == 1
     with pytest.raises(ConfigError, match="unknown router 'nucb:room=0'"):
         regret.router("nucb:room=0", Scenario("bumps", "fixed", 0))
-
-
-def test_a_world_is_the_same_for_every_router_and_a_moved_map_is_another() -> None:
-    world = World(Scenario("bumps", "fixed", 0, slots=40, moves_at=20))
-    rewards = [world.run(regret.router("random", world.scenario)) for _ in range(2)]
-    np.testing.assert_array_equal(*rewards)
-    assert world.best[0] != world.best[-1]
-    assert (rewards[0] <= world.best + 1e-3).all()
 
 
 def test_the_monitor_study_measures_what_it_is_asked_for(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tanbr.cli.options import Device, command_line, examples
 from tanbr.cli.stopping import keeps
 
 if TYPE_CHECKING:
-    from tanbr.lab.paper.job import Kept
+    from tanbr.lab.jobs import Kept
     from tanbr.lab.paper.reproduction import Reproduction
 
 app = typer.Typer()

@@ -141,7 +141,7 @@ def traffic(
     space = LabelSpace(tasks)
     with Client(server, token=os.environ.get("TANBR_TOKEN")) as client, progress("slots") as shown:
         bar = shown.add_task("sending", total=slots, note="")
-        for one in drive(client, stream, space=space, batch=batch, rate=rate, seed=seed):
+        for one in drive(client, stream, space=space, batch=batch, rate=rate):
             driven.append(one)
             reward = np.mean([slot.rewards.mean() for slot in driven[-RECENT:]])
             speed = len(one.rewards) / one.seconds

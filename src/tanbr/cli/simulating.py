@@ -113,7 +113,7 @@ def _standings(so_far: "Comparison", *, tail: int) -> list[Table]:
 @app.command(
     epilog=examples(
         "tanbr simulate",
-        "tanbr simulate glue-moe/ --data glue/ --methods tanbr,tanbr+survey,average,nucb --seeds 0,1,2 --workers 2",
+        "tanbr simulate glue-moe/ --data glue/ --methods tanbr,tanbr+survey,average,nucb --seeds 0,1,2",
         "tanbr simulate experts.toml --data mytasks/ --methods tanbr,average",
     )
 )
@@ -146,7 +146,6 @@ def simulate(
     rehearse: Annotated[bool, Option("--rehearse", help="Draw from held-back train rows, not from dev sets.")] = False,
     answers: Answers = "labels",
     record: Annotated[Path | None, Option(help="Also write the first seed's stream to this file.")] = None,
-    workers: Annotated[int, Option(min=1, help="Number of processes, with one thread each.")] = 1,
     device: Device = "cpu",
     config: ConfigFile = None,
     out: Annotated[Path, Option(help="Folder for results; existing results are not run again.")] = Path("out/simulate"),
@@ -159,7 +158,7 @@ def simulate(
     configuration.load(config)  # what can be refused at once is, before seconds of imports
 
     from tanbr.lab import methods as registry
-    from tanbr.lab.panel import memory
+    from tanbr.lab.answers import memory
     from tanbr.lab.report import lay_out, write
     from tanbr.lab.simulate import Study
     from tanbr.lab.simulate import simulate as run
@@ -192,7 +191,7 @@ def simulate(
             how = "kept" if was_there else f"{outcome.seconds / len(outcome.records):.2f} s a slot"
             shown.console.print(f"{outcome.method:18} seed {outcome.seed}   reward {reward:.3f}   {how}")
 
-        outcomes = run(study, names, numbers, out=out, workers=workers, watch=watch, finished=finished)
+        outcomes = run(study, names, numbers, out=out, watch=watch, finished=finished)
     mixes = {seed: stream.mixes for seed, stream in streams.items()}
     standings = Standings.of(outcomes, tasks=[task.name for task in corpus.tasks], mixes=mixes)
     for title, header, cells in lay_out(standings):

@@ -16,7 +16,7 @@ from tanbr.types import FloatArray, SlotMix, SlotRecord, Text, to_jsonable
 
 @dataclass(frozen=True, eq=False)
 class Told:
-    """A recogniser that is told what requests are: all like one mix, or each of its own task."""
+    """A recogniser that is told what requests are."""
 
     posteriors: Callable[[Sequence[Text]], FloatArray]  # texts → (n, V)
 
@@ -26,71 +26,57 @@ class Told:
         return Recognition(keys, known, np.zeros(len(texts)), np.zeros((len(texts), 0)), informed=True)
 
 
-class KnownMix:
-    """A mix source that is told the true mixes: for upper bounds and for separating two errors.
+class Oracle:
+    """A mix source that is told the true mixes (T, V), every text's task, or both; a monitor says the rest.
 
-    What single requests are is for a `recogniser` to say; without one they are all like the mix.
+    It bounds what a router can earn, and separates errors of the mix from errors of single requests. Without a monitor
+    or tasks all requests are like the mix.
     """
 
-    def __init__(self, mixes: FloatArray, recogniser: Any = None) -> None:
-        self._mixes, self.slot, self._recogniser = mixes, 0, recogniser
+    def __init__(
+        self, monitor: Any = None, *, mixes: FloatArray | None = None, task_of: Mapping[Text, int] | None = None
+    ) -> None:
+        self._monitor, self._mixes, self._task_of, self.slot = monitor, mixes, task_of, 0
 
-    def fork(self) -> "KnownMix":
+    def fork(self) -> "Oracle":
         """Give an independent copy."""
         twin = copy.copy(self)
-        twin._recogniser = None if self._recogniser is None else self._recogniser.fork()
+        twin._monitor = None if self._monitor is None else self._monitor.fork()
         return twin
 
     @property
     def confusion(self) -> FloatArray | None:
-        """The recogniser's."""
-        return None if self._recogniser is None else self._recogniser.confusion
+        """The monitor's; nothing is misread where tasks are told."""
+        return None if self._monitor is None or self._task_of is not None else self._monitor.confusion
 
     def snapshot(self) -> Any:
         """Give what recognises requests."""
-        mix = self._mixes[min(self.slot, len(self._mixes) - 1)]
-        told = Told(lambda texts: np.tile(mix, (len(texts), 1)))
-        return told if self._recogniser is None else self._recogniser.snapshot()
+        if self._task_of is not None:
+            task_of = self._task_of
+            tasks = 1 + max(task_of.values())
+            return Told(lambda texts: np.eye(tasks)[[task_of[text] for text in texts]])
+        if self._monitor is not None:
+            return self._monitor.snapshot()
+        mix = self._mix(self.slot)
+        return Told(lambda texts: np.tile(mix, (len(texts), 1)))
 
     def count(self, seen: Recognition) -> None:
         """Take in requests."""
-        if self._recogniser is not None:
-            self._recogniser.count(seen)
+        if self._monitor is not None:
+            self._monitor.count(seen)
 
     def close_slot(self) -> SlotMix:
-        """Give the true mix of the slot that ended and of the one that starts."""
-        if self._recogniser is not None:
-            self._recogniser.close_slot()
-        ended, coming = (self._mixes[min(slot, len(self._mixes) - 1)] for slot in (self.slot, self.slot + 1))
+        """Give the mix of the slot that ended and of the one that starts."""
+        closed: SlotMix | None = None if self._monitor is None else self._monitor.close_slot()
         self.slot += 1
+        if self._mixes is None and closed is not None:
+            return closed
+        ended, coming = self._mix(self.slot - 1), self._mix(self.slot)
         return SlotMix(estimate=ended, forecast=coming, uncertainty=np.zeros_like(ended), unknown=0.0, requests=0)
 
-
-class KnownTasks:
-    """A mix source that is told every request's task, and else does as another does."""
-
-    def __init__(self, task_of: Mapping[Text, int], other: Any, *, tasks: int) -> None:
-        self._task_of, self._other, self._tasks = task_of, other, tasks
-
-    def fork(self) -> "KnownTasks":
-        """Give an independent copy."""
-        return KnownTasks(self._task_of, self._other.fork(), tasks=self._tasks)
-
-    @property
-    def confusion(self) -> None:
-        """Nothing is misread."""
-
-    def snapshot(self) -> Told:
-        """Give what recognises requests: each is surely of its task."""
-        return Told(lambda texts: np.eye(self._tasks)[[self._task_of[text] for text in texts]])
-
-    def count(self, seen: Recognition) -> None:
-        """Take in requests."""
-        self._other.count(seen)
-
-    def close_slot(self) -> SlotMix:
-        """Give the other's mix and forecast."""
-        return self._other.close_slot()
+    def _mix(self, slot: int) -> FloatArray:
+        assert self._mixes is not None  # noqa: S101 - or a monitor is there
+        return np.asarray(self._mixes[min(slot, len(self._mixes) - 1)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,20 +119,8 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
-        slots = {
-            method: [
-                {
-                    "task_mix": r.task_mix,
-                    "blend": r.blend,
-                    "reward": r.reward,
-                    "counts": r.counts,
-                    "merge_version": r.merge_version,
-                }
-                for r in records
-            ]
-            for method, records in self.records.items()
-        }
-        result: dict[str, Any] = to_jsonable({"summary": self.summary(), "mixes": self.mixes, "slots": slots})
+        slots = {method: [vars(record) for record in records] for method, records in self.records.items()}
+        result: dict[str, Any] = to_jsonable({"mixes": self.mixes, "slots": slots})
         return result
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.lab.tasks.traffic import SlotRequests, Stream
+from tanbr.lab.tasks.traffic import Stream
 from tanbr.serve.web.client import Client
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
@@ -29,35 +29,33 @@ class Drive:
 
 
 def drive(
-    client: Client,
-    stream: Stream,
-    *,
-    space: LabelSpace,
-    batch: int = 16,
-    rate: float | None = None,
-    share: float = 1.0,
-    tagged: bool = False,
-    seed: int = 0,
+    client: Client, stream: Stream, *, space: LabelSpace, batch: int = 16, rate: float | None = None
 ) -> Iterator[Drive]:
-    """Send a stream slot by slot, `batch` texts in a request, and feedback for a share of the answers.
+    """Send a stream slot by slot, `batch` texts in a request, and feedback for the answers, which names no task.
 
-    With `rate`, at most so many texts a second are sent. The tags stay here: feedback names no task unless `tagged`.
+    With `rate`, at most so many texts a second are sent.
     """
     model = client.state()["model"]
-    rng = np.random.default_rng(seed)
     pace = Pace(rate)
     for slot in stream:
         started = time.perf_counter()
-        names, answers = _answers(client, slot, model=model, space=space, batch=batch, pace=pace)
+        names: list[str] = []
+        answers: list[float] = []
+        for start in range(0, len(slot.rows), batch):
+            rows = slot.rows[start : start + batch]
+            pace.wait(len(rows))
+            if model["kind"] == "classifier":
+                outputs = client.classify([row.text for row in rows])["outputs"]
+                answers += [read_answer(one, row, space) for one, row in zip(outputs, rows, strict=True)]
+            else:
+                outputs = client.complete([_prompt(row.text) for row in rows], model=model["name"])["choices"]
+                pairs = zip(outputs, rows, strict=True)
+                answers += [understood(one["text"], row, space.task(row.task)) for one, row in pairs]
+            names += [one["request_id"] for one in outputs]
         seconds = time.perf_counter() - started
-        rewards = space.rewards(slot.rows, answers)
-        items = [
-            {"request_id": name, "reward": float(reward)} | ({"task": row.task} if tagged else {})
-            for name, reward, row in zip(names, rewards, slot.rows, strict=True)
-            if rng.random() < share
-        ]
-        accepted = client.feedback(items)["accepted"] if items else 0
-        yield Drive(slot.mix, rewards, seconds, accepted, client.state())
+        rewards = space.rewards(slot.rows, np.array(answers))
+        items = [{"request_id": name, "reward": float(r)} for name, r in zip(names, rewards, strict=True)]
+        yield Drive(slot.mix, rewards, seconds, client.feedback(items)["accepted"], client.state())
 
 
 class Pace:
@@ -71,27 +69,6 @@ class Pace:
         if self._rate is not None:
             time.sleep(max(0.0, self._next - time.monotonic()))
             self._next = max(self._next, time.monotonic()) + texts / self._rate
-
-
-def _answers(
-    client: Client, slot: SlotRequests, *, model: dict[str, Any], space: LabelSpace, batch: int, pace: Pace
-) -> tuple[list[str], FloatArray]:
-    """Send a slot's texts: the request ids (n,), and the answers (n,) as `LabelSpace.answers` would read them."""
-    names: list[str] = []
-    answers: list[float] = []
-    for start in range(0, len(slot.rows), batch):
-        rows = slot.rows[start : start + batch]
-        pace.wait(len(rows))
-        if model["kind"] == "classifier":
-            outputs = client.classify([row.text for row in rows])["outputs"]
-            answers += [read_answer(output, row, space) for output, row in zip(outputs, rows, strict=True)]
-        else:
-            outputs = client.complete([_prompt(row.text) for row in rows], model=model["name"])["choices"]
-            answers += [
-                understood(choice["text"], row, space.task(row.task)) for choice, row in zip(outputs, rows, strict=True)
-            ]
-        names += [output["request_id"] for output in outputs]
-    return names, np.array(answers)
 
 
 def read_answer(output: dict[str, Any], row: Row, space: LabelSpace) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from tanbr.types import FloatArray
@@ -21,7 +22,7 @@ class Spread:
     half: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
+    def of(cls, values: ArrayLike) -> "Spread":
         """Average."""
         array = np.asarray(values, dtype=np.float64)
         if len(array) < 2:

@@ -2,41 +2,38 @@
 
     tanbr   tanbr+probes   nucb+survey   tanbr+oracle   tanbr+regression   tanbr@2   my_package.module:MyRouter+probes
 
-`@2` holds a panel of two models, each request to one of them (`panel.py`). `+probes` and `+survey` teach a router the
+`@2` holds a panel of two models, each request to one of them. `+probes` and `+survey` teach a router the
 reward of known blends before the first slot: each expert alone and the uniform blend, or all that were surveyed.
 `+oracle` hands it the true mix instead of the monitor's forecast, `+recognised` every request's true task but no mix.
 `+regression`, or another name of `merge/methods`, after any that chooses blends merges them by that method.
 `dense:FOLDER` is a dense checkpoint, answering as it is.
 """
 
-import difflib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.errors import ConfigError, DataError
 from tanbr.lab.answers import Answers
-from tanbr.lab.compare import KnownMix, KnownTasks
+from tanbr.lab.compare import Oracle
 from tanbr.lab.corpus import Corpus
-from tanbr.lab.panel import BestPanel
-from tanbr.lab.rivals import ROUTERS, BestKnown, FixedBlend, build
+from tanbr.lab.rivals import LEARNING, ROUTERS, BestKnown, FixedBlend, build, did_you_mean
 from tanbr.lab.rivals.fisher import fisher
 from tanbr.lab.rivals.probes import Probes, probes_of
 from tanbr.lab.rivals.regmean import regmean
 from tanbr.lab.settings import Config
 from tanbr.lab.survey import survey_path
 from tanbr.lab.train.checkpoints import own_experts
-from tanbr.lab.world import Answering, Contestant, Credit, Respond, StreamWorld
+from tanbr.lab.world import Answering, Contestant, Respond, StreamWorld
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
-from tanbr.loop.turn import MixSource
 from tanbr.merge import Moe
 from tanbr.merge.methods import METHODS, check_name
 from tanbr.router.config import RouterConfig
@@ -48,7 +45,8 @@ from tanbr.types import AnswersBy, FloatArray, Router, Text
 AVERAGE = "average"
 DENSE = "dense:"  # before the folder of a dense checkpoint
 STATISTICS = 64  # held rows per task behind the statistics of fisher and regmean
-WarmStart: TypeAlias = Literal["none", "probes", "survey"]
+KNOWLEDGE = ("probes", "survey", "oracle", "recognised")  # that may follow a name, in the order of results'
+STARTS = {"probes", "survey"}  # what is learned before the first slot
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,28 +58,37 @@ class Bench:
     config: Config
     surveys: Path | None = None  # the survey of averages; those of other methods lie beside it
     answers_by: AnswersBy = "labels"
-    credit: Credit = "labels"  # what clients send back
-    _others: dict[str, "Bench"] = field(default_factory=dict)
-    _dense: dict[Path, Answers] = field(default_factory=dict)
+    _others: dict[str, "Bench"] = field(default_factory=dict, init=False)
+    _dense: dict[Path, Answers] = field(default_factory=dict, init=False)
 
     def merging(self, method: str) -> "Bench":
         """Give the same with blends that are merged by another method."""
         if method == str(self.moe.method):
             return self
         if method not in self._others:
-            self._others[method] = replace(
-                self, moe=Moe(self.moe.source, method=method, device=str(self.moe.device)), _others={}, _dense={}
-            )
+            self._others[method] = replace(self, moe=Moe(self.moe.source, method=method, device=str(self.moe.device)))
         return self._others[method]
 
     @cached_property
     def survey(self) -> Survey | None:
         """The survey of blends that are merged as here, if there is one."""
-        method = str(self.moe.method)
-        path = self.surveys and survey_path(self.surveys, method, answers_by=self.answers_by)
-        if path is None or not path.exists():
+        if self.surveys is None:
+            return None
+        path = survey_path(self.surveys, str(self.moe.method), answers_by=self.answers_by)
+        if not path.exists():
             return None
         return Survey.load(path).check(self.moe, self.corpus.tasks, path, answers_by=self.answers_by)
+
+    @property
+    def known(self) -> Survey:
+        """The survey; refused where there is none."""
+        if self.survey is None:
+            asked = {"method": str(self.moe.method), "answers": self.answers_by}
+            words = "".join(f" --{name} {value}" for name, value in asked.items() if value not in (AVERAGE, "labels"))
+            raise DataError(
+                f"best-fixed, best-per-slot and warm starts need a survey: make one with `tanbr survey{words}`"
+            )
+        return self.survey
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -122,18 +129,6 @@ class Bench:
             self._dense[folder].kept[DENSE] = model.model
         return self._dense[folder]
 
-    @property
-    def known(self) -> Survey:
-        """The survey; refused where there is none."""
-        if self.survey is None:
-            method = str(self.moe.method)
-            extra = "" if method == "average" else f" --method {method}"
-            extra += "" if self.answers_by == "labels" else f" --answers {self.answers_by}"
-            raise DataError(
-                f"best-fixed, best-per-slot and warm starts need a survey: make one with `tanbr survey{extra}`"
-            )
-        return self.survey
-
 
 Parts: TypeAlias = tuple[Respond, Router]
 Builder: TypeAlias = Callable[[Bench, int], Parts]  # of a seed
@@ -143,20 +138,19 @@ Builder: TypeAlias = Callable[[Bench, int], Parts]  # of a seed
 class Kind:
     """A method before it is built."""
 
-    about: str
     build: Builder
     learns: bool = False
     blends: bool = True  # whether what it serves is the merge of a blend
-    told: bool = False  # whether it is always told the true mix
-    surveyed: bool = False  # whether it needs a survey
-    panel: Callable[[Bench], Router] | None = None  # what fills a panel, where that is not its own router
+    panels: bool = False  # whether it can hold several models, as whatever learns and blends can
     whole: bool = False  # whether it always holds all experts
+    told: bool = False  # whether it is always told the true mix
     tagged: bool = False  # whether it is told every request's task
+    surveyed: bool = False  # whether it needs a survey
 
     @property
     def fills_panels(self) -> bool:
-        """Whether it can hold several models."""
-        return not self.whole and (self.panel is not None or (self.learns and self.blends))
+        """Whether a number of models may be asked for."""
+        return self.panels or (self.learns and self.blends)
 
 
 def _blending(make: Callable[[Bench, int], Router]) -> Builder:
@@ -164,8 +158,18 @@ def _blending(make: Callable[[Bench, int], Router]) -> Builder:
     return lambda bench, seed: (bench.answers.each, make(bench, seed))
 
 
-def _named(name: str) -> Callable[[Bench, int], Router]:
-    return lambda bench, seed: build(name, *bench.sizes, seed=seed, config=bench.router_config)
+def _named(name: str) -> Builder:
+    return _blending(lambda bench, seed: build(name, *bench.sizes, seed=seed, config=bench.router_config))
+
+
+def _best_known(bench: Bench, *, even: bool = False) -> Router:
+    K, V = bench.sizes
+    mix = np.full(V, 1 / V) if even else None
+    return BestKnown(K, V, blends=bench.known.blends, rewards=bench.known.rewards, mix=mix)
+
+
+def _one_expert_a_task(bench: Bench, _: int) -> Router:
+    return BestKnown(*bench.sizes, blends=np.eye(bench.sizes[0]), rewards=_own_blends(bench).T)
 
 
 def _merged(merge: Callable[[Moe, Probes], Any]) -> Builder:
@@ -213,48 +217,18 @@ def _two_experts(bench: Bench) -> FloatArray:
     return (own + np.eye(len(own[0]))[others.argmax(axis=1)]) / 2
 
 
-def _best_panel(bench: Bench, *, mix: FloatArray | None = None) -> Router:
-    return BestPanel(bench.known.blends, bench.known.rewards, mix=mix)
-
-
 KINDS: dict[str, Kind] = {
-    **{name: Kind(router.about, _blending(_named(name)), learns=router.learns) for name, router in ROUTERS.items()},
-    "proportional": Kind(
-        ROUTERS["proportional"].about, _blending(_named("proportional")), panel=lambda b: _named("proportional")(b, 0)
-    ),
-    "fisher": Kind("experts weighted by their Fisher information", _merged(fisher), blends=False),
-    "regmean": Kind("every linear layer by regression on its inputs", _merged(regmean), blends=False),
-    "best-fixed": Kind(
-        "the best surveyed blend, found with labels",
-        _blending(lambda b, _: FixedBlend(*b.sizes, blend=b.known.best_fixed)),
-        surveyed=True,
-        panel=lambda b: _best_panel(b, mix=np.full(b.sizes[1], 1 / b.sizes[1])),
-    ),
-    "best-per-slot": Kind(
-        "the best surveyed blend for the true mix",
-        _blending(lambda b, _: BestKnown(*b.sizes, blends=b.known.blends, rewards=b.known.rewards)),
-        told=True,
-        surveyed=True,
-        panel=_best_panel,
-    ),
-    "task-merging": Kind(
-        "two experts a task, merged, with true tags",
-        _tagged(_two_experts),
-        told=True,
-        surveyed=True,
-        blends=False,
-        tagged=True,
-    ),
-    "untagged": Kind(
-        "the un-merged MoE, each request to the expert of the task it is recognised as",
-        _blending(lambda b, _: FixedBlend(*b.sizes)),
-        blends=False,
-        whole=True,
-        panel=lambda b: BestPanel(_own_blends(b), np.eye(b.sizes[1])),
-    ),
-    "tags": Kind(
-        "the un-merged MoE with every request's true tag", _tagged(_own_blends), told=True, blends=False, tagged=True
-    ),
+    **{name: Kind(_named(name), learns=name in LEARNING, panels=name == "proportional") for name in ROUTERS},
+    "fisher": Kind(_merged(fisher), blends=False),
+    "regmean": Kind(_merged(regmean), blends=False),
+    # the best surveyed blend: for all tasks alike, found with labels; and for every slot's true mix
+    "best-fixed": Kind(_blending(lambda b, _: _best_known(b, even=True)), surveyed=True, panels=True),
+    "best-per-slot": Kind(_blending(lambda b, _: _best_known(b)), told=True, surveyed=True, panels=True),
+    # with every request's true tag: two experts of the task merged, or the un-merged MoE
+    "task-merging": Kind(_tagged(_two_experts), told=True, surveyed=True, blends=False, tagged=True),
+    "tags": Kind(_tagged(_own_blends), told=True, blends=False, tagged=True),
+    # the un-merged MoE, each request to the expert of the task it is recognised as
+    "untagged": Kind(_blending(_one_expert_a_task), blends=False, whole=True),
 }
 
 
@@ -264,86 +238,67 @@ class ComparedMethod:
 
     name: str  # as results call it
     kind: Kind
-    warm_start: WarmStart = "none"
-    oracle: bool = False
+    knows: tuple[str, ...] = ()  # of KNOWLEDGE
     merging: str = AVERAGE  # how its blends are merged
     models: int = 1  # G
-    recognised: bool = False
 
     @property
     def dense(self) -> Path | None:
         """The folder of a dense checkpoint that answers as it is."""
         return Path(self.name.removeprefix(DENSE)) if self.name.startswith(DENSE) else None
 
-    def bench(self, shared: Bench) -> Bench:
-        """Choose how its blends are merged."""
-        return shared.merging(self.merging)
-
     @property
     def surveyed(self) -> bool:
         """Whether it needs a survey."""
-        return self.kind.surveyed or self.warm_start != "none"
+        return self.kind.surveyed or not STARTS.isdisjoint(self.knows)
 
     def contestant(self, bench: Bench, *, mixes: FloatArray, seed: int) -> Contestant:
         """Build it for a stream with these mixes (slots, V)."""
-        bench = self.bench(bench)
-        K, V = bench.sizes
+        bench = bench.merging(self.merging)
+        K, _ = bench.sizes
         if not 1 <= self.models <= K:
             raise ConfigError(f"{self.name}: a panel holds 1 to {K} models (got {self.models})")
         respond, router = self.kind.build(bench, seed)
-        if self.warm_start != "none":
-            known, probes = bench.known, bench.moe.num_experts + 1
-            rows = slice(probes if self.warm_start == "probes" else None)
+        if self.models > 1 and not {"models", "confusion"} <= inspect.signature(router.ask).parameters.keys():
+            raise ConfigError(f"{self.name} cannot fill a panel: its ask takes no models and confusion")
+        if not STARTS.isdisjoint(self.knows):
+            known, rows = bench.known, slice(K + 1 if "probes" in self.knows else None)
             teacher: Any = router
             teacher.warm_start(known.blends[rows], known.rewards[rows], known.counts[rows])
-        models = V if self.kind.whole else self.models
-        if models > 1:
-            router, respond = self._panel(bench, router), bench.answers.each
         own = bench.own_experts if self.kind.learns else ()
         return Contestant(
-            StreamWorld(respond, bench.corpus.space, answering=bench.answering, credit=bench.credit),
+            StreamWorld(respond, bench.corpus.space, answering=bench.answering),
             router,
             self._mix_source(bench, mixes, seed),
-            experts=K,
-            tasks=V,
-            models=models,
-            config=LoopConfig(explore="careful" if self.kind.learns else "always"),
             start=StartBlend(None, experts=K, own_experts=own),
+            models=K if self.kind.whole else self.models,
+            config=LoopConfig(explore="careful" if self.kind.learns else "always"),
         )
 
-    def _mix_source(self, bench: Bench, mixes: FloatArray, seed: int) -> MixSource:
-        told, recognised = self.kind.told or self.oracle, self.kind.tagged or self.recognised
-        needed = not told or (not recognised and (self.models > 1 or bench.answers_by == "posterior"))
-        monitor = bench.corpus.taught_monitor(bench.config.monitor, seed=seed) if needed else None
-        source: MixSource | None = KnownMix(mixes, monitor) if told else monitor
-        assert source is not None  # noqa: S101
-        return KnownTasks(bench.task_of, source, tasks=bench.sizes[1]) if recognised else source
-
-    def _panel(self, bench: Bench, router: Router) -> Router:
-        if self.kind.panel is not None:
-            return self.kind.panel(bench)
-        if not {"models", "confusion"} <= inspect.signature(router.ask).parameters.keys():
-            raise ConfigError(f"{self.name} cannot fill a panel: its ask takes no models and confusion")
-        return router
+    def _mix_source(self, bench: Bench, mixes: FloatArray, seed: int) -> Any:
+        told, recognised = self.kind.told or "oracle" in self.knows, self.kind.tagged or "recognised" in self.knows
+        monitor = None
+        if not told or (not recognised and (self.models > 1 or bench.answers_by == "posterior")):
+            monitor = bench.corpus.taught_monitor(bench.config.monitor, seed=seed)
+        if not told and not recognised:
+            return monitor
+        return Oracle(monitor, mixes=mixes if told else None, task_of=bench.task_of if recognised else None)
 
 
-def method(
-    text: str, *, warm_start: WarmStart = "none", oracle: bool = False, models: int = 1, merging: str = AVERAGE
-) -> ComparedMethod:
-    """Read a method's name; `warm_start` and `oracle` hold for those that learn and do not say otherwise.
+def method(text: str, *, models: int = 1, merging: str = AVERAGE) -> ComparedMethod:
+    """Read a method's name.
 
     `models` holds for those that can fill a panel, `merging` for those that choose blends and do not say otherwise.
     """
-    if text.strip().startswith(DENSE):
-        return ComparedMethod(text.strip(), _dense(Path(text.strip().removeprefix(DENSE))))
-    place, *extras = text.strip().split("+")
+    text = text.strip()
+    if text.startswith(DENSE):
+        return ComparedMethod(text, _dense(Path(text.removeprefix(DENSE))))
+    place, *extras = text.split("+")
     base, at, count = place.partition("@")
     kind = _third_party(base) if ":" in base else KINDS.get(base)
     if kind is None:
-        near = difflib.get_close_matches(base, KINDS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
         known = f"{', '.join(KINDS)}, dense:FOLDER, or package.module:Router"
-        raise ConfigError(f"unknown method {base!r}; {hint}known: {known}")
+        raise ConfigError(f"unknown method {base!r}; {did_you_mean(base, KINDS)}known: {known}")
     allowed = ["probes", "survey", "oracle"] if kind.learns else []
     allowed += ["recognised"] if kind.fills_panels or kind.whole else []
     ways = list(METHODS) if kind.blends else []
@@ -351,44 +306,24 @@ def method(
     if odd:
         may = ", ".join([*allowed, *ways]) or "nothing, as it neither learns nor chooses blends"
         raise ConfigError(f"method {text!r}: after {base}+ may follow {may} (got {odd[0]!r})")
-    starts = [extra for extra in extras if extra in ("probes", "survey")]
-    if len(starts) > 1:
+    if set(extras) >= STARTS:
         raise ConfigError(f"method {text!r}: one warm start, please")
-    if kind.learns:
-        warm_start = "probes" if "probes" in starts else "survey" if "survey" in starts else warm_start
-        oracle = oracle or "oracle" in extras
-    else:
-        warm_start, oracle = "none", False
-    told = [check_name(extra) for extra in extras if extra not in allowed]
+    told = [extra for extra in extras if extra not in allowed]
     if len(told) > 1:
         raise ConfigError(f"method {text!r}: one way to merge, please")
-    way = told[0] if told else check_name(merging) if kind.blends else AVERAGE
+    way = check_name(told[0] if told else merging) if kind.blends else AVERAGE
     if at and not (count.isdigit() and int(count) and kind.fills_panels):
         reason = "a whole number of models from 1 must follow @" if kind.fills_panels else f"{base} fills no panel"
         raise ConfigError(f"method {text!r}: {reason}")
     models = int(count) if at else models if kind.fills_panels else 1
-    recognised = "recognised" in extras
-    said = {warm_start: warm_start != "none", "oracle": oracle, "recognised": recognised}
-    shown = base if models == 1 else f"{base}@{models}"
-    name = "+".join([shown, *([way] * (way != AVERAGE)), *(extra for extra, is_so in said.items() if is_so)])
-    return ComparedMethod(name, kind, warm_start, oracle, merging=way, models=models, recognised=recognised)
+    knows = tuple(one for one in KNOWLEDGE if one in extras)
+    name = "+".join([base if models == 1 else f"{base}@{models}", *([way] * (way != AVERAGE)), *knows])
+    return ComparedMethod(name, kind, knows, merging=way, models=models)
 
 
-def methods(
-    texts: Sequence[str],
-    *,
-    warm_start: WarmStart = "none",
-    oracle: bool = False,
-    models: Sequence[int] = (1,),
-    merging: str = AVERAGE,
-) -> list[ComparedMethod]:
+def methods(texts: Sequence[str], *, models: Sequence[int] = (1,), merging: str = AVERAGE) -> list[ComparedMethod]:
     """Read the names of methods, each once, in their order; once for each number of `models` it can hold."""
-    found = [
-        method(text, warm_start=warm_start, oracle=oracle, models=count, merging=merging)
-        for text in texts
-        if text.strip()
-        for count in models
-    ]
+    found = [method(text, models=count, merging=merging) for text in texts if text.strip() for count in models]
     if not found:
         raise ConfigError(f"no methods to compare; known: {', '.join(KINDS)}")
     return list({one.name: one for one in found}.values())
@@ -398,7 +333,7 @@ def _dense(folder: Path) -> Kind:
     def build(bench: Bench, _: int) -> Parts:
         return lambda _, __, texts: bench.holding(folder).of(DENSE, texts), FixedBlend(*bench.sizes)
 
-    return Kind("a dense checkpoint, as it is", build, blends=False)
+    return Kind(build, blends=False)
 
 
 def _third_party(place: str) -> Kind:
@@ -407,4 +342,4 @@ def _third_party(place: str) -> Kind:
         make = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"method {place!r} cannot be imported ({error}); it must be package.module:Router") from None
-    return Kind(f"{place}(K, V, seed=…)", _blending(lambda b, seed: make(*b.sizes, seed=seed)), learns=True)
+    return Kind(_blending(lambda b, seed: make(*b.sizes, seed=seed)), learns=True)

@@ -186,7 +186,7 @@ def shown(standings: Standings) -> list[str]:
 def dial(standings: Standings, memory: Callable[[int], float]) -> Figure:
     """Draw reward against memory (MB of so many models), from one dense model to the un-merged MoE.
 
-    A line for each method that fills panels, a level for each that does not.
+    A line for each method that fills panels, a level with its name for each that does not.
     """
     canvas, (axis,) = figure(height=4.2)
     rows: dict[str, list[str]] = {}
@@ -201,22 +201,11 @@ def dial(standings: Standings, memory: Callable[[int], float]) -> Figure:
         places = [memory(standings.held(method)) for method in points]
         axis.errorbar(places, middle, yerr=error, marker="o", ms=4, capsize=2, **line)
     counts = sorted({standings.held(method) for method in standings.methods})
-    alone = {methods[0]: standings.reward(methods[0]).mean for name, methods in rows.items() if name not in several}
-    ends = [
-        end for method in standings.methods for end in (standings.reward(method).low, standings.reward(method).high)
-    ]
-    low, high = min(ends), max(ends)
-    axis.set_ylim(low - 0.04 * (high - low), high + 0.06 * (high - low))
-    end, level = memory(counts[-1]), -np.inf
-    for method, reward in sorted(alone.items(), key=lambda item: item[1]):
-        held = "" if standings.held(method) == 1 else f" ({standings.held(method)} models)"
-        level = max(reward, level + 0.055 * (high - low))  # so that names stand above one another
+    for name in (name for name in rows if name not in several):
+        reward, models = standings.reward(name).mean, standings.held(name)
         axis.axhline(reward, color=INK, lw=0.8, ls=":", zorder=1)
-        axis.plot(memory(standings.held(method)), reward, "D", color=INK, ms=4)
-        behind = {"facecolor": "white", "linewidth": 0, "pad": 0.8}
-        axis.text(
-            end - 0.02 * (end - memory(1)), level, f"{method}{held}", ha="right", va="bottom", fontsize=8.5, bbox=behind
-        )
+        axis.plot(memory(models), reward, "D", color=INK, ms=4)
+        axis.text(memory(counts[-1]), reward, f"{name} ({models})", ha="right", va="bottom", fontsize=8.5)
     axis.set_xticks([memory(count) for count in counts], [f"{count}\n{memory(count):.3g}" for count in counts])
     axis.set(title="Reward against memory, 95% intervals", xlabel="models held, and their MB in float32")
     name_below(canvas)

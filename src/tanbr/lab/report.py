@@ -1,20 +1,20 @@
 """What experiments leave behind: the demo's page, and the tables, figures and pictures of `tanbr simulate`."""
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 import tanbr
 from tanbr.files import write_atomically
 from tanbr.lab import pictures
 from tanbr.lab.compare import Comparison
+from tanbr.lab.jobs import commit
 from tanbr.lab.standings import SHARE, WINDOW, Standings
 
 Laid = tuple[str, list[str], list[list[str]]]  # title, header, rows
@@ -26,19 +26,16 @@ def write_report(
     *,
     title: str,
     command: str,
-    facts: Sequence[tuple[str, str]],
+    facts: Mapping[str, str],
     tasks: Sequence[str],
     tail: int,
 ) -> Path:
     """Write a page about a comparison and its first method; a browser has nothing to fetch for it."""
     subject = next(iter(result.records))
-    records = result.records[subject]
-    forecast, served = np.array([r.task_mix for r in records]), np.array([r.blend for r in records])
-    experts = [f"expert {k}" for k in range(served.shape[1])]
-    mixes = [("True task mix", result.mixes), ("Task mix ψ as forecast by the monitor", forecast)]
+    mix, blend = _followed(result, subject, tasks)
     figures = (
-        ("What the traffic held, and what the monitor made of it without any tag", pictures.shares(mixes, tasks)),
-        ("What was served: one dense model per slot", pictures.shares([("Blend x of the experts", served)], experts)),
+        ("What the traffic held, and what the monitor made of it without any tag", mix),
+        ("What was served: one dense model per slot", blend),
         ("What it earned", pictures.rewards([result], list(result.records), bounds=(result.best,))),
         ("What it missed", pictures.regret([result], list(result.records), bounds=())),
     )
@@ -72,29 +69,23 @@ def write(
         pictures.png(pictures.dial(standings, memory), out / "dial.png")
     path = write_atomically(out / "simulate.json", json.dumps({**about, **standings.to_json()}, indent=1) + "\n")
     write_atomically(out / "results.md", markdown(standings, command=command))
-    draw(out, standings)
+    comparisons = list(standings.comparisons.values())
+    drawn, bounds = pictures.shown(standings), (standings.best, "tags")
+    pictures.png(pictures.rewards(comparisons, drawn, bounds=bounds), out / "reward.png")
+    pictures.png(pictures.regret(comparisons, drawn, bounds=bounds), out / "regret.png")
+    mix, blend = _followed(comparisons[0], standings.subject, standings.tasks)
+    pictures.png(mix, out / "mix.png")
+    pictures.png(blend, out / "blend.png")
     return path
 
 
-def draw(out: Path, standings: Standings) -> None:
-    """Draw the pictures into `out`."""
-    seed, first = next(iter(standings.comparisons.items()))
-    records = first.records[standings.subject]
-    mixes = [
-        (f"True task mix (seed {seed})", first.mixes),
-        (f"Task mix ψ, as {standings.subject} was asked with", np.array([r.task_mix for r in records])),
-    ]
-    blend = np.array([r.blend for r in records])
-    experts = [f"expert {k}" for k in range(blend.shape[1])]
-    drawn, bounds = pictures.shown(standings), (standings.best, "tags")
-    comparisons = list(standings.comparisons.values())
-    for name, canvas in {
-        "reward": pictures.rewards(comparisons, drawn, bounds=bounds),
-        "regret": pictures.regret(comparisons, drawn, bounds=bounds),
-        "mix": pictures.shares(mixes, standings.tasks),
-        "blend": pictures.shares([(f"Blend x served by {standings.subject} (seed {seed})", blend)], experts),
-    }.items():
-        pictures.png(canvas, out / f"{name}.png")
+def _followed(result: Comparison, method: str, tasks: Sequence[str]) -> tuple[Figure, Figure]:
+    """Draw the true mix over the one that a method was asked with, and the blend that it served."""
+    records = result.records[method]
+    asked, served = np.array([r.task_mix for r in records]), np.array([r.blend for r in records])
+    experts = [f"expert {k}" for k in range(served.shape[1])]
+    mixes = [("True task mix", result.mixes), (f"Task mix ψ, as {method} was asked with", asked)]
+    return pictures.shares(mixes, tasks), pictures.shares([(f"Blend x served by {method}", served)], experts)
 
 
 def markdown(standings: Standings, *, command: str) -> str:
@@ -115,10 +106,9 @@ def lay_out(standings: Standings) -> Iterator[Laid]:
     rows = []
     for method in standings.methods:
         reach = ", ".join("never" if slot is None else str(slot) for slot in standings.slots_to_share(method))
-        merges = np.mean([c.records[method][-1].merge_version for c in standings.comparisons.values()])
         regret = standings.above(standings.best, method).mean
         cells = [str(standings.reward(method)), str(standings.reward(method, after=late)), f"{regret:.3f}", reach]
-        rows.append([method, *cells, f"{merges:.0f}"])
+        rows.append([method, *cells, f"{np.mean(standings.merges(method)):.0f}"])
         if "tags" in standings.methods:
             rows[-1].append(f"{100 * np.mean(standings.ratio(method, 'tags')):.1f}%")
     note = f"slots to 95%: from which, per seed, {WINDOW} slots earn {SHARE:.0%} of “{standings.best}”, as for regret"
@@ -137,11 +127,9 @@ def lay_out(standings: Standings) -> Iterator[Laid]:
             yield title, [*header, "± over seeds"], rows
 
     rows = []
-    for method in standings.methods:
-        if f"{method}+oracle" in standings.methods:
-            ratios = standings.ratio(method, f"{method}+oracle")
-            error = np.mean(standings.forecast_error(method))
-            rows.append([method, f"{np.mean(ratios):.3f}", ", ".join(f"{r:.3f}" for r in ratios), f"{error:.3f}"])
+    for method in standings.with_oracle:
+        ratios, error = standings.ratio(method, f"{method}+oracle"), np.mean(standings.forecast_error(method))
+        rows.append([method, f"{np.mean(ratios):.3f}", ", ".join(f"{r:.3f}" for r in ratios), f"{error:.3f}"])
     if rows:
         title = "Reward with the monitor's mix over that with the true one"
         yield title, ["method", "ratio", "per seed", "L1 error of ψ"], rows
@@ -152,24 +140,3 @@ def lay_out(standings: Standings) -> Iterator[Laid]:
         cells = ["–" if np.isnan(value) else f"{100 * value:.1f}" for value in found]
         rows.append([method, *cells, f"{100 * np.nanmean(found):.1f}"])
     yield "The tasks' own metrics over all answers, in points", ["method", *standings.tasks, "mean"], rows
-
-
-@cache
-def commit() -> str:
-    """Name the code that runs: the commit of its checkout, with a + if it was changed since; its version elsewhere."""
-    package = Path(tanbr.__file__).parent
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(package), *words],  # noqa: S607
-            capture_output=True, text=True, check=True, timeout=20,
-        )  # fmt: skip
-        return done.stdout.strip()
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel")) / "src" / "tanbr" != package.resolve():
-            return f"version {tanbr.__version__}"
-        changed = "+" if git("status", "--porcelain", "--", str(package)) else ""
-        return git("rev-parse", "--short=10", "HEAD") + changed
-    except (OSError, subprocess.SubprocessError):
-        return f"version {tanbr.__version__}"

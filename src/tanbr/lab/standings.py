@@ -28,9 +28,10 @@ class Standings:
     @classmethod
     def of(cls, outcomes: Sequence[Outcome], *, tasks: Sequence[str], mixes: dict[int, FloatArray]) -> "Standings":
         """Group outcomes by seed; `mixes` are the true ones of each seed's stream (T, V)."""
-        names = list(dict.fromkeys(outcome.method for outcome in outcomes))
-        mean = {n: np.mean([r.total_reward for o in outcomes if o.method == n for r in o.records]) for n in names}
-        best = BOUND if BOUND in names else max(names, key=mean.__getitem__)
+        earned: dict[str, list[float]] = {}
+        for outcome in outcomes:
+            earned.setdefault(outcome.method, []).extend(record.total_reward for record in outcome.records)
+        best = BOUND if BOUND in earned else max(earned, key=lambda name: np.mean(earned[name]))
         comparisons = {
             seed: Comparison(true, {o.method: o.records for o in outcomes if o.seed == seed}, best)
             for seed, true in mixes.items()
@@ -56,6 +57,11 @@ class Standings:
         return [self.subject, *(m for m in own if m != self.subject)]
 
     @property
+    def with_oracle(self) -> list[str]:
+        """The methods that also ran with the true mix."""
+        return [method for method in self.methods if f"{method}+oracle" in self.methods]
+
+    @property
     def best(self) -> str:
         """The method that regret is measured against."""
         return next(iter(self.comparisons.values())).best
@@ -75,7 +81,7 @@ class Standings:
         """Average the reward from slot `after` on."""
         return interval([values[after:] for values in self.rewards(method)])
 
-    def above(self, method: str, rival: str, *, after: int = 0) -> Interval:
+    def above(self, method: str, rival: str, after: int = 0) -> Interval:
         """Average the difference to a rival on the same requests, from slot `after` on."""
         pairs = zip(self.rewards(method), self.rewards(rival), strict=True)
         return interval([(own - other)[after:] for own, other in pairs])
@@ -90,26 +96,19 @@ class Standings:
             found.append(int(reached.argmax()) if reached.any() else None)
         return found
 
-    def ratio(self, method: str, to: str, *, after: int = 0) -> list[float]:
+    def ratio(self, method: str, to: str) -> list[float]:
         """Divide the reward by another method's, per seed."""
         pairs = zip(self.rewards(method), self.rewards(to), strict=True)
-        return [float(own[after:].mean() / other[after:].mean()) for own, other in pairs]
+        return [float(own.mean() / other.mean()) for own, other in pairs]
+
+    def merges(self, method: str) -> list[int]:
+        """Count the merges, per seed."""
+        return [comparison.records[method][-1].merge_version for comparison in self.comparisons.values()]
 
     def figures(self, method: str) -> FloatArray:
         """Average the tasks' own metrics over the seeds in which they came (V,)."""
-        table = np.array([outcome.figures for outcome in self.outcomes if outcome.method == method])
-        seen = ~np.isnan(table)
-        return np.divide(
-            np.nansum(table, axis=0), seen.sum(axis=0), out=np.full(len(self.tasks), np.nan), where=seen.any(axis=0)
-        )
-
-    def task_rewards(self, method: str) -> FloatArray:
-        """Average the reward of each task's requests over slots and seeds (V,)."""
-        records = [r for comparison in self.comparisons.values() for r in comparison.records[method]]
-        counts = np.array([r.counts for r in records])
-        sums = np.array([np.nan_to_num(r.reward) * r.counts for r in records])
-        total = counts.sum(axis=0)
-        return np.divide(sums.sum(axis=0), total, out=np.full(len(self.tasks), np.nan), where=total > 0)
+        table = np.ma.masked_invalid([outcome.figures for outcome in self.outcomes if outcome.method == method])
+        return np.asarray(table.mean(axis=0).filled(np.nan))
 
     @property
     def late(self) -> int:
@@ -125,7 +124,6 @@ class Standings:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the slots."""
-        seconds = {m: [o.seconds / len(o.records) for o in self.outcomes if o.method == m] for m in self.methods}
         table = {
             method: {
                 "reward": asdict(self.reward(method)),
@@ -135,31 +133,19 @@ class Standings:
                 "slots_to_95%": self.slots_to_share(method),
                 "forecast_l1": self.forecast_error(method),
                 "models": self.held(method),
-                "merges": [c.records[method][-1].merge_version for c in self.comparisons.values()],
-                "seconds_a_slot": seconds[method],
+                "merges": self.merges(method),
+                "seconds_a_slot": [o.seconds / len(o.records) for o in self.outcomes if o.method == method],
                 "figures": dict(zip(self.tasks, self.figures(method), strict=True)),
-                "task_rewards": dict(zip(self.tasks, self.task_rewards(method), strict=True)),
             }
             for method in self.methods
         }
         above = {
             method: {
-                rival: {
-                    "all": asdict(self.above(method, rival)),
-                    "late": asdict(self.above(method, rival, after=self.late)),
-                }
+                rival: {"all": asdict(self.above(method, rival)), "late": asdict(self.above(method, rival, self.late))}
                 for rival in self.methods
                 if rival != method
             }
             for method in self.variants
-        }
-        oracles = {
-            f"{m} / {m}+oracle": {
-                "all": self.ratio(m, f"{m}+oracle"),
-                "late": self.ratio(m, f"{m}+oracle", after=self.late),
-            }
-            for m in self.methods
-            if f"{m}+oracle" in self.methods
         }
         values = {
             "seeds": list(self.comparisons),
@@ -168,7 +154,7 @@ class Standings:
             "regret_against": self.best,
             "methods": table,
             "above": above,
-            "monitor_over_true_mix": oracles,
+            "monitor_over_true_mix": {f"{m} / {m}+oracle": self.ratio(m, f"{m}+oracle") for m in self.with_oracle},
         }
         result: dict[str, Any] = to_jsonable(values)
         return result

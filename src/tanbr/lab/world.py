@@ -55,7 +55,7 @@ class StreamWorld:
         probes: Sequence[Row] = (),
     ) -> None:
         """Answer by `answer`; what clients send back comes `delay` slots after the answer."""
-        self._answer, self._space, self._answering = answer, space, answering
+        self._answer, self.space, self._answering = answer, space, answering
         self._credit, self._delay, self._probes = credit, delay, list(probes)
         self._index = {task.name: v for v, task in enumerate(space.tasks)}
         self._given: list[Given] = []
@@ -86,15 +86,15 @@ class StreamWorld:
         if self._answering is not None:  # as the server does: not where a text is unlike any task
             repaired = self._answering(answers, assignment.posteriors(seen))
             answers = [one if novel else new for one, new, novel in zip(answers, repaired, seen.novel, strict=True)]
-        meant = self._space.read(rows, answers)
+        meant = self.space.read(rows, answers)
         if collect:
             collect(rows, meant)
-        earned = self._space.rewards(rows, meant)
+        earned = self.space.rewards(rows, meant)
         self._send(learner, rows, seen, places, earned)
         came = self._coming.pop(slot.number, [])
         self._given += [replace(one, seq=len(self._given) + i + 1) for i, one in enumerate(came)]
         learner = observe(learner, seen, came)
-        reward, counts = self._space.slot_reward(rows, earned)
+        reward, counts = self.space.slot_reward(rows, earned)
         held = np.bincount(places, minlength=len(slot.blends)) / max(1, len(places))
         record = SlotRecord(slot.number, self._versions, slot.task_mix, held @ slot.blends, reward, counts)
         judged = learner.judged()
@@ -172,7 +172,7 @@ class StreamWorld:
             return Probes(np.zeros(0), of)
         texts = [row.text for row in self._probes]
         answers = self._answer(prepared.blend[None], np.zeros(len(texts), dtype=np.intp), texts)
-        return Probes(self._space.rewards(self._probes, self._space.read(self._probes, answers)), of, "stream")
+        return Probes(self.space.rewards(self._probes, self.space.read(self._probes, answers)), of, "stream")
 
     def discard(self) -> None:
         """Forget what was prepared: its numbers are free again."""
@@ -204,16 +204,14 @@ class Contestant:
         router: Router,
         monitor: MixSource,
         *,
-        experts: int,
-        tasks: int,
+        start: StartBlend,
         models: int = 1,
         config: LoopConfig | None = None,
-        start: StartBlend | None = None,
     ) -> None:
         """Open the first slot. A router chooses from then on, unless the settings say otherwise."""
-        rules = Rules(config or LoopConfig(explore="always"), start or StartBlend("even", experts=experts), models)
+        rules = Rules(config or LoopConfig(explore="always"), start, models)
         self.world = world
-        self.learner = first(rules, world, router=router, monitor=monitor, tasks=tasks)
+        self.learner = first(rules, world, router=router, monitor=monitor, tasks=len(world.space.tasks))
 
     def play(
         self, rows: Sequence[Row], collect: Callable[[Sequence[Row], FloatArray], None] | None = None

@@ -4,7 +4,6 @@ import pytest
 
 from tanbr.errors import CheckpointError, DataError
 from tanbr.lab.paper.setup import Setup, scale
-from tanbr.lab.tasks import tiny
 from tanbr.moe import embedded
 
 
@@ -27,12 +26,6 @@ def test_a_model_of_the_other_kind_is_refused() -> None:
         swapped.check(("model",), "fig4")
     with pytest.raises(CheckpointError, match="answers by a head, and fig2 needs one that writes: --t5 names"):
         swapped.check(("t5",), "fig2")
-
-
-def test_tiny_needs_nothing() -> None:
-    setup = Setup(scale("tiny"), Path("out"))
-    setup.check(("model", "t5", "data"), "fig2")
-    assert setup.tasks == tiny.TASKS
 
 
 def test_the_published_sizes_are_what_the_paper_says() -> None:

@@ -7,8 +7,7 @@ import pytest
 from elsewhere import elsewhere
 from tanbr.lab.paper import online
 from tanbr.lab.paper.setup import Setup, scale
-from tanbr.lab.paper.tuning import TunedServer, Untaught, job
-from tanbr.lab.rivals import build
+from tanbr.lab.paper.tuning import TunedServer, job
 from tanbr.lab.simulate import Answered
 from tanbr.lab.tasks import tiny
 from tanbr.lab.train.finetune import BlendTuner
@@ -18,19 +17,6 @@ from tanbr.moe import embedded
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
-
-
-@pytest.mark.parametrize("name", ["paper", "tanbr", "nucb"])
-def test_a_router_that_is_untaught_learns_nothing_and_leaves_nothing_open(name: str) -> None:
-    taught = build(name, 4, 3, seed=0)
-    for _ in range(5):
-        taught.tell(taught.ask([0.2, 0.3, 0.5]), [0.9, 0.1, 0.5])
-    before = len(taught.tree)
-    router = Untaught(taught)
-    for _ in range(20):
-        router.tell(router.ask([0.2, 0.3, 0.5]), np.array([1.0, 1.0, 1.0]))
-    assert taught.open == ()
-    assert len(taught.tree) == before
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +41,6 @@ def test_answers_are_written_and_scored_as_written(served: Any) -> None:
         assert all(isinstance(answer, str) for answer in written)
         right += list(space.rewards(asked, space.read(asked, written)))
     assert np.mean(right) > 0.6  # a third is chance
-
-
-def test_every_swap_counts_and_whole_batches_are_timed(served: Any) -> None:
-    server, rows, _ = served
-    before = len(server.answer_seconds)
-    first, second = server.swap(np.eye(8)[0]), server.swap(np.eye(8)[1])
-    server.answers([row.text for row in rows[:20]])
-    assert second == first + 1
-    assert len(server.answer_seconds) == before + 1  # of 16; the last four are no whole batch
 
 
 def test_a_task_that_hardly_came_has_no_metric() -> None:

@@ -7,7 +7,7 @@ from lab.rivals.toy import D, Toy
 from moe.tiny import build
 from tanbr.lab.gates import decoder_sites, gates_of
 from tanbr.lab.rivals.smear import Smear
-from tanbr.moe.layer import BlendRouting, TaskRouting, TokenRouting, routed
+from tanbr.moe.layer import BlendRouting, TaskRouting, routed
 
 ONES = {"attention_mask": torch.ones(1, 2)}
 
@@ -43,20 +43,6 @@ def test_a_sure_gate_is_that_expert(per, seed) -> None:
                 merged = model(x)
             with routed(model, TaskRouting(torch.full((4,), expert))):
                 torch.testing.assert_close(merged, model(x))
-
-
-def test_products_are_merged_weights_and_so_are_their_gradients() -> None:
-    model = Toy(torch.randn(3, D, D, generator=torch.Generator().manual_seed(0)))
-    rival = Smear(model)
-    gate = rival.trained()[0]
-    x = torch.randn(4, 2, D, generator=torch.Generator().manual_seed(1))
-    slopes, answers = [], []
-    for mix in ("products", "weights"):
-        with routed(model, TokenRouting(3, mix=mix)):
-            answers.append(model(x))
-        slopes.append(torch.autograd.grad(answers[-1].square().sum(), gate)[0])
-    torch.testing.assert_close(*answers)
-    torch.testing.assert_close(*slopes)
 
 
 def test_a_decoder_reads_the_question_not_the_answer() -> None:

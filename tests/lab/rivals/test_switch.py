@@ -1,9 +1,7 @@
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from lab.rivals.toy import D, Toy
+from lab.rivals.toy import Toy
 from tanbr.lab.rivals.switch import Switch, load_balance
 
 
@@ -19,15 +17,6 @@ def test_perfect_balance_is_one_and_collapse_is_the_number_of_experts() -> None:
     assert float(load_balance(torch.tensor([[100.0, 0, 0, 0]] * 5))) == pytest.approx(4.0)
 
 
-@given(st.integers(0, 2**32 - 1))
-@settings(max_examples=20)
-def test_load_balance_does_not_depend_on_the_experts_order(seed: int) -> None:
-    logits = torch.randn(12, 5, generator=torch.Generator().manual_seed(seed))
-    value = float(load_balance(logits))
-    assert value == pytest.approx(float(load_balance(logits.flip(1))), rel=1e-5)
-    assert 0 < value <= 5
-
-
 def test_the_loss_is_the_tasks_and_the_balance_of_real_tokens() -> None:
     model = Toy()
     rival = Switch(model, balance=0.5)
@@ -40,4 +29,3 @@ def test_the_loss_is_the_tasks_and_the_balance_of_real_tokens() -> None:
     )
     p = float(torch.tensor([2.0, 0.0]).softmax(0)[0])
     assert float(loss.detach()) == pytest.approx((2 * p) ** 2 + p**2 + 0.5 * 1.0)  # experts scaled by p; even load
-    assert D == 3

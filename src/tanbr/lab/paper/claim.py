@@ -11,12 +11,13 @@ from typing import Any, Literal, TypeAlias, get_args
 from matplotlib.figure import Figure
 
 from tanbr.lab.intervals import Spread
-from tanbr.lab.paper.job import Job
+from tanbr.lab.jobs import Job
 from tanbr.lab.paper.setup import Setup
 
 Verdict: TypeAlias = Literal["reproduced", "partly", "not", "cannot be tested here"]
 Results: TypeAlias = Mapping[str, Any]  # job → its result
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+OURS = {"paper": "Algorithm 1 as printed", "tanbr": "this project's default mode"}  # both are judged
 EQUAL = 0.1  # figures that differ by no more than this share of the paper's are the same
 
 
@@ -37,19 +38,6 @@ class Claim:
     ours: str
     judgement: Judgement
     reason: str = ""  # why it came out so, or why it cannot be tested
-    seeds: tuple[int, ...] = ()
-
-    def to_json(self) -> dict[str, object]:
-        """Give it flat, as reports have it."""
-        return {
-            "says": self.says,
-            "paper": self.paper,
-            "ours": self.ours,
-            "verdict": self.judgement.verdict,
-            "rule": self.judgement.rule,
-            "reason": self.reason,
-            "seeds": list(self.seeds),
-        }
 
 
 @dataclass(frozen=True)
@@ -80,6 +68,11 @@ class Part:
     jobs: Callable[[Setup], list[Job]]
     findings: Callable[[Setup, Results], Findings]
     needs: tuple[str, ...] = ()  # of `Setup`: what must be named at a larger scale
+    seeds: str = "seeds"  # of `Scale`: which seeds its jobs have
+
+
+def _graded(rule: str, *, yes: bool, partly: bool) -> Judgement:
+    return Judgement("reproduced" if yes else "partly" if partly else "not", rule)
 
 
 def above(difference: Spread) -> Judgement:
@@ -88,9 +81,7 @@ def above(difference: Spread) -> Judgement:
         "reproduced if the mean difference over the seeds is above 0 by more than its 95% interval (Student's), "
         "partly if it is above 0, else not"
     )
-    if difference.mean > 0 and difference.mean > difference.half:
-        return Judgement("reproduced", rule)
-    return Judgement("partly" if difference.mean > 0 else "not", rule)
+    return _graded(rule, yes=difference.mean > max(0.0, difference.half), partly=difference.mean > 0)
 
 
 def reduction(ours: float, paper: float) -> Judgement:
@@ -100,7 +91,7 @@ def reduction(ours: float, paper: float) -> Judgement:
         f"reproduced if the reduction is at least {least:.0%} (nine tenths of the paper's {paper:.0%}), "
         "partly if it is above 0, else not"
     )
-    return Judgement("reproduced" if ours >= least else "partly" if ours > 0 else "not", rule)
+    return _graded(rule, yes=ours >= least, partly=ours > 0)
 
 
 def about(ours: float, paper: float, *, share: float = EQUAL) -> Judgement:
@@ -109,20 +100,19 @@ def about(ours: float, paper: float, *, share: float = EQUAL) -> Judgement:
         f"reproduced within {share:.0%} of the paper's figure, partly if it differs by less than half of it, else not"
     )
     off = abs(ours - paper) / abs(paper)
-    return Judgement("reproduced" if off <= share else "partly" if off < 0.5 else "not", rule)
+    return _graded(rule, yes=off <= share, partly=off < 0.5)
 
 
 def below(ours: float, limit: float, *, unit: str = "") -> Judgement:
     """Judge "never above a limit"."""
     rule = f"reproduced if at most {limit:g}{unit}, partly if at most twice that, else not"
-    return Judgement("reproduced" if ours <= limit else "partly" if ours <= 2 * limit else "not", rule)
+    return _graded(rule, yes=ours <= limit, partly=ours <= 2 * limit)
 
 
 def checks(found: Mapping[str, bool]) -> Judgement:
     """Judge a claim of several statements, each true or false of the figures."""
     rule = f"reproduced if all of these hold, partly if some do, else not: {'; '.join(found)}"
-    held = sum(found.values())
-    return Judgement("reproduced" if held == len(found) else "partly" if held else "not", rule)
+    return _graded(rule, yes=all(found.values()), partly=any(found.values()))
 
 
 def untested() -> Judgement:

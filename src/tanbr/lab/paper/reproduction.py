@@ -3,7 +3,6 @@
 The report is a self-contained page, the same in Markdown, the figures as JSON, and pictures beside them.
 """
 
-import difflib
 import json
 import os
 import platform
@@ -11,8 +10,9 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
 import torch
 from jinja2 import Environment, PackageLoader, select_autoescape
@@ -20,17 +20,22 @@ from markupsafe import Markup
 
 from tanbr.errors import ConfigError
 from tanbr.files import check_writable, write_atomically
-from tanbr.lab import report
-from tanbr.lab.paper import fig2, fig3, fig4, fig5, fig6, fig7, job, table1, table2, theorem1
-from tanbr.lab.paper.claim import VERDICTS, Findings, Part, Verdict
-from tanbr.lab.paper.job import Job, Kept, Moved
+from tanbr.lab import jobs
+from tanbr.lab.jobs import Job, Kept
+from tanbr.lab.paper import fig6, online, table1, theorem1, tuned
+from tanbr.lab.paper.claim import VERDICTS, Claim, Findings, Part, Verdict
 from tanbr.lab.paper.setup import Setup
 from tanbr.lab.pictures import png, svg
+from tanbr.lab.rivals import did_you_mean
 from tanbr.types import to_jsonable
 
 PARTS: dict[str, Part] = {  # in the paper's order
-    module.PART.name: module.PART for module in (table1, fig2, fig3, table2, fig4, fig5, fig6, fig7, theorem1)
-}
+    part.name: part
+    for part in (
+        table1.PART, tuned.FIG2, tuned.FIG3, tuned.TABLE2, online.FIG4, online.FIG5, fig6.PART, tuned.FIG7,
+        theorem1.PART,
+    )
+}  # fmt: skip
 ALL = "all"
 MINUTES = {  # what the parts took on one core when they were last run; runs that several share count once
     "tiny": {"table1": 2, "fig2": 6, "fig4": 4, "fig6": 1, "fig7": 3, "theorem1": 1},
@@ -43,17 +48,17 @@ SCALE_WORDS = {
     "small": "small real models and GLUE",
     "paper": "the published size",
 }
+Moved: TypeAlias = Callable[[str, int, int, str], None]  # job, done, total, note
 
 
 def chosen(names: list[str]) -> list[Part]:
     """Find parts by their names, in the paper's order; all of them for `all`, or for none."""
+    known = (*PARTS, ALL)
     for name in names:
-        if name not in (*PARTS, ALL):
-            near = difflib.get_close_matches(name, (*PARTS, ALL), n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+        if name not in known:
+            hint = did_you_mean(name, known)
             raise ConfigError(f"unknown table or figure {name!r}; {hint}there are {', '.join(PARTS)}, and {ALL}")
-    wanted = PARTS if not names or ALL in names else names
-    return [part for name, part in PARTS.items() if name in wanted]
+    return [part for name, part in PARTS.items() if name in names or not names or ALL in names]
 
 
 @dataclass(frozen=True)
@@ -66,20 +71,17 @@ class Reproduction:
     jobs: Mapping[str, Sequence[str]]  # part → its jobs
     kept: Mapping[str, Kept]  # job → its result
 
-    def commits(self, part: str) -> list[str]:
-        """List the commits that a part's results are of."""
-        return sorted({self.kept[name].commit for name in self.jobs[part]})
-
-    def seconds(self, part: str) -> float:
-        """Add up what a part's jobs took, wherever they ran first."""
-        return sum(self.kept[name].seconds for name in self.jobs[part])
-
     @property
     def of_others(self) -> str:
         """Say how many results are of another commit than the code that runs now; nothing if none is."""
-        others = Counter(kept.commit for kept in self.kept.values() if kept.commit != report.commit())
+        others = Counter(kept.commit for kept in self.kept.values() if kept.commit != jobs.commit())
         counts = ", ".join(f"{count} of {name}" for name, count in others.items())
         return f"{others.total()} of {len(self.kept)} results are of other commits ({counts})" if others else ""
+
+
+def folder(setup: Setup) -> Path:
+    """Where the jobs' results lie."""
+    return setup.out / "jobs"
 
 
 def reproduce(
@@ -89,17 +91,30 @@ def reproduce(
     moved: Moved = lambda *_: None,
     finished: Callable[[str, Kept], None] = lambda *_: None,
 ) -> Reproduction:
-    """Run the jobs of all parts that are missing, each once, and judge the claims."""
+    """Run the jobs of all parts that are missing, each once, and judge the claims.
+
+    `moved` hears how far a job is, `finished` its result, unless that was there before.
+    """
     for part in parts:
         setup.check(part.needs, part.name)
     torch.set_num_threads(1)  # sums are the same on every machine, and a neighbour's load matters less
     of = {part.name: part.jobs(setup) for part in parts}
-    every = [one for jobs in of.values() for one in jobs]
-    kept = job.run(every, out=setup.out, moved=moved, finished=finished)
+    once = {job.name: job for own in of.values() for job in own}
+    found = {name: jobs.load(folder(setup), job) for name, job in once.items()}  # refused before anything runs
+    check_writable(folder(setup))
+    kept: dict[str, Kept] = {}
+    for name, job in once.items():
+        before = found[name]
+        if before is None:
+            moved(name, 0, 1, "")
+            kept[name] = jobs.do(folder(setup), job, partial(moved, name))
+            finished(name, kept[name])
+        else:
+            kept[name] = before
     shutil.rmtree(setup.out / "work", ignore_errors=True)  # models and states: everything is measured
     results = {name: one.result for name, one in kept.items()}
     findings = {part.name: part.findings(setup, results) for part in parts}
-    return Reproduction(setup, findings, parts, {name: [one.name for one in jobs] for name, jobs in of.items()}, kept)
+    return Reproduction(setup, findings, parts, {name: [job.name for job in own] for name, own in of.items()}, kept)
 
 
 def missing(parts: Sequence[Part], setup: Setup) -> dict[str, list[Job]]:
@@ -107,8 +122,8 @@ def missing(parts: Sequence[Part], setup: Setup) -> dict[str, list[Job]]:
     seen: set[str] = set()
     found: dict[str, list[Job]] = {}
     for part in parts:
-        own = {one.name: one for one in part.jobs(setup)}
-        found[part.name] = [one for one in own.values() if one.name not in seen and job.load(setup.out, one) is None]
+        own = {job.name: job for job in part.jobs(setup) if job.name not in seen}
+        found[part.name] = [job for job in own.values() if jobs.load(folder(setup), job) is None]
         seen |= set(own)
     return found
 
@@ -118,17 +133,16 @@ def write(found: Reproduction, *, command: str) -> Path:
     out = found.setup.out
     check_writable(out / "pictures")
     values = laid_out(found, command=command)
-    for part in values["parts"]:
-        for number, (picture, canvas) in enumerate(
-            zip(part["pictures"], found.findings[part["name"]].pictures.values(), strict=True)
-        ):
-            picture["file"] = f"pictures/{part['name']}-{number + 1}.png"
-            png(canvas, out / picture["file"])
-    kept = {**values, "parts": [{k: v for k, v in part.items() if k != "about"} for part in values["parts"]]}
-    write_atomically(out / "results.json", json.dumps(to_jsonable(kept), indent=1, ensure_ascii=False) + "\n")
-    for part in values["parts"]:
-        for picture, canvas in zip(part["pictures"], found.findings[part["name"]].pictures.values(), strict=True):
-            picture["svg"] = Markup(svg(canvas))  # noqa: S704 - our own drawing
+    drawn = [
+        (picture, canvas)
+        for part in values["parts"]
+        for picture, canvas in zip(part["pictures"], found.findings[part["name"]].pictures.values(), strict=True)
+    ]
+    for picture, canvas in drawn:
+        png(canvas, out / picture["file"])
+    write_atomically(out / "results.json", json.dumps(to_jsonable(values), indent=1, ensure_ascii=False) + "\n")
+    for picture, canvas in drawn:
+        picture["svg"] = Markup(svg(canvas))  # noqa: S704 - our own drawing
     loader = PackageLoader("tanbr.lab")
     plain = Environment(loader=loader, autoescape=False, trim_blocks=True, lstrip_blocks=True)  # noqa: S701 - Markdown
     page = Environment(loader=loader, autoescape=select_autoescape())
@@ -137,52 +151,55 @@ def write(found: Reproduction, *, command: str) -> Path:
 
 
 def laid_out(found: Reproduction, *, command: str) -> dict[str, Any]:
-    """Lay out everything that a report says, pictures but by their captions."""
-    scale = found.setup.scale.name
+    """Lay out everything that a report says, pictures but by their captions and files."""
+    setup, scale = found.setup, found.setup.scale.name
     parts: list[dict[str, Any]] = []
     for part in found.parts:
-        findings, commits = found.findings[part.name], found.commits(part.name)
+        findings, kept = found.findings[part.name], [found.kept[name] for name in found.jobs[part.name]]
+        seeds = getattr(setup.scale, part.seeds, ())
         parts.append(
             {
                 "name": part.name,
                 "title": part.title,
                 "about": part.about,
-                "command": _command(part, found.setup),
-                "commits": commits,
-                "seconds": found.seconds(part.name),
-                "claims": [{**claim.to_json(), "mark": MARKS[claim.judgement.verdict]} for claim in findings.claims],
-                "tables": [
-                    {"title": table.title, "header": table.header, "rows": table.rows} for table in findings.tables
+                "command": _command(part, setup),
+                "commits": sorted({one.commit for one in kept}),
+                "seconds": sum(one.seconds for one in kept),
+                "claims": [_flat(claim) | {"seeds": seeds} for claim in findings.claims],
+                "tables": [vars(table) for table in findings.tables],
+                "pictures": [
+                    {"caption": caption, "file": f"pictures/{part.name}-{number}.png"}
+                    for number, caption in enumerate(findings.pictures, 1)
                 ],
-                "pictures": [{"caption": caption} for caption in findings.pictures],
             }
         )
     not_run = [part for name, part in PARTS.items() if name not in found.findings]
     counts = Counter(claim["verdict"] for part in parts for claim in part["claims"])
+    needed = {need for part in found.parts for need in part.needs}
+    python = f"Python {platform.python_version()}, torch {torch.__version__.split('+')[0]}"
+    elsewhere = "".join(f", models on {device}" for device in setup.timed_on.values())
+    in_part = f" in part ({scale}): {', '.join(found.findings)}" if not_run else f" ({scale})"
     return {
-        "title": _title(found, len(not_run)),
+        "title": f"The paper, reproduced{in_part}",
         "command": command,
         "scale": scale,
         "scale_words": SCALE_WORDS.get(scale, ""),
-        "commit": report.commit(),
+        "commit": jobs.commit(),
         "elsewhere": found.of_others,
-        "not_run": [{"title": part.title, "command": _command(part, found.setup)} for part in not_run],
-        "models": _models(found),
-        "machine": f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, "
-        f"torch {torch.__version__.split('+')[0]}, one thread"
-        + "".join(f", models on {device}" for device in found.setup.timed_on.values()),
+        "not_run": [{"title": part.title, "command": _command(part, setup)} for part in not_run],
+        "models": [f"BERT-MoE {setup.name_of('model')}"] * ("model" in needed)
+        + [f"T5-MoE {setup.name_of('t5')}"] * ("t5" in needed),
+        "machine": f"{os.cpu_count()} cores ({platform.machine()}), {python}, one thread{elsewhere}",
         "counts": [(verdict, MARKS[verdict], counts[verdict]) for verdict in VERDICTS],
         "minutes": sum(kept.seconds for kept in found.kept.values()) / 60,
         "parts": parts,
     }
 
 
-def _title(found: Reproduction, not_run: int) -> str:
-    """Say in the title whether this is all of the paper."""
-    scale = found.setup.scale.name
-    if not_run:
-        return f"The paper, reproduced in part ({scale}): {', '.join(found.findings)}"
-    return f"The paper, reproduced ({scale})"
+def _flat(claim: Claim) -> dict[str, Any]:
+    verdict, rule = claim.judgement.verdict, claim.judgement.rule
+    words = {"says": claim.says, "paper": claim.paper, "ours": claim.ours, "reason": claim.reason}
+    return {**words, "verdict": verdict, "rule": rule, "mark": MARKS[verdict]}
 
 
 def _command(part: Part, setup: Setup) -> str:
@@ -191,10 +208,3 @@ def _command(part: Part, setup: Setup) -> str:
     tagged = ["--tagged"] if setup.tagged and "t5" in part.needs else []
     words = [f"--{need} {need.upper()}" for need in needs] + [f"--device {name}" for name in setup.timed_on.values()]
     return " ".join(["tanbr reproduce", part.name, "--scale", setup.scale.name, *words, *tagged])
-
-
-def _models(found: Reproduction) -> list[str]:
-    """Tell the models behind the parts that ran by their weights."""
-    needed = {need for part in found.parts for need in part.needs}
-    kinds: dict[Literal["model", "t5"], str] = {"model": "BERT-MoE", "t5": "T5-MoE"}
-    return [f"{kind} {found.setup.name_of(which)}" for which, kind in kinds.items() if which in needed]

@@ -23,24 +23,23 @@ K = 8  # experts, as in the paper
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The shape of an MoE."""
+    """The shape of a T5-MoE."""
 
     width: int  # D
     ffn: int  # F
-    encoder: int  # layers
-    decoder: int  # layers, 0 for an encoder alone
+    layers: int  # of the encoder, and as many of the decoder
     experts: int  # K
     words: int  # in the vocabulary
 
     @property
     def ffns(self) -> int:
         """Parameters of one expert's FFNs in all layers."""
-        return 2 * self.width * self.ffn * (self.encoder + self.decoder)
+        return 4 * self.width * self.ffn * self.layers
 
     @property
     def dense(self) -> int:
         """Parameters of a merged model, near enough."""
-        return 4 * self.width**2 * (self.encoder + 2 * self.decoder) + self.ffns + self.words * self.width
+        return 12 * self.width**2 * self.layers + self.ffns + self.words * self.width
 
     @property
     def whole(self) -> int:
@@ -61,16 +60,12 @@ class Scale:
     requests: int
     pool: int  # most rows per task that requests are drawn from
     t5: ModelSize  # of random weights, for times: table1
-    bert: ModelSize
     length: int  # tokens of a timed text
     batches: tuple[int, ...]
     rounds: int  # of timings
-    cell_seconds: float  # most time of one kind of batch
-    tree_seeds: tuple[int, ...]  # fig6
+    cell_seconds: float  # most time of one size of batch
     regret_slots: int  # theorem1
-    regret_seeds: tuple[int, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
-    tuning_seeds: tuple[int, ...] = (0, 1, 2)
     least_answers: int = 30  # of a task behind its metric; a correlation over fewer says nothing
     experts: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 192)  # fig6
 
@@ -80,25 +75,23 @@ _TINY = Scale(
     tuning=Tuning(steps=50, batch=32, train_rows=1_000, eval_rows=40, warmup=5, log_every=2, save_every=50,
                           rate=3e-3),
     swept_seeds=(0, 1), served_slots=24, slots=90, after=30, requests=48, pool=600,
-    t5=ModelSize(128, 512, 2, 2, K, 500), bert=ModelSize(128, 512, 2, 0, K, 500), length=32,
-    batches=(1, 8, 128), rounds=3, cell_seconds=2.0, tree_seeds=(0,), regret_slots=400, regret_seeds=(0, 1, 2),
+    t5=ModelSize(128, 512, 2, K, 500), length=32,
+    batches=(1, 8, 128), rounds=3, cell_seconds=2.0, regret_slots=400,
 )  # fmt: skip
 _SMALL = Scale(
     name="small",
     tuning=Tuning(steps=40, batch=12, train_rows=4_000, eval_rows=16, max_length=64, log_every=1, warmup=5),
     swept_seeds=(0,), served_slots=12, slots=160, after=40, requests=64, pool=1_500,
-    t5=ModelSize(512, 1024, 8, 8, K, 32_128), bert=ModelSize(384, 1536, 12, 0, K, 30_522), length=128,
-    batches=(1, 8, 32, 128), rounds=3, cell_seconds=8.0, tree_seeds=(0, 1, 2), regret_slots=2_000,
-    regret_seeds=(0, 1, 2, 3, 4),
+    t5=ModelSize(512, 1024, 8, K, 32_128), length=128,
+    batches=(1, 8, 32, 128), rounds=3, cell_seconds=8.0, regret_slots=2_000,
 )  # fmt: skip
 _PAPER = Scale(
     name="paper",
     tuning=Tuning(steps=10_000, batch=128, train_rows=1_000_000, eval_rows=10_000, max_length=128,
                           save_every=500),
     swept_seeds=(0, 1, 2), served_slots=500, slots=5_000, after=500, requests=128, pool=1_000_000,
-    t5=ModelSize(768, 3072, 12, 12, K, 32_128), bert=ModelSize(768, 3072, 12, 0, K, 30_522), length=128,
-    batches=(1, 8, 32, 128), rounds=7, cell_seconds=600.0, tree_seeds=(0, 1, 2), regret_slots=5_000,
-    regret_seeds=(0, 1, 2, 3, 4),
+    t5=ModelSize(768, 3072, 12, K, 32_128), length=128,
+    batches=(1, 8, 32, 128), rounds=7, cell_seconds=600.0, regret_slots=5_000,
 )  # fmt: skip
 NAMED: dict[str, Scale] = {"tiny": _TINY, "small": _SMALL, "paper": _PAPER}
 
@@ -140,22 +133,17 @@ class Setup:
             if getattr(self, need) is None and not self.embedded:
                 raise ConfigError(f"{part} at scale {self.scale.name} needs {need}: {WHERE[need]}")
         if "data" in needs and self.data is not None:
-            self._check_data(part)
+            self._check_data(self.data, part)
         if "t5" in needs and self.t5 is not None and not self.t5_moe.config.get("is_encoder_decoder"):
             raise CheckpointError(f"{self.t5} answers by a head, and {part} needs one that writes: {WHERE['t5']}")
         if "model" in needs and self.model is not None and self.bert_moe.config.get("is_encoder_decoder"):
             raise CheckpointError(f"{self.model} writes, and {part} needs a model with a head: {WHERE['model']}")
 
-    def _check_data(self, part: str) -> None:
-        place = Path(str(self.data))
+    def _check_data(self, place: Path, part: str) -> None:
         if str(place) == glue.HUB or is_own(place):
             return
-        lacking = [
-            f"{task.name}/{split}.tsv"
-            for task in glue.TASKS
-            for split in ("train", "dev")
-            if not (place / task.name / f"{split}.tsv").is_file()
-        ]
+        files = [f"{task.name}/{split}.tsv" for task in glue.TASKS for split in ("train", "dev")]
+        lacking = [name for name in files if not (place / name).is_file()]
         if lacking:
             more = f" and {len(lacking) - 1} more files" if len(lacking) > 1 else ""
             raise DataError(f"{part} needs GLUE, and {place} lacks {lacking[0]}{more}: {WHERE['data']}")
@@ -180,9 +168,7 @@ class Setup:
     @property
     def data_name(self) -> str:
         """What the rows are called."""
-        if self.data is None:
-            return "generated" if self.embedded else "none"
-        return f"{Dataset(str(self.data)).name} dev"
+        return "generated" if self.data is None else f"{Dataset(str(self.data)).name} dev"
 
     @property
     def timed_on(self) -> dict[str, str]:

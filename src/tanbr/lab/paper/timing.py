@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
@@ -15,7 +16,6 @@ from tanbr.merge import open as open_moe
 from tanbr.merge.int8 import quantised
 from tanbr.moe.checkpoint import SINGLE, TensorSpec
 from tanbr.moe.device import finish
-from tanbr.moe.families.bert import BertMoeConfig, BertMoeForSequenceClassification
 from tanbr.moe.families.t5 import T5MoeConfig, T5MoeForConditionalGeneration
 from tanbr.moe.layer import BlendRouting, Routing, TaskRouting, TokenRouting, route
 from tanbr.moe.writing import new_folder, write_file
@@ -35,8 +35,8 @@ METHODS: dict[str, Routed] = {
     "task-1 int8": ("moe int8", lambda n: TaskRouting(_tasks(n, 1))),
     "token-1 int8": ("moe int8", lambda _: TokenRouting(1)),
     "task-merging": ("moe", lambda n: BlendRouting(_task_blends(n))),
-    "token-merging": ("moe", lambda _: TokenRouting(K, mix="weights")),
 }
+SLOW = "token-merging"  # an FFN merged for every token; timed apart, on a few tokens
 
 
 def _tasks(n: int, k: int) -> Tensor:
@@ -51,7 +51,7 @@ def _task_blends(n: int) -> Tensor:
     return blends[_tasks(n, 1)[:, 0]]
 
 
-def random_checkpoint(folder: Path, size: dict[str, int], *, seed: int = 0) -> Path:
+def random_checkpoint(folder: Path, size: dict[str, int]) -> Path:
     """Write a T5-MoE with random weights, one tensor at a time."""
     config = T5MoeConfig(**size, decoder_start_token_id=0)
     config.architectures = ["T5MoeForConditionalGeneration"]
@@ -60,7 +60,7 @@ def random_checkpoint(folder: Path, size: dict[str, int], *, seed: int = 0) -> P
         named = T5MoeForConditionalGeneration(config).state_dict()
     tied = {"lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
     tensors = [TensorSpec(name, torch.float32, tuple(value.shape)) for name, value in named.items() if name not in tied]
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
 
     def chunks() -> Iterator[Tensor]:
         for tensor in tensors:
@@ -71,25 +71,17 @@ def random_checkpoint(folder: Path, size: dict[str, int], *, seed: int = 0) -> P
 
 
 def random_moe(folder: Path, size: ModelSize) -> Path:
-    """Write a random T5-MoE or BERT-MoE with a gate at every site, unless it is there."""
+    """Write a random T5-MoE with a gate at every site, unless it is there."""
     if folder.exists():
         return folder
     heads = max(1, size.width // HEAD) if size.width >= 4 * HEAD else 4
+    shape = {
+        "vocab_size": size.words, "d_model": size.width, "d_kv": size.width // heads, "d_ff": size.ffn,
+        "num_layers": size.layers, "num_decoder_layers": size.layers, "num_heads": heads, "num_experts": size.experts,
+        "router": True,
+    }  # fmt: skip
     with new_folder(folder) as work:
-        if size.decoder:
-            shape = {
-                "vocab_size": size.words, "d_model": size.width, "d_kv": size.width // heads, "d_ff": size.ffn,
-                "num_layers": size.encoder, "num_decoder_layers": size.decoder, "num_heads": heads,
-            }  # fmt: skip
-            random_checkpoint(work, shape | {"num_experts": size.experts, "router": True})
-        else:
-            torch.manual_seed(0)
-            config = BertMoeConfig(
-                vocab_size=size.words, hidden_size=size.width, intermediate_size=size.ffn,
-                num_hidden_layers=size.encoder, num_attention_heads=heads, num_experts=size.experts, router=True,
-                num_labels=20,
-            )  # fmt: skip
-            BertMoeForSequenceClassification(config).save_pretrained(work)
+        random_checkpoint(work, shape)
     return folder
 
 
@@ -100,7 +92,6 @@ class Models:
         self.folder = folder
         self.moe = open_moe(folder, device=device)
         self.device = self.moe.device
-        self.writes = self.moe.family.model_type == "t5_moe"
         self._built: dict[str, Any] = {}
 
     def get(self, name: str) -> Any:
@@ -113,8 +104,7 @@ class Models:
         if name.endswith(" int8"):
             return quantised(self.get(name.removesuffix(" int8")))
         if name == "moe":
-            cls = T5MoeForConditionalGeneration if self.writes else BertMoeForSequenceClassification
-            return cls.from_pretrained(self.folder)
+            return T5MoeForConditionalGeneration.from_pretrained(self.folder)
         if name == "merged":
             model = self.moe.dense()
             self.moe.checkpoint.release()
@@ -123,70 +113,56 @@ class Models:
         config = self.moe.plan.config()
         return getattr(transformers, config.architectures[0])(config)  # the stock class with weights of its own
 
-    def tokens(self, name: str, *, batch: int, length: int, seed: int) -> Tensor:
-        """Draw tokens (batch, length) for a model."""
-        generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randint(3, self.get(name).config.vocab_size, (batch, length), generator=generator)
-        return drawn.to(self.device)
-
-    def work(self, name: str, mode: str, *, batch: int, length: int) -> Callable[[], Any]:
-        """Give the call that is timed: a forward pass, or greedy decoding of a fixed number of tokens."""
-        model, ids = self.get(name), self.tokens(name, batch=batch, length=length, seed=batch)
-        if mode == "decode":
-            return lambda: model.generate(ids, max_new_tokens=ANSWER, min_new_tokens=ANSWER, do_sample=False)
-        more = {"decoder_input_ids": ids[:, :ANSWER]} if self.writes else {}
-        return lambda: model(input_ids=ids, **more)
+    def work(self, name: str, *, batch: int, length: int, answer: int = ANSWER) -> Callable[[], Any]:
+        """Give the call that is timed: a forward pass over drawn tokens (batch, length)."""
+        model, generator = self.get(name), torch.Generator().manual_seed(batch)
+        ids = torch.randint(3, model.config.vocab_size, (batch, length), generator=generator).to(self.device)
+        return lambda: model(input_ids=ids, decoder_input_ids=ids[:, :answer])
 
 
 @torch.inference_mode()
-def cell(
-    models: Models, mode: str, *, batch: int, length: int, rounds: int, seconds: float, skip: set[str]
-) -> dict[str, Any]:
-    """Time every method on one kind of batch: rounds of all methods, until there are enough or time is up."""
+def cell(models: Models, *, batch: int, length: int, rounds: int, seconds: float) -> dict[str, Any]:
+    """Time every method on batches of a size: rounds of all methods, until there are enough or time is up."""
     calls: dict[str, Callable[[], Any]] = {}
     for name, (model, routing) in METHODS.items():
-        if name not in skip:
-            work = models.work(model, mode, batch=batch, length=length)
-            calls[name] = routed(models.get(model), routing(batch), work)
-    wall: dict[str, list[float]] = {name: [] for name in calls}
-    cpu: dict[str, list[float]] = {name: [] for name in calls}
-    disturbed = 0
-    for call in calls.values():
-        call()  # warms up
-    ends = time.monotonic() + seconds
-    while len(wall["merged"]) < rounds and (time.monotonic() < ends or not wall["merged"]):
-        times = {name: timed(call, models.device) for name, call in calls.items()}
-        again = timed(calls["merged"], models.device)[0] / times["merged"][0]
+        if name.endswith(" int8") and models.device.type != "cpu":
+            continue  # int8 is the CPU's alone
+        work = models.work(model, batch=batch, length=length)
+        calls[name] = routed(models.get(model), routing(batch), work)
+        calls[name]()  # warms up
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    disturbed, ends = 0, time.monotonic() + seconds
+    while len(times["merged"]) < rounds and (time.monotonic() < ends or not times["merged"]):
+        once = {name: timed(call, models.device) for name, call in calls.items()}
+        again = timed(calls["merged"], models.device)[0] / once["merged"][0]
         if not 1 / STEADY < again < STEADY and time.monotonic() < ends:
             disturbed += 1  # something else ran meanwhile: a round counts if it ends as fast as it began
             continue
-        for name, (wall_time, cpu_time) in times.items():
-            wall[name].append(wall_time)
-            cpu[name].append(cpu_time)
-    return {
-        name: {
-            "seconds": statistics.median(wall[name]),
-            "fastest": min(wall[name]),
-            "cpu_seconds": statistics.median(cpu[name]),
-            "rounds": len(wall[name]),
+        for name, pair in once.items():
+            times[name].append(pair)
+    found = {}
+    for name, measured in times.items():
+        wall, cpu = np.array(measured).T  # (rounds,) each
+        ratios = cpu / np.array(times["merged"])[:, 1]
+        found[name] = {
+            "seconds": float(np.median(wall)),
+            "cpu_ratio": float(np.median(ratios)),
+            "cpu_ratio_low": float(ratios.min()),
+            "cpu_ratio_high": float(ratios.max()),
+            "rounds": len(measured),
             "disturbed": disturbed,
-            **_ratios(wall[name], wall["merged"], "ratio"),
-            **_ratios(cpu[name], cpu["merged"], "cpu_ratio"),
         }
-        for name in calls
-    }
+    return found
 
 
 @torch.inference_mode()
 def token_merging(models: Models, *, length: int, seconds: float) -> dict[str, Any]:
     """Time merging an FFN for every token, on a few tokens, as a ratio to the merged model's time for as many."""
-    model = models.get("moe")
-    ids = models.tokens("moe", batch=1, length=TOKENS, seed=0)
-    more = {"decoder_input_ids": ids[:, :1]} if models.writes else {}
-    merged = models.work("merged", "forward", batch=1, length=length)
-    by_weights = routed(model, TokenRouting(K, mix="weights"), lambda: model(input_ids=ids, **more))
+    model, merged = models.get("moe"), models.work("merged", batch=1, length=length)
+    few = models.work("moe", batch=1, length=TOKENS, answer=1)
+    by_weights = routed(model, TokenRouting(K, mix="weights"), few)
     # the same sums without a merged FFN per token: every expert runs on every token
-    by_products = routed(model, TokenRouting(K, mix="products"), models.work("moe", "forward", batch=1, length=length))
+    by_products = routed(model, TokenRouting(K, mix="products"), models.work("moe", batch=1, length=length))
     found: dict[str, list[float]] = {"weights": [], "products": []}
     ends = time.monotonic() + seconds
     for call in (merged, by_products):
@@ -221,8 +197,3 @@ def routed(model: nn.Module, routing: Routing | None, call: Callable[[], Any]) -
         call()
 
     return run
-
-
-def _ratios(values: list[float], base: list[float], name: str) -> dict[str, float]:
-    ratios = sorted(a / b for a, b in zip(values, base, strict=True))
-    return {name: statistics.median(ratios), f"{name}_low": ratios[0], f"{name}_high": ratios[-1]}

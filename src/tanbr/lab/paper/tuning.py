@@ -5,19 +5,20 @@ are written, and scored as written.
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from tanbr.errors import CheckpointError
 from tanbr.lab import finetune
 from tanbr.lab.compare import compare
-from tanbr.lab.paper.job import Job, Tick
+from tanbr.lab.jobs import Job, Tick
+from tanbr.lab.paper.claim import OURS
 from tanbr.lab.paper.setup import Setup
 from tanbr.lab.paper.timing import work_time
 from tanbr.lab.rivals import FixedBlend
@@ -29,13 +30,13 @@ from tanbr.lab.train.finetune import MergedTuner, Tuner
 from tanbr.lab.train.objectives import Objective, TextToText
 from tanbr.lab.train.run import Curve
 from tanbr.lab.world import Contestant, StreamWorld
+from tanbr.loop.choose import StartBlend
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router.config import PaperModeConfig, RouterConfig
 from tanbr.tasks.metrics import Answer
 from tanbr.tasks.rows import Row
-from tanbr.types import Counts, Decision, FloatArray, Reward, Router, Text
+from tanbr.types import Blend, FloatArray, Text
 
-OURS = {"paper": "Algorithm 1 as printed", "tanbr": "this project's default mode"}
 RIVALS = {"nucb": "NUCB", "rl": "RL", "switch": "Switch", "smear": "SMEAR"}
 ROUTERS = (*OURS, *RIVALS)
 SERVED_SEED = 7_000  # of the stream after tuning
@@ -44,7 +45,7 @@ PERIOD = 4  # slots from one drawn mix of that stream to the next, so that all t
 
 def jobs(setup: Setup) -> list[Job]:
     """Make one job for each router and seed."""
-    return [job(setup, router, seed) for router in ROUTERS for seed in setup.scale.tuning_seeds]
+    return [job(setup, router, seed) for router in ROUTERS for seed in setup.scale.seeds]
 
 
 def job(setup: Setup, router: str, seed: int, *, name: str = "", serve: bool = True, **paper_mode: float) -> Job:
@@ -58,7 +59,7 @@ def job(setup: Setup, router: str, seed: int, *, name: str = "", serve: bool = T
         "tuning": tuning.model_dump(exclude={"device"}),
         "slots": setup.scale.served_slots if serve else 0,
         "requests": setup.scale.requests,
-        **({"least_answers": setup.scale.least_answers, "period": PERIOD} if serve else {}),
+        "least_answers": setup.scale.least_answers,
         **paper_mode,
         **setup.timed_on,
     }
@@ -93,37 +94,25 @@ def _tune(
     }  # fmt: skip
 
 
-class Untaught:
-    """A router that goes on choosing but learns no more."""
-
-    def __init__(self, router: Router) -> None:
-        self._router = router
-
-    def ask(self, task_mix: ArrayLike, *, models: int = 1, confusion: ArrayLike | None = None) -> Decision:
-        """Choose."""
-        return self._router.ask(task_mix, models=models, confusion=confusion)
-
-    def tell(self, decision: Decision, reward: Reward, counts: Counts | None = None) -> None:  # noqa: ARG002
-        """Close the slot; it teaches nothing."""
-        self._router.tell(decision, np.full(np.shape(reward), np.nan))
-
-
 class TunedServer:
     """A tuned tuner that writes its answers; texts name their task if it was tuned so."""
 
     def __init__(self, tuner: Tuner, objective: TextToText, row_of: Mapping[Text, Row], *, batch: int) -> None:
         self._tuner, self._objective, self._row_of, self._batch = tuner, objective, row_of, batch
-        self._version, self._device = 0, tuner.model.device
-        self.answer_seconds: list[float] = []  # of each batch, as `work_time` counts
+        self._device = tuner.model.device
+        self.answer_seconds: list[float] = []  # of each whole batch, as `work_time` counts
         self.merge_seconds: list[float] = []
 
-    def swap(self, blend: ArrayLike) -> int:
+    def respond(self, blends: FloatArray, _: NDArray[np.intp], texts: Sequence[Text]) -> list[Answer]:
+        """Answer with the one blend (1, K)."""
+        self.swap(blends[0])
+        return self.answers(texts)
+
+    def swap(self, blend: Blend) -> None:
         """Merge a blend, where there is one to merge."""
         started = work_time(self._device)
-        self._tuner.settle(np.asarray(blend, dtype=np.float64))
+        self._tuner.settle(blend)
         self.merge_seconds.append(work_time(self._device) - started)
-        self._version += 1
-        return self._version
 
     @torch.inference_mode()
     def answers(self, texts: Sequence[Text]) -> list[Answer]:
@@ -151,38 +140,17 @@ def _serve(setup: Setup, seed: int, tuner: Tuner, objective: Objective) -> dict[
     stream = Traffic(pools=corpus.stream, mixes=mixes, requests=scale.requests, seed=SERVED_SEED + seed)
     row_of = {row.text: row for rows in corpus.stream.values() for row in rows}
     server = TunedServer(tuner, objective, row_of, batch=min(32, scale.requests))
-    merged = isinstance(tuner, MergedTuner)
     K, V = setup.t5_moe.num_experts, len(corpus.tasks)
-    router: Any = Untaught(tuner.router) if isinstance(tuner, MergedTuner) else FixedBlend(K, V)
+    router: Any = tuner.router if isinstance(tuner, MergedTuner) else FixedBlend(K, V)
     monitor = corpus.taught_monitor(MonitorConfig(), seed=seed)
+    world = StreamWorld(server.respond, corpus.space, delay=scale.served_slots + 1)  # no reward comes in time to teach
+    contestant = Contestant(world, router, monitor, start=StartBlend("even", experts=K))
     answered = Answered(corpus.tasks)
-
-    def respond(blends: FloatArray, _: NDArray[np.intp], texts: Sequence[Text]) -> list[Answer]:
-        server.swap(blends[0])
-        return server.answers(texts)
-
-    contestant = Contestant(StreamWorld(respond, corpus.space), router, monitor, experts=K, tasks=V)
     result = compare({"tuned": contestant}, stream, best="tuned", collect=answered)
     return {
         "reward": float(result.rewards("tuned").mean()),
         "figures": answered.figures(least=scale.least_answers),
-        "answers": {name: len(targets) for name, (targets, _) in answered.told.items()},
         "answer_seconds": statistics.median(server.answer_seconds),
-        "merge_seconds": statistics.median(server.merge_seconds) if merged else 0.0,
+        "merge_seconds": statistics.median(server.merge_seconds) if isinstance(tuner, MergedTuner) else 0.0,
         "parameters": sum(weight.numel() for weight in tuner.model.parameters()),
     }
-
-
-def by_seed(results: Mapping[str, Any], setup: Setup, router: str, value: Callable[[Any], float]) -> FloatArray:
-    """Give a figure of a router's runs (seeds,)."""
-    return np.array([value(results[f"tuning-{router}-seed{seed}"]) for seed in setup.scale.tuning_seeds])
-
-
-def mean_figure(run: Any) -> float:
-    """Average the tasks' metrics over the stream that was served."""
-    return float(np.mean(list(run["served"]["figures"].values())))
-
-
-def loss(run: Any, part: slice) -> float:
-    """Average the loss over a part of the curve."""
-    return float(np.mean(run["losses"][part]))

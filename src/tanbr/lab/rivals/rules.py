@@ -2,19 +2,20 @@
 
 # ruff: noqa: ARG002 - a policy is handed more than each rule needs
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from tanbr.errors import InputError
 from tanbr.router.panel import Readings, chosen, group_mixes, proportional_blends, task_groups
 from tanbr.router.shell import AskTell, Question, lone_root
 from tanbr.router.simplex import Sizes, keep_largest
-from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, TaskMix, Terms, TreeView, as_blend
+from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, Terms, TreeView, as_blend, as_task_mix
 
-NAN = float("nan")
+Rule: TypeAlias = Callable[[Question, Readings, np.random.Generator], Decision]
 
 
 def proportional(mix: ArrayLike, *, own: Sequence[int], experts: int) -> Blend:
@@ -29,37 +30,22 @@ class Nothing:
     """The state of a policy in which nothing changes."""
 
 
-class _Rule:
-    """A policy that learns nothing; subclasses say how to choose."""
+@dataclass(frozen=True)
+class _Policy:
+    """Follows a rule and learns nothing."""
 
+    sizes: Sizes
+    rule: Rule
     panels = True
-
-    def __init__(self, sizes: Sizes) -> None:
-        self.sizes = sizes
 
     def start(self, rng: np.random.Generator) -> Nothing:
         return Nothing()
 
     def choose(self, state: Nothing, asked: Question, rng: np.random.Generator) -> Decision:
-        """Follow the rule G times; without rewards, even groups of tasks say which model serves which."""
-        blends = np.array([self.one(asked.task_mix, rng) for _ in range(asked.models)])
-        return self._by_groups(asked, blends, task_groups(Readings.of(asked.task_mix, asked.confusion), asked.models))
-
-    def _by_groups(self, asked: Question, blends: FloatArray, labels: NDArray[np.intp]) -> Decision:
-        belongs = (labels == np.arange(len(blends))[:, None]).astype(np.float64)
-        return asked.decided(blends, tuple(Terms(NAN) for _ in blends), estimates=belongs)
-
-    def one(self, mix: TaskMix, rng: np.random.Generator) -> Blend:
-        """Follow the rule."""
-        raise NotImplementedError
+        return self.rule(asked, Readings.of(asked.task_mix, asked.confusion), rng)
 
     def learn(
-        self,
-        state: Nothing,
-        decision: Decision,
-        rewards: FloatArray,
-        counts: FloatArray,
-        rng: np.random.Generator,
+        self, state: Nothing, decision: Decision, rewards: FloatArray, counts: FloatArray, rng: np.random.Generator
     ) -> Nothing:
         return state
 
@@ -70,44 +56,11 @@ class _Rule:
         return lone_root(self.sizes.experts, self.sizes.tasks)
 
 
-class _Random(_Rule):
-    def one(self, mix: TaskMix, rng: np.random.Generator) -> Blend:
-        return keep_largest(rng.dirichlet(np.ones(self.sizes.experts)), self.sizes.max_active)
-
-
-class _Fixed(_Rule):
-    def __init__(self, sizes: Sizes, blend: Blend) -> None:
-        super().__init__(sizes)
-        self.blend = blend
-
-    def one(self, mix: TaskMix, rng: np.random.Generator) -> Blend:
-        return self.blend
-
-
-class _BestOf(_Rule):
-    def __init__(self, sizes: Sizes, blends: FloatArray, rewards: FloatArray) -> None:
-        super().__init__(sizes)
-        self.blends, self.rewards = blends, rewards
-
-    def choose(self, state: Nothing, asked: Question, rng: np.random.Generator) -> Decision:
-        readings = Readings.of(asked.task_mix, asked.confusion)
-        rows = chosen(self.rewards, readings, asked.models)
-        mixes = group_mixes(self.rewards[rows], readings)
-        why = (float(mix @ self.rewards[row]) for row, mix in zip(rows, mixes, strict=True))
-        terms = tuple(Terms(mean, candidates=len(self.blends)) for mean in why)
-        return asked.decided(self.blends[rows], terms, estimates=self.rewards[rows])
-
-
-class _Proportional(_Rule):
-    def __init__(self, sizes: Sizes, own: list[int]) -> None:
-        super().__init__(sizes)
-        self.own = own
-
-    def choose(self, state: Nothing, asked: Question, rng: np.random.Generator) -> Decision:
-        readings = Readings.of(asked.task_mix, asked.confusion)
-        labels = task_groups(readings, asked.models)
-        blends = proportional_blends(readings, labels, asked.models, own=self.own, sizes=self.sizes)
-        return self._by_groups(asked, blends, labels)
+def _for_groups(asked: Question, readings: Readings, blends: FloatArray) -> Decision:
+    """Serve G blends whose rewards are unknown: even groups of tasks say which model serves which."""
+    groups = task_groups(readings, asked.models)
+    belongs = (groups == np.arange(len(blends))[:, None]).astype(np.float64)
+    return asked.decided(blends, tuple(Terms(float("nan")) for _ in blends), estimates=belongs)
 
 
 class RandomBlend(AskTell):
@@ -117,7 +70,12 @@ class RandomBlend(AskTell):
 
     def __init__(self, experts: int, tasks: int, *, max_active: int | None = None, seed: int = 0) -> None:
         sizes = Sizes.check(experts, tasks, max_active)
-        super().__init__(_Random(sizes), sizes, seed=seed, settings={"seed": seed})
+
+        def rule(asked: Question, readings: Readings, rng: np.random.Generator) -> Decision:
+            drawn = rng.dirichlet(np.ones(sizes.experts), size=asked.models)
+            return _for_groups(asked, readings, keep_largest(drawn, sizes.max_active))
+
+        super().__init__(_Policy(sizes, rule), sizes, seed=seed, settings={"seed": seed})
 
 
 class FixedBlend(AskTell):
@@ -132,7 +90,11 @@ class FixedBlend(AskTell):
         if blend is None:
             blend = np.repeat([1.0 / sizes.max_active, 0.0], [sizes.max_active, sizes.experts - sizes.max_active])
         fixed = as_blend(blend, experts=sizes.experts, max_active=sizes.max_active)
-        super().__init__(_Fixed(sizes, fixed), sizes, settings={"blend": fixed.tolist()})
+
+        def rule(asked: Question, readings: Readings, _: np.random.Generator) -> Decision:
+            return _for_groups(asked, readings, np.tile(fixed, (asked.models, 1)))
+
+        super().__init__(_Policy(sizes, rule), sizes, settings={"blend": fixed.tolist()})
 
 
 class Proportional(AskTell):
@@ -147,16 +109,32 @@ class Proportional(AskTell):
         of_task = [v % sizes.experts for v in range(sizes.tasks)] if own is None else list(own)
         if len(of_task) != sizes.tasks or not set(of_task) <= set(range(sizes.experts)):
             raise InputError(f"own must name one of {experts} experts for each of {tasks} tasks (got {own})")
-        super().__init__(_Proportional(sizes, of_task), sizes, settings={"own": of_task})
+
+        def rule(asked: Question, readings: Readings, _: np.random.Generator) -> Decision:
+            groups = task_groups(readings, asked.models)
+            blends = proportional_blends(readings, groups, asked.models, own=of_task, sizes=sizes)
+            return _for_groups(asked, readings, blends)
+
+        super().__init__(_Policy(sizes, rule), sizes, settings={"own": of_task})
 
 
 class BestKnown(AskTell):
-    """The best blend for the task mix among blends (n, K) whose mean rewards (n, V) are known beforehand."""
+    """The best blends among some (n, K) whose mean rewards (n, V) are known: of every slot's mix, or of one for ever.
+
+    A panel of them is chosen jointly; requests are assigned to its models by the slot's own mix in any case.
+    """
 
     kind = "best-known"
 
     def __init__(
-        self, experts: int, tasks: int, *, blends: ArrayLike, rewards: ArrayLike, max_active: int | None = None
+        self,
+        experts: int,
+        tasks: int,
+        *,
+        blends: ArrayLike,
+        rewards: ArrayLike,
+        mix: ArrayLike | None = None,
+        max_active: int | None = None,
     ) -> None:
         sizes = Sizes.check(experts, tasks, max_active)
         xs, rs = np.array(blends, dtype=np.float64), np.array(rewards, dtype=np.float64)
@@ -165,5 +143,13 @@ class BestKnown(AskTell):
             raise InputError(f"{wanted} (got {xs.shape} and {rs.shape})")
         for x in xs:
             as_blend(x, experts=sizes.experts, max_active=sizes.max_active)
-        settings = {"blends": xs.tolist(), "rewards": rs.tolist()}
-        super().__init__(_BestOf(sizes, xs, rs), sizes, settings=settings)
+        forever = None if mix is None else as_task_mix(mix, tasks=sizes.tasks)
+
+        def rule(asked: Question, readings: Readings, _: np.random.Generator) -> Decision:
+            rows = chosen(rs, readings if forever is None else Readings.of(forever, asked.confusion), asked.models)
+            mixes = group_mixes(rs[rows], readings)
+            terms = tuple(Terms(float(of @ rs[row]), candidates=len(xs)) for row, of in zip(rows, mixes, strict=True))
+            return asked.decided(xs[rows], terms, estimates=rs[rows])
+
+        settings = {"blends": xs.tolist(), "rewards": rs.tolist(), "mix": None if forever is None else forever.tolist()}
+        super().__init__(_Policy(sizes, rule), sizes, settings=settings)

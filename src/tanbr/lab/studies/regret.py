@@ -15,7 +15,7 @@ import os
 import platform
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from tanbr.errors import ConfigError
-from tanbr.lab.pictures import LINES, figure, name_below, png, styled
+from tanbr.files import write_atomically
+from tanbr.lab.pictures import line_chart, png
 from tanbr.lab.rivals import Nucb, RandomBlend, VectorGP
 from tanbr.lab.studies.reward_maps import MAPS, SUITES, BestBlends
 from tanbr.router import Tanbr
 from tanbr.router.config import PaperModeConfig, RouterConfig
-from tanbr.router.theory import growth_exponent
 from tanbr.types import Decision, FloatArray, Router
 
 MIXES = ("fixed", "switching", "sinusoidal")
 PERIOD = 200  # slots until a moving mix returns
+CURVE = 40  # points of a kept curve
 ROUTER_SEED = 1000  # added to a scenario's seed: routers and maps never share a seed
 MOVES = "the map moves"
 CONDITIONS: dict[str, dict[str, Any]] = {
@@ -127,8 +128,7 @@ def figures(reward: FloatArray, best: FloatArray) -> dict[str, Any]:
         "mean": float(regret.mean()),
         "last": float(regret[-100:].mean()),
         "slots to 95%": int(reached.argmax()) if reached.any() else len(reward),
-        "exponent": growth_exponent(np.maximum(regret, 0)) if regret.sum() > 1e-6 else 0.0,
-        "curve": [round(float(part.mean()), 5) for part in np.array_split(regret, 40)],
+        "curve": [round(float(part.mean()), 5) for part in np.array_split(regret, CURVE)],
     }
 
 
@@ -159,10 +159,9 @@ def router(name: str, scenario: Scenario) -> Router:
     return ROUTERS[base](scenario.experts, scenario.tasks, **more)
 
 
-def spread(values: list[float]) -> tuple[float, float]:
+def _spread(values: Sequence[float]) -> str:
     """Mean and standard error."""
-    array = np.array(values, dtype=np.float64)
-    return float(array.mean()), float(array.std(ddof=1) / np.sqrt(len(array))) if len(array) > 1 else float("nan")
+    return f"{np.mean(values):.4f} ± {np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0:.4f}"
 
 
 def table(runs: list[dict[str, Any]]) -> str:
@@ -170,36 +169,33 @@ def table(runs: list[dict[str, Any]]) -> str:
     lines = ["# Regret study", "", "Mean regret per slot ± standard error over runs; the last column is paired."]
     for condition in dict.fromkeys(run["condition"] for run in runs):
         own = [run for run in runs if run["condition"] == condition]
-        names = list(dict.fromkeys(run["router"] for run in own))
-        families = list(dict.fromkeys(run["family"] for run in own))
-        head = ["router", "runs", "mean regret", "last 100", "slots to 95%, median", "exponent, median", *families]
-        lines += ["", f"## {condition}", "", f"| {' | '.join([*head, f'minus {names[0]}'])} |"]
-        lines += ["|---" * (len(head) + 1) + "|"]
-        of = {name: [run for run in own if run["router"] == name] for name in names}
+        of = {name: [run for run in own if run["router"] == name] for name in dict.fromkeys(r["router"] for r in own)}
+        families, first = list(dict.fromkeys(run["family"] for run in own)), next(iter(of))
+        header = ["router", "runs", "mean regret", "last 100", "slots to 95%, median", *families, f"minus {first}"]
+        rows = [header, ["---"] * len(header)]
         for name, these in of.items():
-            mean, error = spread([run["mean"] for run in these])
-            pairs = zip(these, of[names[0]], strict=True)
-            gap, gap_error = spread([run["mean"] - first["mean"] for run, first in pairs])
-            cells = [name, str(len(these)), f"{mean:.4f} ± {error:.4f}", f"{np.mean([r['last'] for r in these]):.4f}"]
-            cells += [f"{np.median([run['slots to 95%'] for run in these]):.0f}"]
-            cells += [f"{np.median([run['exponent'] for run in these]):.2f}"]
-            cells += [f"{np.mean([r['mean'] for r in these if r['family'] == family]):.4f}" for family in families]
-            lines.append(f"| {' | '.join([*cells, f'{gap:+.4f} ± {gap_error:.4f}'])} |")
+            gaps = [run["mean"] - other["mean"] for run, other in zip(these, of[first], strict=True)]
+            by_family = [np.mean([run["mean"] for run in these if run["family"] == family]) for family in families]
+            rows.append([
+                name, str(len(these)), _spread([run["mean"] for run in these]),
+                f"{np.mean([run['last'] for run in these]):.4f}",
+                f"{np.median([run['slots to 95%'] for run in these]):.0f}",
+                *(f"{mean:.4f}" for mean in by_family), _spread(gaps),
+            ])  # fmt: skip
+        lines += ["", f"## {condition}", "", *(f"| {' | '.join(cells)} |" for cells in rows)]
     return "\n".join(lines) + "\n"
 
 
-@styled
 def draw(runs: list[dict[str, Any]], path: Path, *, slots: int) -> None:
     """Draw regret over time, a line a router, as a mean over the runs of the first condition."""
-    canvas, (axis,) = figure(height=3.4)
     own = [run for run in runs if run["condition"] == runs[0]["condition"]]
-    at = (np.arange(40) + 0.5) * slots / 40
-    for i, name in enumerate(dict.fromkeys(run["router"] for run in own)):
-        curve = np.mean([run["curve"] for run in own if run["router"] == name], axis=0)
-        axis.plot(at, np.maximum(curve, 1e-4), label=name, color=LINES[i % len(LINES)])
-    axis.set(yscale="log", xlabel="slot", title="Mean regret on synthetic reward maps")
-    name_below(canvas)
-    png(canvas, path)
+    at = (np.arange(CURVE) + 0.5) * slots / CURVE
+    curves = {
+        name: np.mean([run["curve"] for run in own if run["router"] == name], axis=0)
+        for name in dict.fromkeys(run["router"] for run in own)
+    }
+    lines = {name: (at, np.maximum(curve, 1e-4)) for name, curve in curves.items()}
+    png(line_chart(lines, title="Mean regret on synthetic reward maps", xlabel="slot", yscale="log"), path)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -239,9 +235,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.out:
         command = "python -m tanbr.lab.studies.regret " + " ".join(arguments or sys.argv[1:])
         head = {"command": command, "python": platform.python_version(), "numpy": np.__version__, "slots": slots}
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps({**head, "runs": runs}) + "\n", encoding="utf-8")
-        options.out.with_suffix(".md").write_text(table(runs), encoding="utf-8")
+        write_atomically(options.out, json.dumps({**head, "runs": runs}) + "\n")
+        write_atomically(options.out.with_suffix(".md"), table(runs))
         draw(runs, options.out.with_suffix(".png"), slots=slots)
 
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from tanbr.lab.compare import KnownMix
+from tanbr.lab.compare import Oracle
 from tanbr.lab.gates import Gated, Inputs, gates_of
 from tanbr.lab.rivals.rules import proportional
 from tanbr.lab.train.config import Tuning
@@ -132,7 +132,7 @@ class MergedTuner(BlendTuner):
     def _begun(self, space: LabelSpace) -> tuple[BatchWorld, Learner]:
         """Open the first slot, or the one that a saved router has chosen for."""
         world = BatchWorld(self.settle, space)
-        source = KnownMix(self._mixes)
+        source = Oracle(mixes=self._mixes)
         source.slot = self._step
         rules = Rules(LoopConfig(explore="always", rewards=AT_ONCE), StartBlend("even", experts=self.moe.num_experts))
         mix = self._mixes[min(self._step, len(self._mixes) - 1)]
