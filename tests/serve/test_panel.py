@@ -264,12 +264,12 @@ def test_the_default_router_learns_from_a_panel(run: Run) -> None:
 def test_as_many_models_as_fit_into_the_memory(tmp_path: Path, taught: Path) -> None:
     moe = open_moe(service(tmp_path / "a", taught).learning.world.engine.moe.path)
     one, more = (4 * sum(int(np.prod(piece.shape)) for piece in some) for some in (moe.plan.pieces, moe.plan.blended))
-    for memory, low, models in ((one + more, False, 1), (one + 3 * more, False, 3), (one + 3 * more, True, 4)):
-        made = service(tmp_path / f"{memory}{low}", taught, memory=memory, low_memory=low)
+    for memory, models in ((one, 1), (one + 2 * more, 3), (100 * more, moe.num_experts)):
+        made = service(tmp_path / f"{memory}", taught, memory=memory)
         assert made.info.models == models
         made.stop()
-    with pytest.raises(ConfigError, match=f"memory must be at least {one + more} bytes"):
-        service(tmp_path / "b", taught, memory=one)
+    with pytest.raises(ConfigError, match=f"memory must be at least {one} bytes"):
+        service(tmp_path / "b", taught, memory=one - 1)
 
 
 def test_a_model_that_writes_takes_part(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`tanbr merge`, `tanbr inspect` and `tanbr align`: checkpoints in, checkpoints or a verdict out."""
 
 import json
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,6 +11,7 @@ from rich.table import Table
 from typer import Option
 
 from tanbr.cli.display import bar, console
+from tanbr.cli.measured import measuring, show_check
 from tanbr.cli.options import Given, MergeMethod, examples, options_of, whole_numbers
 from tanbr.errors import InputError
 from tanbr.files import write_atomically
@@ -106,7 +108,7 @@ def _make_moe(
 @app.command(
     epilog=examples(
         "tanbr inspect moe/",
-        "tanbr inspect moe/ --out report/",
+        "tanbr inspect experts.toml --data past.jsonl    # what each way of serving them would earn",
         "tanbr inspect experts.toml --blend-only ffn",
     )
 )
@@ -114,6 +116,7 @@ def _make_moe(
 def inspect(
     checkpoint: Source,
     over: Given,
+    data: Annotated[Path | None, Option(help="Labelled rows, as serve's --history: what would serving earn?")] = None,
     out: Annotated[Path | None, Option(help="Folder for the figures, as JSON.")] = None,
 ) -> None:
     """Check whether a checkpoint's experts share an ancestor. The verdict: merge, align first, or do not merge."""
@@ -128,6 +131,19 @@ def inspect(
     if out is not None:
         write_atomically(out / "inspect.json", json.dumps(report.to_json(), indent=2) + "\n")
         console.print(f"figures: {out / 'inspect.json'}")
+    if data is not None:
+        _show_check(moe, data)
+
+
+def _show_check(moe: "Moe", data: Path) -> None:
+    """Print the table that `serve` prints at start."""
+    from tanbr.serve.build import checked, known_of
+    from tanbr.serve.config import ServeConfig
+
+    with tempfile.TemporaryDirectory() as kept, measuring() as report:
+        found = checked(known_of(moe, data), ServeConfig(), Path(kept), monitor=None, report=report)
+    if found is not None:
+        show_check(found)
 
 
 @app.command(epilog=examples("tanbr align moe/ aligned/ && tanbr merge aligned/ dense/ --blend even"))

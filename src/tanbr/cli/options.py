@@ -77,18 +77,20 @@ def _parameter(section: type[Section], name: str, panel: str | None) -> inspect.
     about = section.model_fields[name]
     kinds = list(_kinds(about.annotation))
     kind: Any = kinds[0] if len(kinds) == 1 else str
-    flag, meta, words = f"--{name.replace('_', '-')}", None, ""
+    flag, meta, words, skip = f"--{name.replace('_', '-')}", None, "", ""
     if kind == tuple[str, ...]:
         kind, flag, meta = list[str], flag.removesuffix("s"), "<str>"  # given once for each: --expert a/ --expert b/
     elif get_origin(kind) is Literal:
         words, meta = f" ({', '.join(get_args(kind))})", "<word>"
     elif kind is bool and about.default:
-        flag = f"{flag}/--no-{name.replace('_', '-')}"
+        flag, skip = f" /--no-{name.replace('_', '-')}", "Do not "
     elif kind is not bool:
         kind = kind if kind in (int, float, Path) else str
         meta = f"<{kind.__name__.lower()}>"
     default = about.default if isinstance(about.default, int | float | str | Path) and kind is not bool else None
-    said = f"{_first_clause(about.description)}{words}.{'' if default is None else f' Default: {default}.'}"
+    clause = _first_clause(about.description)
+    clause = skip + clause[0].lower() + clause[1:] if skip else clause
+    said = f"{clause}{words}.{'' if default is None else f' Default: {default}.'}"
     option = typer.Option(flag, help=said, metavar=meta, rich_help_panel=panel)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]

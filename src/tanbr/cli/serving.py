@@ -35,9 +35,8 @@ advanced = partial(Option, rich_help_panel=ADVANCED)
 
 @app.command(
     epilog=examples(
-        "tanbr serve",
-        "tanbr serve moe/ --slot-requests 256 --state moe-state/",
         "tanbr serve experts.toml --history past.jsonl --memory 300MB",
+        "tanbr serve moe/ --slot-requests 256 --state moe-state/",
         "tanbr serve mixtral/ --engine vllm --engine-url http://127.0.0.1:8100",
     )
 )
@@ -46,13 +45,13 @@ advanced = partial(Option, rich_help_panel=ADVANCED)
     ServeConfig,
     "serve",
     common=["models", "memory", "unmerged", "method", "slot_requests", "slot_seconds", "explore", "backend", "device"],
-    advanced=["answers", "blend", "low_memory", "engine", "engine_url"],
+    advanced=["blend", "low_memory", "engine", "engine_url"],
 )
 @options_of(
     StartConfig,
     "start",
-    common=["state", "history", "experts", "blend_only", "token_file", "admin_token_file"],
-    advanced=["check", "survey", "warm_start", "adopt", "force"],
+    common=["state", "history", "experts", "token_file", "admin_token_file"],
+    advanced=["blend_only", "check", "survey", "warm_start", "adopt", "force"],
 )
 @options_of(HttpConfig, "listen", common=["host", "port"])
 def serve(
@@ -72,7 +71,7 @@ def serve(
     serve: Given,
     http: Given,
 ) -> None:
-    """Serve an MoE as one dense model that follows its traffic and learns from feedback, with HTTP and a dashboard."""
+    """Serve many experts at the cost of a dense model that follows its traffic and learns from feedback."""
     settings = configuration.with_options(configuration.load(config), serve=serve, http=listen | http)
     origin = read(StartConfig, start | {"checkpoint": checkpoint}, source="options")
     if backup is not None:

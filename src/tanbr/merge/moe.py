@@ -146,8 +146,8 @@ def open(  # noqa: A001
         folders, labels = [one.path for one in listed.experts], [one.labels for one in listed.experts]
         source = _over_base(listed.base, folders, blend_only or listed.blend_only, labels=labels)
         source.expert_tasks, source.weights, source.method = listed.tasks, listed.weights, listed.method
-        return Moe(source, method=method or listed.method or "average", device=device)
-    method = method or "average"
+        return Moe(source, method=listed.method or "average" if method is None else method, device=device)
+    method = "average" if method is None else method
     if not experts:
         return Moe(Checkpoint(_local(path)), method=method, device=device)
     return Moe(_over_base(path, experts, blend_only or "all"), method=method, device=device)

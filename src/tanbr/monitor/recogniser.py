@@ -29,6 +29,11 @@ class Recognition:
         """Whether each request is unlike any task (n,)."""
         return self.familiarity < 0
 
+    @property
+    def by_task(self) -> bool:
+        """Whether the posteriors say of the texts which known task they are of, and not which group that was found."""
+        return self.informed and not self.vectors.shape[1]
+
     def __len__(self) -> int:
         return len(self.keys)
 

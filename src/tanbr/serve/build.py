@@ -14,6 +14,7 @@ from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.inspect import glance
 from tanbr.moe import embedded
+from tanbr.moe.device import device_of
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr
@@ -81,29 +82,31 @@ def build(
     tasks, own, past = about.tasks, about.own, about.past
     names = [task.name for task in tasks]
     probes = about.rows[:: max(1, len(about.rows) // PROBES)][:PROBES]
+    best = None if survey is None else Survey.load(survey).check(moe, tasks, survey)
+    prior = None if warm_start is None else Survey.load(warm_start).check(moe, tasks, warm_start)
+    device_of(config.device)  # before anything is measured
     found: Check | None = None
     if config.unmerged:
         if not own:
             raise ConfigError(f"to serve experts un-merged, {UNKNOWN}")
         config = config.model_copy(update={"models": moe.num_experts, "explore": "never"})
-    elif check and backend is None and config.blend is None and config.models != 1:
+    elif check and survey is None and backend is None and config.blend is None:
         found = checked(about, config, state, monitor=monitor, report=report)
     if found is not None:
         config = config.model_copy(update={"models": found.taken.models})
         moe = Moe(moe.source, method=found.taken.method)
 
     def recogniser() -> Monitor:
-        if past is None:
+        if past is None and not own:
             return Monitor(names, "clusters", config=monitor)
-        taught = Monitor(names, config=monitor)
-        taught.learn([one.text for one in past], [one.task for one in past])
+        taught = Monitor(names, config=monitor)  # without a history, the first labels teach it
+        taught.learn([one.text for one in past or ()], [one.task for one in past or ()])
         return taught
 
     settings = (router or RouterConfig()).of_requests(own)
     chooser = Tanbr(moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings)
-    if warm_start is not None:
-        known = Survey.load(warm_start).check(moe, tasks, warm_start)
-        chooser.warm_start(known.blends, known.rewards, known.counts)
+    if prior is not None:
+        chooser.warm_start(prior.blends, prior.rewards, prior.counts)
     elif found is not None:
         chooser.warm_start(*found.known)
     return Service(
@@ -117,7 +120,7 @@ def build(
         probes=probes,
         expert_names=about.expert_names,
         own_experts=own,
-        survey=None if survey is None else Survey.load(survey).check(moe, tasks, survey),
+        survey=best,
         check=found,
         adopt=adopt,
         observer=observer,
@@ -145,13 +148,19 @@ class Known:
 
 
 def known_of(moe: Moe, history: Path | None) -> Known:
-    """Put together what card, list and history say; where nobody tells tasks apart, no expert is known to be theirs."""
+    """Put together what card, list and history say.
+
+    Without a history, labels that clients send tell the tasks apart, where tasks have labels; where nothing does, the
+    monitor's tasks are groups of its own, and no expert is known to be theirs.
+    """
     card = read_card(moe.path).of_experts(moe.source.expert_tasks, moe.source.expert_labels)
     if history is None and (Path(moe.path) / HISTORY).is_file():
         history = Path(moe.path) / HISTORY
     if history is None:
         latent = tuple(Task(f"latent-{number + 1}", ()) for number in range(moe.num_experts))
-        return Known(moe, card.tasks or latent, (), card.expert_tasks)
+        labelled = card.tasks and all(task.labels or task.graded for task in card.tasks)
+        own = card.experts_of([task.name for task in card.tasks]) if labelled else ()
+        return Known(moe, card.tasks or latent, own, card.expert_tasks)
     past = read_history(history)
     tasks = tuple(next((t for t in card.tasks if t.name == task.name), task) for task in _tasks_of(past))
     own = card.experts_of([task.name for task in tasks]) or _by_labels(tasks, moe.source.expert_labels)
@@ -193,7 +202,8 @@ def checked(
     except ConfigError as why:
         report(f"no self-check: {why}", 0, 0)
         return None
-    replace(found, made_for=made_for).save(state)
+    found = replace(found, made_for=made_for)
+    found.save(state)
     return found
 
 

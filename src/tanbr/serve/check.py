@@ -27,6 +27,7 @@ from tanbr.merge.measure import inputs_of, measure
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
 from tanbr.serve.dense import DenseModel
+from tanbr.serve.records import CheckView, Way
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.tasks.text_to_text import answer
@@ -43,22 +44,6 @@ FILE = "check.json"
 UNKNOWN = "it must be known which expert belongs to which task: name the experts' tasks in a list, and give --history"
 
 Report = Callable[[str, int, int], None]  # what is measured, steps done, of how many
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way to serve, and what it earned on the held rows."""
-
-    method: str
-    models: int  # G
-    groups: tuple[int, ...]  # (V,) the model of each task
-    rewards: tuple[float, ...]  # (V,)
-    bytes: int  # of the models that answer
-
-    @property
-    def reward(self) -> float:
-        """Mean over the tasks."""
-        return float(np.mean(self.rewards))
 
 
 @dataclass(frozen=True)
@@ -101,6 +86,10 @@ class Check:
             f"merged, these experts keep {self.kept:.0%} of what they earn alone: give --memory for more models, serve "
             "them as they are (--unmerged), or look at them with `tanbr inspect` (`tanbr merge --align` may help)"
         )
+
+    def view(self) -> CheckView:
+        """What clients see of it."""
+        return CheckView(self.tasks, self.rows, self.alone, self.alone_bytes, self.ways, self.taken, self.advice)
 
     def save(self, folder: Path) -> None:
         """Keep it with the state."""

@@ -32,7 +32,7 @@ class StartConfig(Section):
     adopt: bool = False
     """Take what another server's state learned as a prior; its checkpoint or settings may differ."""
     check: bool = True
-    """Measure at start, on held rows of the history, which way of serving earns most; kept in the state."""
+    """Measure at start which way of serving earns most; on rows that the history holds back, kept in the state."""
     force: bool = False
     """Serve even if `tanbr inspect` says not to merge."""
     token_file: File | None = None

@@ -203,6 +203,41 @@ class ModelView(Shown):
     """Mean of the rewards that came for it."""
 
 
+@dataclass(frozen=True)
+class Way(Shown):
+    """One way to serve, and what it earned on rows that the history held back."""
+
+    method: str
+    """How blends are merged."""
+    models: int
+    """G."""
+    groups: tuple[int, ...]  # (V,)
+    """The model of each task."""
+    rewards: tuple[float, ...]  # (V,)
+    bytes: int
+    """Of the models that answer, without the spare."""
+
+    @property
+    def reward(self) -> float:
+        """Mean over the tasks."""
+        return sum(self.rewards) / len(self.rewards)
+
+
+@dataclass(frozen=True)
+class CheckView(Shown):
+    """The self-check: what each way of serving earned."""
+
+    tasks: tuple[str, ...]
+    rows: int
+    alone: tuple[float, ...]  # (V,)
+    """Each task by its own expert, told the task."""
+    alone_bytes: int
+    ways: tuple[Way, ...]
+    taken: Way
+    advice: str
+    """What to do where no way keeps nine tenths of that; empty where one does."""
+
+
 @dataclass(frozen=True, eq=False)
 class ServiceState(Shown):
     """What the server does now. Vectors run over `tasks` or over the experts."""
@@ -244,6 +279,8 @@ class ServiceState(Shown):
     """What leaving the baseline has earned beyond it (`gain`; below 0 it has cost) and the most it may cost (`budget`),
     by the router's own belief, summed over slots; below a `balance` of 0 the baseline is served. Null where a panel, a
     pin or another router has no accounts to show."""
+    check: CheckView | None = None
+    """Null where nothing was measured at start."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -95,6 +96,7 @@ class Service(Queue):
             groups=() if check is None else check.taken.groups,
         )
         self.check = check
+        self._measured = None if check is None else check.view()
         rules = Rules(config, start, _models(moe, config))
         if config.engine is not None and backend is None:
             raise ConfigError("an engine needs a backend that talks to it: pass tanbr.engines.engine_builder(config)")
@@ -276,7 +278,8 @@ class Service(Queue):
         """What the service is doing now: values that belong together."""
         learning, uptime = self.learning, time.monotonic() - self._started
         alarms, answers = learning.alarms.newest, learning.world.answers
-        return state_now(learning.view, self, answers, tasks=self.info.tasks, alarms=alarms, uptime=uptime)
+        now = state_now(learning.view, self, answers, tasks=self.info.tasks, alarms=alarms, uptime=uptime)
+        return replace(now, check=self._measured)
 
     def slots(self, limit: int = 100, before: int | None = None) -> list[SlotView]:
         """The newest slots first, those before slot `before` if it is given."""

@@ -1,0 +1,167 @@
+"""The self-check: what it measures is what is served, and what it takes is the smallest that is good enough."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tanbr.errors import ConfigError, OutputError
+from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
+from tanbr.moe import embedded
+from tanbr.serve.build import Known, build, checked, known_of
+from tanbr.serve.check import LEAST, SHARE, Check, divided, grouped, most_models, sizes, taken
+from tanbr.serve.config import ServeConfig
+from tanbr.serve.records import Way
+from tanbr.tasks.rows import Row
+
+QUIET = ServeConfig(slot_seconds=3600.0, threads=1, workers=1)
+
+
+@pytest.fixture(scope="module")
+def about() -> Known:
+    return known_of(open_moe(embedded.path()), None)
+
+
+@pytest.fixture(scope="module")
+def made(about: Known, tmp_path_factory: pytest.TempPathFactory) -> Check:
+    found = checked(about, ServeConfig(), tmp_path_factory.mktemp("state"), monitor=None, report=lambda *_: None)
+    assert found is not None
+    return found
+
+
+def way(models: int, reward: float, method: str = "average") -> Way:
+    return Way(method, models, (0,), (reward,), models)
+
+
+def test_the_smallest_panel_within_a_point_of_the_best_is_taken() -> None:
+    ways = [way(1, 0.70), way(1, 0.79, "regression"), way(2, 0.895), way(2, 0.891, "regression"), way(3, 0.90)]
+    assert taken(ways) == ways[2]
+    assert taken([*ways, way(4, 0.95)]).models == 4
+
+
+def test_rows_that_are_held_back_teach_nothing(about: Known) -> None:
+    names = [task.name for task in about.tasks]
+    held, rest = divided(about.rows, names, parameters=10**6)
+    assert {row.task for row in held} == set(names)
+    assert not {id(row) for row in held} & {id(row) for row in rest}
+    assert len(held) + len(rest) == len(about.rows)
+    assert len(divided(about.rows, names, parameters=10**9)[0]) < len(held)  # a large model is asked less
+    few = [Row("a", f"text {n}", 0.0) for n in range(SHARE * LEAST - 1)]
+    assert divided(few, ["a"], parameters=1)[0] == []
+
+
+@given(st.integers(2, 6), st.integers(0, 1000))
+def test_tasks_are_parted_into_as_many_groups_as_there_are_models(tasks: int, seed: int) -> None:
+    shared = np.random.default_rng(seed).uniform(size=(tasks, tasks))
+    shared = (shared + shared.T) / 2
+    for models in range(1, tasks + 1):
+        groups = grouped(shared, models)
+        assert sorted(set(groups.tolist())) == list(range(models))
+
+
+def test_tasks_that_lose_least_by_it_share_a_model() -> None:
+    shared = np.array([[0.9, 0.5, 0.88], [0.5, 0.9, 0.4], [0.88, 0.4, 0.9]])
+    groups = grouped(shared, 2)
+    assert groups[0] == groups[2] != groups[1]
+
+
+def test_memory_counts_the_models_that_answer(about: Known) -> None:
+    one, more = sizes(about.moe)
+    assert most_models(about.moe, None) == about.moe.num_experts - 1
+    assert most_models(about.moe, one) == 1
+    assert most_models(about.moe, one + 2 * more) == 3
+    with pytest.raises(ConfigError, match=f"memory must be at least {one} bytes, for one model"):
+        most_models(about.moe, one - 1)
+
+
+def test_merging_by_what_experts_see_keeps_more_and_more_models_keep_most(made: Check) -> None:
+    reward = {(one.method, one.models): one.reward for one in made.ways}
+    assert reward["regression", 1] > reward["average", 1]
+    assert made.taken.reward > reward["regression", 1]
+    assert made.kept > 0.9
+    assert made.advice == ""
+    blends, earned, counts = made.known
+    assert len(blends) == len(earned) == len(counts) > 8
+    assert ((counts > 0) == np.isfinite(earned)).all()
+    np.testing.assert_allclose(blends.sum(axis=1), 1)
+
+
+def test_what_was_measured_is_kept_until_rows_or_limits_change(about: Known, made: Check, tmp_path: Path) -> None:
+    steps: list[str] = []
+
+    def found(config: ServeConfig) -> Check | None:
+        return checked(about, config, tmp_path, monitor=None, report=lambda what, *_: steps.append(what))
+
+    first = found(ServeConfig(models=1, method="average"))
+    assert first is not None
+    assert steps
+    steps.clear()
+    assert found(ServeConfig(models=1, method="average")) == first
+    assert not steps
+    (tmp_path / "check.json").write_text("{")  # damaged: measured anew
+    assert replace(found(ServeConfig(models=1, method="average")) or made, seconds=0) == replace(first, seconds=0)
+    one, _ = sizes(about.moe)
+    limited = found(ServeConfig(memory=one, method="average"))
+    assert limited is not None
+    assert [way.models for way in limited.ways] == [1]
+    assert "merged, these experts keep" in limited.advice
+
+
+def test_a_server_serves_what_was_taken_and_says_so(tmp_path: Path) -> None:
+    service = build(None, config=QUIET.model_copy(update={"memory": 2_000_000}), state=tmp_path, check=True)
+    view = service.state().check
+    assert view is not None
+    assert service.info.models == view.taken.models > 1
+    assert service.engine.moe.method.name == view.taken.method
+    groups = np.array(view.taken.groups)
+    assert [set(model.tasks) for model in service.state().models] == [
+        {name for name, group in zip(view.tasks, groups, strict=True) if group == place}
+        for place in range(view.taken.models)
+    ]
+    assert service.stop()
+    again = build(None, config=QUIET.model_copy(update={"memory": 2_000_000}), state=tmp_path, check=True)
+    assert again.state().check == view
+    assert again.stop()
+
+
+def test_experts_as_they_are(tmp_path: Path) -> None:
+    service = build(None, config=QUIET.model_copy(update={"unmerged": True}), state=tmp_path, check=True)
+    assert service.info.models == service.info.experts
+    assert {float(model.blend.max()) for model in service.state().models} == {1.0}
+    assert service.stop()
+
+
+def test_without_labels_one_sentence_says_why_nothing_is_measured(tmp_path: Path) -> None:
+    history = tmp_path / "past.jsonl"
+    lines = [{"text": f"text {n}", "task": "sentiment"} for n in range(40)]
+    history.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said: list[str] = []
+    service = build(
+        None,
+        config=QUIET,
+        state=tmp_path / "state",
+        history=history,
+        check=True,
+        report=lambda text, *_: said.append(text),
+    )
+    assert said == ["no self-check: the history has too few labelled rows: 24 a task are enough"]
+    assert service.info.models == 1
+    assert service.stop()
+
+
+def test_a_check_that_fails_half_way_leaves_nothing_half_written(
+    about: Known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Moe, "merge_into", breaks)
+    with pytest.raises(OutputError, match="no space left on device; nothing was left behind"):
+        checked(about, ServeConfig(), tmp_path, monitor=None, report=lambda *_: None)
+    assert not (tmp_path / "check.json").exists()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
