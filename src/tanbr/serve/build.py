@@ -243,7 +243,7 @@ def read_history(path: Path) -> list[PastRequest]:
     if path.suffix != ".jsonl" and is_own(path):
         own = read_own(path)
         labels = {task.name: task.labels for task in own.tasks}
-        rows = [row for part in (own.rows, own.dev) for of_task in part.values() for row in of_task]
+        rows = [row for of_task in own.rows.values() for row in of_task]  # those for figures alone are left out
         named = [labels[row.task][int(row.target)] if labels[row.task] else None for row in rows]
         pairs = zip(rows, named, strict=True)
         return [PastRequest(text=row.text, task=row.task, label=label) for row, label in pairs]
