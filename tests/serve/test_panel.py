@@ -165,10 +165,13 @@ def test_a_cancelled_request_frees_the_places_of_all_its_parts(live: Service, mo
 
 
 def test_the_state_says_who_serves_what(live: Service) -> None:
-    live.submit(ALL).result(30)
     now = live.state()
+    np.testing.assert_allclose(live.slots(1)[0].blend, sum(model.expected * model.blend for model in now.models))
+    live.submit(ALL).result(30)
     assert [model.tasks for model in now.models] == [tuple(NAMES[0::2]), tuple(NAMES[1::2])]
-    until(lambda: sum(model.requests for model in live.state().models) == len(ALL))
+    until(lambda: live.slots(1)[0].requests == len(ALL))
+    shares = [model.requests / len(ALL) for model in live.state().models]
+    np.testing.assert_allclose(live.slots(1)[0].blend, shares @ np.array([model.blend for model in now.models]))
     assert sum(model.expected for model in now.models) == pytest.approx(1.0, rel=1e-12)
     assert live.info.models == 2
     assert now.why is not None

@@ -170,6 +170,9 @@ def _banner(url: str, info: "ServiceInfo", now: "ServiceState", *, state: Path, 
     spare = f" + {decimal(info.spare_bytes)} spare" if info.spare_bytes else ""
     several = f"{info.models} models side by side, " if info.models > 1 else ""
     loaded = f"{several}{decimal(info.loaded_bytes)}{spare}, {info.loaded_parameters / 1e6:.3g} M parameters"
+    full = f"{decimal(info.full_bytes)}, {info.full_parameters / 1e6:.3g} M parameters, left on disk"
+    if info.saves_from is not None:
+        full += f", no more than is loaded: memory is saved from {info.saves_from} experts on"
     access = "with a token" if tokens.general else "without a token"
     table = Table.grid(padding=(0, 2))
     for name, value in (
@@ -177,7 +180,7 @@ def _banner(url: str, info: "ServiceInfo", now: "ServiceState", *, state: Path, 
         ("model", escape(f"{info.model} ({info.family}): {info.experts} experts at {info.sites} sites")),
         ("tasks", escape(", ".join(info.tasks))),
         ("loaded", f"{loaded}, {info.precision} by {info.backend} on {info.device}"),
-        ("full", f"{decimal(info.full_bytes)}, {info.full_parameters / 1e6:.3g} M parameters, left on disk"),
+        ("un-merged", full),
         ("slot", " or ".join(slot)),
         ("state", escape(f"{state}: slot {now.slot}, merge version {now.merge_version}, {now.phase}")),
         ("access", f"{access}; administration {'with its token' if tokens.admin else 'off'}"),

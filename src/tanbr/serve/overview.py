@@ -63,7 +63,7 @@ def describe(
     moe: Moe, queue: Queue, *, config: ServeConfig, tasks: Sequence[str], expert_names: Sequence[str]
 ) -> ServiceInfo:
     """Say what is served."""
-    backend, specs = queue.engine.live.backend, moe.checkpoint.specs.values()
+    backend, unmerged = queue.engine.live.backend, moe.source.unmerged
     return ServiceInfo(
         model=Path(moe.path).name,
         family=moe.family.model_type,
@@ -77,9 +77,9 @@ def describe(
         scales={} if queue.space is None else queue.space.scales,
         loaded_parameters=backend.size.parameters,
         loaded_bytes=backend.size.nbytes + (queue.engine.models - 1) * backend.size.own_bytes,
-        spare_bytes=0 if config.low_memory else backend.size.own_bytes,
-        full_parameters=sum(spec.numel for spec in specs),
-        full_bytes=sum(spec.nbytes for spec in specs),
+        spare_bytes=0 if config.low_memory or config.engine else backend.size.own_bytes,
+        full_parameters=sum(spec.numel for spec in unmerged),
+        full_bytes=sum(spec.nbytes for spec in unmerged),
         precision="int8" if config.backend == "int8" else "fp32",
         int8_agreement=None if backend.loss is None else backend.loss.agreement,
         device=config.engine or config.device,
@@ -132,14 +132,16 @@ def state_now(
 
 
 def slot_view(row: dict[str, Any]) -> SlotView:
-    """Show a slot of the store; the blend of a panel is the mean over its requests."""
+    """Show a slot of the store; a panel's blend is the mean over its requests, or over its mix before the first."""
     models, V = row["models"], len(row["mix"])
     held = np.array([model["requests"] for model in models])
+    best = np.argmax([model["estimates"] for model in models], axis=0)  # (V,) the model of each task
+    shares = held if held.any() else np.bincount(best, weights=row["mix"], minlength=len(models))
     return SlotView(
         row["slot"],
         models[0]["version"],
         row["mix"],
-        np.average([model["blend"] for model in models], axis=0, weights=held if held.any() else None),
+        np.average([model["blend"] for model in models], axis=0, weights=shares),
         np.full(V, np.nan) if row["reward"] is None else row["reward"],
         np.zeros(V) if row["counts"] is None else row["counts"],
         row["started"],

@@ -134,9 +134,11 @@ class ServedModel(Shown):
     classes: Annotated[int, Field(exclude=True)]
     """How many of the columns are labels."""
     loaded_bytes: int
-    """Of the dense model that answers."""
+    """Of the models that answer."""
+    spare_bytes: int
+    """Of the spare that the next blend is merged into; 0 with low_memory."""
     full_bytes: int
-    """Of the whole MoE, which stays on disk."""
+    """Of the un-merged experts, which stay on disk."""
     precision: str
     """fp32 or int8."""
     device: str
@@ -147,6 +149,13 @@ class ServedModel(Shown):
         """What a classifier answers with."""
         return self.columns[: self.classes]
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def saves_from(self) -> int | None:
+        """From how many experts on these models and the spare take less than un-merged experts; null if they do now."""
+        least, loaded = self.models + 1 + (self.spare_bytes > 0), self.loaded_bytes + self.spare_bytes
+        return least if loaded >= self.full_bytes and self.experts < least else None  # adapters are always smaller
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceInfo(ServedModel):
@@ -155,8 +164,7 @@ class ServiceInfo(ServedModel):
     tasks: tuple[str, ...]  # V names, the order of every task mix and reward
     scales: dict[str, tuple[float, float]]  # task → scale of its grade: low + (high − low)·sigmoid(logit)
     loaded_parameters: int  # of the dense model that answers
-    spare_bytes: int  # the spare FFN buffer; 0 with low_memory
-    full_parameters: int  # of the whole MoE
+    full_parameters: int  # of the un-merged experts
     int8_agreement: float | None  # measured on the probe texts; None in fp32
     max_tokens: int  # most that `generate` writes for one prompt
     slot_requests: int | None

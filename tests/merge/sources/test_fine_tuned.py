@@ -86,6 +86,15 @@ def test_an_expert_in_a_folder_called_base_is_not_taken_for_the_base(bert, tmp_p
             assert torch.equal(tensor, merged[name]), name
 
 
+def test_copies_need_no_base_when_nothing_is_merged(bert, tmp_path, monkeypatch) -> None:
+    base, experts = bert
+    shutil.copytree(experts[0], tmp_path / "base" / "copy")
+    monkeypatch.chdir(tmp_path)
+    unmerged = tanbr.open(base, experts=["base/copy", *experts[1:]]).source.unmerged
+    theirs = [tensor.nbytes for folder in experts for tensor in weights(folder).values()]
+    assert sum(spec.nbytes for spec in unmerged) == sum(theirs)
+
+
 def test_methods_on_differences_take_the_base_as_ancestor(bert) -> None:
     base, experts = bert
     files, origin = [weights(folder) for folder in experts], weights(base)

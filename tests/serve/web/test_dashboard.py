@@ -1,15 +1,33 @@
+from dataclasses import replace
+from typing import Any
+
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
-from serve.web.fake import FakeService
+from serve.web.fake import TASKS, FakeService
 from serve.web.live import ADMIN_TOKEN, BOTH, TOKEN, client, live
+from tanbr.serve.web.auth import Tokens
+
+COLOURS = """id => [...document.querySelectorAll(`#${id} .legend li`)].map(
+    li => [li.textContent.split(" ").slice(0, -1).join(" "), getComputedStyle(li.querySelector("rect")).fill])"""
+FILLS = "shapes => shapes.map(shape => getComputedStyle(shape).fill)"
 
 
-def opened(browser: Browser, url: str, *, width: int, scheme: str, problems: list[str]) -> Page:
+def opened(
+    browser: Browser, url: str, *, width: int, scheme: str, problems: list[str], more: dict[str, Any] | None = None
+) -> Page:
+    """Open the page; `more` is added to what the server says of its state."""
+
+    def add(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json=answer.json() | more)
+
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda message: problems.append(message.text) if "Content Security" in message.text else None)
     page.on("request", lambda request: None if request.url.startswith(url) else problems.append(request.url))
+    if more is not None:
+        page.route("**/v1/state", add)
     page.goto(url)
     return page
 
@@ -28,12 +46,13 @@ def test_the_page_shows_the_server(browser: Browser, width: int, scheme: str) ->
         expect(page.locator("#mix .legend li").first).to_contain_text("mood")
         expect(page.locator("#blend .legend li").last).to_contain_text("expert 4")  # a name, not a number
         expect(page.locator("#phase")).to_have_text("learning")
-        expect(page.locator("#why-sentence")).to_have_text(
-            "It promises most for the mix at hand. Expected reward 0.710 ± 0.040, at most 0.780."
-        )
+        expect(page.locator("#why-sentence")).to_have_text("It promises most for the mix at hand.")
+        expect(page.locator("#check")).to_be_hidden()  # there was none
         expect(page.get_by_role("img", name="texts a second")).to_be_visible()
         assert sum(window["texts"] for window in http.get("/v1/latency").json()["windows"]) == 2
         expect(page.locator("#rewards path.line")).to_have_count(1)
+        ticks = page.locator("#regrets svg text[text-anchor=end]").all_text_contents()
+        assert ticks[:5] == ["0.000", "0.005", "0.010", "0.015", "0.020"]
         expect(page.get_by_role("img", name="latency")).to_be_visible()
         expect(page.locator("#versions tbody tr")).to_have_count(4)
         expect(page.locator("#versions tr.refused td").first).to_have_text("1 · refused")
@@ -58,10 +77,80 @@ def test_the_page_shows_which_model_serves_what(browser: Browser, width: int) ->
         expect(page.locator("#version")).to_have_text("3, 2")
         rows = page.locator("#panel tbody tr")
         expect(rows).to_have_count(2)
-        expect(rows.first).to_contain_text("mood, likeness")
+        expect(rows.first).to_contain_text("mood likeness")
         expect(rows.last).to_contain_text("50% (50% expected)")
         expect(page.locator("#versions tr.served")).to_have_count(2)
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        page.close()
+    assert not problems
+
+
+def test_a_task_and_its_expert_have_one_colour_and_one_place(browser: Browser) -> None:
+    service, problems = FakeService(), list[str]()
+    names = ("expert 1", "likeness", "mood", "topic")  # in another order than the tasks
+    service.info = replace(service.info, expert_names=names)
+    with live(service) as url, client(url) as http:
+        page = opened(browser, url, width=1280, scheme="light", problems=problems)
+        expect(page.locator("#status")).to_have_text("live")
+        mix, blend = (page.evaluate(COLOURS, figure) for figure in ("mix", "blend"))
+        assert [name for name, _ in blend] == [*TASKS, "expert 1"]
+        assert blend[:3] == mix
+        assert len({colour for _, colour in blend}) == 4
+        assert page.locator("#blend path.area").evaluate_all(FILLS) == [colour for _, colour in blend]
+        for row, version in enumerate(http.get("/v1/versions").json()["versions"]):
+            shown = {name for name, share in zip(names, version["blend"], strict=True) if share > 0}
+            bar = page.locator("#versions tbody tr").nth(row).locator("rect")
+            assert bar.evaluate_all(FILLS) == [colour for name, colour in blend if name in shown]
+        page.close()
+    assert not problems
+
+
+def test_a_panel_says_from_how_many_experts_it_saves_memory(browser: Browser) -> None:
+    service, problems = FakeService(), list[str]()
+    service.info = replace(
+        service.info, models=3, loaded_bytes=3 * 91 * 10**6, spare_bytes=91 * 10**6, full_bytes=364 * 10**6
+    )
+    with live(service) as url:
+        page = opened(browser, url, width=1280, scheme="light", problems=problems)
+        expect(page.locator("#memory")).to_have_text("273 MB")
+        expect(page.locator("#memory-more")).to_have_text("+ 91 MB spare; un‑merged 364 MB; saves from 5 experts on")
+        page.close()
+    assert not problems
+
+
+@pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desktop"])
+def test_the_self_check_is_a_table(browser: Browser, width: int) -> None:
+    ways = [
+        {"method": "average", "models": 1, "rewards": [0.4, 0.6, 0.2], "bytes": 91_000_000},
+        {"method": "regression", "models": 2, "rewards": [0.8, 0.72, 0.81], "bytes": 182_000_000},
+    ]
+    check = {"tasks": TASKS, "rows": 192, "alone": [0.8, 0.8, 0.8], "alone_bytes": 273_000_000, "ways": ways}
+    check |= {"taken": {"method": "regression", "models": 2}, "advice": "give --memory for more models"}
+    problems = list[str]()
+    with live(FakeService()) as url:
+        page = opened(browser, url, width=width, scheme="dark", problems=problems, more={"check": check})
+        rows = page.locator("#check tbody tr")
+        expect(rows).to_have_text([
+            "experts alone, told the task273 MB0.800100%",
+            "one model, average91 MB0.40050%likeness 0.200",
+            "2 models, regression · taken182 MB0.77797%topic 0.720",
+        ])  # fmt: skip
+        expect(page.locator("#advice")).to_have_text("give --memory for more models")
+        expect(page.locator("#check-more")).to_contain_text("192 rows")
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        page.close()
+    assert not problems
+
+
+def test_there_are_no_buttons_where_administration_is_off(browser: Browser) -> None:
+    service, problems = FakeService(), list[str]()
+    service.pinned = True
+    with live(service, tokens=Tokens()) as url:
+        page = opened(browser, url, width=1280, scheme="light", problems=problems)
+        expect(page.locator("#status")).to_have_text("pinned")
+        expect(page.locator("#versions tbody tr")).to_have_count(4)
+        expect(page.locator("button:visible")).to_have_count(0)
+        expect(page.locator("#steering")).to_contain_text("administration is off")
         page.close()
     assert not problems
 

@@ -57,6 +57,7 @@ def test_the_state_is_shown(http: httpx2.Client, service: FakeService) -> None:
         "sentence": "it promises most for the mix at hand", "mean": 0.71, "uncertainty": 0.04, "bound": 0.78,
     }  # fmt: skip
     assert (state["phase"], state["model"]["expert_names"]) == ("learning", list(EXPERTS))
+    assert (state["administration"], state["model"]["saves_from"]) == (True, None)  # they save memory now
     assert json.loads(http.get("/healthz").text) == json.loads(http.get("/readyz").text) == {"status": "ok"}
 
 

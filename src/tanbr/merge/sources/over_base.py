@@ -121,6 +121,11 @@ class OverBase(ExpertsOverBase):
         self.factors = {target: adds for target, adds in factors.items() if target in targets}
         self.sites = sites_of(self.blended)
 
+    @property
+    def unmerged(self) -> list[TensorSpec]:
+        """The experts' own tensors; the base's too where an adapter needs them."""
+        return [spec for spec in super().unmerged if self.adapters or not spec.name.startswith(f"{BASE}:")]
+
     def _joined(self, blend_only: BlendOnly, named: list[tuple[str, ...]]) -> list[Piece]:
         """Make the pieces of the whole model; heads whose labels differ become one head."""
         own = labels_of(self.config)

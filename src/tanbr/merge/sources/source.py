@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tanbr.errors import CheckpointError
 from tanbr.merge.blend import is_finite, weighted_sum
-from tanbr.moe.checkpoint import Checkpoint, understood
+from tanbr.moe.checkpoint import Checkpoint, TensorSpec, understood
 from tanbr.moe.families import family_of, read_settings
 from tanbr.moe.family import Family, Piece, Settings, Site
 
@@ -43,6 +43,11 @@ class ExpertSource:
     def blended(self) -> list[Piece]:
         """The pieces that change with the blend."""
         return [piece for piece in self.pieces if piece.weights is None]
+
+    @property
+    def unmerged(self) -> list[TensorSpec]:
+        """The tensors that the experts answer with when nothing is merged."""
+        return list(self.checkpoint.specs.values())
 
     def beside(self, folder: str) -> Path:
         """Name a folder for what was measured of these experts: beside them, or where a server keeps it."""

@@ -73,7 +73,7 @@ def create_app(
     add_answers(app, service, config, metrics.latencies)
     add_feedback(app, service, tokens)
     add_models(app, info)
-    add_watching(app, service, metrics)
+    add_watching(app, service, tokens, metrics)
     add_supervision(app, service, metrics)
     add_steering(app, service)
     add_dashboard(app)

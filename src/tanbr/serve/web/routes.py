@@ -113,6 +113,8 @@ class StateResponse(ServiceState):
     slot_requests: int | None
     slot_seconds: float | None
     model: ServedModel
+    administration: bool
+    """Whether /v1/admin is open to those who have its token."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ class TreeResponse(Shown):
         return cls(nodes, len(view))
 
 
-def add_watching(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
+def add_watching(app: FastAPI, service: ServiceApi, tokens: Tokens, metrics: Metrics) -> None:
     """Add the routes that show what the service does and did."""
     workers, info = Workers("watching", threads=8, waiting=64), service.info
 
@@ -174,7 +176,8 @@ def add_watching(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
     async def state() -> StateResponse:
         """What the server does now: slot, merge version, task mix ψ, blend x and why, reward."""
         constant = {name: getattr(info, name) for name in ("tasks", "slot_requests", "slot_seconds")}
-        return StateResponse(**vars(await workers.run(service.state)), **constant, model=info)
+        now = await workers.run(service.state)
+        return StateResponse(**vars(now), **constant, model=info, administration=tokens.admin is not None)
 
     @app.get("/v1/slots", tags=["watching"])
     async def slots(

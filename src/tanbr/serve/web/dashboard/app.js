@@ -1,7 +1,7 @@
 // The page: asks the server every two seconds, and draws what changed.
 
 import { act, get, hasAdminToken, keepToken } from "./api.js";
-import { areas, bar, html, lines, number, percent, tree } from "./charts.js";
+import { areas, bar, colourOf, html, lines, number, percent, size, tags, tree } from "./charts.js";
 
 const EVERY = 2000;
 const SHOWN = 300; // slots
@@ -15,6 +15,7 @@ async function refresh() {
   try {
     const before = seen.state;
     const state = (seen.state = await get("/v1/state"));
+    [...state.tasks, ...state.model.expert_names].forEach(colourOf); // in this order, before anything is drawn
     $("sign-in").hidden = true;
     const turned = !before || before.slot !== state.slot || versionsOf(before) !== versionsOf(state) || before.pinned !== state.pinned;
     const [latency, versions, nodes] = await Promise.all([
@@ -60,9 +61,12 @@ function showState(state) {
   say("regret", number(state.estimated_regret));
   const spent = state.exploration;
   say("regret-more", spent && spent.slots ? `exploring: ${spent.gain < 0 ? "cost" : "earned"} ${number(Math.abs(spent.gain), 2)}, may cost ${number(spent.budget, 2)}` : "of the served blend");
+  showMemory(model);
   showWhy(state);
-  $("unpin").hidden = !state.pinned;
-  $("end-slot").hidden = false;
+  showCheck(state.check);
+  $("unpin").hidden = !state.administration || !state.pinned;
+  $("end-slot").hidden = !state.administration;
+  say("steering", state.administration ? "" : "administration is off: start the server with TANBR_ADMIN_TOKEN set to roll back or pin here");
   $("alarms").hidden = state.alarms.length === 0;
   $("alarms").querySelector("ul").replaceChildren(
     ...state.alarms.map((alarm) => html("li", {}, `${ago(alarm.time)}, slot ${alarm.slot}: ${alarm.text}`)),
@@ -76,42 +80,65 @@ const PHASES = {
   fixed: "The start blend is served whatever comes: exploring is off.",
 };
 
+function showMemory({ loaded_bytes, spare_bytes, full_bytes, saves_from }) {
+  const needed = saves_from === null ? "" : `; saves from ${saves_from} experts on`;
+  say("memory", size(loaded_bytes));
+  say("memory-more", `${spare_bytes ? `+ ${size(spare_bytes)} spare; ` : ""}un\u2011merged ${size(full_bytes)}${needed}`);
+}
+
 function showWhy({ phase, why, blend, model, models }) {
   say("phase", phase);
   showPanel(models, model.expert_names);
-  const believed = why && why.mean !== null ? ` Expected reward ${number(why.mean)} ± ${number(why.uncertainty)}, at most ${number(why.bound)}.` : "";
   const sentence = why ? why.sentence.charAt(0).toUpperCase() + why.sentence.slice(1) : PHASES[phase] ?? "";
-  say("why-sentence", `${sentence.replace(/[^.!?]$/, "$&.")}${believed}`);
-  say("why-blend", models.length > 1 ? "" : shares(blend, model.expert_names, 0.005, (a, b) => b[0] - a[0]));
+  say("why-sentence", sentence.replace(/[^.!?]$/, "$&."));
+  const most = largest(blend, model.expert_names).map(([name, share]) => [name, percent(share)]);
+  $("why-blend").replaceChildren(models.length > 1 ? "" : tags(most));
+}
+
+// What the self-check at the start measured: the experts alone, then every way to serve them.
+function showCheck(check) {
+  $("check").hidden = !check;
+  if (!check) return;
+  const { alone, ways, taken, tasks } = check;
+  const row = (name, bytes, rewards, kind = "") => {
+    const kept = rewards.map((reward, v) => reward / Math.max(alone[v], 1e-9));
+    const weakest = kept.indexOf(Math.min(...kept));
+    return html("tr", { class: kind && "served" }, html("td", { class: "words" }, name, kind && ` · ${kind}`), html("td", {}, size(bytes)),
+      html("td", {}, number(mean(rewards))), html("td", {}, percent(mean(rewards) / Math.max(mean(alone), 1e-9))),
+      html("td", {}, rewards === alone ? "" : tags([[tasks[weakest], number(rewards[weakest])]])));
+  };
+  const rows = ways.map(({ method, models, rewards, bytes }) => row(`${models > 1 ? `${models} models` : "one model"}, ${method}`, bytes, rewards,
+    method === taken.method && models === taken.models ? "taken" : ""));
+  say("check-more", `on ${check.rows} rows of the history, before the first request`);
+  $("check").querySelector("tbody").replaceChildren(row("experts alone, told the task", check.alone_bytes, alone), ...rows);
+  say("advice", check.advice);
 }
 
 function showPanel(models, names) {
   const answered = models.reduce((sum, one) => sum + one.requests, 0);
   $("panel").hidden = models.length < 2;
   $("panel").tBodies[0].replaceChildren(...models.map((one) => html("tr", {},
-    html("td", {}, String(one.merge_version)), html("td", { class: "words" }, one.tasks.join(", ") || "what is like no task"),
+    html("td", {}, String(one.merge_version)), html("td", {}, one.tasks.length ? tags(one.tasks.map((task) => [task])) : "what is like no task"),
     html("td", { class: "words" }, answered ? `${percent(one.requests / answered)} (${percent(one.expected)} expected)` : percent(one.expected)),
-    html("td", {}, number(one.reward)), html("td", {}, bar(one.blend, shares(one.blend, names))))));
+    html("td", {}, number(one.reward)), html("td", {}, bar(inOrder(one.blend, names), shares(one.blend, names))))));
 }
 
-function shares(blend, names, least = 0.005, order) {
-  const shown = blend.map((share, k) => [share, k]).filter(([share]) => share >= least);
-  if (order) shown.sort(order);
-  return shown.map(([share, k]) => `${percent(share)} ${names[k]}`).join(", ");
-}
+const inOrder = (blend, names) => blend.map((share, k) => [names[k], share]).sort(([a], [b]) => colourOf(a) - colourOf(b)); // that of the tasks
+const largest = (blend, names) => inOrder(blend, names).filter(([, share]) => share >= 0.005).sort(([, a], [, b]) => b - a);
+const shares = (blend, names) => largest(blend, names).map(([name, share]) => `${percent(share)} ${name}`).join(", ");
 
 function showVersions(versions, state) {
   const rows = versions.map((version) => {
     const served = state.models.some((one) => one.merge_version === version.merge_version);
     const label = shares(version.blend, state.model.expert_names);
     const buttons = html("td");
-    if (!served) buttons.append(action("Roll back", `Roll back to merge version ${version.merge_version}?`,
+    if (state.administration && !served) buttons.append(action("Roll back", `Roll back to merge version ${version.merge_version}?`,
       "It is served until the slot ends, and the router is told that its blend was bad.", "rollback", { merge_version: version.merge_version }));
-    buttons.append(action("Pin", `Pin merge version ${version.merge_version}?`,
+    if (state.administration) buttons.append(action("Pin", `Pin merge version ${version.merge_version}?`,
       "It is served until you unpin; the router chooses nothing meanwhile.", "pin", { merge_version: version.merge_version }));
     const kind = served ? "served" : version.good ? "" : "refused";
     const name = html("td", {}, String(version.merge_version), html("span", {}, kind && ` · ${kind}`));
-    return html("tr", { class: kind }, name, html("td", {}, bar(version.blend, label)),
+    return html("tr", { class: kind }, name, html("td", {}, bar(inOrder(version.blend, state.model.expert_names), label)),
       html("td", {}, number(version.reward)), html("td", {}, version.requests), html("td", {}, ago(version.created)), buttons);
   });
   $("versions").tBodies[0].replaceChildren(...rows);
@@ -122,7 +149,7 @@ function draw() {
   if (!state) return;
   const slots = [...seen.slots.values()];
   const x = slots.map((slot) => `slot ${slot.slot}`);
-  const over = (names, pick) => names.map((name, i) => ({ name, values: slots.map((slot) => pick(slot)[i]) }));
+  const over = (names, pick) => names.map((name, i) => ({ name, values: slots.map((slot) => pick(slot)[i]) })).sort((a, b) => colourOf(a.name) - colourOf(b.name));
   areas($("mix"), { x, series: over(state.tasks, (slot) => slot.task_mix), label: "task mix over slots" });
   areas($("blend"), { x, series: over(state.model.expert_names, (slot) => slot.blend), label: "blend over slots", steps: true });
   const rewards = slots.map((slot) => slot.mean_reward);
@@ -133,7 +160,7 @@ function draw() {
   const last = `mean of ${RECENT}`;
   lines($("rewards"), { x, series: [{ name: last, values: smooth }, { name: "slot", values: rewards, dots: true, hue: 7 }], label: "reward over slots", high: 1, format: (value) => number(value, 2) });
   const regrets = slots.map((slot) => slot.estimated_regret);
-  lines($("regrets"), { x, series: [{ name: "regret", values: regrets }], label: "estimated regret over slots" });
+  lines($("regrets"), { x, series: [{ name: "regret", values: regrets }], label: "estimated regret over slots", least: 0.02 });
   drawLoad();
   tree($("tree"), seen.nodes.nodes, (blend) => shares(blend, state.model.expert_names));
   const deepest = Math.max(0, ...seen.nodes.nodes.map((node) => node.depth));
@@ -149,7 +176,7 @@ function drawLoad() {
   const whole = (value) => number(value, value >= 10 ? 0 : 1);
   lines($("latencies"), { x, label: "latency", format: whole, log: true,
     series: [{ name: "median", values: windows.map((window) => window.p50_ms) }, { name: "99th percentile", values: windows.map((window) => window.p99_ms) }] });
-  lines($("loads"), { x, label: "texts a second", format: whole, series: [{ name: "texts a second", values: windows.map((window, at) => (at > 0 && at === windows.length - 1 ? null : window.texts / 10)) }] }); // the last is still open
+  lines($("loads"), { x, label: "texts a second", format: whole, least: 2, series: [{ name: "texts a second", values: windows.map((window, at) => (at > 0 && at === windows.length - 1 ? null : window.texts / 10)) }] }); // the last is still open
   const last = windows.findLast((window) => window.requests > 0);
   say("latency", last ? `${whole(last.p50_ms)} ms` : "–");
   say("latency-more", last ? `99%: ${whole(last.p99_ms)} ms` : "");

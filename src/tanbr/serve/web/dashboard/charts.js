@@ -3,11 +3,17 @@
 const NS = "http://www.w3.org/2000/svg";
 const EDGE = { top: 8, right: 6, bottom: 20, left: 36 };
 const HEIGHT = 190;
-const COLOURS = 8;
+const COLOURS = 16;
+const named = new Map(); // name → colour: a task and its expert have one name, and so one colour
 
-export const colour = (i) => i % COLOURS;
+const colour = (i) => `h${i % COLOURS}`;
+export const colourOf = (name) => named.get(name) ?? named.set(name, named.size).get(name);
 export const number = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 export const percent = (value) => `${Math.round(100 * value)}%`;
+export function size(bytes) {
+  const [unit, name] = bytes < 1e6 ? [1e3, "kB"] : bytes < 1e9 ? [1e6, "MB"] : [1e9, "GB"];
+  return `${new Intl.NumberFormat("en", { maximumSignificantDigits: 3 }).format(bytes / unit)}\u00a0${name}`;
+}
 
 export function svg(name, attributes = {}, ...children) {
   const made = document.createElementNS(NS, name);
@@ -24,15 +30,20 @@ export function html(name, attributes = {}, ...children) {
 }
 
 export function swatch(i) {
-  return svg("svg", { viewBox: "0 0 10 10", "aria-hidden": "true" }, svg("rect", { width: 10, height: 10, rx: 2, class: `f${colour(i)}` }));
+  return svg("svg", { viewBox: "0 0 10 10", "aria-hidden": "true" }, svg("rect", { width: 10, height: 10, rx: 2, class: colour(i) }));
 }
 
-// One thin bar of a blend's shares.
+const entry = (i, name, value) => html("li", {}, swatch(i), `${name} `, html("b", {}, value));
+
+// Names in their colours, with a value each: [[name, value?]].
+export const tags = (entries) => html("ul", { class: "legend" }, ...entries.map(([name, value = ""]) => entry(colourOf(name), name, value)));
+
+// One thin bar of a blend's shares: [[name, share]].
 export function bar(shares, label) {
   const drawn = svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": label });
   let left = 0;
-  shares.forEach((share, i) => {
-    if (share > 0) drawn.append(svg("rect", { x: 100 * left, width: 100 * share, height: 10, class: `f${colour(i)}` }));
+  shares.forEach(([name, share]) => {
+    if (share > 0) drawn.append(svg("rect", { x: 100 * left, width: 100 * share, height: 10, class: colour(colourOf(name)) }));
     left += share;
   });
   drawn.append(svg("title", {}, label));
@@ -49,27 +60,27 @@ export function areas(figure, { x, series, label, steps = false }) {
     return steps ? [`${halfway},${before}`, `${halfway},${y}`, `${here},${y}`] : [`${here},${y}`];
   });
   let floor = x.map(() => 0);
-  series.forEach(({ values }, i) => {
+  series.forEach(({ name, values }) => {
     const roof = floor.map((under, at) => under + (values[at] ?? 0));
     const path = [...outline(roof), ...outline(floor).reverse()].join("L");
-    frame.drawn.append(svg("path", { d: `M${path}Z`, class: `area f${colour(i)}` }));
+    frame.drawn.append(svg("path", { d: `M${path}Z`, class: `area ${colour(colourOf(name))}` }));
     floor = roof;
   });
   const last = (values) => percent(values.at(-1) ?? 0);
-  finish(frame, series.map(({ name, values }, i) => [i, name, last(values), (at) => percent(values[at] ?? 0)]));
+  finish(frame, series.map(({ name, values }) => [colourOf(name), name, last(values), (at) => percent(values[at] ?? 0)]));
 }
 
-// Lines over x; null leaves a gap. series: [{name, values, dots?, hue?}].
-export function lines(figure, { x, series, label, format = number, high, log = false }) {
+// Lines over x; null leaves a gap; the axis goes up to `high`, or to what is needed and `least`. series: [{name, values, dots?, hue?}].
+export function lines(figure, { x, series, label, format = number, high, least = 1e-9, log = false }) {
   const known = series.flatMap(({ values }) => values.filter((value) => value !== null && value !== undefined));
-  const top = high ?? nice(Math.max(...known, 1e-9));
-  const frame = begin(figure, { x: known.length ? x : [], label, low: log ? nice(Math.min(...known) / 2) : 0, high: top, format, log });
+  const top = high ?? nice(Math.max(...known, least), log);
+  const frame = begin(figure, { x: known.length ? x : [], label, low: log ? nice(Math.min(...known) / 2, log) : 0, high: top, format, log });
   if (!frame) return;
   series.forEach(({ values, dots, hue }, n) => {
     const i = hue ?? n;
     const present = values.map((value, at) => [at, value]).filter(([, value]) => value !== null && value !== undefined);
     if (dots || present.length === 1) {
-      for (const [at, value] of present) frame.drawn.append(svg("circle", { cx: frame.px(at), cy: frame.py(value), r: 2, class: `dot f${colour(i)}` }));
+      for (const [at, value] of present) frame.drawn.append(svg("circle", { cx: frame.px(at), cy: frame.py(value), r: 2, class: `dot ${colour(i)}` }));
     }
     if (dots) return;
     let path = "";
@@ -78,7 +89,7 @@ export function lines(figure, { x, series, label, format = number, high, log = f
       path += `${at === before + 1 ? "L" : "M"}${frame.px(at)},${frame.py(value)}`;
       before = at;
     }
-    frame.drawn.append(svg("path", { d: path || "M0,0", class: `line s${colour(i)}` }));
+    frame.drawn.append(svg("path", { d: path || "M0,0", class: `line ${colour(i)}` }));
   });
   const last = (values) => values.findLast((value) => value !== null && value !== undefined);
   finish(frame, series.map(({ name, values, hue }, n) => [hue ?? n, name, format(last(values)), (at) => format(values[at])]));
@@ -110,7 +121,7 @@ export function tree(figure, nodes, name) {
   nodes.forEach((node, i) => node.parent >= 0 && drawn.append(svg("path", { d: `M${px(node.parent)},${py(node.parent)}L${px(i)},${py(i)}`, class: "edge" })));
   nodes.forEach((node, i) => {
     const strength = node.value === null || high === low ? 0.4 : 0.12 + (0.88 * (node.value - low)) / (high - low);
-    const dot = svg("circle", { cx: px(i), cy: py(i), r: 2.5 + 5 * Math.sqrt(node.visits / most), class: "f0", "fill-opacity": strength.toFixed(2) });
+    const dot = svg("circle", { cx: px(i), cy: py(i), r: 2.5 + 5 * Math.sqrt(node.visits / most), class: colour(0), "fill-opacity": strength.toFixed(2) });
     dot.append(svg("title", {}, `${name(node.blend)}\npredicted reward ${number(node.value)}, served ${Math.round(node.visits)} times`));
     drawn.append(dot);
   });
@@ -141,7 +152,7 @@ function begin(figure, { x, label, low, high, format, log = false }) {
 
 function finish({ figure, x, px, drawn, width }, entries) {
   const legend = html("ul", { class: "legend" });
-  for (const [i, name, value] of entries) legend.append(html("li", {}, swatch(i), `${name} `, html("b", {}, value)));
+  for (const [i, name, value] of entries) legend.append(entry(i, name, value));
   const cursor = svg("line", { y1: EDGE.top, y2: HEIGHT - EDGE.bottom, class: "cursor", visibility: "hidden" });
   drawn.append(cursor);
   const tip = html("div", { class: "tip", hidden: "" });
@@ -152,7 +163,7 @@ function finish({ figure, x, px, drawn, width }, entries) {
     cursor.setAttribute("x1", px(at));
     cursor.setAttribute("x2", px(at));
     cursor.setAttribute("visibility", "visible");
-    const rows = entries.map(([i, name, , value]) => html("li", {}, swatch(i), `${name} `, html("b", {}, value(at))));
+    const rows = entries.map(([i, name, , value]) => entry(i, name, value(at)));
     tip.replaceChildren(html("div", {}, x[at]), html("ul", { class: "legend" }, ...rows));
     tip.hidden = false;
     const room = width - tip.offsetWidth;
@@ -172,7 +183,8 @@ function decades(low, high) {
   return ticks.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
 }
 
-function nice(value) {
+function nice(value, log) {
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].find((step) => step * power >= value * 0.999) * power;
+  const steps = log ? [1, 2, 5, 10] : [1, 2, 4, 8, 10]; // those of `decades`, or quarters that few digits hold
+  return steps.find((step) => step * power >= value * 0.999) * power;
 }
