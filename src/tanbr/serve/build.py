@@ -162,7 +162,8 @@ def known_of(moe: Moe, history: Path | None) -> Known:
         own = card.experts_of([task.name for task in card.tasks]) if labelled else ()
         return Known(moe, card.tasks or latent, own, card.expert_tasks)
     past = read_history(history)
-    tasks = tuple(next((t for t in card.tasks if t.name == task.name), task) for task in _tasks_of(past))
+    said = {task.name: task for task in card.tasks if task.labels or task.graded}  # an adapter names no labels
+    tasks = tuple(said.get(task.name, task) for task in _tasks_of(past))
     own = card.experts_of([task.name for task in tasks]) or _by_labels(tasks, moe.source.expert_labels)
     return Known(moe, tasks, own, card.expert_tasks, past, _labelled(past, tasks))
 
