@@ -105,14 +105,16 @@ def test_a_task_and_its_expert_have_one_colour_and_one_place(browser: Browser) -
     assert not problems
 
 
-def test_a_panel_says_from_how_many_experts_it_saves_memory(browser: Browser) -> None:
-    service, problems = FakeService(), list[str]()
+def test_a_new_panel_shows_its_only_slot_and_from_how_many_experts_it_saves_memory(browser: Browser) -> None:
+    service, problems = FakeService(slots=1), list[str]()
+    service.version = 0
     service.info = replace(
         service.info, models=3, loaded_bytes=3 * 91 * 10**6, spare_bytes=91 * 10**6, full_bytes=364 * 10**6
     )
     with live(service) as url:
         page = opened(browser, url, width=1280, scheme="light", problems=problems)
         expect(page.locator("#memory")).to_have_text("273 MB")
+        expect(page.locator("#mix path.area").first).to_be_visible()  # it has an extent
         expect(page.locator("#memory-more")).to_have_text("+ 91 MB spare; un‑merged 364 MB; saves from 5 experts on")
         page.close()
     assert not problems

@@ -52,6 +52,7 @@ export function bar(shares, label) {
 
 // Shares that sum to 1 at each x, one on top of another; in steps when nothing lies between two x. series: [{name, values}].
 export function areas(figure, { x, series, label, steps = false }) {
+  if (x.length === 1) [x, series] = [[x[0], x[0]], series.map(({ name, values: [only] }) => ({ name, values: [only, only] }))]; // as wide as many
   const frame = begin(figure, { x, label, low: 0, high: 1, format: percent });
   if (!frame) return;
   const outline = (values) => values.flatMap((value, at) => {
