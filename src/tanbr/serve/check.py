@@ -297,7 +297,6 @@ def self_check(
             ways.append(checking.way(name, grouped(shared, G)))
             step()
     best = taken(ways)
-    one, more = sizes(moe)
     one_hot = [key for key in checking.blends if key[0] == best.method]
     table = [checking.rewards(best.method, checking.blends[key], np.zeros(len(held), dtype=bool)) for key in one_hot]
     return Check(
@@ -305,7 +304,7 @@ def self_check(
         tuple(names),
         len(held),
         checking.by_task(alone),
-        one + (moe.num_experts - 1) * more,
+        sum(spec.numel for spec in moe.source.unmerged) * 4,
         tuple(ways),
         tuple(tuple(checking.blends[key].tolist()) for key in one_hot),
         tuple(tuple(_mean(row[checking.of == v]) for v in range(V)) for row in table),
