@@ -63,7 +63,9 @@ def test_its_survey_is_one_of_its_own(study: Study, tmp_path: Path) -> None:
 
 def test_a_server_merges_by_regression(study: Study, tmp_path: Path) -> None:
     live = build(
-        study.checkpoint, config=parse({"serve": {"method": "regression", "threads": 1}}).serve, state=tmp_path
+        study.checkpoint,
+        config=parse({"serve": {"method": "regression", "threads": 1, "answers": "labels"}}).serve,
+        state=tmp_path,
     )
     bench = study.bench()
     live.start()
