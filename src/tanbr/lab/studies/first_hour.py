@@ -67,14 +67,19 @@ ONE_LABEL_SET: tuple[Task, ...] = (
 
 
 def examples(glue: Path, task: Task) -> tuple[list[Example], list[Example], list[Example]]:
-    """Read a task's rows, shuffled: to train on, past, requests. MNLI's dev rows name no genre, so all are of train."""
+    """Read a task's rows, shuffled: to train on, past, requests. Those are dev's; MNLI's dev rows name no genre."""
     name, folder, read = task
-    with (glue / folder / "train.tsv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    usable = [row for row in rows if None not in row.values() and row.get("genre", GENRES[0]) in GENRES]
-    found = list(dict.fromkeys(map(read, usable)))
-    random.Random(name).shuffle(found)  # noqa: S311
-    return found[:TRAIN], found[TRAIN : TRAIN + PAST], found[TRAIN + PAST : TRAIN + PAST + REQUESTS]
+    parts = []
+    for split in ("train", "dev"):
+        with (glue / folder / f"{split}.tsv").open(encoding="utf-8") as file:
+            rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+        usable = [row for row in rows if None not in row.values() and row.get("genre", GENRES[0]) in GENRES]
+        parts.append(list(dict.fromkeys(map(read, usable))))
+    train, dev = parts
+    rng = random.Random(name)  # noqa: S311
+    rng.shuffle(train)
+    rng.shuffle(dev)
+    return train[:TRAIN], train[TRAIN : TRAIN + PAST], (dev or train[TRAIN + PAST :])[:REQUESTS]
 
 
 def write_rows(out: Path, name: str, past: Sequence[Example], requests: Sequence[Example]) -> None:
