@@ -14,7 +14,6 @@ from tanbr.lab.corpus import generated
 from tanbr.lab.methods import method
 from tanbr.lab.simulate import Outcome, Study, simulate
 from tanbr.lab.survey import survey_to
-from tanbr.lab.tasks import traffic
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
@@ -92,21 +91,6 @@ def test_a_bad_router_is_named_and_costs_the_others_nothing(study: Study, tmp_pa
     with pytest.raises(InputError, match=r"Crooked, seed 0, slot \d: .*blend must sum to 1 \(got 2.4\)"):
         simulate(study, [crooked, "average"], [0], out=tmp_path)
     assert [file.name for file in (tmp_path / "runs").iterdir()] == ["seed0-average.json"]
-
-
-def test_a_trace_is_replayed(study: Study, done: tuple[Path, list[Outcome]], tmp_path: Path) -> None:
-    corpus, trace = generated(), tmp_path / "t.jsonl"
-    traffic.record_trace(trace, study.stream(corpus, 0), tasks=corpus.tasks)
-    replayed = replace(study, traffic=f"trace:{trace}")
-    [average] = simulate(replayed, ["average"], [0], out=tmp_path)
-    drawn = next(o for o in done[1] if (o.seed, o.method) == (0, "average"))
-    np.testing.assert_allclose([r.reward for r in average.records], [r.reward for r in drawn.records])
-    *_, last = trace.read_text().splitlines()
-    request = json.loads(last)
-    text = "new words" if isinstance(request["text"], str) else ["new", "words"]
-    trace.write_text(json.dumps(request | {"text": text}) + "\n")  # of the tasks, but of no corpus
-    [tags] = simulate(replayed, ["tags"], [0], out=tmp_path)
-    assert tags.records[0].counts.sum() == 1
 
 
 def test_a_dense_checkpoint_answers_as_it_is(study: Study, done: tuple[Path, list[Outcome]], tmp_path: Path) -> None:

@@ -132,9 +132,7 @@ def simulate(
         ),
     ] = None,
     method: MergeMethod = None,
-    traffic: Annotated[
-        str, Option(help=f"How the task mix moves: {', '.join(traffics.KINDS)}; or trace:FILE.")
-    ] = "dirichlet",
+    traffic: Kind = "dirichlet",
     alpha: Alpha = 0.3,
     period: Period = 40,
     slots: Slots = 200,
@@ -145,7 +143,6 @@ def simulate(
     survey: Annotated[Path | None, Option(exists=True, help="Default: survey.json beside the weights.")] = None,
     rehearse: Annotated[bool, Option("--rehearse", help="Draw from held-back train rows, not from dev sets.")] = False,
     answers: Answers = "labels",
-    record: Annotated[Path | None, Option(help="Also write the first seed's stream to this file.")] = None,
     device: Device = "cpu",
     config: ConfigFile = None,
     out: Annotated[Path, Option(help="Folder for results; existing results are not run again.")] = Path("out/simulate"),
@@ -153,8 +150,7 @@ def simulate(
     """Compare methods on one stream of untagged requests. Resumes where it stopped."""
     counts = whole_numbers(models, "--models", least=1)
     numbers = whole_numbers(seeds, "--seeds")
-    if not traffic.startswith("trace:"):
-        traffics.check(traffic, slots=slots, alpha=alpha, period=period)
+    traffics.check(traffic, slots=slots, alpha=alpha, period=period)
     configuration.load(config)  # what can be refused at once is, before seconds of imports
 
     from tanbr.lab import methods as registry
@@ -176,8 +172,6 @@ def simulate(
     names = [one.name for one in asked]
     corpus = study.corpus()
     streams = {seed: study.stream(corpus, seed) for seed in numbers}
-    if record is not None:
-        traffics.record_trace(record, streams[numbers[0]], tasks=corpus.tasks)
     with progress("runs") as shown:
         line = shown.add_task("simulating", total=len(names) * len(numbers), note="")
 

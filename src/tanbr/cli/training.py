@@ -23,10 +23,7 @@ from tanbr.lab.train.config import PRESETS, FinetuneConfig, Preset, PretrainConf
 
 app = typer.Typer()
 
-ROUTERS = (
-    f"{', '.join((*rivals.ROUTERS, 'served'))} (each also +regression), "
-    "fisher, regmean, switch, rl, smear, smear-sequence"
-)
+ROUTERS = f"{', '.join((*rivals.ROUTERS, 'served'))} (each also +regression), fisher, regmean, switch, rl, smear"
 
 _WRITER_SURVEY = {"survey_rows": 60, "survey_blends": 80}  # writing takes longer than a head's answer
 
