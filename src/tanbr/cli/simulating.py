@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tanbr.lab.methods import Bench
     from tanbr.lab.simulate import Outcome
     from tanbr.lab.tasks.traffic import SlotRequests
+    from tanbr.serve.survey import Survey
 
 app = typer.Typer()
 DEFAULT_METHODS = "tanbr,average,best-fixed,random,best-per-slot"
@@ -214,7 +215,6 @@ def survey(
     data: Data = None,
     blends: Annotated[int, Option(min=1, help="Blends to try: of 8 experts at most 180, or 255 with --groups.")] = 120,
     rows: Annotated[int | None, Option(min=2, help="Held-back rows per task. Default: 60, grams 64.")] = None,
-    searched: Annotated[int, Option(min=0, help="How many of the blends are found by search.")] = 0,
     rehearse: Annotated[bool, Option("--rehearse", help="Leave out the rows of `simulate --rehearse`.")] = False,
     method: MergeMethod = None,
     groups: Annotated[bool, Option("--groups", help="Try even blends of subsets, for fixed panels.")] = False,
@@ -243,20 +243,26 @@ def survey(
         return
     bench = bench.merging(method or study.merging)
     least = bench.moe.num_experts + 1
-    if blends - searched < least:
+    if blends < least:
         raise ConfigError(
-            f"a survey holds each of the {least - 1} experts alone and all of them alike (got {blends - searched} "
-            f"blends that are not searched); give --blends {least + searched} or more"
+            f"a survey holds each of the {least - 1} experts alone and all of them alike (got {blends} blends); "
+            f"give --blends {least} or more"
         )
     with bar("surveying", unit="blends") as show:
         found = survey_to(
-            out, bench.moe, bench.corpus, blends=blends, rows=rows or 60, searched=searched, command=command_line(),
+            out, bench.moe, bench.corpus, blends=blends, rows=rows or 60, command=command_line(),
             groups=groups, answers_by=answers, report=show,
         )  # fmt: skip
-    K = bench.moe.num_experts
+    say_survey(found)
+    console.print(f"survey: {out}")
+
+
+def say_survey(found: "Survey") -> None:
+    """Print what the blends are worth: to each task, and to mixes of them."""
+    K = found.blends.shape[1]
     best = found.rewards.mean(axis=1).argmax()
     columns = [found.figures[:K].max(axis=0), found.figures[K], found.figures[best]]  # (V,)
-    cells = [[task.name, *(f"{of[v]:.3f}" for of in columns)] for v, task in enumerate(bench.corpus.tasks)]
+    cells = [[task, *(f"{of[v]:.3f}" for of in columns)] for v, task in enumerate(found.tasks)]
     header = ["task", "best expert alone", "even blend", "best fixed blend"]
     console.print(*fitted("the task's metric", header, cells), sep="\n")
     for alpha in (0.1, 0.3, 1.0):
@@ -265,7 +271,6 @@ def survey(
             f"Dirichlet({alpha}): best per mix {stakes['best_per_mix']:.3f}, best fixed {stakes['best_fixed']:.3f}, "
             f"even {stakes['uniform']:.3f}"
         )
-    console.print(f"survey: {out}")
 
 
 def _measure_grams(bench: "Bench", *, rows: int, merged: bool) -> None:

@@ -16,7 +16,7 @@ from tanbr.errors import TanbrError
 from tanbr.files import check_writable
 from tanbr.lab import settings as configuration
 from tanbr.lab.compare import Comparison, compare
-from tanbr.lab.corpus import Corpus, generated, of_data
+from tanbr.lab.corpus import Corpus, of_data
 from tanbr.lab.jobs import Job, Kept, Tick, do, load
 from tanbr.lab.methods import AVERAGE, Bench, method
 from tanbr.lab.tasks import traffic
@@ -64,7 +64,7 @@ class Study:
 
     def corpus(self) -> Corpus:
         """Read or generate the rows."""
-        return generated() if self.data is None else of_data(self.data, pool=self.pool, rehearse=self.rehearse)
+        return of_data(self.data, pool=self.pool, rehearse=self.rehearse)
 
     def stream(self, corpus: Corpus, seed: int) -> Traffic:
         """Give the requests of a seed: the same for every method."""

@@ -86,7 +86,7 @@ def _tune(
         out=out, report=report, command="tanbr reproduce", tagged=setup.tagged,
         also=partial(_serve, setup, tuning.seed) if serve else None,
     )  # fmt: skip
-    at, losses = Curve.beside(out / router / "tuned.state").series("loss", "batch")
+    at, losses = Curve.beside(out / router / "tuned.state").series("batch")
     seconds = float(np.median(np.diff(ticks))) if len(ticks) > 1 else None
     return {
         "steps": list(at), "losses": np.round(losses, 4), "seconds_per_step": seconds,
