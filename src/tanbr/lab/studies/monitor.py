@@ -114,7 +114,7 @@ def rivals(data: Data, per_task: int, drawn: Sequence[NDArray[np.int64]]) -> dic
     model = LogisticRegression(C=10, max_iter=300).fit(inputs, labels)
     live = features(data.texts)
     votes = model.predict(live)
-    found = {"TF-IDF + surface + LR, argmax counted": [np.bincount(votes[at], minlength=len(data.tasks)) / len(at) for at in drawn]}
+    found = {"argmax counted": [np.bincount(votes[at], minlength=len(data.tasks)) / len(at) for at in drawn]}
     try:
         from quapy.method import aggregative
     except ImportError:
@@ -133,7 +133,7 @@ def rivals(data: Data, per_task: int, drawn: Sequence[NDArray[np.int64]]) -> dic
         quantifier.train_prevalence = np.bincount(labels) / len(labels)
         quantifier.aggregation_fit(held_out.argmax(axis=1) if name == "ACC" else held_out, labels)
         predicted = np.asarray(quantifier.classify(live))
-        found[f"TF-IDF + surface + LR, QuaPy {name}"] = [np.asarray(quantifier.aggregate(predicted[at])) for at in drawn]
+        found[f"QuaPy {name}"] = [np.asarray(quantifier.aggregate(predicted[at])) for at in drawn]
     return found
 
 
@@ -156,7 +156,8 @@ def mix(data: Data, *, per_task: int, repeats: int, compare: bool) -> dict[str, 
         guesses["tanbr monitor"].append(monitor.close_slot().estimate)
         guesses["tanbr monitor's posteriors, argmax counted"].append(np.bincount(votes, minlength=V) / len(at))
     if compare:
-        guesses |= rivals(data, per_task, drawn)
+        found = rivals(data, per_task, drawn)
+        guesses |= {f"TF-IDF + surface + LR, {name}": mixes for name, mixes in found.items()}
     errors = {name: np.abs(np.array(found) - truth).sum(axis=1) for name, found in guesses.items()}
     return {
         name: {"mean": float(values.mean()), "standard_error": float(values.std() / np.sqrt(len(values)))}

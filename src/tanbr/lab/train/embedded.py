@@ -32,7 +32,6 @@ from tanbr.lab.train.pretrain import Course, train_experts
 from tanbr.merge import open as open_moe
 from tanbr.moe.device import device_of
 from tanbr.moe.text import TextEncoder
-from tanbr.serve.dense import DenseModel
 from tanbr.serve.survey import Survey
 from tanbr.tasks import text_to_text
 from tanbr.tasks.metrics import LabelSpace
