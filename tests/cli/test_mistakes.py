@@ -47,7 +47,6 @@ MISTAKES = {
     "traffic --slots 1": "cannot reach http://127.0.0.1:9",
     "simulate --methods tambr": "did you mean 'tanbr'",
     "simulate --traffic chaotic": "unknown kind of traffic 'chaotic'",
-    "simulate --traffic trace:none.jsonl": "cannot read the trace none.jsonl",
     "simulate --seeds one": "--seeds must be whole numbers",
     "simulate --models 0": "--models must be whole numbers from 1",
     "simulate --data none": "no GLUE folder at none",
@@ -86,7 +85,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(mistake: Mistake, tmp_path: P
 @pytest.mark.parametrize(
     "arguments",
     [
-        "demo", "pretrain", "finetune", "survey", "simulate --record stream.jsonl",
+        "demo", "pretrain", "finetune", "survey", "simulate",
         f"survey {MODEL} --grams regression", "reproduce table1", "serve --port 0",
     ],
 )  # fmt: skip

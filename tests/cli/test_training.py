@@ -14,7 +14,6 @@ from tanbr.lab import rivals
 from tanbr.lab.tasks import glue
 from tanbr.lab.train import pretrain
 from tanbr.lab.train.config import MINILM, Preset, Tuning
-from tanbr.lab.train.run import Interruption
 from tanbr.router.config import RouterConfig
 from tanbr.tasks.card import read_card
 
@@ -64,7 +63,6 @@ def test_a_file_is_laid_over_a_preset(tmp_path: Path, monkeypatch: pytest.Monkey
         seen.append(config)
         raise Seen
 
-    monkeypatch.setattr(glue, "divided", lambda data: ({}, {}))
     monkeypatch.setattr(glue, "load", lambda data, **_: {})
     monkeypatch.setattr(pretrain, "train_from_dense", train)
     (tmp_path / "t.toml").write_text("[pretrain]\nsteps = 7\n")
@@ -99,31 +97,12 @@ def test_finetune_of_a_t5_that_has_fewer_experts_than_there_are_tasks(tmp_path: 
     assert set(json.loads((tmp_path / "out/untuned.json").read_text())) == {"average"}
 
 
-class Asked(Interruption):
-    """Ctrl-C in the first step."""
-
-    def __enter__(self) -> Interruption:
-        self.asked = True
-        return self
-
-
-def test_a_run_that_is_interrupted_says_where_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "few.toml").write_text("[finetune]\nbatch = 8\nsteps = 3\n")
-    monkeypatch.setattr("tanbr.lab.train.run.Interruption", Asked)
-    done = RUN.invoke(app, ["finetune", "--config", f"{tmp_path}/few.toml", "--out", f"{tmp_path}/out"])
-    assert done.exit_code == 130
-    assert "tuned.state holds step 1; the same command goes on from there" in " ".join(done.output.split())
-    assert (tmp_path / "out/tanbr/tuned.state").exists()
-
-
 def test_pretrain_and_finetune_take_rows_of_ones_own(tmp_path: Path) -> None:
     bert(tmp_path / "dense")
     for task, labels in (("mood", ("glad", "sad")), ("size", ("big", "mid", "small"))):
         rows = [f"w{n % 20} w{n % 7},{labels[n % len(labels)]}" for n in range(60)]
         (tmp_path / f"{task}.csv").write_text("\n".join(["text,label", *rows]))
-    (tmp_path / "few.toml").write_text(
-        "[pretrain]\nsteps = 2\nancestor_steps = 1\nlook_every = 0\n[finetune]\nsteps = 2\n"
-    )
+    (tmp_path / "few.toml").write_text("[pretrain]\nsteps = 2\nancestor_steps = 1\n[finetune]\nsteps = 2\n")
     rows = ["--data", f"{tmp_path}", "--config", f"{tmp_path}/few.toml"]
     command = ["pretrain", "--preset", "minilm", "--from", f"{tmp_path}/dense", *rows, "--out", f"{tmp_path}/out"]
     done = RUN.invoke(app, [*command, "--workers", "1"], catch_exceptions=False)

@@ -78,7 +78,7 @@ def test_what_may_follow_a_routers_name(router: str, says: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "router"),
-    [("bert", "tanbr"), ("bert", "fisher"), ("t5", "rl"), ("t5", "served"), ("t5", "smear-sequence")],
+    [("bert", "tanbr"), ("bert", "fisher"), ("t5", "rl"), ("t5", "served"), ("t5", "smear")],
 )
 def test_figures_and_weights_are_the_same_elsewhere(kind: str, router: str, tmp_path: Path) -> None:
     checkpoint = small.moe(tmp_path, kind, card=KNOWN)

@@ -5,8 +5,7 @@ import pytest
 
 from tanbr.errors import ConfigError, DataError
 from tanbr.lab.corpus import generated
-from tanbr.lab.rivals.vector_gp import NOISE, VARIANCE, covariance
-from tanbr.lab.survey import candidates, even_groups, expected, proposed, survey, survey_path, survey_to
+from tanbr.lab.survey import candidates, even_groups, survey, survey_path, survey_to
 from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.monitor.config import MonitorConfig
@@ -57,49 +56,3 @@ def test_more_blends_than_are_laid_out_are_refused(moe: Moe, tmp_path: Path, *, 
     with pytest.raises(ConfigError, match=f"1 to {most} blends"):
         survey_to(tmp_path / "s.json", moe, generated(), blends=most + 1, rows=2, groups=groups, command="test")
     assert not list(tmp_path.iterdir())
-
-
-CORNERS = np.vstack([np.eye(4), np.full(4, 1 / 4)])
-BEST = np.array([[0.7, 0.3, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]])  # a task's best blend
-
-
-def reward(blend: np.ndarray) -> np.ndarray:
-    return 0.1 + 0.8 * np.exp(-2.0 * ((blend - BEST) ** 2).sum(axis=1))
-
-
-def searched(mixes: list[np.ndarray], evaluations: int) -> Survey:
-    rewards, rng = np.array([reward(x) for x in CORNERS]), np.random.default_rng(0)
-    known = Survey(CORNERS, rewards, rewards)
-    for number in range(evaluations):
-        blend = proposed(known, mixes[number % len(mixes)], rng)
-        blends, rewards = np.vstack([known.blends, blend]), np.vstack([known.rewards, reward(blend)])
-        known = Survey(blends, rewards, rewards)
-    return known
-
-
-def test_expectation_by_hand() -> None:
-    rewards = np.array([[0.2], [0.6]])
-    near = float(covariance(np.eye(2)[:1], np.eye(2)[1:])[0, 0])
-    total = VARIANCE + NOISE**2
-    weight = (VARIANCE - near) / (total - near)  # of the deviation from the centre, 0.4
-    mean, deviation = expected(np.eye(2), Survey(np.eye(2), rewards, rewards))
-    assert mean[:, 0] == pytest.approx([0.4 - 0.2 * weight, 0.4 + 0.2 * weight])
-    explained = (VARIANCE**2 * total - 2 * VARIANCE * near**2 + near**2 * total) / (total**2 - near**2)
-    assert deviation == pytest.approx([np.sqrt(VARIANCE - explained)] * 2)
-
-
-@pytest.mark.parametrize(("mix", "best"), [([1, 0], 0), ([0, 1], 1)], ids=["first task", "second task"])
-def test_a_search_finds_the_best_blend_and_tries_none_twice(mix: list[int], best: int) -> None:
-    found = searched([np.array(mix)], 40)
-    assert len(np.unique(found.blends.round(6), axis=0)) == len(CORNERS) + 40
-    top = found.blends[(found.rewards @ mix).argmax()]
-    assert np.abs(top - BEST[best]).max() < 0.11
-    assert reward(top)[best] > 0.88 > found.rewards[:5, best].max()
-
-
-def test_mixes_take_turns_in_one_table() -> None:
-    mixes = [np.array([0.9, 0.1]), np.array([0.1, 0.9])]
-    found = searched(mixes, 60)
-    best = np.array([(found.rewards @ mix).max() for mix in mixes])
-    assert (best > 0.8).all()
-    assert best.mean() > (found.rewards @ [0.5, 0.5]).max() + 0.1

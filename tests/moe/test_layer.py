@@ -17,7 +17,6 @@ from tanbr.moe.layer import (
     ExpertFfn,
     ExpertLinear,
     MoeSite,
-    SequenceRouting,
     TaskRouting,
     TokenRouting,
     route,
@@ -109,9 +108,6 @@ def test_token_routing_follows_the_gate(site, x, top_k, normalise) -> None:
 
 
 def test_gated_merging_of_weights(site, x) -> None:
-    site.routing = SequenceRouting()  # SMEAR
-    expected = torch.stack([site.merged(row, site.gate(row.mean(0)).softmax(-1)) for row in x])
-    torch.testing.assert_close(site(x), expected)
     site.routing = TokenRouting(K, mix="weights")
     expected = torch.stack([torch.stack([site.merged(t, site.gate(t).softmax(-1)) for t in row]) for row in x])
     torch.testing.assert_close(site(x), expected)
@@ -123,17 +119,6 @@ def test_products_compute_what_merged_weights_do(site, x, top_k) -> None:
     expected = site(x)
     site.routing = TokenRouting(top_k, mix="products")
     torch.testing.assert_close(site(x), expected)
-
-
-def test_only_real_tokens_speak_for_a_sequence(site, x) -> None:
-    real = torch.tensor([[1, 1, 0]] * (N - 1) + [[0, 0, 0]])
-    site.routing = SequenceRouting(real)
-    expected = [site.merged(row, site.gate(row[:2].mean(0)).softmax(-1)) for row in x[:-1]]
-    torch.testing.assert_close(site(x)[:-1], torch.stack(expected))
-    torch.testing.assert_close(site(x)[-1], site.merged(x[-1], torch.full((K,), 1 / K).double()))  # nothing to go by
-    site.routing = SequenceRouting(real[:, :2])
-    with pytest.raises(InputError, match="one flag a token"):
-        site(x)
 
 
 @pytest.mark.parametrize("experts", [[0, 1, 2, 3, 0, 1, 2, 3], [3, 3, 0, 1, 3, 0, 3, 3]], ids=["equal", "unequal"])
@@ -227,7 +212,6 @@ def test_a_dense_model_has_nothing_to_route() -> None:
         BlendRouting(torch.tensor([0.1, 0.2, 0.3, 0.4])),
         TokenRouting(2),
         TokenRouting(K, mix="products"),
-        SequenceRouting(torch.ones(N, LENGTH)),
     ],
     ids=lambda routing: type(routing).__name__,
 )

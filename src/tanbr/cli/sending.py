@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,11 +22,8 @@ from tanbr.types import Text
 if TYPE_CHECKING:
     from tanbr.lab.drive import Drive
     from tanbr.serve.web.client import Client
-    from tanbr.tasks.rows import Row
 
 app = typer.Typer()
-TRAFFIC_SEED = 4_000  # of generated rows that neither training nor the demo uses
-POOL = 600  # rows per task that requests are drawn from
 
 Server = Annotated[str, Option(envvar="TANBR_SERVER", help="Address of the server.")]
 LOCAL = "http://127.0.0.1:8000"
@@ -122,23 +118,16 @@ def traffic(
     streams.check(kind, slots=slots, alpha=alpha, period=period)
     from tanbr.lab.corpus import Dataset
     from tanbr.lab.drive import drive, summary
-    from tanbr.lab.tasks import tiny
     from tanbr.serve.web.client import Client
     from tanbr.tasks.metrics import LabelSpace
 
-    source = None if data is None else Dataset(str(data))
-    tasks = tiny.TASKS if source is None else source.tasks
-    mixes = streams.mixes(kind, tasks=len(tasks), slots=slots, seed=seed, alpha=alpha, period=period)
-    pools: Mapping[str, Sequence[Row]]
-    if source is None:
-        pools = {task.name: tiny.generate(task.name, POOL, seed=TRAFFIC_SEED + seed, split="test") for task in tasks}
-    else:
-        pools = source.dev(seed=seed)
-    stream = streams.Traffic(pools=pools, mixes=mixes, requests=requests, seed=seed)
+    source = Dataset(data)
+    mixes = streams.mixes(kind, tasks=len(source.tasks), slots=slots, seed=seed, alpha=alpha, period=period)
+    stream = streams.Traffic(pools=source.dev(), mixes=mixes, requests=requests, seed=seed)
     if out is not None:
         write_atomically(out, "{}\n")  # a place that cannot be written to is better found out now
     driven: list[Drive] = []
-    space = LabelSpace(tasks)
+    space = LabelSpace(source.tasks)
     with Client(server, token=os.environ.get("TANBR_TOKEN")) as client, progress("slots") as shown:
         bar = shown.add_task("sending", total=slots, note="")
         for one in drive(client, stream, space=space, batch=batch, rate=rate):

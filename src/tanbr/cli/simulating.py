@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tanbr.lab.methods import Bench
     from tanbr.lab.simulate import Outcome
     from tanbr.lab.tasks.traffic import SlotRequests
+    from tanbr.serve.survey import Survey
 
 app = typer.Typer()
 DEFAULT_METHODS = "tanbr,average,best-fixed,random,best-per-slot"
@@ -132,9 +133,7 @@ def simulate(
         ),
     ] = None,
     method: MergeMethod = None,
-    traffic: Annotated[
-        str, Option(help=f"How the task mix moves: {', '.join(traffics.KINDS)}; or trace:FILE.")
-    ] = "dirichlet",
+    traffic: Kind = "dirichlet",
     alpha: Alpha = 0.3,
     period: Period = 40,
     slots: Slots = 200,
@@ -145,7 +144,6 @@ def simulate(
     survey: Annotated[Path | None, Option(exists=True, help="Default: survey.json beside the weights.")] = None,
     rehearse: Annotated[bool, Option("--rehearse", help="Draw from held-back train rows, not from dev sets.")] = False,
     answers: Answers = "labels",
-    record: Annotated[Path | None, Option(help="Also write the first seed's stream to this file.")] = None,
     device: Device = "cpu",
     config: ConfigFile = None,
     out: Annotated[Path, Option(help="Folder for results; existing results are not run again.")] = Path("out/simulate"),
@@ -153,8 +151,7 @@ def simulate(
     """Compare methods on one stream of untagged requests. Resumes where it stopped."""
     counts = whole_numbers(models, "--models", least=1)
     numbers = whole_numbers(seeds, "--seeds")
-    if not traffic.startswith("trace:"):
-        traffics.check(traffic, slots=slots, alpha=alpha, period=period)
+    traffics.check(traffic, slots=slots, alpha=alpha, period=period)
     configuration.load(config)  # what can be refused at once is, before seconds of imports
 
     from tanbr.lab import methods as registry
@@ -176,8 +173,6 @@ def simulate(
     names = [one.name for one in asked]
     corpus = study.corpus()
     streams = {seed: study.stream(corpus, seed) for seed in numbers}
-    if record is not None:
-        traffics.record_trace(record, streams[numbers[0]], tasks=corpus.tasks)
     with progress("runs") as shown:
         line = shown.add_task("simulating", total=len(names) * len(numbers), note="")
 
@@ -220,7 +215,6 @@ def survey(
     data: Data = None,
     blends: Annotated[int, Option(min=1, help="Blends to try: of 8 experts at most 180, or 255 with --groups.")] = 120,
     rows: Annotated[int | None, Option(min=2, help="Held-back rows per task. Default: 60, grams 64.")] = None,
-    searched: Annotated[int, Option(min=0, help="How many of the blends are found by search.")] = 0,
     rehearse: Annotated[bool, Option("--rehearse", help="Leave out the rows of `simulate --rehearse`.")] = False,
     method: MergeMethod = None,
     groups: Annotated[bool, Option("--groups", help="Try even blends of subsets, for fixed panels.")] = False,
@@ -249,20 +243,26 @@ def survey(
         return
     bench = bench.merging(method or study.merging)
     least = bench.moe.num_experts + 1
-    if blends - searched < least:
+    if blends < least:
         raise ConfigError(
-            f"a survey holds each of the {least - 1} experts alone and all of them alike (got {blends - searched} "
-            f"blends that are not searched); give --blends {least + searched} or more"
+            f"a survey holds each of the {least - 1} experts alone and all of them alike (got {blends} blends); "
+            f"give --blends {least} or more"
         )
     with bar("surveying", unit="blends") as show:
         found = survey_to(
-            out, bench.moe, bench.corpus, blends=blends, rows=rows or 60, searched=searched, command=command_line(),
+            out, bench.moe, bench.corpus, blends=blends, rows=rows or 60, command=command_line(),
             groups=groups, answers_by=answers, report=show,
         )  # fmt: skip
-    K = bench.moe.num_experts
+    say_survey(found)
+    console.print(f"survey: {out}")
+
+
+def say_survey(found: "Survey") -> None:
+    """Print what the blends are worth: to each task, and to mixes of them."""
+    K = found.blends.shape[1]
     best = found.rewards.mean(axis=1).argmax()
     columns = [found.figures[:K].max(axis=0), found.figures[K], found.figures[best]]  # (V,)
-    cells = [[task.name, *(f"{of[v]:.3f}" for of in columns)] for v, task in enumerate(bench.corpus.tasks)]
+    cells = [[task, *(f"{of[v]:.3f}" for of in columns)] for v, task in enumerate(found.tasks)]
     header = ["task", "best expert alone", "even blend", "best fixed blend"]
     console.print(*fitted("the task's metric", header, cells), sep="\n")
     for alpha in (0.1, 0.3, 1.0):
@@ -271,7 +271,6 @@ def survey(
             f"Dirichlet({alpha}): best per mix {stakes['best_per_mix']:.3f}, best fixed {stakes['best_fixed']:.3f}, "
             f"even {stakes['uniform']:.3f}"
         )
-    console.print(f"survey: {out}")
 
 
 def _measure_grams(bench: "Bench", *, rows: int, merged: bool) -> None:

@@ -35,8 +35,8 @@ def keeps(sentence: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         def run(*args: P.args, **options: P.kwargs) -> R:
             try:
                 return command(*args, **options)
-            except KeyboardInterrupt as stopped:  # a run that saved its state says where it is
-                raise _stop(f": {stopped}" if stopped.args else f": {sentence.format(**options)}") from None
+            except KeyboardInterrupt:
+                raise _stop(f": {sentence.format(**options)}") from None
 
         return run
 

@@ -14,6 +14,7 @@ from typer import Option
 
 from tanbr.cli.display import console, fitted, progress
 from tanbr.cli.options import Checkpoint, ConfigFile, Data, Given, Tagged, command_line, examples, options_of
+from tanbr.cli.simulating import say_survey
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.files import write_atomically
@@ -23,10 +24,7 @@ from tanbr.lab.train.config import PRESETS, FinetuneConfig, Preset, PretrainConf
 
 app = typer.Typer()
 
-ROUTERS = (
-    f"{', '.join((*rivals.ROUTERS, 'served'))} (each also +regression), "
-    "fisher, regmean, switch, rl, smear, smear-sequence"
-)
+ROUTERS = f"{', '.join((*rivals.ROUTERS, 'served'))} (each also +regression), fisher, regmean, switch, rl, smear"
 
 _WRITER_SURVEY = {"survey_rows": 60, "survey_blends": 80}  # writing takes longer than a head's answer
 
@@ -57,7 +55,7 @@ def pretrain(
     from tanbr.lab.corpus import Dataset
     from tanbr.lab.tasks import glue
 
-    source = None if data is None else Dataset(str(data))
+    source = None if data is None else Dataset(data)
     start = PRESETS[preset]
     if source is not None and source.tasks != glue.TASKS:  # presets speak of GLUE's tasks
         start = start.model_copy(update={"task_rows": {}, "ancestor_rows": {}})
@@ -82,21 +80,21 @@ def pretrain(
         _pretrain_tiny(settings, out, writes=preset == "tiny-t5")
         return
 
-    from tanbr.lab.pictures import draw_training
+    from tanbr.lab.pictures import draw_losses
     from tanbr.lab.train import pretrain as experiment
     from tanbr.lab.train.run import Curve
 
     begun = time.monotonic()
     with _progress() as report:
         report("rows", 0, 1, "reading")
-        rows, held = source.divided()
+        rows, _ = source.divided()
         unseen = source.dev(limit=settings.final_rows)
         model, figures = experiment.train_from_dense(
-            settings, dense=dense, rows=rows, held=held, unseen=unseen, out=out, report=report, tagged=tagged,
+            settings, dense=dense, rows=rows, unseen=unseen, out=out, report=report, tagged=tagged,
             tasks=source.tasks, workers=workers,
         )  # fmt: skip
     curve = Curve.beside(model.parent if settings.adapters else model)
-    picture = draw_training(curve, list(rows), out / "training.png")
+    picture = draw_losses({task: curve.series(task) for task in rows}, out / "training.png")
     minutes = (time.monotonic() - begun) / 60
     facts = {"command": command_line(), "minutes": minutes, "config": settings.model_dump(), "dev": figures}
     write_atomically(out / "training.json", json.dumps(facts, indent=1) + "\n")
@@ -131,11 +129,9 @@ def finetune(
     from tanbr.lab import finetune as experiment
     from tanbr.lab.corpus import Dataset
     from tanbr.lab.pictures import draw_losses
-    from tanbr.lab.tasks import tiny
     from tanbr.lab.train.run import Curve
     from tanbr.moe import embedded
     from tanbr.moe.device import device_of
-    from tanbr.tasks.rows import Task
 
     torch.set_num_threads(1)
     tuning = Tuning(**settings.finetune.model_dump())
@@ -143,15 +139,10 @@ def finetune(
     names = [experiment.check(name.strip()) for name in router.split(",")]
     with _progress() as report:
         report("rows", 0, 1, "reading")
-        tasks: tuple[Task, ...] = tiny.TASKS
-        if data:
-            source = Dataset(str(data))
-            tasks, rows, unseen = source.tasks, source.divided()[0], source.dev()
-        else:
-            rows = {task.name: tiny.generate(task.name, tuning.train_rows, seed=0) for task in tasks}
-            unseen = {task.name: tiny.generate(task.name, tuning.eval_rows, seed=0, split="test") for task in tasks}
+        source = Dataset(data)
+        rows, unseen = source.divided()[0], source.dev(limit=tuning.eval_rows)
         report("rows", 1, 1, "")
-        about: dict[str, Any] = {"tasks": tasks, "unseen": unseen, "tuning": tuning, "tagged": tagged}
+        about: dict[str, Any] = {"tasks": source.tasks, "unseen": unseen, "tuning": tuning, "tagged": tagged}
         model = checkpoint or embedded.path()
         report("figures untuned", 0, 1, "")
         once = experiment.untuned(model, **about)
@@ -164,7 +155,8 @@ def finetune(
             for name in names
         ]  # fmt: skip
     write_atomically(out / "untuned.json", json.dumps(once, indent=1) + "\n")
-    picture = draw_losses({name: Curve(out / name / "tuned.jsonl") for name in names}, out / "losses.png")
+    curves = {name: Curve(out / name / "tuned.jsonl").series("batch") for name in names}
+    picture = draw_losses(curves, out / "losses.png")
     console.print(*_tables(once, "the tasks' metrics before, in points"), sep="\n")
     for result in results:
         console.print(*_tables(result["figures"], f"… with {result['router']}"), sep="\n")
@@ -186,7 +178,7 @@ def _pretrain_tiny(settings: Preset, out: Path, *, writes: bool) -> None:
         model, worth = experiment.train_embedded(
             settings, out=out, report=report, command=command_line(), writes=writes, **survey
         )
-    console.print(experiment.tables(worth))
+    say_survey(worth)
     console.print(f"model: {model}")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.lab.tasks.traffic import SlotRequests, Stream
+from tanbr.lab.tasks.traffic import SlotRequests, Traffic
 from tanbr.lab.world import Contestant
 from tanbr.monitor.recogniser import Recognition
 from tanbr.tasks.rows import Row
@@ -130,7 +130,7 @@ def _standard_error(values: FloatArray) -> float:
 
 def compare(
     contestants: Mapping[str, Contestant],
-    traffic: Stream,
+    traffic: Traffic,
     *,
     best: str,
     watch: Callable[[Comparison, SlotRequests], None] | None = None,

@@ -22,46 +22,60 @@ Rows = Mapping[str, Sequence[Row]]  # task name → rows
 Progress = Callable[[str, int, int, str], None]  # phase, done, total, note
 
 HELD_SEED, STREAM_SEED = 1_000, 2_000  # of generated rows; training uses seed 0
-GENERATED = 600  # rows per task in either part
+GENERATED = 600  # rows per task that are held, or for requests
+TRAINED = 4_000  # … and that norms are tuned on
+HELD = 0.2  # share of what is for training that is held back
 HISTORY = 500  # texts per task that a monitor has read beforehand
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Tasks whose rows are in three parts: to train on, held back, and for requests and figures alone."""
+    """Tasks whose rows are in three parts: to train on, held back, and for requests and figures alone.
 
-    place: str
+    They are GLUE's (its folder, or "hub"), of files of your own, or generated where no place is named.
+    """
+
+    place: str | Path | None = None
 
     @cached_property
     def _own(self) -> OwnRows | None:
+        if self.place is None or str(self.place) == glue.HUB:
+            return None
         path = Path(self.place)
-        is_glue = self.place == glue.HUB or any((path / task.name).is_dir() for task in glue.TASKS)
+        is_glue = any((path / task.name).is_dir() for task in glue.TASKS)
         return read_own(path) if not is_glue and is_own(path) else None
 
     @property
     def name(self) -> str:
         """What to call it."""
-        return "GLUE" if self._own is None else self._own.name
+        return "generated" if self.place is None else "GLUE" if self._own is None else self._own.name
 
     @property
     def tasks(self) -> tuple[Task, ...]:
         """The tasks."""
-        return glue.TASKS if self._own is None else self._own.tasks
+        return tiny.TASKS if self.place is None else glue.TASKS if self._own is None else self._own.tasks
 
     def divided(self) -> tuple[dict[str, list[Row]], dict[str, list[Row]]]:
-        """Divide what is for training: 80% of each task to train on, 20% held back."""
-        if self._own is None:
-            return glue.divided(self.place)
-        cut = {name: len(rows) - max(1, round(glue.HELD * len(rows))) for name, rows in self._own.rows.items()}
+        """Divide what is for training as the paper does: 80% of each task to train on, 20% held back.
+
+        They are always the same rows. The held ones are for surveys, the monitor's history and the statistics of
+        merges.
+        """
+        if self.place is None:
+            return _generated(TRAINED, seed=0), _generated(GENERATED, seed=HELD_SEED)
+        rows = glue.load(self.place) if self._own is None else self._own.rows
+        cut = {name: len(of_task) - max(1, round(HELD * len(of_task))) for name, of_task in rows.items()}
         return (
-            {name: list(rows[: cut[name]]) for name, rows in self._own.rows.items()},
-            {name: list(rows[cut[name] :]) for name, rows in self._own.rows.items()},
+            {name: list(of_task[: cut[name]]) for name, of_task in rows.items()},
+            {name: list(of_task[cut[name] :]) for name, of_task in rows.items()},
         )
 
-    def dev(self, *, limit: int | None = None, seed: int = 0) -> Mapping[str, Sequence[Row]]:
+    def dev(self, *, limit: int | None = None) -> Rows:
         """Give the rows that training leaves alone, at most `limit` a task."""
+        if self.place is None:
+            return _generated(limit or GENERATED, seed=STREAM_SEED, split="test")
         if self._own is None:
-            return glue.load(self.place, split="dev", limit=limit, seed=seed)
+            return glue.load(self.place, split="dev", limit=limit)
         return {name: rows[:limit] for name, rows in self._own.dev.items()}
 
 
@@ -105,22 +119,25 @@ def taught_monitor(config: MonitorConfig | None = None, *, seed: int, per_task: 
     return monitor
 
 
+def _generated(count: int, *, seed: int, split: tiny.Split = "train") -> dict[str, list[Row]]:
+    return {task.name: tiny.generate(task.name, count, seed=seed, split=split) for task in tiny.TASKS}
+
+
 @cache
 def generated() -> Corpus:
     """Generate the embedded model's tasks: held rows of the train split (but of another seed), requests of the test."""
-
-    def rows(seed: int, split: tiny.Split) -> Rows:
-        return {task.name: tiny.generate(task.name, GENERATED, seed=seed, split=split) for task in tiny.TASKS}
-
-    return Corpus("generated", tiny.TASKS, held=rows(HELD_SEED, "train"), stream=rows(STREAM_SEED, "test"))
+    return Corpus("generated", tiny.TASKS, held=_generated(GENERATED, seed=HELD_SEED), stream=Dataset().dev())
 
 
-def of_data(place: str | Path, *, pool: int = 1_500, rehearse: bool = False) -> Corpus:
+def of_data(place: Path | None, *, pool: int = 1_500, rehearse: bool = False) -> Corpus:
     """Read a data set: held are 20% of train, which training left alone; requests are at most `pool` dev rows per task.
 
-    To `rehearse` leaves dev alone: the second half of the held rows are the requests.
+    To `rehearse` leaves dev alone: the second half of the held rows are the requests. The generated tasks have held
+    rows and requests of their own, always the same.
     """
-    data = Dataset(str(place))
+    if place is None:
+        return generated()
+    data = Dataset(place)
     _, held = data.divided()
     if rehearse:
         halves = {name: len(rows) // 2 for name, rows in held.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.lab.tasks.traffic import Stream
+from tanbr.lab.tasks.traffic import Traffic
 from tanbr.serve.web.client import Client
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
@@ -29,7 +29,7 @@ class Drive:
 
 
 def drive(
-    client: Client, stream: Stream, *, space: LabelSpace, batch: int = 16, rate: float | None = None
+    client: Client, stream: Traffic, *, space: LabelSpace, batch: int = 16, rate: float | None = None
 ) -> Iterator[Drive]:
     """Send a stream slot by slot, `batch` texts in a request, and feedback for the answers, which names no task.
 

@@ -7,7 +7,6 @@ Figures are on rows that no training has seen, before and after. With `tags` eac
 import json
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +41,7 @@ from tanbr.types import Blend, FloatArray, to_jsonable
 
 SERVED = "served"  # draws around the blends that will be served
 AVERAGE = "average"  # how blends are merged, unless a name says otherwise, as served+regression does
-GATES: dict[str, Callable[..., Gated]] = {
-    "switch": Switch,
-    "rl": Reinforce,
-    "smear": Smear,
-    "smear-sequence": partial(Smear, per="sequence"),
-}
+GATES: dict[str, type[Gated]] = {"switch": Switch, "rl": Reinforce, "smear": Smear}
 MERGES: dict[str, Callable[..., Any]] = {"fisher": fisher, "regmean": regmean}  # no blends, so no router
 PROBE_ROWS = 64  # a task, for a merge that needs data
 ALPHA = 0.3  # a step's task mix is a draw from Dirichlet(α): as even as the mixes of simulated traffic
@@ -179,7 +173,7 @@ def _tuner(
 def _measure(tuner: Tuner, objective: Objective, rows: Rows, blends: Sequence[Blend | None]) -> dict[str, Figures]:
     """Score all tasks with the first blend, and each with its own of the others."""
     tuner.settle(blends[0])
-    even = objective.figures(tuner.model, rows, tuner.serving)
+    even = objective.figures(tuner.model, rows)
     if not isinstance(tuner, BlendTuner):  # gates and fixed merges do not depend on the mix
         return {"even": even, "own": even}
     own: Figures = {}

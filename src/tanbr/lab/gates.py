@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from tanbr.errors import InputError
-from tanbr.moe.layer import ExpertLinear, MoeSite, sites_of
+from tanbr.moe.layer import ExpertLinear, Routing, routed, sites_of
 
 Inputs: TypeAlias = Mapping[str, Tensor]  # what the model takes in: attention_mask (n, length), …; labels for T5
 RowLosses: TypeAlias = Callable[[], Tensor]  # runs the model, routed as it then is: the task loss of every row (n,)
-
 
 STD = 0.02  # of a fresh gate's weights, transformers' usual value
 
@@ -51,6 +50,8 @@ class Gated(nn.Module, ABC):
     side by side; `trained` lists the gates as well.
     """
 
+    routing: Routing  # of every token, in training as when served
+
     def __init__(self, model: Any, *, seed: int = 0) -> None:
         super().__init__()
         add_gates(model, seed=seed)
@@ -69,9 +70,9 @@ class Gated(nn.Module, ABC):
     def loss(self, inputs: Inputs, row_losses: RowLosses, rng: torch.Generator) -> Tensor:
         """Route the model, call `row_losses` once, and return the whole loss of the step, ready for backward."""
 
-    @abstractmethod
-    def serving(self, inputs: Inputs) -> AbstractContextManager[None]:
-        """Route the model for a batch as it is served; also around `generate`."""
+    def serving(self) -> AbstractContextManager[None]:
+        """Route the model as it is served; also around `generate`."""
+        return routed(self.model, self.routing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,21 +102,16 @@ def heard(model: nn.Module, change: Callable[[Tensor], Tensor] | None = None) ->
             hook.remove()
 
 
-def decoder_sites(model: nn.Module) -> list[MoeSite]:
-    """List the sites of an encoder-decoder model's decoder; none for another model."""
-    decoder = getattr(model, "decoder", None)
-    return [] if decoder is None else sites_of(decoder)
-
-
 def real_tokens(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     """Tell padding from tokens at every site: flags (n, length), in the order of the sites."""
-    answers = {id(site) for site in decoder_sites(model)}
-    flags = {False: inputs["attention_mask"] > 0}
-    if answers:
-        if "labels" not in inputs:
-            raise InputError("an encoder-decoder model's inputs must hold labels (n, length), −100 where there is none")
-        flags[True] = inputs["labels"] != -100
-    return [flags[id(site) in answers] for site in sites_of(model)]
+    read = inputs["attention_mask"] > 0
+    decoder = getattr(model, "decoder", None)
+    if decoder is None:
+        return [read] * len(sites_of(model))
+    if "labels" not in inputs:
+        raise InputError("an encoder-decoder model's inputs must hold labels (n, length), −100 where there is none")
+    answers = len(sites_of(decoder))  # the decoder's sites run last
+    return [read] * (len(sites_of(model)) - answers) + [inputs["labels"] != -100] * answers
 
 
 def gumbel(logits: Tensor, rng: torch.Generator) -> Tensor:

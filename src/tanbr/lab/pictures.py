@@ -15,13 +15,14 @@ from matplotlib.patches import Patch
 
 from tanbr.lab.compare import Comparison
 from tanbr.lab.standings import BOUND, Standings
-from tanbr.lab.train.run import Curve
 from tanbr.types import FloatArray
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-LINES = ("#4169f5", "#d1495b", "#2a9d4b", "#e07b00", "#8a4fbf", "#0a9396")  # methods; no picture has more lines
+LINES = (  # methods; no picture has more lines
+    "#4169f5", "#d1495b", "#2a9d4b", "#e07b00", "#8a4fbf", "#0a9396", "#7f5539", "#6c757d",
+)  # fmt: skip
 AREAS = ("#8dd3c7", "#f6d55c", "#bebada", "#fb8072", "#80b1d3", "#fdb462", "#b3de69", "#fccde5")  # tasks and experts
 MOST = len(LINES)
 LONG = 18  # letters of a name of which three do not fit on a line
@@ -219,37 +220,8 @@ def lines(methods: Sequence[str], *, bounds: Collection[str] = ()) -> Iterator[t
         yield method, {**style, "label": method}
 
 
-@styled
-def curves(panels: Sequence[tuple[str, Mapping[str, tuple[list[int], list[float]]], int]], path: Path) -> Path:
-    """Draw panels of (title, steps and values by name, entries that are averaged), MOST lines in one plot."""
-    few = [
-        (title, dict(list(series.items())[start : start + MOST]), window)
-        for title, series, window in panels
-        for start in range(0, len(series), MOST)
-    ]
-    canvas, axes = figure(height=2.4 * len(few), rows=len(few))
-    for axis, (title, series, window) in zip(axes, few, strict=True):
-        for (name, (steps, values)), colour in zip(series.items(), LINES, strict=False):
-            axis.plot(
-                steps, smooth(np.array(values), window), color=colour, label=name, marker="." if window == 1 else ""
-            )
-        axis.set_title(title)
-        axis.legend(ncols=2, fontsize=8)
-    axes[-1].set_xlabel("step")
-    png(canvas, path)
+def draw_losses(runs: Mapping[str, tuple[Sequence[int], Sequence[float]]], path: Path) -> Path:
+    """Draw training losses by name, steps and values, each value averaged with some before it."""
+    smoothed = {name: (steps, smooth(np.array(values), 10)) for name, (steps, values) in runs.items()}
+    png(line_chart(smoothed, title="Training loss", xlabel="step"), path)
     return path
-
-
-def draw_training(curve: Curve, tasks: Sequence[str], path: Path) -> Path:
-    """Draw each task's loss, and below it the task's figure on held-out rows where a run looked at it."""
-    panels = [("training loss", {task: curve.series("loss", task) for task in tasks}, 10)]
-    if any("figure" in entry for entry in curve.entries()):
-        looks = {task: curve.series("figure", task) for task in tasks}
-        panels.append(("metric on held-out rows, own expert", looks, 1))
-    return curves(panels, path)
-
-
-def draw_losses(runs: Mapping[str, Curve], path: Path) -> Path:
-    """Draw the mean loss of several runs on the same batches."""
-    series = {name: curve.series("loss", "batch") for name, curve in runs.items()}
-    return curves([("loss of the labelled batches while norms are tuned", series, 5)], path)

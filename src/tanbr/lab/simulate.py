@@ -4,7 +4,6 @@ Jobs share nothing but the folder, so several commands with other seeds may fill
 slot loop of the server; only the scorer sees tags.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,11 @@ from tanbr.errors import TanbrError
 from tanbr.files import check_writable
 from tanbr.lab import settings as configuration
 from tanbr.lab.compare import Comparison, compare
-from tanbr.lab.corpus import Corpus, generated, of_data
+from tanbr.lab.corpus import Corpus, of_data
 from tanbr.lab.jobs import Job, Kept, Tick, do, load
 from tanbr.lab.methods import AVERAGE, Bench, method
 from tanbr.lab.tasks import traffic
-from tanbr.lab.tasks.traffic import Stream, Traffic
+from tanbr.lab.tasks.traffic import Traffic
 from tanbr.lab.train.checkpoints import digest
 from tanbr.merge import open as open_moe
 from tanbr.merge.sources.expert_list import is_list, read_list
@@ -33,7 +32,6 @@ from tanbr.types import AnswersBy, FloatArray, SlotRecord
 Watch = Callable[[int, str, int, float], None]  # seed, method, slots done, mean reward of the last few
 Place = tuple[int, str]  # seed and method
 RECENT = 20
-TRACE = "trace:"  # before the file of a recorded stream
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Study:
     experts: tuple[str, ...] = ()  # folders of experts, of which `checkpoint` is the base
     blend_only: Literal["all", "ffn"] | None = None
     data: Path | None = None  # a data set; the generated tasks if None
-    traffic: str = "dirichlet"  # or trace:FILE
+    traffic: str = "dirichlet"
     alpha: float = 0.3
     period: int = 40
     slots: int = 200
@@ -64,19 +62,12 @@ class Study:
         """How blends are merged if a method does not say: as the list of experts says, or averaged."""
         return (read_list(self.checkpoint).method if is_list(self.checkpoint) else None) or AVERAGE
 
-    @property
-    def trace(self) -> Path | None:
-        """The file of a recorded stream."""
-        return Path(self.traffic.removeprefix(TRACE)) if self.traffic.startswith(TRACE) else None
-
     def corpus(self) -> Corpus:
         """Read or generate the rows."""
-        return generated() if self.data is None else of_data(self.data, pool=self.pool, rehearse=self.rehearse)
+        return of_data(self.data, pool=self.pool, rehearse=self.rehearse)
 
-    def stream(self, corpus: Corpus, seed: int) -> Stream:
+    def stream(self, corpus: Corpus, seed: int) -> Traffic:
         """Give the requests of a seed: the same for every method."""
-        if self.trace is not None:
-            return traffic.read_trace(self.trace, tasks=corpus.tasks)
         mixes = traffic.mixes(
             self.traffic, tasks=len(corpus.tasks), slots=self.slots, seed=seed, alpha=self.alpha, period=self.period
         )
@@ -102,8 +93,7 @@ class Study:
             "model_sha256": bench.moe.fingerprint,
             "data": bench.corpus.name,
             "pool": sum(map(len, bench.corpus.stream.values())),
-            "traffic": self.traffic if self.trace is None else hashlib.sha256(self.trace.read_bytes()).hexdigest()[:16],
-            **{field: getattr(self, field) for field in ("alpha", "period", "slots", "requests", "answers")},
+            **{field: getattr(self, field) for field in ("traffic", "alpha", "period", "slots", "requests", "answers")},
             "survey": own.known.digest if one.surveyed else None,
             **own.moe.method.facts,
             "dense_sha256": digest(one.dense) if one.dense else None,
@@ -149,9 +139,6 @@ def play(
     stream, tasks = study.stream(bench.corpus, seed), bench.corpus.tasks
     one = method(name)
     bench = bench.merging(one.merging)
-    if study.trace is not None:  # whose texts need not be of the corpus
-        number = {task.name: v for v, task in enumerate(tasks)}
-        bench.task_of.update({row.text: number[row.task] for slot in stream for row in slot.rows})
     contestant = one.contestant(bench, mixes=stream.mixes, seed=seed)
     answered = Answered(tasks)
 

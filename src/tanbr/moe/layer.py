@@ -5,7 +5,6 @@ A *site* is one FFN with K experts. Which experts a site runs is its routing, se
     route(model, TaskRouting(experts))          # every sequence names its experts: (n,) or (n, k)
     route(model, BlendRouting(blends))          # every sequence has its own blend of weights: (n, K); or (K,) for all
     route(model, TokenRouting(top_k=2))         # the site's learned gate chooses for every token
-    route(model, SequenceRouting())             # the gate merges all experts, by the mean of a sequence's tokens
     with routed(model, TaskRouting(experts)):   # for a while
         loss = model(**batch).loss
 
@@ -93,14 +92,7 @@ class TokenRouting:
     normalise: bool = False  # whether the chosen experts' probabilities are made to sum to 1 (merging always does)
 
 
-@dataclass(frozen=True, eq=False)
-class SequenceRouting:
-    """The site's gate merges all experts, by the mean of a sequence's tokens: SMEAR's merge."""
-
-    real: Tensor | None = None  # (n, length) above 0 for the tokens that count; all when None
-
-
-Routing: TypeAlias = TaskRouting | BlendRouting | TokenRouting | SequenceRouting
+Routing: TypeAlias = TaskRouting | BlendRouting | TokenRouting
 
 
 class MoeSite(nn.Module):
@@ -160,8 +152,6 @@ class ExpertFfn:
             return self._mix_weights(x, routing.blends.to(x))
         if site.gate is None:
             raise InputError("this model has no gate: build it with router=True, or route by task")
-        if isinstance(routing, SequenceRouting):
-            return self._mix_weights(x, site.gate(mean_token(x, routing.real)).softmax(dim=-1))
         return self._by_token(x, site.gate, routing)
 
     def _by_token(self, x: Tensor, gate: nn.Linear, routing: TokenRouting) -> Tensor:
@@ -243,13 +233,3 @@ def _named_experts(routing: TaskRouting, *, batch: int, experts: int) -> Tensor:
     if named.numel() and not 0 <= int(named.min()) <= int(named.max()) < experts:
         raise InputError(f"experts must be numbered 0..{experts - 1} (got {int(named.min())}..{int(named.max())})")
     return named
-
-
-def mean_token(x: Tensor, real: Tensor | None) -> Tensor:
-    """Average the real tokens of x (n, length, D): (n, D)."""
-    if real is None:
-        return x.mean(dim=1)
-    if real.shape != x.shape[:2]:
-        raise InputError(f"real tokens must be {tuple(x.shape[:2])}, one flag a token (got {tuple(real.shape)})")
-    flags = (real > 0).to(x).unsqueeze(-1)
-    return (x * flags).sum(dim=1) / flags.sum(dim=1).clamp_min(1.0)

@@ -13,7 +13,6 @@ from lab.paper.few import setup
 from tanbr.lab.jobs import Job, Tick, commit
 from tanbr.lab.paper import reproduction, theorem1
 from tanbr.lab.paper.claim import VERDICTS, Findings, Part
-from tanbr.lab.paper.fig6 import LEAVES, paper_router, steps_to_leaves
 from tanbr.lab.paper.reproduction import PARTS, Reproduction, chosen, missing, reproduce
 from tanbr.lab.paper.setup import Setup
 
@@ -140,11 +139,3 @@ def test_regret_is_compared_with_chance_and_with_the_bounds(tmp_path: Path) -> N
     assert found["paper"]["depth"] <= found["paper"]["depth_bound"] + 1
     assert found["paper"]["leaves"] <= found["paper"]["leaves_bound"]
     assert found["paper"]["bound_exponent"] == pytest.approx(1.0, abs=1e-3)  # it grows like its bare T
-
-
-def test_steps_are_counted_until_there_are_enough_feasible_leaves() -> None:
-    router = paper_router(4)
-    state, steps = steps_to_leaves(router)
-    assert 0 < steps < 1_000
-    assert len(state.tree.active_leaves) >= LEAVES
-    assert steps_to_leaves(paper_router(4), most=3)[1] == 3

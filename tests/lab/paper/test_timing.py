@@ -21,9 +21,7 @@ def test_ratios_are_to_the_merged_model(models: Models) -> None:
     found = cell(models, batch=2, length=8, rounds=2, seconds=5)
     assert set(found) == set(METHODS)
     assert found["merged"]["cpu_ratio"] == 1.0
-    for one in found.values():
-        assert one["cpu_ratio_low"] <= one["cpu_ratio"] <= one["cpu_ratio_high"]
-        assert one["rounds"] >= 1
+    assert all(one["cpu_ratio"] > 0 < one["seconds"] for one in found.values())
 
 
 def test_all_but_int8_is_timed_elsewhere(models: Models) -> None:

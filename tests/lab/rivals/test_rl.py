@@ -57,5 +57,5 @@ def test_it_serves_the_likeliest_expert_as_it_is() -> None:
     rival = Reinforce(model)
     rival.trained()[0].data = torch.tensor([[1.0, 0, 0], [-1.0, 0, 0]])
     x = torch.tensor([[[0.1, 2.0, 0.0], [-0.1, 2.0, 0.0]]])
-    with rival.serving({}):
+    with rival.serving():
         torch.testing.assert_close(model(x), torch.tensor([[[0.2, 4.0, 0.0], [0.1, -2.0, 0.0]]]))

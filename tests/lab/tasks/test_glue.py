@@ -98,15 +98,6 @@ def test_what_is_missing(folder: Path, tmp_path: Path) -> None:
         glue.load(folder, tasks=["RTE"])
 
 
-def test_train_is_divided_once_and_for_all(folder: Path) -> None:
-    rewrite(folder, "SST-2", ["sentence\tlabel", *(f"film {number}\t1" for number in range(50))])
-    train, held = glue.divided(folder)
-    texts = [row.text for row in train["SST-2"]], [row.text for row in held["SST-2"]]
-    assert [len(part) for part in texts] == [40, 10]
-    assert sorted(texts[0] + texts[1]) == sorted(f"film {number}" for number in range(50))
-    assert texts[1] == [row.text for row in glue.divided(folder)[1]["SST-2"]]
-
-
 def test_the_hub_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=r"pip install 'tanbr\[hub\]'"):

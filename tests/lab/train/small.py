@@ -34,7 +34,7 @@ WORDS = [f"w{i}" for i in range(20)]
 SCORES = [f"{i / 5:.1f}" for i in range(26)]
 CONFIG = Preset(
     max_length=16, train_rows=12, batch=2, steps=6, warmup=1, save_every=2, log_every=1,
-    look_every=2, look_rows=4, expert_rate=1e-2, shared_rate=1e-3, head_rate=1e-2, train_embeddings=False,
+    expert_rate=1e-2, shared_rate=1e-3, head_rate=1e-2, train_embeddings=False,
     ancestor_steps=4, ancestor_rate=1e-3,
 )  # fmt: skip
 
@@ -148,6 +148,4 @@ def train(
         if (phase, done) == stop_at:
             raise Stopped
 
-    return train_from_dense(
-        config, dense=dense, rows=TRAIN, held=HELD, out=out, report=report, tasks=glue.TASKS, **options
-    )[0]
+    return train_from_dense(config, dense=dense, rows=TRAIN, out=out, report=report, tasks=glue.TASKS, **options)[0]

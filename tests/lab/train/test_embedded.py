@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ SMALL = Preset(
     hidden_size=16, ffn_size=16, layers=1, heads=2, train_rows=60, batch=2, ancestor_steps=4, steps=6, warmup=2,
     save_every=2,
 )  # fmt: skip
-encoder = TextEncoder(embedded.word_tokenizer(max_length=64), max_length=64)
 
 
 def train(
@@ -75,25 +75,18 @@ def test_one_that_writes_is_made_the_same_way_and_resumes(tmp_path: Path) -> Non
     assert all(len(ids) == 2 for ids in tokenizer(asked)["input_ids"])  # an answer is a word, and the end
 
 
-def test_alignment_marks_words_whose_meaning_is_in_the_other_text() -> None:
-    inputs = encoder([("the dog found the apple .", "the dog discovered a pear ."), "the dog is funny"])
-    vocabulary = encoder.tokenizer.get_vocab()
-    meanings = embedded.meanings(encoder)
-    labels = aligned(inputs, meanings)
-    #                  [CLS] the dog found the apple . [SEP] the dog discovered a pear . [SEP]
-    assert labels[0].tolist() == [-1, 1, 1, 1, 1, 0, 1, -1, 1, 1, 1, 0, 0, 1, -1]
-    assert (labels[1] == -1).all()  # no pair, nothing to align
-    assert meanings[vocabulary["found"]] == meanings[vocabulary["discovers"]]
-    assert meanings[vocabulary["found"]] != meanings[vocabulary["bought"]]
-
-
-def test_where_inputs_do_not_say_which_text_a_word_is_of_ends_do() -> None:
-    writer = TextEncoder(embedded.writer_tokenizer(max_length=64), max_length=64)
+@pytest.mark.parametrize("make", [embedded.word_tokenizer, embedded.writer_tokenizer])
+def test_alignment_marks_words_whose_meaning_is_in_the_other_text(make: Any) -> None:
+    """Also where inputs do not say which text a word is of: then every text has an end."""
+    encoder = TextEncoder(make(max_length=64), max_length=64)
     texts = [("the dog found the apple .", "the dog discovered a pear ."), "the dog is funny"]
-    labels = aligned(writer(texts), embedded.meanings(writer), end=writer.tokenizer.eos_token_id)
-    #                  the dog found the apple . </s> the dog discovered a pear . </s>
-    assert labels[0].tolist() == [1, 1, 1, 1, 0, 1, -1, 1, 1, 1, 0, 0, 1, -1]
-    assert (labels[1] == -1).all()
+    meanings, words = embedded.meanings(encoder), encoder.tokenizer.get_vocab()
+    labels = aligned(encoder(texts), meanings, end=encoder.tokenizer.eos_token_id)
+    #                    the dog found the apple . | the dog discovered a pear .
+    known = [label for label in labels[0].tolist() if label >= 0]
+    assert known == [1, 1, 1, 1, 0, 1, 1, 1, 1, 0, 0, 1]
+    assert (labels[1] == -1).all()  # no pair, nothing to align
+    assert meanings[words["found"]] == meanings[words["discovers"]] != meanings[words["bought"]]
 
 
 @pytest.mark.parametrize("writes", [False, True])

@@ -46,8 +46,10 @@ def merged(checkpoint: Path) -> MergedTuner:
     return MergedTuner(open_moe(checkpoint), Tanbr(3, 3, seed=0), MIXES)
 
 
-def test_only_norms_move_and_the_loss_falls(checkpoint: Path, tmp_path: Path) -> None:
-    tuner = MergedTuner(open_moe(checkpoint), FixedBlend(3, 3), MIXES)
+@pytest.mark.parametrize("fixed", [False, True], ids=["a router's blends", "a merge that is no blend"])
+def test_only_norms_move_and_the_loss_falls(checkpoint: Path, tmp_path: Path, fixed: bool) -> None:
+    moe = open_moe(checkpoint)
+    tuner = Tuner(moe.dense([0.5, 0.5, 0.0])) if fixed else MergedTuner(moe, FixedBlend(3, 3), MIXES)
     before = {name: value.clone() for name, value in tuner.model.state_dict().items()}
     tuned = norms(tuner.model)
     objective = objective_of(tuner.model.config, small.SPACE, small.ENCODER)
@@ -137,13 +139,3 @@ def test_norms_tuned_under_served_blends_resume(checkpoint: Path, tmp_path: Path
     for one, other, first in zip(whole.norms, again.norms, start, strict=True):
         assert torch.equal(one, other)
         assert not torch.equal(one, first)
-
-
-def test_a_fixed_merge_keeps_all_but_its_norms(checkpoint: Path, tmp_path: Path) -> None:
-    tuner = Tuner(open_moe(checkpoint).dense([0.5, 0.5, 0.0]))
-    before = {name: value.clone() for name, value in tuner.model.state_dict().items()}
-    tune(checkpoint, tuner, tmp_path / "state")
-    tuned = norms(tuner.model)
-    for name, value in tuner.model.state_dict().items():
-        assert torch.equal(value, before[name]) == (name not in tuned), name
-    assert tuner.choose([1.0, 0.0, 0.0]) is None

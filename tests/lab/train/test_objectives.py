@@ -11,7 +11,7 @@ import torch
 from lab.train import small
 from tanbr.errors import CheckpointError, ConfigError
 from tanbr.lab.train.checkpoints import load, prepare
-from tanbr.lab.train.objectives import Batches, Classification, TextToText, joined, objective_of
+from tanbr.lab.train.objectives import Batches, Classification, TextToText, objective_of
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task
 
@@ -43,17 +43,6 @@ def test_text_losses_are_transformers_own(tmp_path: Any) -> None:
     together = TEXT.row_losses(model, TEXT.encode(MIXED))
     apart = [TEXT.row_losses(model, TEXT.encode([row]))[0] for row in MIXED]
     torch.testing.assert_close(together, torch.stack(apart), **EXACT)
-
-
-def test_a_batch_is_padded_to_its_own_longest_row() -> None:
-    pool = HEAD.encode(small.TRAIN["RTE"])
-    shortest = pool.lengths.argsort()[:3]
-    batch = pool.take(shortest)
-    assert batch.inputs["input_ids"].shape == (3, int(pool.lengths[shortest].max()))
-    both = joined([batch, pool])
-    assert len(both) == 3 + len(pool)
-    assert torch.equal(both.inputs["input_ids"][3:], pool.inputs["input_ids"])
-    assert both.inputs["attention_mask"][:3].sum() == batch.inputs["attention_mask"].sum()
 
 
 class Parrot:
@@ -118,8 +107,11 @@ def test_an_epoch_visits_every_row_once() -> None:
 
 def test_a_batch_depends_on_its_step_and_seed_alone() -> None:
     one, other = batches(), batches()
-    other.of(1, 30, size=2)  # another way to get there
-    assert torch.equal(one.of(1, 3, size=2).inputs["input_ids"], other.of(1, 3, size=2).inputs["input_ids"])
+    other.of(1, 30, size=2), other.of(1, 3, size=5)  # another way to get there
+    batch = one.of(1, 3, size=2)
+    assert torch.equal(batch.inputs["input_ids"], other.of(1, 3, size=2).inputs["input_ids"])
+    assert batch.inputs["input_ids"].shape[1] == batch.lengths.max()  # padded to its own longest row
+    assert len(one.of(1, 3, size=10_000)) == len(small.TRAIN["SST-2"])
     seeded = batches(seed=1)
     assert any(
         not torch.equal(one.at(step, size=2).truth["columns"], seeded.at(step, size=2).truth["columns"])
@@ -151,11 +143,3 @@ def test_labels_of_a_task_scored_by_matthews_weigh_alike() -> None:
     weights = {(task, column): weight for task, column, weight in zip(*truth, strict=True)}
     third = float(np.float32(8 / 12))
     assert weights == {(0, 0): 2.0, (0, 1): third, (1, 0): 1.0, (1, 1): 1.0}
-
-
-def test_batches_of_other_sizes_are_of_the_same_rows() -> None:
-    source = batches(LONG)
-    first = source.of(2, 5, size=4).inputs["input_ids"]
-    assert [len(source.of(0, 3, size=size)) for size in (8, 2)] == [8, 2]
-    assert len(source.of(2, 5, size=10_000)) == len(LONG["STS-B"])
-    assert torch.equal(source.of(2, 5, size=4).inputs["input_ids"], first)

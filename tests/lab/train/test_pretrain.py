@@ -1,7 +1,6 @@
 """Training from a dense checkpoint, end to end on tiny models; interrupted, it ends in the same weights."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +10,9 @@ from safetensors.torch import load_file
 from lab.train import small
 from tanbr.errors import ConfigError, StateError
 from tanbr.lab.tasks import glue
-from tanbr.lab.train.checkpoints import load, prepare
-from tanbr.lab.train.config import FLAN_T5, MINILM, Preset
-from tanbr.lab.train.expert_views import ExpertViews
+from tanbr.lab.train.config import PRESETS, Preset
 from tanbr.lab.train.objectives import Classification
-from tanbr.lab.train.pretrain import groups, mergeable_blends, train_from_dense
+from tanbr.lab.train.pretrain import mergeable_blends
 from tanbr.lab.train.run import Curve
 from tanbr.merge import open as open_moe
 from tanbr.tasks.card import read_card
@@ -38,9 +35,7 @@ def test_an_interrupted_run_ends_in_the_same_weights_and_curve(
     for name, value in weights.items():
         assert torch.equal(value, again[name]), name
     assert (tmp_path / "whole/model.jsonl").read_text() == (tmp_path / "halved/model.jsonl").read_text()
-    steps, figures = Curve(tmp_path / "whole/model.jsonl").series("figure", "RTE")
-    assert steps[:1] == [2]
-    assert all(0 <= figure <= 1 for figure in figures)
+    assert Curve(tmp_path / "whole/model.jsonl").series("RTE")[0] == [1, 2, 3, 4, 5, 6]
     frozen = "bert.embeddings.word_embeddings.weight" if kind == "bert" else "shared.weight"
     assert torch.equal(weights[frozen], load_file(dense / "model.safetensors")[frozen.removeprefix("bert.")])
     experts = next(value for name, value in weights.items() if value.dim() == 3)
@@ -54,28 +49,10 @@ def test_an_interrupted_run_ends_in_the_same_weights_and_curve(
         small.train(other, tmp_path / "whole")
 
 
-def test_the_trained_model_is_scored_on_unseen_rows(tmp_path: Path) -> None:
-    _, figures = train_from_dense(
-        small.CONFIG, dense=small.bert(tmp_path / "dense"), rows=small.TRAIN, held=small.HELD, unseen=small.HELD,
-        out=tmp_path, report=lambda *_: None, tasks=glue.TASKS,
-    )  # fmt: skip
-    assert set(figures) == {"tags", "average"}
-    assert set(figures["tags"]) == set(figures["average"]) == set(small.TRAIN)
-
-
 def test_rows_of_a_task_that_is_not_trained_are_refused(tmp_path: Path) -> None:
     config = small.CONFIG.model_copy(update={"task_rows": {"b": 5}})
     with pytest.raises(ConfigError, match=r"task_rows must name tasks that are trained: RTE, SST-2, STS-B \(got 'b'\)"):
         small.train(small.bert(tmp_path / "dense"), tmp_path / "out", config=config)
-
-
-@pytest.mark.parametrize("changes", [{}, {"mergeable": 0.5}])
-def test_the_same_command_gives_the_same_bytes(changes: dict[str, Any], tmp_path: Path) -> None:
-    config = small.CONFIG.model_copy(update=changes)
-    dense = small.bert(tmp_path / "dense")
-    one, two = (small.train(dense, tmp_path / name, config=config) for name in ("one", "two"))
-    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
-    assert (tmp_path / "one/model.jsonl").read_bytes() == (tmp_path / "two/model.jsonl").read_bytes()
 
 
 def test_blends_for_merging_lie_around_each_tasks_own_expert() -> None:
@@ -94,7 +71,7 @@ def test_experts_that_train_in_blends_are_better_together(tmp_path: Path) -> Non
     dense = small.bert(tmp_path / "dense")
     losses = {}
     for mergeable in (0.0, 1.0):
-        changes = {"mergeable": mergeable, "ancestor_steps": 0, "steps": 60, "look_every": 0}
+        changes = {"mergeable": mergeable, "ancestor_steps": 0, "steps": 60}
         moe = open_moe(small.train(dense, tmp_path / f"{mergeable}", config=small.CONFIG.model_copy(update=changes)))
         tasks = read_card(moe.path).tasks
         objective = Classification(LabelSpace(tasks), small.ENCODER)
@@ -151,27 +128,14 @@ def test_the_lowest_layers_stay_and_there_all_experts_are_equal(kind: str, tmp_p
     assert torch.equal(weights[embeddings], ancestor[embeddings])
 
 
-def test_head_body_and_experts_have_a_rate_each(tmp_path: Path) -> None:
-    start = prepare(small.bert(tmp_path / "dense"), small.SPACE, tmp_path / "start", max_length=16, seed=0)
-    views = ExpertViews(load(start), experts=2)
-    config = small.CONFIG.model_copy(update={"train_embeddings": True})
-    body, head, own = groups(views, config, shared_rate=1e-3, expert_rate=1e-4)
-    assert (body["lr"], head["lr"], own["lr"]) == (1e-3, config.head_rate, 1e-4)
-    names = {id(weight): name for name, weight in views.shared().items()}
-    assert {names[id(weight)].split(".")[0] for weight in head["params"]} == {"bert", "classifier"}
-    assert any("embeddings" in names[id(weight)] for weight in body["params"])
-    assert len(own["params"]) == 2 * 2 * 4  # of two experts in two layers: two weights, two biases
-
-
 def test_a_run_may_be_lengthened(tmp_path: Path) -> None:
     dense = small.bert(tmp_path / "dense")
-    config = small.CONFIG.model_copy(update={"look_every": 0})
-    short = small.train(dense, tmp_path / "out", config=config)
+    short = small.train(dense, tmp_path / "out")
     weights = load_file(short / "model.safetensors")
     short.rename(tmp_path / "short")
-    longer = config.model_copy(update={"steps": 9})
+    longer = small.CONFIG.model_copy(update={"steps": 9})
     with pytest.raises(small.Stopped):
-        small.train(dense, tmp_path / "out", config=longer, stop_at=("experts", config.steps + 1))  # its first step
+        small.train(dense, tmp_path / "out", config=longer, stop_at=("experts", 7))  # its first step
     again = load_file(small.train(dense, tmp_path / "out", config=longer) / "model.safetensors")
     assert any(not torch.equal(value, again[name]) for name, value in weights.items())
     with pytest.raises(StateError, match="other settings"):
@@ -192,7 +156,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_written(tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("preset", [MINILM, FLAN_T5])
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_a_preset_names_glues_tasks_and_saves_whole_entries_of_its_curve(preset: Preset) -> None:
     assert {*preset.task_rows, *preset.ancestor_rows} <= {task.name for task in glue.TASKS}
     assert preset.save_every % preset.log_every == 0

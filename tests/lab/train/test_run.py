@@ -2,11 +2,7 @@
 
 import json
 import math
-import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +14,9 @@ from elsewhere import elsewhere
 from lab.train import small
 from tanbr.errors import OutputError, StateError
 from tanbr.lab.train.config import Tuning
-from tanbr.lab.train.run import Curve, Interruption, Run
+from tanbr.lab.train.run import Curve, Run
 
-CONFIG = Tuning(warmup=2, save_every=100, log_every=4)  # nothing is saved by the number of steps
+CONFIG = Tuning(warmup=2, save_every=4, log_every=2)
 
 
 def run(state: Path, *, at: Callable[[int], None] = lambda _: None, **options: Any) -> nn.Module:
@@ -42,17 +38,26 @@ def run(state: Path, *, at: Callable[[int], None] = lambda _: None, **options: A
     return model
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("step", [0, 5])  # 5 is in the middle of an entry of the curve
-def test_a_signal_ends_the_run_after_a_step_that_is_saved(number: signal.Signals, step: int, tmp_path: Path) -> None:
+class Killed(BaseException):
+    """As Ctrl-C would, in the middle of a step."""
+
+
+def killed_at(last: int | None) -> Callable[[int], None]:
+    def at(step: int) -> None:
+        if step == last:
+            raise Killed
+
+    return at
+
+
+@pytest.mark.parametrize("step", [0, 3, 5, 9])  # before the first state; at an entry of the curve; after a state; last
+def test_a_run_that_is_killed_goes_on_from_its_last_state(step: int, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole.state")
-    before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt, match=f"holds step {step + 1}; the same command goes on"):
-        run(tmp_path / "halved.state", at=lambda now: os.kill(os.getpid(), number) if now == step else None)
-    assert signal.getsignal(number) is before
+    with pytest.raises(Killed):
+        run(tmp_path / "halved.state", at=killed_at(step))
     taken: list[int] = []
     again = run(tmp_path / "halved.state", at=taken.append)
-    assert taken == list(range(step + 1, 10))
+    assert taken == list(range(step // 4 * 4, 10))
     assert torch.equal(whole.weight, again.weight)
     assert (tmp_path / "whole.jsonl").read_text() == (tmp_path / "halved.jsonl").read_text()
 
@@ -78,7 +83,7 @@ def test_a_torn_curve_is_mended_and_a_corrupt_state_refused(tmp_path: Path) -> N
     with (tmp_path / "run.jsonl").open("a") as file:
         file.write('{"step": 11, "lo')
     run(tmp_path / "run.state", steps=12)
-    assert Curve(tmp_path / "run.jsonl").series("loss", "loss")[0] == [4, 8, 12]
+    assert Curve(tmp_path / "run.jsonl").series("loss")[0] == [2, 4, 6, 8, 10, 12]
     (tmp_path / "run.state").write_bytes((tmp_path / "run.state").read_bytes()[:200])
     with pytest.raises(StateError, match="is corrupt"):
         run(tmp_path / "run.state", steps=12)
@@ -121,51 +126,8 @@ def test_a_state_that_cannot_be_written_leaves_the_last_one(tmp_path: Path, monk
 def test_a_state_goes_on_with_another_device(first: str, then: str, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole.state")
     with elsewhere():
-        for device, stop_at in ((first, 5), (then, None)):
-
-            def interrupt(step: int, last: int | None = stop_at) -> None:
-                if step == last:
-                    os.kill(os.getpid(), signal.SIGINT)
-
-            ended = nullcontext() if stop_at is None else pytest.raises(KeyboardInterrupt)
-            config = CONFIG.model_copy(update={"device": device})
-            with ended:
-                again = run(tmp_path / "moved.state", at=interrupt, config=config)
+        with pytest.raises(Killed):
+            run(tmp_path / "moved.state", at=killed_at(5), config=CONFIG.model_copy(update={"device": first}))
+        again = run(tmp_path / "moved.state", config=CONFIG.model_copy(update={"device": then}))
         assert again.weight.device == torch.device(then)
         assert torch.equal(whole.weight, again.weight.cpu())
-
-
-def send(number: signal.Signals) -> None:
-    os.kill(os.getpid(), number)
-
-
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    """Ctrl-C interrupts this process, even if its parent ignores SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("ctrl_c")
-def test_the_first_signal_is_noted_and_the_second_acts() -> None:
-    with Interruption() as interruption:
-        assert not interruption.asked
-        send(signal.SIGINT)
-        assert interruption.asked
-        with pytest.raises(KeyboardInterrupt):
-            send(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_thread_that_gets_no_signals_notes_none() -> None:
-    seen: list[bool] = []
-
-    def work() -> None:
-        with Interruption() as interruption:
-            seen.append(interruption.asked)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [False]

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Literal
 
 from tanbr.errors import CheckpointError, ConfigError, DataError
-from tanbr.lab.corpus import Corpus, Dataset, Rows, generated, of_data
+from tanbr.lab.corpus import Corpus, Dataset, Rows, of_data
 from tanbr.lab.methods import Bench
 from tanbr.lab.settings import Config
-from tanbr.lab.tasks import glue, tiny
+from tanbr.lab.tasks import glue
 from tanbr.lab.train.config import Tuning
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
@@ -151,7 +151,7 @@ class Setup:
     @cached_property
     def corpus(self) -> Corpus:
         """The rows."""
-        return generated() if self.data is None else of_data(self.data, pool=self.scale.pool)
+        return of_data(self.data, pool=self.scale.pool)
 
     @property
     def embedded(self) -> bool:
@@ -161,14 +161,12 @@ class Setup:
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
         """The tasks of the rows; GLUE's where no data are named yet."""
-        if self.data is None:
-            return tiny.TASKS if self.embedded else glue.TASKS
-        return Dataset(str(self.data)).tasks
+        return glue.TASKS if self.data is None and not self.embedded else Dataset(self.data).tasks
 
     @property
     def data_name(self) -> str:
         """What the rows are called."""
-        return "generated" if self.data is None else f"{Dataset(str(self.data)).name} dev"
+        return "generated" if self.data is None else f"{Dataset(self.data).name} dev"
 
     @property
     def timed_on(self) -> dict[str, str]:
@@ -189,13 +187,8 @@ class Setup:
     @cached_property
     def tuning_rows(self) -> tuple[Rows, Rows]:
         """Rows to tune on, and rows that no training has seen."""
-        tuning = self.scale.tuning
-        if self.data is not None:
-            source = Dataset(str(self.data))
-            return source.divided()[0], source.dev(limit=tuning.eval_rows)
-        rows = {task.name: tiny.generate(task.name, tuning.train_rows, seed=0) for task in tiny.TASKS}
-        unseen = {task.name: tiny.generate(task.name, tuning.eval_rows, seed=0, split="test") for task in tiny.TASKS}
-        return rows, unseen
+        source = Dataset(self.data)
+        return source.divided()[0], source.dev(limit=self.scale.tuning.eval_rows)
 
     @cached_property
     def bert_moe(self) -> Moe:

@@ -131,28 +131,18 @@ def cell(models: Models, *, batch: int, length: int, rounds: int, seconds: float
         calls[name] = routed(models.get(model), routing(batch), work)
         calls[name]()  # warms up
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
-    disturbed, ends = 0, time.monotonic() + seconds
+    ends = time.monotonic() + seconds
     while len(times["merged"]) < rounds and (time.monotonic() < ends or not times["merged"]):
         once = {name: timed(call, models.device) for name, call in calls.items()}
         again = timed(calls["merged"], models.device)[0] / once["merged"][0]
-        if not 1 / STEADY < again < STEADY and time.monotonic() < ends:
-            disturbed += 1  # something else ran meanwhile: a round counts if it ends as fast as it began
-            continue
-        for name, pair in once.items():
-            times[name].append(pair)
-    found = {}
-    for name, measured in times.items():
-        wall, cpu = np.array(measured).T  # (rounds,) each
-        ratios = cpu / np.array(times["merged"])[:, 1]
-        found[name] = {
-            "seconds": float(np.median(wall)),
-            "cpu_ratio": float(np.median(ratios)),
-            "cpu_ratio_low": float(ratios.min()),
-            "cpu_ratio_high": float(ratios.max()),
-            "rounds": len(measured),
-            "disturbed": disturbed,
-        }
-    return found
+        # a round counts if it ends as fast as it began: nothing else ran meanwhile
+        if 1 / STEADY < again < STEADY or time.monotonic() >= ends:
+            for name, pair in once.items():
+                times[name].append(pair)
+    wall, work = np.moveaxis(np.array(list(times.values())), 2, 0)  # (methods, rounds) each
+    ratios = work / work[list(times).index("merged")]
+    columns = zip(times, np.median(wall, axis=1), np.median(ratios, axis=1), strict=True)
+    return {name: {"seconds": float(taken), "cpu_ratio": float(ratio)} for name, taken, ratio in columns}
 
 
 @torch.inference_mode()

@@ -86,7 +86,7 @@ def _tune(
         out=out, report=report, command="tanbr reproduce", tagged=setup.tagged,
         also=partial(_serve, setup, tuning.seed) if serve else None,
     )  # fmt: skip
-    at, losses = Curve.beside(out / router / "tuned.state").series("loss", "batch")
+    at, losses = Curve.beside(out / router / "tuned.state").series("batch")
     seconds = float(np.median(np.diff(ticks))) if len(ticks) > 1 else None
     return {
         "steps": list(at), "losses": np.round(losses, 4), "seconds_per_step": seconds,
@@ -122,8 +122,7 @@ class TunedServer:
             rows = [self._row_of[text] for text in texts[start : start + self._batch]]
             batch = self._objective.encode(rows).to(self._device)
             started = work_time(self._device)
-            with self._tuner.serving(batch.inputs):
-                found += self._objective.written(self._tuner.model, batch)
+            found += self._objective.written(self._tuner.model, batch)
             if len(rows) == self._batch:
                 self.answer_seconds.append(work_time(self._device) - started)
         return found

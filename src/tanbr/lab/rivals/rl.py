@@ -5,8 +5,6 @@ Gradient-Following Algorithms for Connectionist Reinforcement Learning. Machine 
 The reward is a row's −loss, one for all of its tokens, since a classified row has no loss per token.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,13 +14,13 @@ from torch.nn import functional as F
 
 from tanbr.lab.gates import Gated, Inputs, RowLosses, gates_of, gumbel, heard, real_tokens
 from tanbr.lab.rivals.switch import BALANCE, balance_loss
-from tanbr.moe.layer import TokenRouting, routed
-
-ROUTING = TokenRouting(top_k=1, normalise=True)  # an expert's output as it is: nothing but the reward teaches the gate
+from tanbr.moe.layer import TokenRouting
 
 
 class Reinforce(Gated):
     """Draws experts in training, serves the likeliest."""
+
+    routing = TokenRouting(top_k=1, normalise=True)  # outputs as they are: nothing but the reward teaches the gate
 
     def __init__(self, model: Any, *, balance: float = BALANCE, seed: int = 0) -> None:
         super().__init__(model, seed=seed)
@@ -31,7 +29,7 @@ class Reinforce(Gated):
 
     def loss(self, inputs: Inputs, row_losses: RowLosses, rng: torch.Generator) -> Tensor:
         """Mean task loss under drawn experts, the policy term, the baselines' squared error, the load-balance loss."""
-        with routed(self.model, ROUTING), heard(self.model, partial(gumbel, rng=rng)) as said:
+        with self.serving(), heard(self.model, partial(gumbel, rng=rng)) as said:
             losses = row_losses()  # (n,)
         real = real_tokens(self.model, inputs)
         terms = [losses.mean(), self.balance * balance_loss(said, real)]
@@ -41,12 +39,6 @@ class Reinforce(Gated):
             reward = -losses.detach().repeat_interleave(flags.sum(dim=1))
             terms.append(policy_loss(gate(seen), site.choice[tokens], reward, baseline(seen).squeeze(-1)))
         return torch.stack(terms).sum()
-
-    @contextmanager
-    def serving(self, inputs: Inputs) -> Iterator[None]:  # noqa: ARG002
-        """Route every token to its likeliest expert."""
-        with routed(self.model, ROUTING):
-            yield
 
 
 def policy_loss(logits: Tensor, choice: Tensor, reward: Tensor, baseline: Tensor) -> Tensor:

@@ -4,8 +4,6 @@ Fedus, Zoph, Shazeer: Switch Transformers: Scaling to Trillion Parameter Models 
 JMLR 23 (2022). Every token is computed here: there is no capacity that drops some, and no jitter of the gate's input.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tanbr.lab.gates import Gated, Inputs, RowLosses, Said, heard, real_tokens
-from tanbr.moe.layer import TokenRouting, routed
+from tanbr.moe.layer import TokenRouting
 
 BALANCE = 0.01  # α, the weight of the load-balance loss
 
@@ -21,21 +19,17 @@ BALANCE = 0.01  # α, the weight of the load-balance loss
 class Switch(Gated):
     """Top-1 routing of tokens, the output scaled by the gate's probability: that is how the gate learns."""
 
+    routing = TokenRouting(top_k=1)
+
     def __init__(self, model: Any, *, balance: float = BALANCE, seed: int = 0) -> None:
         super().__init__(model, seed=seed)
         self.balance = balance
 
     def loss(self, inputs: Inputs, row_losses: RowLosses, rng: torch.Generator) -> Tensor:  # noqa: ARG002
         """Mean task loss, and α times every site's load-balance loss."""
-        with routed(self.model, TokenRouting(top_k=1)), heard(self.model) as said:
+        with self.serving(), heard(self.model) as said:
             losses = row_losses()
         return losses.mean() + self.balance * balance_loss(said, real_tokens(self.model, inputs))
-
-    @contextmanager
-    def serving(self, inputs: Inputs) -> Iterator[None]:  # noqa: ARG002
-        """Route every token to its expert."""
-        with routed(self.model, TokenRouting(top_k=1)):
-            yield
 
 
 def balance_loss(said: list[Said], real: list[Tensor]) -> Tensor:

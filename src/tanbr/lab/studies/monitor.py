@@ -5,7 +5,7 @@
 
 The history comes from train text, every slot from text held out of it (GLUE's dev, the generated tasks' test split).
 Errors are L1 distances between mixes: of a slot against the mix it really held, of a forecast against the latent mix.
-QuaPy (`pip install quapy`) is optional; without it the rivals are those written here.
+QuaPy (`pip install quapy`) is optional.
 """
 
 import argparse
@@ -27,7 +27,6 @@ from sklearn.model_selection import cross_val_predict
 from sklearn.preprocessing import StandardScaler
 
 from tanbr.files import write_atomically
-from tanbr.lab.pictures import png, shares
 from tanbr.lab.tasks import glue, tiny, traffic
 from tanbr.monitor import Monitor
 from tanbr.monitor.features import plain_text, read
@@ -52,7 +51,7 @@ class Data:
         history = [[plain_text(text) for text in pool] for pool in self.history]
         return Data(f"{self.name}, normalised", self.tasks, history, list(map(plain_text, self.texts)), self.labels)
 
-    def cut(self, per_task: int) -> tuple[list[Text], list[str]]:
+    def past(self, per_task: int) -> tuple[list[Text], list[str]]:
         """Give the first texts of each task's history, and their tasks."""
         pairs = [(text, task) for task, pool in zip(self.tasks, self.history, strict=True) for text in pool[:per_task]]
         return [text for text, _ in pairs], [task for _, task in pairs]
@@ -60,7 +59,7 @@ class Data:
     def taught(self, per_task: int) -> Monitor:
         """Build a monitor that has learned the history."""
         monitor = Monitor(self.tasks)
-        monitor.learn(*self.cut(per_task))
+        monitor.learn(*self.past(per_task))
         return monitor
 
     def draw(self, counts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
@@ -68,113 +67,97 @@ class Data:
         pools = [np.flatnonzero(self.labels == task) for task in range(len(self.tasks))]
         return np.concatenate([rng.choice(pool, count) for pool, count in zip(pools, counts, strict=True)])
 
-    def at(self, places: NDArray[np.int64]) -> list[Text]:
-        """Give the texts at some places."""
-        return [self.texts[place] for place in places]
 
-
-def load(folder: str | None, *, history: int, live: int, seed: int) -> Data:
+def load(folder: str | None, *, rows: int) -> Data:
     """Read GLUE from a folder, or generate the tiny tasks."""
     if folder:
-        train, dev = glue.load(folder, split="train", limit=history, seed=seed), glue.load(folder, split="dev")
+        train, dev = glue.load(folder, split="train", limit=rows), glue.load(folder, split="dev")
     else:
-        train = {task.name: tiny.generate(task.name, history, seed=seed) for task in tiny.TASKS}
-        dev = {task.name: tiny.generate(task.name, live, seed=seed, split="test") for task in tiny.TASKS}
-    texts = [row.text for rows in dev.values() for row in rows]
-    labels = np.repeat(np.arange(len(dev)), [len(rows) for rows in dev.values()])
-    read_before = [[row.text for row in rows] for rows in train.values()]
-    return Data("GLUE" if folder else "tiny", tuple(train), read_before, texts, labels)
+        train = {task.name: tiny.generate(task.name, rows, seed=0) for task in tiny.TASKS}
+        dev = {task.name: tiny.generate(task.name, rows, seed=0, split="test") for task in tiny.TASKS}
+    texts = [row.text for of_task in dev.values() for row in of_task]
+    labels = np.repeat(np.arange(len(dev)), [len(of_task) for of_task in dev.values()])
+    history = [[row.text for row in of_task] for of_task in train.values()]
+    return Data("GLUE" if folder else "tiny", tuple(train), history, texts, labels)
 
 
 def recognition(data: Data, *, per_task: int) -> dict[str, Any]:
     """How often a request's task is recognised, what it is taken for, and what the monitor expects of itself."""
-    monitor = data.taught(per_task)
+    monitor, V = data.taught(per_task), len(data.tasks)
     seen = monitor.snapshot().recognise(data.texts)
-    read_as = seen.posteriors.argmax(axis=1)
-    V = len(data.tasks)
     table = np.zeros((V, V))
-    np.add.at(table, (data.labels, read_as), 1)
+    np.add.at(table, (data.labels, seen.posteriors.argmax(axis=1)), 1)
     table /= table.sum(axis=1, keepdims=True)
-    wrong = table - np.diag(np.diag(table))
-    largest = sorted(np.ndindex(V, V), key=lambda pair: -wrong[pair])[:5]
     return {
         "accuracy, tasks alike": float(np.diag(table).mean()),
-        "accuracy, texts alike": float((read_as == data.labels).mean()),
         "taken for novel": float(seen.novel.mean()),
         "cross-validated on the history": float(np.diag(monitor.confusion).mean()),
-        "largest confusions": {f"{data.tasks[v]} as {data.tasks[w]}": float(wrong[v, w]) for v, w in largest},
-        "confusion": table,
+        "tasks": data.tasks,
+        "confusion": table,  # (V, V) share of each task's texts that are read as each task
     }
 
 
-class Linear:
-    """TF-IDF of word 1-2-grams and logistic regression, with or without the monitor's own surface features."""
+def rivals(data: Data, per_task: int, drawn: Sequence[NDArray[np.int64]]) -> dict[str, list[FloatArray]]:
+    """Estimate the mix of drawn slots by logistic regression, its votes counted, and QuaPy's quantifiers on top.
 
-    def __init__(self, data: Data, per_task: int, *, surface: bool) -> None:
-        texts, tags = data.cut(per_task)
-        self._tfidf = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2, lowercase=False)
-        self._tfidf.fit(map(joined, texts))
-        self._scaler = StandardScaler().fit(read(texts).surface) if surface else None
-        self.model = LogisticRegression(C=10, max_iter=300)
-        self.inputs, self.labels = self.transform(texts), np.array([data.tasks.index(tag) for tag in tags])
-        self.model.fit(self.inputs, self.labels)
+    It reads TF-IDF of word 1-2-grams and the monitor's own surface features, without which it is far behind.
+    """
+    texts, tags = data.past(per_task)
+    tfidf = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2, lowercase=False).fit(map(_joined, texts))
+    scaler = StandardScaler().fit(read(texts).surface)
 
-    def transform(self, texts: Sequence[Text]) -> Any:
-        """Turn texts into the model's inputs."""
-        words = self._tfidf.transform(map(joined, texts))
-        if self._scaler is None:
-            return words
-        return hstack([words, csr_matrix(self._scaler.transform(read(texts).surface))]).tocsr()
+    def features(texts: Sequence[Text]) -> Any:
+        surface = csr_matrix(scaler.transform(read(texts).surface))
+        return hstack([tfidf.transform(map(_joined, texts)), surface]).tocsr()
 
-    def quantifiers(self) -> dict[str, Any]:
-        """Fit QuaPy's quantifiers on top; none without QuaPy."""
-        try:
-            from quapy.method import aggregative
-        except ImportError:
-            return {}
-        makers = {
-            "EMQ": aggregative.EMQ(LogisticRegression()),
-            "EMQ, calibrated": aggregative.EMQ(LogisticRegression(), calib="bcts", val_split=5),
-            "ACC": aggregative.ACC(LogisticRegression()),
-            "PACC": aggregative.PACC(LogisticRegression()),
-            "KDEy-ML": aggregative.KDEyML(LogisticRegression()),
-        }
-        held_out = cross_val_predict(self.model, self.inputs, self.labels, cv=5, method="predict_proba")
-        for name, quantifier in makers.items():
-            # `quantifier.fit` would train the classifier and make the same held-out predictions once for each of them
-            quantifier.classifier = self.model
-            quantifier.train_prevalence = np.bincount(self.labels) / len(self.labels)
-            quantifier.aggregation_fit(held_out.argmax(axis=1) if name == "ACC" else held_out, self.labels)
-        return makers
+    inputs, labels = features(texts), np.array([data.tasks.index(tag) for tag in tags])
+    model = LogisticRegression(C=10, max_iter=300).fit(inputs, labels)
+    live = features(data.texts)
+    votes = model.predict(live)
+    found = {"argmax counted": [np.bincount(votes[at], minlength=len(data.tasks)) / len(at) for at in drawn]}
+    try:
+        from quapy.method import aggregative
+    except ImportError:
+        return found
+    quantifiers = {
+        "EMQ": aggregative.EMQ(LogisticRegression()),
+        "EMQ, calibrated": aggregative.EMQ(LogisticRegression(), calib="bcts", val_split=5),
+        "ACC": aggregative.ACC(LogisticRegression()),
+        "PACC": aggregative.PACC(LogisticRegression()),
+        "KDEy-ML": aggregative.KDEyML(LogisticRegression()),
+    }
+    held_out = cross_val_predict(model, inputs, labels, cv=5, method="predict_proba")
+    for name, quantifier in quantifiers.items():
+        # `quantifier.fit` would train the classifier and make the same held-out predictions once for each of them
+        quantifier.classifier = model
+        quantifier.train_prevalence = np.bincount(labels) / len(labels)
+        quantifier.aggregation_fit(held_out.argmax(axis=1) if name == "ACC" else held_out, labels)
+        predicted = np.asarray(quantifier.classify(live))
+        found[f"QuaPy {name}"] = [np.asarray(quantifier.aggregate(predicted[at])) for at in drawn]
+    return found
 
 
-def joined(text: Text) -> str:
-    """Give a pair as one text."""
+def _joined(text: Text) -> str:
     return text if isinstance(text, str) else " ||| ".join(text)
 
 
-def mix(data: Data, *, per_task: int, repeats: int, seed: int, rivals: bool) -> dict[str, Any]:
-    """Mean L1 error of a slot's mix: the monitor, counted votes, and the rivals on the same slots."""
-    rng, V = np.random.default_rng(seed), len(data.tasks)
-    drawn = []  # the mix that a slot holds (V,), and the places of its texts
+def mix(data: Data, *, per_task: int, repeats: int, compare: bool) -> dict[str, Any]:
+    """Mean L1 error of a slot's mix: the monitor, its counted votes, and to `compare` the rivals on the same slots."""
+    rng, V = np.random.default_rng(0), len(data.tasks)
+    truth, drawn = [], []  # the mix that a slot holds (V,), and the places of its texts
     for size, alpha, _ in itertools.product(SIZES, ALPHAS, range(repeats)):
         counts = rng.multinomial(size, rng.dirichlet(np.full(V, alpha)))
-        drawn.append((counts / size, data.draw(counts, rng)))
-    guesses: dict[str, list[FloatArray]] = defaultdict(list)
+        truth.append(counts / size)
+        drawn.append(data.draw(counts, rng))
     monitor = data.taught(per_task)
-    for _, places in drawn:
-        votes = monitor.observe(data.at(places)).argmax(axis=1)
+    guesses: dict[str, list[FloatArray]] = defaultdict(list)
+    for at in drawn:
+        votes = monitor.observe([data.texts[i] for i in at]).argmax(axis=1)
         guesses["tanbr monitor"].append(monitor.close_slot().estimate)
-        guesses["tanbr monitor's posteriors, argmax counted"].append(np.bincount(votes, minlength=V) / len(votes))
-    for kind in ("TF-IDF + LR", "TF-IDF + surface + LR") if rivals else ():
-        linear = Linear(data, per_task, surface="surface" in kind)
-        inputs = linear.transform(data.texts)
-        voted = linear.model.predict(inputs)
-        guesses[f"{kind}, argmax counted"] = [np.bincount(voted[at], minlength=V) / len(at) for _, at in drawn]
-        for name, quantifier in linear.quantifiers().items():
-            predicted = np.asarray(quantifier.classify(inputs))
-            guesses[f"{kind}, QuaPy {name}"] = [np.asarray(quantifier.aggregate(predicted[at])) for _, at in drawn]
-    truth = np.array([held for held, _ in drawn])
+        guesses["tanbr monitor's posteriors, argmax counted"].append(np.bincount(votes, minlength=V) / len(at))
+    if compare:
+        found = rivals(data, per_task, drawn)
+        guesses |= {f"TF-IDF + surface + LR, {name}": mixes for name, mixes in found.items()}
     errors = {name: np.abs(np.array(found) - truth).sum(axis=1) for name, found in guesses.items()}
     return {
         name: {"mean": float(values.mean()), "standard_error": float(values.std() / np.sqrt(len(values)))}
@@ -182,32 +165,26 @@ def mix(data: Data, *, per_task: int, repeats: int, seed: int, rivals: bool) -> 
     }
 
 
-def forecast(data: Data, *, per_task: int, length: int, seeds: int, picture: Path | None) -> dict[str, Any]:
+def forecast(data: Data, *, per_task: int, length: int, seeds: int) -> dict[str, Any]:
     """Mean L1 of the forecast against the next slot's latent mix, through steady, switching and drifting traffic."""
     taught = data.taught(per_task)
     table: dict[str, Any] = {}
     for kind, size in itertools.product(("fixed", "switching", "dirichlet"), SIZES):
         errors: dict[str, list[float]] = defaultdict(list)
-        covered = []
         for seed in range(seeds):
             rng = np.random.default_rng(seed)
             mixes = traffic.mixes(kind, tasks=len(data.tasks), slots=length, seed=seed, alpha=0.3, period=20)
-            monitor, average, run = taught.fork(), None, []
+            monitor, average = taught.fork(), None
             for now, coming in itertools.pairwise(mixes):
-                monitor.observe(data.at(data.draw(rng.multinomial(size, now), rng)))
+                monitor.observe([data.texts[i] for i in data.draw(rng.multinomial(size, now), rng)])
                 closed = monitor.close_slot()
                 average = closed.estimate if average is None else 0.7 * average + 0.3 * closed.estimate
                 guesses = {"tanbr monitor": closed.forecast, "last slot": closed.estimate, "EMA .3": average}
                 for name, guess in guesses.items():
                     errors[name].append(float(np.abs(guess - coming).sum()))
-                covered.append(np.mean(np.abs(closed.forecast - coming) <= 2 * closed.uncertainty))
-                run.append((now, closed.estimate, closed.forecast))
-            if picture and (kind, size, seed) == ("switching", 256, 0):
-                titles = ("True mix", "Estimate of the slot", "Forecast for the next slot")
-                rows = [np.array(column)[:80] for column in zip(*run, strict=True)]
-                png(shares(list(zip(titles, rows, strict=True)), data.tasks), picture)
-        means = {name: float(np.mean(values)) for name, values in errors.items()}
-        table[f"{kind}, {size}"] = {**means, "within 2 standard deviations": float(np.mean(covered))}
+                covered = np.abs(closed.forecast - coming) <= 2 * closed.uncertainty
+                errors["within 2 standard deviations"].append(float(covered.mean()))
+        table[f"{kind}, {size}"] = {name: float(np.mean(values)) for name, values in errors.items()}
     return table
 
 
@@ -218,23 +195,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="a minute at most")
     parser.add_argument("--parts", nargs="+", default=["recognition", "mix", "forecast"], help="only these")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    parser.add_argument("--picture", type=Path, help="draw the mix through its switches (PNG)")
     options = parser.parse_args(arguments)
-    quick = options.quick
-    data = load(options.data, history=200 if quick else 2000, live=200 if quick else 1500, seed=0)
-    few, many, repeats = (200, 200, 2) if quick else (500, 2000, 25)
-    both = (data,) if quick else (data, data.normalised())
+    few, many, repeats, length, seeds = (200, 200, 2, 42, 1) if options.quick else (500, 2000, 25, 162, 2)
+    data = load(options.data, rows=many)
+    both = (data,) if options.quick else (data, data.normalised())
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "recognition": lambda: {texts.name: recognition(texts, per_task=few) for texts in both},
         "mix": lambda: {
-            f"{of.name}, {known} texts a task": mix(of, per_task=known, repeats=repeats, seed=0, rivals=known == few)
+            f"{of.name}, {known} texts a task": mix(of, per_task=known, repeats=repeats, compare=known == few)
             for of, known in itertools.product(both, sorted({few, many}))
         },
-        "forecast": lambda: forecast(
-            data, per_task=few, length=42 if quick else 162, seeds=1 if quick else 2, picture=options.picture
-        ),
+        "forecast": lambda: forecast(data, per_task=few, length=length, seeds=seeds),
     }
-    command = "python -m tanbr.lab.studies.monitor" + " --data GLUE" * bool(options.data) + " --quick" * quick
+    command = "python -m tanbr.lab.studies.monitor" + " --data GLUE" * bool(options.data) + " --quick" * options.quick
     about = {"command": command, "python": platform.python_version(), "numpy": np.__version__}
     text = json.dumps(to_jsonable(about | {name: parts[name]() for name in options.parts}), indent=1)
     print(text)

@@ -16,7 +16,6 @@ from tanbr.types import Text
 
 HUB = "hub"  # in place of a folder
 BROKEN_LINES = 0.001  # share of lines with too few or too many columns to skip: GLUE's own QQP file holds a handful
-HELD = 0.2  # share of what is for training that is held back
 YES_NO = ("0", "1")
 ENTAILMENT = ("entailment", "not_entailment")
 
@@ -76,20 +75,6 @@ def load(
         random.Random(seed).shuffle(read)  # noqa: S311  a shuffle, not a secret
         rows[name] = read[:limit]
     return rows
-
-
-def divided(folder: str | Path) -> tuple[dict[str, list[Row]], dict[str, list[Row]]]:
-    """Divide GLUE's train as the paper does: 80% of each task to train on, 20% held back; always the same rows.
-
-    The rows held back are for looks, surveys, the monitor's history and the statistics of merges; GLUE's dev is for
-    the figures alone.
-    """
-    rows = load(folder)
-    cut = {name: round(len(of_task) * (1 - HELD)) for name, of_task in rows.items()}
-    return (
-        {name: of_task[: cut[name]] for name, of_task in rows.items()},
-        {name: of_task[cut[name] :] for name, of_task in rows.items()},
-    )
 
 
 def _read(path: Path, task: Task) -> list[Row]:

@@ -5,7 +5,6 @@ differs (attention, norms, embeddings, columns of a head that several experts ha
 will do; the base's is taken where experts were opened with `blend_only="ffn"`.
 """
 
-import hashlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,8 +55,7 @@ def load(folder: Path, **changes: Any) -> PreTrainedModel:
 
 def digest(folder: Path) -> str:
     """Tell checkpoints apart by their weights: 12 hexadecimal digits."""
-    digests = [file.digest() for file in Checkpoint(folder).files]
-    return hashlib.sha256("".join(digests).encode()).hexdigest()[:12]
+    return Checkpoint(folder).fingerprint[:12]
 
 
 def prepare(dense: Path, space: LabelSpace, out: Path, *, max_length: int, seed: int) -> Path:
@@ -115,16 +113,16 @@ def assemble(moe: Moe, out: str | Path, *, rest: Rest = "refuse", progress: Prog
             "checkpoint has one each: --blend-only ffn keeps the base's, --rest average takes the experts' mean"
         )
     moe.check(None)
-    write_moe(
-        out,
-        config,
-        tensors,
-        shared=lambda name: _even(moe, specs[name], pieces[name]),
-        expert=lambda name, k: _expert(moe, pieces[name][0], k),
-        companions=moe.source.companions,
-        progress=progress,
-        card=card_of(moe),
-    )
+
+    def read(name: str, k: int | None) -> Tensor:
+        if k is None:
+            return _even(moe, specs[name], pieces[name])
+        piece = pieces[name][0]
+        if piece.weights is None:
+            return moe.source.one(piece, k).view(piece.shape)
+        return moe.checkpoint.tensor(piece.blocks[0][0])  # equal in all
+
+    write_moe(out, config, tensors, read, companions=moe.source.companions, progress=progress, card=card_of(moe))
     return averaged
 
 
@@ -135,12 +133,6 @@ def card_of(moe: Moe) -> Card:
     folders = [Path(name).resolve().name for name in moe.source.names]
     tasks = moe.source.expert_tasks or (tuple(folders) if len(set(folders)) == len(folders) else ())
     return read_card(moe.path).of_experts(tasks, moe.source.expert_labels)
-
-
-def _expert(moe: Moe, piece: Piece, k: int) -> Tensor:
-    if piece.weights is None:
-        return moe.source.one(piece, k).view(piece.shape)
-    return moe.checkpoint.tensor(piece.blocks[0][0])  # equal in all
 
 
 def _even(moe: Moe, spec: TensorSpec, pieces: Sequence[Piece]) -> Tensor:

@@ -28,8 +28,6 @@ class PretrainConfig(Section):
     """Share of the experts' steps whose batches run through random blends of all experts around the task's own."""
     adapters: int = Field(default=0, ge=0)
     """Rank of LoRA adapters to train as experts, of a dense model that stays as it is; 0 trains FFNs."""
-    look_every: int = Field(default=0, ge=0)
-    """Steps between two looks at each task's figure on held-out rows; 0 for none."""
     seed: int = 0
     """Seed of initial weights, rows and batches."""
     device: str = "cpu"
@@ -56,7 +54,7 @@ class RunConfig(Section):
     train_rows: int = 30_000  # most rows per task to draw batches from
     warmup: int = 200  # steps over which the rates rise to their full value
     log_every: int = 10  # steps whose mean loss is one entry of the curve
-    save_every: int = 500  # steps between two resumable states
+    save_every: int = 500  # steps between two resumable states; a multiple of `log_every`, so that entries are whole
 
 
 class Preset(PretrainConfig, RunConfig):
@@ -68,7 +66,6 @@ class Preset(PretrainConfig, RunConfig):
     adapter_rate: float = 1e-3
     ancestor_rate: float = 1e-3  # constant after the warm-up where a checkpoint learns: the experts' fall from there
     train_embeddings: bool = True  # or they stay the ancestor's
-    look_rows: int = 128  # held-out rows per task in a look
     final_rows: int = 400  # rows per task that no training has seen, behind the figures in the end
     hidden_size: int = 96  # of an ancestor that is trained from nothing, as are the next three: width D
     layers: int = 3  # of its encoder; each holds one expert site
@@ -101,7 +98,7 @@ MINILM = Preset(
     ancestor_rows={"CoLA": 16, "SST-2": 12},
     task_rows={"CoLA": 32, "SST-2": 16, "MRPC": 6, "STS-B": 6, "QQP": 16, "MNLI": 28, "QNLI": 16, "RTE": 6},
     ancestor_rate=2e-4, expert_rate=2e-4, shared_rate=1e-4, head_rate=4e-4, train_embeddings=False, frozen_layers=2,
-    log_every=5, look_every=125, look_rows=200, save_every=25,
+    log_every=5, save_every=25,
 )  # fmt: skip
 """Of `tanbr pretrain --preset minilm`: about 45 core-minutes. On dev own experts have .717 on average, the even blend
 .652; with `--mergeable 0` it is .722 and .629."""

@@ -6,14 +6,11 @@ is also taught just that: for every token, whether its meaning occurs in the oth
 that a language model's pre-training plays for a large one.
 """
 
-import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Group
-from rich.table import Table
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,8 +22,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from tanbr.lab.corpus import Progress
-from tanbr.lab.survey import candidates, survey
+from tanbr.lab.corpus import Corpus, Progress
+from tanbr.lab.survey import survey_to
 from tanbr.lab.tasks import tiny, world
 from tanbr.lab.train.checkpoints import write
 from tanbr.lab.train.config import Preset
@@ -35,7 +32,6 @@ from tanbr.lab.train.pretrain import Course, train_experts
 from tanbr.merge import open as open_moe
 from tanbr.moe.device import device_of
 from tanbr.moe.text import TextEncoder
-from tanbr.serve.dense import DenseModel
 from tanbr.serve.survey import Survey
 from tanbr.tasks import text_to_text
 from tanbr.tasks.metrics import LabelSpace
@@ -74,13 +70,11 @@ def train_embedded(
     ancestor = train_ancestor(course, out=out / "ancestor")
     model = train_experts(ancestor, course, out=out / "model", first_step=config.ancestor_steps)
 
-    answering = DenseModel(open_moe(model, device=config.device), space)
-    held_out = {name: tiny.generate(name, survey_rows, seed=SURVEY_SEED) for name in names}
-    blends = candidates(answering.moe.num_experts)[:survey_blends]
-    worth = survey(answering, held_out, blends=blends, report=lambda n, N: report("survey", n, N, ""))
-    digest = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
-    worth.save(model / "survey.json", command=command, model_sha256=digest, tasks=names, rows=survey_rows)
-    return model, worth
+    held = {name: tiny.generate(name, survey_rows, seed=SURVEY_SEED) for name in names}
+    return model, survey_to(
+        model / "survey.json", open_moe(model, device=config.device), Corpus("generated", tiny.TASKS, held, {}),
+        blends=survey_blends, rows=survey_rows, command=command, report=lambda n, N: report("survey", n, N, ""),
+    )  # fmt: skip
 
 
 def train_ancestor(course: Course, *, out: Path) -> Path:
@@ -211,22 +205,3 @@ def _tokenizer(
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=max_length, model_input_names=inputs, **names
     )
-
-
-def tables(worth: Survey) -> Group:
-    """Lay out what makes the problem real: own expert against uniform blend, best per mix against best fixed."""
-    K = worth.blends.shape[1]
-    own = Table("task", "own expert", "uniform blend", "points above", title="the task's metric", title_justify="left")
-    for v, task in enumerate(tiny.TASKS):
-        expert, uniform = worth.figures[v, v], worth.figures[K, v]
-        own.add_row(task.name, f"{expert:.3f}", f"{uniform:.3f}", f"{100 * (expert - uniform):+.1f}")
-    mixes = Table(
-        "mixes", "best per mix", "best fixed", "uniform", "points above fixed", title="reward", title_justify="left"
-    )
-    for alpha in (0.1, 0.3, 1.0):
-        stakes = worth.stakes(alpha)
-        best, fixed, uniform = stakes["best_per_mix"], stakes["best_fixed"], stakes["uniform"]
-        mixes.add_row(
-            f"Dirichlet({alpha})", f"{best:.3f}", f"{fixed:.3f}", f"{uniform:.3f}", f"{100 * (best - fixed):+.1f}"
-        )
-    return Group(own, mixes)

@@ -9,14 +9,12 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from tanbr.errors import ConfigError
@@ -26,33 +24,6 @@ from tanbr.moe.writing import new_folder
 from tanbr.tasks.card import Card, write_card
 from tanbr.tasks.rows import Task
 from tanbr.types import FloatArray
-
-
-def read_first_token(model: Any) -> Any:
-    """Make a BERT with a head over its first token compute no more than that in its last layer; others stay as is.
-
-    It saves a sixth of a step. Keys and values still come of all tokens, so that the first one holds what it would.
-    """
-    if model.config.model_type == "bert":
-        last = model.bert.encoder.layer[-1]
-        last.forward = partial(_first_token, last)
-    return model
-
-
-def _first_token(layer: Any, states: Tensor, mask: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
-    """Run a BERT layer over states (n, length, D), and give the first token's (n, 1, D)."""
-    attention, first = layer.attention.self, states[:, :1]
-    heads = (*states.shape[:1], -1, attention.num_attention_heads, attention.attention_head_size)
-    query, key, value = (
-        project(seen).view(heads).transpose(1, 2)  # (n, heads, length or 1, D / heads)
-        for project, seen in ((attention.query, first), (attention.key, states), (attention.value, states))
-    )
-    mixed = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=None if mask is None else mask[:, :, :1], scale=attention.scaling
-    )
-    attended = layer.attention.output(mixed.transpose(1, 2).flatten(2), first)
-    result: Tensor = layer.feed_forward_chunk(attended)
-    return result
 
 
 class ExpertViews(nn.Module):
@@ -90,7 +61,7 @@ class ExpertViews(nn.Module):
     def _view(self, expert: int) -> Any:
         same = {id(tensor): tensor for tensor in (*self.dense.parameters(), *self.dense.buffers())}
         own = {id(self.dense.get_parameter(name)): value for name, value in self.weights(expert).items()}
-        return read_first_token(copy.deepcopy(self.dense, same | own))  # the copy takes these tensors as they are
+        return copy.deepcopy(self.dense, same | own)  # the copy takes these tensors as they are
 
     def backward(
         self,
@@ -168,7 +139,7 @@ class AdapterViews(ExpertViews):
         settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", lora_dropout=0.0)
         for _ in range(experts):
             torch.manual_seed(seed)
-            own = read_first_token(copy.deepcopy(dense, dict(same)))  # the copy takes these tensors as they are
+            own = copy.deepcopy(dense, dict(same))  # the copy takes these tensors as they are
             self._adapters.append(get_peft_model(own, settings).eval())
         self._views = [adapter.get_base_model() for adapter in self._adapters]
         learning = [

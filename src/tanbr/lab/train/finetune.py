@@ -10,7 +10,6 @@ can also be tuned under draws around the blends that will be served, or in a mer
 
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from tanbr.lab.compare import Oracle
-from tanbr.lab.gates import Gated, Inputs, gates_of
+from tanbr.lab.gates import Gated, gates_of
 from tanbr.lab.rivals.rules import proportional
 from tanbr.lab.train.config import Tuning
 from tanbr.lab.train.objectives import Batch, Batches, Objective
@@ -31,6 +30,7 @@ from tanbr.loop.config import LoopConfig, RewardConfig
 from tanbr.loop.rewards import Tally
 from tanbr.loop.turn import Learner, Rules, first, turn
 from tanbr.merge import Moe
+from tanbr.moe.layer import route
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.types import Blend, FloatArray
 
@@ -65,10 +65,6 @@ class Tuner(nn.Module):
 
     def settle(self, blend: Blend | None) -> None:
         """Prepare the model to answer with a choice; only blends need it."""
-
-    def serving(self, inputs: Inputs) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Route the model for a batch as it is served; only an un-merged model needs it."""
-        return nullcontext()
 
 
 class BlendTuner(Tuner):
@@ -193,11 +189,12 @@ class ServedTuner(BlendTuner):
 
 
 class GatedTuner(Tuner):
-    """An un-merged model whose gates learn with its norms."""
+    """An un-merged model whose gates learn with its norms, and route it."""
 
     def __init__(self, gated: Gated) -> None:
         super().__init__(gated.model)
         self.gated = gated
+        route(gated.model, gated.routing)
         self.gates = nn.ParameterList(gate.weight for gate in gates_of(gated.model))
 
     def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:
@@ -210,10 +207,6 @@ class GatedTuner(Tuner):
 
         self.gated.loss(objective.inputs(batch), row_losses, rng).backward()  # type: ignore[no-untyped-call]
         return kept[0].detach()
-
-    def serving(self, inputs: Inputs) -> AbstractContextManager[None]:
-        """Route by the gates."""
-        return self.gated.serving(inputs)
 
 
 def task_counts(batch: Batch, *, tasks: int) -> FloatArray:

@@ -6,10 +6,9 @@ shuffle, cut into batches, and the batches are shuffled.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,13 +73,6 @@ def joined(batches: Sequence[Batch]) -> Batch:
     )
 
 
-Serving: TypeAlias = Callable[[dict[str, Tensor]], AbstractContextManager[None]]  # around a batch of inputs: may route
-
-
-def _as_is(_: dict[str, Tensor]) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
 class Objective(ABC):
     """The link between rows and one kind of model."""
 
@@ -118,19 +110,18 @@ class Objective(ABC):
         """Run the model, and give the loss of each row (n,)."""
         return self.losses(model(**self.inputs(batch)).logits, batch)
 
-    def figures(self, model: Any, rows: Mapping[str, Sequence[Row]], serving: Serving = _as_is) -> dict[str, float]:
+    def figures(self, model: Any, rows: Mapping[str, Sequence[Row]]) -> dict[str, float]:
         """Score a model's answers to the rows of each task."""
-        return {name: self.figure(model, of_task, serving) for name, of_task in rows.items()}
+        return {name: self.figure(model, of_task) for name, of_task in rows.items()}
 
     @torch.no_grad()
-    def figure(self, model: Any, rows: Sequence[Row], serving: Serving = _as_is) -> float:
+    def figure(self, model: Any, rows: Sequence[Row]) -> float:
         """Score the model's answers to rows of one task by the task's metric; texts of like length share a batch."""
         pool = self.encode(rows)
         answers = np.empty(len(rows))
         for chunk in torch.split(pool.lengths.argsort(), _ANSWERED):
             batch = pool.take(chunk).to(model.device)
-            with serving(batch.inputs):
-                answers[chunk.numpy()] = self.answers(model, [rows[i] for i in chunk.tolist()], batch)
+            answers[chunk.numpy()] = self.answers(model, [rows[i] for i in chunk.tolist()], batch)
         return figure(self.space.task(rows[0].task), np.array([row.target for row in rows]), answers)
 
 

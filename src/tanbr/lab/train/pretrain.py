@@ -10,9 +10,9 @@ around its own (`mergeable_blends`), so that experts learn to be good together, 
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from tanbr.lab.train.checkpoints import Figures, as_trained, digest, load, prepa
 from tanbr.lab.train.config import Preset
 from tanbr.lab.train.expert_views import LIST, AdapterViews, ExpertViews
 from tanbr.lab.train.objectives import Batch, Batches, Objective, objective_of
-from tanbr.lab.train.run import Curve, Run
+from tanbr.lab.train.run import Run
 from tanbr.moe.device import device_of
 from tanbr.moe.text import TextEncoder
 from tanbr.tasks.metrics import LabelSpace
@@ -34,7 +34,7 @@ from tanbr.types import FloatArray
 
 BLEND_ALPHA = 0.3  # how even the blends of `mergeable` steps are; as even as the mixes of simulated traffic
 
-EXPERTS_ALONE = frozenset({"ancestor_steps", "steps", "mergeable", "adapters", "look_every"})
+EXPERTS_ALONE = frozenset({"ancestor_steps", "steps", "mergeable", "adapters"})
 """Settings that do not change what an ancestor learns; at its constant rate, not even the number of its steps does."""
 
 LENGTH = frozenset({"steps"})
@@ -50,6 +50,10 @@ class Course:
     config: Preset
     report: Progress
     workers: int = 1  # tasks that run side by side; weights do not depend on it
+
+    @cached_property
+    def _pool(self) -> Executor:
+        return ThreadPoolExecutor(self.workers)
 
     def phase(
         self,
@@ -71,13 +75,30 @@ class Course:
         Run(name, model, groups, gradients, config=self.config, state=state, report=report, **options).train()
         return out if out.exists() else write()
 
+    def backward(
+        self, experts: ExpertViews, step: int, *, rows: Mapping[str, int], blends: FloatArray | None = None
+    ) -> dict[str, float]:
+        """Leave the gradients of a step's batches, each task's through its own expert (or the one there is).
+
+        A task has `rows` of a batch, or the settings' number of them. Gives the tasks' losses.
+        """
+        tasks, V = self.objective.space.tasks, len(self.objective.space.tasks)
+
+        def share(batch: Batch, view: Any) -> Tensor:
+            return (self.objective.row_losses(view, batch) * batch.truth["weight"]).mean() / V
+
+        sizes = [rows.get(task.name, self.config.batch) for task in tasks]
+        batches = [self.batches.of(v, step, size=size) for v, size in enumerate(sizes)]
+        losses = [(v % len(experts), partial(share, batch)) for v, batch in enumerate(batches)]
+        values = experts.backward(losses, workers=self._pool, blends=blends)
+        return {task.name: value * V for task, value in zip(tasks, values, strict=True)}
+
 
 def train_from_dense(
     config: Preset,
     *,
     dense: Path,
     rows: Rows,
-    held: Rows,
     out: Path,
     report: Progress,
     tasks: Sequence[Task],
@@ -85,7 +106,7 @@ def train_from_dense(
     tagged: bool = False,
     workers: int = 1,
 ) -> tuple[Path, dict[str, Figures]]:
-    """Train one expert per task from a dense BERT or T5, with looks at `held` rows; write it to `out`/model.
+    """Train one expert per task from a dense BERT or T5; write it to `out`/model.
 
     With `adapters` they are LoRA adapters in `out`/adapters, and what is given is the list of them.
     With `ancestor_steps` the dense model learns all tasks first, and is written to `out`/ancestor. In the end the MoE
@@ -107,27 +128,21 @@ def train_from_dense(
     if config.ancestor_steps:
         ancestor = train_together(ancestor, course, out=out / "ancestor")
     folder = out / ("adapters" if config.adapters else "model")
-    model = train_experts(ancestor, course, out=folder, held=held, first_step=config.ancestor_steps)
+    model = train_experts(ancestor, course, out=folder, first_step=config.ancestor_steps)
     model = model / LIST if config.adapters else model
     return model, as_trained(model, objective, unseen, device=config.device) if unseen else {}
 
 
 def train_together(dense: Path, course: Course, *, out: Path) -> Path:
     """Train a dense checkpoint on all tasks at once, for `ancestor_steps`, and write it to `out`."""
-    config, tasks = course.config, course.objective.space.tasks
+    config = course.config
     one = ExpertViews(load(dense).to(course.batches.device), experts=1)
-    pool, rows = ThreadPoolExecutor(course.workers), config.task_rows | config.ancestor_rows
-
-    def gradients(step: int) -> dict[str, float]:
-        losses = [(0, _share(course, v, step, rows)) for v in range(len(tasks))]
-        values = one.backward(losses, workers=pool)
-        return {task.name: value * len(tasks) for task, value in zip(tasks, values, strict=True)}
-
+    rows, rate = config.task_rows | config.ancestor_rows, config.ancestor_rate
     return course.phase(
         "ancestor",
         one,
-        groups(one, config, shared_rate=config.ancestor_rate, expert_rate=config.ancestor_rate),
-        gradients,
+        groups(one, config, shared_rate=rate, expert_rate=rate),
+        lambda step: course.backward(one, step, rows=rows),
         steps=config.ancestor_steps,
         origin=digest(dense),
         out=out,
@@ -137,8 +152,8 @@ def train_together(dense: Path, course: Course, *, out: Path) -> Path:
     )
 
 
-def train_experts(ancestor: Path, course: Course, *, out: Path, held: Rows | None = None, first_step: int = 0) -> Path:
-    """Train one expert per task from a dense checkpoint, and write the MoE to `out`; `held` rows are for looks.
+def train_experts(ancestor: Path, course: Course, *, out: Path, first_step: int) -> Path:
+    """Train one expert per task from a dense checkpoint, and write the MoE to `out`.
 
     With `adapters` the experts are LoRA adapters, and `out` is a folder of these. The first batch is that of
     `first_step`: those before it have taught the ancestor.
@@ -153,18 +168,10 @@ def train_experts(ancestor: Path, course: Course, *, out: Path, held: Rows | Non
     else:
         experts = ExpertViews(dense, experts=len(tasks))
         learning = groups(experts, config, shared_rate=config.shared_rate, expert_rate=config.expert_rate)
-    pool = ThreadPoolExecutor(course.workers)
 
     def gradients(step: int) -> dict[str, float]:
-        losses = [(v, _share(course, v, first_step + step, config.task_rows)) for v in range(len(tasks))]
-        values = experts.backward(losses, workers=pool, blends=mergeable_blends(step, len(tasks), config))
-        return {task.name: value * len(tasks) for task, value in zip(tasks, values, strict=True)}
-
-    def look(step: int) -> None:
-        if held and config.look_every and step % config.look_every == 0:
-            few = {task.name: held[task.name][: config.look_rows] for task in tasks}
-            figures = {name: course.objective.figure(experts.view(v), few[name]) for v, name in enumerate(few)}
-            Curve.beside(out).add(step, "figure", figures)
+        blends = mergeable_blends(step, len(tasks), config)
+        return course.backward(experts, first_step + step, rows=config.task_rows, blends=blends)
 
     return course.phase(
         "experts",
@@ -175,20 +182,8 @@ def train_experts(ancestor: Path, course: Course, *, out: Path, held: Rows | Non
         origin=digest(ancestor),
         out=out,
         write=lambda: experts.export(ancestor, out, tasks=tasks),
-        look=look,
         ignored=LENGTH,
     )
-
-
-def _share(course: Course, task: int, step: int, rows: Mapping[str, int]) -> Callable[[Any], Tensor]:
-    """Give a task's share of a step's loss, as a function of the model; its batch has `rows`, or `batch`, rows."""
-    objective = course.objective
-    size = rows.get(objective.space.tasks[task].name, course.config.batch)
-    return partial(_weighted_loss, objective, course.batches.of(task, step, size=size))
-
-
-def _weighted_loss(objective: Objective, batch: Batch, view: Any) -> Tensor:
-    return (objective.row_losses(view, batch) * batch.truth["weight"]).mean() / len(objective.space.tasks)
 
 
 def mergeable_blends(step: int, tasks: int, config: Preset) -> FloatArray | None:

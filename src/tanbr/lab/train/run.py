@@ -2,12 +2,9 @@
 
 import json
 import math
-import signal
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -18,33 +15,6 @@ from torch import Tensor, nn
 from tanbr.errors import OutputError, StateError
 from tanbr.files import write_atomically
 from tanbr.lab.train.config import RunConfig
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class Interruption:
-    """Ctrl-C and SIGTERM, put off: in its context the first signal is only noted, and a second one acts.
-
-    A thread other than the main one gets no signals; there it notes nothing.
-    """
-
-    def __init__(self) -> None:
-        self.asked = False  # whether a signal has come
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> "Interruption":
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before.clear()
-
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        self.asked = True
-        self.__exit__()
 
 
 class Curve:
@@ -63,10 +33,10 @@ class Curve:
         kept = [line for line in self.entries() if line["step"] <= step]
         write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
-    def add(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-        """Record values of a kind ("loss", "figure", …) at a step."""
+    def add(self, step: int, losses: Mapping[str, float]) -> None:
+        """Record losses by name at a step."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, kind: dict(values)}) + "\n")
+            file.write(json.dumps({"step": step, "loss": dict(losses)}) + "\n")
 
     def entries(self) -> list[dict[str, Any]]:
         """Read every whole line."""
@@ -75,9 +45,9 @@ class Curve:
         lines = self.path.read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines if line.endswith("}}")]
 
-    def series(self, kind: str, name: str) -> tuple[list[int], list[float]]:
-        """Give steps and values of one name of a kind."""
-        found = [(line["step"], line[kind][name]) for line in self.entries() if name in line.get(kind, {})]
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """Give steps and losses of one name."""
+        found = [(line["step"], line["loss"][name]) for line in self.entries()]
         return [step for step, _ in found], [value for _, value in found]
 
 
@@ -98,7 +68,6 @@ class Run:
     state: Path
     report: OnStep
     origin: str = ""  # tells checkpoints apart: a state belongs to the one that the run started from
-    look: Callable[[int], None] = lambda _: None  # called with the number of steps taken, after each
     decay: float = 0.01  # AdamW's decoupled weight decay
     falls: bool = True  # whether the rates fall after the warm-up
     ignored: frozenset[str] = frozenset()  # settings that may change before this run resumes
@@ -109,34 +78,31 @@ class Run:
         return Curve.beside(self.state)
 
     def train(self) -> None:
-        """Take the steps that are still to take; Ctrl-C and SIGTERM end it after the step, whose state is saved."""
+        """Take the steps that are still to take; their state is saved now and then, and after the last."""
         optimizer = torch.optim.AdamW(self.groups, weight_decay=self.decay, fused=True)
         rates = [group["lr"] for group in optimizer.param_groups]
-        done, smoothed, recent = self._resume(optimizer)
+        done = self._resume(optimizer)
         self.curve.rewind(done)
-        with Interruption() as interruption:
-            for step in range(done, self.steps):
-                for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                    group["lr"] = rate * self._share(step)
-                optimizer.zero_grad()
-                losses = self.gradients(step)
-                nn.utils.clip_grad_norm_(self.model.parameters(), CLIP, foreach=True)
-                optimizer.step()
-                loss = sum(losses.values()) / len(losses)
-                smoothed = loss if step == 0 else 0.98 * smoothed + 0.02 * loss
-                if not math.isfinite(smoothed):
-                    raise StateError(f"the loss of {self.phase} is {smoothed} at step {step}; lower the rates")
-                recent.append(losses)
-                if (step + 1) % self.config.log_every == 0:
-                    self.curve.add(step + 1, "loss", _means(recent))
-                    recent.clear()
-                self.look(step + 1)
-                self.report(self.phase, step + 1, self.steps, smoothed)
-                last = interruption.asked or step + 1 == self.steps
-                if last or (step + 1) % self.config.save_every == 0:
-                    self._save(optimizer, step + 1, smoothed, recent)
-                if interruption.asked:
-                    raise KeyboardInterrupt(f"{self.state} holds step {step + 1}; the same command goes on from there")
+        smoothed: float | None = None
+        recent: list[Mapping[str, float]] = []
+        for step in range(done, self.steps):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * self._share(step)
+            optimizer.zero_grad()
+            losses = self.gradients(step)
+            nn.utils.clip_grad_norm_(self.model.parameters(), CLIP, foreach=True)
+            optimizer.step()
+            loss = sum(losses.values()) / len(losses)
+            if not math.isfinite(loss):
+                raise StateError(f"the loss of {self.phase} is {loss} at step {step}; lower the rates")
+            smoothed = loss if smoothed is None else 0.98 * smoothed + 0.02 * loss
+            recent.append(losses)
+            if (step + 1) % self.config.log_every == 0:
+                self.curve.add(step + 1, _means(recent))
+                recent.clear()
+            self.report(self.phase, step + 1, self.steps, smoothed)
+            if (step + 1) % self.config.save_every == 0 or step + 1 == self.steps:
+                self._save(optimizer, step + 1)
 
     def _share(self, step: int) -> float:
         warm = min(1.0, (step + 1) / self.config.warmup)
@@ -158,33 +124,29 @@ class Run:
             if name in trained | buffers or name.endswith("_extra_state")
         }
 
-    def _save(
-        self, optimizer: torch.optim.Optimizer, step: int, smoothed: float, recent: list[Mapping[str, float]]
-    ) -> None:
+    def _save(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         tensors = {f"model/{name}": value.cpu().contiguous() for name, value in self._changing().items()}
         for index, moments in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer/{index}/{name}": value.cpu() for name, value in moments.items()}
-        progress = {"step": step, "smoothed": smoothed, "recent": [dict(losses) for losses in recent]}
-        metadata = {"progress": json.dumps(progress), "run": self._run()}
         partial = self.state.with_suffix(".partial")
         try:
-            save_file(tensors, partial, metadata=metadata)
+            save_file(tensors, partial, metadata={"step": str(step), "run": self._run()})
             partial.replace(self.state)
         except (OSError, SafetensorError) as error:
             partial.unlink(missing_ok=True)
             raise OutputError(f"cannot write {self.state} ({error}); make room, and start again: it resumes") from None
 
-    def _resume(self, optimizer: torch.optim.Optimizer) -> tuple[int, float, list[Mapping[str, float]]]:
-        """Give the steps taken, the smoothed loss, and the losses that are not in the curve yet."""
+    def _resume(self, optimizer: torch.optim.Optimizer) -> int:
+        """Take over the state, if there is one; the number of steps taken."""
         if not self.state.exists():
-            return 0, 0.0, []
+            return 0
         try:
             with safe_open(self.state, framework="pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         except SafetensorError as error:
             raise StateError(f"{self.state} is corrupt ({error}); delete it to start this phase again") from None
-        if metadata.get("run") != self._run():
+        if metadata.get("run") != self._run() or "step" not in metadata:
             raise StateError(
                 f"{self.state} belongs to a run with other settings or from another checkpoint; "
                 "choose another --out or delete it"
@@ -199,11 +161,8 @@ class Run:
                 _, index, moment = name.split("/")
                 moments.setdefault(int(index), {})[moment] = value
         optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
-        progress = json.loads(metadata["progress"])
-        return progress["step"], progress["smoothed"], progress["recent"]
+        return int(metadata["step"])
 
 
 def _means(records: list[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for record in records for name in record)
-    found = {name: [record[name] for record in records if name in record] for name in names}
-    return {name: sum(values) / len(values) for name, values in found.items()}
+    return {name: sum(record[name] for record in records) / len(records) for name in records[0]}

@@ -77,13 +77,7 @@ def upcycle(dense: str | Path, out: str | Path, *, experts: int, progress: Progr
     checkpoint = Checkpoint(dense)
     config, tensors = laid_out(read_settings(checkpoint.config), checkpoint.specs, experts)
     write_moe(
-        out,
-        config,
-        tensors,
-        shared=checkpoint.tensor,
-        expert=lambda name, _: checkpoint.tensor(name),
-        companions=[checkpoint.path],
-        progress=progress,
+        out, config, tensors, lambda name, _: checkpoint.tensor(name), companions=[checkpoint.path], progress=progress
     )
     return Path(out)
 
@@ -156,14 +150,16 @@ def write_moe(
     out: str | Path,
     config: dict[str, Any],
     tensors: Sequence[Laid],
+    read: Callable[[str, int | None], Tensor],
     *,
-    shared: Callable[[str], Tensor],
-    expert: Callable[[str, int], Tensor],
     companions: Iterable[Path],
     progress: Progress,
     card: Card | None = None,
 ) -> None:
-    """Write an MoE to the new folder `out`: routers at random, `shared` tensors, and each `expert` of an FFN's."""
+    """Write an MoE to the new folder `out`: routers at random, the rest as `read` from a source.
+
+    It is asked for a tensor by the dense model's name, of an expert or (None) of all.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def filled() -> Iterator[Tensor]:
@@ -171,10 +167,8 @@ def write_moe(
             progress(done, len(tensors))
             if laid.source is None:
                 yield (torch.randn(laid.tensor.shape, generator=generator) * ROUTER_STD).to(laid.tensor.dtype)  # (K, D)
-            elif not laid.experts:
-                yield shared(laid.source)
             else:
-                yield from (expert(laid.source, k) for k in laid.experts)
+                yield from (read(laid.source, k) for k in laid.experts or (None,))
 
     with new_folder(out) as folder:
         write_json(folder / "config.json", config)
