@@ -25,7 +25,7 @@ from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.labels import label_space
 from tanbr.serve.records import Observer
-from tanbr.serve.service import Service
+from tanbr.serve.service import Service, log
 from tanbr.serve.survey import Survey
 from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
@@ -34,6 +34,12 @@ from tanbr.tasks.rows import Row, Task
 
 HISTORY = "history.jsonl"  # beside a checkpoint: its tasks' past texts, unless --history names others
 PROBES = 64  # texts that a new blend answers before it is served
+
+
+def logged(what: str, done: int, total: int) -> None:  # noqa: ARG001
+    """Log what is a sentence, and no progress."""
+    if not total:
+        log.warning(what)
 
 
 def build(
@@ -51,7 +57,7 @@ def build(
     adopt: bool = False,
     check: bool = False,
     force: bool = False,
-    report: Report = lambda *_: None,
+    report: Report = logged,
     observer: Observer | None = None,
     backend: Builder | None = None,
     make_engine: Callable[..., Engine] = Engine,
@@ -123,6 +129,7 @@ def build(
         survey=best,
         check=found,
         adopt=adopt,
+        say=lambda line: report(line, 0, 0),
         observer=observer,
         backend=backend,
         make_engine=make_engine,
