@@ -128,19 +128,21 @@ class Adoption:
         return replace(version, blend=blend, sums=self.tasks(sums), counts=self.tasks(limited))
 
     def _said(self, store: Store, *, before: int, after: int) -> Iterable[str]:
-        old, new, counts = self.old, self.new, store.counts()
-        yield f"{store.folder} is adopted, with {', '.join(f'{count:,} {name}' for name, count in counts.items())}"
+        old, new, slots, counts = self.old, self.new, store.slots(), store.counts()
+        whole = sum(all(self.experts.blend(one["blend"]) is not None for one in slot["models"]) for slot in slots)
+        yield (
+            f"{store.folder} is adopted: {whole:,} of {len(slots):,} slots, {counts['requests']:,} requests and "
+            f"{counts['feedback']:,} pieces of feedback are kept"
+        )
         still = {old.experts[place] for place in self.experts.kept}
-        changed = [name for name in old.experts if name in new.experts and name not in still]
-        for what, found in (
-            ("the same experts", [name for name in old.experts if name in still]),
-            ("new experts, with weight 0 in old blends", [name for name in new.experts if name not in old.experts]),
-            ("experts whose weights have changed", changed),
-            ("experts that are gone", [name for name in old.experts if name not in new.experts]),
-            ("new tasks", [name for name in new.tasks if name not in old.tasks]),
-            ("tasks that are gone, and feedback that named them", [one for one in old.tasks if one not in new.tasks]),
+        for what, among, others in (
+            ("new experts, with weight 0 in old blends", new.experts, set(old.experts)),
+            ("experts whose weights have changed", old.experts, still | set(old.experts) - set(new.experts)),
+            ("experts that are gone", old.experts, set(new.experts)),
+            ("new tasks", new.tasks, set(old.tasks)),
+            ("tasks that are gone, with feedback that names them", old.tasks, set(new.tasks)),
         ):
-            if found:
+            if found := [name for name in among if name not in others]:
                 yield f"{what}: {', '.join(found)}"
         dropped = f"; {before - after} used an expert that is gone or has changed" if after < before else ""
         prior = "" if self.exact else f", as at most {PRIOR_COUNT:.0f} requests each: the weights or the method differ"

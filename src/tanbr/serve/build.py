@@ -169,6 +169,7 @@ def known_of(moe: Moe, history: Path | None) -> Known:
         own = card.experts_of([task.name for task in card.tasks]) if labelled else ()
         return Known(moe, card.tasks or latent, own, card.expert_tasks)
     past = read_history(history)
+    _check_labels(past, card.tasks, moe.source.expert_labels, source=history)
     said = {task.name: task for task in card.tasks if task.labels or task.graded}  # an adapter names no labels
     tasks = tuple(said.get(task.name, task) for task in _tasks_of(past))
     own = card.experts_of([task.name for task in tasks]) or _by_labels(tasks, moe.source.expert_labels)
@@ -230,6 +231,20 @@ def _tasks_of(past: Sequence[PastRequest]) -> list[Task]:
     for one in past:
         found[one.task] |= {one.label} if one.label else set()
     return [Task(name, ("accuracy",) if has else (), tuple(sorted(has))) for name, has in found.items()]
+
+
+def _check_labels(
+    past: Sequence[PastRequest], tasks: Sequence[Task], heads: Sequence[Sequence[str]], *, source: Path
+) -> None:
+    """Refuse a label that the task's expert does not have, or no expert where the task is nobody's."""
+    own, every = {task.name: task.labels for task in tasks}, tuple(dict.fromkeys(label for of in heads for label in of))
+    for one in past:
+        known = own.get(one.task, every)
+        if known and one.label is not None and one.label not in known:
+            raise DataError(
+                f"{source}: no expert has the label {one.label!r} of {one.task} (known are {', '.join(known)}); "
+                "correct it, or name the expert's labels in a list of experts"
+            )
 
 
 def _labelled(past: Sequence[PastRequest], tasks: Sequence[Task]) -> list[Row]:

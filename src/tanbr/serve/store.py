@@ -150,7 +150,7 @@ class StoreReader:
 
     def counts(self) -> dict[str, int]:
         """Count what there is."""
-        return {name: self._number(f"SELECT COUNT(*) FROM {name}") for name in ("slots", "requests", "feedback")}  # noqa: S608
+        return {name: self._number(f"SELECT COUNT(*) FROM {name}") for name in ("requests", "feedback")}  # noqa: S608
 
     def last_seq(self) -> int:
         """The newest feedback's number."""
