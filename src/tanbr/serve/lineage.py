@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -59,9 +59,14 @@ def expert_names(moe: Moe) -> tuple[str, ...]:
     if len(tasks) == K:
         return tuple(tasks)
     if not source.own_files(0):
-        return tuple(f"{k + 1} of {K}" for k in range(K))
+        return numbered(K)
     folders = tuple(public_name(Path(name)) for name in source.names)
     return folders if len(set(folders)) == K else tuple(source.names)
+
+
+def numbered(experts: int) -> tuple[str, ...]:
+    """Name experts (K,) of which nothing is known."""
+    return tuple(f"{k + 1} of {experts}" for k in range(experts))
 
 
 def _fingerprint(files: Sequence[Path], more: str = "") -> str:
@@ -83,14 +88,21 @@ def read_made_for(store: StoreReader) -> MadeFor | None:
     if text is None:
         return None
     try:
-        return TypeAdapter(MadeFor).validate_json(text)
-    except (ValueError, TypeError):
+        found = json.loads(text)
+        if isinstance(found["experts"], int):  # of tanbr 0.2.0, which counted them
+            K = found["experts"]
+            found |= {"experts": numbered(K), "own": [""] * K}
+        return TypeAdapter(MadeFor).validate_python(found)
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise StateError(f"{store.folder} does not say what it was made for; restore it from a copy") from None
 
 
 def lineage(store: Store, wanted: MadeFor, *, adopt: bool) -> MadeFor:
     """Give what the state was made for, if that is what is wanted (a new one is), or if it is to be adopted."""
     found = read_made_for(store)
+    if found is not None and not found.architecture and found.checkpoint == wanted.checkpoint:  # of tanbr 0.2.0
+        same = (found.tasks, found.method) == (wanted.tasks, wanted.method)
+        found = None if same else replace(wanted, tasks=found.tasks, method=found.method)
     if found is None:
         store.set_meta("made_for", json.dumps(asdict(wanted)))
         return wanted

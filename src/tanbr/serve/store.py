@@ -27,7 +27,7 @@ from tanbr.types import FloatArray, to_jsonable
 
 FILE = "store.sqlite3"
 LOCK = "lock"
-VERSION = 7  # of the tables; tanbr 0.1 had 1 to 4
+VERSION = 6  # of the tables; tanbr 0.1 had 1 to 4
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE requests (
