@@ -31,7 +31,7 @@ from tanbr.serve.panel import Lineup, Live, Staged
 from tanbr.state import to_arrays
 
 K, V, COLUMNS = 8, 8, 15
-MADE_FOR = MadeFor((), K, "average", "0" * 32)
+MADE_FOR = MadeFor((), ("",) * K, "average", "0" * 32)
 
 
 class NoEngine:

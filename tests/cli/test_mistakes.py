@@ -21,6 +21,8 @@ MISTAKES = {
     f"merge {MODEL} out --mode moe --blend even": "--mode moe takes no --blend",
     f"merge {MODEL} out --copies 2": "--copies and --rest are for --mode moe",
     f"merge {MODEL} out --mode moe": "is an MoE checkpoint already; name a base and its experts",
+    "export out --state nowhere": "nowhere holds no state of a server",
+    "export out --state file --model 2": "file holds no state of a server",
     "serve nowhere": "nowhere",
     "serve --blend half": "options: serve.blend",
     "serve --blend 0.5,0.6 --port 0": "serve.blend: blend must be 8 numbers",

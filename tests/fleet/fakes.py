@@ -10,7 +10,7 @@ from tanbr.fleet.replica import LearnerGone, Link, ReportBox
 from tanbr.serve.lineage import MadeFor
 from tanbr.serve.panel import Lineup, Live, Staged
 
-MADE_FOR = MadeFor((), 2, "average", "abc")
+MADE_FOR = MadeFor((), ("a", "b"), "average", "abc")
 
 
 class FakeStore:

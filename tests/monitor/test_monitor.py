@@ -400,3 +400,17 @@ def test_a_state_that_somebody_made_up_is_refused_or_works(method: Any, tmp_path
             mutant.observe(traffic({"weather": 2, "pair": 2}, 1))
             assert np.isfinite(mutant.close_slot().forecast).all()
     assert refused > 50
+
+
+def test_a_monitor_of_more_tasks_in_another_order_recalls_what_the_old_one_knew(tmp_path: Path) -> None:
+    order = ("pair", "weather", "question", "unseen")
+    old, new, whole = Monitor(TASKS[:2]), Monitor(order), Monitor(order)
+    texts, tasks = history(40)
+    known = [task in old.tasks for task in tasks]
+    old.learn(*zip(*[(text, task) for text, task, of in zip(texts, tasks, known, strict=True) if of], strict=True))
+    new.learn(*zip(*[(text, task) for text, task, of in zip(texts, tasks, known, strict=True) if not of], strict=True))
+    new.learn(make("weather", 5, 9), ["weather"] * 5)  # the old one knows better
+    whole.learn(texts, tasks)
+    assert held(new.recalling(old), tmp_path) == held(whole, tmp_path)
+    clusters = Monitor(("one", "two"), "clusters")
+    assert held(new.recalling(clusters), tmp_path) == held(new, tmp_path)

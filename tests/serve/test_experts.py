@@ -7,7 +7,7 @@ import pytest
 import tanbr
 from merge.sources.tiny_dense import build as build_dense
 from merge.sources.tiny_dense import tuned
-from tanbr.errors import InputError, StateError
+from tanbr.errors import DataError, InputError, StateError
 from tanbr.lab.settings import parse
 from tanbr.lab.tasks import tiny
 from tanbr.serve.backends.torch_int8 import TorchInt8
@@ -61,11 +61,15 @@ def test_a_list_names_tasks_method_and_the_start_blend(folders: tuple[Path, list
     (tmp_path / "experts.toml").write_text("\n".join(lines))
     with (tmp_path / "past.csv").open("w") as file:
         file.write("text,label,task\n")
-        for number, name in enumerate(names):
-            file.writelines(f"words {name} {n},{n % 2 + number},{name}\n" for n in range(8))
+        for name in names:
+            file.writelines(f"words {name} {n},{tiny.BY_NAME[name].labels[n % 2]},{name}\n" for n in range(8))
     live = build(tmp_path / "experts.toml", config=CONFIG, state=tmp_path / "state", history=tmp_path / "past.csv")
     live.start()
     assert list(live.info.tasks) == names
     assert list(live.info.expert_names) == names
     assert live.state().blend == pytest.approx([0.5, 0.25, 0.25])
     live.stop()
+    (tmp_path / "odd.jsonl").write_text(f'{{"text": "words", "task": "{names[0]}", "label": "lovely"}}')
+    with pytest.raises(DataError, match=rf"odd.jsonl: no expert has the label 'lovely' of {names[0]} \(known are"):
+        build(tmp_path / "experts.toml", config=CONFIG, state=tmp_path / "new", history=tmp_path / "odd.jsonl")
+    assert not (tmp_path / "new").exists()

@@ -1,4 +1,4 @@
-"""`tanbr merge`, `tanbr inspect` and `tanbr align`: checkpoints in, checkpoints or a verdict out."""
+"""`tanbr merge`, `export`, `inspect` and `align`: checkpoints in, checkpoints or a verdict out."""
 
 import json
 import tempfile
@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import typer
+from rich.markup import escape
 from rich.table import Table
 from typer import Option
 
 from tanbr.cli.display import bar, console
 from tanbr.cli.measured import measuring, show_check
 from tanbr.cli.options import Given, MergeMethod, examples, options_of, whole_numbers
+from tanbr.config import read
 from tanbr.errors import InputError
 from tanbr.files import write_atomically
 from tanbr.serve.config import StartConfig
 
 if TYPE_CHECKING:
     from tanbr.merge import Moe
+    from tanbr.merge.export import About
     from tanbr.merge.inspect import Inspection
 
 app = typer.Typer()
@@ -67,20 +70,52 @@ def merge(
         _make_moe(checkpoint, out, over, rest=rest, copies=copies)
         return
     from tanbr.merge import open as open_moe
+    from tanbr.merge.export import About
+    from tanbr.tasks.card import read_card
 
     moe = open_moe(checkpoint, **over, method=method)
-    weights = _weights(moe, blend, force=force)
+    about = About(moe.source.expert_tasks or read_card(moe.path).expert_tasks)
+    _write(moe, _weights(moe, blend, force=force), out, about, as_adapter=as_adapter)
+
+
+@app.command(
+    epilog=examples(
+        "tanbr export dense/ --state out/serve",
+        "tanbr export second/ --state out/serve --model 2",
+        "tanbr export one/ --state out/serve --as-adapter",
+    )
+)
+@options_of(StartConfig, "start", "state")
+def export(
+    out: NewFolder,
+    start: Given,
+    model: Annotated[int, Option(min=1, help="Which of several models that are served side by side.")] = 1,
+    as_adapter: Annotated[bool, Option("--as-adapter", help="With adapters: write their blend as one.")] = False,
+) -> None:
+    """Write the model that a server serves now, or served last, with certificate and model card; the server goes on."""
+    from tanbr.serve.export import served
+
+    one = served(read(StartConfig, start, source="options").state, number=model)
+    _write(one.moe, one.blend.tolist(), out, one.about, as_adapter=as_adapter)
+    console.print(escape(f"it is {one.title}; it answers {', '.join(one.tasks) or 'no task'}"), soft_wrap=True)
+
+
+def _write(moe: "Moe", blend: list[float], out: Path, about: "About", *, as_adapter: bool) -> None:
+    """Write a blend as a model or an adapter, and say what it is."""
     if as_adapter:
         from tanbr.merge.sources.one_adapter import export_adapter
 
-        export_adapter(moe, out, blend=weights)
-        console.print(f"{out}: one adapter that adds what {moe.num_experts} do, blended")
-        return
-    with bar("merging") as show:
-        moe.export(weights, out, progress=show)
-    made = moe.plan.config().architectures[0]
-    console.print(f"{out}: {made}, merged from {moe.num_experts} experts at {len(moe.sites)} sites")
-    console.print(f"certificate: {out / 'certificate.json'}")
+        export_adapter(moe, out, blend=blend, about=about)
+        made = "one adapter"
+    else:
+        from tanbr.merge.export import export as write
+
+        with bar("merging") as show:
+            write(moe, blend, out, about=about, progress=show)
+        made = moe.plan.config().architectures[0]
+    active = sum(weight > 0 for weight in blend)
+    console.print(f"{out}: {made}, merged from {active} of {moe.num_experts} experts at {len(moe.sites)} sites")
+    console.print(f"certificate: {out / 'certificate.json'}; model card: {out / 'README.md'}")
 
 
 def _make_moe(

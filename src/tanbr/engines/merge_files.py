@@ -119,7 +119,7 @@ class AdapterFile(MergeFile):
     def _write(self, moe: Moe, blend: Blend, share: float) -> None:
         old, started = self.folder, time.perf_counter()
         self._written += 1
-        self.folder = export_adapter(moe, self._place / str(self._written), blend=blend)
+        self.folder = export_adapter(moe, self._place / str(self._written), blend=blend, certify=False)
         if old != self._place:
             shutil.rmtree(old, ignore_errors=True)
         moe.release()

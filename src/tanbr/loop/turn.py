@@ -200,15 +200,16 @@ def first(
     number: int = 0,
     mix: TaskMix | None = None,
     decision: Decision | None = None,
+    trust: Trust | None = None,
 ) -> Learner:
     """Open the first slot, for a mix (V,) or for every task alike, with a decision that the router made already if any.
 
-    What was told before is left alone.
+    What was told before is left alone, and so is the trust in clients, if there is any.
     """
     mix = np.full(tasks, 1.0 / tasks) if mix is None else mix
     nothing = Slot(number - 1, (), mix, np.zeros((0, 0)), np.zeros((0, tasks)), None, Reason.START)
     guard, mark = Guard.empty(tasks), world.last_reward()
-    learner = Learner(rules, fork(router), monitor, nothing, guard, Trust(), mix, mark=mark)
+    learner = Learner(rules, fork(router), monitor, nothing, guard, trust or Trust(), mix, mark=mark)
     choice = Choice.of(decision) if decision is not None else _choose(learner, None)
     prepared, learner = _prepare(learner, world, choice, None)
     return _finish(learner, world, prepared, Turn(learner.slot, None, None))
@@ -305,7 +306,7 @@ def _tell(
             for place in range(len(slot.versions)):  # clients are compared model by model
                 trust = trust.learned([row for row in rows if row.place == place], slot.mix)
             zeros = bad if worthless and slot is ended else ()
-            told.append(_told(slot, rows, world.measured(slot.number), trust, config, worthless=zeros))
+            told.append(told_of(slot, rows, world.measured(slot.number), trust, config, worthless=zeros))
     waiting = {slot.number for slot in learner.settling}
     again = world.measured_late()  # of other slots the router was told already what the world measured
     late: dict[int, list[Given]] = {number: [] for number in again}
@@ -316,7 +317,7 @@ def _tell(
         found = world.ended(number)
         if found is not None:
             measured = world.measured(number) if number in again else {}
-            told.append(replace(_told(found, came, measured, trust, config), late=True))
+            told.append(replace(told_of(found, came, measured, trust, config), late=True))
     for one in told:
         _teach(learner.router, one)
     done = {one.slot.number for one in told}
@@ -327,12 +328,12 @@ def _tell(
         mark=mark,
         settling=tuple(slot for slot in learner.settling if slot.number not in done),
         rewarded=ended.number + 1 if heard else learner.rewarded,
-        versions=_earned(learner.versions, told),
+        versions=earned(learner.versions, told),
     )
     return after, tuple(told)
 
 
-def _told(
+def told_of(
     slot: Slot,
     rows: Sequence[Given],
     measured: Mapping[int, Tally],
@@ -365,7 +366,7 @@ def _teach(router: Any, told: Told) -> None:
         router.warm_start(slot.blends[taught], told.rewards[taught], told.counts[taught])
 
 
-def _earned(versions: Sequence[Version], told: Sequence[Told]) -> tuple[Version, ...]:
+def earned(versions: Sequence[Version], told: Sequence[Told]) -> tuple[Version, ...]:
     """Add what slots earned to their merge versions."""
     known = {version.number: version for version in versions}
     for one in told:

@@ -4,13 +4,16 @@ The certificate says where the checkpoint came from, what was folded, and how th
 twin of the model (same family, same flags, random weights) whose experts are all the same must give the same logits
 before and after it goes through the very code that wrote the export. It shows that the dense class can hold the merge
 and that every factor was carried over; it says nothing about the quality of a merge. Experts over a base are dense
-already: their class does not change, and there is no such test.
+already: their class does not change, and there is no such test. README.md says the same to readers, as a model card.
 """
 
 import importlib.metadata
+import json
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +37,15 @@ TWIN_EXPERTS = 4
 TOLERANCE = 1e-5  # of the largest logit
 
 
-def export(moe: "Moe", blend: ArrayLike, out: str | Path, *, certify: bool = True, progress: Progress = silent) -> Path:
+def export(
+    moe: "Moe",
+    blend: ArrayLike,
+    out: str | Path,
+    *,
+    certify: bool = True,
+    about: "About | None" = None,
+    progress: Progress = silent,
+) -> Path:
     """Write the merge of a blend (K,) to the new folder `out`; one tensor at a time is in memory."""
     weights = moe.check(blend).tolist()
     config = skeleton(moe.plan, device="meta").config
@@ -52,12 +63,74 @@ def export(moe: "Moe", blend: ArrayLike, out: str | Path, *, certify: bool = Tru
         for companions in moe.source.companions:
             copy_companions(companions, folder)
         if certify:
-            write_json(folder / "certificate.json", _certificate(moe, weights, dense=config.architectures[0]))
+            certify_to(folder, moe, weights, dense=config.architectures[0], title=Path(out).name, about=about)
     return Path(out)
 
 
-def _certificate(moe: "Moe", blend: list[float], *, dense: str) -> dict[str, Any]:
-    """State the inputs, the folds and the result of the identical-experts test."""
+@dataclass(frozen=True)
+class About:
+    """What only the caller knows of an export."""
+
+    names: Sequence[str] = ()  # (K,) of the experts; their tasks, folders or numbers if none are given
+    note: str = ""  # a sentence on where the blend comes from
+    files: Mapping[str, str] = field(default_factory=dict)  # more files: name → text
+
+
+def certify_to(
+    folder: Path, moe: "Moe", blend: list[float], *, dense: str | None, title: str, about: About | None
+) -> None:
+    """Write certificate and model card of a dense model, or of an adapter if its class is None."""
+    about, certificate = about or About(), _certificate(moe, blend, dense=dense)
+    write_json(folder / "certificate.json", certificate)
+    for name, text in {"README.md": _model_card(moe, certificate, title, about), **about.files}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _model_card(moe: "Moe", certificate: Mapping[str, Any], title: str, about: About) -> str:
+    """Say what was merged, as the hub's model cards do; no place on this machine is named."""
+    source, dense, test = moe.source, certificate["dense"], certificate["identical_experts"]
+    base = json.dumps(public_name(source.checkpoint.path), ensure_ascii=False)  # as YAML has it, too
+    names = about.names or source.expert_tasks or [public_name(Path(name)) for name in source.names]
+    weights = sorted(zip(certificate["blend"], names, strict=True), key=lambda pair: -pair[0])
+    rows = "\n".join(f"| {' '.join(name.split()).replace('|', '/')} | {x:.4f} |" for x, name in weights if x)
+    tested = f"; the identical-experts test ended with a difference of {test['max_difference']:.1g}" if test else ""
+    library, kind = ("transformers", "merge") if dense else ("peft", "adapter")
+    load = f"from transformers import {dense}\n\nmodel = {dense}.from_pretrained(" if dense else (
+        "from peft import PeftModel\n\nmodel = PeftModel.from_pretrained(base, "
+    )  # fmt: skip
+    return f"""---
+library_name: {library}
+base_model: {base}
+base_model_relation: {kind}
+tags: [merge, tanbr]
+---
+
+# {title}
+
+{" ".join([f"{dense or 'One LoRA adapter'}, merged by tanbr from {moe.num_experts} experts.", about.note]).strip()}
+
+| expert | weight |
+|---|---:|
+{rows}
+
+- **Method:** `{certificate["method"]}`; experts that are not in the table have weight 0.
+- **Certificate:** `certificate.json` has the SHA-256 of every file that was read, and what was folded{tested}.
+
+```python
+{load}"{title}")
+```
+"""
+
+
+def public_name(path: Path) -> str:
+    """Name a model by its hub id or its folder, as other readers know it."""
+    place = path.resolve()
+    fetched = re.search(r"models--([^/]+?)--([^/]+)", place.as_posix())  # where the hub's client keeps it
+    return f"{fetched[1]}/{fetched[2]}" if fetched else place.name
+
+
+def _certificate(moe: "Moe", blend: list[float], *, dense: str | None) -> dict[str, Any]:
+    """State the inputs, the folds and the result of the identical-experts test; an adapter has no class."""
     return {
         "method": str(moe.method),
         "blend": blend,

@@ -139,6 +139,15 @@ def open(  # noqa: A001
     `method` says how blends are merged: a name of `tanbr.merge.methods`, with settings as `ties:density=0.3`; `device`
     where its dense models are built, as cuda.
     """
+    moe = _opened(path, experts, blend_only, method, device)
+    path, *experts = (str(Path(one).absolute()) if Path(one).exists() else str(one) for one in (path, *experts))
+    moe.source.origin = {"path": path, "experts": experts, "blend_only": blend_only}
+    return moe
+
+
+def _opened(
+    path: str | Path, experts: Sequence[str | Path], blend_only: BlendOnly | None, method: str | None, device: str
+) -> Moe:
     if is_list(path):
         if experts:
             raise InputError(f"{path} lists its experts; add {experts[0]} to it instead of naming it beside")

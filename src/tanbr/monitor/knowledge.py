@@ -86,6 +86,32 @@ class Knowledge:
             learned=self.learned + np.bincount(tasks, minlength=len(self.learned)),
         )
 
+    def recalling(self, old: "Knowledge", places: Mapping[int, int]) -> "Knowledge":
+        """Replace what is known of some tasks by what another knows of them: the task's place there → here."""
+        known = {there: here for there, here in places.items() if old.learned[there]}
+        there, here = list(known), list(known.values())
+
+        def put(mine: NDArray[np.int64], theirs: NDArray[np.int64]) -> NDArray[np.int64]:
+            mine = mine.copy()
+            mine[..., here] = theirs[..., there]
+            return mine
+
+        rest, told = np.isin(self.history.tasks, here, invert=True), np.isin(old.history.tasks, there)
+        parts = (self.history, np.flatnonzero(rest)), (old.history, np.flatnonzero(told))
+        names = np.array([known.get(task, -1) for task in range(len(old.learned))], dtype=np.int64)
+        history = History(
+            Features.concatenate([part.features.take(rows) for part, rows in parts]),
+            np.concatenate([self.history.tasks[rest], names[old.history.tasks[told]]]),
+            np.concatenate([part.counts[rows] for part, rows in parts]),
+            pending=int(rest.sum() + told.sum()),
+        )
+        sketches = {
+            name: CountMin(put(sketch.counts, old.sketches[name].counts)) for name, sketch in self.sketches.items()
+        }
+        return Knowledge(
+            sketches, history.compacted(), put(self.learned, old.learned), Classifier.empty(len(self.learned))
+        )
+
     def refreshed(self) -> "Knowledge":
         """Forget the classifier if the history has grown enough since it was fitted."""
         outgrown = self.model.fitted and self.learned.sum() > (1 + REFIT_GROWTH) * self.model.texts

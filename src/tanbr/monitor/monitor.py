@@ -93,6 +93,15 @@ class Monitor:
             known = known.learn(features, indices[part])
         self._state = replace(self._state, known=known)
 
+    def recalling(self, old: "Monitor") -> "Monitor":
+        """Give a monitor that knows what an old one knew of the tasks of both, and what this one knows of others."""
+        mine, theirs = self._state.known, old._state.known
+        places = {old._index[name]: here for name, here in self._index.items() if name in old._index}
+        twin = self.fork()
+        if isinstance(mine, Knowledge) and isinstance(theirs, Knowledge):
+            twin._state = replace(self._state, known=mine.recalling(theirs, places))
+        return twin
+
     def snapshot(self) -> Recogniser:
         """Give what recognises requests before they are answered; any thread may use it, until the next one is taken.
 

@@ -25,7 +25,7 @@ from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.labels import label_space
 from tanbr.serve.records import Observer
-from tanbr.serve.service import Service
+from tanbr.serve.service import Service, log
 from tanbr.serve.survey import Survey
 from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
@@ -34,6 +34,12 @@ from tanbr.tasks.rows import Row, Task
 
 HISTORY = "history.jsonl"  # beside a checkpoint: its tasks' past texts, unless --history names others
 PROBES = 64  # texts that a new blend answers before it is served
+
+
+def logged(what: str, done: int, total: int) -> None:  # noqa: ARG001
+    """Log what is a sentence, and no progress."""
+    if not total:
+        log.warning(what)
 
 
 def build(
@@ -51,7 +57,7 @@ def build(
     adopt: bool = False,
     check: bool = False,
     force: bool = False,
-    report: Report = lambda *_: None,
+    report: Report = logged,
     observer: Observer | None = None,
     backend: Builder | None = None,
     make_engine: Callable[..., Engine] = Engine,
@@ -123,6 +129,7 @@ def build(
         survey=best,
         check=found,
         adopt=adopt,
+        say=lambda line: report(line, 0, 0),
         observer=observer,
         backend=backend,
         make_engine=make_engine,
@@ -162,6 +169,7 @@ def known_of(moe: Moe, history: Path | None) -> Known:
         own = card.experts_of([task.name for task in card.tasks]) if labelled else ()
         return Known(moe, card.tasks or latent, own, card.expert_tasks)
     past = read_history(history)
+    _check_labels(past, card.tasks, moe.source.expert_labels, source=history)
     said = {task.name: task for task in card.tasks if task.labels or task.graded}  # an adapter names no labels
     tasks = tuple(said.get(task.name, task) for task in _tasks_of(past))
     own = card.experts_of([task.name for task in tasks]) or _by_labels(tasks, moe.source.expert_labels)
@@ -223,6 +231,20 @@ def _tasks_of(past: Sequence[PastRequest]) -> list[Task]:
     for one in past:
         found[one.task] |= {one.label} if one.label else set()
     return [Task(name, ("accuracy",) if has else (), tuple(sorted(has))) for name, has in found.items()]
+
+
+def _check_labels(
+    past: Sequence[PastRequest], tasks: Sequence[Task], heads: Sequence[Sequence[str]], *, source: Path
+) -> None:
+    """Refuse a label that the task's expert does not have, or no expert where the task is nobody's."""
+    own, every = {task.name: task.labels for task in tasks}, tuple(dict.fromkeys(label for of in heads for label in of))
+    for one in past:
+        known = own.get(one.task, every)
+        if known and one.label is not None and one.label not in known:
+            raise DataError(
+                f"{source}: no expert has the label {one.label!r} of {one.task} (known are {', '.join(known)}); "
+                "correct it, or name the expert's labels in a list of experts"
+            )
 
 
 def _labelled(past: Sequence[PastRequest], tasks: Sequence[Task]) -> list[Row]:

@@ -30,7 +30,7 @@ class StartConfig(Section):
     warm_start: File | None = None
     """File from `tanbr survey`, for the router; it learns from it before its first slot."""
     adopt: bool = False
-    """Take what another server's state learned as a prior; its checkpoint or settings may differ."""
+    """Go on with a state of other experts, tasks or settings; they are matched by name and weights, after a backup."""
     check: bool = True
     """Measure at start which way of serving earns most; on rows that the history holds back, kept in the state."""
     force: bool = False

@@ -102,9 +102,9 @@ def read_learner(
     *settling, slot = (read_slot(row, experts=experts, tasks=tasks, decisions=waiting) for row in store.untold())
     try:
         pinned = json.loads(store.meta("pinned") or "null")
-        trust = Trust(**json.loads(store.meta("trust") or "{}"))
         learner = Learner(
-            rules, router, monitor, slot, Guard.from_json(store.meta("guard"), tasks=tasks), trust, slot.task_mix,
+            rules, router, monitor, slot, Guard.from_json(store.meta("guard"), tasks=tasks), read_trust(store),
+            slot.task_mix,
             settling=tuple(settling),
             versions=tuple(
                 Version(row["version"], row["blend"], row["sums"], row["counts"], bool(row["good"]))
@@ -121,6 +121,14 @@ def read_learner(
         if file.name not in named:
             file.unlink(missing_ok=True)
     return learner
+
+
+def read_trust(store: Store) -> Trust:
+    """Read back what is known of the clients."""
+    try:
+        return Trust(**json.loads(store.meta("trust") or "{}"))
+    except (ValueError, TypeError) as error:
+        raise StateError(f"{store.folder} is damaged ({error}); restore it from a copy") from None
 
 
 def read_slot(row: dict[str, Any], *, experts: int, tasks: int, decisions: Iterable[Decision] = ()) -> Slot:

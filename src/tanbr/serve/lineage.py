@@ -1,19 +1,22 @@
-"""What a state was made for: checkpoint, merge method, experts, tasks. Others are refused, or adopt the state."""
+"""What a state was made for: checkpoint, merge method, experts, tasks. Others are refused, or adopt it (`adopt.py`)."""
 
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from tanbr.errors import StateError
 from tanbr.merge import Moe
-from tanbr.serve.store import Store
+from tanbr.merge.export import public_name
+from tanbr.merge.sources.heads import labels_of
+from tanbr.serve.store import Store, StoreReader
+from tanbr.tasks.card import read_card
 
 SAMPLES, BLOCK = 256, 4096  # blocks of a file, and their bytes, that tell checkpoints apart
-PRIOR_COUNT = 16.0  # requests, at most, that a reward earned with another checkpoint stands for
 
 
 @dataclass(frozen=True)
@@ -21,68 +24,93 @@ class MadeFor:
     """What a state cannot do without."""
 
     tasks: tuple[str, ...]
-    experts: int
+    experts: tuple[str, ...]  # (K,) names, in the order of a blend
     method: str
-    checkpoint: str  # fingerprint of the weights
+    checkpoint: str  # fingerprint of all weights
+    architecture: str = ""
+    shared: str = ""  # fingerprint of the weights that belong to no expert alone
+    own: tuple[str, ...] = ()  # (K,) of the weights that do; empty strings for an MoE's, which lie side by side
+    columns: tuple[str, ...] = ()  # of the head
 
 
 def made_for(moe: Moe, tasks: Sequence[str]) -> MadeFor:
     """Say what a state of this checkpoint is made for."""
-    digest = hashlib.sha256()
-    for file in moe.checkpoint.files:  # a sample: it may have a hundred gigabytes, and training moves all of it
-        size = file.path.stat().st_size
+    source = moe.source
+    own = [source.own_files(k) for k in range(source.count)]
+    apart = {path for files in own for path in files}
+    labels = source.expert_labels or [()] * source.count
+    every = [file.path for file in moe.checkpoint.files]
+    return MadeFor(
+        tuple(tasks),
+        expert_names(moe),
+        str(moe.method),
+        _fingerprint(every),
+        str(moe.config["architectures"][0]),
+        _fingerprint([path for path in every if path not in apart]),
+        tuple(_fingerprint(files, repr(of)) if files else "" for files, of in zip(own, labels, strict=True)),
+        labels_of(moe.config),
+    )
+
+
+def expert_names(moe: Moe) -> tuple[str, ...]:
+    """Name the experts (K,): by their tasks, else by their folders, else by their numbers."""
+    source, K = moe.source, moe.num_experts
+    tasks = source.expert_tasks or read_card(moe.path).expert_tasks
+    if len(tasks) == K:
+        return tuple(tasks)
+    if not source.own_files(0):
+        return numbered(K)
+    folders = tuple(public_name(Path(name)) for name in source.names)
+    return folders if len(set(folders)) == K else tuple(source.names)
+
+
+def numbered(experts: int) -> tuple[str, ...]:
+    """Name experts (K,) of which nothing is known."""
+    return tuple(f"{k + 1} of {experts}" for k in range(experts))
+
+
+def _fingerprint(files: Sequence[Path], more: str = "") -> str:
+    """Tell weights apart by samples: they may have a hundred gigabytes, and training moves all of them."""
+    digest = hashlib.sha256(more.encode())
+    for path in files:
+        size = path.stat().st_size
         digest.update(str(size).encode())
-        with file.path.open("rb") as stream:
+        with path.open("rb") as stream:
             for start in np.linspace(0, max(0, size - BLOCK), SAMPLES).astype(int).tolist():
                 stream.seek(start)
                 digest.update(stream.read(BLOCK))
-    return MadeFor(tuple(tasks), moe.num_experts, str(moe.method), digest.hexdigest()[:32])
+    return digest.hexdigest()[:32]
 
 
-def same_lineage(store: Store, wanted: MadeFor, *, adopt: bool) -> bool:
-    """Whether the state was made for what is wanted; if not it is refused, unless it is to be adopted."""
+def read_made_for(store: StoreReader) -> MadeFor | None:
+    """Read what a state was made for; None if it is new."""
     text = store.meta("made_for")
-    new = json.dumps(asdict(wanted))
     if text is None:
-        store.set_meta("made_for", new)
-        return True
+        return None
     try:
         found = json.loads(text)
-        odd = [name for name, value in json.loads(new).items() if found[name] != value]
+        if isinstance(found["experts"], int):  # of tanbr 0.2.0, which counted them
+            K = found["experts"]
+            found |= {"experts": numbered(K), "own": [""] * K}
+        return TypeAdapter(MadeFor).validate_python(found)
     except (ValueError, TypeError, KeyError, RecursionError):
         raise StateError(f"{store.folder} does not say what it was made for; restore it from a copy") from None
-    if odd and not adopt:
+
+
+def lineage(store: Store, wanted: MadeFor, *, adopt: bool) -> MadeFor:
+    """Give what the state was made for, if that is what is wanted (a new one is), or if it is to be adopted."""
+    found = read_made_for(store)
+    if found is not None and not found.architecture and found.checkpoint == wanted.checkpoint:  # of tanbr 0.2.0
+        same = (found.tasks, found.method) == (wanted.tasks, wanted.method)
+        found = None if same else replace(wanted, tasks=found.tasks, method=found.method)
+    if found is None:
+        store.set_meta("made_for", json.dumps(asdict(wanted)))
+        return wanted
+    if found != wanted and not adopt:
+        name = next(name for name in asdict(found) if getattr(found, name) != getattr(wanted, name))
+        old, new = (", ".join(v) if isinstance(v := getattr(one, name), tuple) else v for one in (found, wanted))
         raise StateError(
-            f"{store.folder} was made for {odd[0]} {found[odd[0]]}, not for {getattr(wanted, odd[0])}; give another "
-            "--state, or --adopt to keep what was learned as a prior"
+            f"{store.folder} was made for {name} {old}, not for {new}; give another --state, or --adopt to keep what "
+            "was learned as a prior"
         )
-    return not odd
-
-
-def adopt_state(store: Store, wanted: MadeFor, router: Any) -> bool:
-    """Tell a router what a state of another checkpoint has earned; its slots and versions end, their numbers continue.
-
-    Whether the state's monitor knows the same tasks.
-    """
-    found = json.loads(store.meta("made_for"))
-    same_tasks = found.get("tasks") == list(wanted.tasks)
-    alike = same_tasks and found.get("experts") == wanted.experts
-    versions = [one for one in store.versions() if alike and (one["counts"] > 0).any()]
-    if versions and hasattr(router, "warm_start"):
-        blends, sums, counts = (np.array([one[name] for one in versions]) for name in ("blend", "sums", "counts"))
-        rewards = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
-        router.warm_start(blends, np.clip(rewards, 0.0, 1.0), np.minimum(counts, PRIOR_COUNT))
-    free = store.next_slot
-    meta = {"made_for": json.dumps(asdict(wanted)), "mark": store.last_seq(), "guard": None, "pinned": None}
-    with store.transaction(**meta) as write:
-        write.execute("UPDATE slots SET told = 1")
-        write.execute("DELETE FROM versions")
-        if not alike:
-            for table in ("requests", "feedback", "measured"):
-                write.execute(f"DELETE FROM {table}")  # noqa: S608 - three words
-            for table in ("slots", "models"):  # the last slot keeps the numbers
-                write.execute(f"DELETE FROM {table} WHERE slot < ?", (free - 1,))  # noqa: S608 - two words
-            write.execute("INSERT OR REPLACE INTO meta VALUES ('oldest', ?)", (free,))
-    if not alike:
-        store.oldest = free
-    return bool(same_tasks)
+    return found

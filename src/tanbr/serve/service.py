@@ -1,11 +1,13 @@
 """The service: everything below HTTP. Thread-safe; the queue's threads answer, one more runs the slots."""
 
 import hashlib
+import json
+import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,16 +22,17 @@ from tanbr.moe.device import device_of
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr, TreeView
+from tanbr.serve.adopt import Adoption, inherit
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.backends import Builder
 from tanbr.serve.check import Check, most_models
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.ids import RequestIds, slot_of
-from tanbr.serve.journal import read_learner, state_file
+from tanbr.serve.journal import read_learner, read_trust, state_file
 from tanbr.serve.labels import label_space
 from tanbr.serve.learner import Alarms, LearnerThread
-from tanbr.serve.lineage import adopt_state, made_for, same_lineage
+from tanbr.serve.lineage import lineage, made_for
 from tanbr.serve.messages import Message
 from tanbr.serve.overview import describe, slot_view, state_now, version_view
 from tanbr.serve.queue import Queue
@@ -43,6 +46,7 @@ from tanbr.tasks.rows import Row, Task
 from tanbr.types import FloatArray, Router, as_blend
 
 Result = TypeVar("Result")
+log = logging.getLogger("tanbr.serve")
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one thread tokenises; the cores are the model's
 # The workers ask for the interpreter at every operation; others must not keep it for Python's 5 ms each time.
@@ -70,6 +74,7 @@ class Service(Queue):
         survey: Survey | None = None,
         check: Check | None = None,
         adopt: bool = False,
+        say: Callable[[str], None] = log.warning,
         observer: Observer | None = None,
         backend: Builder | None = None,
         make_engine: Callable[..., Engine] = Engine,
@@ -78,11 +83,12 @@ class Service(Queue):
 
         `router` and `monitor` are for the first start. Later, what was learned in `state` goes on with the settings of
         `router` and `monitor_config` (the monitor's own if None). A state that cannot, or that was made for another
-        checkpoint, is refused, or with `adopt` becomes a prior. `own_experts` (V,) is the expert that learned
-        each task, `survey` and `check` what blends earned. `backend` runs the models in place of the one that `config`
-        names (`tanbr.engines`). `make_engine` takes the arguments of an `Engine`; one whose `answers_here` is False has
-        replicas elsewhere that answer (`tanbr.fleet`). Raises TanbrError for anything a user can put right.
-        `serve.build.build` makes a service of a checkpoint's path and a configuration.
+        checkpoint, is refused; with `adopt` it goes on by names (`adopt.py`), and `say` gets what is kept of it.
+        `own_experts` (V,) is the expert that learned each task, `survey` and `check` what blends earned. `backend` runs the
+        models in place of the one that `config` names (`tanbr.engines`). `make_engine` takes the arguments of an
+        `Engine`; one whose `answers_here` is False has replicas elsewhere that answer (`tanbr.fleet`). Raises
+        TanbrError for anything a user can put right. `serve.build.build` makes a service of a checkpoint's path and a
+        configuration.
         """
         if config.slot_requests is None and config.slot_seconds is None:
             config = config.model_copy(update={"slot_seconds": DEFAULT_SECONDS})
@@ -108,13 +114,16 @@ class Service(Queue):
         with ExitStack() as undo:  # what could not start has not begun a state
             undo.callback(store.close, unused=True)
             wanted = made_for(moe, names)
-            same = same_lineage(store, wanted, adopt=adopt)
+            found = lineage(store, wanted, adopt=adopt)
+            adoption = None if found == wanted else Adoption(found, wanted).check(store)
+            learner = None
             try:
-                learner = _resumed(store, rules, router, monitor_config, experts=K, tasks=len(names)) if same else None
+                if adoption is None:
+                    learner = _resumed(store, rules, router, monitor_config, experts=K, tasks=len(names))
             except SettingsError:
                 if not adopt:
                     raise
-                same, learner = False, None
+                adoption = Adoption(wanted, wanted)
             engine = make_engine(
                 moe,
                 models=rules.models,
@@ -132,9 +141,8 @@ class Service(Queue):
                 merge_share=config.merge_share,
             )
             undo.callback(engine.close)
-            if not same and adopt_state(store, wanted, router):
-                with suppress(SettingsError):  # else a new one
-                    monitor = Monitor.load(state_file(store, "monitor"), config=monitor_config)
+            if adoption is not None:
+                adoption.carry_out(store, config.rewards, say=say)
             observer = observer or Observer()
             space = None if engine.writes else label_space(tasks, engine.columns)
             self._scored = space if config.rewards.labels > 0 else None  # where labels count as rewards
@@ -155,9 +163,13 @@ class Service(Queue):
             if learner is not None:
                 world.resume(learner)
             else:
-                if not isinstance(monitor, Monitor):
-                    monitor = Monitor(names, "clusters", config=monitor_config) if monitor is None else monitor()
-                first(rules, world, router=router, monitor=monitor, tasks=len(names), number=store.next_slot)
+                new = monitor or Monitor(names, "clusters", config=monitor_config)
+                recalled = inherit(store, router, new, names, monitor_config)
+                first(
+                    rules, world, router=router, monitor=recalled, tasks=len(names), number=store.next_slot,
+                    trust=read_trust(store),
+                )  # fmt: skip
+            store.set_meta("origin", json.dumps({**(moe.source.origin or {}), "method": str(moe.method)}))
             self.learning = LearnerThread(world, alarms=alarms)
             self.ids = RequestIds(store.key, store.begin_epoch(self.learner.slot.number))
             super().__init__(engine, self.ids, tasks=tasks, config=config, outbox=self.learning, observer=observer)

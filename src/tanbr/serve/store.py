@@ -126,14 +126,114 @@ def _half(values: FloatArray | None) -> bytes | None:
     return None if values is None else values.astype(np.float32).tobytes()
 
 
-class Store:
+class StoreReader:
+    """What a store holds."""
+
+    def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
+        self.folder = folder
+        self._read, self._reading = connection, threading.Lock()
+        self.oldest = int(self.meta("oldest") or 0)  # slot; feedback for earlier ones is not taken
+
+    def meta(self, key: str) -> Any:
+        """Look up a named value; None if there is none."""
+        found = self._rows("SELECT value FROM meta WHERE key = ?", (key,))
+        return found[0]["value"] if found else None
+
+    def feedback(self, *, after: int, upto: int = 1 << 62, slot: int | None = None) -> list[Given]:
+        """List the feedback with after < seq ≤ upto, of one slot or of all, oldest first."""
+        query = _FEEDBACK if slot is None else _FEEDBACK_OF_SLOT
+        rows = self._rows(query, {"after": after, "upto": upto, "slot": slot})
+        return [
+            Given(seq, of, place_of(key), source, task, reward, posterior, client, bool(novel), key)
+            for seq, of, source, task, reward, posterior, client, novel, key in (row.values() for row in rows)
+        ]
+
+    def counts(self) -> dict[str, int]:
+        """Count what there is."""
+        return {name: self._number(f"SELECT COUNT(*) FROM {name}") for name in ("requests", "feedback")}  # noqa: S608
+
+    def last_seq(self) -> int:
+        """The newest feedback's number."""
+        return self._number("SELECT MAX(seq) FROM feedback")
+
+    def measured(self, slot: int) -> dict[int, dict[str, FloatArray]]:
+        """Rewards that the server gave itself: place of a slot's model → source → sums and counts (2, V)."""
+        found: dict[int, dict[str, FloatArray]] = {}
+        for row in self._rows("SELECT * FROM measured WHERE slot = ?", (slot,)):
+            found.setdefault(row["place"], {})[row["source"]] = np.array([row["sums"], row["counts"]])
+        return found
+
+    @property
+    def next_slot(self) -> int:
+        """The first number that no slot has had."""
+        return max(self._number("SELECT MAX(slot) + 1 FROM slots"), int(self.meta("next_slot") or 0))
+
+    @property
+    def last_version(self) -> int:
+        """The highest number that a merge version has had."""
+        kept = (self._number(f"SELECT MAX(version) FROM {table}") for table in ("models", "versions"))  # noqa: S608
+        return max(*kept, int(self.meta("last_version") or 0))
+
+    def slots(self, *, before: int | None = None, limit: int = -1) -> list[dict[str, Any]]:
+        """Read slots with their models, newest first."""
+        query = "SELECT * FROM slots WHERE slot < ? AND slot >= ? ORDER BY slot DESC LIMIT ?"
+        newest = (1 << 62) if before is None else before
+        return self._with_models(self._rows(query, (newest, self.oldest, limit)))
+
+    def untold(self) -> list[dict[str, Any]]:
+        """Read the slots whose reward the router does not know, with their models, oldest first."""
+        return self._with_models(self._rows("SELECT * FROM slots WHERE NOT told ORDER BY slot"))
+
+    def versions(self) -> list[dict[str, Any]]:
+        """Read versions, newest first."""
+        return self._rows("SELECT * FROM versions ORDER BY version DESC")
+
+    def _with_models(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Add to each slot the list of its models."""
+        slots = {row["slot"]: row | {"models": []} for row in rows}
+        span = (min(slots, default=0), max(slots, default=-1))
+        for model in self._rows("SELECT * FROM models WHERE slot BETWEEN ? AND ? ORDER BY slot, place", span):
+            if model["slot"] in slots:
+                slots[model["slot"]]["models"].append(model)
+        return list(slots.values())
+
+    def _rows(self, query: str, values: Any = ()) -> list[dict[str, Any]]:
+        with self._reading:
+            try:
+                return [dict(row) for row in self._read.execute(query, values)]
+            except sqlite3.Error as error:
+                raise ServiceError(f"the state cannot be read ({error}); restore it from a copy") from None
+
+    def _number(self, query: str) -> int:
+        """Look up one number; 0 if there is none."""
+        ((found,),) = (row.values() for row in self._rows(query))
+        return int(found or 0)
+
+
+@contextmanager
+def peek(folder: Path) -> Iterator[StoreReader]:
+    """Read a store as of one instant, beside a server or without one; nothing in its folder changes."""
+    path = folder / FILE
+    if not path.is_file():
+        raise StateError(f"{folder} holds no state of a server; give the folder of its --state")
+    used = path.with_name(f"{FILE}-wal").exists()  # else SQLite would make a log to read
+    address = f"{path.absolute().as_uri()}?{'mode=ro' if used else 'immutable=1'}"
+    try:
+        with closing(sqlite3.connect(address, uri=True, timeout=10.0, detect_types=sqlite3.PARSE_DECLTYPES)) as opened:
+            opened.row_factory = sqlite3.Row
+            opened.execute("BEGIN")
+            _check_version(opened, path)
+            yield StoreReader(folder, opened)
+    except sqlite3.Error as error:
+        raise StateError(f"{path} cannot be read ({error}); restore it from a copy") from None
+
+
+class Store(StoreReader):
     """The file, one writer at a time, readers beside it."""
 
     def __init__(self, folder: Path) -> None:
         """Open the store of a folder, or make one; nobody else may until it is closed."""
-        self.folder = folder
-        self._writing, self._reading = threading.Lock(), threading.Lock()
-        path = folder / FILE
+        self._writing, path = threading.Lock(), folder / FILE
         try:
             self._made = make_private(folder)
             self._lock = FolderLock(folder)
@@ -143,9 +243,8 @@ class Store:
                 path.chmod(0o600)  # the key that request ids are recognised by is in it
                 self._write = opened.enter_context(closing(_connect(path)))
                 _make_tables(self._write, path)
-                self._read = opened.enter_context(closing(_connect(path)))
                 self._files = [(file, file.stat().st_ino) for file in (path, path.with_name(f"{FILE}-wal"))]
-                self.oldest = int(self.meta("oldest") or 0)  # slot; feedback for earlier ones is not taken
+                super().__init__(folder, opened.enter_context(closing(_connect(path))))
             except BaseException:
                 opened.close()
                 self._lock.release()
@@ -168,11 +267,6 @@ class Store:
                     folder.rmdir()
 
     # --- named values -----------------------------------------------------------------------------------------------
-
-    def meta(self, key: str) -> Any:
-        """Look up a named value; None if there is none."""
-        found = self._rows("SELECT value FROM meta WHERE key = ?", (key,))
-        return found[0]["value"] if found else None
 
     def set_meta(self, key: str, value: Any) -> None:
         """Keep a named value."""
@@ -226,61 +320,6 @@ class Store:
         found = (self._rows("SELECT id, logits FROM requests WHERE id = ?", (key,)) for key in ids)
         return {row["id"]: row["logits"] for rows in found for row in rows if row["logits"] is not None}
 
-    def feedback(self, *, after: int, upto: int = 1 << 62, slot: int | None = None) -> list[Given]:
-        """List the feedback with after < seq ≤ upto, of one slot or of all, oldest first."""
-        query = _FEEDBACK if slot is None else _FEEDBACK_OF_SLOT
-        rows = self._rows(query, {"after": after, "upto": upto, "slot": slot})
-        return [
-            Given(seq, of, place_of(key), source, task, reward, posterior, client, bool(novel), key)
-            for seq, of, source, task, reward, posterior, client, novel, key in (row.values() for row in rows)
-        ]
-
-    def last_seq(self) -> int:
-        """The newest feedback's number."""
-        return self._number("SELECT MAX(seq) FROM feedback")
-
-    def measured(self, slot: int) -> dict[int, dict[str, FloatArray]]:
-        """Rewards that the server gave itself: place of a slot's model → source → sums and counts (2, V)."""
-        found: dict[int, dict[str, FloatArray]] = {}
-        for row in self._rows("SELECT * FROM measured WHERE slot = ?", (slot,)):
-            found.setdefault(row["place"], {})[row["source"]] = np.array([row["sums"], row["counts"]])
-        return found
-
-    # --- slots and versions -----------------------------------------------------------------------------------------
-
-    @property
-    def next_slot(self) -> int:
-        """The first number that no slot has had."""
-        return self._number("SELECT MAX(slot) + 1 FROM slots")
-
-    @property
-    def last_version(self) -> int:
-        """The highest number that a merge version has had."""
-        return max(self._number(f"SELECT MAX(version) FROM {table}") for table in ("models", "versions"))  # noqa: S608
-
-    def slots(self, *, before: int | None = None, limit: int = -1) -> list[dict[str, Any]]:
-        """Read slots with their models, newest first."""
-        query = "SELECT * FROM slots WHERE slot < ? AND slot >= ? ORDER BY slot DESC LIMIT ?"
-        newest = (1 << 62) if before is None else before
-        return self._with_models(self._rows(query, (newest, self.oldest, limit)))
-
-    def untold(self) -> list[dict[str, Any]]:
-        """Read the slots whose reward the router does not know, with their models, oldest first."""
-        return self._with_models(self._rows("SELECT * FROM slots WHERE NOT told ORDER BY slot"))
-
-    def versions(self) -> list[dict[str, Any]]:
-        """Read versions, newest first."""
-        return self._rows("SELECT * FROM versions ORDER BY version DESC")
-
-    def _with_models(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add to each slot the list of its models."""
-        slots = {row["slot"]: row | {"models": []} for row in rows}
-        span = (min(slots, default=0), max(slots, default=-1))
-        for model in self._rows("SELECT * FROM models WHERE slot BETWEEN ? AND ? ORDER BY slot, place", span):
-            if model["slot"] in slots:
-                slots[model["slot"]]["models"].append(model)
-        return list(slots.values())
-
     def forget(self, *, slots: int, requests: int) -> None:
         """Drop the oldest slots, so that at most so many slots, and about so many requests, remain."""
         newest = self.next_slot - 1
@@ -318,18 +357,6 @@ class Store:
             if not path.exists() or path.stat().st_ino != number:
                 raise OSError(f"{path.name} was taken away under the server: restart it")
 
-    def _rows(self, query: str, values: Any = ()) -> list[dict[str, Any]]:
-        with self._reading:
-            try:
-                return [dict(row) for row in self._read.execute(query, values)]
-            except sqlite3.Error as error:
-                raise ServiceError(f"the state cannot be read ({error}); restore it from a copy") from None
-
-    def _number(self, query: str) -> int:
-        """Look up one number; 0 if there is none."""
-        ((found,),) = (row.values() for row in self._rows(query))
-        return int(found or 0)
-
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(
@@ -356,7 +383,11 @@ def _make_tables(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute("INSERT INTO meta VALUES ('version', ?)", (VERSION,))
             connection.execute("INSERT INTO meta SELECT 'key', randomblob(?)", (KEY_BYTES,))
             return
-        found = connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
+    _check_version(connection, path)
+
+
+def _check_version(connection: sqlite3.Connection, path: Path) -> None:
+    found = connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
     if found is None or found[0] != VERSION:
         made = "tanbr 0.1" if found is not None and found[0] in range(1, 5) else "another tanbr"
         raise StateError(f"{path.parent} was made by {made}; start a new state folder, or use the tanbr that wrote it")

@@ -59,6 +59,11 @@ def read_card(checkpoint: Path) -> Card:
     return card
 
 
+def card_text(card: Card) -> str:
+    """Write a card as its file has it."""
+    return json.dumps(asdict(card), indent=2, ensure_ascii=False) + "\n"
+
+
 def write_card(checkpoint: Path, card: Card) -> Path:
     """Write a checkpoint's card into its folder."""
-    return write_atomically(checkpoint / FILE, json.dumps(asdict(card), indent=2, ensure_ascii=False) + "\n")
+    return write_atomically(checkpoint / FILE, card_text(card))

@@ -221,7 +221,7 @@ def test_a_rolling_restart_loses_no_request(cluster: Client, config: ClusterConf
 
 def test_another_checkpoint_and_a_second_learner_are_refused(cluster: Client, config: ClusterConfig) -> None:
     with pytest.raises(StateError, match="this replica has checkpoint other"):
-        RayLearner(config)("hello", Hello("stranger", MadeFor((), 8, "average", "other")))
+        RayLearner(config)("hello", Hello("stranger", MadeFor((), ("a",) * 8, "average", "other")))
     with pytest.raises(StateError, match="in use by another server"):
         Store(config.state)
     second = config.model_copy(update={"name": "second"})

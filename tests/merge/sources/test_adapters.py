@@ -261,3 +261,8 @@ def test_the_command_writes_a_model_or_an_adapter(bert, tmp_path) -> None:
         result = CliRunner().invoke(app, [*command, *extra, str(tmp_path / out)])
         assert result.exit_code == 0, result.output
         assert (tmp_path / out / made).exists()
+        assert json.loads((tmp_path / out / "certificate.json").read_text())["blend"] == [0.5, 0.3, 0.2]
+        about = (tmp_path / out / "README.md").read_text()
+        assert f'base_model: "{base.name}"' in about
+        assert f"| {adapters[1].name} | 0.3000 |" in about
+        assert str(tmp_path) not in about  # no place on this machine

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tanbr.errors import InputError
 from tanbr.merge.blend import finite
+from tanbr.merge.export import About, certify_to
 from tanbr.merge.sources.over_base import OverBase
 from tanbr.merge.sources.peft_folder import PREFIX, SETTINGS, WEIGHTS, LowRank
 from tanbr.moe.checkpoint import TensorSpec
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from tanbr.merge.moe import Moe
 
 
-def export_adapter(moe: "Moe", out: str | Path, *, blend: ArrayLike) -> Path:
-    """Write the blend (K,) of adapters to the new folder `out`, as PEFT saves adapters."""
+def export_adapter(
+    moe: "Moe", out: str | Path, *, blend: ArrayLike, certify: bool = True, about: About | None = None
+) -> Path:
+    """Write the blend (K,) of adapters to the new folder `out`, as PEFT saves adapters, with a certificate."""
     source = joinable(moe)
     weights = moe.check(blend).tolist()
     ranks = {
@@ -48,6 +51,8 @@ def export_adapter(moe: "Moe", out: str | Path, *, blend: ArrayLike) -> Path:
         write_json(folder / SETTINGS, _settings(source, [name for name in ranks if ranks[name]], rank))
         specs = [TensorSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
         write_file(folder / WEIGHTS, specs, iter(tensors.values()))
+        if certify:
+            certify_to(folder, moe, weights, dense=None, title=Path(out).name, about=about)
     return Path(out)
 
 

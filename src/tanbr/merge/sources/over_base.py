@@ -126,6 +126,12 @@ class OverBase(ExpertsOverBase):
         """The experts' own tensors; the base's too where an adapter needs them."""
         return [spec for spec in super().unmerged if self.adapters or not spec.name.startswith(f"{BASE}:")]
 
+    def own_files(self, expert: int) -> list[Path]:
+        """List an expert's files of weights; an adapter's settings scale them."""
+        one = self._experts[expert]
+        settings = [one.path / one.settings_file] if isinstance(one, Adapter) else []
+        return settings + [file.path for file in one.files]
+
     def _joined(self, blend_only: BlendOnly, named: list[tuple[str, ...]]) -> list[Piece]:
         """Make the pieces of the whole model; heads whose labels differ become one head."""
         own = labels_of(self.config)

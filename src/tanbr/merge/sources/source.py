@@ -6,9 +6,10 @@ when a merge asks for it, piece by piece.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ class ExpertSource:
     weights: tuple[float, ...] = ()  # (K,) the blend that a list of experts asks for
     method: str | None = None  # how a list of experts asks to merge them
     measured: Path | None = None  # folder for what is measured of the experts, where there is none beside them
+    origin: Mapping[str, Any] | None = None  # arguments that `tanbr.open` finds these experts with again
 
     @cached_property
     def blended(self) -> list[Piece]:
@@ -48,6 +50,10 @@ class ExpertSource:
     def unmerged(self) -> list[TensorSpec]:
         """The tensors that the experts answer with when nothing is merged."""
         return list(self.checkpoint.specs.values())
+
+    def own_files(self, expert: int) -> list[Path]:  # noqa: ARG002
+        """List the files that say what one expert is; none where experts lie side by side in the same files."""
+        return []
 
     def beside(self, folder: str) -> Path:
         """Name a folder for what was measured of these experts: beside them, or where a server keeps it."""

@@ -1,0 +1,245 @@
+"""Adoption: a state goes on with other experts, other tasks, or another merge method.
+
+It goes by names and contents, never by places. An expert is the same one if its name and its weights are, a task if its
+name is. Blends, mixes and rewards are written anew in the new order, in one transaction. Blends that used an expert
+that is gone or has changed are dropped; a new expert has weight 0 in the others.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from sqlite3 import Connection
+from typing import Any
+
+import numpy as np
+
+from tanbr.errors import SettingsError, StateError
+from tanbr.loop.config import RewardConfig
+from tanbr.loop.rewards import Tally
+from tanbr.loop.slot import Version
+from tanbr.loop.turn import earned, told_of
+from tanbr.monitor import Monitor
+from tanbr.monitor.config import MonitorConfig
+from tanbr.serve.backup import back_up
+from tanbr.serve.journal import read_slot, read_trust, state_file
+from tanbr.serve.lineage import MadeFor
+from tanbr.serve.store import Store, shown, vector
+from tanbr.types import FloatArray
+
+PRIOR_COUNT = 16.0  # requests, at most, that a reward earned with another checkpoint or method stands for
+MOST_BLENDS = 1_000  # newest merge versions whose rewards a new router is told
+LOWEST = float(np.finfo(np.float32).min)  # logit of a label that a head did not have
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Where each of some old things is among the new ones; None where it is gone."""
+
+    to: tuple[int | None, ...]
+    size: int
+
+    @classmethod
+    def of(cls, old: Sequence[Any], new: Sequence[Any]) -> "Moved":
+        """Find equal things again."""
+        return cls(tuple(new.index(one) if one in new else None for one in old), len(new))
+
+    @property
+    def kept(self) -> dict[int, int]:
+        """Old place → new place of what is still there."""
+        return {old: new for old, new in enumerate(self.to) if new is not None}
+
+    def __call__(self, values: FloatArray, fill: float = 0.0) -> FloatArray:
+        """Put values into the new order; what is new gets `fill`."""
+        moved = np.full(self.size, fill)
+        moved[list(self.kept.values())] = values[list(self.kept)]
+        return moved
+
+    def blend(self, values: FloatArray) -> FloatArray | None:
+        """Put a blend into the new order; None if it used what is gone."""
+        gone = [old for old, new in enumerate(self.to) if new is None]
+        return None if values[gone].any() else self(values)
+
+    def shares(self, values: FloatArray) -> FloatArray | None:
+        """Put shares that sum to 1 into the new order; None if nothing is left of them."""
+        moved = self(values)
+        return moved / moved.sum() if moved.sum() > 1e-6 else None
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """From what a state was made for to what it is to serve."""
+
+    old: MadeFor
+    new: MadeFor
+
+    @property
+    def experts(self) -> Moved:
+        """The experts, by name and content."""
+        old, new = (list(zip(one.experts, one.own, strict=True)) for one in (self.old, self.new))
+        return Moved.of(old, new)
+
+    @property
+    def tasks(self) -> Moved:
+        """The tasks, by name."""
+        return Moved.of(self.old.tasks, self.new.tasks)
+
+    @property
+    def exact(self) -> bool:
+        """Whether a blend of experts that are still there is the same model as before."""
+        return (self.old.method, self.old.shared) == (self.new.method, self.new.shared)
+
+    def check(self, store: Store) -> "Adoption":
+        """Refuse a state of which nothing could be kept."""
+        if self.old.architecture not in ("", self.new.architecture):
+            raise StateError(
+                f"{store.folder} was made for {self.old.architecture}, and what its blends earned says nothing about "
+                f"{self.new.architecture}; give another --state"
+            )
+        if not self.experts.kept and not self.tasks.kept:
+            raise StateError(f"{store.folder} has no expert and no task of those to be served; give another --state")
+        return self
+
+    def carry_out(self, store: Store, config: RewardConfig, *, say: Callable[[str], None]) -> None:
+        """Say what is kept, copy the folder, and write the state anew.
+
+        Slots and versions end, their numbers continue. What each version earned is left for `inherit`.
+        """
+        before = _versions(store, self.old, config)
+        after = [moved for one in before if (moved := self._moved(one)) is not None]
+        for line in self._said(store, before=len(before), after=len(after)):
+            say(line)
+        number = next(n for n in range(1, 1 << 30) if not (store.folder / f"before-adopt-{n}").exists())
+        say(f"a copy of the state as it was: {back_up(store.folder, store.folder / f'before-adopt-{number}')}")
+        numbers = {"mark": store.last_seq(), "next_slot": store.next_slot, "last_version": store.last_version}
+        with store.transaction(made_for=json.dumps(asdict(self.new)), **numbers, guard=None, pinned=None) as write:
+            self._rewrite(write)
+            rows = [(one.number, shown(one.blend), one.good, shown(one.sums), shown(one.counts)) for one in after]
+            write.executemany("INSERT INTO versions VALUES (?, ?, 0, ?, 0, ?, ?)", rows)
+
+    def _moved(self, version: Version) -> Version | None:
+        """Put a version into the new order; None if it used an expert that is gone or has changed."""
+        blend, counts = self.experts.blend(version.blend), version.counts
+        if blend is None:
+            return None
+        limited = counts if self.exact else np.minimum(counts, PRIOR_COUNT)
+        sums = version.sums * limited / np.maximum(counts, 1e-12)
+        return replace(version, blend=blend, sums=self.tasks(sums), counts=self.tasks(limited))
+
+    def _said(self, store: Store, *, before: int, after: int) -> Iterable[str]:
+        old, new, slots, counts = self.old, self.new, store.slots(), store.counts()
+        whole = sum(all(self.experts.blend(one["blend"]) is not None for one in slot["models"]) for slot in slots)
+        yield (
+            f"{store.folder} is adopted: {whole:,} of {len(slots):,} slots, {counts['requests']:,} requests and "
+            f"{counts['feedback']:,} pieces of feedback are kept"
+        )
+        still = {old.experts[place] for place in self.experts.kept}
+        for what, among, others in (
+            ("new experts, with weight 0 in old blends", new.experts, set(old.experts)),
+            ("experts whose weights have changed", old.experts, still | set(old.experts) - set(new.experts)),
+            ("experts that are gone", old.experts, set(new.experts)),
+            ("new tasks", new.tasks, set(old.tasks)),
+            ("tasks that are gone, with feedback that names them", old.tasks, set(new.tasks)),
+        ):
+            if found := [name for name in among if name not in others]:
+                yield f"{what}: {', '.join(found)}"
+        dropped = f"; {before - after} used an expert that is gone or has changed" if after < before else ""
+        prior = "" if self.exact else f", as at most {PRIOR_COUNT:.0f} requests each: the weights or the method differ"
+        yield f"the router is told what {after} of {before} rewarded blends earned{prior}{dropped}"
+        yield "not kept: merge versions to roll back to, and a pinned blend"
+
+    def _rewrite(self, write: Connection) -> None:
+        """Write all vectors of the store in the new order; slots that used what is gone go."""
+        experts, tasks, columns = self.experts, self.tasks, Moved.of(self.old.columns, self.new.columns)
+        even = np.full(tasks.size, 1.0 / tasks.size)
+
+        def logits(values: FloatArray) -> FloatArray | None:
+            return columns(values, LOWEST) if len(values) == len(columns.to) else None
+
+        def mix(values: FloatArray) -> FloatArray:
+            return even if (shares := tasks.shares(values)) is None else shares
+
+        changes: dict[str, Callable[[Any], Any]] = {
+            "blend": _text(experts.blend), "mix": _text(mix), "sums": _text(tasks),
+            "reward": _text(partial(tasks, fill=np.nan)), "posterior": _blob(tasks.shares), "logits": _blob(logits),
+            "task": lambda place: None if place is None else tasks.kept.get(place),
+        }  # fmt: skip
+        for name, change in changes.items():
+            write.create_function(f"moved_{name}", 1, change, deterministic=True)
+        for statement in (
+            "DELETE FROM versions",
+            "DELETE FROM slots WHERE slot IN (SELECT slot FROM models WHERE moved_blend(blend) IS NULL)",
+            "DELETE FROM models WHERE slot NOT IN (SELECT slot FROM slots)",
+            "UPDATE models SET blend = moved_blend(blend), estimates = moved_sums(estimates)",
+            "UPDATE slots SET told = 1, mix = moved_mix(mix), estimate = moved_mix(estimate), "
+            "reward = moved_reward(reward), counts = moved_sums(counts)",
+            "UPDATE measured SET sums = moved_sums(sums), counts = moved_sums(counts)",
+            "DELETE FROM feedback WHERE task IS NOT NULL AND moved_task(task) IS NULL",
+            "UPDATE feedback SET task = moved_task(task) WHERE task IS NOT NULL",
+        ):
+            write.execute(statement)
+        if self.old.tasks != self.new.tasks:
+            write.execute("UPDATE requests SET posterior = moved_posterior(posterior)")
+        if self.old.columns != self.new.columns:
+            write.execute("UPDATE requests SET logits = moved_logits(logits)")
+
+
+def _versions(store: Store, made_for: MadeFor, config: RewardConfig) -> list[Version]:
+    """Work out what each merge version has earned, from all feedback of all slots: also of those not told yet."""
+    trust, V = read_trust(store), len(made_for.tasks)
+    bad = {row["version"] for row in store.versions() if not row["good"]}
+    versions, told, nothing = {}, [], np.zeros(V)
+    for row in store.slots():
+        slot = read_slot(row, experts=len(made_for.experts), tasks=V)
+        measured = {place: Tally(V, parts) for place, parts in store.measured(slot.number).items()}
+        worthless = [number for number in slot.versions if number in bad]  # said once, of its last slot
+        bad -= set(worthless)
+        rows = store.feedback(after=0, slot=slot.number)
+        told.append(told_of(slot, rows, measured, trust, config, worthless=worthless))
+        for number, blend in zip(slot.versions, slot.blends, strict=True):
+            versions[number] = Version(number, blend, nothing, nothing)
+    found = [one for one in earned(list(versions.values()), told) if (one.counts > 0).any()]
+    return sorted(found, key=lambda one: one.number)[-MOST_BLENDS:]
+
+
+def _text(change: Callable[[FloatArray], FloatArray | None]) -> Callable[[str | None], str | None]:
+    """Change a vector as the store writes it."""
+
+    def changed(text: str | None) -> str | None:
+        values = None if text is None else change(vector(text))
+        return None if values is None else shown(values)
+
+    return changed
+
+
+def _blob(change: Callable[[FloatArray], FloatArray | None]) -> Callable[[bytes | None], bytes | None]:
+    """Change a vector in half the digits."""
+
+    def changed(blob: bytes | None) -> bytes | None:
+        values = None if blob is None else change(np.frombuffer(blob, dtype=np.float32).astype(np.float64))
+        return None if values is None else values.astype(np.float32).tobytes()
+
+    return changed
+
+
+def inherit(
+    store: Store,
+    router: Any,
+    monitor: Monitor | Callable[[], Monitor],
+    tasks: Sequence[str],
+    config: MonitorConfig | None,
+) -> Monitor:
+    """Tell a new router what an adopted state has earned; the state's monitor, or a new one that knows what it knew."""
+    versions = [one for one in store.versions() if (one["counts"] > 0).any()]
+    if versions and hasattr(router, "warm_start"):
+        blends, sums, counts = (np.array([one[name] for one in versions]) for name in ("blend", "sums", "counts"))
+        rewards = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+        router.warm_start(blends, np.clip(rewards, 0.0, 1.0), counts)
+    old = None
+    with suppress(SettingsError):  # a monitor of other settings reads texts otherwise
+        old = None if store.meta("monitor") is None else Monitor.load(state_file(store, "monitor"), config=config)
+    if old is not None and old.tasks == tuple(tasks):
+        return old
+    new = monitor if isinstance(monitor, Monitor) else monitor()
+    return new if old is None else new.recalling(old)

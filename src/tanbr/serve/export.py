@@ -1,0 +1,71 @@
+"""What a state serves, to take away: read beside a running server or after it, with nothing in the state changed."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tanbr.errors import InputError, StateError
+from tanbr.loop.slot import Slot
+from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
+from tanbr.merge.export import About
+from tanbr.serve.adopt import Adoption
+from tanbr.serve.journal import read_slot
+from tanbr.serve.lineage import MadeFor, made_for, read_made_for
+from tanbr.serve.store import peek
+from tanbr.tasks.card import FILE, Card, card_text, read_card
+from tanbr.types import Blend
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """One of the models that a state's open slot serves."""
+
+    moe: Moe
+    blend: Blend  # (K,)
+    slot: Slot
+    number: int  # among the slot's models, from 1
+    made_for: MadeFor
+
+    @property
+    def title(self) -> str:
+        """Say which one it is."""
+        models = f"model {self.number} of {len(self.slot.versions)}, " if len(self.slot.versions) > 1 else ""
+        return f"{models}merge version {self.slot.versions[self.number - 1]} of slot {self.slot.number}"
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks whose requests it answers."""
+        to = self.slot.panel.task_models
+        return [name for name, place in zip(self.made_for.tasks, to, strict=True) if place == self.number - 1]
+
+    @property
+    def about(self) -> About:
+        """What its files say of it, with a card of its tasks where they are known."""
+        source = self.moe.source
+        card = read_card(self.moe.path).of_experts(source.expert_tasks, source.expert_labels)
+        known = tuple(task for task in card.tasks if task.name in self.made_for.tasks)
+        note = f"It is what a tanbr server served as {self.title}, for {', '.join(self.tasks) or 'no task'}."
+        return About(card.expert_tasks, note, {FILE: card_text(Card(known))} if known else {})
+
+
+def served(state: Path, *, number: int = 1) -> Served:
+    """Find the model that answers now, of a panel one by its number; its experts must be as the server read them."""
+    with peek(state) as store:
+        made, text, rows = read_made_for(store), store.meta("origin"), store.slots(limit=1)
+    if made is None or not rows:
+        raise StateError(f"{state} has served nothing yet; start a server on it first")
+    slot = read_slot(rows[0], experts=len(made.experts), tasks=len(made.tasks))
+    if number > len(slot.versions):
+        models = len(slot.versions)
+        raise InputError(f"--model must be from 1 to {models}, as many as {state} serves side by side (got {number})")
+    try:
+        origin = json.loads(text)
+        moe = open_moe(origin["path"], experts=origin["experts"], blend_only=origin["blend_only"], method=made.method)
+    except (TypeError, KeyError, ValueError):
+        raise StateError(f"{state} does not say where its experts are; start a server on it once") from None
+    change = Adoption(made, made_for(moe, made.tasks))
+    blend = change.experts.blend(slot.blends[number - 1]) if change.exact else None
+    if blend is None:
+        raise StateError(f"the experts in {origin['path']} have changed since the server read them; put them back")
+    return Served(moe, blend, slot, number, made)

@@ -1,0 +1,201 @@
+"""A state that goes on with other experts and tasks: by their names and contents, and never in part."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tanbr
+from tanbr.errors import OutputError, StateError
+from tanbr.lab.settings import parse
+from tanbr.lab.tasks import tiny
+from tanbr.router import Tanbr
+from tanbr.serve.build import build
+from tanbr.serve.records import Feedback
+from tanbr.serve.service import Service
+from tanbr.serve.store import peek
+from tanbr.tasks.card import read_card
+
+CONFIG = parse({"serve": {"slot_seconds": 3600, "threads": 1, "explore": "always", "rewards": {"settle_slots": 0}}})
+Make = Callable[..., Service]
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a base and four experts, each in a folder that its task names, and labelled texts of each task."""
+    folder = tmp_path_factory.mktemp("experts")
+    moe = tanbr.open(tanbr.embedded())
+    moe.export([1 / 8] * 8, folder / "base")
+    for name in ("sentiment", "paraphrase", "acceptability", "duplicates"):
+        moe.export([float(task == name) for task in read_card(moe.path).expert_tasks], folder / name)
+    return folder
+
+
+@pytest.fixture
+def make(experts: Path, tmp_path: Path) -> Iterator[Make]:
+    """Build a service of experts in an order, with their tasks (`folder:task` where the folder is not called so).
+
+    The one before is stopped.
+    """
+    made: list[Service] = []
+
+    def build_one(*named: str, adopt: bool = False, said: list[str] | None = None, state: str = "state") -> Service:
+        pairs = [(name.split(":")[0], name.split(":")[-1]) for name in named]
+        lines = [f'[[experts]]\npath = "{experts / folder}"\ntask = "{task}"' for folder, task in pairs]
+        (tmp_path / "experts.toml").write_text("\n".join([f'base = "{experts / "base"}"', *lines]))
+        rows = [row for _, task in pairs for row in tiny.generate(task, 30, seed=3)]
+        labels = [tiny.BY_NAME[row.task].labels[int(row.target)] for row in rows]
+        past = [{"text": row.text, "task": row.task, "label": of} for row, of in zip(rows, labels, strict=True)]
+        (tmp_path / "past.jsonl").write_text("\n".join(map(json.dumps, past)))
+        for one in made:
+            one.stop()
+        made.append(
+            build(
+                tmp_path / "experts.toml", config=CONFIG.serve, state=tmp_path / state, adopt=adopt,
+                history=tmp_path / "past.jsonl", say=(said if said is not None else []).append,
+            )
+        )  # fmt: skip
+        return made[-1]
+
+    yield build_one
+    for one in made:
+        one.stop()
+
+
+def live(service: Service, *blends: dict[str, float]) -> list[str]:
+    """Serve blends by the experts' names, a slot each, all of it sentiment; ids of requests without feedback so far."""
+    service.start()
+    left: list[str] = []
+    for blend in blends:
+        service.pin([blend.get(name, 0.0) for name in service.info.expert_names])
+        rows = tiny.generate("sentiment", 6, seed=7)
+        ids = service.submit([row.text for row in rows]).result(30).request_ids
+        service.feedback([Feedback(one, reward=blend["sentiment"], task="sentiment") for one in ids[:4]])
+        left += ids[4:]
+        service.end_slot()
+    service.stop()
+    return left
+
+
+def by_name(service: Service) -> list[tuple[int, dict[str, float], dict[str, float]]]:
+    """Slots that earned something, oldest first: number, blend and mix by name."""
+    experts, tasks = service.info.expert_names, service.info.tasks
+    return [
+        (one.slot, dict(zip(experts, one.blend, strict=True)), dict(zip(tasks, one.task_mix, strict=True)))
+        for one in reversed(service.slots())
+        if (one.counts > 0).any()
+    ]
+
+
+def used(service: Service) -> list[dict[str, float]]:
+    """The blends of these slots, without weights of 0."""
+    return [{name: float(x) for name, x in blend.items() if x} for _, blend, _ in by_name(service)]
+
+
+BLENDS = {"sentiment": 0.9, "paraphrase": 0.1}, {"sentiment": 0.2, "paraphrase": 0.5, "acceptability": 0.3}
+THREE, TURNED = ("sentiment", "paraphrase", "acceptability"), ("acceptability", "sentiment", "paraphrase")
+
+
+def test_a_list_in_another_order_means_the_same_blends(make: Make) -> None:
+    live(make(*THREE), *BLENDS)
+    before = by_name(make(*THREE))
+    with pytest.raises(StateError, match="was made for tasks sentiment, paraphrase, acceptability, not for accept"):
+        make(*TURNED)
+    said: list[str] = []
+    after = make(*TURNED, adopt=True, said=said)
+    assert len(before) == 2
+    assert by_name(after) == before
+    router = after.learner.router
+    assert isinstance(router, Tanbr)
+    known = router.fork().ask([0, 1, 0])
+    assert known.blend.argmax() == 1
+    assert any("the router is told what 2 of 2 rewarded blends earned" in line for line in said)
+    make(*TURNED)  # it is this list's now
+
+
+def test_a_new_expert_with_its_task_loses_nothing(make: Make, tmp_path: Path) -> None:
+    left = live(make(*THREE), *BLENDS)
+    with peek(tmp_path / "state") as store:
+        counts, texts = store.counts(), store.last_seq()
+    said: list[str] = []
+    after = make("duplicates", "sentiment", "paraphrase", "acceptability", adopt=True, said=said)
+    assert after.store.counts() == counts == {"requests": 12, "feedback": texts}
+    assert used(after) == [pytest.approx(blend) for blend in BLENDS]
+    assert "new experts, with weight 0 in old blends: duplicates" in said
+    row = tiny.generate("sentiment", 6, seed=7)[4]
+    label = tiny.BY_NAME["sentiment"].labels[int(row.target)]
+    late = [Feedback(left[0], label=label, task="sentiment"), Feedback(left[1], reward=1.0)]
+    after.start()
+    assert after.feedback(late).accepted == 2  # of requests that the three experts answered
+    given = after.store.feedback(after=texts)
+    assert [one.task for one in given] == [after.info.tasks.index("sentiment"), None]
+    assert given[1].posterior is not None
+    assert given[1].posterior.shape == (4,)
+    assert given[1].posterior.argmax() == after.info.tasks.index("sentiment")
+    after.end_slot()
+
+
+@pytest.mark.parametrize(
+    ("named", "line"),
+    [
+        (("sentiment", "paraphrase"), "experts that are gone: acceptability"),
+        (("paraphrase", "duplicates:acceptability", "sentiment"), "experts whose weights have changed: acceptability"),
+    ],
+)
+def test_blends_of_an_expert_that_is_gone_or_changed_are_dropped(
+    make: Make, tmp_path: Path, named: tuple[str, ...], line: str
+) -> None:
+    live(make(*THREE), *BLENDS)
+    said: list[str] = []
+    after = make(*named, adopt=True, said=said)
+    assert line in said
+    assert any("told what 1 of 2 rewarded blends earned; 1 used an expert that is gone" in one for one in said)
+    assert used(after) == [pytest.approx(BLENDS[0])]
+    assert after.state().slot == 3 + 2  # a pin ends a slot too; numbers continue
+    copy = tmp_path / "state" / "before-adopt-1"
+    assert f"a copy of the state as it was: {copy}" in said
+    assert len(by_name(make(*THREE, state="state/before-adopt-1"))) == 2  # the old experts go on from it
+
+
+def test_what_cannot_be_adopted_is_refused_and_untouched(make: Make, experts: Path, tmp_path: Path) -> None:
+    live(make("sentiment", "paraphrase"), BLENDS[0])
+    before = {file.name: file.read_bytes() for file in (tmp_path / "state").iterdir() if file.name != "lock"}
+    with pytest.raises(
+        StateError, match=r"made for BertForSequenceClassification, .* BertMoeForSequenceClassification"
+    ):
+        build(None, config=CONFIG.serve, state=tmp_path / "state", adopt=True)
+    with pytest.raises(StateError, match="has no expert and no task of those to be served"):
+        make("acceptability", "duplicates", adopt=True)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "state").iterdir() if file.name != "lock"} == before
+
+
+def test_an_adoption_that_fails_half_way_loses_nothing(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live(make(*THREE), *BLENDS)
+    shutil.copytree(tmp_path / "state", tmp_path / "other")
+
+    def full(*_: object) -> Path:
+        raise OutputError("no room for the copy")
+
+    monkeypatch.setattr("tanbr.serve.adopt.back_up", full)
+    with pytest.raises(OutputError, match="no room"):
+        make(*TURNED, adopt=True)
+    monkeypatch.undo()
+    assert len(by_name(make(*THREE))) == 2  # it is still the old list's
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr("tanbr.serve.service.first", broken)  # after the transaction, before the first slot
+    with pytest.raises(RuntimeError, match="killed"):
+        make(*TURNED, adopt=True, state="other")
+    monkeypatch.undo()
+    after = make(*TURNED, state="other")
+    router = after.learner.router
+    assert isinstance(router, Tanbr)
+    assert np.nanmax(np.abs(router.tree.value[0] - Tanbr(3, 3).tree.value[0])) > 0  # it was told all the same
+    assert len(by_name(after)) == 2
