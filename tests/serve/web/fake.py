@@ -119,12 +119,13 @@ class FakeService:
             future.set_result(Answered(self._ids(len(texts)), logits, self.version, cut, versions))
         return future
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> "Future[str]":
         future: Future[str] = Future()
-        if messages[0]["role"] == "assistant":
+        self.calls.append(("chat", list(messages)))
+        if messages[0]["content"] == "refuse":
             future.set_exception(InputError("the model's chat template refuses these messages"))
         else:
-            future.set_result(" ".join(message["content"] for message in messages))
+            future.set_result(" ".join(message["content"] for message in messages if message["content"]))
         return future
 
     def generate(
@@ -137,6 +138,10 @@ class FakeService:
         task: str | None = None,
     ) -> "Future[Generated]":
         self._check()
+        if (max_tokens or 1) > self.info.max_tokens:
+            raise InputError(
+                f"max_tokens must be 1..16 (got {max_tokens}); the server's [serve] max_tokens allows more"
+            )
         self.calls.append(("generate", list(prompts), max_tokens))
         future: Future[Generated] = Future()
         self.futures.append(future)

@@ -16,7 +16,7 @@ from tanbr.serve.web import logs
 from tanbr.serve.web.auth import HEALTH, Tokens
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import Metrics
-from tanbr.serve.web.refusals import Refusal
+from tanbr.serve.web.refusals import Refusal, allows
 
 REMEMBERED = 10_000  # clients; the one not heard of for longest is forgotten first
 # Bytes of bodies that may be refused to one client, at once and a second. To parse and refuse a megabyte takes 5 ms or
@@ -162,13 +162,15 @@ class Entrance:
         if route not in HEALTH:
             wait = self._rate.wait(client, time.monotonic())
             if wait:
-                raise Refusal.later(429, f"more than {self._config.rate:g} requests a second; slow down", seconds=wait)
+                says = f"more than {self._config.rate:g} requests a second; slow down{allows('rate')}"
+                raise Refusal.later(429, says, seconds=wait)
         self._tokens.check(route, headers.get("authorization"))
 
     async def _body(self, headers: Headers, receive: Receive, visit: Visit) -> bytes | None:
         """Read the body whole, at most as much as is allowed; None when the client left."""
         limit = self._config.body_bytes
-        too_large = Refusal(413, f"the body has more than {limit} bytes", headers={"connection": "close"})
+        says = f"the body has more than {limit} bytes{allows('body_bytes')}"
+        too_large = Refusal(413, says, headers={"connection": "close"})
         chunks: list[bytes] = []
         more = True
         while more:

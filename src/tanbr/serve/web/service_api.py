@@ -69,7 +69,7 @@ class ServiceApi(Protocol):
     ) -> "Future[Generated]":
         """Write `manner.n` answers to each prompt, those of the first prompt first. A cancelled future ends early."""
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> "Future[str]":
         """Make a prompt of a conversation; InputError if the model cannot, CheckpointError if its template is bad."""
 
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
