@@ -36,7 +36,7 @@ class StartConfig(Section):
     force: bool = False
     """Serve even if `tanbr inspect` says not to merge."""
     token_file: File | None = None
-    """File with the clients' token; or set TANBR_TOKEN."""
+    """File with the clients' token, or tokens.toml with a name and token for each; or set TANBR_TOKEN."""
     admin_token_file: File | None = None
     """File with the operators' token; or set TANBR_ADMIN_TOKEN."""
 

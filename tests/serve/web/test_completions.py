@@ -251,6 +251,7 @@ def test_a_client_that_leaves_a_stream_cancels_it() -> None:
             assert next(lines).startswith("data: ")
             assert not service.futures[-1].cancelled()
         wait_for(service.futures[-1].cancelled)
+        wait_for(lambda: '"/v1/completions",status="499"' in http.get("/metrics").text)  # though a 200 had begun
         service.stuck = True  # from here on there is not even a first piece
         with suppress(httpx2.ReadTimeout), http.stream("POST", "/v1/completions", json=body, timeout=0.2):
             pass

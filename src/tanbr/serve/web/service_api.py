@@ -12,6 +12,7 @@ from starlette.types import Receive
 from tanbr.router import TreeView
 from tanbr.serve.records import (
     Answered,
+    ClientView,
     Feedback,
     Generated,
     OnToken,
@@ -83,6 +84,9 @@ class ServiceApi(Protocol):
 
     def versions(self) -> list[VersionView]:
         """The merge versions that can be rolled back to, newest first."""
+
+    def clients(self) -> list[ClientView]:
+        """The clients that gave feedback, least trusted first."""
 
     def tree(self) -> TreeView | None:
         """The router's search tree; None for a router without one."""
