@@ -94,6 +94,10 @@ def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StateError, match=r"is damaged \(file is not a database\); restore the folder from a copy"):
             Store(tmp_path)
     (tmp_path / FILE).unlink()
+    (tmp_path / "router-3.state").touch()
+    with pytest.raises(StateError, match=r"is damaged .*it is empty"):  # a new server would delete states
+        Store(tmp_path)
+    (tmp_path / FILE).unlink()
     (tmp_path / FILE).mkdir()
     with pytest.raises(StateError, match=r"cannot be used .* give a folder that can be written to"):
         Store(tmp_path)

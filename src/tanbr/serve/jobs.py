@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from tanbr.errors import InputError
-from tanbr.moe.text import Columns, TextEncoder, positions
+from tanbr.moe.text import UNSAID, Columns, TextEncoder, positions
 from tanbr.monitor.recogniser import Recognition
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.decode import Written
@@ -147,12 +147,12 @@ class Room:
         """Find a model's room; one that continues its prompt has positions for both together."""
         backend = engine.live.backend
         found = [limit for limit in (positions(engine.moe.path), backend.positions) if limit is not None]
-        wanted, longest = config.max_tokens, engine.encode.max_length
-        limits = [limit - 1 for limit in found] or [wanted or longest]
-        answer = min(limits if wanted is None else [*limits, wanted])
-        ours = answer == wanted or not found
-        more = "the server's [serve] max_tokens allows more" if ours else "the model has room for no more"
-        return Room(longest, answer, min(found) if found and backend.causal else None, config.too_long, more)
+        room = min(found, default=None)
+        limits = [limit for limit in (config.max_tokens, room and room - 1) if limit is not None]
+        answer = min(limits, default=UNSAID)
+        own = room is not None and answer == room - 1
+        more = "the model has room for no more" if own else "the server's [serve] max_tokens allows more"
+        return Room(engine.encode.max_length, answer, room if backend.causal else None, config.too_long, more)
 
     def check(self, max_tokens: int | None) -> None:
         """Refuse to write more than can be written."""

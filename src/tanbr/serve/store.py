@@ -113,7 +113,9 @@ def vector(text: bytes | str) -> FloatArray:
     try:
         values = np.array([np.nan if value is None else value for value in json.loads(text)], dtype=np.float64)
     except (ValueError, TypeError, RecursionError) as error:
-        raise StateError(f"the store holds {str(text)[:40]!r} where a vector belongs ({error}); restore it from a copy") from None
+        raise StateError(
+            f"the store holds {str(text)[:40]!r} where a vector belongs ({error}); restore it from a copy"
+        ) from None
     values.setflags(write=False)
     return values
 
@@ -361,6 +363,8 @@ def _make_tables(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("BEGIN IMMEDIATE")
     with connection:
         if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            if any(path.parent.glob("router-*.state")):
+                raise ValueError("it is empty, beside the router that it knew")
             for statement in _TABLES.split(";\n"):
                 connection.execute(statement)
             connection.execute("INSERT INTO meta VALUES ('version', ?)", (VERSION,))

@@ -79,6 +79,8 @@ def test_tokens_are_read_from_files_and_never_shown(tmp_path: Path) -> None:
         assert text not in str(refused.value)
     with pytest.raises(ConfigError, match="cannot read the token"):
         Tokens.read({}, token_file=tmp_path / "none")
+    with pytest.raises(ConfigError, match="as --token-file; admin = true there"):
+        Tokens.read({}, admin_token_file=tmp_path / "tokens.toml")
     with pytest.raises(ConfigError, match="TANBR_TOKEN must hold"):
         Tokens.read({"TANBR_TOKEN": ""})
 

@@ -59,6 +59,8 @@ class Tokens:
         cls, environment: Mapping[str, str], *, token_file: Path | None = None, admin_token_file: Path | None = None
     ) -> "Tokens":
         """Take tokens from files or variables: never from the command line, which every user can list."""
+        if admin_token_file is not None and admin_token_file.suffix == ".toml":
+            raise ConfigError(f"give {admin_token_file} as --token-file; admin = true there lets a client administer")
         if token_file is not None and token_file.suffix == ".toml":
             known = _listed(token_file)
         else:

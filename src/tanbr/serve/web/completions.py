@@ -195,7 +195,10 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
             raise Refusal(422, says, param="n")
         stream = _Stream(shape, info.model, body, seconds=seconds) if body.stream else None
         on_token = None if stream is None else stream.on_token
-        writing = service.generate(prompts, max_tokens=most, manner=manner, on_token=on_token, task=body.task)
+        try:
+            writing = service.generate(prompts, max_tokens=most, manner=manner, on_token=on_token, task=body.task)
+        except InputError as error:  # more tokens than can be written
+            raise Refusal(422, str(error), param="max_tokens") from None
         try:
             if stream is not None:
                 await stream.begin(writing, request.receive)
