@@ -176,7 +176,8 @@ class Service(Queue):
             self._info = describe(moe, self, config=config, tasks=names, expert_names=expert_names)
             undo.pop_all()
         self._started = time.monotonic()
-        self._ready = self._refuses = False  # whether the last feedback could not be kept
+        self._ready = False
+        self._refuses = False  # whether the last feedback could not be kept
 
     def start(self) -> None:
         """Start the threads; `ready` is true when this returns."""

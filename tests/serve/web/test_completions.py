@@ -191,6 +191,9 @@ def test_openais_messages_reach_the_template_as_it_expects_them(ai: openai.OpenA
             {"role": "tool", "tool_call_id": "c1", "content": "2"},
         ],
     )
+    call["function"] = {"name": "add", "arguments": "[" * 20_000}  # no JSON, or too deep: the template gets the text
+    ai.chat.completions.create(model="fake", messages=[said[1], said[2]])
+    assert service.calls[-2][1][1]["tool_calls"] == [call]
     again = ai.chat.completions.create(model="fake", messages=[done])  # an answer goes back as it came
     assert again.choices[0].message.content == done.content
 

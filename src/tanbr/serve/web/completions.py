@@ -1,7 +1,6 @@
 """OpenAI's completions and chat completions of a model that writes, whole or as a stream of server-sent events."""
 
 import asyncio
-import json
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -13,7 +12,7 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import ConfigDict, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError, to_json
+from pydantic_core import PydanticCustomError, from_json, to_json
 from starlette.types import Receive
 
 from tanbr.errors import CheckpointError, InputError
@@ -107,8 +106,8 @@ class ChatMessage(Sent):
         if not isinstance(self.content, str):
             said["content"] = "\n".join(part.text for part in self.content or ())
         for call in said.get("tool_calls", ()):
-            with suppress(ValueError):  # the template gets the text, then
-                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+            with suppress(ValueError):  # the template gets the text, then; nesting is limited, too
+                call["function"]["arguments"] = from_json(call["function"]["arguments"])
         return said
 
 
@@ -142,7 +141,7 @@ class Writable(Sent):
             if not any(said == one and isinstance(said, bool) == isinstance(one, bool) for one in neutral):
                 says = "this server does not support the parameter {name}; leave it out of the request"
                 raise PydanticCustomError("not_done", says, {"name": name})
-        return {name: said for name, said in value.items() if name not in NOT_DONE.keys() | NOT_KEPT}
+        return {name: said for name, said in value.items() if name not in NOT_DONE and name not in NOT_KEPT}
 
     def manner(self) -> Manner:
         """Say how answers are to be written."""
