@@ -188,7 +188,7 @@ def add_watching(app: FastAPI, service: ServiceApi, tokens: Tokens, metrics: Met
         """What the server does now: slot, merge version, task mix ψ, blend x and why, reward."""
         constant = {name: getattr(info, name) for name in ("tasks", "slot_requests", "slot_seconds")}
         now = await workers.run(service.state)
-        return StateResponse(**vars(now), **constant, model=info, administration=tokens.admin is not None)
+        return StateResponse(**vars(now), **constant, model=info, administration=tokens.administered)
 
     @app.get("/v1/slots", tags=["watching"])
     async def slots(
