@@ -17,6 +17,14 @@ def test_send_shows_answers_and_gives_feedback(tmp_path: Path, url: str, service
     assert "merge version 3" in done.stdout
 
 
+def test_send_shows_the_answer_though_the_feedback_is_refused(tmp_path: Path, url: str, service: FakeService) -> None:
+    for more in ((), ("--json",)):
+        done = tanbr("send", "a fine film", "--feedback", "7", *more, cwd=tmp_path, TANBR_SERVER=url, TANBR_TOKEN=TOKEN)
+        assert done.returncode == 2
+        assert f"r{len(service.given) - 1}" in done.stdout
+        assert "feedback[0].reward must be less than or equal to 1" in done.stderr
+
+
 def test_send_reads_a_pipe_and_writes_json(tmp_path: Path, url: str, service: FakeService) -> None:
     piped = "first\n\nsecond\tpair\n"
     done = tanbr("send", "--json", "--feedback", "0.5", stdin=piped, cwd=tmp_path, TANBR_SERVER=url, TANBR_TOKEN=TOKEN)

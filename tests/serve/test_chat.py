@@ -51,6 +51,14 @@ def test_a_conversation_becomes_a_prompt_by_the_tokenizers_own_template(tokenize
     assert tokenizer(prompt).input_ids == tokenizer.apply_chat_template(ASKED, tokenize=True, return_dict=False)
 
 
+def test_a_template_that_knows_no_developer_gets_the_system_and_tools_reach_one_that_does(tokenizer: Any) -> None:
+    said = [{"role": "developer", "content": "w1"}, {"role": "tool", "content": "w2", "tool_call_id": "c"}]
+    with made(tokenizer, "{% for m in messages %}{{ m.role }} {{ m.tool_call_id }} {% endfor %}") as chat:
+        assert chat.render(said).result(60) == "system  tool c "
+    with made(tokenizer, "{{ messages[0].role == 'developer' }}") as chat:
+        assert chat.render(said).result(60) == "True"
+
+
 @pytest.mark.parametrize(
     ("template", "says"),
     [

@@ -129,6 +129,9 @@ def test_a_stranger_rolls_back_no_version_in_any_slot_and_moves_a_reward_by_its_
     ended = live.slots()[1:]
     assert [view.reason for view in ended] == [Reason.CHOSEN] * 9  # nothing was rolled back
     assert min(view.reward[6] for view in ended) >= 0.8 * 0.9 - 1e-9
+    trusted = {view.client: view.trust for view in live.clients()}
+    assert set(trusted) == {*HONEST, *(f"stranger {slot}" for slot in range(1, 9))}
+    assert min(trusted[client] for client in HONEST) == 1.0 > trusted["stranger 1"]
     for n, client in enumerate(HONEST):  # the guard sleeps no more for that
         say(live, client, TEXTS[8 * n : 8 * n + 8], reward=0.1, task="sentiment")
     assert live.slots()[0].reason is Reason.ROLLED_BACK

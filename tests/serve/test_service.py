@@ -218,6 +218,11 @@ def test_a_disk_that_fills_refuses_feedback_keeps_answering_and_recovers(live: S
 
     with pytest.raises(ServiceError, match="full"):
         fill_up()
+    with pytest.raises(ServiceError, match="full"):
+        live.feedback(given)
+    said = [alarm.text for alarm in live.state().alarms if alarm.text.startswith("feedback is refused: ")]
+    assert len(said) == 1  # however often
+    assert "full" in said[0]
     with pytest.raises(ServiceError, match="goes on"):
         turn()
     version = live.state().merge_version

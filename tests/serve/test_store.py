@@ -90,10 +90,27 @@ def test_the_oldest_slots_are_forgotten_and_their_feedback_refused(tmp_path: Pat
 
 def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("no database, but long enough to be taken for one " * 20)
-    with pytest.raises(StateError, match="cannot be used"):
+    for _ in range(2):  # it lets go of the folder
+        with pytest.raises(StateError, match=r"is damaged \(file is not a database\); restore the folder from a copy"):
+            Store(tmp_path)
+    (tmp_path / FILE).unlink()
+    (tmp_path / "router-3.state").touch()
+    with pytest.raises(StateError, match=r"is damaged .*it is empty"):  # a new server would delete states
         Store(tmp_path)
-    with pytest.raises(StateError, match="cannot be used"):  # and lets go of the folder
+    (tmp_path / FILE).unlink()
+    (tmp_path / FILE).mkdir()
+    with pytest.raises(StateError, match=r"cannot be used .* give a folder that can be written to"):
         Store(tmp_path)
+
+
+def test_a_store_that_is_damaged_while_it_is_used_says_so(tmp_path: Path) -> None:
+    store, given = Store(tmp_path), FeedbackRow(request(0).id, "feedback", 0, 1.0)
+    with store.transaction() as write:
+        write.execute("PRAGMA writable_schema = ON")
+        write.execute("UPDATE sqlite_master SET rootpage = 9999 WHERE name = 'feedback'")
+    store.close()
+    with pytest.raises((StateError, ServiceError), match="restore"):
+        Store(tmp_path).add_feedback([given])
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1, [2]]", '["x"]', "3", '"words"', "[" * 100_000])

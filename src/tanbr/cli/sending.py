@@ -49,13 +49,17 @@ def send(
 
     with Client(server, token=os.environ.get("TANBR_TOKEN")) as client:
         answers = _ask(client, _texts(texts or []))
-        if feedback is not None:
-            ids = [item["request_id"] for item in answers.get("outputs", answers.get("choices", []))]
-            answers["feedback"] = client.feedback([{"request_id": one, "reward": feedback} for one in ids])
-    if as_json:
-        sys.stdout.write(json.dumps(answers, ensure_ascii=False) + "\n")
-    else:
-        _show(answers)
+        if not as_json:
+            _show(answers)
+        try:
+            if feedback is not None:
+                ids = [item["request_id"] for item in answers.get("outputs", answers.get("choices", []))]
+                answers["feedback"] = client.feedback([{"request_id": one, "reward": feedback} for one in ids])
+        finally:  # the answers are shown even if the feedback was refused
+            if as_json:
+                sys.stdout.write(json.dumps(answers, ensure_ascii=False) + "\n")
+    if "feedback" in answers and not as_json:
+        console.print("feedback: " + ", ".join(f"{count} {what}" for what, count in answers["feedback"].items()))
 
 
 def _texts(given: list[str]) -> list[Text]:
@@ -89,8 +93,6 @@ def _show(answers: dict[str, Any]) -> None:
     if table.rows:
         console.print(table)
         console.print(f"merge version {answers['merge_version']}")
-    if "feedback" in answers:
-        console.print("feedback: " + ", ".join(f"{count} {what}" for what, count in answers["feedback"].items()))
 
 
 @app.command(

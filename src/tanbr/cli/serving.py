@@ -79,8 +79,10 @@ def serve(
 
         console.print(f"copied to {escape(str(back_up(origin.state, backup)))}")
         return
+    from tanbr.serve.web import logs
     from tanbr.serve.web.auth import Tokens
 
+    logs.to_stream(level=logging.DEBUG if verbose else logging.INFO)
     tokens = Tokens.read(os.environ, token_file=origin.token_file, admin_token_file=origin.admin_token_file)
     if not ray and (replicas is not None or ray_address is not None):
         raise InputError("--replicas and --ray-address are for serving on Ray; give --ray as well")
@@ -89,20 +91,19 @@ def serve(
     if ray:
         saved = _on_ray(origin, settings, tokens, replicas=replicas or 2, address=ray_address)
     else:
-        saved = _here(origin, settings, tokens, level=logging.DEBUG if verbose else logging.INFO)
+        saved = _here(origin, settings, tokens)
     if not saved:
         raise OutputError(f"what was learned last could not be saved in {origin.state}; the log above says why")
     console.print(f"stopped; what was learned is in {escape(str(origin.state))}")
 
 
-def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens", *, level: int) -> bool:
+def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens") -> bool:
     """Serve until a signal; whether what was learned is saved."""
     from tanbr.serve.web import logs
     from tanbr.serve.web.server import Server, address_of, bind
 
     with bind(settings.http) as socket:  # a port that is taken is found before the model is loaded
         url, loopback = address_of(socket)
-        logs.to_stream(level=level)
 
         from tanbr.engines import engine_builder
         from tanbr.serve.build import build
@@ -123,7 +124,7 @@ def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens",
             show_check(service.check)
         running = Server(service, config=settings.http, tokens=tokens, metrics=metrics, loopback=loopback)
         console.print(_banner(url, service.info, service.state(), state=origin.state, tokens=tokens))
-        if not loopback and tokens.general is None:
+        if not loopback and not tokens.closed:
             text = f"{url} is open to everybody who reaches it: set TANBR_TOKEN"
             logs.say("public", level=logging.WARNING, text=text)
         running.handle_exit = _announced(running.handle_exit, seconds=settings.http.stop_seconds)  # type: ignore[method-assign, assignment]
@@ -173,7 +174,8 @@ def _banner(url: str, info: "ServiceInfo", now: "ServiceState", *, state: Path, 
     full = f"{decimal(info.full_bytes)}, {info.full_parameters / 1e6:.3g} M parameters, left on disk"
     if info.saves_from is not None:
         full += f", no more than is loaded: memory is saved from {info.saves_from} experts on"
-    access = "with a token" if tokens.general else "without a token"
+    access = "with a token" if tokens.closed else "without a token"
+    names = ", ".join(token.name for token in tokens.known if token.name)
     table = Table.grid(padding=(0, 2))
     for name, value in (
         ("[bold]tanbr[/]", f"[bold]{url}[/]"),
@@ -183,7 +185,8 @@ def _banner(url: str, info: "ServiceInfo", now: "ServiceState", *, state: Path, 
         ("un-merged", full),
         ("slot", " or ".join(slot)),
         ("state", escape(f"{state}: slot {now.slot}, merge version {now.merge_version}, {now.phase}")),
-        ("access", f"{access}; administration {'with its token' if tokens.admin else 'off'}"),
+        ("access", f"{access}; administration {'with its token' if tokens.administered else 'off'}"),
+        *([("clients", escape(names))] if names else []),
     ):
         table.add_row(name, value)
     return table

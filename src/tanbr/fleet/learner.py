@@ -19,7 +19,20 @@ from tanbr.serve.service import Service
 
 GATHER = 3.0  # seconds that a label waits for the answer it is about
 CALLS = {"hello", "ask", "leave"}  # of replicas
-CALLS |= {"state", "slots", "versions", "tree", "pin", "unpin", "rollback", "end_slot", "feedback", "metrics", "info"}
+CALLS |= {
+    "state",
+    "slots",
+    "versions",
+    "tree",
+    "pin",
+    "unpin",
+    "rollback",
+    "end_slot",
+    "feedback",
+    "metrics",
+    "info",
+    "clients",
+}
 
 
 class FleetEngine(Engine):

@@ -40,9 +40,10 @@ class ChatTemplate:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tanbr-chat")
         self._process: subprocess.Popen[bytes] | None = None
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
-        """Make a prompt of roles and contents; quick, never blocks.
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> "Future[str]":
+        """Make a prompt of roles, contents and calls of tools; quick, never blocks.
 
+        `developer` is OpenAI's newer name of `system`, which a template that does not know it gets instead.
         The future fails with an InputError if these messages are refused, a CheckpointError if the template is bad.
         """
         return self._thread.submit(self._rendered, list(messages))
@@ -52,11 +53,13 @@ class ChatTemplate:
         self._thread.shutdown(cancel_futures=True)
         self._end()
 
-    def _rendered(self, messages: list[Mapping[str, str]]) -> str:
+    def _rendered(self, messages: list[Mapping[str, Any]]) -> str:
         if self._template is None:
             raise InputError(
                 "this model has no chat template in its tokenizer; send a prompt to /v1/completions instead"
             )
+        if "developer" not in self._template:
+            messages = [one | {"role": "system"} if one["role"] == "developer" else one for one in map(dict, messages)]
         asked = {"template": self._template, "messages": messages, "special": self._special}
         if self._process is None or self._process.poll() is not None:
             self._start()

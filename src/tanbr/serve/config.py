@@ -36,7 +36,7 @@ class StartConfig(Section):
     force: bool = False
     """Serve even if `tanbr inspect` says not to merge."""
     token_file: File | None = None
-    """File with the clients' token; or set TANBR_TOKEN."""
+    """File with the clients' token, or tokens.toml with a name and token for each; or set TANBR_TOKEN."""
     admin_token_file: File | None = None
     """File with the operators' token; or set TANBR_ADMIN_TOKEN."""
 
@@ -66,8 +66,8 @@ class ServeConfig(LoopConfig):
     """Longest text in tokens, the model's own limit if not given; a longer text to classify is cut, and it is said."""
     too_long: Literal["refuse", "cut"] = "refuse"
     """What becomes of a prompt that is too long: it is refused, or cut on the left, and it is said."""
-    max_tokens: int = Field(default=256, ge=1)
-    """Most tokens that a model which writes, writes for one prompt; a client that asks for more is refused."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens to write for one prompt, the model's own limit if not given; asking for more is refused."""
     engine: Literal["vllm", "llamacpp"] | None = None
     """Let this running engine generate; docs/engines.md."""
     engine_url: str | None = None

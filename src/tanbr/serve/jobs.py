@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from tanbr.errors import InputError
-from tanbr.moe.text import Columns, TextEncoder, positions
+from tanbr.moe.text import UNSAID, Columns, TextEncoder, positions
 from tanbr.monitor.recogniser import Recognition
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.decode import Written
@@ -140,19 +140,24 @@ class Room:
     answer: int  # most that are written for one
     both: int | None  # most of the two together: the positions of a causal model; None for an encoder-decoder
     too_long: Literal["refuse", "cut"]  # what becomes of a prompt that is longer
+    more: str  # how to have longer answers
 
     @staticmethod
     def of(engine: Engine, config: ServeConfig) -> "Room":
         """Find a model's room; one that continues its prompt has positions for both together."""
         backend = engine.live.backend
         found = [limit for limit in (positions(engine.moe.path), backend.positions) if limit is not None]
-        answer = min([config.max_tokens, *(limit - 1 for limit in found)])
-        return Room(engine.encode.max_length, answer, min(found) if found and backend.causal else None, config.too_long)
+        room = min(found, default=None)
+        limits = [limit for limit in (config.max_tokens, room and room - 1) if limit is not None]
+        answer = min(limits, default=UNSAID)
+        own = room is not None and answer == room - 1
+        more = "the model has room for no more" if own else "the server's [serve] max_tokens allows more"
+        return Room(engine.encode.max_length, answer, room if backend.causal else None, config.too_long, more)
 
     def check(self, max_tokens: int | None) -> None:
         """Refuse to write more than can be written."""
         if max_tokens is not None and not 1 <= max_tokens <= self.answer:
-            raise InputError(f"max_tokens must be 1..{self.answer} (got {max_tokens})")
+            raise InputError(f"max_tokens must be 1..{self.answer} (got {max_tokens}); {self.more}")
 
     def fit(self, job: Job, encoder: TextEncoder) -> None:
         """Encode a job's prompts and set what can be written for each: max_tokens, or if None as much as fits.
@@ -166,7 +171,8 @@ class Room:
             number = max(range(len(lengths)), key=encoded.cut.__getitem__)
             raise InputError(
                 f"prompt {number + 1} of {len(lengths)} has {lengths[number] + encoded.cut[number]} tokens, and this "
-                f"model reads at most {longest} if it is to write {job.max_tokens or 'any'}; shorten the prompt"
+                f"model reads at most {longest} if it is to write {job.max_tokens or 'any'}; shorten it, or "
+                'let the server cut it ([serve] too_long = "cut")'
             )
         most = self.answer if job.max_tokens is None else job.max_tokens
         job.limits = tuple(most if self.both is None else min(most, self.both - length) for length in lengths)

@@ -131,7 +131,7 @@ class Queue:
             )
         )
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> "Future[str]":
         """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template; never blocks.
 
         The future fails with an InputError if the model has no template, a CheckpointError if its template is bad.

@@ -341,6 +341,18 @@ class VersionView(Shown):
     """Mean over its requests that have a reward."""
 
 
+@dataclass(frozen=True)
+class ClientView(Shown):
+    """A client that gave feedback."""
+
+    client: str
+    """The name of its token, or an opaque key."""
+    trust: float
+    """What its word counts, from 0 to 1."""
+    leads: bool
+    """Whether it gave over half of what counted in most slots lately."""
+
+
 class Observer:
     """Hears what happens, from the service's own threads; what overrides this must be quick and must not raise."""
 
@@ -355,6 +367,9 @@ class Observer:
 
     def slot(self, record: SlotRecord) -> None:
         """A slot's reward was told to the router."""
+
+    def feedback(self, outcome: Outcome | Literal["refused"], count: int) -> None:
+        """So many pieces of feedback were accepted, repeated, unknown, or refused because they could not be kept."""
 
     def alarm(self, text: str) -> None:
         """Something went wrong, or drifts."""

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -36,7 +37,18 @@ from tanbr.serve.lineage import lineage, made_for
 from tanbr.serve.messages import Message
 from tanbr.serve.overview import describe, slot_view, state_now, version_view
 from tanbr.serve.queue import Queue
-from tanbr.serve.records import Feedback, Observer, Outcome, Receipt, ServiceInfo, ServiceState, SlotView, VersionView
+from tanbr.serve.records import (
+    ClientView,
+    Feedback,
+    Observer,
+    Outcome,
+    Receipt,
+    ServiceError,
+    ServiceInfo,
+    ServiceState,
+    SlotView,
+    VersionView,
+)
 from tanbr.serve.shadow import Shadow
 from tanbr.serve.store import FeedbackRow, Store
 from tanbr.serve.survey import Survey
@@ -177,6 +189,7 @@ class Service(Queue):
             undo.pop_all()
         self._started = time.monotonic()
         self._ready = False
+        self._refuses = False  # whether the last feedback could not be kept
 
     def start(self) -> None:
         """Start the threads; `ready` is true when this returns."""
@@ -243,8 +256,19 @@ class Service(Queue):
             if key is not None and (item.label is None or key in answered)
         }
         outcomes: list[Outcome] = ["unknown"] * len(items)
-        for place, outcome in zip(rows, self.store.add_feedback(list(rows.values())) if rows else (), strict=True):
+        try:
+            taken = self.store.add_feedback(list(rows.values())) if rows else []
+        except ServiceError as error:
+            self._observer.feedback("refused", len(items))
+            if not self._refuses:  # a full disk may refuse thousands
+                self.learning.alarms(f"feedback is refused: {error}")
+            self._refuses = True
+            raise
+        self._refuses = self._refuses and not rows
+        for place, outcome in zip(rows, taken, strict=True):
             outcomes[place] = outcome
+        for outcome, count in Counter(outcomes).items():
+            self._observer.feedback(outcome, count)
         return Receipt(tuple(outcomes))
 
     def awaits_answers(self, items: Sequence[Feedback]) -> bool:
@@ -300,6 +324,12 @@ class Service(Queue):
     def versions(self) -> list[VersionView]:
         """The merge versions that can be rolled back to, newest first."""
         return [version_view(row, self.engine) for row in self.store.versions()]
+
+    def clients(self) -> list[ClientView]:
+        """The clients that gave feedback, by name or opaque key, least trusted first."""
+        trust = self.learner.trust
+        found = [ClientView(one, trust.of(one), trust.leads(one)) for one in {*trust.evidence, *trust.led} - {""}]
+        return sorted(found, key=lambda one: (one.trust, one.client))
 
     def tree(self) -> TreeView | None:
         """The router's search tree, as it was when the slot opened; None for a router without one."""

@@ -78,6 +78,7 @@ _OVER = (  # slot of the request, and of the feedback, that is one too many, cou
     ("SELECT id FROM requests ORDER BY id DESC LIMIT 1 OFFSET ?", slot_of),
     ("SELECT slot FROM feedback ORDER BY slot DESC LIMIT 1 OFFSET ?", int),
 )
+_DAMAGED = (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # 0: values that are not ours
 _FORGET = tuple(f"DELETE FROM {table} WHERE slot < ?" for table in ("feedback", "measured", "models", "slots"))  # noqa: S608
 
 
@@ -112,7 +113,9 @@ def vector(text: bytes | str) -> FloatArray:
     try:
         values = np.array([np.nan if value is None else value for value in json.loads(text)], dtype=np.float64)
     except (ValueError, TypeError, RecursionError) as error:
-        raise StateError(f"the store holds {str(text)[:40]!r} where a vector belongs ({error})") from None
+        raise StateError(
+            f"the store holds {str(text)[:40]!r} where a vector belongs ({error}); restore it from a copy"
+        ) from None
     values.setflags(write=False)
     return values
 
@@ -250,6 +253,9 @@ class Store(StoreReader):
                 self._lock.release()
                 raise
         except (sqlite3.Error, OSError, ValueError, TypeError) as error:
+            if _damaged(error):
+                advice = "restore the folder from a copy, or give another --state"
+                raise StateError(f"{path} is damaged ({error}); {advice}") from None
             raise StateError(f"{path} cannot be used ({error}); give a folder that can be written to") from None
 
     def close(self, *, unused: bool = False) -> None:
@@ -349,13 +355,19 @@ class Store(StoreReader):
                     self._write.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
                 self.check_files()
             except (sqlite3.Error, OSError) as error:
-                raise ServiceError(f"the state cannot be written ({error}); nothing was taken in") from None
+                advice = "restore it from a copy" if _damaged(error) else "nothing was taken in"
+                raise ServiceError(f"the state cannot be written ({error}); {advice}") from None
 
     def check_files(self) -> None:
         """Check that the files are still in the folder: SQLite can write to a deleted file without an error."""
         for path, number in self._files:
             if not path.exists() or path.stat().st_ino != number:
                 raise OSError(f"{path.name} was taken away under the server: restart it")
+
+
+def _damaged(error: Exception) -> bool:
+    """Whether the file holds what no store wrote; otherwise the disk or the folder is in the way."""
+    return not isinstance(error, OSError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -378,6 +390,8 @@ def _make_tables(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("BEGIN IMMEDIATE")
     with connection:
         if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            if any(path.parent.glob("router-*.state")):
+                raise ValueError("it is empty, beside the router that it knew")
             for statement in _TABLES.split(";\n"):
                 connection.execute(statement)
             connection.execute("INSERT INTO meta VALUES ('version', ?)", (VERSION,))

@@ -14,6 +14,7 @@ from tanbr.router import Tanbr, TreeView
 from tanbr.serve.records import (  # fmt: skip
     Alarm,
     Answered,
+    ClientView,
     Feedback,
     Generated,
     ModelView,
@@ -56,7 +57,7 @@ class FakeService:
         self.disk = threading.Event()  # feedback waits for it
         self.disk.set()
         self.futures: list[Future[Any]] = []  # of every submit and generate
-        self.clients: list[str] = []  # of every feedback
+        self.given_by: list[str] = []  # of every feedback
         self.stopped_within: float | None = None
         self.pinned = False
         self.models = 1  # that answer side by side
@@ -119,12 +120,13 @@ class FakeService:
             future.set_result(Answered(self._ids(len(texts)), logits, self.version, cut, versions))
         return future
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> "Future[str]":
         future: Future[str] = Future()
-        if messages[0]["role"] == "assistant":
+        self.calls.append(("chat", list(messages)))
+        if messages[0]["content"] == "refuse":
             future.set_exception(InputError("the model's chat template refuses these messages"))
         else:
-            future.set_result(" ".join(message["content"] for message in messages))
+            future.set_result(" ".join(message["content"] for message in messages if message["content"]))
         return future
 
     def generate(
@@ -137,6 +139,10 @@ class FakeService:
         task: str | None = None,
     ) -> "Future[Generated]":
         self._check()
+        if (max_tokens or 1) > self.info.max_tokens:
+            raise InputError(
+                f"max_tokens must be 1..16 (got {max_tokens}); the server's [serve] max_tokens allows more"
+            )
         self.calls.append(("generate", list(prompts), max_tokens))
         future: Future[Generated] = Future()
         self.futures.append(future)
@@ -170,7 +176,7 @@ class FakeService:
 
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
         self._check()
-        self.clients.append(client)
+        self.given_by.append(client)
         self.disk.wait()
         outcomes: list[Outcome] = []
         with self._lock:
@@ -209,6 +215,9 @@ class FakeService:
             VersionView(n, self._slots[2 * n].blend, time.time() - 60 * n, n != 1, n > 1, 64, 0.7 + n / 50)
             for n in range(self.version, -1, -1)
         ]
+
+    def clients(self) -> list[ClientView]:
+        return [ClientView("shop", 0.1, False), ClientView("desk", 1.0, True)]
 
     def tree(self) -> TreeView | None:
         return self._router.tree

@@ -1,10 +1,15 @@
+import io
+import json
+import logging
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from serve.web.fake import FakeService
 from serve.web.live import ADMIN_TOKEN, BOTH, TOKEN, client, live, refusal
 from tanbr.errors import ConfigError
+from tanbr.serve.web import logs
 from tanbr.serve.web.auth import Tokens
 
 ONE = {"inputs": ["a"]}
@@ -63,16 +68,84 @@ def test_tokens_are_read_from_files_and_never_shown(tmp_path: Path) -> None:
     tokens = Tokens.read({"TANBR_ADMIN_TOKEN": ADMIN_TOKEN}, token_file=file)
     assert tokens == BOTH
     assert TOKEN not in repr(tokens)
-    assert repr(tokens) == "Tokens()"
     for text, says in (
         ("short", "at least 16"),
         ("with a space in the middle", "without spaces"),
         ("ключ" * 8, "ASCII"),
     ):
         file.write_text(text)
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=says) as refused:
             Tokens.read({}, token_file=file)
+        assert text not in str(refused.value)
     with pytest.raises(ConfigError, match="cannot read the token"):
         Tokens.read({}, token_file=tmp_path / "none")
+    with pytest.raises(ConfigError, match="as --token-file; admin = true there"):
+        Tokens.read({}, admin_token_file=tmp_path / "tokens.toml")
     with pytest.raises(ConfigError, match="TANBR_TOKEN must hold"):
         Tokens.read({"TANBR_TOKEN": ""})
+
+
+LIST = f"""
+[[client]]
+name = "shop"
+token = "{TOKEN}"
+
+[[client]]
+name = "desk"
+token = "{ADMIN_TOKEN}"
+admin = true
+"""
+
+
+def test_a_list_gives_each_client_a_name_which_logs_and_trust_show(tmp_path: Path) -> None:
+    file, service, log = tmp_path / "tokens.toml", FakeService(), io.StringIO()
+    file.write_text(LIST)
+    file.chmod(0o600)
+    logs.to_stream(log, level=logging.DEBUG)
+    tokens = Tokens.read({}, token_file=file)
+    item = {"feedback": [{"request_id": "r", "reward": 1}]}
+    with live(service, tokens=tokens, proxies=("127.0.0.1",)) as url, client(url, TOKEN) as shop:
+        assert httpx2.get(f"{url}/v1/state").status_code == 401
+        assert shop.post("/v1/admin/slot").status_code == 401
+        for address in ("192.0.2.1", "192.0.2.2"):  # a client is its name, wherever it is
+            assert shop.post("/v1/feedback", json=item, headers={"x-forwarded-for": address}).status_code == 200
+        with client(url, ADMIN_TOKEN) as desk:
+            assert desk.post("/v1/admin/slot").status_code == desk.post("/v1/feedback", json=item).status_code == 200
+    assert service.given_by == ["shop", "shop", "desk"]
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert [line["by"] for line in lines if line["event"] == "admin"] == ["desk"]
+    assert [line.get("name") for line in lines if line.get("route") == "/v1/feedback"] == ["shop", "shop", "desk"]
+    for secret in (TOKEN, ADMIN_TOKEN):
+        assert secret not in log.getvalue() + repr(tokens)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('name = "shop"', "", "client.0.name: Field required; write"),
+        ('name = "shop"', 'name = "a shop\\n"', "client.0.name: "),
+        ('name = "shop"', 'name = "desk"', "two clients have the same name"),
+        (TOKEN, ADMIN_TOKEN, "two clients have the same token"),
+        (TOKEN, "short", "tokens.toml, shop must hold at least 16"),
+        ("true", '"yes"', "client.1.admin: Input should be a valid boolean"),
+        ("admin = true", "root = true", "client.1.root: Extra inputs"),
+        (LIST, "", "client: Field required"),
+        (LIST, TOKEN, "is not TOML"),
+    ],
+)
+def test_a_wrong_list_is_one_sentence_without_its_secrets(tmp_path: Path, old: str, new: str, says: str) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_text(LIST.replace(old, new))
+    with pytest.raises(ConfigError, match=says) as refused:
+        Tokens.read({}, token_file=file)
+    assert not any(secret in str(refused.value) for secret in (TOKEN, ADMIN_TOKEN, "short"))
+
+
+def test_a_file_that_others_can_read_is_warned_of(tmp_path: Path) -> None:
+    file, log = tmp_path / "token", io.StringIO()
+    file.write_text(TOKEN)
+    logs.to_stream(log)
+    for mode, warned in ((0o600, 0), (0o640, 0), (0o644, 1)):
+        file.chmod(mode)
+        Tokens.read({}, token_file=file)
+        assert log.getvalue().count("every user of this machine can read the tokens in") == warned

@@ -62,8 +62,16 @@ def test_labels_restrict_the_answer(http: httpx2.Client) -> None:
         (b'{"inputs": ["a"], "labels": []}', 422, "labels must have at least 1 item, not 0"),
         (b'{"inputs": ["a"], "labels": ["likeness"]}', 422, "labels[0] must be 'bad', 'good' or 'sport'"),
         (b'{"inputs": ["a"], "task": "gossip"}', 422, "task must be 'mood', 'topic' or 'likeness'"),
-        (b'{"inputs": ["a", "a", "a", "a", "a"]}', 422, "inputs must have at most 4 items, not 5"),
-        (b'{"inputs": ["a", "%s"]}' % (b"x" * 101), 422, "inputs[1] must have at most 100 characters"),
+        (
+            b'{"inputs": ["a", "a", "a", "a", "a"]}',
+            422,
+            "inputs must have at most 4 items, not 5; the server's [http] inputs allows more",
+        ),
+        (
+            b'{"inputs": ["a", "%s"]}' % (b"x" * 101),
+            422,
+            "inputs[1] must have at most 100 characters; the server's [http] text_chars allows more",
+        ),
         (b'{"inputs": ["\\ud800"]}', 422, "inputs[0] must be a valid string, unable to parse raw data"),
         (b'{"inputs": [NaN]}', 422, "inputs[0] must be a text, or a pair of texts in a list"),
         (b'{"inputs": %s}' % (b"9" * 4000), 422, "inputs must be a valid list"),
@@ -73,7 +81,11 @@ def test_labels_restrict_the_answer(http: httpx2.Client) -> None:
         (b'{"inputs": ["\xff"]}', 400, "the body is not UTF-8"),
         ('{"inputs": ["a"]}'.encode("utf-16"), 400, "the body is not JSON in UTF-8"),
         (b'{"inputs": ["\x01"]}', 400, "the body is not JSON: Invalid control character at"),
-        (b'{"inputs": ["%s"]}' % (b"x" * 5000), 413, "the body has more than 4096 bytes"),
+        (
+            b'{"inputs": ["%s"]}' % (b"x" * 5000),
+            413,
+            "the body has more than 4096 bytes; the server's [http] body_bytes allows more",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_body_is_one_sentence(http: httpx2.Client, body: bytes, status: int, says: str) -> None:

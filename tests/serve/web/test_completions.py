@@ -1,15 +1,19 @@
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_type_hints
 
 import httpx2
 import openai
 import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
 
 from serve.web.fake import LONGEST, FakeService
 from serve.web.live import BOTH, TOKEN, client, live, refusal, wait_for
 from tanbr.serve.sampling import Manner
-from tanbr.serve.web.completions import NOT_DONE
+from tanbr.serve.web import completions
+from tanbr.serve.web.completions import NOT_DONE, NOT_KEPT
+from tanbr.serve.web.refusals import allows
 
 COMPLETION = ("/v1/completions", {"model": "fake", "prompt": "a"})
 CHAT = ("/v1/chat/completions", {"model": "fake", "messages": [{"role": "user", "content": "a"}]})
@@ -116,10 +120,10 @@ def test_what_is_said_of_the_writing_reaches_the_service(ai: openai.OpenAI, serv
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        ({"n": 2, "prompt": ["a", "b"]}, "n must be at most 1, for 3 answers (got 2)"),
-        ({"n": 4}, "n must be less than or equal to 3"),
+        ({"n": 2, "prompt": ["a", "b"]}, f"n must be at most 1, for 3 answers (got 2){allows('inputs')}"),
+        ({"n": 4}, f"n must be less than or equal to 3{allows('inputs')}"),
         ({"n": 0}, "n must be greater than or equal to 1"),
-        ({"max_tokens": 10_000}, "max_tokens must be less than or equal to 16"),
+        ({"max_tokens": 17}, "max_tokens must be 1..16 (got 17); the server's [serve] max_tokens allows more"),
         ({"temperature": -1}, "temperature must be greater than or equal to 0"),
         ({"temperature": 2.5}, "temperature must be less than or equal to 2"),
         ({"top_p": 1.1}, "top_p must be less than or equal to 1"),
@@ -129,8 +133,8 @@ def test_what_is_said_of_the_writing_reaches_the_service(ai: openai.OpenAI, serv
         ({"stop": "x" * 257}, "stop must have at most 256 characters"),
         ({"stop": 5}, "stop must be a text, or texts in a list"),
         ({"prompt": [1, 2]}, "prompt[0] must be a valid string"),
-        ({"prompt": ["a"] * 4}, "prompt must have at most 3 items, not 4"),
-        ({"prompt": "a" * 51}, "prompt must have at most 50 characters"),
+        ({"prompt": ["a"] * 4}, f"prompt must have at most 3 items, not 4{allows('inputs')}"),
+        ({"prompt": "a" * 51}, f"prompt must have at most 50 characters{allows('text_chars')}"),
         ({"task": "gossip"}, "task must be 'mood', 'topic' or 'likeness'"),
     ],
 )
@@ -151,13 +155,47 @@ def test_what_is_not_done_is_refused_unless_it_changes_nothing(
         for value in ("much", 3, [{"name": "f"}], {"type": "json_object"}, 1 if name == "echo" else True):
             if value not in neutral:
                 answer = http.post(path, json=body | {name: value})
-                says = f"{name} is not done by this server; leave it out"
+                says = f"this server does not support the parameter {name}; leave it out of the request"
                 assert (answer.status_code, refusal(answer)) == (400, says)
                 error = answer.json()["error"]
                 assert (error["code"], error["param"]) == ("unsupported_parameter", name)
         for value in (None, *neutral):
             assert http.post(path, json=body | {name: value}).status_code == 200
-    assert http.post(path, json=body | {"frequency_penalty": 0.0, "top_p": 0, "user": "somebody"}).status_code == 200
+    neutral = {"frequency_penalty": 0.0, "top_p": 0} | dict.fromkeys(NOT_KEPT, "anything")
+    assert http.post(path, json=body | neutral).status_code == 200
+
+
+@pytest.mark.parametrize("params", [completion_create_params, chat_create_params])
+def test_every_parameter_of_openais_client_is_known(params: Any) -> None:
+    ours = {"prompt", "messages", "max_completion_tokens", *NOT_DONE, *NOT_KEPT, *completions.Writable.model_fields}
+    assert set(get_type_hints(params.CompletionCreateParamsBase)) <= ours
+
+
+def test_openais_messages_reach_the_template_as_it_expects_them(ai: openai.OpenAI, service: FakeService) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    said: list[Any] = [
+        {"role": "developer", "content": [{"type": "text", "text": "be brief"}, {"type": "text", "text": "be kind"}]},
+        {"role": "user", "name": "ann", "content": "1 + 1"},
+        {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "2"}]},
+    ]
+    done = ai.chat.completions.create(model="fake", messages=said).choices[0].message
+    assert done.content == "BE BRIEF BE KIND 1 + 1 2"
+    parsed = call | {"function": {"name": "add", "arguments": {"a": 1}}}
+    assert service.calls[-2] == (
+        "chat",
+        [
+            {"role": "developer", "content": "be brief\nbe kind"},
+            {"role": "user", "name": "ann", "content": "1 + 1"},
+            {"role": "assistant", "content": "", "tool_calls": [parsed]},
+            {"role": "tool", "tool_call_id": "c1", "content": "2"},
+        ],
+    )
+    call["function"] = {"name": "add", "arguments": "[" * 20_000}  # no JSON, or too deep: the template gets the text
+    ai.chat.completions.create(model="fake", messages=[said[1], said[2]])
+    assert service.calls[-2][1][1]["tool_calls"] == [call]
+    again = ai.chat.completions.create(model="fake", messages=[done])  # an answer goes back as it came
+    assert again.choices[0].message.content == done.content
 
 
 @pytest.mark.parametrize(
@@ -165,9 +203,12 @@ def test_what_is_not_done_is_refused_unless_it_changes_nothing(
     [
         ([], 422, "messages"),
         ([{"role": "judge", "content": "a"}], 422, "role"),
-        ([{"role": "user", "content": ["a"]}], 422, "content"),
-        ([{"role": "assistant", "content": "a"}], 400, "chat template refuses"),
-        ([{"role": "user", "content": "a" * 51}], 422, "at most 50 characters"),
+        ([{"role": "user", "content": ["a"]}], 422, r"messages\[0\].content\[0\] must be an object"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}], 422, "type must be 'text'"),
+        ([{"role": "user", "content": 5}], 422, "content must be a text, or a list of text parts"),
+        ([{"role": "assistant"}], 422, r"messages\[0\] must have content"),
+        ([{"role": "assistant", "content": "refuse"}], 400, "chat template refuses"),
+        ([{"role": "user", "content": "a" * 51}], 422, "at most 50 characters; the server's .http. text_chars"),
     ],
 )
 def test_a_conversation_that_is_none_is_refused(ai: openai.OpenAI, messages: Any, status: int, says: str) -> None:
@@ -213,6 +254,7 @@ def test_a_client_that_leaves_a_stream_cancels_it() -> None:
             assert next(lines).startswith("data: ")
             assert not service.futures[-1].cancelled()
         wait_for(service.futures[-1].cancelled)
+        wait_for(lambda: '"/v1/completions",status="499"' in http.get("/metrics").text)  # though a 200 had begun
         service.stuck = True  # from here on there is not even a first piece
         with suppress(httpx2.ReadTimeout), http.stream("POST", "/v1/completions", json=body, timeout=0.2):
             pass

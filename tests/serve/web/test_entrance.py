@@ -10,6 +10,7 @@ from serve.web.fake import FakeService
 from serve.web.live import client, live, refusal
 from tanbr.serve.web import entrance
 from tanbr.serve.web.entrance import REFUSED_BURST, REMEMBERED, RateLimit, client_of
+from tanbr.serve.web.refusals import allows
 
 ONE = {"inputs": ["a"]}
 
@@ -27,7 +28,7 @@ def test_a_client_that_asks_too_often_waits() -> None:
     with live(FakeService(), rate=5, burst=3) as url, client(url) as http:
         answers = [http.get("/v1/state") for _ in range(5)]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
-        assert refusal(answers[-1]) == "more than 5 requests a second; slow down"
+        assert refusal(answers[-1]) == f"more than 5 requests a second; slow down{allows('rate')}"
         assert answers[-1].headers["retry-after"] == "1"
         assert http.get("/healthz").status_code == http.get("/readyz").status_code == 200  # always
         time.sleep(0.5)
@@ -57,7 +58,7 @@ def test_a_client_whose_bodies_are_refused_waits_before_the_next_is_read_and_oth
 
 def test_too_many_large_bodies_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entrance, "HELD_BYTES", 1 << 20)
-    with live(FakeService(), body_bytes=1 << 20, read_seconds=5) as url:
+    with live(FakeService(), body_bytes=1 << 20, text_chars=1000, read_seconds=5) as url:
         big = b'{"inputs": ["' + b"x" * 900_000 + b'"]}'
         slow_started = threading.Event()
 
@@ -91,7 +92,8 @@ def test_a_body_that_is_too_large_is_read_no_further(declared: bool) -> None:
             except httpx2.TransportError:
                 assert size == 5_000_000  # hung up on
                 continue
-            assert (answer.status_code, refusal(answer)) == (413, "the body has more than 10000 bytes")
+            says = f"the body has more than 10000 bytes{allows('body_bytes')}"
+            assert (answer.status_code, refusal(answer)) == (413, says)
         assert http.post("/v1/classify", json=ONE).status_code == 200
 
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from serve.serving import Ledger
 from serve.serving import service as real_service
 from serve.web.fake import FakeService
-from serve.web.live import ADMIN_TOKEN, BOTH, TOKEN, client, live, refusal
+from serve.web.live import ADMIN_TOKEN, BOTH, TOKEN, client, live, refusal, wait_for
 from tanbr.loop.config import RewardConfig
 from tanbr.loop.rewards import Given, Tally, Trust, credited
 from tanbr.serve.records import Feedback
@@ -64,13 +64,24 @@ def test_feedback_comes_with_an_opaque_key_of_its_client() -> None:
         for address, token in asked:
             headers = {"x-forwarded-for": address, "authorization": f"Bearer {token}"}
             assert http.post("/v1/feedback", json=ITEM, headers=headers).status_code == 200
-    first, again, elsewhere, operator = service.clients
+    first, again, elsewhere, operator = service.given_by
     assert first == again
     assert len({first, elsewhere, operator}) == 3
-    assert all(len(key) == 16 and "10.0" not in key and TOKEN not in key for key in service.clients)
+    assert all(len(key) == 16 and "10.0" not in key and TOKEN not in key for key in service.given_by)
 
 
 HEADERS = ["", "?", "Bearer", "x"] + [f"{scheme} {n}" for scheme in ("bEaReR", "Basic", "Bearer") for n in range(20)]
+
+
+def test_a_client_that_leaves_while_its_feedback_waits_for_the_disk_is_no_success() -> None:
+    service = FakeService()
+    with live(service) as url, client(url) as http:
+        service.disk.clear()
+        with pytest.raises(httpx2.ReadTimeout):
+            http.post("/v1/feedback", json=ITEM, timeout=0.2)
+        service.disk.set()
+        wait_for(lambda: '"/v1/feedback",status="' in http.get("/metrics").text)
+        assert '"/v1/feedback",status="499"' in http.get("/metrics").text
 
 
 @pytest.mark.parametrize("tokens", [Tokens(), BOTH])
@@ -88,7 +99,7 @@ def test_one_address_is_one_client_whatever_it_writes_into_its_header(tokens: To
             say(f"2001:db8::{number:x}", shown[number % len(shown)])
         for number in range(8):
             say(f"192.0.2.{number}", shown[0])
-    keys = service.clients
+    keys = service.given_by
     assert len(set(keys)) == 9
     rows = [Given(0, 0, 0, "feedback", 0, float(number >= 64), None, key) for number, key in enumerate(keys)]
     for trust, least in ((Trust(), 0.8), (Trust().learned(rows, np.ones(1)), 0.999)):  # its share, 0.2; then found out

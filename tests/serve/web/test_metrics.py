@@ -42,10 +42,12 @@ def test_what_the_service_does_is_counted_and_logged() -> None:
     mix, blend, reward = np.array([0.5, 0.5]), np.array([1.0, 0.0]), np.array([0.5, np.nan])
     metrics.slot(SlotRecord(3, 2, mix, blend, reward, np.array([4.0, 0.0])))
     metrics.alarm("the mix\n drifts")
+    metrics.feedback("refused", 2)
     text = metrics.text().decode()
     assert "tanbr_batch_size_count 1.0" in text
     assert "tanbr_slot_reward_sum 0.5" in text
     assert "tanbr_alarms_total 1.0" in text
+    assert 'tanbr_feedback_total{outcome="refused"} 2.0' in text
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [line["event"] for line in lines] == ["merged", "slot", "alarm"]
     assert (lines[1]["reward"], lines[1]["blend"]) == (0.5, [1.0, 0.0])

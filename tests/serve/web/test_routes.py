@@ -8,7 +8,10 @@ import pytest
 
 from serve.web.fake import EXPERTS, TASKS, FakeService
 from serve.web.live import ADMIN_TOKEN, client, live, refusal, wait_for
+from tanbr.errors import InputError
+from tanbr.serve.records import ServiceError
 from tanbr.serve.web import logs
+from tanbr.serve.web.routes import FEEDBACK_LOST
 
 AS_ADMIN = {"authorization": f"Bearer {ADMIN_TOKEN}"}
 
@@ -45,6 +48,8 @@ def test_the_state_is_shown(http: httpx2.Client, service: FakeService) -> None:
     assert None in earlier[1]["reward"]  # a task that was not seen
     versions = http.get("/v1/versions").json()["versions"]
     assert [version["merge_version"] for version in versions] == [3, 2, 1, 0]
+    (least,) = http.get("/v1/clients", params={"limit": 1}).json()["clients"]
+    assert least == {"client": "shop", "trust": 0.1, "leads": False}
     few = http.get("/v1/tree", params={"limit": 20}).json()
     assert few["total"] > len(few["nodes"]) >= 20
     assert few["nodes"][0]["parent"] == -1
@@ -79,6 +84,20 @@ def test_supervisors_hear_of_a_dead_thread_which_the_log_names_and_of_a_service_
         assert told == list(service.broken)  # once, however often it is asked
         service.broken = ()
         assert http.get("/readyz").status_code == 200
+
+
+def test_supervisors_hear_that_feedback_is_refused_until_some_is_kept() -> None:
+    service, item = FakeService(), {"feedback": [{"request_id": "r", "reward": 1}]}
+    with live(service) as url, client(url) as http:
+        for error, detail in (
+            (InputError("no"), {}),
+            (ServiceError("disk full"), {"detail": FEEDBACK_LOST}),
+            (None, {}),
+        ):
+            service.failing = error
+            http.post("/v1/feedback", json=item)
+            answer = http.get("/readyz")
+            assert (answer.status_code, answer.json()) == (200, {"status": "ok"} | detail)
 
 
 def test_supervisors_do_not_wait_for_feedback_that_is_stuck_and_too_much_of_it_is_refused() -> None:

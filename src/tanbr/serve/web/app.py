@@ -71,7 +71,7 @@ def create_app(
     metrics.follow(service.state, info)
     add_answers = add_classify if info.kind == "classifier" else add_completions
     add_answers(app, service, config, metrics.latencies)
-    add_feedback(app, service, tokens)
+    add_feedback(app, service, metrics)
     add_models(app, info)
     add_watching(app, service, tokens, metrics)
     add_supervision(app, service, metrics)
@@ -115,14 +115,18 @@ def describe_tokens(app: FastAPI, tokens: Tokens) -> None:
         if app.openapi_schema is None:
             made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
             made["components"]["securitySchemes"] = {
-                name: {"type": "http", "scheme": "bearer", "description": f"What the server has as {variable}."}
+                name: {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": f"What the server has as {variable}, or in its list.",
+                }
                 for name, variable in (("token", TOKEN), ("admin", ADMIN_TOKEN))
             }
             for path, operations in made["paths"].items():
                 for operation in operations.values():
                     if path.startswith(ADMIN):
                         operation["security"] = [{"admin": []}]
-                    elif tokens.general is not None and not path.startswith(OPEN):
+                    elif tokens.closed and not path.startswith(OPEN):
                         operation["security"] = [{"token": []}, {"admin": []}]
             app.openapi_schema = made
         return app.openapi_schema

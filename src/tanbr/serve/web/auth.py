@@ -1,13 +1,20 @@
-"""Bearer tokens: where they come from, and what each opens."""
+"""Bearer tokens: where they come from, whose they are, and what each opens."""
 
 import hashlib
 import hmac
+import logging
+import stat
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated
 
+from pydantic import Field, ValidationError
+
+from tanbr.config import Section
 from tanbr.errors import ConfigError
+from tanbr.serve.web import logs
 from tanbr.serve.web.refusals import Refusal
 
 TOKEN, ADMIN_TOKEN = "TANBR_TOKEN", "TANBR_ADMIN_TOKEN"
@@ -18,53 +25,115 @@ OPEN = (*HEALTH, "/dashboard")  # and "/", the page itself, which holds no figur
 ADMIN = "/v1/admin/"
 
 
+class NamedToken(Section):
+    """A `[[client]]` of a list of tokens."""
+
+    name: Annotated[str, Field(pattern=r"^[\w.@-]{1,64}$")]
+    token: str
+    admin: bool = False
+
+
+class TokenList(Section):
+    """A file of tokens."""
+
+    client: Annotated[tuple[NamedToken, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Token:
+    """What a client may show; only the digest is kept, and it never appears in a traceback or a log."""
+
+    digest: bytes = field(repr=False)
+    name: str = ""  # of its client, if there is a list
+    admin: bool = False  # whether it opens ADMIN, too
+
+
 @dataclass(frozen=True)
 class Tokens:
-    """What a client must show; only digests are kept, and they never appear in a traceback or a log."""
+    """All tokens that open something."""
 
-    general: bytes | None = field(default=None, repr=False)  # for everything; open to all if None
-    admin: bytes | None = field(default=None, repr=False)  # for ADMIN (and the rest); closed to all if None
+    known: tuple[Token, ...] = ()
 
     @classmethod
     def read(
         cls, environment: Mapping[str, str], *, token_file: Path | None = None, admin_token_file: Path | None = None
     ) -> "Tokens":
-        """Take each token from its file or its variable: never from the command line, which every user can list."""
-        return cls(
-            general=_token(environment, TOKEN, token_file), admin=_token(environment, ADMIN_TOKEN, admin_token_file)
-        )
+        """Take tokens from files or variables: never from the command line, which every user can list."""
+        if admin_token_file is not None and admin_token_file.suffix == ".toml":
+            raise ConfigError(f"give {admin_token_file} as --token-file; admin = true there lets a client administer")
+        if token_file is not None and token_file.suffix == ".toml":
+            known = _listed(token_file)
+        else:
+            known = _token(environment, TOKEN, token_file)
+        return cls(known + _token(environment, ADMIN_TOKEN, admin_token_file, admin=True))
 
-    def shown(self, authorization: str | None) -> Literal["", "general", "admin"]:
+    @property
+    def closed(self) -> bool:
+        """Whether all must show a token; otherwise only those who administer."""
+        return any(token.name or not token.admin for token in self.known)
+
+    @property
+    def administered(self) -> bool:
+        """Whether there is a token that opens ADMIN."""
+        return any(token.admin for token in self.known)
+
+    def shown(self, authorization: str | None) -> Token | None:
         """Say which token an Authorization header shows; nothing else in the header makes a difference."""
         scheme, _, word = (authorization or "").partition(" ")
         digest = _digest(word.strip()) if scheme.lower() == "bearer" else b""
-        general, admin = (key is not None and hmac.compare_digest(digest, key) for key in (self.general, self.admin))
-        return "admin" if admin else "general" if general else ""
+        found = [token for token in self.known if hmac.compare_digest(digest, token.digest)]
+        return found[-1] if found else None
 
-    def check(self, route: str, authorization: str | None) -> None:
-        """Refuse a request for a route, by its declared path ("" for none), that its header does not open."""
-        admin = route.startswith(ADMIN)
-        if route == "/" or route.startswith(OPEN) or (self.general is None and not admin):
-            return
-        if admin and self.admin is None:
-            raise Refusal(403, f"administration is off: start the server with {ADMIN_TOKEN} set to allow it")
-        if self.shown(authorization) not in (("admin",) if admin else ("general", "admin")):
+    def check(self, route: str, authorization: str | None) -> Token | None:
+        """Give the token that a request for a route, by its declared path ("" for none), shows; refuse if it must."""
+        admin, token = route.startswith(ADMIN), self.shown(authorization)
+        if route == "/" or route.startswith(OPEN) or not (self.closed or admin):
+            return token
+        if admin and not self.administered:
+            says = f"administration is off: start the server with {ADMIN_TOKEN} set, or with a client that may"
+            raise Refusal(403, says)
+        if token is None or (admin and not token.admin):
             which = "the administration token" if admin else "a token"
             raise Refusal(
                 401, f"send {which} as `Authorization: Bearer …`", headers={"www-authenticate": 'Bearer realm="tanbr"'}
             )
+        return token
 
 
-def _token(environment: Mapping[str, str], name: str, file: Path | None) -> bytes | None:
+def _listed(file: Path) -> tuple[Token, ...]:
+    """Read a list of clients; nothing of a list that is wrong is repeated, because it holds secrets."""
+    try:
+        rows = TokenList.model_validate(tomllib.loads(_text(file))).client
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is not TOML: {error}") from None
+    except ValidationError as error:
+        problem = error.errors(include_input=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        says = "write [[client]] for each, with a name, a token and, to let it administer, admin = true"
+        raise ConfigError(f"{file}: {where}: {problem['msg']}; {says}") from None
+    for what in ("name", "token"):
+        if len({getattr(row, what) for row in rows}) < len(rows):
+            raise ConfigError(f"{file}: two clients have the same {what}; give each its own")
+    return tuple(Token(_checked(row.token, f"{file}, {row.name}"), row.name, row.admin) for row in rows)
+
+
+def _token(environment: Mapping[str, str], name: str, file: Path | None, *, admin: bool = False) -> tuple[Token, ...]:
     if file is not None:
-        try:
-            token, source = file.read_text(encoding="utf-8", errors="replace").strip(), str(file)
-        except OSError as error:
-            raise ConfigError(f"cannot read the token in {file}: {error.strerror}") from None
-    elif name in environment:
-        token, source = environment[name], name
-    else:
-        return None
+        return (Token(_checked(_text(file).strip(), str(file)), admin=admin),)
+    return (Token(_checked(environment[name], name), admin=admin),) if name in environment else ()
+
+
+def _text(file: Path) -> str:
+    try:
+        if file.stat().st_mode & stat.S_IROTH:
+            says = f"every user of this machine can read the tokens in {file}: chmod o-r {file}"
+            logs.say("token_file", level=logging.WARNING, text=says)
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigError(f"cannot read the token in {file}: {error.strerror}") from None
+
+
+def _checked(token: str, source: str) -> bytes:
     if len(token) < SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(f"{source} must hold at least {SHORTEST} printable ASCII characters without spaces")
     return _digest(token)

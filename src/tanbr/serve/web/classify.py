@@ -49,7 +49,7 @@ def add_classify(app: FastAPI, service: ServiceApi, config: HttpConfig, latencie
     """Add the route."""
     info = service.info
     columns = {label: column for column, label in enumerate(info.labels)}
-    Text = Annotated[str, Field(min_length=1, max_length=config.text_chars)]
+    Text = Annotated[str, Field(min_length=1, max_length=config.longest)]
     Pair = Annotated[list[Text], Field(min_length=2, max_length=2, fail_fast=True)]
     Input = Annotated[
         Annotated[Text, Tag(":text")] | Annotated[Pair, Tag(":list")],

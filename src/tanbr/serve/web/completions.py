@@ -5,13 +5,14 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import ConfigDict, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError, to_json
+from pydantic_core import PydanticCustomError, from_json, to_json
 from starlette.types import Receive
 
 from tanbr.errors import CheckpointError, InputError
@@ -20,20 +21,24 @@ from tanbr.serve.sampling import HOTTEST, MOST_STOPS, Manner
 from tanbr.serve.web.bodies import Sent, one_of, text_or_list
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import LatencyHistory
-from tanbr.serve.web.refusals import Refusal, refusal_of, shortened
+from tanbr.serve.web.refusals import Refusal, allows, refusal_of, shortened
 from tanbr.serve.web.service_api import ServiceApi, awaited, settled
 
 NOT_DONE: dict[str, list[Any]] = {  # what OpenAI's clients may ask for and is not done here → what changes nothing
     "audio": [], "best_of": [1], "echo": [False], "frequency_penalty": [0], "function_call": ["none", "auto"],
-    "functions": [[]], "logit_bias": [{}], "logprobs": [False], "modalities": [["text"]],
+    "functions": [[]], "logit_bias": [{}], "logprobs": [False], "modalities": [["text"]], "moderation": [],
     "parallel_tool_calls": [True, False], "prediction": [], "presence_penalty": [0], "reasoning_effort": [],
-    "response_format": [{"type": "text"}], "store": [False], "suffix": [""], "tool_choice": ["none", "auto"],
-    "tools": [[]], "top_logprobs": [0], "verbosity": [], "web_search_options": [],
+    "response_format": [{"type": "text"}], "service_tier": ["auto", "default"], "store": [False], "suffix": [""],
+    "tool_choice": ["none", "auto"], "tools": [[]], "top_logprobs": [0], "verbosity": [], "web_search_options": [],
+}  # fmt: skip
+NOT_KEPT = {  # what changes no answer, whatever it is
+    "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "user",
 }  # fmt: skip
 EVENT = {"type": "object", "properties": {"data": {"type": "string", "description": "A piece, or [DONE]."}}}
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
 
 TEXT_OR_TEXTS = text_or_list("must be a text, or texts in a list")
+TEXT_OR_PARTS = text_or_list("must be a text, or a list of text parts")
 Stop = Annotated[str, Field(min_length=1, max_length=256)]  # a stream may have to hold back as many characters
 Stops = Annotated[list[Stop], Field(max_length=MOST_STOPS, fail_fast=True)]
 
@@ -43,13 +48,67 @@ class StreamOptions(Sent):
 
     include_usage: bool = False
     """Whether a last piece counts the tokens."""
+    include_obfuscation: bool = False
+    """No piece is padded, whatever is said here."""
+
+
+class TextPart(Sent):
+    """A part of what somebody said: this server reads text, and neither pictures nor sound."""
+
+    type: Literal["text"]
+    text: str
+
+
+Parts = Annotated[list[TextPart], Field(fail_fast=True)]
+
+
+class Function(Sent):
+    """What the model asked to be called."""
+
+    name: str
+    arguments: str
+    """As JSON."""
+
+
+class ToolCall(Sent):
+    """What the model asked for in an earlier answer."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: Function
 
 
 class ChatMessage(Sent):
-    """What somebody said."""
+    """What somebody said, as the model's chat template gets it."""
 
-    role: Literal["system", "user", "assistant"]
-    content: str
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[Annotated[str, Tag(":text")] | Annotated[Parts, Tag(":list")], TEXT_OR_PARTS] | None = None
+    """A text, or parts that are joined by line breaks."""
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        """Leave out what OpenAI's answers name without a value (`refusal`, `audio`, …): clients send answers back."""
+        return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "ChatMessage":
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("content", "must have content, a text or a list of text parts")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """Give what templates expect: one text, and arguments as an object."""
+        said = self.model_dump(exclude_none=True)
+        if not isinstance(self.content, str):
+            said["content"] = "\n".join(part.text for part in self.content or ())
+        for call in said.get("tool_calls", ()):
+            with suppress(ValueError):  # the template gets the text, then; nesting is limited, too
+                call["function"]["arguments"] = from_json(call["function"]["arguments"])
+        return said
 
 
 class Writable(Sent):
@@ -70,20 +129,19 @@ class Writable(Sent):
     """An answer ends before the first of these strings, which is no part of it."""
     seed: int | None = None
     """The same seed, prompt and merge version give the same answer; no difference at temperature 0."""
-    user: str | None = None
-    """Not kept."""
 
     @model_validator(mode="before")
     @classmethod
     def _changes_nothing(cls, value: Any) -> Any:
-        """Refuse what is not done here, unless it changes nothing; then leave it out."""
+        """Refuse what is not done here, unless it changes nothing; then leave it out, and what is not kept."""
         if not isinstance(value, dict):
             return value
         for name in NOT_DONE.keys() & value.keys():
             said, neutral = value[name], [None, *NOT_DONE[name]]
             if not any(said == one and isinstance(said, bool) == isinstance(one, bool) for one in neutral):
-                raise PydanticCustomError("not_done", "{name} is not done by this server; leave it out", {"name": name})
-        return {name: said for name, said in value.items() if name not in NOT_DONE}
+                says = "this server does not support the parameter {name}; leave it out of the request"
+                raise PydanticCustomError("not_done", says, {"name": name})
+        return {name: said for name, said in value.items() if name not in NOT_DONE and name not in NOT_KEPT}
 
     def manner(self) -> Manner:
         """Say how answers are to be written."""
@@ -95,9 +153,9 @@ class Writable(Sent):
 def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
     """Add the routes of a service whose model writes."""
     info = service.info
-    Text = Annotated[str, Field(min_length=1, max_length=config.text_chars)]
+    Text = Annotated[str, Field(min_length=1, max_length=config.longest)]
     Texts = Annotated[list[Text], Field(min_length=1, max_length=config.inputs, fail_fast=True)]
-    Tokens = Annotated[int, Field(ge=1, le=info.max_tokens)]
+    Tokens = Annotated[int, Field(ge=1, json_schema_extra={"maximum": info.max_tokens})]  # the service says why
 
     class Limited(Writable):
         model: Annotated[str, Field(json_schema_extra={"enum": [info.model]})]
@@ -132,10 +190,14 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
             raise Refusal.model(info.model)
         if len(prompts) * manner.n > config.inputs:
             says = f"n must be at most {config.inputs // len(prompts)}, for {config.inputs} answers (got {manner.n})"
+            says += allows("inputs")
             raise Refusal(422, says, param="n")
         stream = _Stream(shape, info.model, body, seconds=seconds) if body.stream else None
         on_token = None if stream is None else stream.on_token
-        writing = service.generate(prompts, max_tokens=most, manner=manner, on_token=on_token, task=body.task)
+        try:
+            writing = service.generate(prompts, max_tokens=most, manner=manner, on_token=on_token, task=body.task)
+        except InputError as error:  # more tokens than can be written
+            raise Refusal(422, str(error), param="max_tokens") from None
         try:
             if stream is not None:
                 await stream.begin(writing, request.receive)
@@ -158,15 +220,15 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Write the next message of a conversation, which the tokenizer's own template makes a prompt of."""
         try:
-            rendering = service.chat([message.model_dump() for message in body.messages])
+            rendering = service.chat([message.plain() for message in body.messages])
             prompt = await settled(rendering, receive=request.receive, seconds=config.answer_seconds)
         except InputError as error:
             raise Refusal(400, shortened(str(error)), param="messages") from None
         except CheckpointError as error:  # whoever runs the server chose the checkpoint
             raise Refusal(500, str(error)) from None
-        if len(prompt) > config.text_chars:
-            says = f"messages must make a prompt of at most {config.text_chars} characters"
-            raise Refusal(422, says, param="messages")
+        if len(prompt) > config.longest:
+            says = f"messages must make a prompt of at most {config.longest} characters"
+            raise Refusal(422, says + allows("text_chars"), param="messages")
         most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
         return await answer([prompt], body, most, CHAT, request)
 

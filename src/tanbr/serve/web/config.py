@@ -21,10 +21,16 @@ class HttpConfig(Section):
     """Addresses or networks of reverse proxies whose X-Forwarded-For is believed: of it, the last that is no proxy."""
     inputs: int = Field(default=256, ge=1)
     """Most texts or prompts in a request."""
-    text_chars: int = Field(default=20_000, ge=1)
-    """Most characters in a text."""
+    text_chars: int | None = Field(default=None, ge=1)
+    """Most characters in a text; if not given, what fits into a body, and the model's own limit on tokens."""
     body_bytes: int = Field(default=1 << 20, ge=1024)
     """Largest body of a request."""
+
+    @property
+    def longest(self) -> int:
+        """Most characters in a text."""
+        return self.text_chars or self.body_bytes
+
     connections: int = Field(default=512, ge=1)
     """Most connections open at once; where there are more, one without a whole request is closed for a new one."""
     client_connections: int = Field(default=128, ge=1)

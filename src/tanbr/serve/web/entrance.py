@@ -5,6 +5,7 @@ import ipaddress
 import re
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastapi import FastAPI
@@ -13,10 +14,10 @@ from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
 from tanbr.serve.web import logs
-from tanbr.serve.web.auth import HEALTH, Tokens
+from tanbr.serve.web.auth import HEALTH, Token, Tokens
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import Metrics
-from tanbr.serve.web.refusals import Refusal
+from tanbr.serve.web.refusals import Refusal, allows
 
 REMEMBERED = 10_000  # clients; the one not heard of for longest is forgotten first
 # Bytes of bodies that may be refused to one client, at once and a second. To parse and refuse a megabyte takes 5 ms or
@@ -74,6 +75,7 @@ class Visit:
     streams: bool = False
     read: int = 0  # bytes of its body …
     held: int = 0  # … and how many of them are in memory
+    name: str = ""  # of the client, by its token
 
 
 class Entrance:
@@ -114,7 +116,8 @@ class Entrance:
 
         try:
             headers = Headers(scope=scope)
-            self._check_head(headers, route, client)
+            token = scope["tanbr.token"] = self._check_head(headers, route, client)
+            visit.name = "" if token is None else token.name
             if scope["method"] == "POST":
                 self._check_refused(client)
                 body = await self._body(headers, receive, visit)
@@ -137,12 +140,15 @@ class Entrance:
                 logs.say_fault(type(error).__name__, error=error)
         finally:
             self._held -= visit.held
-            status, seconds = visit.status, time.perf_counter() - started
-            if visit.read and 400 <= status < 500 and status not in (429, 499):  # the client's own fault
+            if visit.read and 400 <= visit.status < 500 and visit.status not in (429, 499):  # the client's own fault
                 self._refused.take(client, visit.read, time.monotonic())
-            told, method, path = route or "other", scope["method"], scope["path"]
+            left: Callable[[], bool] = scope.get("tanbr.left", lambda: False)
+            told, status, seconds = route or "other", 499 if left() else visit.status, time.perf_counter() - started
             self._metrics.request(told, status=status, seconds=seconds)
-            logs.say_request(route=told, method=method, path=path, status=status, seconds=seconds, client=address)
+            logs.say_request(
+                route=told, method=scope["method"], path=scope["path"], status=status, seconds=seconds, client=address,
+                **({"name": visit.name} if visit.name else {}),
+            )  # fmt: skip
 
     def _route(self, scope: Scope) -> str:
         """Find the declared path that will answer, as the router does: the raw path may begin with a root path."""
@@ -155,20 +161,22 @@ class Entrance:
         if wait:
             raise Refusal.later(429, "too many bytes of your last requests were refused; mend them", seconds=wait)
 
-    def _check_head(self, headers: Headers, route: str, client: str) -> None:
+    def _check_head(self, headers: Headers, route: str, client: str) -> Token | None:
         if "host" in headers and not _named(headers["host"], self._hosts):
             # Otherwise a page whose name is made to point here (DNS rebinding) could read answers in a browser.
             raise Refusal(421, "this server listens on loopback and is called localhost; see `hosts` in its settings")
         if route not in HEALTH:
             wait = self._rate.wait(client, time.monotonic())
             if wait:
-                raise Refusal.later(429, f"more than {self._config.rate:g} requests a second; slow down", seconds=wait)
-        self._tokens.check(route, headers.get("authorization"))
+                says = f"more than {self._config.rate:g} requests a second; slow down{allows('rate')}"
+                raise Refusal.later(429, says, seconds=wait)
+        return self._tokens.check(route, headers.get("authorization"))
 
     async def _body(self, headers: Headers, receive: Receive, visit: Visit) -> bytes | None:
         """Read the body whole, at most as much as is allowed; None when the client left."""
         limit = self._config.body_bytes
-        too_large = Refusal(413, f"the body has more than {limit} bytes", headers={"connection": "close"})
+        says = f"the body has more than {limit} bytes{allows('body_bytes')}"
+        too_large = Refusal(413, says, headers={"connection": "close"})
         chunks: list[bytes] = []
         more = True
         while more:

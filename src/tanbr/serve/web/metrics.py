@@ -44,6 +44,8 @@ class Metrics(Observer):
         self._merge = histogram("tanbr_merge_seconds", "Time a merge took", buckets=TIMES)
         self._reward = histogram("tanbr_slot_reward", "Mean reward of a slot", buckets=REWARDS)
         self._alarms = counter("tanbr_alarms", "Alarms raised")
+        self._feedback = counter("tanbr_feedback", "Feedback accepted, repeated, unknown or refused", ["outcome"])
+        self.feedback_lost = False  # whether the last feedback could not be kept
 
     def request(self, route: str, *, status: int, seconds: float) -> None:
         """Count a request; `route` is one of a fixed set of names."""
@@ -70,6 +72,10 @@ class Metrics(Observer):
             "slot", slot=record.slot, merge_version=record.merge_version, reward=round(record.total_reward, 4),
             rewarded=float(record.counts.sum()), task_mix=record.task_mix.round(4), blend=record.blend.round(4),
         )  # fmt: skip
+
+    def feedback(self, outcome: str, count: int) -> None:
+        """Count feedback."""
+        self._feedback.labels(outcome).inc(count)
 
     def alarm(self, text: str) -> None:
         """Count an alarm."""

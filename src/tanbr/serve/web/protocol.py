@@ -6,7 +6,7 @@ and uvicorn's `send_400_response`.
 
 import asyncio
 from collections import Counter, deque
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -119,7 +119,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """Begin to answer."""
         self._in_head = False
         super().on_headers_complete()
-        self._answers.append(self.cycle)
+        cycle, scope = self.cycle, cast(Any, self.scope)
+        scope["tanbr.left"] = lambda: cycle.disconnected  # before the whole answer was written
+        self._answers.append(cycle)
 
     def on_message_complete(self) -> None:
         """Note that a request is whole."""

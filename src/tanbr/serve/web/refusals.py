@@ -27,6 +27,14 @@ WORDS = {  # pydantic's words for a problem → ours, which come behind a name: 
     "be a valid dictionary or object to extract fields from": "be an object",
 }
 
+MORE = {  # a limit and where it holds → the setting that allows more
+    ("too_long", "inputs"): "inputs",
+    ("too_long", "prompt"): "inputs",
+    ("less_than_equal", "n"): "inputs",
+    ("string_too_long", "inputs"): "text_chars",
+    ("string_too_long", "prompt"): "text_chars",
+}
+
 
 @dataclass(frozen=True)
 class ErrorDetail(Shown):
@@ -103,6 +111,8 @@ def invalid(problem: Mapping[str, Any]) -> Refusal:
             says = str(problem["msg"])
             for words, plain in WORDS.items():
                 says = says.replace(words, plain, 1)
+            setting = MORE.get((problem["type"], where.partition("[")[0]))
+            says += allows(setting) if setting else ""
     return Refusal(422, shortened(f"{where or 'the body'} {says}"), param=where or None)
 
 
@@ -115,6 +125,11 @@ def _place(loc: Sequence[Any]) -> str:
         elif not part.startswith(":"):
             place += f".{part}" if place else part
     return place[:120]
+
+
+def allows(setting: str) -> str:
+    """End a sentence about a limit: what an operator would change."""
+    return f"; the server's [http] {setting} allows more"
 
 
 def shortened(sentence: str) -> str:

@@ -12,16 +12,17 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Query, Request, Response
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
-from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from tanbr.router import TreeView
 from tanbr.serve.records import (
+    ClientView,
     Feedback,
     FloatOrNaN,
     Numbers,
     Receipt,
     ServedModel,
+    ServiceError,
     ServiceInfo,
     ServiceState,
     Shown,
@@ -29,7 +30,7 @@ from tanbr.serve.records import (
     VersionView,
 )
 from tanbr.serve.web import logs
-from tanbr.serve.web.auth import Tokens
+from tanbr.serve.web.auth import Token
 from tanbr.serve.web.bodies import Sent, one_of
 from tanbr.serve.web.entrance import address_of, client_of
 from tanbr.serve.web.metrics import Metrics, Window
@@ -39,19 +40,23 @@ from tanbr.types import TaskMix
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 MOST_FEEDBACK = 1000  # pieces in a request: about as long on its way to the disk as one
+FEEDBACK_LOST = "the last feedback was refused, because it could not be kept; the server's log says why"
 Version = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-def client_key(scope: Scope, tokens: Tokens, secret: bytes) -> str:
-    """Name a request's client, opaquely: its address, and which of the server's own tokens it shows.
+def client_key(scope: Scope, secret: bytes) -> str:
+    """Name a request's client: as the list of tokens does, or opaquely by its address and the token that it shows.
 
     Nothing that a client makes up is in it, so one address is one client (an operator at it is another).
     """
-    said = f"{tokens.shown(Headers(scope=scope).get('authorization'))}\n{client_of(address_of(scope))}"
+    token: Token | None = scope["tanbr.token"]
+    if token is not None and token.name:
+        return token.name
+    said = f"{'' if token is None else 'admin' if token.admin else 'general'}\n{client_of(address_of(scope))}"
     return hashlib.blake2b(said.encode(), key=secret, digest_size=8).hexdigest()
 
 
-def add_feedback(app: FastAPI, service: ServiceApi, tokens: Tokens) -> None:
+def add_feedback(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
     """Add the route that rewards come in by."""
     workers, secret = Workers("feedback", threads=8, waiting=64), service.client_secret
 
@@ -84,8 +89,14 @@ def add_feedback(app: FastAPI, service: ServiceApi, tokens: Tokens) -> None:
     async def feedback(body: FeedbackRequest, request: Request) -> Receipt:
         """Say how good answers were, or what would have been right. Sending it twice counts once."""
         items = [Feedback(**item.model_dump()) for item in body.feedback]
-        client = client_key(request.scope, tokens, secret)
-        return await workers.run(lambda: service.feedback(items, client=client))
+        client = client_key(request.scope, secret)
+        try:
+            receipt = await workers.run(lambda: service.feedback(items, client=client))
+        except ServiceError:
+            metrics.feedback_lost = True
+            raise
+        metrics.feedback_lost = False
+        return receipt
 
 
 def add_models(app: FastAPI, info: ServiceInfo) -> None:
@@ -177,7 +188,7 @@ def add_watching(app: FastAPI, service: ServiceApi, tokens: Tokens, metrics: Met
         """What the server does now: slot, merge version, task mix ψ, blend x and why, reward."""
         constant = {name: getattr(info, name) for name in ("tasks", "slot_requests", "slot_seconds")}
         now = await workers.run(service.state)
-        return StateResponse(**vars(now), **constant, model=info, administration=tokens.admin is not None)
+        return StateResponse(**vars(now), **constant, model=info, administration=tokens.administered)
 
     @app.get("/v1/slots", tags=["watching"])
     async def slots(
@@ -191,6 +202,13 @@ def add_watching(app: FastAPI, service: ServiceApi, tokens: Tokens, metrics: Met
     async def versions() -> dict[Literal["versions"], list[VersionView]]:
         """The merge versions that can be rolled back to, newest first."""
         return {"versions": await workers.run(service.versions)}
+
+    @app.get("/v1/clients", tags=["watching"])
+    async def clients(
+        limit: Annotated[int, Query(ge=1, le=1000, description="Most clients to give.")] = 100,
+    ) -> dict[Literal["clients"], list[ClientView]]:
+        """The clients that gave feedback, least trusted first: by the name of their token, or an opaque key."""
+        return {"clients": (await workers.run(service.clients))[:limit]}
 
     @app.get("/v1/tree", tags=["watching"])
     async def tree(
@@ -231,11 +249,11 @@ def add_supervision(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None
 
     @app.get("/readyz", tags=["watching"])
     async def ready() -> dict[str, str]:
-        """Whether requests are answered."""
+        """Whether requests are answered; `detail` says what does not work all the same."""
         check_faults()
         if not service.ready:
             raise Refusal.later(503, "the server is starting or stopping", seconds=1)
-        return {"status": "ok"}
+        return {"status": "ok"} | ({"detail": FEEDBACK_LOST} if metrics.feedback_lost else {})
 
 
 def add_steering(app: FastAPI, service: ServiceApi) -> None:
@@ -258,31 +276,32 @@ def add_steering(app: FastAPI, service: ServiceApi) -> None:
         merge_version: Version | None = None
         """The last good one before the present if not given."""
 
-    async def act(action: str, work: Callable[[], Any]) -> Steered:
+    async def act(action: str, work: Callable[[], Any], request: Request) -> Steered:
         await workers.run(work)
-        now = await workers.run(service.state)
-        logs.say("admin", action=action, slot=now.slot, merge_version=now.merge_version)
+        now, by = await workers.run(service.state), request.scope["tanbr.token"].name or address_of(request.scope)
+        logs.say("admin", action=action, by=by, slot=now.slot, merge_version=now.merge_version)
         return Steered(now.slot, now.merge_version, now.pinned)
 
     @app.post("/v1/admin/pin", tags=["steering"])
-    async def pin(body: PinRequest) -> Steered:
+    async def pin(body: PinRequest, request: Request) -> Steered:
         """Serve one blend, or one merge version, until `unpin`; the router chooses nothing meanwhile."""
         target = body.merge_version if body.blend is None else body.blend
         if target is None or None not in (body.blend, body.merge_version):
             raise Refusal(422, "the body must have either a blend or a merge_version")
-        return await act("pin", lambda: service.pin(target))
+        return await act("pin", lambda: service.pin(target), request)
 
     @app.post("/v1/admin/unpin", tags=["steering"])
-    async def unpin() -> Steered:
+    async def unpin(request: Request) -> Steered:
         """Let the router choose again, from the next slot on."""
-        return await act("unpin", service.unpin)
+        return await act("unpin", service.unpin, request)
 
     @app.post("/v1/admin/rollback", tags=["steering"])
-    async def rollback(body: RollbackRequest | None = None) -> Steered:
+    async def rollback(request: Request, body: RollbackRequest | None = None) -> Steered:
         """Serve an earlier merge version until the slot ends; the router is told that its blend was bad."""
-        return await act("rollback", lambda: service.rollback(None if body is None else body.merge_version))
+        version = None if body is None else body.merge_version
+        return await act("rollback", lambda: service.rollback(version), request)
 
     @app.post("/v1/admin/slot", tags=["steering"])
-    async def slot() -> Steered:
+    async def slot(request: Request) -> Steered:
         """End the slot now."""
-        return await act("slot", service.end_slot)
+        return await act("slot", service.end_slot, request)

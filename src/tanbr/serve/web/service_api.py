@@ -12,6 +12,7 @@ from starlette.types import Receive
 from tanbr.router import TreeView
 from tanbr.serve.records import (
     Answered,
+    ClientView,
     Feedback,
     Generated,
     OnToken,
@@ -69,7 +70,7 @@ class ServiceApi(Protocol):
     ) -> "Future[Generated]":
         """Write `manner.n` answers to each prompt, those of the first prompt first. A cancelled future ends early."""
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> "Future[str]":
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> "Future[str]":
         """Make a prompt of a conversation; InputError if the model cannot, CheckpointError if its template is bad."""
 
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
@@ -83,6 +84,9 @@ class ServiceApi(Protocol):
 
     def versions(self) -> list[VersionView]:
         """The merge versions that can be rolled back to, newest first."""
+
+    def clients(self) -> list[ClientView]:
+        """The clients that gave feedback, least trusted first."""
 
     def tree(self) -> TreeView | None:
         """The router's search tree; None for a router without one."""
