@@ -5,17 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import tanbr.merge
 from moe.tiny import build
 from tanbr.errors import InputError
 from tanbr.merge.int8 import Int8Linear, measure, offered, quantised, weight_bits
 from tanbr.moe.layer import TaskRouting, route
-
-
-@pytest.fixture
-def moe(tmp_path):
-    build("bert_moe").save_pretrained(tmp_path / "moe")
-    return tanbr.merge.open(tmp_path / "moe")
 
 
 def batches(n=4):
