@@ -4,11 +4,8 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from cli.running import tanbr
-from serve.text_model import write
-from tanbr.cli import app
 from tanbr.cli.display import fitted
 
 
@@ -25,15 +22,6 @@ def test_simulate_leaves_figures_tables_and_pictures(tmp_path: Path) -> None:
     assert figures["command"].startswith("tanbr simulate --slots 4")
     assert figures["methods"]["tags"]["reward"]["mean"] > figures["methods"]["average"]["reward"]["mean"]
     assert len((tmp_path / "t.jsonl").read_text().splitlines()) == 32
-
-
-def test_a_t5_that_writes_its_answers_takes_part(tmp_path: Path) -> None:
-    write("t5_moe", tmp_path / "t5")
-    asked = ["simulate", f"{tmp_path}/t5", "--slots", "2", "--requests", "8", "--methods", "tanbr,average"]
-    done = CliRunner().invoke(app, [*asked, "--out", f"{tmp_path}/out"], catch_exceptions=False)
-    assert done.exit_code == 0
-    figures = json.loads((tmp_path / "out/simulate.json").read_text())
-    assert set(figures["methods"]) == {"tanbr", "average"}
 
 
 def test_the_demo_runs_and_says_where_its_report_is(tmp_path: Path) -> None:

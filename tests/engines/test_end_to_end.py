@@ -11,7 +11,6 @@ import pytest
 
 from engines.fake_engine import FakeVllm
 from engines.front import Front, after_a_kill, front, swaps, texts_of
-from serve.web.live import wait_for
 from tanbr.merge import Moe
 
 PROMPTS = ["w1 w2 w3", "w5 w5 w5 w5 w5 w5", "w1 w2 w3 w4"]
@@ -86,13 +85,3 @@ def test_an_engine_that_dies_is_a_503_with_retry_after_and_comes_back_with_the_o
 
         blend = [0.0, 1.0, 0.0, 0.0]
         assert after_a_kill(server, vllm, blend, PROMPTS, limit=LIMIT, meanwhile=meanwhile) == case.expected(blend)
-
-
-def test_a_client_that_leaves_ends_the_engines_work(vllm: FakeVllm, mixtral: Moe, tmp_path: Path) -> None:
-    with Case(mixtral, vllm, tmp_path).front() as server, server.client() as client:
-        vllm.slow.set()
-        model = client.models.list().data[0].id
-        stream = client.completions.create(model=model, prompt=PROMPTS[0], max_tokens=LIMIT, stream=True)
-        assert next(iter(stream)).choices[0].text
-        stream.close()
-        wait_for(lambda: vllm.abandoned)

@@ -83,11 +83,7 @@ def test_how_words_are_drawn_is_passed_on(llama: FakeLlamaCpp, adapters: Moe) ->
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"alpha_pattern": {"q_proj": 9}}, "one scale"),
-        ({"bias": "all"}, "biases"),
-    ],
+    ("changes", "says"), [({"alpha_pattern": {"q_proj": 9}}, "one scale"), ({"bias": "all"}, "biases")]
 )
 def test_what_no_scale_expresses_is_refused(changes: dict[str, Any], says: str, adapters: Moe, tmp_path: Path) -> None:
     first, second = (Path(name) for name in adapters.source.names[:2])

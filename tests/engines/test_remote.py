@@ -16,7 +16,6 @@ from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.serve.decode import NotFinite, Step
-from tanbr.serve.engine import Engine
 from tanbr.serve.sampling import Sampling
 
 
@@ -92,23 +91,6 @@ def test_a_load_that_hangs_keeps_nobody_from_leaving(
         wait_for(lambda: vllm.calls.count("/collective_rpc") == 2)
         backend.close()
         assert isinstance(swapping.exception(), CheckpointError)
-
-
-def test_confidence_is_the_mean_chance_of_the_tokens_and_of_the_one_that_ends_them(
-    vllm: FakeVllm, mixtral: Moe
-) -> None:
-    with before(vllm, mixtral) as backend:
-        engine, torch_engine = serving(backend, mixtral), Engine(mixtral)
-        engine.swap(BLENDS[0])
-        torch_engine.swap(BLENDS[0])
-        inputs = engine.padded(PROMPTS)[0]
-        ours = torch_engine.live.backend.generate(inputs, limits=[7] * 3, on_step=lambda _: ())
-        theirs = backend.generate(inputs, limits=[7] * 3, on_step=lambda _: ())
-        for one, other in zip(ours, theirs, strict=True):
-            assert one is not None
-            assert other is not None
-            assert (one.tokens, one.stopped) == (other.tokens, other.stopped)
-            assert one.confidence == pytest.approx(other.confidence, rel=1e-4)  # padded and not: float32's roundings
 
 
 def test_tokens_are_heard_as_they_come_and_a_row_that_is_given_up_is_closed(vllm: FakeVllm, mixtral: Moe) -> None:

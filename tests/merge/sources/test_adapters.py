@@ -86,16 +86,6 @@ def test_a_blend_adds_the_weighted_products(bert) -> None:
     torch.testing.assert_close(logits(model), logits(moe.dense(BLEND)), rtol=0, atol=0)
 
 
-def test_matrices_that_are_stored_the_other_way_round(tmp_path) -> None:
-    build(GPT2).save_pretrained(tmp_path / "base")
-    modules = ["transformer.h.0.attn.c_attn", "transformer.h.1.mlp.c_proj"]
-    adapters = [
-        adapter(tmp_path / str(k), tmp_path / "base", modules[k:], r=3, seed=k, fan_in_fan_out=True) for k in range(2)
-    ]
-    moe = tanbr.open(tmp_path / "base", experts=adapters)
-    assert_merged(dict(moe.tensors([0.25, 0.75])), tmp_path / "base", adapters, [0.25, 0.75])
-
-
 @pytest.mark.parametrize("method", ["task-arithmetic:scale=1", "dare:density=1"])  # by sums, and part by part
 def test_methods_on_differences_see_the_whole_experts(bert, method) -> None:
     base, adapters = bert
