@@ -15,7 +15,6 @@ from engines.asking import BLENDS, answers, before, right, serving, serving_firs
 from engines.fake_engine import FakeVllm
 from engines.tiny_adapters import RANK
 from tanbr.engines.connection import EngineLost, EngineRefused
-from tanbr.engines.merge_files import AdapterFile
 from tanbr.engines.vllm import VllmAdapter
 from tanbr.errors import CheckpointError, ConfigError, TanbrError
 from tanbr.merge import Moe
@@ -53,22 +52,6 @@ def test_what_is_read_from_a_folder_that_goes_is_unloaded_first_without_developm
         assert Path(folder).exists()
     assert not Path(folder).exists()
     assert lora.adapters == {}
-
-
-def test_a_server_that_was_killed_loads_its_version_again_from_a_folder_that_is_there(
-    lora: FakeVllm, adapters: Moe, tmp_path: Path
-) -> None:
-    with before(lora, adapters) as backend:
-        label = backend.label_of(np.array(BLENDS[0]))
-        file = AdapterFile(adapters, tmp_path / "left")
-        file.write(adapters, np.array(BLENDS[1]))
-        lora.load(str(file.folder), label)  # by one who is gone, and who knows what it is
-        shutil.rmtree(file.folder)
-        lora.paused = True
-        engine = serving(backend, adapters)
-        engine.swap(BLENDS[0])
-        assert [Path(folder).exists() for folder, _ in lora.adapters.values()] == [True]
-        assert right(engine, backend, adapters)
 
 
 def test_a_whole_model_that_somebody_loads_over_the_base_answers_nobody(lora: FakeVllm, adapters: Moe) -> None:
