@@ -27,13 +27,6 @@ def test_every_command_shows_examples_and_hides_nothing(monkeypatch: pytest.Monk
         assert not [option.name for option in command.params if getattr(option, "hidden", False)]
 
 
-def test_the_help_of_serve_fits_two_screens_with_what_is_common_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    shown = CliRunner().invoke(app, ["serve", "--help"]).output
-    assert len(shown.splitlines()) <= 80
-    assert shown.index("─ Common ─") < shown.index("--port") < shown.index("─ Advanced ─") < shown.index("--engine-url")
-
-
 def test_the_version_as_a_script_and_as_a_module(tmp_path: Path) -> None:
     installed = Path(sys.executable).with_name("tanbr")
     script = subprocess.run([installed, "--version"], capture_output=True, text=True, cwd=tmp_path, env=environment())

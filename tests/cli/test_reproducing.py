@@ -1,10 +1,7 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from cli.running import tanbr
-from tanbr.cli import main
 from tanbr.lab.jobs import place
 from tanbr.lab.paper.fig6 import jobs
 from tanbr.lab.paper.reproduction import folder
@@ -17,23 +14,6 @@ def test_a_dry_run_lists_the_jobs_and_writes_nothing(tmp_path: Path) -> None:
     for part in ("table1", "fig2", "theorem1"):
         assert part in done.stdout
     assert not list(tmp_path.iterdir())
-
-
-def test_stopped_it_says_what_is_kept_and_how_to_go_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["tanbr", "reproduce", "fig6", "--out", "o"])
-    monkeypatch.setattr("tanbr.lab.paper.reproduction.reproduce", stop)
-    monkeypatch.setattr("tanbr.cli.on_signals", lambda: None)  # those of this process are pytest's
-    with pytest.raises(SystemExit) as left:
-        main()
-    assert left.value.code == 130
-    said = capsys.readouterr().err
-    assert said == "stopped: what was measured is in o/jobs; the same command goes on with the rest\n"
 
 
 def test_results_of_another_commit_are_kept_and_said_to_be_so(tmp_path: Path) -> None:

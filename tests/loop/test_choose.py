@@ -9,10 +9,10 @@ import pytest
 from loop.memory import EVEN, MIX, ONE, TWO, Memory, Scripted, V, opened
 from tanbr.errors import ConfigError
 from tanbr.loop.choose import Pin, StartBlend, best_known
-from tanbr.loop.slot import Choice, Phase, Reason, Version, worth
+from tanbr.loop.slot import Phase, Reason, Version, worth
 from tanbr.loop.turn import turn
 from tanbr.router.panel import Readings
-from tanbr.types import Decision, FloatArray
+from tanbr.types import FloatArray
 
 HALF = np.full(2, 0.5)
 NOTHING = np.empty((0, 0))
@@ -112,51 +112,28 @@ def test_a_careful_loop_waits_for_rewards_learns_and_goes_back_to_the_best_known
     assert learner.phase is Phase.WAITING
 
 
-def test_never_serves_the_start_blend_whatever_comes() -> None:
-    world = Memory()
-    learner = opened(world, Scripted(), explore="never")
-    for slot in range(3):
-        world.give(slot, 0.1, 30)
-        learner = turn(learner, world)
-        assert (learner.slot.blend.tolist(), learner.slot.versions) == (EVEN.tolist(), (1,))
-    assert learner.phase is Phase.FIXED
-    assert len(learner.router.warm) == 3  # type: ignore[attr-defined]  # the router hears of it all the same
-
-
 # --- the best known versions ------------------------------------------------------------------------------------------
 
-
-def known(version: int, reward: float, blend: FloatArray = ONE) -> Version:
-    return Version(version, blend, np.full(2, reward * 50.0), np.full(2, 50.0))
-
-
-def test_a_panel_is_worth_what_each_task_earns_at_its_best_model() -> None:
-    first = Version(1, ONE, np.array([45.0, 5.0]), np.full(2, 50.0))
-    second = Version(2, TWO, np.array([0.0, 40.0]), np.array([0.0, 50.0]))
-    assert worth([first, second], HALF) == pytest.approx(0.5 * 0.9 + 0.5 * 0.8)
-    assert np.isnan(worth([second], HALF))  # a task was never rewarded
-    best = best_known([first, second, known(3, 0.7)], HALF, 2)
-    assert best is not None
-    assert (best.versions, best.blends.tolist()) == ((1, 2), [ONE.tolist(), TWO.tolist()])
-    assert best_known([second], HALF, 2) is None
-    again = best_known([first, replace(second, blend=ONE)], HALF, 2)  # a blend that was merged twice is one model
-    assert again is not None
-    assert (again.versions, again.blends.tolist()) == ((2,), [ONE.tolist()])
+FIRST = Version(1, ONE, np.array([45.0, 5.0]), np.full(2, 50.0))
+SECOND = Version(2, TWO, np.array([0.0, 48.0]), np.array([0.0, 50.0]))  # never rewarded for the first task
+THIRD = Version(3, MIX, np.full(2, 35.0), np.full(2, 50.0))
 
 
-def test_the_best_known_version_is_one_that_was_rewarded_for_every_task_of_the_mix() -> None:
-    half = Version(4, MIX, np.array([45.0, 0.0]), np.array([50.0, 0.0]))
-    best = best_known([known(1, 0.4), known(2, 0.7), half], HALF, 1)
-    assert best is not None
-    assert best.versions == (2,)
-    assert best_known([half], HALF, 1) is None
-    only = best_known([half, known(1, 0.4)], ONE, 1)
-    assert only is not None
-    assert only.versions == (4,)
-
-
-def test_equal_blends_of_a_panel_are_one_model() -> None:
-    blends, estimates = np.array([MIX, ONE, MIX]), np.array([[0.1, 0.5], [0.9, 0.2], [0.3, 0.4]])
-    choice = Choice.of(Decision(0, HALF, blends, estimates))
-    assert choice.blends.tolist() == blends[:2].tolist()
-    assert choice.estimates.tolist() == [[0.3, 0.5], [0.9, 0.2]]
+@pytest.mark.parametrize(
+    ("known", "mix", "models", "versions"),
+    [
+        ([FIRST, SECOND, THIRD], HALF, 2, (1, 2)),
+        ([FIRST, SECOND, THIRD], HALF, 1, (3,)),
+        ([FIRST, SECOND], TWO, 1, (2,)),
+        ([SECOND, THIRD], MIX[::-1], 1, (3,)),  # however good the other is at its only task
+        ([SECOND], HALF, 2, None),
+        ([FIRST, replace(SECOND, blend=ONE)], HALF, 2, (2,)),  # a blend that was merged twice is one model
+    ],
+)
+def test_the_best_known_panel_was_rewarded_for_every_task_of_the_mix(
+    known: list[Version], mix: FloatArray, models: int, versions: tuple[int, ...] | None
+) -> None:
+    best = best_known(known, mix, models)
+    assert (best and best.versions) == versions
+    assert worth([FIRST, SECOND], HALF) == pytest.approx(0.5 * 0.9 + 0.5 * 0.96)  # each task at its best model
+    assert np.isnan(worth([SECOND], HALF))

@@ -6,6 +6,15 @@ import pytest
 import torch
 
 from moe.tiny import build, expert_values
+from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
+
+
+@pytest.fixture
+def moe(request: pytest.FixtureRequest, tmp_path: Path) -> Moe:
+    """A tiny checkpoint of a family: BERT-MoE, or the one that a test is parametrised by."""
+    build(getattr(request, "param", "bert_moe")).save_pretrained(tmp_path / "moe")
+    return open_moe(tmp_path / "moe")
 
 
 @pytest.fixture(scope="session")

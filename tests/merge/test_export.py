@@ -40,24 +40,22 @@ def test_shards_and_companions(moe, tmp_path, monkeypatch) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["moe", "out"]
 
 
-def test_a_full_disk_leaves_nothing_behind(moe, tmp_path, monkeypatch) -> None:
-    def full(path, tensors, flow):
+@pytest.mark.parametrize(
+    ("error", "seen"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), pytest.raises(OutputError, match="disk is full")),
+        (RuntimeError("a bug"), pytest.raises(RuntimeError, match="a bug")),
+    ],
+)
+def test_whatever_fails_leaves_nothing_behind(moe, tmp_path, monkeypatch, error, seen) -> None:
+    def fails(path, tensors, flow):
         path.write_bytes(b"half")
         next(flow)
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise error
 
-    monkeypatch.setattr(writing, "write_file", full)
-    with pytest.raises(OutputError, match="disk is full"):
+    monkeypatch.setattr(writing, "write_file", fails)
+    with seen:
         moe.export(UNIFORM, tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["moe"]
-
-
-def test_a_bug_leaves_nothing_behind(moe, tmp_path) -> None:
-    def stop(done, total):
-        raise RuntimeError("stop")
-
-    with pytest.raises(RuntimeError, match="stop"):
-        moe.export(UNIFORM, tmp_path / "out", progress=stop)
     assert [path.name for path in tmp_path.iterdir()] == ["moe"]
 
 
@@ -83,22 +81,12 @@ def test_the_certificate_fails_when_a_factor_is_lost(tmp_path, monkeypatch) -> N
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("even", UNIFORM),
-        ("one-hot:2", [0, 0, 1, 0]),
-        ("0.5,0.5,0,0", [0.5, 0.5, 0, 0]),
-    ],
-)
-def test_blends_on_the_command_line(text, expected) -> None:
-    assert parse_blend(text, experts=4) == expected
-
-
-@pytest.mark.parametrize("text", ["", "half", "one-hot:4", "one-hot:", "one-hot:1,2", "0.5;0.5"])
-def test_bad_blends_on_the_command_line(text) -> None:
-    with pytest.raises(InputError, match="one-hot"):
-        parse_blend(text, experts=4)
+def test_blends_on_the_command_line() -> None:
+    for text, blend in (("even", UNIFORM), ("one-hot:2", [0, 0, 1, 0]), ("0.5,0.5,0,0", [0.5, 0.5, 0, 0])):
+        assert parse_blend(text, experts=4) == blend
+    for text in ("", "half", "one-hot:4", "one-hot:", "one-hot:1,2", "0.5;0.5"):
+        with pytest.raises(InputError, match="one-hot"):
+            parse_blend(text, experts=4)
 
 
 def run(*arguments):
@@ -111,7 +99,12 @@ def test_what_inspect_calls_unmergeable_is_merged_by_force_only(folder, tmp_path
     assert "do not merge: the experts share no ancestor" in str(result.exception)
     assert "--force" in str(result.exception)
     assert not (tmp_path / "out").exists()
-    assert run("merge", folder, tmp_path / "out", "--blend", "even", "--force").exit_code == 0
+    result = run("merge", folder, tmp_path / "out", "--blend", "even", "--force")
+    assert result.exit_code == 0, result.output
+    assert "MistralForCausalLM" in result.output
+    one = run("merge", folder, tmp_path / "one", "--blend", "one-hot:1")  # which blends nothing
+    assert one.exit_code == 0, one.output
+    assert json.loads((tmp_path / "one" / "certificate.json").read_text())["blend"] == [0, 1, 0, 0]
 
 
 def test_experts_of_one_ancestor_are_merged_without_force(related, tmp_path) -> None:
@@ -120,23 +113,8 @@ def test_experts_of_one_ancestor_are_merged_without_force(related, tmp_path) -> 
     assert json.loads((tmp_path / "out" / "certificate.json").read_text())["method"] == "ties:density=0.3"
 
 
-def test_merge_command(folder, tmp_path) -> None:
-    result = run("merge", folder, tmp_path / "out", "--blend", "one-hot:1")
-    assert result.exit_code == 0, result.output
-    assert "MistralForCausalLM" in result.output
-    assert json.loads((tmp_path / "out" / "certificate.json").read_text())["blend"] == [0, 1, 0, 0]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--blend", "0.5,0.5"],
-        ["--blend", "0.5,0.5,0.5,0.5"],
-        ["--mode", "moe", "--blend", "even"],
-        [],
-    ],
-)
+@pytest.mark.parametrize("arguments", ["--blend 0.5,0.5", "--blend 0.5,0.5,0.5,0.5", "--mode moe --blend even", ""])
 def test_merge_command_refuses(folder, tmp_path, arguments) -> None:
-    result = run("merge", folder, tmp_path / "out", *arguments)
+    result = run("merge", folder, tmp_path / "out", *arguments.split())
     assert isinstance(result.exception, TanbrError)
     assert not (tmp_path / "out").exists()

@@ -6,7 +6,7 @@ import torch
 
 import tanbr.merge
 from moe.tiny import build, logits
-from tanbr.merge.align import align, by_unit, expert_tensor, orders, permuted, unit_count
+from tanbr.merge.align import align, expert_tensor, orders, permuted, unit_count
 from tanbr.merge.inspect import glance, inspect
 from tanbr.moe.layer import TaskRouting, route
 from tanbr.moe.writing import write_json, write_tensors
@@ -43,12 +43,12 @@ def related(site, part, expert, own, first):
     return first + 0.1 * own
 
 
-@pytest.fixture(params=["bert_moe", "t5_moe", "nllb-moe", "qwen2_moe", "granitemoe", "deepseek_v3", "gpt_oss"])
-def moe(request, tmp_path):
-    build(request.param).save_pretrained(tmp_path / "moe")
-    return tanbr.merge.open(tmp_path / "moe")
+families = pytest.mark.parametrize(
+    "moe", ["bert_moe", "t5_moe", "nllb-moe", "qwen2_moe", "granitemoe", "deepseek_v3", "gpt_oss"], indirect=True
+)
 
 
+@families
 def test_verdicts(moe, tmp_path) -> None:
     unrelated = inspect(moe)
     assert unrelated.verdict == glance(moe)[0] == "do not merge"
@@ -79,6 +79,7 @@ def _cosines(rows):
     return (rows @ rows.T).numpy()
 
 
+@families
 def test_a_permuted_copy_is_recovered_exactly(moe, tmp_path) -> None:
     mixed = rewritten(moe, tmp_path / "mixed", shuffled)
     for site in mixed.sites:
@@ -105,11 +106,3 @@ def test_alignment_preserves_the_function(model_type, tmp_path) -> None:
     aligned = tanbr.merge.open(tmp_path / "aligned")
     before, after = (expert_tensor(which, which.sites[0].part("down"), 1) for which in (moe, aligned))
     assert not torch.equal(before, after)
-
-
-def test_units_of_interleaved_tensors_stay_whole() -> None:
-    tensor = torch.arange(12.0).view(1, 2, 6)  # (1, D, 2F), gate and up interleaved
-    rows = by_unit(tensor, 2, 3)
-    assert rows.tolist() == [[0, 6, 1, 7], [2, 8, 3, 9], [4, 10, 5, 11]]
-    swapped = permuted(tensor, 2, np.array([2, 0, 1]))
-    assert swapped[0, 0].tolist() == [4, 5, 0, 1, 2, 3]

@@ -5,17 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import tanbr.merge
-from moe.tiny import build
 from tanbr.errors import InputError
 from tanbr.merge.int8 import Int8Linear, measure, offered, quantised, weight_bits
-from tanbr.moe.layer import TaskRouting, route
-
-
-@pytest.fixture
-def moe(tmp_path):
-    build("bert_moe").save_pretrained(tmp_path / "moe")
-    return tanbr.merge.open(tmp_path / "moe")
 
 
 def batches(n=4):
@@ -93,13 +84,3 @@ def test_a_loud_token_does_not_drown_a_quiet_one() -> None:
     factor[2] = 2.0**20
     torch.testing.assert_close(int8(loud), int8(x) * factor, rtol=1e-6, atol=0)
     assert torch.equal(int8(torch.zeros(2, 64)), torch.zeros(2, 32))
-
-
-@pytest.mark.parametrize("model_type", ["bert_moe", "t5_moe"])
-def test_unmerged_models_in_int8(model_type) -> None:
-    model = build(model_type)
-    int8_model = quantised(model)
-    for live in (model, int8_model):
-        route(live, TaskRouting(torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])))
-    more = {"decoder_input_ids": torch.zeros(8, 3, dtype=torch.int64)} if model_type == "t5_moe" else {}
-    assert measure(model, int8_model, [batch | more for batch in batches(1)]).relative_error < 0.3

@@ -4,7 +4,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tanbr.errors import CheckpointError
 from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.families.gated import mean_mass, top_k_mass
 
@@ -24,17 +23,7 @@ def test_a_router_that_prefers_none_gives_its_top_k_their_share(tmp_path: Path) 
     assert "mean top-k mass" in fold.reason
 
 
-def test_weights_that_sum_to_1_need_no_factor(tmp_path: Path) -> None:
-    empty = checkpoint(tmp_path, other=torch.zeros(1))
-    assert top_k_mass(empty, {"norm_topk_prob": True}, "site").scale == 1.0
-
-
 def test_a_bias_that_decides_alone_gives_all_mass_to_one(tmp_path: Path) -> None:
     bias = torch.tensor([1e4, 0.0, 0.0, 0.0])
     one = checkpoint(tmp_path, **{GATE: torch.zeros(4, 4), NORM: torch.ones(4), "bias": bias})
     assert mean_mass(one, router=GATE, norm=NORM, top_k=1, bias="bias") == 1.0
-
-
-def test_a_checkpoint_without_its_router_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=f"lacks {GATE}"):
-        mean_mass(checkpoint(tmp_path, other=torch.zeros(1)), router=GATE, norm=NORM, top_k=1)

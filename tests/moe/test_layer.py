@@ -187,18 +187,6 @@ def test_models_save_load_and_train(model, tmp_path) -> None:
     assert all(flags.tolist() == [True, True, False, True] for flags in used)
 
 
-def test_generation_with_mixed_tasks() -> None:
-    torch.manual_seed(0)
-    model = T5MoeForConditionalGeneration(T5MoeConfig(**T5)).double().eval()
-    ids = torch.randint(3, 32, (3, 5))
-    route(model, TaskRouting(torch.tensor([0, 1, 2])))
-    together = model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)
-    for row, expert in enumerate(range(3)):
-        route(model, TaskRouting(torch.tensor([expert])))
-        alone = model.generate(ids[row : row + 1], max_new_tokens=6, min_new_tokens=6, do_sample=False)
-        assert together[row].tolist() == alone[0].tolist()
-
-
 def test_a_dense_model_has_nothing_to_route() -> None:
     with pytest.raises(InputError, match="no experts"):
         route(torch.nn.Linear(2, 2), TaskRouting(torch.tensor([0])))

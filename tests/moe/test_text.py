@@ -65,15 +65,6 @@ def test_rows_are_padded_to_the_longest_on_either_side(folder: Path) -> None:
     assert padded["input_ids"].dtype == np.int64
 
 
-def test_tensors_are_the_padded_rows(folder: Path) -> None:
-    encode = encoder(folder)
-    texts = ["the film is good", "the plot"]
-    expected = encode.pad(encode.encode(texts).columns)
-    assert {name: tensor.tolist() for name, tensor in encode(texts).items()} == {
-        name: table.tolist() for name, table in expected.items()
-    }
-
-
 def test_a_tokenizer_that_is_missing_or_too_large_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="but the model only 7"):
         TextEncoder.of(folder, vocab_size=7)

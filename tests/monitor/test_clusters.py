@@ -7,14 +7,6 @@ from monitor.small import TASKS, make, traffic
 from tanbr.monitor import Monitor
 
 NAMES = ("one", "two", "three")
-MIX = {"weather": 60, "question": 100, "pair": 40}
-
-
-def taught(seed: int = 0) -> Monitor:
-    monitor = Monitor(NAMES, "clusters")
-    monitor.observe(traffic(MIX, seed))
-    monitor.close_slot()
-    return monitor
 
 
 def cluster_of(monitor: Monitor, task: str) -> int:
@@ -25,19 +17,16 @@ def cluster_of(monitor: Monitor, task: str) -> int:
     return int(found.argmax())
 
 
-def test_clusters_are_the_tasks_and_stay_them() -> None:
-    monitor = taught()
-    before = [cluster_of(monitor, task) for task in TASKS]
-    assert sorted(before) == [0, 1, 2]
+def test_clusters_are_the_tasks_and_stay_them_and_their_mix_is_the_tasks() -> None:
+    monitor = Monitor(NAMES, "clusters")
+    monitor.observe(traffic({"weather": 60, "question": 100, "pair": 40}, 0))
+    monitor.close_slot()
+    order = [cluster_of(monitor, task) for task in TASKS]
+    assert sorted(order) == [0, 1, 2]
     for seed in range(1, 6):
         monitor.observe(traffic({"weather": 10 * seed, "question": 5, "pair": 30}, seed))
         monitor.close_slot()
-    assert [cluster_of(monitor, task) for task in TASKS] == before
-
-
-def test_the_mix_of_clusters_is_the_mix_of_tasks() -> None:
-    monitor = taught()
-    order = [cluster_of(monitor, task) for task in TASKS]
+    assert [cluster_of(monitor, task) for task in TASKS] == order
     monitor.observe(traffic({"weather": 20, "question": 50, "pair": 130}, 7))
     assert monitor.close_slot().estimate[order] == pytest.approx([0.1, 0.25, 0.65], abs=0.05)
 

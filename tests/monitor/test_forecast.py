@@ -59,15 +59,3 @@ def test_a_drift_is_followed_more_closely_than_with_a_fixed_gain() -> None:
         fixed_errors.append(np.abs(fixed - mixes[slot + 1]).sum())
         errors.append(np.abs(forecasts[slot] - mixes[slot + 1]).sum())
     assert np.mean(errors[20:]) < np.mean(fixed_errors[20:])
-
-
-def test_silence_leaves_the_forecast_and_grows_the_uncertainty() -> None:
-    assert Forecast.start(3).mix == pytest.approx([1 / 3] * 3)
-    before = silent = Forecast.start(3).after(seen(OLD, 256, np.random.default_rng(0)))
-    for _ in range(3):
-        silent = silent.after(None)
-    assert np.array_equal(silent.mix, before.mix)
-    assert (silent.uncertainty > before.uncertainty).all()
-    for _ in range(10_000):
-        silent = silent.after(None)
-    assert (silent.uncertainty <= 0.5).all()

@@ -167,14 +167,6 @@ def test_the_mix_of_untagged_requests_is_found(monitor: Monitor) -> None:
     assert (closed.unknown, closed.alarm) == (0.0, False)
 
 
-def test_a_switch_shows_in_the_next_forecast(monitor: Monitor) -> None:
-    for seed in range(6):
-        monitor.observe(traffic({"weather": 90, "question": 10}, seed))
-        monitor.close_slot()
-    monitor.observe(traffic({"weather": 5, "pair": 95}, 10))
-    assert monitor.close_slot().forecast == pytest.approx([0.05, 0.0, 0.95], abs=0.05)
-
-
 def test_without_history_nothing_is_claimed() -> None:
     monitor = Monitor(TASKS)
     seen = monitor.snapshot().recognise(["sun rain", ("a", "b")])
@@ -232,22 +224,6 @@ def test_anything_yields_a_mix(texts: list[Text]) -> None:
     assert posteriors.shape == (len(texts), 3)
     assert np.allclose(posteriors.sum(axis=1), 1)
     check_mix(monitor.close_slot())
-
-
-@settings(max_examples=10)
-@given(st.permutations(range(40)), st.integers(1, 39))
-def test_order_and_batches_do_not_matter(order: list[int], cut: int) -> None:
-    requests = traffic({"weather": 10, "question": 5, "pair": 25}, 0)
-    arranged = [requests[place] for place in order]
-    closed = []
-    for batches in ([requests], [arranged[:cut], arranged[cut:]]):
-        monitor = taught(10)
-        for batch in batches:
-            monitor.observe(batch)
-        closed.append(monitor.close_slot())
-    for name in ("estimate", "forecast", "uncertainty", "unknown"):
-        np.testing.assert_allclose(getattr(closed[0], name), getattr(closed[1], name), atol=1e-7)
-    assert (closed[0].requests, closed[0].alarm) == (closed[1].requests, closed[1].alarm)
 
 
 def test_late_labels_are_history_from_the_next_slots_on(monitor: Monitor, tmp_path: Path) -> None:

@@ -91,20 +91,6 @@ def test_leaves_cover_the_simplex_without_overlap(experts, seed, expansions, int
     assert not inside[:, ~tree.active[tree.leaf]].any()
 
 
-def test_children_halve_one_side_of_their_parent():
-    tree = grown(4, 1, 12)
-    volume = np.prod(tree.high - tree.low, axis=1)
-    assert np.allclose(volume[1:], volume[tree.parent[1:]] / 2)
-    changed = (tree.low[1:] != tree.low[tree.parent[1:]]) | (tree.high[1:] != tree.high[tree.parent[1:]])
-    assert (changed.sum(axis=1) == 1).all()
-
-
-def test_inactive_exactly_when_infeasible():
-    tree = grown(3, 2, 30)
-    assert not tree.active.all()
-    assert tree.active.tolist() == [is_feasible(*box) for box in zip(tree.low, tree.high, strict=True)]
-
-
 SIZES = [(4, 8, 3, 2), (5, 16, 2, 3), (3, 8, 1, 4)]  # K, w, V, L
 
 
@@ -175,18 +161,6 @@ def test_folding_the_doubled_input_changes_nothing():
     mix = np.full(3, 1 / 3)
     one, two = (network.value_and_gradient(*at, mix)[1].dense() for at in ((folded, x), (full, doubled)))
     assert np.allclose(one @ one.T, two @ two.T)
-
-
-def test_descent_is_plain_gradient_descent_while_that_converges():
-    start, weights, x, rng = build(4, 8, 3, 2)
-    data = table(x, rng.random((6, 3)), np.ones((6, 3)))
-    by_hand = weights
-    for _ in range(3):
-        slopes = network.loss_and_gradient(by_hand, start, data, ridge=1.0, scale=1.0)[1]
-        by_hand = [theta - 1e-3 * slope for theta, slope in zip(by_hand, slopes, strict=True)]
-    got, rate = network.descend(weights, start, data, ridge=1.0, scale=1.0, rate=1e-3, steps=3)
-    assert rate == 1e-3
-    assert all(np.array_equal(a, b) for a, b in zip(got, by_hand, strict=True))
 
 
 def test_a_step_that_diverges_is_halved_until_it_does_not():
@@ -311,15 +285,6 @@ def run(policy, slots, *, seed=0):
     return policy
 
 
-def test_line_1():
-    state = paper(ridge=0.7).state
-    assert np.abs(network.predict(state.belief.theta, unit(np.eye(K)))).max() < 1e-12
-    assert all((layer == 0.7).all() for layer in state.belief.Z.diagonal)
-    assert (state.tree.low == 0).all()
-    assert (state.tree.high == 1).all()
-    assert len(state.tree) == 1
-
-
 @pytest.mark.parametrize("confidence", ["exact", "diagonal"])
 @pytest.mark.parametrize("layers", [2, 3])
 def test_bound_has_the_three_terms_of_the_paper(confidence, layers):
@@ -381,16 +346,6 @@ def test_lines_13_and_14():
         np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-15)
 
 
-def test_a_slot_makes_a_new_state_and_leaves_the_old_one_alone():
-    policy = run(paper(), 5)
-    before = policy.state
-    kept = [layer.copy() for layer in (*before.belief.theta, *before.belief.Z.diagonal, before.tree.visits)]
-    tell(policy, MIX, np.full(V, 0.5))
-    assert policy.state is not before
-    now = (*before.belief.theta, *before.belief.Z.diagonal, before.tree.visits)
-    assert all(np.array_equal(a, b) for a, b in zip(kept, now, strict=True))
-
-
 def test_pooled_rewards_have_the_loss_gradient_of_the_single_ones():
     policy, rng, told = paper(rho=0.3), np.random.default_rng(0), []
     for _ in range(30):
@@ -404,11 +359,3 @@ def test_pooled_rewards_have_the_loss_gradient_of_the_single_ones():
     other = network.loss_and_gradient(belief.theta, belief.start, single, ridge=1.0, scale=1.0)[1]
     for mine, theirs in zip(one, other, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
-
-
-def test_late_rewards_may_find_their_leaf_expanded():
-    policy = paper()
-    for decision in [policy.choose(MIX) for _ in range(4)]:
-        policy.tell(decision, np.full(V, 0.5))
-    assert policy.state.tree.visits[0] == 4
-    assert len(policy.state.tree) == 3

@@ -108,15 +108,6 @@ def test_explain_finds_open_decisions_by_id_and_any_decision_by_itself():
         router.explain("2")
 
 
-def test_a_fork_is_independent_and_shares_all_that_is_known():
-    router = taught(K, V)
-    play(router, 30)
-    fork, before = router.fork(), router.account
-    assert fork._state is router._state
-    play(fork, 10, seed=3)
-    assert router.account == before != fork.account
-
-
 def test_warm_start_teaches_by_counts_before_the_first_ask():
     cold, warm = Tanbr(K, V, seed=1), Tanbr(K, V, seed=1)
     blends = np.random.default_rng(0).dirichlet(np.ones(K), size=60)

@@ -33,13 +33,6 @@ def test_a_task_with_two_metrics_gets_their_mean() -> None:
     assert figure(tiny.BY_NAME["paraphrase"], target, answer) == pytest.approx((0.75 + 2 / 3) / 2)
 
 
-def test_the_head_has_each_label_once_and_a_column_per_graded_task() -> None:
-    assert len(set(space.columns)) == len(space.columns)
-    assert space.columns.count("entailment") == 1  # shared by two tasks
-    assert space.columns[-1] == "similarity"
-    assert space.classes == len(space.columns) - 1
-
-
 def test_answers_and_rewards() -> None:
     rows = [Row("sentiment", "x", 1.0), Row("sentiment", "x", 1.0), Row("similarity", ("x", "y"), 5.0)]
     logits = np.zeros((3, len(space.columns)))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tanbr.errors import ConfigError, DataError
-from tanbr.tasks.own import is_own, read_own
+from tanbr.tasks.own import read_own
 from tanbr.tasks.rows import Task
 
 ROWS = [(f"text {number}", ("no", "yes")[number % 2]) for number in range(20)]
@@ -143,10 +143,3 @@ def test_what_is_wrong_in_a_listing_is_one_sentence(what, tmp_path) -> None:
     (tmp_path / "tasks.toml").write_text("[[tasks]]\n" + text)
     with pytest.raises((DataError, ConfigError), match=message):
         read_own(tmp_path)
-
-
-def test_what_is_ones_own(tmp_path) -> None:
-    assert not is_own(tmp_path)
-    assert is_own(csv_file(tmp_path / "mood.csv"))
-    assert is_own(tmp_path)
-    assert not is_own(tmp_path / "none")

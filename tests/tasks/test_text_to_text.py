@@ -69,11 +69,9 @@ def test_rouge_is_the_f_score_of_the_longest_common_subsequence(one: list[str], 
 @pytest.mark.parametrize(
     ("text", "wanted", "exact", "rouge"),
     [
-        ("the cat sat", "the cat sat", 1.0, 1.0),
         (" the  cat sat", "the cat sat", 1.0, 1.0),
         ("The cat, sat.", "the cat sat", 0.0, 1.0),
         ("a dog sat", "the cat sat", 0.0, 1 / 3),
-        ("", "the cat sat", 0.0, 0.0),
         ("", "", 1.0, 1.0),
     ],
 )

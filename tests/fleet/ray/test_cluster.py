@@ -8,13 +8,15 @@ import time
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serve.serving import TEXTS
+from serve.serving import until as until_within
 from tanbr.errors import StateError
 from tanbr.fleet.fleet import Hello
 from tanbr.serve.config import ServeConfig
@@ -31,6 +33,7 @@ with warnings.catch_warnings():
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(600)]  # the warnings are Ray's own
 ADMIN = "an-administration-token-of-tests"
 PORT = 8671
+until = partial(until_within, seconds=120.0)
 
 
 class Client:
@@ -105,13 +108,6 @@ def members(config: ClusterConfig) -> list[tuple[str, int, bool]]:
     learner = ray.get_actor(name_of(config), namespace=NAMESPACE)
     found: list[tuple[str, int, bool]] = ray.get(learner.members.remote(), timeout=60)
     return found
-
-
-def until(true: Callable[[], bool], seconds: float = 120.0) -> None:
-    ends = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < ends, "waited in vain"
-        time.sleep(0.2)
 
 
 class Load:

@@ -11,7 +11,7 @@ import tanbr
 from elsewhere import elsewhere
 from moe.tiny import build
 from tanbr.errors import ConfigError
-from tanbr.merge.methods import METHODS, check_name
+from tanbr.merge.methods import METHODS
 from tanbr.merge.methods.method import merge_method
 
 
@@ -53,12 +53,6 @@ def test_a_plain_function_is_a_method(model_type, tmp_path) -> None:
 def test_wrong_names_and_settings_are_explained(related, text, says) -> None:
     with pytest.raises(ConfigError, match=says):
         tanbr.open(related, method=text)
-
-
-def test_a_name_is_checked_without_a_checkpoint() -> None:
-    assert check_name(f"{PLACE}:gain=2") == f"{PLACE}:gain=2"
-    with pytest.raises(ConfigError, match="no setting 'weight'"):
-        check_name("average:weight=1")
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("regression", "regmeanpp")])

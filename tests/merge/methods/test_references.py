@@ -157,22 +157,6 @@ def test_dare_repeats_itself_and_another_seed_drops_others(related) -> None:
     assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("method", ["ties:density=1", "dare:density=1"])
-def test_one_expert_alone_stays_itself(related, method) -> None:
-    compare(tanbr.open(related, method=method), [0.0, 0.0, 1.0, 0.0], lambda c: c.experts[2], roundings=8)
-
-
-@pytest.mark.parametrize("method", ["task-arithmetic", "ties", "dare"])
-def test_equal_experts_merge_to_what_they_are(method, tmp_path) -> None:
-    model = build("bert_moe")
-    with torch.no_grad():
-        for values in expert_values(model):
-            values.copy_(values[:1].expand_as(values).clone())
-    model.save_pretrained(tmp_path / "moe")
-    moe = tanbr.open(tmp_path / "moe", method=method)
-    compare(moe, [0.5, 0.3, 0.2, 0.0], lambda c: c.experts[0], roundings=32)
-
-
 @pytest.mark.parametrize("method", ["ties:density=1", "dare:density=1", "task-arithmetic:scale=1"])
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "nllb-moe", "gpt_oss"])
 def test_folds_regions_and_other_layouts(model_type, method, tmp_path) -> None:

@@ -136,17 +136,6 @@ def layer(number: int, part: str) -> str:
     return f"bert.encoder.layer.{number}.{part}.dense"
 
 
-def test_the_first_layers_see_what_they_see_alone(both: Path) -> None:
-    alone, merged = (open_moe(both, method=name).method for name in ("regression", "regmeanpp"))
-    first = {file.path.parent.name: file for file in (*alone.files, *merged.files)}
-    assert set(first) == {"grams", "grams-merged"}
-    even, plain = (open_moe(both, method=name).dense().state_dict() for name in ("regmeanpp", "regression"))
-    for part in ("intermediate", "output"):  # nothing is merged before the first FFN
-        name = f"{layer(0, part)}.weight"
-        assert torch.equal(even[name], plain[name])
-    assert not torch.equal(even[f"{layer(1, 'output')}.weight"], plain[f"{layer(1, 'output')}.weight"])
-
-
 def test_the_second_ffn_sees_the_first_one_merged(both: Path) -> None:
     expert = 2
     model = open_moe(both).dense(np.eye(K)[expert])

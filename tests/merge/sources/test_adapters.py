@@ -86,31 +86,11 @@ def test_a_blend_adds_the_weighted_products(bert) -> None:
     torch.testing.assert_close(logits(model), logits(moe.dense(BLEND)), rtol=0, atol=0)
 
 
-def test_matrices_that_are_stored_the_other_way_round(tmp_path) -> None:
-    build(GPT2).save_pretrained(tmp_path / "base")
-    modules = ["transformer.h.0.attn.c_attn", "transformer.h.1.mlp.c_proj"]
-    adapters = [
-        adapter(tmp_path / str(k), tmp_path / "base", modules[k:], r=3, seed=k, fan_in_fan_out=True) for k in range(2)
-    ]
-    moe = tanbr.open(tmp_path / "base", experts=adapters)
-    assert_merged(dict(moe.tensors([0.25, 0.75])), tmp_path / "base", adapters, [0.25, 0.75])
-
-
 @pytest.mark.parametrize("method", ["task-arithmetic:scale=1", "dare:density=1"])  # by sums, and part by part
 def test_methods_on_differences_see_the_whole_experts(bert, method) -> None:
     base, adapters = bert
     moe = tanbr.open(base, experts=adapters, method=method)
     assert_merged(dict(moe.tensors(BLEND)), base, adapters, BLEND)
-
-
-def test_one_adapter_adds_what_the_blend_adds(bert, tmp_path) -> None:
-    base, adapters = bert
-    moe = tanbr.open(base, experts=adapters)
-    joined = export_adapter(moe, tmp_path / "one", blend=BLEND)
-    config = json.loads((joined / "adapter_config.json").read_text())
-    assert config["lora_alpha"] == config["r"] == 4 + 2  # layer 0's query: two adapters; nothing has more
-    total, _ = reference(base, [joined], [1.0])  # added to its base as its settings say
-    assert_merged({name: tensor.float() for name, tensor in total.items()}, base, adapters, BLEND)
 
 
 # --- PEFT as reference ------------------------------------------------------------------------------------------------
@@ -136,24 +116,13 @@ def test_peft_merges_and_unloads_each_adapter_alike(peft, bert) -> None:
         assert_alike(moe.tensors(blend), theirs, base, adapters, blend)
 
 
-def test_peft_adds_weighted_adapters_alike(peft, bert) -> None:
-    base, adapters = bert
-    pair = [adapters[0], adapters[2]]  # PEFT refuses two that both hold a head
-    model = peft.PeftModel.from_pretrained(load_plain(base), pair[0], adapter_name="0")
-    model.load_adapter(pair[1], adapter_name="1")
-    model.add_weighted_adapter(["0", "1"], [0.25, 0.75], "both", combination_type="cat")
-    model.set_adapter("both")
-    theirs = model.merge_and_unload().state_dict()
-    ours = tanbr.open(base, experts=pair).tensors([0.25, 0.75], changing=True)
-    without_head = ((name, tensor) for name, tensor in ours if not name.startswith("classifier"))  # PEFT blends none
-    assert_alike(without_head, theirs, base, pair, [0.25, 0.75])
-
-
 def test_plain_peft_loads_the_one_adapter(peft, bert, tmp_path) -> None:
     base, adapters = bert
     moe = tanbr.open(base, experts=adapters)
-    export_adapter(moe, tmp_path / "one", blend=BLEND)
-    theirs = peft.PeftModel.from_pretrained(load_plain(base), tmp_path / "one").merge_and_unload().state_dict()
+    joined = export_adapter(moe, tmp_path / "one", blend=BLEND)
+    config = json.loads((joined / "adapter_config.json").read_text())
+    assert config["lora_alpha"] == config["r"] == 4 + 2  # layer 0's query: two adapters; nothing has more
+    theirs = peft.PeftModel.from_pretrained(load_plain(base), joined).merge_and_unload().state_dict()
     assert_alike(moe.tensors(BLEND), theirs, base, adapters, BLEND)
 
 

@@ -10,7 +10,6 @@ import tanbr
 from merge.sources.tiny_dense import family
 from tanbr.cli import app
 from tanbr.errors import ConfigError, InputError, TanbrError
-from tanbr.merge.sources.expert_list import is_list
 
 SHORT = 'base = "base"\nexperts = ["expert-0", "expert-1"]\n'
 LONG = """
@@ -59,13 +58,6 @@ def test_a_long_list_says_method_tasks_and_blend(folder) -> None:
     other = tanbr.open(written(folder, LONG), method="average", blend_only="all")  # arguments go before the file
     assert str(other.method) == "average"
     assert any("query" in piece.target for piece in other.plan.blended)
-
-
-def test_a_folder_with_such_a_name_is_a_folder(tmp_path) -> None:
-    (tmp_path / "model.toml").mkdir()
-    assert not is_list(tmp_path / "model.toml")
-    assert not is_list("someone/model")
-    assert is_list(tmp_path / "experts.toml")
 
 
 WRONG = {

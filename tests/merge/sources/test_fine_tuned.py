@@ -48,14 +48,6 @@ def test_every_architecture_is_blended_whole_and_exported(name, tmp_path) -> Non
     assert certificate["source"]["experts"] == moe.num_experts == 3
 
 
-def test_one_expert_alone_is_that_expert_bit_for_bit(bert) -> None:
-    base, experts = bert
-    moe = tanbr.open(base, experts=experts)
-    model = moe.dense()
-    moe.merge_into(model, [0, 1, 0])
-    torch.testing.assert_close(logits(model), logits(load_plain(experts[1])), rtol=0, atol=0)
-
-
 def test_a_tensor_that_follows_from_the_settings_may_be_saved_or_not(tmp_path) -> None:
     base, experts = family(tmp_path, "BertForSequenceClassification")
     file = experts[0] / "model.safetensors"

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 import tanbr
-from merge.sources.tiny_dense import build, heads, tuned
+from merge.sources.tiny_dense import heads
 from moe.tiny import load_plain
 from tanbr.errors import CheckpointError
 from tanbr.merge.sources.heads import labels_of
@@ -59,22 +59,6 @@ def test_the_export_names_all_labels(experts, tmp_path) -> None:
     moe.export([0.5, 0.3, 0.2], tmp_path / "out")
     assert labels_of(load_plain(tmp_path / "out").config.to_dict()) == UNION
     assert moe.source.expert_labels == tuple(LABELS)
-
-
-def test_labels_in_another_order_are_put_in_one(tmp_path) -> None:
-    base, folders = heads(tmp_path, [("no", "yes"), ("yes", "no")])
-    merged = dict(tanbr.open(base, experts=folders).tensors([0, 1]))
-    theirs = load_file(folders[1] / "model.safetensors")["classifier.weight"]
-    assert torch.equal(merged["classifier.weight"], theirs.flip(0))
-
-
-def test_labels_that_nobody_named_are_refused(tmp_path) -> None:
-    model = build("BertForSequenceClassification")
-    model.save_pretrained(tmp_path / "base")
-    other = build("BertForSequenceClassification", num_labels=2)
-    folders = [tuned(model, tmp_path / "a", seed=1), tuned(other, tmp_path / "b", seed=2)]
-    with pytest.raises(CheckpointError, match="does not name its own"):
-        tanbr.open(tmp_path / "base", experts=folders)
 
 
 def test_a_head_with_one_label_twice_is_refused(tmp_path) -> None:

@@ -79,12 +79,6 @@ def test_ffns_alone_leave_what_adapters_do_elsewhere(mixture) -> None:
     assert ((merged[f"{UP}.weight"].double() - expected).abs() <= 64 * EPS * expected.abs().max()).all()
 
 
-def test_a_mixture_is_no_adapter(mixture, tmp_path) -> None:
-    with pytest.raises(InputError, match="only a blend of adapters"):
-        export_adapter(tanbr.open(mixture[0], experts=mixture[1]), tmp_path / "out", blend=BLEND)
-    assert not (tmp_path / "out").exists()
-
-
 def test_adapters_need_a_base_with_the_checkpoints_head(mixture, tmp_path) -> None:
     build(BERT).bert.save_pretrained(tmp_path / "bare")
     module = Q.removeprefix("bert.")
