@@ -157,7 +157,7 @@ def adapter_of(base: Path, out: Path, rows: Sequence[Example], *, steps: int) ->
         return model(input_ids=read.input_ids, attention_mask=read.attention_mask, labels=wanted).loss
 
     fit(model, loss, batches([rows], steps, 16), steps=steps, rate=2e-3)
-    model.save_pretrained(out)
+    model.save_pretrained(str(out))
 
 
 def main() -> None:
