@@ -165,12 +165,12 @@ def known_of(moe: Moe, history: Path | None) -> Known:
         history = Path(moe.path) / HISTORY
     if history is None:
         latent = tuple(Task(f"latent-{number + 1}", ()) for number in range(moe.num_experts))
-        labelled = card.tasks and all(task.labels or task.graded for task in card.tasks)
+        labelled = card.tasks and all(task.metrics for task in card.tasks)
         own = card.experts_of([task.name for task in card.tasks]) if labelled else ()
         return Known(moe, card.tasks or latent, own, card.expert_tasks)
     past = read_history(history)
     _check_labels(past, card.tasks, moe.source.expert_labels, source=history)
-    said = {task.name: task for task in card.tasks if task.labels or task.graded}  # an adapter names no labels
+    said = {task.name: task for task in card.tasks if task.metrics}  # an adapter names no labels
     tasks = tuple(said.get(task.name, task) for task in _tasks_of(past))
     own = card.experts_of([task.name for task in tasks]) or _by_labels(tasks, moe.source.expert_labels)
     return Known(moe, tasks, own, card.expert_tasks, past, _labelled(past, tasks))
@@ -253,7 +253,7 @@ def _labelled(past: Sequence[PastRequest], tasks: Sequence[Task]) -> list[Row]:
     rows = []
     for one in past:
         task = known[one.task]
-        if task.graded and one.label is not None:
+        if task.graded and task.metrics and one.label is not None:
             with suppress(ValueError):
                 rows.append(Row(one.task, one.text, float(np.clip(float(one.label), *task.scale))))
         elif one.label in task.labels:
