@@ -84,8 +84,8 @@ class Service(Queue):
         `router` and `monitor` are for the first start. Later, what was learned in `state` goes on with the settings of
         `router` and `monitor_config` (the monitor's own if None). A state that cannot, or that was made for another
         checkpoint, is refused; with `adopt` it goes on by names (`adopt.py`), and `say` gets what is kept of it.
-        `own_experts` (V,) is the expert that learned each task, `survey` and `check` what blends earned. `backend` runs the
-        models in place of the one that `config` names (`tanbr.engines`). `make_engine` takes the arguments of an
+        `own_experts` (V,) is the expert that learned each task, `survey` and `check` what blends earned. `backend` runs
+        the models in place of the one that `config` names (`tanbr.engines`). `make_engine` takes the arguments of an
         `Engine`; one whose `answers_here` is False has replicas elsewhere that answer (`tanbr.fleet`). Raises
         TanbrError for anything a user can put right. `serve.build.build` makes a service of a checkpoint's path and a
         configuration.
@@ -169,7 +169,7 @@ class Service(Queue):
                     rules, world, router=router, monitor=recalled, tasks=len(names), number=store.next_slot,
                     trust=read_trust(store),
                 )  # fmt: skip
-            store.set_meta("origin", json.dumps({**(moe.source.origin or {}), "method": str(moe.method)}))
+            store.set_meta("origin", json.dumps(moe.source.origin))
             self.learning = LearnerThread(world, alarms=alarms)
             self.ids = RequestIds(store.key, store.begin_epoch(self.learner.slot.number))
             super().__init__(engine, self.ids, tasks=tasks, config=config, outbox=self.learning, observer=observer)
