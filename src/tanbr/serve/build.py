@@ -20,7 +20,7 @@ from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.serve.backends import Builder
-from tanbr.serve.check import UNKNOWN, Check, Report, digest, self_check
+from tanbr.serve.check import UNKNOWN, Check, Report, digest, measured_in, self_check
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.labels import label_space
@@ -191,7 +191,7 @@ def checked(
     Gram matrices go to the state's folder, which may be removed with it.
     """
     moe = about.moe
-    moe.source.measured = state / "measured" / moe.fingerprint[:16]
+    moe.source.measured = measured_in(state, moe)
     made_for = digest(moe, about.rows, config.memory, config.models, config.method)
     kept = Check.load(state, made_for)
     if kept is not None:

@@ -318,6 +318,11 @@ def _mean(rewards: FloatArray) -> float | None:
     return float(asked.mean()) if len(asked) else None
 
 
+def measured_in(state: Path, moe: Moe) -> Path:
+    """Name the folder of a state for what is measured of these experts."""
+    return state / "measured" / moe.fingerprint[:16]
+
+
 def _measured(moe: Moe, rest: Sequence[Row], space: LabelSpace, own: Sequence[int], report: Report) -> bool:
     """Measure Gram matrices of what each expert sees, if nobody has; whether there are any."""
     folder = moe.source.beside(FOLDER)

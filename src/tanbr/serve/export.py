@@ -10,6 +10,7 @@ from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.export import About
 from tanbr.serve.adopt import Adoption
+from tanbr.serve.check import measured_in
 from tanbr.serve.journal import read_slot
 from tanbr.serve.lineage import MadeFor, made_for, read_made_for
 from tanbr.serve.store import peek
@@ -61,9 +62,12 @@ def served(state: Path, *, number: int = 1) -> Served:
         raise InputError(f"--model must be from 1 to {models}, as many as {state} serves side by side (got {number})")
     try:
         origin = json.loads(text)
-        moe = open_moe(origin["path"], experts=origin["experts"], blend_only=origin["blend_only"], method=made.method)
+        moe = open_moe(origin["path"], experts=origin["experts"], blend_only=origin["blend_only"], method="average")
     except (TypeError, KeyError, ValueError):
         raise StateError(f"{state} does not say where its experts are; start a server on it once") from None
+    if made.method != "average":
+        moe.source.measured = measured_in(state, moe)
+        moe = Moe(moe.source, method=made.method)
     change = Adoption(made, made_for(moe, made.tasks))
     blend = change.experts.blend(slot.blends[number - 1]) if change.exact else None
     if blend is None:

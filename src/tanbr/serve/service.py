@@ -181,7 +181,7 @@ class Service(Queue):
                     rules, world, router=router, monitor=recalled, tasks=len(names), number=store.next_slot,
                     trust=read_trust(store),
                 )  # fmt: skip
-            store.set_meta("origin", json.dumps({**(moe.source.origin or {}), "method": str(moe.method)}))
+            store.set_meta("origin", json.dumps(moe.source.origin))
             self.learning = LearnerThread(world, alarms=alarms)
             self.ids = RequestIds(store.key, store.begin_epoch(self.learner.slot.number))
             super().__init__(engine, self.ids, tasks=tasks, config=config, outbox=self.learning, observer=observer)
