@@ -30,7 +30,7 @@ from tanbr.serve.records import (
     VersionView,
 )
 from tanbr.serve.web import logs
-from tanbr.serve.web.auth import Token
+from tanbr.serve.web.auth import Token, Tokens
 from tanbr.serve.web.bodies import Sent, one_of
 from tanbr.serve.web.entrance import address_of, client_of
 from tanbr.serve.web.metrics import Metrics, Window
