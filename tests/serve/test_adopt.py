@@ -44,18 +44,19 @@ def make(experts: Path, tmp_path: Path) -> Iterator[Make]:
 
     def build_one(*named: str, adopt: bool = False, said: list[str] | None = None, state: str = "state") -> Service:
         pairs = [(name.split(":")[0], name.split(":")[-1]) for name in named]
-        lines = [f'[[experts]]\npath = "{experts / folder}"\ntask = "{task}"' for folder, task in pairs]
-        (tmp_path / "experts.toml").write_text("\n".join([f'base = "{experts / "base"}"', *lines]))
+        listed = [f'[[experts]]\npath = "{experts / folder}"\ntask = "{task}"' for folder, task in pairs]
+        (tmp_path / "experts.toml").write_text("\n".join([f'base = "{experts / "base"}"', *listed]))
         rows = [row for _, task in pairs for row in tiny.generate(task, 30, seed=3)]
         labels = [tiny.BY_NAME[row.task].labels[int(row.target)] for row in rows]
         past = [{"text": row.text, "task": row.task, "label": of} for row, of in zip(rows, labels, strict=True)]
         (tmp_path / "past.jsonl").write_text("\n".join(map(json.dumps, past)))
         for one in made:
             one.stop()
+        lines = [] if said is None else said
         made.append(
             build(
                 tmp_path / "experts.toml", config=CONFIG.serve, state=tmp_path / state, adopt=adopt,
-                history=tmp_path / "past.jsonl", say=(said if said is not None else []).append,
+                history=tmp_path / "past.jsonl", report=lambda line, *_: lines.append(line),
             )
         )  # fmt: skip
         return made[-1]
@@ -112,6 +113,7 @@ def test_a_list_in_another_order_means_the_same_blends(make: Make) -> None:
     assert isinstance(router, Tanbr)
     known = router.fork().ask([0, 1, 0])
     assert known.blend.argmax() == 1
+    assert f"the same experts, by name and weights: {', '.join(THREE)}" in said
     assert any("the router is told what 2 of 2 rewarded blends earned" in line for line in said)
     make(*TURNED)  # it is this list's now
 

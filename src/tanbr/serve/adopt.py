@@ -136,6 +136,7 @@ class Adoption:
         )
         still = {old.experts[place] for place in self.experts.kept}
         for what, among, others in (
+            ("the same experts, by name and weights", old.experts, set(old.experts) - still),
             ("new experts, with weight 0 in old blends", new.experts, set(old.experts)),
             ("experts whose weights have changed", old.experts, still | set(old.experts) - set(new.experts)),
             ("experts that are gone", old.experts, set(new.experts)),
