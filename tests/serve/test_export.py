@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification
 from typer.testing import CliRunner
 
 import tanbr
-from merge.sources.tiny_dense import family
+from merge.sources.tiny_dense import adapter, family
 from serve.serving import Run
 from tanbr.cli import app
 from tanbr.errors import InputError, StateError
@@ -82,3 +82,20 @@ def test_experts_are_found_by_name_and_must_be_what_they_were(tmp_path: Path) ->
     used.write_bytes((base / "model.safetensors").read_bytes())
     with pytest.raises(StateError, match=r"experts\.toml have changed since the server read them"):
         served(tmp_path / "state")
+
+
+def test_a_blend_of_adapters_is_written_as_one(tmp_path: Path) -> None:
+    base, _ = family(tmp_path, "BertForSequenceClassification")
+    modules = ["bert.encoder.layer.0.attention.self.query", "bert.encoder.layer.1.output.dense"]
+    experts = [adapter(tmp_path / name, base, modules, seed=k) for k, name in enumerate(("one", "two"))]
+    config = ServeConfig(slot_seconds=3600, threads=1, blend=(0.75, 0.25))
+    moe = tanbr.open(base, experts=experts)
+    Service(moe, tasks=[Task("a", ())], config=config, state=tmp_path / "state").stop()
+    assert "one adapter" in take(tmp_path / "state", tmp_path / "joined", "--as-adapter")
+    again = tanbr.open(base, experts=[tmp_path / "joined", experts[0]]).dense([1, 0]).state_dict()
+    for name, tensor in moe.dense([0.75, 0.25]).state_dict().items():
+        torch.testing.assert_close(again[name], tensor)
+    assert json.loads((tmp_path / "joined" / "certificate.json").read_text())["blend"] == [0.75, 0.25]
+    about = (tmp_path / "joined" / "README.md").read_text()
+    assert "library_name: peft" in about
+    assert "| two | 0.2500 |" in about
