@@ -12,9 +12,7 @@ from tanbr.serve.web.client import Client
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.tasks.text_to_text import NO_ANSWER, understood
-from tanbr.types import FloatArray, TaskMix, Text
-
-BETWEEN = "</s>"  # what T5 reads between the two texts of a pair
+from tanbr.types import FloatArray, TaskMix
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +46,7 @@ def drive(
                 outputs = client.classify([row.text for row in rows])["outputs"]
                 answers += [read_answer(one, row, space) for one, row in zip(outputs, rows, strict=True)]
             else:
-                outputs = client.complete([_prompt(row.text) for row in rows], model=model["name"])["choices"]
+                outputs = client.complete([prompt(row.text) for row in rows], model=model["name"])["choices"]
                 pairs = zip(outputs, rows, strict=True)
                 answers += [understood(one["text"], row, space.task(row.task)) for one, row in pairs]
             names += [one["request_id"] for one in outputs]
@@ -79,10 +77,6 @@ def read_answer(output: dict[str, Any], row: Row, space: LabelSpace) -> float:
     if task.written:
         return understood(output["label"], row, task)
     return float(task.labels.index(output["label"])) if output["label"] in task.labels else NO_ANSWER
-
-
-def _prompt(text: Text) -> str:
-    return text if isinstance(text, str) else BETWEEN.join(text)
 
 
 def summary(drives: Sequence[Drive], *, tail: int) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.own import is_own, read_own
 from tanbr.tasks.rows import Row, Task
+from tanbr.tasks.text_to_text import prompt
 
 HISTORY = "history.jsonl"  # beside a checkpoint: its tasks' past texts, unless --history names others
 PROBES = 64  # texts that a new blend answers before it is served
@@ -169,6 +170,8 @@ def known_of(moe: Moe, history: Path | None) -> Known:
         own = card.experts_of([task.name for task in card.tasks]) if labelled else ()
         return Known(moe, card.tasks or latent, own, card.expert_tasks)
     past = read_history(history)
+    if not str(moe.plan.config().architectures[0]).endswith("ForSequenceClassification"):  # it is sent prompts
+        past = [one.model_copy(update={"text": prompt(one.text)}) for one in past]
     _check_labels(past, card.tasks, moe.source.expert_labels, source=history)
     said = {task.name: task for task in card.tasks if task.metrics}  # an adapter names no labels
     tasks = tuple(said.get(task.name, task) for task in _tasks_of(past))

@@ -8,6 +8,7 @@ label; a score is written in steps of 0.2, as T5 does for STS-B.
 from tanbr.tasks.rows import WRITTEN, Row, Task
 from tanbr.types import Text
 
+BETWEEN = "</s>"  # what T5 reads between the two texts of a pair
 STEP = 0.2  # between two scores that can be written
 NO_ANSWER = -1.0  # what is none of the task's answers counts as
 
@@ -30,6 +31,11 @@ def question(row: Row, *, tagged: bool = False) -> Text:
     parts = (row.text,) if isinstance(row.text, str) else row.text
     name, *fields = _NAMES.get(row.task, (row.task, "sentence1", "sentence2")[: len(parts) + 1])
     return " ".join([name, *(f"{field}: {part}" for field, part in zip(fields, parts, strict=True))])
+
+
+def prompt(text: Text) -> str:
+    """Give what a client sends to a model that writes: the text, or both of a pair as T5 joins them."""
+    return text if isinstance(text, str) else BETWEEN.join(text)
 
 
 def answer(row: Row, task: Task) -> str:

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from tanbr.tasks.text_to_text import prompt
+
 TRAIN, PAST, REQUESTS = 8_000, 400, 1_500  # rows of a task
 LONGEST = 48  # tokens while training
 GENRES = ("fiction", "government", "slate", "telephone", "travel")
@@ -151,7 +153,7 @@ def adapter_of(base: Path, out: Path, rows: Sequence[Example], *, steps: int) ->
     model = get_peft_model(AutoModelForSeq2SeqLM.from_pretrained(base), lora)
 
     def loss(some: Sequence[Example]) -> Any:
-        read = encoded(tokenizer, [(f"{a} {b}" if b else a, None, label) for a, b, label in some])
+        read = encoded(tokenizer, [(prompt((a, b)) if b else a, None, label) for a, b, label in some])
         wanted = tokenizer([label for _, _, label in some], padding=True, return_tensors="pt").input_ids
         wanted[wanted == tokenizer.pad_token_id] = -100
         return model(input_ids=read.input_ids, attention_mask=read.attention_mask, labels=wanted).loss
