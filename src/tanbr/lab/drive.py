@@ -11,7 +11,7 @@ from tanbr.lab.tasks.traffic import Traffic
 from tanbr.serve.web.client import Client
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
-from tanbr.tasks.text_to_text import NO_ANSWER, understood
+from tanbr.tasks.text_to_text import NO_ANSWER, prompt, understood
 from tanbr.types import FloatArray, TaskMix
 
 
