@@ -31,7 +31,7 @@ from tanbr.lab.rivals.regmean import regmean
 from tanbr.lab.settings import Config
 from tanbr.lab.survey import survey_path
 from tanbr.lab.train.checkpoints import own_experts
-from tanbr.lab.world import Answering, Contestant, Respond, StreamWorld
+from tanbr.lab.world import Answering, Contestant, Credit, Respond, StreamWorld
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
 from tanbr.merge import Moe
@@ -58,6 +58,8 @@ class Bench:
     config: Config
     surveys: Path | None = None  # the survey of averages; those of other methods lie beside it
     answers_by: AnswersBy = "labels"
+    credit: Credit = "labels"  # what clients send back
+    unknown_experts: bool = False  # no router is told which expert belongs to which task
     _others: dict[str, "Bench"] = field(default_factory=dict, init=False)
     _dense: dict[Path, Answers] = field(default_factory=dict, init=False)
 
@@ -101,9 +103,14 @@ class Bench:
         return own_experts(self.moe, [task.name for task in self.corpus.tasks])
 
     @property
+    def told_experts(self) -> tuple[int, ...]:
+        """The expert of each task, as far as routers are told."""
+        return () if self.unknown_experts else self.own_experts
+
+    @property
     def router_config(self) -> RouterConfig:
         """The router's settings, for rewards of requests and for these experts."""
-        return self.config.router.of_requests(self.own_experts)
+        return self.config.router.of_requests(self.told_experts)
 
     @cached_property
     def task_of(self) -> dict[Text, int]:
@@ -265,9 +272,9 @@ class ComparedMethod:
             known, rows = bench.known, slice(K + 1 if "probes" in self.knows else None)
             teacher: Any = router
             teacher.warm_start(known.blends[rows], known.rewards[rows], known.counts[rows])
-        own = bench.own_experts if self.kind.learns else ()
+        own = bench.told_experts if self.kind.learns else ()
         return Contestant(
-            StreamWorld(respond, bench.corpus.space, answering=bench.answering),
+            StreamWorld(respond, bench.corpus.space, answering=bench.answering, credit=bench.credit),
             router,
             self._mix_source(bench, mixes, seed),
             start=StartBlend(None, experts=K, own_experts=own),
