@@ -102,6 +102,7 @@ class Study:
             **{field: getattr(self, field) for field in ("traffic", "alpha", "period", "slots", "requests", "answers")},
             **({"rewards": self.rewards} if self.rewards != "labels" else {}),
             **({"unknown_experts": True} if self.unknown_experts else {}),
+            **({"router": one.kind.source} if one.kind.source else {}),
             "survey": own.known.digest if one.surveyed else None,
             **own.moe.method.facts,
             "dense_sha256": digest(one.dense) if one.dense else None,
