@@ -4,9 +4,13 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from cli.running import tanbr
+from tanbr.cli import app
 from tanbr.cli.display import fitted
+from tanbr.cli.simulating import NAMES
+from tanbr.lab.methods import KINDS
 
 
 def test_simulate_leaves_figures_tables_and_pictures(tmp_path: Path) -> None:
@@ -19,6 +23,15 @@ def test_simulate_leaves_figures_tables_and_pictures(tmp_path: Path) -> None:
     figures = json.loads((tmp_path / "o" / "simulate.json").read_text())
     assert figures["command"].startswith("tanbr simulate --slots 4")
     assert figures["methods"]["tags"]["reward"]["mean"] > figures["methods"]["average"]["reward"]["mean"]
+
+
+def test_the_help_names_every_method_and_what_clients_send_back_is_an_option(tmp_path: Path) -> None:
+    assert NAMES.split(", ") == list(KINDS)
+    asked = ["simulate", "--slots", "2", "--requests", "8", "--methods", "random", "--rewards", "rewards"]
+    done = CliRunner().invoke(app, [*asked, "--unknown-experts", "--out", f"{tmp_path}/o"], catch_exceptions=False)
+    assert done.exit_code == 0
+    facts = json.loads((tmp_path / "o/runs/seed0-random.json").read_text())["facts"]
+    assert (facts["rewards"], facts["unknown_experts"]) == ("rewards", True)
 
 
 def test_the_demo_runs_and_says_where_its_report_is(tmp_path: Path) -> None:

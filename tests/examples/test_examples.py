@@ -1,5 +1,6 @@
 """The examples run, and come out as they say."""
 
+import importlib
 import importlib.util
 import json
 import runpy
@@ -8,11 +9,22 @@ from pathlib import Path
 import matplotlib as mpl
 import pytest
 
+from tanbr.router.contract import check_router
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_the_router_alone_comes_near_the_best() -> None:
     assert runpy.run_path(str(EXAMPLES / "router_alone.py"))["main"]() > 0.9
+
+
+def test_a_router_of_ten_lines_keeps_the_contract_and_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    own = importlib.import_module("own_router")
+    check_router(own.BestSoFar)
+    earned = own.main(6)
+    assert earned["own_router:BestSoFar"] > 0.3
+    assert earned.keys() == {"own_router:BestSoFar", "tanbr", "average"}
 
 
 def test_what_is_exported_answers_as_what_was_merged_in_memory() -> None:

@@ -1,4 +1,6 @@
 import json
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from elsewhere import elsewhere
 from lab.copies import copy, of_experts
-from tanbr.errors import CheckpointError, ConfigError, DataError, InputError, StateError
+from tanbr.errors import CheckpointError, ConfigError, DataError, InputError, StateError, TanbrError
 from tanbr.lab import simulate as simulating
 from tanbr.lab.corpus import generated
 from tanbr.lab.methods import method
@@ -84,6 +86,79 @@ class Crooked:
     def tell(self, *_: object) -> None: ...
 
     def save(self, path: object) -> None: ...
+
+
+MINE = """
+import numpy as np
+
+class Bare:  # no more than this is needed
+    told = 0
+    def ask(self, task_mix): return self.said
+    def tell(self, decision, reward): assert reward.shape == (8,) and decision.blend[0] == 0.125; self.told += 1
+    said = [0.125] * 8
+
+class Words(Bare): said = "half"
+class Two(Bare): said = np.full((2, 8), 0.125)
+class Panel(Bare):
+    def ask(self, task_mix, models=1): return np.eye(8)[:models]
+    def tell(self, decision, reward, counts): assert reward.shape == counts.shape == (2, 8)
+class Mistaken(Bare):
+    def tell(self, decision, reward): return [][3]
+class Demanding(Bare):
+    def __init__(self, experts, tasks, rate): ...
+class Deaf: ask = Bare.ask
+class Locked(Bare):
+    def __init__(self): self.lock = __import__("threading").Lock()
+"""
+
+
+def test_a_router_of_ones_own_in_the_current_folder_needs_ask_and_tell_alone(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "broken.py").write_text("def (")
+    few = replace(study, slots=4)
+    bare, panel, average = simulate(few, ["mine:Bare", "mine:Panel@2", "average"], [0], out=tmp_path)
+    np.testing.assert_array_equal(*([r.reward for r in o.records[2:]] for o in (bare, average)))
+    assert panel.records[-1].blend[2:].sum() == 0
+    wrong = {
+        "mine:Words": "seed 0, slot 1: ask must give 8 weights, or a Decision (got str)",
+        "mine:Two": "ask must give 8 weights, or a Decision (got shape (2, 8))",
+        "mine:Mistaken": "slot 3: tell failed with IndexError: list index out of range (mine.py, line 16)",
+        "mine:Demanding": "Demanding(experts, tasks, rate) asks for more than a router is made with",
+        "mine:Deaf": "Deaf is no router: it needs ask(task_mix) and tell(decision, reward)",
+        "mine:Locked": "a copy of the router (it may have a `fork` of its own) failed with TypeError",
+        "mine:Bare@2": "mine:Bare@2 cannot fill a panel: its ask takes no argument `models`",
+        "mine:Bare+survey": "a warm start needs a method warm_start",
+        "broken:X": "'broken:X' cannot be imported (SyntaxError",
+    }
+    for name, says in wrong.items():
+        with pytest.raises(TanbrError, match=re.escape(says)):
+            simulate(few, [name], [0], out=tmp_path / "wrong")
+    assert not [*(tmp_path / "wrong/runs").glob("*")]
+    sys.modules.pop("mine")
+    (tmp_path / "mine.py").write_text(MINE + "#")
+    with pytest.raises(StateError, match="belongs to a run with other settings"):  # its results are of another router
+        simulate(few, ["mine:Bare"], [0], out=tmp_path)
+    sys.modules.pop("mine")
+
+
+def test_what_clients_send_back_and_what_routers_are_told_decide_the_results(study: Study, tmp_path: Path) -> None:
+    settings: list[dict] = [{}, {"rewards": "rewards"}, {"unknown_experts": True}]
+    runs = [
+        simulate(replace(study, slots=8, **odd), ["tanbr", "average"], [0], out=tmp_path / str(i))
+        for i, odd in enumerate(settings)
+    ]
+    labels, rewards, unknown = ([record.blend for record in tanbr.records] for tanbr, _ in runs)
+    assert not np.array_equal(labels, rewards)
+    assert np.ptp(labels[1]) > 0  # by the shares of the mix
+    np.testing.assert_allclose(unknown[1], 1 / 8)  # even, as nothing is known of the experts
+    scored = [[record.reward for record in average.records] for _, average in runs]  # by tags, in any case
+    np.testing.assert_array_equal(scored, [scored[0]] * 3)
+    with pytest.raises(ConfigError, match="leave it out, or --unknown-experts"):
+        simulate(replace(study, unknown_experts=True), ["proportional"], [0], out=tmp_path)
 
 
 def test_a_bad_router_is_named_and_costs_the_others_nothing(study: Study, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tanbr.errors import ConfigError
-from tanbr.lab.studies import monitor, regret
+from tanbr.lab.studies import ablation, monitor, regret
 from tanbr.lab.studies.regret import Scenario
 from tanbr.lab.studies.reward_maps import MAPS, BestBlends
 
@@ -31,6 +31,26 @@ def test_the_regret_study_tells_routers_apart_and_keeps_its_runs(tmp_path: Path)
     assert (tmp_path / "r.md").read_text().count("| random |") == 1
     with pytest.raises(ConfigError, match="unknown router 'nucb:room=0'"):
         regret.router("nucb:room=0", Scenario("bumps", "fixed", 0))
+
+
+def test_the_ablation_turns_parts_off_and_keeps_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for part in ablation.PARTS.values():
+        ablation.without(part, lambda _: 0.0)  # the router still has it
+    few = {name: ablation.PARTS[name] for name in (ablation.WHOLE, "optimism")}
+    monkeypatch.setattr(ablation, "PARTS", few)
+    monkeypatch.delitem(ablation.WORLDS, "requests, experts unknown")
+    asked = ["--seeds", "0,1", "--slots", "4", "--out", str(tmp_path)]
+    ablation.main(asked)
+    kept = json.loads((tmp_path / "maps-seed0.json").read_text())["result"]
+    assert kept[ablation.WHOLE] != kept["optimism"]
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0] == "| without | requests, experts known | maps | maps, replaced |"
+    assert shown == (tmp_path / "ablation.md").read_text()
+    monkeypatch.setattr(ablation, "do", None)  # nothing is run again
+    ablation.main(asked)
+    assert capsys.readouterr().out == shown
 
 
 def test_the_monitor_study_measures_what_it_is_asked_for(tmp_path: Path) -> None:

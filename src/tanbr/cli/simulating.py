@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from tanbr.serve.survey import Survey
 
 app = typer.Typer()
+NAMES = (
+    "tanbr, paper, nucb, vector-gp, random, proportional, average, fisher, regmean, best-fixed, best-per-slot, "
+    "task-merging, tags, untagged"
+)
 DEFAULT_METHODS = "tanbr,average,best-fixed,random,best-per-slot"
 GRAM_ROWS = 64  # per task, as for the figures in docs/merging.md
 
@@ -116,6 +120,7 @@ def _standings(so_far: "Comparison", *, tail: int) -> list[Table]:
         "tanbr simulate",
         "tanbr simulate glue-moe/ --data glue/ --methods tanbr,tanbr+survey,average,nucb --seeds 0,1,2",
         "tanbr simulate experts.toml --data mytasks/ --methods tanbr,average",
+        "tanbr simulate --methods mymodule:Router,tanbr,proportional",
     )
 )
 @keeps("runs that had ended are in {out}/runs; the same command goes on with the others")
@@ -128,8 +133,9 @@ def simulate(
     methods: Annotated[
         str | None,
         Option(
-            help="Names, separated by commas, dense:FOLDER, or package.module:Router. Add +probes, +survey or +oracle "
-            f"to one that learns, and +regression, +ties, … to one that blends. Default: {DEFAULT_METHODS}."
+            help=f"Separated by commas: {NAMES}; dense:FOLDER; or module:Router, a class of your own with ask and tell "
+            "(this folder is searched, too). Add +probes, +survey or +oracle to one that learns, and +regression, "
+            f"+ties, … to one that blends. Default: {DEFAULT_METHODS}."
         ),
     ] = None,
     method: MergeMethod = None,
@@ -144,6 +150,12 @@ def simulate(
     survey: Annotated[Path | None, Option(exists=True, help="Default: survey.json beside the weights.")] = None,
     rehearse: Annotated[bool, Option("--rehearse", help="Draw from held-back train rows, not from dev sets.")] = False,
     answers: Answers = "labels",
+    rewards: Annotated[
+        Literal["labels", "rewards"], Option(help="What clients send back: labels, which name tasks, or only a reward.")
+    ] = "labels",
+    unknown_experts: Annotated[
+        bool, Option("--unknown-experts", help="Do not tell routers which expert belongs to which task.")
+    ] = False,
     device: Device = "cpu",
     config: ConfigFile = None,
     out: Annotated[Path, Option(help="Folder for results; existing results are not run again.")] = Path("out/simulate"),
@@ -166,7 +178,8 @@ def simulate(
     folder = checkpoint or embedded.path()
     study = Study(
         checkpoint=folder, **over, data=data, traffic=traffic, alpha=alpha, period=period, slots=slots,
-        requests=requests, pool=pool, rehearse=rehearse, config=config, answers=answers, device=device,
+        requests=requests, pool=pool, rehearse=rehearse, config=config, answers=answers, rewards=rewards,
+        unknown_experts=unknown_experts, device=device,
         survey=survey or (None if over.get("experts") else folder / "survey.json"),
     )  # fmt: skip
     asked = registry.methods((methods or DEFAULT_METHODS).split(","), models=counts, merging=method or study.merging)

@@ -9,7 +9,9 @@ reward of known blends before the first slot: each expert alone and the uniform 
 `dense:FOLDER` is a dense checkpoint, answering as it is.
 """
 
+import hashlib
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,12 +33,13 @@ from tanbr.lab.rivals.regmean import regmean
 from tanbr.lab.settings import Config
 from tanbr.lab.survey import survey_path
 from tanbr.lab.train.checkpoints import own_experts
-from tanbr.lab.world import Answering, Contestant, Respond, StreamWorld
+from tanbr.lab.world import Answering, Contestant, Credit, Respond, StreamWorld
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
 from tanbr.merge import Moe
 from tanbr.merge.methods import METHODS, check_name
 from tanbr.router.config import RouterConfig
+from tanbr.router.own import OwnRouter
 from tanbr.serve.dense import DenseModel
 from tanbr.serve.survey import Survey
 from tanbr.tasks.metrics import Answer
@@ -58,6 +61,8 @@ class Bench:
     config: Config
     surveys: Path | None = None  # the survey of averages; those of other methods lie beside it
     answers_by: AnswersBy = "labels"
+    credit: Credit = "labels"  # what clients send back
+    unknown_experts: bool = False  # no router is told which expert belongs to which task
     _others: dict[str, "Bench"] = field(default_factory=dict, init=False)
     _dense: dict[Path, Answers] = field(default_factory=dict, init=False)
 
@@ -101,9 +106,14 @@ class Bench:
         return own_experts(self.moe, [task.name for task in self.corpus.tasks])
 
     @property
+    def told_experts(self) -> tuple[int, ...]:
+        """The expert of each task, as far as routers are told."""
+        return () if self.unknown_experts else self.own_experts
+
+    @property
     def router_config(self) -> RouterConfig:
         """The router's settings, for rewards of requests and for these experts."""
-        return self.config.router.of_requests(self.own_experts)
+        return self.config.router.of_requests(self.told_experts)
 
     @cached_property
     def task_of(self) -> dict[Text, int]:
@@ -146,6 +156,7 @@ class Kind:
     told: bool = False  # whether it is always told the true mix
     tagged: bool = False  # whether it is told every request's task
     surveyed: bool = False  # whether it needs a survey
+    source: str | None = None  # digest of the module that a router of one's own is in
 
     @property
     def fills_panels(self) -> bool:
@@ -160,6 +171,12 @@ def _blending(make: Callable[[Bench, int], Router]) -> Builder:
 
 def _named(name: str) -> Builder:
     return _blending(lambda bench, seed: build(name, *bench.sizes, seed=seed, config=bench.router_config))
+
+
+def _proportional(bench: Bench, _: int) -> Router:
+    if bench.unknown_experts:
+        raise ConfigError("proportional blends by the experts' tasks; leave it out, or --unknown-experts")
+    return build("proportional", *bench.sizes, config=bench.router_config)
 
 
 def _best_known(bench: Bench, *, even: bool = False) -> Router:
@@ -218,7 +235,8 @@ def _two_experts(bench: Bench) -> FloatArray:
 
 
 KINDS: dict[str, Kind] = {
-    **{name: Kind(_named(name), learns=name in LEARNING, panels=name == "proportional") for name in ROUTERS},
+    **{name: Kind(_named(name), learns=name in LEARNING) for name in ROUTERS},
+    "proportional": Kind(_blending(_proportional), panels=True),  # each expert at the share of its tasks
     "fisher": Kind(_merged(fisher), blends=False),
     "regmean": Kind(_merged(regmean), blends=False),
     # the best surveyed blend: for all tasks alike, found with labels; and for every slot's true mix
@@ -259,15 +277,18 @@ class ComparedMethod:
         if not 1 <= self.models <= K:
             raise ConfigError(f"{self.name}: a panel holds 1 to {K} models (got {self.models})")
         respond, router = self.kind.build(bench, seed)
-        if self.models > 1 and not {"models", "confusion"} <= inspect.signature(router.ask).parameters.keys():
-            raise ConfigError(f"{self.name} cannot fill a panel: its ask takes no models and confusion")
+        theirs: Any = getattr(router, "theirs", router)
+        if self.models > 1 and "models" not in inspect.signature(theirs.ask).parameters:
+            raise ConfigError(f"{self.name} cannot fill a panel: its ask takes no argument `models`")
         if not STARTS.isdisjoint(self.knows):
+            if not hasattr(theirs, "warm_start"):
+                raise ConfigError(f"{self.name}: a warm start needs a method warm_start(blends, rewards, counts)")
             known, rows = bench.known, slice(K + 1 if "probes" in self.knows else None)
             teacher: Any = router
             teacher.warm_start(known.blends[rows], known.rewards[rows], known.counts[rows])
-        own = bench.own_experts if self.kind.learns else ()
+        own = bench.told_experts if self.kind.learns else ()
         return Contestant(
-            StreamWorld(respond, bench.corpus.space, answering=bench.answering),
+            StreamWorld(respond, bench.corpus.space, answering=bench.answering, credit=bench.credit),
             router,
             self._mix_source(bench, mixes, seed),
             start=StartBlend(None, experts=K, own_experts=own),
@@ -338,8 +359,13 @@ def _dense(folder: Path) -> Kind:
 
 def _third_party(place: str) -> Kind:
     module, _, name = place.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # behind all others: no module of theirs hides one that is installed
     try:
         make = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"method {place!r} cannot be imported ({error}); it must be package.module:Router") from None
-    return Kind(_blending(lambda b, seed: make(*b.sizes, seed=seed)), learns=True)
+    except Exception as error:  # whatever their module does when it is imported
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"method {place!r} cannot be imported ({said}); it must be package.module:Router") from None
+    source = hashlib.sha256(inspect.getsource(sys.modules[module]).encode()).hexdigest()[:16]
+    own = _blending(lambda b, seed: OwnRouter(make, *b.sizes, seed=seed, own_experts=b.told_experts))
+    return Kind(own, learns=True, source=source)

@@ -22,6 +22,7 @@ from tanbr.lab.methods import AVERAGE, Bench, method
 from tanbr.lab.tasks import traffic
 from tanbr.lab.tasks.traffic import Traffic
 from tanbr.lab.train.checkpoints import digest
+from tanbr.lab.world import Credit
 from tanbr.merge import open as open_moe
 from tanbr.merge.sources.expert_list import is_list, read_list
 from tanbr.moe.device import device_of
@@ -52,6 +53,8 @@ class Study:
     survey: Path | None = None
     config: Path | None = None
     answers: AnswersBy = "labels"
+    rewards: Credit = "labels"  # what clients send back
+    unknown_experts: bool = False  # no router is told which expert belongs to which task
     device: str = "cpu"  # where models answer; results do not depend on it
 
     def __post_init__(self) -> None:
@@ -81,7 +84,10 @@ class Study:
         )
         corpus = self.corpus()
         settings = configuration.load(self.config)
-        bench = Bench(moe, corpus, settings, surveys=self.survey, answers_by=self.answers)
+        bench = Bench(
+            moe, corpus, settings, surveys=self.survey, answers_by=self.answers, credit=self.rewards,
+            unknown_experts=self.unknown_experts,
+        )  # fmt: skip
         bench.survey  # noqa: B018  (one that does not fit is refused here)
         return bench
 
@@ -94,6 +100,9 @@ class Study:
             "data": bench.corpus.name,
             "pool": sum(map(len, bench.corpus.stream.values())),
             **{field: getattr(self, field) for field in ("traffic", "alpha", "period", "slots", "requests", "answers")},
+            **({"rewards": self.rewards} if self.rewards != "labels" else {}),
+            **({"unknown_experts": True} if self.unknown_experts else {}),
+            **({"router": one.kind.source} if one.kind.source else {}),
             "survey": own.known.digest if one.surveyed else None,
             **own.moe.method.facts,
             "dense_sha256": digest(one.dense) if one.dense else None,

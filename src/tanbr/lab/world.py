@@ -5,6 +5,7 @@ seen by the scorer alone. A client sends back the label of a request, which name
 loop shares out by the posterior; either may come late.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.errors import InputError
+from tanbr.errors import InputError, TanbrError
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
 from tanbr.loop.guard import Probes
@@ -192,7 +193,8 @@ class StreamWorld:
 
     def alarm(self, text: str) -> None:
         """Stop: in a simulation nothing may fail unseen."""
-        raise InputError(text)
+        error = sys.exception()  # what the alarm is about, where that says all
+        raise error if isinstance(error, TanbrError) else InputError(text)
 
 
 class Contestant:

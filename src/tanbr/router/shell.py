@@ -84,6 +84,11 @@ class Policy(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Nothing:
+    """The state of a policy in which nothing changes."""
+
+
 def lone_root(experts: int, tasks: int) -> TreeView:
     """Show the tree of a router that has none: the even blend."""
     yes, zero = np.ones(1, dtype=np.bool_), np.zeros(1, dtype=np.int64)

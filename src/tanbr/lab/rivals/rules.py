@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from tanbr.errors import InputError
 from tanbr.router.panel import Readings, chosen, group_mixes, proportional_blends, task_groups
-from tanbr.router.shell import AskTell, Question, lone_root
+from tanbr.router.shell import AskTell, Nothing, Question, lone_root
 from tanbr.router.simplex import Sizes, keep_largest
 from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, Terms, TreeView, as_blend, as_task_mix
 
@@ -23,11 +23,6 @@ def proportional(mix: ArrayLike, *, own: Sequence[int], experts: int) -> Blend:
     blend = np.zeros(experts)
     np.add.at(blend, list(own), np.asarray(mix, dtype=np.float64))
     return blend
-
-
-@dataclass(frozen=True)
-class Nothing:
-    """The state of a policy in which nothing changes."""
 
 
 @dataclass(frozen=True)
