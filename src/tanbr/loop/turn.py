@@ -467,6 +467,8 @@ def _finish(learner: Learner, world: World[P], prepared: Sequence[P], done: Turn
         changed = [str(one.version) for one in prepared if one.changed]
         world.alarm(f"merge version {', '.join(changed)} cannot be served: {_said(error)}")
         whole = world.answering(opened)
+        if whole is None and set(known) == set(opened.versions):  # the first of all: nothing has begun
+            raise
         if whole is not None and changed:
             try:
                 return turn(learner, world, forced=_staying(whole, error))
