@@ -124,6 +124,7 @@ def test_warm_start_teaches_by_counts_before_the_first_ask():
 
 OTHER = {  # another value of every setting of the default mode
     "room": 50, "beta": 3.0, "own_experts": (3, 2, 1, 0), "baseline": "even", "budget": 0.5, "change": 5.0,
+    "task_groups": (0, 1, 0, 1),
 }  # fmt: skip
 
 

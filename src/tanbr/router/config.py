@@ -77,6 +77,8 @@ class DefaultModeConfig(Section):
     """Standard deviations in the upper confidence bound, at first; by the kind of rewards if not given (`PRIORS`)."""
     own_experts: tuple[int, ...] = ()
     """Expert that was trained for each task, for the baseline "proportional" (V numbers); none if empty."""
+    task_groups: tuple[int, ...] = ()
+    """The model of each task in the baseline panel, where a self-check measured which share one best."""
     baseline: Literal["none", "even", "proportional"] = "none"
     """Blend that is left only on evidence: even, or every task's own expert at its share of the mix."""
     budget: float = Field(0.01, ge=0, le=1)
@@ -99,7 +101,7 @@ class RouterConfig(Section):
     default: DefaultModeConfig = Field(default_factory=DefaultModeConfig)
     """Settings of mode "default"."""
 
-    def of_requests(self, own_experts: tuple[int, ...] = ()) -> "RouterConfig":
+    def of_requests(self, own_experts: tuple[int, ...] = (), task_groups: tuple[int, ...] = ()) -> "RouterConfig":
         """Give the settings for rewards that are means over single requests, with the requests as counts.
 
         The router then starts from a blend that needs no reward, and leaves it only on evidence: by the shares of the
@@ -109,5 +111,6 @@ class RouterConfig(Section):
         given = self.default
         own = given.own_experts or own_experts
         baseline = given.baseline if "baseline" in given.model_fields_set else "proportional" if own else "even"
-        update = {"baseline": baseline, "own_experts": own if baseline == "proportional" else ()}
+        update: dict[str, object] = {"baseline": baseline, "own_experts": own if baseline == "proportional" else ()}
+        update["task_groups"] = given.task_groups or task_groups
         return self.model_copy(update={"default": given.model_copy(update=update)})

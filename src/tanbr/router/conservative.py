@@ -47,7 +47,9 @@ def baseline_panel(rules: Rules, readings: Readings, models: int) -> Baseline:
     if rules.config.baseline != "proportional":
         one = keep_largest(np.full((1, rules.sizes.experts), 1.0 / rules.sizes.experts), rules.sizes.max_active)
         return Baseline(np.repeat(one, models, axis=0), np.zeros(len(readings.mix), dtype=np.intp))
-    home = task_groups(readings, models)
+    home = np.array(rules.config.task_groups, dtype=np.intp)
+    if len(home) != rules.sizes.tasks or home.max() + 1 != models:  # nobody measured this
+        home = task_groups(readings, models)
     blends = proportional_blends(readings, home, models, own=rules.config.own_experts, sizes=rules.sizes)
     return Baseline(blends, home)
 

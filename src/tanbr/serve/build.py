@@ -110,7 +110,7 @@ def build(
         taught.learn([one.text for one in past or ()], [one.task for one in past or ()])
         return taught
 
-    settings = (router or RouterConfig()).of_requests(own)
+    settings = (router or RouterConfig()).of_requests(own, () if found is None else found.taken.groups)
     chooser = Tanbr(moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings)
     if prior is not None:
         chooser.warm_start(prior.blends, prior.rewards, prior.counts)
