@@ -311,19 +311,27 @@ class Engine:
         return ready
 
     def _make_room(self, joined: dict[int, Live], assignment: Assignment | None) -> bool:
-        """See that a buffer is free: one of the models that go leaves its requests to the others.
+        """See that a buffer is free: of the models that go, the one with fewest requests leaves them to the others.
 
         The last one leaves them to those of the next slot that are ready; if none is, there is no room.
         """
         with self._idle:
             models, stay = self.lineup.models, [one.backend for one in joined.values()]
             if not self._free and len(models) > 1:
-                place = next(place for place, one in enumerate(models) if one.backend not in stay)
-                self.lineup = self.lineup.without(place)
+                going = [place for place, one in enumerate(models) if one.backend not in stay]
+                self.lineup = self.lineup.without(min(going, key=self._shares(assignment).__getitem__))
                 self._keep(models)
             elif not self._free and joined:
                 self._answer_with(joined, assignment)
             return bool(self._free)
+
+    def _shares(self, assignment: Assignment | None) -> list[float]:
+        """Share of the coming slot's requests that each model which answers now would get: one that gets few may go."""
+        now = self.lineup.assignment
+        if now is None or assignment is None:
+            return [0.0] * len(self.lineup.models)
+        mix, of = assignment.panel.task_mix, now.panel.task_models
+        return [float(mix[of == place].sum()) for place in range(len(self.lineup.models))]
 
     def _answer_with(self, joined: dict[int, Live], assignment: Assignment | None) -> None:
         """Let these models of a slot answer, by place, and no others; the caller holds the lock."""
