@@ -316,22 +316,14 @@ class Engine:
         The last one leaves them to those of the next slot that are ready; if none is, there is no room.
         """
         with self._idle:
-            models, stay = self.lineup.models, [one.backend for one in joined.values()]
-            if not self._free and len(models) > 1:
-                going = [place for place, one in enumerate(models) if one.backend not in stay]
-                self.lineup = self.lineup.without(min(going, key=self._shares(assignment).__getitem__))
-                self._keep(models)
+            old, stay = self.lineup, [one.backend for one in joined.values()]
+            if not self._free and len(old.models) > 1:
+                going = [place for place, one in enumerate(old.models) if one.backend not in stay]
+                self.lineup = old.without(min(going, key=old.shares(assignment).__getitem__))
+                self._keep(old.models)
             elif not self._free and joined:
                 self._answer_with(joined, assignment)
             return bool(self._free)
-
-    def _shares(self, assignment: Assignment | None) -> list[float]:
-        """Share of the coming slot's requests that each model which answers now would get: one that gets few may go."""
-        now = self.lineup.assignment
-        if now is None or assignment is None:
-            return [0.0] * len(self.lineup.models)
-        mix, of = assignment.panel.task_mix, now.panel.task_models
-        return [float(mix[of == place].sum()) for place in range(len(self.lineup.models))]
 
     def _answer_with(self, joined: dict[int, Live], assignment: Assignment | None) -> None:
         """Let these models of a slot answer, by place, and no others; the caller holds the lock."""
