@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tanbr.errors import ConfigError, InputError
-from tanbr.lab.answers import Answers, memory
+from tanbr.lab.answers import Answers
 from tanbr.lab.compare import Oracle
 from tanbr.lab.corpus import generated
 from tanbr.lab.methods import Bench, method
@@ -15,6 +15,7 @@ from tanbr.lab.world import Contestant, StreamWorld
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig, RewardConfig
 from tanbr.merge import Moe
+from tanbr.serve.check import bytes_of
 from tanbr.serve.dense import DenseModel
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.types import Decision, FloatArray
@@ -100,6 +101,6 @@ def test_fixed_panels_of_more_models_earn_more(moe: Moe) -> None:
 
 
 def test_memory_grows_by_the_ffns_alone(moe: Moe) -> None:
-    one, two, three = (memory(moe, count) for count in (1, 2, 3))
+    one, two, three = (bytes_of(moe, count) for count in (1, 2, 3))
     assert two - one == three - two > 0
     assert one == 4 * sum(weight.numel() for weight in moe.dense().state_dict().values() if weight.is_floating_point())

@@ -129,6 +129,15 @@ def test_a_server_serves_what_was_taken_and_says_so(tmp_path: Path) -> None:
     assert again.stop()
 
 
+def test_a_state_goes_on_by_the_method_it_was_begun_with(tmp_path: Path) -> None:
+    begun = build(None, config=QUIET.model_copy(update={"memory": 2_000_000}), state=tmp_path)  # nothing is measured
+    assert begun.engine.moe.method.name == "average"
+    assert begun.stop()
+    again = build(None, config=QUIET.model_copy(update={"memory": 2_000_000}), state=tmp_path, check=True)
+    assert again.engine.moe.method.name == "average"  # though regression earns more
+    assert again.stop()
+
+
 def test_experts_as_they_are(tmp_path: Path) -> None:
     service = build(None, config=QUIET.model_copy(update={"unmerged": True}), state=tmp_path, check=True)
     assert service.info.models == service.info.experts

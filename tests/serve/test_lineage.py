@@ -1,4 +1,3 @@
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -77,22 +76,3 @@ def test_adopting_a_state_of_other_tasks_keeps_the_numbers(run: Run, moe: Moe, t
     assert len(other.state().task_mix) == 3
     assert all(len(view.task_mix) == 3 for view in other.slots())
     other.stop()
-
-
-def test_a_state_that_only_counts_its_experts_goes_on(run: Run, tmp_path: Path, taught: Path) -> None:
-    live = run(tmp_path / "state")
-    accepted = answer(live)
-    live.end_slot()
-    live.end_slot()
-    made = json.loads(live.store.meta("made_for"))
-    old = {name: made[name] for name in ("tasks", "method", "checkpoint")} | {"experts": 8}  # as tanbr 0.2.0 wrote it
-    live.store.set_meta("made_for", json.dumps(old))
-    live.stop()
-    again: Any = service(tmp_path / "state", taught, router=Ledger())
-    assert again.learner.router.told == accepted
-    assert json.loads(again.store.meta("made_for")) == made
-    again.store.set_meta("made_for", json.dumps(old | {"method": "ties"}))
-    again.stop()
-    adopted: Any = service(tmp_path / "state", taught, router=Ledger(), adopt=True)
-    assert adopted.learner.router.told == accepted
-    adopted.stop()

@@ -167,13 +167,13 @@ def simulate(
     configuration.load(config)  # what can be refused at once is, before seconds of imports
 
     from tanbr.lab import methods as registry
-    from tanbr.lab.answers import memory
     from tanbr.lab.report import lay_out, write
     from tanbr.lab.simulate import Study
     from tanbr.lab.simulate import simulate as run
     from tanbr.lab.standings import Standings
     from tanbr.merge import open as open_moe
     from tanbr.moe import embedded
+    from tanbr.serve.check import bytes_of
 
     folder = checkpoint or embedded.path()
     study = Study(
@@ -206,7 +206,7 @@ def simulate(
         console.print(*fitted(title, header, cells, subject=standings.subject), sep="\n")
     moe = open_moe(folder, **over, method=registry.AVERAGE)
     written = write(
-        out, standings, command=command_line(), facts=outcomes[0].facts, memory=lambda count: memory(moe, count) / 1e6
+        out, standings, command=command_line(), facts=outcomes[0].facts, memory=lambda count: bytes_of(moe, count) / 1e6
     )
     console.print(f"figures: {written}")
 

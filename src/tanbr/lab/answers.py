@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from tanbr.merge import Moe
 from tanbr.serve.dense import DenseModel
 from tanbr.tasks.metrics import Answer
 from tanbr.types import Blend, FloatArray, Text
@@ -46,9 +45,3 @@ class Answers:
             own = [text for text, one in zip(texts, of, strict=True) if one == number]
             found |= zip(own, self.of(blends[number], own), strict=True)
         return [found[text] for text in texts]
-
-
-def memory(moe: Moe, models: int) -> int:
-    """Bytes, in float32, of `models` merged models that share all but their FFNs; K of them hold what the MoE holds."""
-    whole, own = (sum(int(np.prod(piece.shape)) for piece in some) for some in (moe.plan.pieces, moe.plan.blended))
-    return 4 * (whole + (models - 1) * own)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tanbr.files import check_writable, write_atomically
-from tanbr.lab.answers import memory
 from tanbr.lab.compare import Comparison, compare
 from tanbr.lab.corpus import Corpus, taught_monitor
 from tanbr.lab.methods import Bench, method
@@ -20,6 +19,7 @@ from tanbr.lab.tasks.traffic import SlotRequests, Traffic
 from tanbr.merge import Moe
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
+from tanbr.serve.check import bytes_of
 
 TANBR, FIXED, BOUND = "tanbr", "best fixed", "best per slot"
 TWO = "{}, 2 models"
@@ -90,7 +90,7 @@ def run(
     above, more = (result.paired(*pair, tail=tail) for pair in ((TANBR, FIXED), (TWO.format(TANBR), TANBR)))
     K, sites = moe.num_experts, len(moe.sites)
     named, tasks = MODELS[moe.family.model_type], f"{len(names)} generated text tasks"
-    one, two = (memory(moe, models) / 1e6 for models in (1, 2))
+    one, two = (bytes_of(moe, models) / 1e6 for models in (1, 2))
     facts = {
         "model": f"{named}, {K} experts in each of {sites} FFN layers, {tasks}",
         "traffic": f"{slots} slots of {requests} requests, {kind} mixes (α = {alpha}), no tags",

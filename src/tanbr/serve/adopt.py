@@ -92,7 +92,7 @@ class Adoption:
 
     def check(self, store: Store) -> "Adoption":
         """Refuse a state of which nothing could be kept."""
-        if self.old.architecture not in ("", self.new.architecture):
+        if self.old.architecture != self.new.architecture:
             raise StateError(
                 f"{store.folder} was made for {self.old.architecture}, and what its blends earned says nothing about "
                 f"{self.new.architecture}; give another --state"

@@ -24,6 +24,7 @@ from tanbr.serve.check import UNKNOWN, Check, Report, digest, measured_in, self_
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.labels import label_space
+from tanbr.serve.lineage import method_of
 from tanbr.serve.records import Observer
 from tanbr.serve.service import Service, log
 from tanbr.serve.survey import Survey
@@ -100,6 +101,7 @@ def build(
     elif check and survey is None and backend is None and config.blend is None:
         found = checked(about, config, state, monitor=monitor, report=report)
     if found is not None:
+        found = found if adopt else found.by(method_of(state))
         config = config.model_copy(update={"models": found.taken.models})
         moe = Moe(moe.source, method=found.taken.method)
 

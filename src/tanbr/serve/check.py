@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,12 @@ class Check:
     earned: tuple[tuple[float | None, ...], ...]  # (N, V) None where a task was not asked
     asked: tuple[tuple[int, ...], ...]  # (N, V) rows
     seconds: float
+    method: str | None = None  # that a state was begun with
 
     @property
     def taken(self) -> Way:
         """The smallest panel within a point of the best; of its ways the one that earned most."""
-        return taken(self.ways)
+        return taken([way for way in self.ways if way.method == self.method] or self.ways)
 
     @property
     def kept(self) -> float:
@@ -86,6 +87,10 @@ class Check:
             f"merged, these experts keep {self.kept:.0%} of what they earn alone: give --memory for more models, serve "
             "them as they are (--unmerged), or look at them with `tanbr inspect` (`tanbr merge --align` may help)"
         )
+
+    def by(self, method: str | None) -> "Check":
+        """Keep to a method, if there is one and it was measured: a state's blends go on as they are merged."""
+        return replace(self, method=method)
 
     def view(self) -> CheckView:
         """What clients see of it."""
@@ -140,6 +145,12 @@ def sizes(moe: Moe) -> tuple[int, int]:
     return one, more
 
 
+def bytes_of(moe: Moe, models: int) -> int:
+    """Bytes of a panel of merged models: they share all that no blend changes."""
+    one, more = sizes(moe)
+    return one + (models - 1) * more
+
+
 def most_models(moe: Moe, memory: int | None) -> int:
     """G: how many models fit; by default into what the un-merged experts would take, less one model."""
     one, more = sizes(moe)
@@ -167,14 +178,11 @@ class _Checking:
         self.of = np.array([names.index(row.task) for row in held], dtype=np.intp)  # (n,)
         self.seen = recogniser.recognise([row.text for row in held])
         self._models: dict[str, DenseModel] = {}
-        self._known: dict[tuple[str, bytes], FloatArray] = {}  # method, blend → rewards (n,), NaN where not asked
-        self.blends: dict[tuple[str, bytes], FloatArray] = {}
+        self._known: dict[tuple[str, bytes, bool], FloatArray] = {}  # rewards (n,), NaN where not asked
 
     def rewards(self, method: str, blend: FloatArray, which: NDArray[np.bool_], *, told: bool = False) -> FloatArray:
         """What a blend earns on some of the rows (n,): NaN on the others, unless they were asked before."""
-        key = (method + told * "!", blend.tobytes())
-        known = self._known.setdefault(key, np.full(len(self.held), np.nan))
-        self.blends[key] = blend
+        known = self._known.setdefault((method, blend.tobytes(), told), np.full(len(self.held), np.nan))
         new = np.flatnonzero(which & np.isnan(known))
         if len(new):
             if method not in self._models:
@@ -186,6 +194,12 @@ class _Checking:
             answers = self.space.by_posterior(model.answers([row.text for row in rows]), posteriors)
             known[new] = self.space.rewards(rows, self.space.read(rows, answers))
         return known
+
+    def table(self, method: str) -> list[tuple[FloatArray, FloatArray]]:
+        """What was measured by a method of rows that are not told their task: blends (K,), rewards (n,)."""
+        return [
+            (np.frombuffer(x), rewards) for (by, x, told), rewards in self._known.items() if by == method and not told
+        ]
 
     def by_task(self, rewards: FloatArray) -> tuple[float, ...]:
         """Mean by task (V,)."""
@@ -208,8 +222,7 @@ class _Checking:
         for g, blend in enumerate(blends):
             mine = places == g
             earned[mine] = self.rewards(method, blend, mine)[mine]
-        one, more = sizes(self.moe)
-        return Way(method, G, tuple(groups.tolist()), self.by_task(earned), one + (G - 1) * more)
+        return Way(method, G, tuple(groups.tolist()), self.by_task(earned), bytes_of(self.moe, G))
 
     def pairs(self, method: str, step: Callable[[], None]) -> FloatArray:
         """What tasks earn when two of them share a model (V, V): the mean of the two; on the diagonal alone."""
@@ -297,8 +310,7 @@ def self_check(
             ways.append(checking.way(name, grouped(shared, G)))
             step()
     best = taken(ways)
-    one_hot = [key for key in checking.blends if key[0] == best.method]
-    table = [checking.rewards(best.method, checking.blends[key], np.zeros(len(held), dtype=bool)) for key in one_hot]
+    table = checking.table(best.method)
     return Check(
         "",
         tuple(names),
@@ -306,9 +318,9 @@ def self_check(
         checking.by_task(alone),
         sum(spec.numel for spec in moe.source.unmerged) * 4,
         tuple(ways),
-        tuple(tuple(checking.blends[key].tolist()) for key in one_hot),
-        tuple(tuple(_mean(row[checking.of == v]) for v in range(V)) for row in table),
-        tuple(tuple(int(np.isfinite(row[checking.of == v]).sum()) for v in range(V)) for row in table),
+        tuple(tuple(blend.tolist()) for blend, _ in table),
+        tuple(tuple(_mean(earned[checking.of == v]) for v in range(V)) for _, earned in table),
+        tuple(tuple(int(np.isfinite(earned[checking.of == v]).sum()) for v in range(V)) for _, earned in table),
         time.monotonic() - start,
     )
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from tanbr.errors import StateError
 from tanbr.merge import Moe
 from tanbr.merge.export import public_name
 from tanbr.merge.sources.heads import labels_of
-from tanbr.serve.store import Store, StoreReader
+from tanbr.serve.store import FILE, Store, StoreReader, peek
 from tanbr.tasks.card import read_card
 
 SAMPLES, BLOCK = 256, 4096  # blocks of a file, and their bytes, that tell checkpoints apart
@@ -59,14 +59,9 @@ def expert_names(moe: Moe) -> tuple[str, ...]:
     if len(tasks) == K:
         return tuple(tasks)
     if not source.own_files(0):
-        return numbered(K)
+        return tuple(f"{k + 1} of {K}" for k in range(K))
     folders = tuple(public_name(Path(name)) for name in source.names)
     return folders if len(set(folders)) == K else tuple(source.names)
-
-
-def numbered(experts: int) -> tuple[str, ...]:
-    """Name experts (K,) of which nothing is known."""
-    return tuple(f"{k + 1} of {experts}" for k in range(experts))
 
 
 def _fingerprint(files: Sequence[Path], more: str = "") -> str:
@@ -88,21 +83,23 @@ def read_made_for(store: StoreReader) -> MadeFor | None:
     if text is None:
         return None
     try:
-        found = json.loads(text)
-        if isinstance(found["experts"], int):  # of tanbr 0.2.0, which counted them
-            K = found["experts"]
-            found |= {"experts": numbered(K), "own": [""] * K}
-        return TypeAdapter(MadeFor).validate_python(found)
-    except (ValueError, TypeError, KeyError, RecursionError):
+        return TypeAdapter(MadeFor).validate_json(text)
+    except ValueError:
         raise StateError(f"{store.folder} does not say what it was made for; restore it from a copy") from None
+
+
+def method_of(folder: Path) -> str | None:
+    """Say how the blends of a state are merged; None if there is no state yet."""
+    if not (folder / FILE).is_file():
+        return None
+    with peek(folder) as store:
+        made = read_made_for(store)
+    return None if made is None else made.method
 
 
 def lineage(store: Store, wanted: MadeFor, *, adopt: bool) -> MadeFor:
     """Give what the state was made for, if that is what is wanted (a new one is), or if it is to be adopted."""
     found = read_made_for(store)
-    if found is not None and not found.architecture and found.checkpoint == wanted.checkpoint:  # of tanbr 0.2.0
-        same = (found.tasks, found.method) == (wanted.tasks, wanted.method)
-        found = None if same else replace(wanted, tasks=found.tasks, method=found.method)
     if found is None:
         store.set_meta("made_for", json.dumps(asdict(wanted)))
         return wanted
