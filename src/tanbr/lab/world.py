@@ -18,13 +18,14 @@ from tanbr.errors import InputError, TanbrError
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
 from tanbr.loop.guard import Probes
+from tanbr.loop.practice import Logged, decides, known_rewards
 from tanbr.loop.rewards import Given, Tally
 from tanbr.loop.slot import Choice, Slot, Turn
-from tanbr.loop.turn import Learner, MixSource, Rules, first, observe, turn
+from tanbr.loop.turn import Learner, MixSource, Rules, exercise, first, observe, practised, turn
 from tanbr.serve.panel import Assignment
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.tasks.rows import Row
-from tanbr.types import Blend, FloatArray, Router, SlotRecord, Text, as_blend
+from tanbr.types import Blend, FloatArray, Router, SlotRecord, TaskMix, Text, as_blend
 
 Credit: TypeAlias = Literal["labels", "rewards"]  # what a client sends back
 Respond: TypeAlias = Callable[[FloatArray, NDArray[np.intp], Sequence[Text]], list[Answer]]
@@ -54,19 +55,30 @@ class StreamWorld:
         credit: Credit = "labels",
         delay: int = 0,
         probes: Sequence[Row] = (),
+        practice: int = 0,
     ) -> None:
-        """Answer by `answer`; what clients send back comes `delay` slots after the answer."""
+        """Answer by `answer`; what clients send back comes `delay` slots after the answer.
+
+        After each slot about `practice` logged requests are answered by blends that are tried.
+        """
         self._answer, self.space, self._answering = answer, space, answering
         self._credit, self._delay, self._probes = credit, delay, list(probes)
         self._index = {task.name: v for v, task in enumerate(space.tasks)}
         self._given: list[Given] = []
         self._coming: defaultdict[int, list[Given]] = defaultdict(list)  # slot in which they come → rewards
         self._texts: dict[bytes, Text] = {}
+        self._log: dict[bytes, Logged] = {}
+        self._practice = practice
         self._ended: dict[int, Slot] = {}
         self._live: Sequence[Ready] = ()
         self._staged: list[Ready] = []
         self._versions = 0  # the highest number that has answered
         self._requests = 0
+
+    @property
+    def practises(self) -> bool:
+        """Whether blends are tried on logged requests."""
+        return self._practice > 0
 
     # --- the stream -------------------------------------------------------------------------------------------------
 
@@ -91,7 +103,7 @@ class StreamWorld:
         if collect:
             collect(rows, meant)
         earned = self.space.rewards(rows, meant)
-        self._send(learner, rows, seen, places, earned)
+        self._send(learner, rows, seen, places, earned, meant, assignment.posteriors(seen))
         came = self._coming.pop(slot.number, [])
         self._given += [replace(one, seq=len(self._given) + i + 1) for i, one in enumerate(came)]
         learner = observe(learner, seen, came)
@@ -100,11 +112,23 @@ class StreamWorld:
         record = SlotRecord(slot.number, self._versions, slot.task_mix, held @ slot.blends, reward, counts)
         judged = learner.judged()
         forced = None if judged is None else learner.dismissing(*judged)
-        if judged is not None and forced is not None:
-            return turn(learner, self, forced=forced, bad=judged[:1]), record
-        return turn(learner, self), record
+        bad = judged[:1] if judged is not None and forced is not None else ()
+        return self._practised(turn(learner, self, forced=forced, bad=bad)), record
 
-    def _send(self, learner: Learner, rows: Sequence[Row], seen: Any, places: Any, earned: FloatArray) -> None:
+    def _practised(self, learner: Learner) -> Learner:
+        """Practise what the learner wants tried, on as many requests as there is time for."""
+        left = self._practice
+        while left > 0 and (wanted := exercise(learner)) is not None:
+            texts = [one.text for one in wanted.rows]
+            answers = self._answer(wanted.blend[None], np.zeros(len(texts), dtype=np.intp), texts)
+            rewards = known_rewards(self.space, wanted.rows, answers, by_posterior=self._answering is not None)
+            learner, left = practised(learner, wanted, rewards), left - len(texts)
+        return learner
+
+    def _send(
+        self, learner: Learner, rows: Sequence[Row], seen: Any, places: Any, earned: FloatArray, meant: FloatArray,
+        posteriors_by_mix: FloatArray,
+    ) -> None:  # fmt: skip
         number = learner.slot.number
         posteriors = seen.posteriors.astype(np.float32).astype(np.float64)  # as a server's store keeps them
         for i, row in enumerate(rows):
@@ -112,6 +136,11 @@ class StreamWorld:
             key = self._requests.to_bytes(8, "big")
             self._texts[key] = row.text
             labelled = self._credit == "labels"
+            task = self._index[row.task] if labelled else int(posteriors_by_mix[i].argmax())
+            label = row.target if labelled else None
+            if self._practice and decides(self.space.tasks[task], float(earned[i]), label):
+                read = meant[i] if labelled or self.space.tasks[task].name == row.task else -1.0
+                self._log[key] = Logged(key, row.text, task, posteriors_by_mix[i], float(earned[i]), read, label)
             self._coming[number + self._delay].append(
                 Given(
                     seq=0,
@@ -147,6 +176,10 @@ class StreamWorld:
     def texts(self, ids: Sequence[bytes]) -> dict[bytes, Text]:
         """Look up the texts of requests."""
         return {key: self._texts[key] for key in ids if key in self._texts}
+
+    def logged(self, rows: Sequence[Given], mix: TaskMix) -> list[Logged]:  # noqa: ARG002
+        """Look up requests to practise on, as they were answered."""
+        return [self._log[one.id] for one in rows if one.id in self._log]
 
     def ended(self, number: int) -> Slot | None:
         """Find a slot that the router was told already."""
@@ -212,8 +245,8 @@ class Contestant:
     ) -> None:
         """Open the first slot. A router chooses from then on, unless the settings say otherwise."""
         rules = Rules(config or LoopConfig(explore="always"), start, models)
-        self.world = world
-        self.learner = first(rules, world, router=router, monitor=monitor, tasks=len(world.space.tasks))
+        self.world, V = world, len(world.space.tasks)
+        self.learner = first(rules, world, router=router, monitor=monitor, tasks=V, practises=world.practises)
 
     def play(
         self, rows: Sequence[Row], collect: Callable[[Sequence[Row], FloatArray], None] | None = None

@@ -46,6 +46,7 @@ class Given:
     client: str = ""  # who gave it
     novel: bool = False  # whether the request is unlike any known task
     id: bytes = b""
+    label: float | None = None  # number of the true label, or the true score, if it was given
 
     @property
     def counts(self) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 from tanbr.loop.choose import Pin, StartBlend, best_known
 from tanbr.loop.config import LoopConfig, RewardConfig
 from tanbr.loop.guard import LEAST_COUNT, Guard, Probes, Refused
+from tanbr.loop.practice import Exercise, Logged, Practice
 from tanbr.loop.rewards import VERDICT, Given, Tally, Trust, credited, shares
 from tanbr.loop.slot import Choice, Phase, Reason, Slot, Told, Turn, Version
 from tanbr.router.panel import Readings
@@ -97,6 +98,13 @@ class World(Protocol[P]):
         """Look up the texts of answered requests, as far as they are at hand."""
         ...
 
+    def logged(self, rows: Sequence[Given], mix: TaskMix) -> Sequence[Logged]:
+        """Look up requests to practise on: those whose outcome says what other answers would have earned.
+
+        They were answered in a slot of this mix (V,).
+        """
+        ...
+
     def ended(self, number: int) -> Slot | None:
         """Find a slot that the router was told already."""
         ...
@@ -158,6 +166,7 @@ class Learner:
     rewarded: int | None = None  # slot that was opened when the router was last told a reward
     mark: int = 0  # rewards up to this number are in the router's state, as far as their slot was told
     pin: Pin | None = None
+    practice: Practice | None = None  # where blends are tried on logged requests
 
     @property
     def phase(self) -> Phase:
@@ -201,6 +210,7 @@ def first(
     mix: TaskMix | None = None,
     decision: Decision | None = None,
     trust: Trust | None = None,
+    practises: bool = False,
 ) -> Learner:
     """Open the first slot, for a mix (V,) or for every task alike, with a decision that the router made already if any.
 
@@ -209,7 +219,8 @@ def first(
     mix = np.full(tasks, 1.0 / tasks) if mix is None else mix
     nothing = Slot(number - 1, (), mix, np.zeros((0, 0)), np.zeros((0, tasks)), None, Reason.START)
     guard, mark = Guard.empty(tasks), world.last_reward()
-    learner = Learner(rules, fork(router), monitor, nothing, guard, trust or Trust(), mix, mark=mark)
+    practice = begun(router, tasks) if practises else None
+    learner = Learner(rules, fork(router), monitor, nothing, guard, trust or Trust(), mix, mark=mark, practice=practice)
     choice = Choice.of(decision) if decision is not None else _choose(learner, None)
     prepared, learner = _prepare(learner, world, choice, None)
     return _finish(learner, world, prepared, Turn(learner.slot, None, None))
@@ -238,9 +249,13 @@ def turn(
     zeros for these if they were worthless.
     """
     mark = world.last_reward()
+    came = world.rewards(after=learner.mark, upto=mark)
     monitor = learner.monitor.fork()
-    _teach_monitor(monitor, world, world.rewards(after=learner.mark, upto=mark), learner.trust)
+    _teach_monitor(monitor, world, came, learner.trust)
     mix = monitor.close_slot()
+    if learner.practice is not None:
+        fair = learner.trust.fair([row for row in came if learner.trust.of(row.client) > 0.5], TAUGHT) if came else []
+        learner = replace(learner, practice=learner.practice.logged(world.logged(fair, learner.slot.task_mix)))
     kept = world.answering(learner.slot)
     ended = replace(learner.slot, held=mix.estimate)
     waiting = (*learner.settling, ended)
@@ -260,6 +275,29 @@ def turn(
         world.alarm(f"slot {ended.number}: {_said(error)}; what answers stays")
         prepared, after = _prepare(after, world, _staying(kept, error), kept)
     return _finish(after, world, prepared, Turn(after.slot, ended, mix, told, tuple(bad)))
+
+
+def begun(router: Any, tasks: int) -> Practice | None:
+    """Begin to practise, if a router can learn from it."""
+    return Practice(router.experts, tasks) if getattr(router, "practises", False) else None
+
+
+def exercise(learner: Learner) -> Exercise | None:
+    """Say what to practise next; None if there is nothing to try, or nothing to try it on."""
+    if learner.practice is None or learner.pin is not None or learner.rules.config.explore == "never":
+        return None
+    models = learner.rules.models
+    confusion = learner.monitor.confusion if models > 1 else None
+    return learner.practice.next(learner.router, learner.forecast, models=models, confusion=confusion)
+
+
+def practised(learner: Learner, done: Exercise, rewards: FloatArray) -> Learner:
+    """Take in what the rows of an exercise have earned (n,)."""
+    if learner.practice is None:
+        return learner
+    router = fork(learner.router)
+    practice = learner.practice.learned(done, rewards, router=router, slot=learner.slot.number)
+    return replace(learner, router=router, practice=practice)
 
 
 def fork(router: Router) -> Router:

@@ -85,6 +85,8 @@ def careful(rules: Rules, known: Known, readings: Readings, models: int, open_: 
     least[0] = 0.0
     balance = total_gain(rules, known) + config.budget * (known.ledger.earned + max(float(expected[0]), 0.0))
     balance += sum(min(decision.why.least_gain, 0.0) for decision in open_)
+    if known.practised:  # nothing is tried on users: what is served has won
+        balance = 0.0
 
     value = np.array([worth(bound, mix) for bound in bounds])
     value[1:][(least[1:] < -balance) | (config.budget == 0)] = -np.inf

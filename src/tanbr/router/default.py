@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.router import gp
-from tanbr.router.choose import wanted
-from tanbr.router.conservative import account, careful, entered, settled
+from tanbr.router.choose import Panel, wanted
+from tanbr.router.conservative import account, baseline_panel, careful, entered, settled
 from tanbr.router.known import Known, Rules
 from tanbr.router.panel import Readings, group_mixes
 from tanbr.router.shell import Question
@@ -21,6 +21,7 @@ from tanbr.types import Account, Blend, Counts, Decision, FloatArray, Reward, Ta
 
 EARLY_FITS = (20, 40)  # told slots after which noise, correlation and lift are corrected; the kernel waits
 FITS = (80, 160, 320, 640, 1280)  # told slots after which the kernel, too, is fitted: earlier, a fit calls the map flat
+LEAST_ERROR = 0.005  # of a reward from practice: half a point, what rows of other days differ by
 EXPAND_BELOW = 0.5  # share of the prior's variance below which a node is expanded: about one reward of its blend
 
 
@@ -73,6 +74,25 @@ class GpTree(Rules):
         """Pool a reward from elsewhere."""
         return self._counted(*self._observed(state, blend, reward, counts))
 
+    def practised(self, state: Known, blend: Blend, reward: Reward, errors: FloatArray) -> Known:
+        """Take in a reward from practice, as sure as its standard errors (V,) say."""
+        counts = np.where(np.isfinite(reward), state.posterior.noise / np.maximum(errors, LEAST_ERROR) ** 2, 0.0)
+        posterior, _ = gp.observe(self.prior, state.posterior, blend, reward, counts)
+        return replace(state, posterior=posterior, practised=state.practised + 1)
+
+    def assigned(self, state: Known, own: NDArray[np.int64]) -> Known:
+        """Expect from now on that these experts (V,) are the tasks' own."""
+        state = replace(state, own=own)
+        prior = self.by(state).prior
+        return replace(state, posterior=gp.rebuild(prior, replace(state.posterior, lift=prior.lift)))
+
+    def suggested(self, state: Known, asked: Question, optimism: float) -> Panel:
+        """Suggest G blends to practise: those of highest bound at so many deviations."""
+        readings = Readings.of(asked.task_mix, asked.confusion)
+        rules = replace(self, optimism=optimism)
+        near = baseline_panel(rules, readings, asked.models).blends if self.careful else None
+        return wanted(rules, state, readings, asked.models, (), near)
+
     def _observed(self, state: Known, blend: Blend, reward: Reward, counts: Counts) -> tuple[Known, float]:
         """Pool a reward, after what it contradicts was forgotten; how much it taught."""
         if self.config.change > 0 and state.fitted:
@@ -105,6 +125,8 @@ class GpTree(Rules):
         state = replace(
             state, told=state.told + 1.0, learned=state.learned + taught, slots=state.slots + 1, since=state.since + 1
         )
+        if state.practised:  # its rewards are surer than their counts say: no fit would know the noise
+            return state
         if state.since in FITS:
             posterior = gp.refit(self.prior, state.posterior)
             return replace(state, posterior=posterior, watch=state.watch.begun(), fitted=state.slots)

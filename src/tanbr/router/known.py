@@ -1,9 +1,10 @@
 """What the default router knows, as one frozen value with every array's shape, and what never changes beside it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tanbr.errors import InputError
 from tanbr.router import gp
@@ -53,6 +54,8 @@ class Known:
     tree: VertexTree
     ledger: Ledger
     watch: Watch
+    own: NDArray[np.int64]  # (V,) the expert of each task, as practice found it; −1 before that
+    practised: int  # blends whose rewards came from practice
 
     def __post_init__(self) -> None:
         lock(self)
@@ -65,6 +68,7 @@ class Rules:
     sizes: Sizes
     config: DefaultModeConfig
     prior: Prior
+    optimism: float | None = None  # deviations in the bound, where that is not for `beta` to say
 
     @classmethod
     def of(cls, sizes: Sizes, config: DefaultModeConfig) -> Self:
@@ -85,6 +89,19 @@ class Rules:
         )  # fmt: skip
         return cls(sizes, config, prior)
 
+    def by(self, known: Known) -> Self:
+        """Give the rules that hold once something was practised: by the experts it found, and without optimism.
+
+        What is unsure is tried in practice then, not on users.
+        """
+        if not known.practised:
+            return self
+        own = tuple(known.own.tolist())
+        if own[0] < 0 or own == self.config.own_experts or not self.careful:
+            return replace(self, optimism=0.0)
+        config = self.config.model_copy(update={"baseline": "proportional", "own_experts": own, "task_groups": ()})
+        return replace(self.of(self.sizes, config), optimism=0.0)
+
     @property
     def careful(self) -> bool:
         """Whether there is a baseline that is left only on evidence."""
@@ -92,6 +109,8 @@ class Rules:
 
     def beta(self, known: Known) -> float:
         """Standard deviations in the bound: fewer as slots are told, but no faster than there was to learn."""
+        if self.optimism is not None:
+            return self.optimism
         first = PRIORS[self.config.baseline].beta if self.config.beta is None else self.config.beta
         halvings = min(known.told / BETA_HALF, known.learned / LEARNED_HALF)
         return float(BETA_FLOOR + (first - BETA_FLOOR) * 0.5**halvings)
@@ -106,7 +125,7 @@ class Rules:
             slots=0, told=0.0, learned=0.0, since=0, fitted=0,
             posterior=gp.start(self.prior, points), tree=VertexTree.root(self.sizes, room=room),
             ledger=Ledger(0, 0, 0, 0.0, 0.0, np.zeros((0, V)), empty, empty, -1, empty),
-            watch=Watch.start(V),
+            watch=Watch.start(V), own=np.full(V, -1), practised=0,
         )  # fmt: skip
 
     def nodes(self, known: Known) -> slice:

@@ -130,7 +130,7 @@ class AskTell:
         if as_size(models, "models", least=1, most=self.experts) > 1 and not self._policy.panels:
             raise InputError(f"this router chooses one blend at a time (asked for {models}); take another for panels")
         self._rng.bit_generator.state = state.random
-        decision = self._policy.choose(state.known, Question(state.next_id, mix, models, read, state.open), self._rng)
+        decision = self._rules.choose(state.known, Question(state.next_id, mix, models, read, state.open), self._rng)
         blends = [as_blend(x, experts=self.experts, max_active=self.max_active) for x in decision.blends]
         decision = replace(decision, blends=frozen(blends))
         self._state = replace(
@@ -150,7 +150,7 @@ class AskTell:
             self.decline(asked)
             return
         self._rng.bit_generator.state = self._state.random
-        known = self._policy.learn(self._state.known, asked, rewards, weights, self._rng)
+        known = self._rules.learn(self._state.known, asked, rewards, weights, self._rng)
         self._state = replace(self._without(asked), known=known, random=self._rng.bit_generator.state)
 
     def decline(self, decision: Decision | int) -> None:
@@ -171,8 +171,47 @@ class AskTell:
         xs = [as_blend(x, experts=self.experts) for x in _table(blends, "blends", self.experts)]
         known = self._state.known
         for x, r, c in zip(xs, *self._rewards(rewards, counts, rows=len(xs)), strict=True):
-            known = self._policy.warm_start(known, x, r, c)
+            known = self._rules.warm_start(known, x, r, c)
         self._state = replace(self._state, known=known)
+
+    @property
+    def practises(self) -> bool:
+        """Whether it takes rewards from practice, and suggests what to practise."""
+        return hasattr(self._policy, "suggested")
+
+    def practised(self, blends: ArrayLike, rewards: ArrayLike, errors: ArrayLike) -> None:
+        """Learn rewards (n, V) of blends (n, K) that were tried on logged requests, NaN where unseen.
+
+        `errors` (n, V) are their standard errors, where each was compared with one and the same blend on its rows.
+        """
+        xs = [as_blend(x, experts=self.experts) for x in _table(blends, "blends", self.experts)]
+        told, _ = self._rewards(rewards, None, rows=len(xs))
+        for x, reward, error in zip(xs, told, _table(errors, "errors", self.tasks, rows=len(xs)), strict=True):
+            self._state = replace(self._state, known=self._rules.practised(self._state.known, x, reward, error))
+
+    def assign(self, own: ArrayLike) -> None:
+        """Take these experts (V,) for the tasks' own from now on; what was told stays."""
+        experts = np.asarray(own, dtype=np.int64)
+        if experts.shape != (self.tasks,) or experts.min() < 0 or experts.max() >= self.experts:
+            raise InputError(
+                f"own must name one of {self.experts} experts for each of {self.tasks} tasks (got {own!r})"
+            )
+        self._state = replace(self._state, known=self._rules.assigned(self._state.known, experts))
+
+    def suggest(
+        self, task_mix: ArrayLike, *, models: int = 1, confusion: ArrayLike | None = None, optimism: float = 1.0
+    ) -> Any:
+        """Suggest G blends to practise for a task mix (V,); nothing is decided by it."""
+        mix, read = as_task_mix(task_mix, tasks=self.tasks), None
+        if confusion is not None:
+            read = as_confusion(confusion, tasks=self.tasks)
+        return self._rules.suggested(self._state.known, Question(-1, mix, models, read, ()), optimism)
+
+    @property
+    def _rules(self) -> Any:
+        """The policy as it stands, after what was practised."""
+        policy: Any = self._policy
+        return policy.by(self._state.known) if self.practises else policy
 
     def _rewards(self, rewards: ArrayLike, counts: ArrayLike | None, *, rows: int) -> tuple[FloatArray, FloatArray]:
         """Check rewards and the counts behind them: (n, V) each."""
@@ -193,7 +232,8 @@ class AskTell:
     @property
     def tree(self) -> TreeView:
         """A snapshot of the search tree."""
-        return self._policy.view(self._state.known)
+        view: TreeView = self._rules.view(self._state.known)
+        return view
 
     def fork(self) -> Self:
         """Make an independent router that goes on from here, at no cost: the two share what is known now."""

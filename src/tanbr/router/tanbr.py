@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tanbr.config import read
 from tanbr.errors import InputError
 from tanbr.router.config import MAY_CHANGE, RouterConfig
@@ -47,9 +50,16 @@ class Tanbr(AskTell):
         super().__init__(policy, sizes, seed=seed, settings=settings)
 
     @property
+    def own_experts(self) -> NDArray[np.int64]:
+        """The expert of each task (V,), as practice found it or as it was told; −1 where nobody knows."""
+        found: NDArray[np.int64] = self._state.known.own
+        told = self.config.default.own_experts
+        return found if found[0] >= 0 or not told else np.array(told)
+
+    @property
     def account(self) -> Account | None:
         """What exploration has cost and may cost, in plain numbers; None without a baseline, and in mode "paper"."""
-        return self._policy.account(self._state.known) if isinstance(self._policy, GpTree) else None
+        return self._rules.account(self._state.known) if isinstance(self._policy, GpTree) else None
 
     @classmethod
     def least_numbers(cls, settings: Mapping[str, Any]) -> int:

@@ -54,6 +54,8 @@ class ServeConfig(LoopConfig):
     """Serve every expert as it is, each request by the expert of its task; K models, and nothing to learn."""
     answers: Literal["labels", "posterior"] = "posterior"
     """How a label is chosen; posterior weighs each label by the chance that the text is of a task with it."""
+    practice: float = Field(default=0.1, ge=0, le=1)
+    """Most of one core's time to try blends on logged requests, while none waits; 0 leaves it off."""
     slot_requests: int | None = Field(default=None, ge=1)
     """End a slot after this many requests; a batch is not divided, and a turn that takes longer delays it."""
     slot_seconds: float | None = Field(default=None, gt=0)

@@ -22,6 +22,7 @@ from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.types import Blend, Text, as_blend
 
 BATCH = 32  # texts that are answered at a time
+REMEMBERED = 100_000  # texts whose tokens are kept
 
 
 def with_start(model: Any) -> Any:
@@ -108,6 +109,8 @@ class DenseModel:
 
     def _encoded(self, texts: Sequence[Text]) -> Inputs:
         """Turn texts into tokens, each text once."""
+        if len(self._tokens) > REMEMBERED:
+            self._tokens.clear()
         new = [text for text in dict.fromkeys(texts) if text not in self._tokens]
         if new:
             columns = self.encode.encode(new).columns

@@ -17,13 +17,14 @@ import torch
 
 from tanbr.errors import InputError
 from tanbr.loop.choose import Pin
+from tanbr.loop.practice import Exercise
 from tanbr.loop.slot import Choice, Reason
-from tanbr.loop.turn import Learner, observe, turn
+from tanbr.loop.turn import Learner, observe, practised, turn
 from tanbr.serve.journal import save, state_file, write_pin
 from tanbr.serve.messages import Broken, Message
 from tanbr.serve.records import Alarm, Observer, ServiceError
 from tanbr.serve.world import ServedWorld
-from tanbr.types import Blend
+from tanbr.types import Blend, FloatArray
 
 Result = TypeVar("Result")
 
@@ -199,6 +200,10 @@ class LearnerThread:
     def _set_pin(self, pin: Pin | None) -> None:
         write_pin(self._store, pin)
         self._show(replace(self.learner, pin=pin))
+
+    def practised(self, done: Exercise, rewards: FloatArray) -> None:
+        """Take in what the rows of an exercise have earned (n,)."""
+        self._show(practised(self.learner, done, rewards))
 
     # --- the thread -------------------------------------------------------------------------------------------------
 

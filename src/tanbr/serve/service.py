@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from tanbr.errors import ConfigError, InputError, SettingsError
 from tanbr.loop.choose import StartBlend
-from tanbr.loop.turn import Learner, Rules, first
+from tanbr.loop.turn import Learner, Rules, begun, first
 from tanbr.merge import Moe
 from tanbr.moe.device import device_of
 from tanbr.monitor import Monitor
@@ -36,6 +36,7 @@ from tanbr.serve.learner import Alarms, LearnerThread
 from tanbr.serve.lineage import lineage, made_for
 from tanbr.serve.messages import Message
 from tanbr.serve.overview import describe, slot_view, state_now, version_view
+from tanbr.serve.practice import PracticeThread
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import (
     ClientView,
@@ -172,17 +173,22 @@ class Service(Queue):
                 engine, store, answers, config=config, space=space, probes=probes, tasks=names, observer=observer,
                 alarm=alarms,
             )  # fmt: skip
+            practises = space is not None and config.practice > 0 and engine.answers_here and backend is None
             if learner is not None:
-                world.resume(learner)
+                practice = begun(learner.router, len(names)) if practises else None
+                world.resume(replace(learner, practice=practice))
             else:
                 new = monitor or Monitor(names, "clusters", config=monitor_config)
                 recalled = inherit(store, router, new, names, monitor_config)
                 first(
                     rules, world, router=router, monitor=recalled, tasks=len(names), number=store.next_slot,
-                    trust=read_trust(store),
+                    trust=read_trust(store), practises=practises,
                 )  # fmt: skip
             store.set_meta("origin", json.dumps(moe.source.origin))
             self.learning = LearnerThread(world, alarms=alarms)
+            self.practising = None
+            if space is not None and practises:
+                self.practising = PracticeThread(self.learning, moe, space, busy=lambda: self.depth > 0)
             self.ids = RequestIds(store.key, store.begin_epoch(self.learner.slot.number))
             super().__init__(engine, self.ids, tasks=tasks, config=config, outbox=self.learning, observer=observer)
             self._info = describe(moe, self, config=config, tasks=names, expert_names=expert_names)
@@ -197,6 +203,8 @@ class Service(Queue):
         self.learning.start()
         if self.engine.answers_here:
             super().start()
+        if self.practising is not None:
+            self.practising.start()
         self._started = time.monotonic()
         self._ready = True
 
@@ -204,6 +212,8 @@ class Service(Queue):
         """Refuse new requests, answer what was accepted, save; whether it all was done in time."""
         self._ready = False
         ends = time.monotonic() + timeout
+        if self.practising is not None:
+            self.practising.stop()
         answered = super().stop(ANSWERING_SHARE * timeout)
         ended = self.learning.stop(max(0.0, ends - time.monotonic()))
         if answered and ended:
@@ -290,7 +300,11 @@ class Service(Queue):
         task = None if item.task is None else self.info.tasks.index(item.task)
         if self._scored is None or item.task is None or item.label is None or logits is None:
             return FeedbackRow(key, "feedback", task, float(item.reward or 0.0), client)
-        return FeedbackRow(key, "labels", task, self._scored.score(item.task, item.label, logits), client)
+        number, reward = (
+            self._scored.number_of(item.task, item.label),
+            self._scored.score(item.task, item.label, logits),
+        )
+        return FeedbackRow(key, "labels", task, reward, client, number)
 
     def _check(self, item: Feedback) -> None:
         if item.task is not None and item.task not in self.info.tasks:

@@ -27,7 +27,7 @@ from tanbr.types import FloatArray, to_jsonable
 
 FILE = "store.sqlite3"
 LOCK = "lock"
-VERSION = 6  # of the tables; tanbr 0.1 had 1 to 4
+VERSION = 7  # of the tables; tanbr 0.1 had 1 to 4
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE requests (
@@ -39,7 +39,8 @@ CREATE TABLE requests (
 CREATE TABLE feedback (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id BLOB UNIQUE NOT NULL, slot INTEGER NOT NULL,
     source TEXT NOT NULL, task INTEGER, reward REAL NOT NULL, time REAL NOT NULL,
-    client TEXT NOT NULL DEFAULT ''  -- opaque key of who gave it
+    client TEXT NOT NULL DEFAULT '',  -- opaque key of who gave it
+    label REAL                 -- number of the true label, or the true score, if it was given
 );
 CREATE INDEX feedback_of_slot ON feedback (slot, seq);
 CREATE TABLE measured (        -- rewards the server gave itself: sums and counts per task
@@ -64,7 +65,7 @@ CREATE TABLE versions (
 );
 """
 _FEEDBACK = (
-    "SELECT f.seq, f.slot, f.source, f.task, f.reward, r.posterior, f.client, COALESCE(r.novel, 0), f.id "
+    "SELECT f.seq, f.slot, f.source, f.task, f.reward, r.posterior, f.client, COALESCE(r.novel, 0), f.id, f.label "
     "FROM feedback f LEFT JOIN requests r ON r.id = f.id "
     "WHERE f.seq > :after AND f.seq <= :upto ORDER BY f.seq"
 )
@@ -101,6 +102,7 @@ class FeedbackRow:
     task: int | None
     reward: float
     client: str = ""
+    label: float | None = None
 
 
 def shown(values: FloatArray) -> str:
@@ -147,8 +149,8 @@ class StoreReader:
         query = _FEEDBACK if slot is None else _FEEDBACK_OF_SLOT
         rows = self._rows(query, {"after": after, "upto": upto, "slot": slot})
         return [
-            Given(seq, of, place_of(key), source, task, reward, posterior, client, bool(novel), key)
-            for seq, of, source, task, reward, posterior, client, novel, key in (row.values() for row in rows)
+            Given(seq, of, place_of(key), source, task, reward, posterior, client, bool(novel), key, label)
+            for seq, of, source, task, reward, posterior, client, novel, key, label in (row.values() for row in rows)
         ]
 
     def counts(self) -> dict[str, int]:
@@ -316,8 +318,8 @@ class Store(StoreReader):
         now = time.time()
         with self.transaction() as write:
             for row in rows:
-                values = (row.id, slot_of(row.id), row.source, row.task, row.reward, now, row.client)
-                done = write.execute("INSERT OR IGNORE INTO feedback VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", values)
+                values = (row.id, slot_of(row.id), row.source, row.task, row.reward, now, row.client, row.label)
+                done = write.execute("INSERT OR IGNORE INTO feedback VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", values)
                 outcomes.append("accepted" if done.rowcount else "repeated")
         return outcomes
 

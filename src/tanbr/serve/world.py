@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 from tanbr.loop.guard import Probes
+from tanbr.loop.practice import Logged, decides
+from tanbr.loop.rewards import Given
 from tanbr.loop.slot import Choice, Reason, Slot, Turn
 from tanbr.loop.turn import Learner
+from tanbr.monitor.belief import by_mix
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
@@ -20,7 +23,7 @@ from tanbr.serve.records import Observer
 from tanbr.serve.store import Store
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
-from tanbr.types import Blend, SlotRecord, Text
+from tanbr.types import Blend, SlotRecord, TaskMix, Text
 
 NEUTRAL: Text = "a"  # asked when there are no probes: even this must not be answered with NaN
 FORGET_EVERY = 20  # slots between two looks for what the store need not keep
@@ -55,6 +58,23 @@ class ServedWorld:
         self._of = np.array([self.task_names.index(row.task) for row in self._probes], dtype=np.intp)  # (n,)
         self._digest = hashlib.sha256(repr([(row.task, row.text) for row in self._probes]).encode()).hexdigest()[:16]
         self._staged: list[Staged] = []
+
+    def logged(self, rows: Sequence[Given], mix: TaskMix) -> list[Logged]:
+        """Look up requests to practise on: those whose texts are at hand, and whose right answers are known."""
+        if self._space is None:
+            return []
+        ids, found = [row.id for row in rows], []
+        texts, logits = self.texts(ids), self.answers.logits_of(ids)
+        for row in rows:
+            if row.id not in texts or row.id not in logits or row.posterior is None or (row.novel and row.task is None):
+                continue
+            posterior = by_mix(row.posterior[None], mix)[0]
+            task = int(posterior.argmax()) if row.task is None else row.task
+            if decides(self._space.tasks[task], row.reward, row.label):
+                as_row = Row(self._space.tasks[task].name, texts[row.id], 0.0)
+                answer = float(self._space.answers([as_row], logits[row.id][None])[0])
+                found.append(Logged(row.id, texts[row.id], task, posterior, row.reward, answer, row.label))
+        return found
 
     def ended(self, number: int) -> Slot | None:
         """Find a slot that the router was told already."""

@@ -1,0 +1,94 @@
+"""The thread that practises: between batches, at the lowest priority, in a set share of one core's time.
+
+It holds a model of its own, so nothing that answers is touched, and no turn waits for it: the learner's thread is told
+what an exercise has earned when that is done.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from tanbr.loop.practice import Exercise, known_rewards
+from tanbr.loop.turn import exercise
+from tanbr.merge import Moe
+from tanbr.serve.dense import DenseModel
+from tanbr.serve.learner import LearnerThread
+from tanbr.serve.records import ServiceError
+from tanbr.tasks.metrics import Answer, LabelSpace
+from tanbr.types import FloatArray
+
+Result = TypeVar("Result")
+
+PIECE = 8  # texts that are answered between two rests: about as long as one request takes
+IDLE = 1.0  # seconds until it looks again for something to try
+WAITS = 0.05  # seconds that it stays away while requests wait
+
+
+class PracticeThread:
+    """Answers exercises, and brings what they have earned to the learner."""
+
+    def __init__(
+        self, learning: LearnerThread, moe: Moe, space: LabelSpace, *, busy: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Stay away while the server is `busy`."""
+        self._learning, self._moe, self._space, self._busy = learning, moe, space, busy
+        config = learning.world.config
+        self._share, self._by_posterior = config.practice, config.answers == "posterior"
+        self._model: DenseModel | None = None  # made for the first exercise
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tanbr-practice", daemon=True)
+
+    def start(self) -> None:
+        """Begin to practise."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, in the middle of an exercise if need be: what it found so far is forgotten."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)
+        with suppress(OSError, AttributeError):  # a thread has a priority of its own on Linux
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        while not self._stopping.is_set():
+            try:
+                wanted = exercise(self._learning.learner)
+                if wanted is None:
+                    self._stopping.wait(IDLE)
+                elif (rewards := self.answer(wanted)) is not None:
+                    self._learning.call(partial(self._learning.practised, wanted, rewards))
+            except ServiceError:
+                return  # the server stops
+            except Exception as error:  # a checkpoint that went, most likely: what answers goes on
+                self._learning.alarms(f"practice has ended: {type(error).__name__}: {error}")
+                return
+
+    def answer(self, wanted: Exercise) -> FloatArray | None:
+        """Answer an exercise's rows, a piece at a time: what they earn (n,); None if it was stopped on the way."""
+        if self._model is None:
+            self._model = DenseModel(self._moe, self._space)
+        model, answers = self._model, list[Answer]()
+        texts = [row.text for row in wanted.rows]
+        self._in_its_share(partial(model.swap, wanted.blend))
+        for start in range(0, len(texts), PIECE):
+            while self._busy() and not self._stopping.wait(WAITS):
+                pass
+            if self._stopping.is_set():
+                return None
+            answers += self._in_its_share(partial(model.answers, texts[start : start + PIECE]))
+        return known_rewards(self._space, wanted.rows, answers, by_posterior=self._by_posterior)
+
+    def _in_its_share(self, work: Callable[[], Result]) -> Result:
+        """Work, and rest for as long as the share asks."""
+        began = time.thread_time()
+        done = work()
+        self._stopping.wait((time.thread_time() - began) * (1.0 / self._share - 1.0))
+        return done
