@@ -28,10 +28,10 @@ def test_simulate_leaves_figures_tables_and_pictures(tmp_path: Path) -> None:
 def test_the_help_names_every_method_and_what_clients_send_back_is_an_option(tmp_path: Path) -> None:
     assert NAMES.split(", ") == list(KINDS)
     asked = ["simulate", "--slots", "2", "--requests", "8", "--methods", "random", "--rewards", "rewards"]
-    done = CliRunner().invoke(app, [*asked, "--unknown-experts", "--out", f"{tmp_path}/o"], catch_exceptions=False)
+    done = CliRunner().invoke(app, [*asked, "--card", "none", "--out", f"{tmp_path}/o"], catch_exceptions=False)
     assert done.exit_code == 0
     facts = json.loads((tmp_path / "o/runs/seed0-random.json").read_text())["facts"]
-    assert (facts["rewards"], facts["unknown_experts"]) == ("rewards", True)
+    assert (facts["rewards"], facts["card"]) == ("rewards", "none")
 
 
 def test_the_demo_runs_and_says_where_its_report_is(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_router_of_ones_own_in_the_current_folder_needs_ask_and_tell_alone(
 
 
 def test_what_clients_send_back_and_what_routers_are_told_decide_the_results(study: Study, tmp_path: Path) -> None:
-    settings: list[dict] = [{}, {"rewards": "rewards"}, {"unknown_experts": True}]
+    settings: list[dict] = [{}, {"rewards": "rewards"}, {"card": "none"}]
     runs = [
         simulate(replace(study, slots=8, **odd), ["tanbr", "average"], [0], out=tmp_path / str(i))
         for i, odd in enumerate(settings)
@@ -157,8 +157,8 @@ def test_what_clients_send_back_and_what_routers_are_told_decide_the_results(stu
     np.testing.assert_allclose(unknown[1], 1 / 8)  # even, as nothing is known of the experts
     scored = [[record.reward for record in average.records] for _, average in runs]  # by tags, in any case
     np.testing.assert_array_equal(scored, [scored[0]] * 3)
-    with pytest.raises(ConfigError, match="leave it out, or --unknown-experts"):
-        simulate(replace(study, unknown_experts=True), ["proportional"], [0], out=tmp_path)
+    with pytest.raises(ConfigError, match="leave it out, or --card none"):
+        simulate(replace(study, card="none"), ["proportional"], [0], out=tmp_path)
 
 
 def test_a_bad_router_is_named_and_costs_the_others_nothing(study: Study, tmp_path: Path) -> None:

@@ -153,9 +153,15 @@ def simulate(
     rewards: Annotated[
         Literal["labels", "rewards"], Option(help="What clients send back: labels, which name tasks, or only a reward.")
     ] = "labels",
-    unknown_experts: Annotated[
-        bool, Option("--unknown-experts", help="Do not tell routers which expert belongs to which task.")
+    card: Annotated[
+        Literal["true", "none", "swapped"],
+        Option(help="What routers are told of experts and tasks: the truth, nothing, or two tasks the wrong way."),
+    ] = "true",
+    practice: Annotated[int, Option(min=0, help="Logged requests a slot that blends are tried on; 0 for none.")] = 320,
+    disjoint: Annotated[
+        bool, Option("--disjoint", help="Rewards for half of the rows; figures of the other half, which never teaches.")
     ] = False,
+    precision: Annotated[Literal["fp32", "bf16"], Option(help="Of all models' arithmetic.")] = "fp32",
     device: Device = "cpu",
     config: ConfigFile = None,
     out: Annotated[Path, Option(help="Folder for results; existing results are not run again.")] = Path("out/simulate"),
@@ -179,7 +185,7 @@ def simulate(
     study = Study(
         checkpoint=folder, **over, data=data, traffic=traffic, alpha=alpha, period=period, slots=slots,
         requests=requests, pool=pool, rehearse=rehearse, config=config, answers=answers, rewards=rewards,
-        unknown_experts=unknown_experts, device=device,
+        card=card, practice=practice, disjoint=disjoint, precision=precision, device=device,
         survey=survey or (None if over.get("experts") else folder / "survey.json"),
     )  # fmt: skip
     asked = registry.methods((methods or DEFAULT_METHODS).split(","), models=counts, merging=method or study.merging)

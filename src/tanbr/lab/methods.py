@@ -5,6 +5,7 @@
 `@2` holds a panel of two models, each request to one of them. `+probes` and `+survey` teach a router the
 reward of known blends before the first slot: each expert alone and the uniform blend, or all that were surveyed.
 `+oracle` hands it the true mix instead of the monitor's forecast, `+recognised` every request's true task but no mix.
+`+unpractised` leaves practice on logged requests off, so that blends are tried on users.
 `+regression`, or another name of `merge/methods`, after any that chooses blends merges them by that method.
 `dense:FOLDER` is a dense checkpoint, answering as it is.
 """
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,15 +41,23 @@ from tanbr.merge import Moe
 from tanbr.merge.methods import METHODS, check_name
 from tanbr.router.config import RouterConfig
 from tanbr.router.own import OwnRouter
-from tanbr.serve.dense import DenseModel
+from tanbr.serve.dense import DenseModel, Precision
 from tanbr.serve.survey import Survey
 from tanbr.tasks.metrics import Answer
 from tanbr.types import AnswersBy, FloatArray, Router, Text
 
 AVERAGE = "average"
 DENSE = "dense:"  # before the folder of a dense checkpoint
+PRACTICE = 320  # a tenth of a core's time in slots of 20 seconds, at the 160 texts a second of a MiniLM on one core
+Card: TypeAlias = Literal["true", "none", "swapped"]
 STATISTICS = 64  # held rows per task behind the statistics of fisher and regmean
-KNOWLEDGE = ("probes", "survey", "oracle", "recognised")  # that may follow a name, in the order of results'
+KNOWLEDGE = (
+    "probes",
+    "survey",
+    "oracle",
+    "recognised",
+    "unpractised",
+)  # that may follow a name, in the order of results'
 STARTS = {"probes", "survey"}  # what is learned before the first slot
 
 
@@ -62,7 +71,10 @@ class Bench:
     surveys: Path | None = None  # the survey of averages; those of other methods lie beside it
     answers_by: AnswersBy = "labels"
     credit: Credit = "labels"  # what clients send back
-    unknown_experts: bool = False  # no router is told which expert belongs to which task
+    card: Card = "true"  # what routers are told of experts and tasks: the truth, nothing, or two tasks the wrong way
+    practice: int = PRACTICE  # logged requests a slot that routers which practise try blends on
+    disjoint: bool = False  # rewards come for half of the rows, and the figures count the other half
+    precision: Precision = "fp32"  # of the arithmetic of all models
     _others: dict[str, "Bench"] = field(default_factory=dict, init=False)
     _dense: dict[Path, Answers] = field(default_factory=dict, init=False)
 
@@ -108,7 +120,8 @@ class Bench:
     @property
     def told_experts(self) -> tuple[int, ...]:
         """The expert of each task, as far as routers are told."""
-        return () if self.unknown_experts else self.own_experts
+        first, second, *others = self.own_experts or (0, 0)
+        return {"true": self.own_experts, "none": (), "swapped": (second, first, *others)}[self.card]
 
     @property
     def router_config(self) -> RouterConfig:
@@ -128,12 +141,12 @@ class Bench:
     @cached_property
     def answers(self) -> Answers:
         """The one model, and every answer it has given."""
-        return Answers(DenseModel(self.moe, self.corpus.space))
+        return Answers(DenseModel(self.moe, self.corpus.space, precision=self.precision))
 
     def holding(self, folder: Path) -> Answers:
         """Give another model of the same architecture, with the weights of a dense checkpoint, and its answers."""
         if folder not in self._dense:
-            model = DenseModel(self.moe, self.corpus.space)
+            model = DenseModel(self.moe, self.corpus.space, precision=self.precision)
             model.become(folder)
             self._dense[folder] = Answers(model)
             self._dense[folder].kept[DENSE] = model.model
@@ -174,8 +187,8 @@ def _named(name: str) -> Builder:
 
 
 def _proportional(bench: Bench, _: int) -> Router:
-    if bench.unknown_experts:
-        raise ConfigError("proportional blends by the experts' tasks; leave it out, or --unknown-experts")
+    if bench.card == "none":
+        raise ConfigError("proportional blends by the experts' tasks; leave it out, or --card none")
     return build("proportional", *bench.sizes, config=bench.router_config)
 
 
@@ -288,7 +301,14 @@ class ComparedMethod:
             teacher.warm_start(known.blends[rows], known.rewards[rows], known.counts[rows])
         own = bench.told_experts if self.kind.learns else ()
         return Contestant(
-            StreamWorld(respond, bench.corpus.space, answering=bench.answering, credit=bench.credit),
+            StreamWorld(
+                respond,
+                bench.corpus.space,
+                answering=bench.answering,
+                credit=bench.credit,
+                disjoint=bench.disjoint,
+                practice=0 if "unpractised" in self.knows else bench.practice,
+            ),
             router,
             self._mix_source(bench, mixes, seed),
             start=StartBlend(None, experts=K, own_experts=own),
@@ -320,7 +340,7 @@ def method(text: str, *, models: int = 1, merging: str = AVERAGE) -> ComparedMet
     if kind is None:
         known = f"{', '.join(KINDS)}, dense:FOLDER, or package.module:Router"
         raise ConfigError(f"unknown method {base!r}; {did_you_mean(base, KINDS)}known: {known}")
-    allowed = ["probes", "survey", "oracle"] if kind.learns else []
+    allowed = ["probes", "survey", "oracle", "unpractised"] if kind.learns else []
     allowed += ["recognised"] if kind.fills_panels or kind.whole else []
     ways = list(METHODS) if kind.blends else []
     odd = [extra for extra in extras if extra not in allowed and extra.partition(":")[0] not in ways]

@@ -18,7 +18,7 @@ from tanbr.lab import settings as configuration
 from tanbr.lab.compare import Comparison, compare
 from tanbr.lab.corpus import Corpus, of_data
 from tanbr.lab.jobs import Job, Kept, Tick, do, load
-from tanbr.lab.methods import AVERAGE, Bench, method
+from tanbr.lab.methods import AVERAGE, PRACTICE, Bench, Card, method
 from tanbr.lab.tasks import traffic
 from tanbr.lab.tasks.traffic import Traffic
 from tanbr.lab.train.checkpoints import digest
@@ -26,6 +26,7 @@ from tanbr.lab.world import Credit
 from tanbr.merge import open as open_moe
 from tanbr.merge.sources.expert_list import is_list, read_list
 from tanbr.moe.device import device_of
+from tanbr.serve.dense import Precision
 from tanbr.tasks.metrics import figure
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import AnswersBy, FloatArray, SlotRecord
@@ -54,7 +55,10 @@ class Study:
     config: Path | None = None
     answers: AnswersBy = "labels"
     rewards: Credit = "labels"  # what clients send back
-    unknown_experts: bool = False  # no router is told which expert belongs to which task
+    card: Card = "true"  # what routers are told of experts and tasks
+    practice: int = PRACTICE  # logged requests a slot that routers which practise try blends on
+    disjoint: bool = False  # rewards come for half of the rows, and the figures count the other half
+    precision: Precision = "fp32"  # of the arithmetic of all models
     device: str = "cpu"  # where models answer; results do not depend on it
 
     def __post_init__(self) -> None:
@@ -86,7 +90,7 @@ class Study:
         settings = configuration.load(self.config)
         bench = Bench(
             moe, corpus, settings, surveys=self.survey, answers_by=self.answers, credit=self.rewards,
-            unknown_experts=self.unknown_experts,
+            card=self.card, practice=self.practice, disjoint=self.disjoint, precision=self.precision,
         )  # fmt: skip
         bench.survey  # noqa: B018  (one that does not fit is refused here)
         return bench
@@ -101,7 +105,11 @@ class Study:
             "pool": sum(map(len, bench.corpus.stream.values())),
             **{field: getattr(self, field) for field in ("traffic", "alpha", "period", "slots", "requests", "answers")},
             **({"rewards": self.rewards} if self.rewards != "labels" else {}),
-            **({"unknown_experts": True} if self.unknown_experts else {}),
+            **{
+                field: getattr(self, field)
+                for field in ("card", "practice", "disjoint", "precision")
+                if getattr(self, field) != getattr(Study, field)
+            },
             **({"router": one.kind.source} if one.kind.source else {}),
             "survey": own.known.digest if one.surveyed else None,
             **own.moe.method.facts,

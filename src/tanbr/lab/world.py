@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,10 +57,12 @@ class StreamWorld:
         delay: int = 0,
         probes: Sequence[Row] = (),
         practice: int = 0,
+        disjoint: bool = False,
     ) -> None:
         """Answer by `answer`; what clients send back comes `delay` slots after the answer.
 
-        After each slot about `practice` logged requests are answered by blends that are tried.
+        After each slot about `practice` logged requests are answered by blends that are tried. With `disjoint` rewards
+        come for half of the rows, always the same, and what was earned is that of the other half.
         """
         self._answer, self.space, self._answering = answer, space, answering
         self._credit, self._delay, self._probes = credit, delay, list(probes)
@@ -68,7 +71,7 @@ class StreamWorld:
         self._coming: defaultdict[int, list[Given]] = defaultdict(list)  # slot in which they come → rewards
         self._texts: dict[bytes, Text] = {}
         self._log: dict[bytes, Logged] = {}
-        self._practice = practice
+        self._practice, self._disjoint = practice, disjoint
         self._ended: dict[int, Slot] = {}
         self._live: Sequence[Ready] = ()
         self._staged: list[Ready] = []
@@ -100,14 +103,16 @@ class StreamWorld:
             repaired = self._answering(answers, assignment.posteriors(seen))
             answers = [one if novel else new for one, new, novel in zip(answers, repaired, seen.novel, strict=True)]
         meant = self.space.read(rows, answers)
-        if collect:
-            collect(rows, meant)
         earned = self.space.rewards(rows, meant)
+        counted = np.array([self._disjoint <= (crc32(repr(row.text).encode()) % 2) for row in rows])
         self._send(learner, rows, seen, places, earned, meant, assignment.posteriors(seen))
         came = self._coming.pop(slot.number, [])
         self._given += [replace(one, seq=len(self._given) + i + 1) for i, one in enumerate(came)]
         learner = observe(learner, seen, came)
-        reward, counts = self.space.slot_reward(rows, earned)
+        of_others = [row for row, one in zip(rows, counted, strict=True) if one]
+        reward, counts = self.space.slot_reward(of_others, earned[counted])
+        if collect:
+            collect(of_others, meant[counted])
         held = np.bincount(places, minlength=len(slot.blends)) / max(1, len(places))
         record = SlotRecord(slot.number, self._versions, slot.task_mix, held @ slot.blends, reward, counts)
         judged = learner.judged()
@@ -132,6 +137,8 @@ class StreamWorld:
         number = learner.slot.number
         posteriors = seen.posteriors.astype(np.float32).astype(np.float64)  # as a server's store keeps them
         for i, row in enumerate(rows):
+            if self._disjoint and crc32(repr(row.text).encode()) % 2:
+                continue
             self._requests += 1
             key = self._requests.to_bytes(8, "big")
             self._texts[key] = row.text
@@ -140,7 +147,16 @@ class StreamWorld:
             label = row.target if labelled else None
             if self._practice and decides(self.space.tasks[task], float(earned[i]), label):
                 read = meant[i] if labelled or self.space.tasks[task].name == row.task else -1.0
-                self._log[key] = Logged(key, row.text, task, posteriors_by_mix[i], float(earned[i]), read, label)
+                self._log[key] = Logged(
+                    key,
+                    row.text,
+                    task,
+                    posteriors_by_mix[i],
+                    float(earned[i]),
+                    read,
+                    label,
+                    learner.slot.blends[places[i]],
+                )
             self._coming[number + self._delay].append(
                 Given(
                     seq=0,

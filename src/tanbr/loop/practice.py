@@ -20,12 +20,15 @@ from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import Blend, FloatArray, TaskMix, Text
 
-LOG = 200  # requests of each task that are kept: their mean is sure to 3 points, and a quarter of an hour's are enough
+LOG = 256  # requests of each task that are kept: their mean is sure to 3 points
+MOVES = 0.05  # least chance of a new request to take the place of an old one, so that the log follows its users
 ALONE = 48  # of them, how many every expert answers alone: experts that differ by 15 points part at two deviations
 ROWS = 96  # requests of one exercise: about as many as a merge costs, at MiniLM's size
 FEW = 8  # requests of a task below which nothing is said about its experts
+SURE = 2.5  # standard errors by which another expert must be better than the card's: the best of seven that are equal
+# is seldom that much better by chance
 PAIRS, SPREAD = 4.0, 0.15  # pairs that a first guess at their variance is worth, and that guess
-OPTIMISM = (1.0, 2.0, 3.0)  # deviations in the bound of what is tried, in turn: near what is known, and far from it
+OPTIMISM = (None, 0.0, 1.0, 2.0)  # what is tried in turn: the baseline, what would be served, and what may be better
 OTHERS = 0.2  # share of an exercise's rows that are of all tasks alike: mixes change
 SHOWN = 50  # exercises that are remembered for people
 
@@ -41,6 +44,7 @@ class Logged:
     reward: float  # of what was answered
     answer: float  # that: the number of a label (−1: of another task), or a score
     label: float | None = None  # the true one, if somebody said it
+    blend: Blend | None = None  # (K,) that answered it
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,23 +76,33 @@ class Practice:
 
     experts: int
     tasks: int
-    rows: tuple[Logged, ...] = ()  # oldest first, at most LOG of a task
+    card: tuple[int, ...] = ()  # (V,) the expert of each task, as the experts' makers say; empty if they do not
+    rows: tuple[Logged, ...] = ()  # at most LOG of a task
     table: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # (n, K + 1) of each expert alone, and even
+    seen: tuple[int, ...] = ()  # (V,) requests of each task that the log was offered
     tried: tuple[Tried, ...] = ()
     done: int = 0  # exercises
+    suggested: int = 0  # of them, those that the router suggested
     paired: frozenset[tuple[int, int, int]] = frozenset()  # a task and its two best experts, tried half and half
 
     def logged(self, new: Sequence[Logged]) -> "Practice":
-        """Take in requests whose outcome is known; of each task the newest stay."""
-        if not new:
-            return self
-        rows = [*self.rows, *new]
-        blank = np.full((len(new), self.experts + 1), np.nan)
-        table = np.concatenate([self.table.reshape(len(self.rows), self.experts + 1), blank])
-        of = np.array([row.task for row in rows])
-        newer = np.array([int((of[i + 1 :] == task).sum()) for i, task in enumerate(of)])
-        kept = np.flatnonzero(newer < LOG)
-        return replace(self, rows=tuple(rows[i] for i in kept), table=table[kept])
+        """Take in requests whose outcome is known: of each task a fair sample of all, at most LOG, that goes on moving."""
+        rows, table = list(self.rows), list(self.table.reshape(-1, self.experts + 1))
+        seen, rng, blank = (
+            list(self.seen or (0,) * self.tasks),
+            np.random.default_rng(self.done),
+            np.full(self.experts + 1, np.nan),
+        )
+        for row in new:
+            seen[row.task] += 1
+            mine = [i for i, other in enumerate(rows) if other.task == row.task]
+            if len(mine) < LOG:
+                rows.append(row)
+                table.append(blank)
+            elif rng.random() < max(LOG / seen[row.task], MOVES):
+                place = mine[rng.integers(LOG)]
+                rows[place], table[place] = row, blank
+        return replace(self, rows=tuple(rows), table=np.array(table).reshape(-1, self.experts + 1), seen=tuple(seen))
 
     def without(self, expert: int) -> "Practice":
         """Forget what an expert answered: it was replaced."""
@@ -131,10 +145,10 @@ class Practice:
         usual = int(means[enough].mean(axis=0).argmax())
         own = np.where(before < 0, usual, before)
         for task in np.flatnonzero(enough).tolist():
-            best, old = int(means[task].argmax()), before[task]
+            best, old = int(means[task].argmax()), int(before[task])
             if old >= 0 and best != old:
                 gain = self._alone(task) @ (np.eye(self.experts)[best] - np.eye(self.experts)[old])
-                best = best if gain.mean() > _error(gain) else old
+                best = best if gain.mean() > (SURE if old in self.card[task:][:1] else 1.0) * _error(gain) else old
             own[task] = best
         return own
 
@@ -159,11 +173,12 @@ class Practice:
             if pair not in self.paired:
                 half = 0.5 * (np.eye(K)[best] + np.eye(K)[second])
                 return replace(self._exercise(half, rows, "a task's two best experts"), pair=pair)
-        optimism = OPTIMISM[self.done % len(OPTIMISM)]
+        optimism = OPTIMISM[self.suggested % len(OPTIMISM)]
         panel = router.suggest(mix, models=models, confusion=confusion, optimism=optimism)
-        place = self.done // len(OPTIMISM) % len(panel.blends)
+        place = self.suggested // len(OPTIMISM) % len(panel.blends)
         own = group_mixes(panel.estimates, Readings.of(mix, confusion))[place]
-        return self._exercise(panel.blends[place], self._drawn(own, rng), f"suggested, at {optimism:g} deviations")
+        why = "the start blend by the experts found" if optimism is None else f"suggested, at {optimism:g} deviations"
+        return self._exercise(panel.blends[place], self._drawn(own, rng), why)
 
     def _tested(self) -> bool:
         """Whether something is known of every task's experts, as far as it was seen."""
@@ -201,12 +216,18 @@ class Practice:
         if exercise.column >= 0:
             table[rows, exercise.column] = rewards
         pair = {exercise.pair} if exercise.pair else set()
-        after = replace(self, table=table, done=self.done + 1, paired=self.paired | pair)
+        suggested = self.suggested + (exercise.column < 0 and exercise.pair is None)
+        after = replace(self, table=table, done=self.done + 1, suggested=suggested, paired=self.paired | pair)
+        if exercise.column == self.experts:  # what was served is paired with it now, at no cost
+            served = {row.blend.tobytes(): row.blend for row in exercise.rows if row.blend is not None}
+            for key, blend in served.items():
+                mine = [i for i in rows if (own := self.rows[i].blend) is not None and own.tobytes() == key]
+                gain = np.array([self.rows[i].reward for i in mine]) - table[mine, self.experts]
+                router.practised(blend, *after._of_tasks(gain, self.of[mine]))
         if not len(rows) or exercise.column == self.experts:
             return after
         gain = rewards - table[rows, self.experts]
-        told, errors = after._of_tasks(gain, self.of[rows])
-        router.practised(exercise.blend[None], told[None], errors[None])
+        router.practised(exercise.blend, *after._of_tasks(gain, self.of[rows]))
         if exercise.column >= 0:
             before = router.own_experts
             own = after.own_experts(before)
@@ -216,16 +237,12 @@ class Practice:
         return replace(after, tried=(*after.tried, found)[-SHOWN:])
 
     def _of_tasks(self, gain: FloatArray, of: NDArray[np.intp]) -> tuple[FloatArray, FloatArray]:
-        """Each task's reward (V,), that of the even blend and what was gained (n,), NaN where unseen, and its error."""
+        """Each task's mean gain (V,), NaN where unseen, and its standard error (V,), of the gains of rows (n,)."""
         counts = np.bincount(of, minlength=self.tasks)
         mean = np.bincount(of, weights=gain, minlength=self.tasks) / np.maximum(counts, 1)
         squares = np.bincount(of, weights=gain * gain, minlength=self.tasks)
         variance = (squares + PAIRS * SPREAD) / (counts + PAIRS)
-        level = np.full(self.tasks, np.nan)
-        for task in np.flatnonzero(counts):
-            level[task] = np.nanmean(self.table[self.of == task, self.experts])
-        told = np.where(counts > 0, np.clip(level + mean, 0.0, 1.0), np.nan)
-        return told, np.sqrt(variance / np.maximum(counts, 1))
+        return np.where(counts > 0, mean, np.nan), np.sqrt(variance / np.maximum(counts, 1))
 
 
 def _error(gain: FloatArray) -> float:

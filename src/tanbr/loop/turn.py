@@ -279,7 +279,9 @@ def turn(
 
 def begun(router: Any, tasks: int) -> Practice | None:
     """Begin to practise, if a router can learn from it."""
-    return Practice(router.experts, tasks) if getattr(router, "practises", False) else None
+    if not getattr(router, "practises", False):
+        return None
+    return Practice(router.experts, tasks, card=tuple(router.config.default.own_experts))
 
 
 def exercise(learner: Learner) -> Exercise | None:

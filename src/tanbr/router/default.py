@@ -21,7 +21,8 @@ from tanbr.types import Account, Blend, Counts, Decision, FloatArray, Reward, Ta
 
 EARLY_FITS = (20, 40)  # told slots after which noise, correlation and lift are corrected; the kernel waits
 FITS = (80, 160, 320, 640, 1280)  # told slots after which the kernel, too, is fitted: earlier, a fit calls the map flat
-LEAST_ERROR = 0.005  # of a reward from practice: half a point, what rows of other days differ by
+LEAST_ERROR = 0.005  # of a gain in practice: half a point, what rows of other days differ by
+PRACTICE_FITS = (32, 64, 128, 256, 512, 1024)  # blends practised after which the kernel is fitted
 EXPAND_BELOW = 0.5  # share of the prior's variance below which a node is expanded: about one reward of its blend
 
 
@@ -60,7 +61,9 @@ class GpTree(Rules):
         """Pool the rewards of all models, one slot in all, and grow the tree for each model's own mix."""
         taught, mixes = [], group_mixes(decision.estimates, Readings.of(decision.task_mix, decision.confusion))
         for blend, reward, count in zip(decision.blends, rewards, counts, strict=True):
-            if count.any():
+            if state.practised:  # the log holds these requests, each paired with the even blend
+                taught.append(0.0)
+            elif count.any():
                 state, much = self._observed(state, blend, reward, count)
                 taught.append(much)
         state = self._counted(state, float(np.mean(taught)))
@@ -74,11 +77,22 @@ class GpTree(Rules):
         """Pool a reward from elsewhere."""
         return self._counted(*self._observed(state, blend, reward, counts))
 
-    def practised(self, state: Known, blend: Blend, reward: Reward, errors: FloatArray) -> Known:
-        """Take in a reward from practice, as sure as its standard errors (V,) say."""
-        counts = np.where(np.isfinite(reward), state.posterior.noise / np.maximum(errors, LEAST_ERROR) ** 2, 0.0)
-        posterior, _ = gp.observe(self.prior, state.posterior, blend, reward, counts)
-        return replace(state, posterior=posterior, practised=state.practised + 1)
+    def practised(self, state: Known, blend: Blend, gain: FloatArray, errors: FloatArray) -> Known:
+        """Take in gains (V,) over the even blend, NaN where unseen, as sure as their standard errors (V,) say.
+
+        From the first one on rewards are what a blend earns beyond the even one: all else is forgotten.
+        """
+        pool, K, V = state.posterior, self.sizes.experts, self.sizes.tasks
+        if not state.practised:
+            pool = gp.forget_tasks(self.prior, pool, np.arange(V))
+            sure = np.full(V, pool.noise / LEAST_ERROR**2)
+            pool, _ = gp.observe(self.prior, pool, np.full(K, 1.0 / K), np.full(V, gp.CENTRE), sure)
+        counts = np.where(np.isfinite(gain), pool.noise / np.maximum(errors, LEAST_ERROR) ** 2, 0.0)
+        pool, _ = gp.observe(self.prior, pool, blend, np.clip(gp.CENTRE + gain, 0.0, 1.0), counts)
+        state = replace(state, posterior=pool, practised=state.practised + 1)
+        if state.practised in PRACTICE_FITS:
+            state = replace(state, posterior=gp.refit(self.prior, pool, noise=False))
+        return state
 
     def assigned(self, state: Known, own: NDArray[np.int64]) -> Known:
         """Expect from now on that these experts (V,) are the tasks' own."""
@@ -86,12 +100,15 @@ class GpTree(Rules):
         prior = self.by(state).prior
         return replace(state, posterior=gp.rebuild(prior, replace(state.posterior, lift=prior.lift)))
 
-    def suggested(self, state: Known, asked: Question, optimism: float) -> Panel:
-        """Suggest G blends to practise: those of highest bound at so many deviations."""
+    def suggested(self, state: Known, asked: Question, optimism: float | None) -> Panel:
+        """Suggest G blends to practise: those of highest bound at so many deviations, or the baseline if None."""
         readings = Readings.of(asked.task_mix, asked.confusion)
-        rules = replace(self, optimism=optimism)
-        near = baseline_panel(rules, readings, asked.models).blends if self.careful else None
-        return wanted(rules, state, readings, asked.models, (), near)
+        rules = replace(self, optimism=optimism or 0.0)
+        base = baseline_panel(rules, readings, asked.models)
+        if optimism is None:
+            at_home = (base.home == np.arange(asked.models)[:, None]).astype(np.float64)
+            return Panel(base.blends, at_home, ())
+        return wanted(rules, state, readings, asked.models, (), base.blends if self.careful else None)
 
     def _observed(self, state: Known, blend: Blend, reward: Reward, counts: Counts) -> tuple[Known, float]:
         """Pool a reward, after what it contradicts was forgotten; how much it taught."""

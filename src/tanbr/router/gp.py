@@ -398,16 +398,19 @@ def tasks_correlation(prior: Prior, state: Posterior) -> float:
     return float(np.clip(shared * seen.sum() / (squares - chance), 0.0, 1.0))
 
 
-def refit(prior: Prior, state: Posterior) -> Posterior:
-    """Choose kernel width, noise, variance and lift by marginal likelihood, then the correlation, and rebuild."""
+def refit(prior: Prior, state: Posterior, *, noise: bool = True) -> Posterior:
+    """Choose kernel width, variance and lift by marginal likelihood, then the correlation, and rebuild.
+
+    The noise, too, unless it is known.
+    """
     if len(state.arms) < 3:
         return state
     evidence = Evidence(prior, state)
-    noises = np.clip(state.noise * np.array(NOISES), 1e-6, 1.0)
-    _, width, noise = max((evidence(w, s, state.variance)[0], w, float(s)) for w in WIDTHS for s in noises)
-    variance = max(prior.variances, key=lambda v: evidence(width, noise, v)[0])
-    lift = evidence.cautious_lift(width, noise, variance)
-    state = replace(state, width=width, noise=noise, variance=variance, lift=lift)
+    noises = np.clip(state.noise * np.array(NOISES), 1e-6, 1.0) if noise else [state.noise]
+    _, width, fitted = max((evidence(w, s, state.variance)[0], w, float(s)) for w in WIDTHS for s in noises)
+    variance = max(prior.variances, key=lambda v: evidence(width, fitted, v)[0])
+    lift = evidence.cautious_lift(width, fitted, variance)
+    state = replace(state, width=width, noise=fitted, variance=variance, lift=lift)
     return rebuild(prior, replace(state, correlation=tasks_correlation(prior, state)))
 
 

@@ -179,15 +179,17 @@ class AskTell:
         """Whether it takes rewards from practice, and suggests what to practise."""
         return hasattr(self._policy, "suggested")
 
-    def practised(self, blends: ArrayLike, rewards: ArrayLike, errors: ArrayLike) -> None:
-        """Learn rewards (n, V) of blends (n, K) that were tried on logged requests, NaN where unseen.
+    def practised(self, blend: ArrayLike, gain: ArrayLike, errors: ArrayLike) -> None:
+        """Learn what a blend (K,) gains over the even one on the same logged requests: (V,), NaN where unseen.
 
-        `errors` (n, V) are their standard errors, where each was compared with one and the same blend on its rows.
+        `errors` (V,) are standard errors of these paired differences. From then on what is served teaches nothing by
+        itself: its requests are in the log.
         """
-        xs = [as_blend(x, experts=self.experts) for x in _table(blends, "blends", self.experts)]
-        told, _ = self._rewards(rewards, None, rows=len(xs))
-        for x, reward, error in zip(xs, told, _table(errors, "errors", self.tasks, rows=len(xs)), strict=True):
-            self._state = replace(self._state, known=self._rules.practised(self._state.known, x, reward, error))
+        x, told = as_blend(blend, experts=self.experts), np.asarray(gain, dtype=np.float64)
+        error = np.where(np.isnan(told), 1.0, np.asarray(errors, dtype=np.float64))
+        if told.shape != (self.tasks,) or error.shape != told.shape or np.isinf(told).any() or not (error >= 0).all():
+            raise InputError(f"a gain and its error must be {self.tasks} numbers, errors not below 0")
+        self._state = replace(self._state, known=self._rules.practised(self._state.known, x, told, error))
 
     def assign(self, own: ArrayLike) -> None:
         """Take these experts (V,) for the tasks' own from now on; what was told stays."""
@@ -199,7 +201,7 @@ class AskTell:
         self._state = replace(self._state, known=self._rules.assigned(self._state.known, experts))
 
     def suggest(
-        self, task_mix: ArrayLike, *, models: int = 1, confusion: ArrayLike | None = None, optimism: float = 1.0
+        self, task_mix: ArrayLike, *, models: int = 1, confusion: ArrayLike | None = None, optimism: float | None = 1.0
     ) -> Any:
         """Suggest G blends to practise for a task mix (V,); nothing is decided by it."""
         mix, read = as_task_mix(task_mix, tasks=self.tasks), None

@@ -5,7 +5,7 @@ The forward pass is the server's (`serve.backends`).
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from tanbr.tasks import text_to_text
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.types import Blend, Text, as_blend
 
+Precision: TypeAlias = Literal["fp32", "bf16"]  # of products: bf16 takes a third of the time where a CPU has it
 BATCH = 32  # texts that are answered at a time
 REMEMBERED = 100_000  # texts whose tokens are kept
 
@@ -40,8 +41,8 @@ class DenseModel:
     A head must have the label space's columns; they are put in that order.
     """
 
-    def __init__(self, moe: Moe, space: LabelSpace) -> None:
-        self.moe, self.space = moe, space
+    def __init__(self, moe: Moe, space: LabelSpace, *, precision: Precision = "fp32") -> None:
+        self.moe, self.space, self._bf16 = moe, space, precision == "bf16"
         self.model: Any = with_start(moe.dense())
         self.encode = TextEncoder.of(moe.path, vocab_size=self.model.config.vocab_size)
         self.blend: Blend | None = None
@@ -103,7 +104,8 @@ class DenseModel:
         for start in range(0, len(order), BATCH):
             chunk = order[start : start + BATCH]
             inputs = self._encoded([texts[i] for i in chunk])
-            given = self._written(inputs) if self.writes else self._backend.classify(inputs)[:, self._order]
+            with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._bf16):
+                given = self._written(inputs) if self.writes else self._backend.classify(inputs)[:, self._order]
             found |= zip(chunk, given, strict=True)
         return [found[i] for i in range(len(texts))]
 

@@ -64,7 +64,8 @@ class ServedWorld:
         if self._space is None:
             return []
         ids, found = [row.id for row in rows], []
-        texts, logits = self.texts(ids), self.answers.logits_of(ids)
+        texts, logits, learner = self.texts(ids), self.answers.logits_of(ids), self.view.learner
+        blends = {slot.number: slot.blends for slot in (*learner.settling, learner.slot)}
         for row in rows:
             if row.id not in texts or row.id not in logits or row.posterior is None or (row.novel and row.task is None):
                 continue
@@ -73,7 +74,9 @@ class ServedWorld:
             if decides(self._space.tasks[task], row.reward, row.label):
                 as_row = Row(self._space.tasks[task].name, texts[row.id], 0.0)
                 answer = float(self._space.answers([as_row], logits[row.id][None])[0])
-                found.append(Logged(row.id, texts[row.id], task, posterior, row.reward, answer, row.label))
+                served = blends.get(row.slot, ())
+                blend = served[row.place] if row.place < len(served) else None
+                found.append(Logged(row.id, texts[row.id], task, posterior, row.reward, answer, row.label, blend))
         return found
 
     def ended(self, number: int) -> Slot | None:
