@@ -86,13 +86,10 @@ class Practice:
     paired: frozenset[tuple[int, int, int]] = frozenset()  # a task and its two best experts, tried half and half
 
     def logged(self, new: Sequence[Logged]) -> "Practice":
-        """Take in requests whose outcome is known: of each task a fair sample of all, at most LOG, that goes on moving."""
+        """Take in requests whose outcome is known: of each task a fair sample, at most LOG, that goes on moving."""
         rows, table = list(self.rows), list(self.table.reshape(-1, self.experts + 1))
-        seen, rng, blank = (
-            list(self.seen or (0,) * self.tasks),
-            np.random.default_rng(self.done),
-            np.full(self.experts + 1, np.nan),
-        )
+        seen, rng = list(self.seen or (0,) * self.tasks), np.random.default_rng(self.done)
+        blank = np.full(self.experts + 1, np.nan)
         for row in new:
             seen[row.task] += 1
             mine = [i for i, other in enumerate(rows) if other.task == row.task]
