@@ -34,6 +34,7 @@ _WRITER_SURVEY = {"survey_rows": 60, "survey_blends": 80}  # writing takes longe
         "tanbr pretrain --preset tiny --out out/tiny    # the same command resumes it",
         "tanbr pretrain --preset minilm --from minilm/ --data glue/ --out out/minilm",
         "tanbr pretrain --preset minilm --from minilm/ --data mytasks/ --adapters 8 --out out/lora",
+        "tanbr pretrain --preset minilm --from minilm/ --data glue/ --routing none --out out/dense    # no experts",
     )
 )
 @keeps("the newest states are in {out}; the same command goes on from them")
@@ -53,7 +54,7 @@ def pretrain(
     given: Given,
     config: ConfigFile = None,
 ) -> None:
-    """Train a task-routed MoE and write it. Resumes where it stopped."""
+    """Train an MoE with one expert per task, and write it. Resumes where it stopped."""
     if preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
     from tanbr.lab.corpus import Dataset
