@@ -151,16 +151,10 @@ class TokenViews(ExpertViews):
         self._views = [self._view(0) for _ in range(experts)]
         self.register_buffer("sent", torch.full((experts, len(sites_of(moe)), experts), 1 / experts))
 
-    def backward(
-        self,
-        losses: Sequence[tuple[int, Callable[[Any], Tensor]]],
-        *,
-        workers: Executor,
-        blends: FloatArray | None = None,
-    ) -> list[float]:
+    def backward(self, *args: Any, **options: Any) -> list[float]:
         """Add the gradients of the tasks' losses and of the balance; give the values of both together."""
         self._load = self.sent.mean(dim=0)  # (sites, K)
-        return super().backward(losses, workers=workers, blends=blends)
+        return super().backward(*args, **options)
 
     def _gradients(
         self, expert: int, loss_of: Callable[[Any], Tensor], blend: FloatArray | None
