@@ -53,6 +53,7 @@ MISTAKES = {
     "pretrain --preset tiny-t5 --tagged": "--tagged needs --from and --data",
     "pretrain --preset tiny --from here": "together with labelled rows (--data)",
     "pretrain --preset tiny --adapters 4": "--adapters needs --from and --data",
+    "pretrain --preset tiny --routing none": "--routing none needs --from and --data",
     "finetune --router thompson": "unknown router 'thompson'; choose one of tanbr",
     "reproduce fig9": "unknown table or figure 'fig9'",
     "reproduce fig4 --scale large": "unknown scale 'large'; choose one of tiny, small, paper",

@@ -104,6 +104,9 @@ def test_pretrain_and_finetune_take_rows_of_ones_own(tmp_path: Path) -> None:
     assert card.expert_tasks == ("mood", "size")
     assert [task.labels for task in card.tasks] == [("glad", "sad"), ("big", "mid", "small")]
     assert set(json.loads((tmp_path / "out/training.json").read_text())["dev"]["tags"]) == {"mood", "size"}
+    rival = [*command[:-1], f"{tmp_path}/dense-too", "--routing", "none", "--precision", "bfloat16"]
+    assert RUN.invoke(app, rival, catch_exceptions=False).exit_code == 0
+    assert set(json.loads((tmp_path / "dense-too/training.json").read_text())["dev"]) == {"dense"}
     command = ["finetune", f"{tmp_path}/out/model", *rows, "--router", "average", "--out", f"{tmp_path}/tuned"]
     done = RUN.invoke(app, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output

@@ -1,13 +1,22 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from lab.train import small
 from tanbr.errors import ConfigError
+from tanbr.lab.corpus import Dataset, Rows
 from tanbr.lab.studies import ablation, monitor, regret
+from tanbr.lab.studies.broken_expert import broken
 from tanbr.lab.studies.regret import Scenario
 from tanbr.lab.studies.reward_maps import MAPS, BestBlends
+from tanbr.lab.train.checkpoints import load
+from tanbr.lab.train.upcycle import ffn_names
+from tanbr.tasks.card import Card, read_card
 
 
 @pytest.mark.parametrize("family", MAPS)
@@ -58,3 +67,24 @@ def test_the_monitor_study_measures_what_it_is_asked_for(tmp_path: Path) -> None
     found = json.loads((tmp_path / "m.json").read_text())
     assert found["recognition"]["tiny"]["accuracy, tasks alike"] > 0.95
     assert "mix" not in found
+
+
+class Few(Dataset):
+    def divided(self) -> tuple[Any, Any]:
+        return small.TRAIN, small.HELD
+
+    def dev(self, *, limit: int | None = None) -> Rows:
+        return small.HELD
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+def test_a_broken_expert_differs_from_the_checkpoints_and_nothing_else_does(kind: str, tmp_path: Path) -> None:
+    checkpoint = small.moe(tmp_path, kind, card=Card(small.TASKS, ("RTE", "SST-2", "STS-B")))
+    broken(checkpoint, Few(), tmp_path / "broken", task="SST-2", steps=2)
+    before, after = (load_file(folder / "model.safetensors") for folder in (checkpoint, tmp_path / "broken"))
+    assert before.keys() == after.keys()
+    ffns = set(ffn_names(load(checkpoint)))
+    for name, value in before.items():
+        same = [torch.equal(*pair) for pair in zip(value, after[name], strict=True)]
+        assert same == ([True, False, True] if name in ffns else [True] * len(value)), name
+    assert read_card(tmp_path / "broken") == read_card(checkpoint)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.progress import TaskID
@@ -34,22 +34,27 @@ _WRITER_SURVEY = {"survey_rows": 60, "survey_blends": 80}  # writing takes longe
         "tanbr pretrain --preset tiny --out out/tiny    # the same command resumes it",
         "tanbr pretrain --preset minilm --from minilm/ --data glue/ --out out/minilm",
         "tanbr pretrain --preset minilm --from minilm/ --data mytasks/ --adapters 8 --out out/lora",
+        "tanbr pretrain --preset minilm --from minilm/ --data glue/ --routing none --out out/dense    # no experts",
     )
 )
 @keeps("the newest states are in {out}; the same command goes on from them")
-@options_of(PretrainConfig, "given", "mergeable", "adapters", "device")
+@options_of(PretrainConfig, "given", "mergeable", "adapters", "precision", "device")
 def pretrain(
     *,
     preset: Annotated[str, Option(help=f"What to train: {', '.join(PRESETS)}.")] = "tiny",
     dense: Annotated[Path | None, Option("--from", help="Dense BERT or T5 that all experts start from.")] = None,
     data: Data = None,
     out: Annotated[Path, Option(help="Folder for the model and the resumable states.")] = Path("out/pretrain"),
+    routing: Annotated[
+        Literal["task", "token", "none"],
+        Option(help="An expert per task, or gates that choose two for every token, or one dense model for all tasks."),
+    ] = "task",
     tagged: Tagged = False,
     workers: Annotated[int, Option(min=1, help="How many tasks train side by side, one core each.")] = 2,
     given: Given,
     config: ConfigFile = None,
 ) -> None:
-    """Train a task-routed MoE and write it. Resumes where it stopped."""
+    """Train an MoE with one expert per task, and write it. Resumes where it stopped."""
     if preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
     from tanbr.lab.corpus import Dataset
@@ -68,7 +73,7 @@ def pretrain(
             f"preset {preset} needs a dense checkpoint (--from) together with labelled rows (--data); only tiny models "
             "learn the generated tasks, with neither"
         )
-    asked = {"--tagged": tagged, "--adapters": settings.adapters > 0}
+    asked = {"--tagged": tagged, "--adapters": settings.adapters > 0, f"--routing {routing}": routing != "task"}
     for option, wanted in asked.items():
         if wanted and dense is None:
             raise ConfigError(f"the generated tasks train whole FFNs, one per task: {option} needs --from and --data")
@@ -91,7 +96,7 @@ def pretrain(
         unseen = source.dev(limit=settings.final_rows)
         model, figures = experiment.train_from_dense(
             settings, dense=dense, rows=rows, unseen=unseen, out=out, report=report, tagged=tagged,
-            tasks=source.tasks, workers=workers,
+            tasks=source.tasks, routing=routing, workers=workers,
         )  # fmt: skip
     curve = Curve.beside(model.parent if settings.adapters else model)
     picture = draw_losses({task: curve.series(task) for task in rows}, out / "training.png")

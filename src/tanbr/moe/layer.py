@@ -93,6 +93,8 @@ class TokenRouting:
 
 
 Routing: TypeAlias = TaskRouting | BlendRouting | TokenRouting
+BY_GATES = TokenRouting(top_k=2, normalise=True)
+"""How a checkpoint with gates routes itself. Shares sum to 1: equal experts compute what one of them would."""
 
 
 class MoeSite(nn.Module):
@@ -184,7 +186,7 @@ class ExpertFfn:
             return y
         if k == 1:
             return torch.zeros_like(y).index_copy(0, rows, y)
-        return torch.zeros_like(x).index_add(0, rows, y)
+        return torch.zeros_like(x).index_add(0, rows, y.to(x.dtype))
 
     def _grouped(self, x: Tensor, sizes: list[int]) -> Tensor:
         """Run consecutive groups of rows x (m, …, D), sizes[k] of them through expert k."""

@@ -18,7 +18,7 @@ from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
 from tanbr.moe.checkpoint import FileWatch
 from tanbr.moe.families import CLASSES
-from tanbr.moe.layer import MoeSite, TaskRouting, TokenRouting, route
+from tanbr.moe.layer import BY_GATES, MoeSite, TaskRouting, route
 from tanbr.serve.decode import decoder_start
 from tanbr.tasks.card import FILE
 
@@ -41,7 +41,7 @@ class Shadow:
                 "write it there (expert_tasks), or turn the reward source shadow off"
             )
         if sites and not self._by_task:
-            route(self._model, TokenRouting(1))
+            route(self._model, BY_GATES)
         for module in sites or _blocks(self._model):
             module.register_forward_hook(lambda *_: moe.checkpoint.release())
 

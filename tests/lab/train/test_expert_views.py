@@ -1,5 +1,6 @@
 """K dense views compute and learn what the MoE does that is routed by task."""
 
+import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,9 +16,10 @@ from torch.func import functional_call
 
 from lab.train import small
 from tanbr.errors import ConfigError
+from tanbr.lab.gates import heard, real_tokens
 from tanbr.lab.tasks import glue
 from tanbr.lab.train.checkpoints import card_of, load, prepare, upcycled
-from tanbr.lab.train.expert_views import LIST, ExpertViews
+from tanbr.lab.train.expert_views import BALANCE, LIST, ExpertViews, TokenViews
 from tanbr.lab.train.objectives import Batch, Objective, objective_of
 from tanbr.merge import open as open_moe
 from tanbr.moe.layer import TaskRouting, routed
@@ -87,6 +89,27 @@ def test_a_blends_gradients_are_those_of_the_weighted_sum_of_experts(start: Path
             torch.testing.assert_close(found[name], weight.grad, **EXACT)
 
 
+def test_gates_learn_from_the_tasks_and_from_the_load_of_the_step_before(start: Path) -> None:
+    goal, experts = objective(start), TokenViews(upcycled(start, experts=3), experts=3, seed=0).double()
+    load_before = experts.sent.copy_(torch.rand(experts.sent.shape, generator=torch.Generator().manual_seed(0))).mean(0)
+    batches = [goal.encode(small.TRAIN[task.name][:4]) for task in small.TASKS]
+    with ThreadPoolExecutor(2) as workers:
+        experts.backward([(v, mean(goal, batch)) for v, batch in enumerate(batches)], workers=workers)
+    moe = copy.deepcopy(experts.dense)
+    moe.zero_grad()
+    for v, batch in enumerate(batches):
+        with heard(moe) as said:
+            loss = goal.row_losses(moe, batch).mean()
+        for site, real in enumerate(real_tokens(moe, goal.inputs(batch))):
+            chances = said[site].logits[real.flatten()].softmax(dim=1)  # (m, K)
+            loss = loss + BALANCE * (load_before[site] * chances.mean(dim=0)).sum()
+            sent = [(chances.argmax(dim=1) == k).float().mean().item() for k in range(3)]
+            assert experts.sent[v, site].tolist() == pytest.approx(sent)
+        loss.backward()
+    for name, weight in experts.dense.named_parameters():
+        torch.testing.assert_close(weight.grad, moe.get_parameter(name).grad, **EXACT)
+
+
 def test_what_is_written_answers_as_the_views_do(start: Path, tmp_path: Path) -> None:
     goal, experts = objective(start), ExpertViews(load(start), experts=3)
     apart(experts)
@@ -146,10 +169,13 @@ def test_the_list_opens_and_one_expert_alone_is_what_peft_makes_of_it(tmp_path: 
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_blends_of_adapters_are_not_trained(tmp_path: Path) -> None:
+def test_adapters_are_trained_alone_and_each_for_its_task(tmp_path: Path) -> None:
     config = CONFIG.model_copy(update={"mergeable": 0.5})
     with pytest.raises(ConfigError, match="leave out mergeable, or adapters"):
-        small.train(small.bert(tmp_path / "dense"), tmp_path, config=config)
+        small.train(small.bert(tmp_path / "dense"), tmp_path / "out", config=config)
+    with pytest.raises(ConfigError, match="leave out --routing token, or adapters"):
+        small.train(tmp_path / "dense", tmp_path / "out", config=CONFIG, routing="token")
+    assert not (tmp_path / "out").exists()
 
 
 def test_adapters_are_the_same_elsewhere(tmp_path: Path) -> None:

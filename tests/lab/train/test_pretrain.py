@@ -1,5 +1,6 @@
 """Training from a dense checkpoint, end to end on tiny models; interrupted, it ends in the same weights."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from tanbr.errors import ConfigError, StateError
 from tanbr.lab.tasks import glue
 from tanbr.lab.train.config import PRESETS, Preset
 from tanbr.lab.train.objectives import Classification
-from tanbr.lab.train.pretrain import mergeable_blends
+from tanbr.lab.train.pretrain import Routing, mergeable_blends, train_from_dense
 from tanbr.lab.train.run import Curve
 from tanbr.merge import open as open_moe
 from tanbr.tasks.card import read_card
@@ -47,6 +48,61 @@ def test_an_interrupted_run_ends_in_the_same_weights_and_curve(
     other = small.DENSE[kind](tmp_path / "other", seed=1)
     with pytest.raises(StateError, match="from another checkpoint"):
         small.train(other, tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("kind", "routing", "phase", "figures"),
+    [
+        ("bert", "token", "gates", {"average", "gates"}),
+        ("t5", "token", "gates", {"average", "gates"}),
+        ("bert", "none", "dense", {"dense"}),
+        ("t5", "none", "dense", {"dense"}),
+    ],
+)
+def test_experts_of_no_task_and_one_dense_model_learn_too(
+    kind: str, routing: Routing, phase: str, figures: set[str], tmp_path: Path
+) -> None:
+    dense = small.DENSE[kind](tmp_path / "dense")
+    whole, found = train_from_dense(
+        small.CONFIG, dense=dense, rows=small.TRAIN, unseen=small.HELD, out=tmp_path / "whole",
+        report=lambda *_: None, tasks=glue.TASKS, routing=routing, workers=2,
+    )  # fmt: skip
+    assert set(found) == figures
+    with pytest.raises(small.Stopped):
+        small.train(dense, tmp_path / "halved", routing=routing, stop_at=(phase, 5))
+    halved = small.train(dense, tmp_path / "halved", routing=routing)
+    weights, again = (load_file(folder / "model.safetensors") for folder in (whole, halved))
+    assert all(torch.equal(value, again[name]) for name, value in weights.items())
+    card = read_card(whole)
+    assert {task.name for task in card.tasks} == set(small.TRAIN)
+    assert card.expert_tasks == ()  # a router finds out what they are good for
+    ancestor = load_file(tmp_path / "whole/ancestor/model.safetensors")
+    assert any(not torch.equal(weights[name], value) for name, value in ancestor.items())
+    experts = [weights[name] for name, value in ancestor.items() if weights[name].dim() > value.dim()]
+    assert any(not torch.equal(one[0], one[1]) for one in experts) is (routing == "token")
+    with pytest.raises(StateError, match="other settings"):
+        small.train(dense, tmp_path / "whole")  # routed by task
+
+
+def test_a_run_may_start_from_the_ancestor_of_another(tmp_path: Path) -> None:
+    dense = small.bert(tmp_path / "dense")
+    one = small.train(dense, tmp_path / "one")
+    shutil.copytree(tmp_path / "one/ancestor", tmp_path / "two/ancestor")
+    two = small.train(dense, tmp_path / "two")
+    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+
+
+def test_products_in_bfloat16_are_near_and_a_state_goes_on_in_float32(tmp_path: Path) -> None:
+    dense = small.bert(tmp_path / "dense")
+    fast = small.CONFIG.model_copy(update={"precision": "bfloat16"})
+    with pytest.raises(small.Stopped):
+        small.train(dense, tmp_path / "fast", config=fast, stop_at=("experts", 5))
+    small.train(dense, tmp_path / "exact")
+    curve, exact = (Curve(tmp_path / name / "ancestor.jsonl").series("RTE")[1] for name in ("fast", "exact"))
+    assert curve != exact
+    np.testing.assert_allclose(curve, exact, rtol=2**-5)  # bfloat16 rounds to 2^-9 of a value; two layers, four steps
+    weights = load_file(small.train(dense, tmp_path / "fast") / "model.safetensors")
+    assert {value.dtype for value in weights.values()} == {torch.float32}
 
 
 def test_rows_of_a_task_that_is_not_trained_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""K dense models that share all but their FFNs: what a task-routed MoE is while it trains; or K LoRA adapters.
+"""What trains: K dense models that share all but their FFNs, which is a task-routed MoE; K LoRA adapters; or gates.
 
 Each task's rows run through a dense model with the task's own FFNs in it, so that a step costs what a dense model does,
 and a task that is not in the step has no gradient at all. The K models are views: they hold the same tensors. They stay
@@ -18,8 +18,10 @@ from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from tanbr.errors import ConfigError
+from tanbr.lab.gates import add_gates, heard, real_tokens
 from tanbr.lab.train.checkpoints import upcycled, write
 from tanbr.lab.train.upcycle import ffn_names
+from tanbr.moe.layer import BY_GATES, route, sites_of
 from tanbr.moe.writing import new_folder
 from tanbr.tasks.card import Card, write_card
 from tanbr.tasks.rows import Task
@@ -42,7 +44,7 @@ class ExpertViews(nn.Module):
         self._views = [self._view(k) for k in range(experts)]  # a list, so that they are no sub-modules
 
     def __len__(self) -> int:
-        return len(self.experts)
+        return len(self._views)
 
     def view(self, expert: int) -> Any:
         """Give the dense model with an expert's FFNs."""
@@ -114,11 +116,69 @@ class ExpertViews(nn.Module):
         return merged.requires_grad_(own[0].requires_grad)
 
     def export(self, dense: Path, out: Path, *, tasks: Sequence[Task]) -> Path:
-        """Write the MoE to the new folder `out`, with its card: a task an expert. Training started from `dense`."""
+        """Write the MoE to the new folder `out`, with its card: a task an expert. Training started from `dense`.
+
+        One expert alone is a dense model, and is written as that.
+        """
+        if len(self) == 1:
+            return write(self.view(0), out, dense, card=Card(tuple(tasks)))
         stacked = {name: torch.stack([self.weights(k)[name].detach() for k in range(len(self))]) for name in self.names}
         moe = upcycled(dense, experts=len(self))
         moe.load_state_dict({**self.dense.state_dict(), **stacked})
         return write(moe, out, dense, card=Card(tuple(tasks), tuple(task.name for task in tasks)))
+
+
+BALANCE = 0.01  # weight of the load-balance loss, as Switch Transformers have it
+
+
+class TokenViews(ExpertViews):
+    """An MoE whose gates choose two experts for every token, whatever its task; a view of it per task runs its rows.
+
+    A load-balance loss, K Σ_k f_k P_k a site, keeps all experts in use: P_k is the gate's mean probability of expert k
+    in a task's batch, f_k the share of tokens that went to it first. That share is of all tasks, so that an expert may
+    prefer some; and of the step before, so that tasks can run side by side.
+    """
+
+    sent: Tensor  # (V, sites, K) share of a task's tokens that went to an expert first, in the last step
+
+    def __init__(self, moe: Any, *, experts: int, seed: int) -> None:
+        nn.Module.__init__(self)
+        add_gates(moe, seed=seed)
+        route(moe, BY_GATES)
+        self.dense = moe
+        self.names = ffn_names(moe)
+        self.experts = nn.ModuleList([nn.ParameterList(moe.get_parameter(name) for name in self.names)])
+        self._views = [self._view(0) for _ in range(experts)]
+        self.register_buffer("sent", torch.full((experts, len(sites_of(moe)), experts), 1 / experts))
+
+    def backward(self, *args: Any, **options: Any) -> list[float]:
+        """Add the gradients of the tasks' losses and of the balance; give the values of both together."""
+        self._load = self.sent.mean(dim=0)  # (sites, K)
+        return super().backward(*args, **options)
+
+    def _gradients(
+        self, expert: int, loss_of: Callable[[Any], Tensor], blend: FloatArray | None
+    ) -> tuple[float, list[tuple[nn.Parameter, Tensor, float]]]:
+        view, K = self._views[expert], len(self)
+        shares: list[Tensor] = []  # (K,) a site
+
+        def answer(**inputs: Tensor) -> Any:
+            with heard(view) as said:
+                output = view(**inputs)
+            pairs = zip(said, real_tokens(view, inputs), strict=True)
+            logits = [site.logits[flags.flatten()] for site, flags in pairs]  # (m, K) a site
+            shares.extend(of.softmax(dim=1, dtype=self.sent.dtype).mean(dim=0) for of in logits)
+            self.sent[expert] = torch.stack([of.argmax(dim=1).bincount(minlength=K) / len(of) for of in logits])
+            return output
+
+        def loss(_: Any) -> Tensor:
+            return loss_of(answer) + BALANCE * (self._load * torch.stack(shares)).sum()  # K / V = 1: a task is 1 / V
+
+        return super()._gradients(expert, loss, blend)
+
+    def export(self, dense: Path, out: Path, *, tasks: Sequence[Task]) -> Path:
+        """Write the MoE with its gates to the new folder `out`; its card names tasks, but no expert's."""
+        return write(self.dense, out, dense, card=Card(tuple(tasks)))
 
 
 LIST = "experts.toml"

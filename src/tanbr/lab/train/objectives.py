@@ -108,7 +108,8 @@ class Objective(ABC):
 
     def row_losses(self, model: Any, batch: Batch) -> Tensor:
         """Run the model, and give the loss of each row (n,)."""
-        return self.losses(model(**self.inputs(batch)).logits, batch)
+        logits = model(**self.inputs(batch)).logits
+        return self.losses(logits.to(torch.promote_types(logits.dtype, torch.float32)), batch)
 
     def figures(self, model: Any, rows: Mapping[str, Sequence[Row]]) -> dict[str, float]:
         """Score a model's answers to the rows of each task."""

@@ -6,24 +6,29 @@ The experts of all sites start equal, which is what makes blends of them meaning
 attention, norms, head) goes on learning at a rate of its own. A step takes a batch of every task, one after the other,
 and moves all weights once. In steps that are meant for merging, a task's batch runs through a blend of all experts
 around its own (`mergeable_blends`), so that experts learn to be good together, too.
+
+Beside it, two rivals of such experts that learn from the same rows in the same steps: experts that belong to no task,
+because learned gates route every token, and one dense model for all tasks.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from tanbr.errors import ConfigError
 from tanbr.lab.corpus import Progress, Rows
-from tanbr.lab.train.checkpoints import Figures, as_trained, digest, load, prepare, write
+from tanbr.lab.train.checkpoints import Figures, as_trained, digest, load, prepare, upcycled, write
 from tanbr.lab.train.config import Preset
-from tanbr.lab.train.expert_views import LIST, AdapterViews, ExpertViews
+from tanbr.lab.train.expert_views import LIST, AdapterViews, ExpertViews, TokenViews
 from tanbr.lab.train.objectives import Batch, Batches, Objective, objective_of
 from tanbr.lab.train.run import Run
 from tanbr.moe.device import device_of
@@ -36,6 +41,9 @@ BLEND_ALPHA = 0.3  # how even the blends of `mergeable` steps are; as even as th
 
 EXPERTS_ALONE = frozenset({"ancestor_steps", "steps", "mergeable", "adapters"})
 """Settings that do not change what an ancestor learns; at its constant rate, not even the number of its steps does."""
+
+Routing: TypeAlias = Literal["task", "token", "none"]  # an expert per task, gates that route tokens, one dense model
+PHASES: dict[Routing, str] = {"task": "experts", "token": "gates", "none": "dense"}
 
 LENGTH = frozenset({"steps"})
 """May change before the experts' state goes on: with more steps, rates rise to the longer run's."""
@@ -54,6 +62,12 @@ class Course:
     @cached_property
     def _pool(self) -> Executor:
         return ThreadPoolExecutor(self.workers)
+
+    def _numbers(self) -> AbstractContextManager[object]:
+        """Multiply matrices in the settings' precision; without a cache, which all threads would share."""
+        if self.config.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.batches.device.type, torch.bfloat16, cache_enabled=False)
 
     def phase(
         self,
@@ -85,7 +99,8 @@ class Course:
         tasks, V = self.objective.space.tasks, len(self.objective.space.tasks)
 
         def share(batch: Batch, view: Any) -> Tensor:
-            return (self.objective.row_losses(view, batch) * batch.truth["weight"]).mean() / V
+            with self._numbers():
+                return (self.objective.row_losses(view, batch) * batch.truth["weight"]).mean() / V
 
         sizes = [rows.get(task.name, self.config.batch) for task in tasks]
         batches = [self.batches.of(v, step, size=size) for v, size in enumerate(sizes)]
@@ -103,16 +118,20 @@ def train_from_dense(
     report: Progress,
     tasks: Sequence[Task],
     unseen: Rows | None = None,
+    routing: Routing = "task",
     tagged: bool = False,
     workers: int = 1,
 ) -> tuple[Path, dict[str, Figures]]:
-    """Train one expert per task from a dense BERT or T5; write it to `out`/model.
+    """Train one expert per task from a dense BERT or T5, or what else `routing` says; write it to `out`/model.
 
     With `adapters` they are LoRA adapters in `out`/adapters, and what is given is the list of them.
-    With `ancestor_steps` the dense model learns all tasks first, and is written to `out`/ancestor. In the end the MoE
-    is scored on `unseen` rows, if there are any: with tags, and merged evenly.
+    With `ancestor_steps` the dense model learns all tasks first, and is written to `out`/ancestor. In the end the model
+    is scored on `unseen` rows, if there are any.
     """
     device = device_of(config.device)  # before anything is written
+    if config.adapters and (config.mergeable or routing != "task"):
+        other = "mergeable" if config.mergeable else f"--routing {routing}"
+        raise ConfigError(f"every adapter is trained alone, for one task; leave out {other}, or adapters")
     unknown = sorted({*config.task_rows, *config.ancestor_rows} - set(rows))
     if unknown:
         raise ConfigError(f"task_rows must name tasks that are trained: {', '.join(rows)} (got {unknown[0]!r})")
@@ -128,14 +147,19 @@ def train_from_dense(
     if config.ancestor_steps:
         ancestor = train_together(ancestor, course, out=out / "ancestor")
     folder = out / ("adapters" if config.adapters else "model")
-    model = train_experts(ancestor, course, out=folder, first_step=config.ancestor_steps)
+    model = train_experts(ancestor, course, out=folder, first_step=config.ancestor_steps, routing=routing)
     model = model / LIST if config.adapters else model
     return model, as_trained(model, objective, unseen, device=config.device) if unseen else {}
 
 
 def train_together(dense: Path, course: Course, *, out: Path) -> Path:
-    """Train a dense checkpoint on all tasks at once, for `ancestor_steps`, and write it to `out`."""
+    """Train a dense checkpoint on all tasks at once, for `ancestor_steps`, and write it to `out`.
+
+    An ancestor that is there without a state was put there, to start from what another run did, and stays as it is.
+    """
     config = course.config
+    if out.exists() and not out.with_suffix(".state").exists():
+        return out
     one = ExpertViews(load(dense).to(course.batches.device), experts=1)
     rows, rate = config.task_rows | config.ancestor_rows, config.ancestor_rate
     return course.phase(
@@ -152,29 +176,32 @@ def train_together(dense: Path, course: Course, *, out: Path) -> Path:
     )
 
 
-def train_experts(ancestor: Path, course: Course, *, out: Path, first_step: int) -> Path:
-    """Train one expert per task from a dense checkpoint, and write the MoE to `out`.
+def train_experts(ancestor: Path, course: Course, *, out: Path, first_step: int, routing: Routing = "task") -> Path:
+    """Train one expert per task from a dense checkpoint, or what else `routing` says, and write the model to `out`.
 
     With `adapters` the experts are LoRA adapters, and `out` is a folder of these. The first batch is that of
     `first_step`: those before it have taught the ancestor.
     """
-    config, tasks = course.config, course.objective.space.tasks
-    dense = load(ancestor).to(course.batches.device)
+    config, tasks, device = course.config, course.objective.space.tasks, course.batches.device
+    dense = load(ancestor).to(device)
     if config.adapters:
-        if config.mergeable:
-            raise ConfigError("blends of adapters cannot be trained; leave out mergeable, or adapters")
         experts: ExpertViews = AdapterViews(dense, experts=len(tasks), rank=config.adapters, seed=config.seed)
         learning = [{"params": list(experts.experts.parameters()), "lr": config.adapter_rate}]
     else:
-        experts = ExpertViews(dense, experts=len(tasks))
+        if routing == "token":
+            experts = TokenViews(
+                upcycled(ancestor, experts=len(tasks)).to(device), experts=len(tasks), seed=config.seed
+            )
+        else:
+            experts = ExpertViews(dense, experts=len(tasks) if routing == "task" else 1)
         learning = groups(experts, config, shared_rate=config.shared_rate, expert_rate=config.expert_rate)
 
     def gradients(step: int) -> dict[str, float]:
-        blends = mergeable_blends(step, len(tasks), config)
+        blends = mergeable_blends(step, len(tasks), config) if routing == "task" else None
         return course.backward(experts, first_step + step, rows=config.task_rows, blends=blends)
 
     return course.phase(
-        "experts",
+        PHASES[routing],
         experts,
         learning,
         gradients,
@@ -208,7 +235,7 @@ def groups(experts: ExpertViews, config: Preset, *, shared_rate: float, expert_r
     shared = experts.shared().items()
     head = [(name, weight) for name, weight in shared if _HEAD.search(name)]
     body = [(name, weight) for name, weight in shared if not _HEAD.search(name)]
-    own = [pair for k in range(len(experts)) for pair in experts.weights(k).items()]
+    own = [pair for k in range(len(experts.experts)) for pair in experts.weights(k).items()]
     return [
         {"params": [weight for name, weight in sort if not _stays(name, weight, config)], "lr": rate}
         for sort, rate in ((body, shared_rate), (head, config.head_rate), (own, expert_rate))

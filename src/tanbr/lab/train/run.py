@@ -111,7 +111,7 @@ class Run:
         return warm * (0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * step / self.steps)))
 
     def _run(self) -> str:
-        settings = self.config.model_dump(exclude={"device", *self.ignored})
+        settings = self.config.model_dump(exclude={"device", "precision", *self.ignored})
         return json.dumps({"phase": self.phase, "origin": self.origin, "config": settings})
 
     def _changing(self) -> dict[str, Tensor]:

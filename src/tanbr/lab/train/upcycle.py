@@ -111,8 +111,8 @@ def _config(recipe: Recipe, source: Settings, experts: int) -> dict[str, Any]:
 
 
 def ffn_names(dense: PreTrainedModel) -> list[str]:
-    """List the parameters of a dense model that upcycling makes into experts."""
-    recipe = RECIPES[dense.config.model_type]
+    """List the parameters of a dense model, or of the MoE made from it, that are its experts."""
+    recipe = RECIPES[dense.config.model_type.removesuffix("_moe")]
     targets = [target for pattern in recipe.family.experts for target in pattern.targets.values()]
     return [name for name, _ in dense.named_parameters() if any(re.fullmatch(as_regex(t), name) for t in targets)]
 
