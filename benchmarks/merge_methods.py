@@ -2,8 +2,8 @@
 
 All figures are of one run, round after round in turn, beside the plain average's. Weights are random: costs do not
 depend on them. FFNs are merged one by one, so that T5-base stands there with a quarter of its 24 FFNs; whole, it takes
-four times as long. `--quick` uses a small model. With `--threads 1` seconds are the processor's, which suits a machine
-that is busy.
+four times as long. `whole matrices` is a regression solved without a basis, reading left out. `--quick` uses a small
+model. With `--threads 1` seconds are the processor's, which suits a machine that is busy.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import transformers
 import tanbr
 from merge import FULL, QUICK
 from tanbr.lab.paper.timing import random_checkpoint
-from tanbr.merge.gram_matrices import FOLDER, FOLDER_MERGED, write_gram_matrices
+from tanbr.merge.gram_matrices import FOLDER, FOLDER_MERGED, solved, write_gram_matrices
 from tanbr.merge.methods import METHODS
 
 THREADS = 2
@@ -34,38 +35,44 @@ QUARTER = FULL | {"num_layers": 3}  # 6 FFNs of T5-base's 24
 MINILM = {"d_model": 384, "d_kv": 64, "d_ff": 1536, "num_layers": 3, "num_heads": 6, "num_experts": 8}  # 6 FFNs in all
 
 
-def add_matrices(folder: Path) -> dict[str, int]:
-    """Write random Gram matrices beside the experts, and give their bytes."""
+def add_matrices(folder: Path) -> tuple[dict[str, int], Callable[[], Any]]:
+    """Write random Gram matrices beside the experts: their bytes, and the same systems solved with whole matrices."""
     moe = tanbr.open(folder)
-    layers = {p.target.removesuffix(".weight"): (p.shape[0], p.shape[1]) for p in moe.plan.blended if len(p.shape) == 2}
+    layers = {p.target.removesuffix(".weight"): torch.zeros(p.shape) for p in moe.plan.blended if len(p.shape) == 2}
     rng = torch.Generator().manual_seed(0)
+    last: dict[str, Any] = {}
 
     def pairs() -> Any:
         for _ in range(moe.num_experts):
-            for rows, columns in layers.values():
+            for name, average in layers.items():
+                rows, columns = average.shape
                 factor = torch.randn(columns, 64, generator=rng)
-                yield factor @ factor.T / 64 + torch.eye(columns), torch.randn(columns, rows, generator=rng)
+                last[name] = factor @ factor.T / 64 + torch.eye(columns), torch.randn(columns, rows, generator=rng)
+                yield last[name]
 
     out = write_gram_matrices(
         folder / FOLDER, layers, pairs(), experts=moe.num_experts, fingerprint=moe.fingerprint, rows=64
     )
     (folder / FOLDER_MERGED).symlink_to(out)
     size = sum(file.stat().st_size for file in out.iterdir())
-    return {"regression": size, "regmeanpp": size}
+    return {"regression": size, "regmeanpp": size}, lambda: [solved(*last[name], layers[name]) for name in layers]
 
 
 def measure(folder: Path, *, repeats: int, clock: Callable[[], float]) -> dict[str, Any]:
     """Merge one blend by every method, in turn."""
-    beside = add_matrices(folder)
+    beside, whole = add_matrices(folder)
     opened = {name: tanbr.open(folder, method=name) for name in METHODS}
     model = opened["average"].dense()
     blend = np.random.default_rng(0).dirichlet(np.full(8, 5.0))
+    contenders = {name: partial(moe.merge_into, model, blend) for name, moe in opened.items()} | {
+        "whole matrices": whole
+    }
     first: dict[str, float] = {}
-    seconds: dict[str, list[float]] = {name: [] for name in opened}
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for round_ in range(repeats + 1):
-        for name, moe in opened.items():
+        for name, merge in contenders.items():
             start = clock()
-            moe.merge_into(model, blend)
+            merge()
             spent = clock() - start
             if round_:
                 seconds[name].append(spent)
@@ -80,6 +87,7 @@ def measure(folder: Path, *, repeats: int, clock: Callable[[], float]) -> dict[s
                 "seconds": statistics.median(times),
                 "first_seconds": first[name],
                 "of_average": statistics.median(times) / average,
+                "of_average_range": [edge / average for edge in (min(times), max(times))],
                 "bytes_beside": beside.get(name, 0),
             }
             for name, times in seconds.items()

@@ -1,10 +1,17 @@
 """Gram matrices of what a checkpoint's experts see, in a checkpoint of their own beside the experts.
 
-For every linear layer and expert k: G_k, the mean of u uᵀ over the inputs u, shrunk off its diagonal, and G_k W_kᵀ. A
-merge by regression streams their weighted sums as it streams experts.
+For a linear layer and expert k: G_k, the mean of u uᵀ over the inputs u, shrunk off its diagonal. Solving a regression
+with whole matrices takes seconds, so what is kept lies in a basis E (in, r) of the layer, an eighth of its directions:
+
+    G_k E (in, r)        Eᵀ(G_k + ρ_k I)E (r, r)        Eᵀ G_k W_kᵀ (r, out)
+
+A merge by regression streams their weighted sums as it streams experts. What it adds to the average weight is the best
+change within the basis (Galerkin's method). E are the directions, orthonormal under the mean of the G_k, in which the
+experts' equations G_k (W_k − W̄)ᵀ at the even average W̄ are largest; with r = in the solution is exact.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -20,6 +27,8 @@ FOLDER = "grams"  # what experts see alone
 FOLDER_MERGED = "grams-merged"  # what they see behind layers that are merged already
 SHRINKAGE = 0.9  # α, what is left of a Gram matrix beside its diagonal
 RIDGE = 1e-4  # ρ, relative to the mean of the diagonal
+PART, LEAST = 8, 64  # a basis holds one in so many of a layer's directions, and as many as this at least
+ROUNDS = 4  # of the subspace iteration that finds a basis
 
 
 def shrunk(gram: Tensor, shrinkage: float = SHRINKAGE) -> Tensor:
@@ -30,12 +39,43 @@ def shrunk(gram: Tensor, shrinkage: float = SHRINKAGE) -> Tensor:
 def solved(left: Tensor, right: Tensor, average: Tensor, *, ridge: float = RIDGE) -> Tensor:
     """Solve a layer's regression: Σ x G (in, in), Σ x G Wᵀ (in, out), the average weight (out, in) to (out, in)."""
     rho = ridge * float(left.diagonal().mean())
+    return torch.cholesky_solve(torch.add(right, average.to(left).T, alpha=rho), _factor(_ridged(left, rho))).T
+
+
+def _ridged(left: Tensor, rho: float) -> Tensor:
     ridged = left.clone()
     ridged.diagonal().add_(rho)
-    factor, failed = torch.linalg.cholesky_ex(ridged)
-    if failed or not rho > 0:
+    return ridged
+
+
+def _factor(matrix: Tensor) -> Tensor:
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if failed or not factor.diagonal().min() > 0:
         raise CheckpointError("the Gram matrices of a layer are not positive definite; measure them anew")
-    return torch.cholesky_solve(torch.add(right, average.to(left).T, alpha=rho), factor).T
+    return factor
+
+
+def reduced(pairs: Sequence[tuple[Tensor, Tensor]], average: Tensor) -> Iterator[Tensor]:
+    """Give a layer's basis, then what is kept of each expert's (G, G Wᵀ); `average` (out, in) is of all experts."""
+    ridges = [RIDGE * float(left.diagonal().mean()) for left, _ in pairs]
+    total = torch.stack([left for left, _ in pairs]).sum(dim=0, dtype=torch.float64)  # (in, in)
+    factor = _factor(_ridged(total, sum(ridges)) / len(pairs))
+    asked = ((right - left @ average.to(left).T).double() for left, right in pairs)
+    scaled = (torch.linalg.solve_triangular(factor, one, upper=False) for one in asked)
+    weight = sum(one @ one.T for one in scaled)  # (in, in)
+    directions = torch.randn(len(factor), rank(len(factor)), generator=torch.Generator().manual_seed(0)).to(factor)
+    for _ in range(ROUNDS):
+        directions = torch.linalg.qr(weight @ directions).Q
+    basis = torch.linalg.solve_triangular(factor.T, directions, upper=True)  # (in, r)
+    yield basis
+    for (left, right), rho in zip(pairs, ridges, strict=True):
+        seen = left.double() @ basis
+        yield from (seen, basis.T @ (seen + rho * basis), basis.T @ right.double())
+
+
+def rank(columns: int) -> int:
+    """Say how many directions the basis of a layer with so many inputs holds."""
+    return min(columns, max(LEAST, columns // PART))
 
 
 class GramMatrices:
@@ -44,9 +84,7 @@ class GramMatrices:
     def __init__(self, folder: Path, pieces: Sequence[Piece], *, experts: int, fingerprint: str) -> None:
         self.checkpoint = Checkpoint(folder)
         named = {_layer(piece): piece.shape for piece in pieces}
-        self._layers = {
-            layer: shape for layer, shape in named.items() if _name(layer, 0, "left") in self.checkpoint.specs
-        }
+        self._layers = {layer: shape for layer, shape in named.items() if f"{layer}.basis" in self.checkpoint.specs}
         self._experts = experts
         wanted = {new.name: new.shape for new in _tensors(self._layers, experts)}
         if (
@@ -54,24 +92,29 @@ class GramMatrices:
             or not wanted
             or wanted != {name: spec.shape for name, spec in self.checkpoint.specs.items()}
         ):
-            raise CheckpointError(f"{folder} was measured with another model; delete it and measure anew")
+            raise CheckpointError(
+                f"{folder} was measured with another model or another tanbr; delete it and measure anew"
+            )
 
-    def sums(self, piece: Piece, weights: Sequence[float]) -> tuple[Tensor, Tensor] | None:
-        """Sum Σ w_k G_k (in, in) and Σ w_k G_k W_kᵀ (in, out) of a piece's layer; None if it is no linear layer."""
+    def add_change(self, out: Tensor, piece: Piece, weights: Sequence[float]) -> None:
+        """Add to a layer's average weight `out` (out, in) what regression changes; nothing if it is no linear layer."""
         layer = _layer(piece)
         if layer not in self._layers:
-            return None
-        rows, columns = self._layers[layer]
-        left, right = torch.empty(columns, columns), torch.empty(columns, rows)
-        for total, side in ((left, "left"), (right, "right")):
+            return
+        sums = []
+        for side, shape in _sides(*self._layers[layer]).items():
             blocks: list[Block] = [(_name(layer, k, side), 0) for k in range(self._experts)]
-            weighted_sum(total, self.checkpoint, blocks, weights)
-        return left, right
+            sums.append(torch.empty(shape))
+            weighted_sum(sums[-1], self.checkpoint, blocks, weights)
+        basis, seen, core, right = (one.to(out.device) for one in (self.checkpoint.tensor(f"{layer}.basis"), *sums))
+        average = out.to(basis)
+        change = torch.cholesky_solve(torch.addmm(right, seen.T, average.T, alpha=-1), _factor(core))  # (r, out)
+        out.copy_(torch.addmm(average, change.T, basis.T))
 
 
 def write_gram_matrices(
     out: Path,
-    layers: Mapping[str, tuple[int, int]],
+    layers: Mapping[str, Tensor],
     matrices: Iterable[tuple[Tensor, Tensor]],
     *,
     experts: int,
@@ -79,29 +122,50 @@ def write_gram_matrices(
     fingerprint: str,
     rows: int,
 ) -> Path:
-    """Write the folder `out` from pairs (G, G Wᵀ), of which one is in memory at a time.
+    """Write the folder `out` from pairs (G, G Wᵀ), one in memory at a time; meanwhile they take disk, whole.
 
     They come expert after expert, each layer by layer, or with `by_layer` the other way round. `layers` maps names to
-    (out, in); `rows` is how many texts of its own task an expert was shown.
+    the experts' average weights (out, in); `rows` is how many texts of its own task an expert was shown.
     """
-    chunks = (side.float() for pair in matrices for side in pair)
-    with new_folder(out) as folder:
-        write_json(folder / "config.json", {"model_type": "tanbr_grams", "model_sha256": fingerprint, "rows": rows})
-        write_tensors(folder, _tensors(layers, experts, by_layer=by_layer), chunks)
+    shapes = {name: (weight.shape[0], weight.shape[1]) for name, weight in layers.items()}
+    facts = {"model_type": "tanbr_grams", "model_sha256": fingerprint, "rows": rows}
+    order = [(layer, k) for k in range(experts) for layer in shapes]
+    if by_layer:
+        order = [(layer, k) for layer in shapes for k in range(experts)]
+    whole = [
+        TensorSpec(_name(layer, k, side), torch.float32, (shapes[layer][1], size))
+        for layer, k in order
+        for side, size in (("G", shapes[layer][1]), ("GW", shapes[layer][0]))
+    ]
+    with new_folder(out) as folder, tempfile.TemporaryDirectory(dir=folder) as scratch:
+        write_json(Path(scratch) / "config.json", facts)
+        write_tensors(Path(scratch), whole, (side.float() for pair in matrices for side in pair))
+        kept = Checkpoint(scratch)
+
+        def chunks() -> Iterator[Tensor]:
+            for layer, average in layers.items():
+                sides = ([kept.tensor(_name(layer, k, side)) for k in range(experts)] for side in ("G", "GW"))
+                yield from (part.float() for part in reduced(list(zip(*sides, strict=True)), average.cpu()))
+
+        write_json(folder / "config.json", facts)
+        write_tensors(folder, _tensors(shapes, experts), chunks())
     return out
 
 
-def _tensors(layers: Mapping[str, tuple[int, ...]], experts: int, *, by_layer: bool = False) -> list[TensorSpec]:
+def _tensors(layers: Mapping[str, tuple[int, ...]], experts: int) -> list[TensorSpec]:
     """List what the folder holds, in order."""
-    pairs = [(layer, k) for k in range(experts) for layer in layers]
-    if by_layer:
-        pairs = [(layer, k) for layer in layers for k in range(experts)]
-    return [
-        TensorSpec(_name(layer, k, side), torch.float32, (columns, columns if side == "left" else rows))
-        for layer, k in pairs
-        for rows, columns in [layers[layer]]
-        for side in ("left", "right")
-    ]
+    found = []
+    for layer, (rows, columns) in layers.items():
+        found.append(TensorSpec(f"{layer}.basis", torch.float32, (columns, rank(columns))))
+        sides = [(k, *side) for k in range(experts) for side in _sides(rows, columns).items()]
+        found += [TensorSpec(_name(layer, k, side), torch.float32, shape) for k, side, shape in sides]
+    return found
+
+
+def _sides(rows: int, columns: int) -> dict[str, tuple[int, int]]:
+    """Name what is kept of an expert's layer (out, in), with its shapes."""
+    r = rank(columns)
+    return {"seen": (columns, r), "core": (r, r), "right": (r, rows)}
 
 
 def _layer(piece: Piece) -> str:

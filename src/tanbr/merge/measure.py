@@ -151,15 +151,15 @@ def measure(
     `rows` is how many texts an expert was shown.
     """
     layers = learned(moe, moe.dense(), inputs[0][0])
-    shapes = {name: (layer.out_features, layer.in_features) for name, layer in layers.items()}
+    averages = {name: layer.weight.detach() for name, layer in layers.items()}
 
     def matrices() -> Iterator[tuple[Tensor, Tensor]]:
         for number, (model, own) in enumerate(experts_alone(moe, inputs)):
             here = linears(moe, model)
-            found = grams(model, {name: here[name] for name in shapes}, own)
-            yield from (pair(found[name], here[name]) for name in shapes)
+            found = grams(model, {name: here[name] for name in averages}, own)
+            yield from (pair(found[name], here[name]) for name in averages)
             report(number + 1)
 
     return write_gram_matrices(
-        folder, shapes, matrices(), experts=moe.num_experts, fingerprint=moe.fingerprint, rows=rows
+        folder, averages, matrices(), experts=moe.num_experts, fingerprint=moe.fingerprint, rows=rows
     )

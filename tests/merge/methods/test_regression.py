@@ -16,8 +16,9 @@ from tanbr.lab.rivals.probes import Probe, Probes
 from tanbr.lab.rivals.regmean import measure, regmean
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.merge.gram_matrices import SHRINKAGE, solved
+from tanbr.merge.gram_matrices import SHRINKAGE, GramMatrices, shrunk, solved, write_gram_matrices
 from tanbr.moe.checkpoint import Checkpoint
+from tanbr.moe.family import Piece
 
 BLEND = np.array([0.5, 0.3, 0.2, 0.0])
 
@@ -57,6 +58,45 @@ def test_no_other_weight_answers_more_like_the_experts(seed: int) -> None:
 
     nudge = 1e-2 * torch.randn(4, 5, generator=rng).double()
     assert error(best) < min(error(best + nudge), error(best - nudge))
+
+
+def of_one_origin(
+    *, columns: int, rows: int, rng: torch.Generator
+) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
+    """Give (G, G Wᵀ) and weights (K, out, in) of experts that differ from a base on what their inputs hold most of."""
+    base = torch.randn(rows, columns, generator=rng).double()
+    pairs, weights = [], []
+    for _ in range(K):
+        spread = torch.randn(columns, columns, generator=rng).double() / torch.arange(1, columns + 1) ** 0.7
+        gram = shrunk(spread @ spread.T)
+        weights.append(base + torch.randn(rows, columns, generator=rng).double() @ gram / gram.norm())
+        pairs.append((gram, gram @ weights[-1].T))
+    return pairs, torch.stack(weights)
+
+
+@pytest.mark.parametrize(("columns", "least"), [(48, 1 - 1e-6), (640, 0.9)])
+def test_a_basis_keeps_what_regression_gains_over_the_average(columns: int, least: float, tmp_path: Path) -> None:
+    rng = torch.Generator().manual_seed(1)
+    pairs, weights = of_one_origin(columns=columns, rows=40, rng=rng)
+    write_gram_matrices(
+        tmp_path / "grams", {"x": weights.mean(dim=0)}, pairs, experts=K, fingerprint="", rows=1
+    )  # fmt: skip
+    piece = Piece("x.weight", (40, columns), ())
+    kept = GramMatrices(tmp_path / "grams", [piece], experts=K, fingerprint="")
+    blend = torch.tensor(BLEND)
+    average = torch.einsum("k,koi->oi", blend, weights)
+    merged = average.float()
+    kept.add_change(merged, piece, BLEND.tolist())
+    left, right = (sum(x * side for x, side in zip(blend, sides, strict=True)) for sides in zip(*pairs, strict=True))
+
+    def error(weight: torch.Tensor) -> float:  # Σ x_k · mean ‖W u − W_k u‖² under the shrunk matrices
+        away = weight.double() - weights
+        return float(
+            (blend * torch.einsum("koi,kij,koj->k", away, torch.stack([gram for gram, _ in pairs]), away)).sum()
+        )
+
+    best = error(solved(left, right, average))
+    assert (error(average) - error(merged)) / (error(average) - best) > least
 
 
 def test_layers_whose_experts_are_equal_have_no_matrices(tmp_path: Path) -> None:
@@ -151,12 +191,15 @@ def test_the_second_ffn_sees_the_first_one_merged(both: Path) -> None:
     x = seen[0].flatten(0, 1).double()
     gram = x.T @ x / len(x)
     expected = SHRINKAGE * gram + (1 - SHRINKAGE) * gram.diagonal().diag()
-    name = f"{layer(1, 'intermediate')}.{expert}.left"
-    merged, alone = (Checkpoint(both / folder).tensor(name).double() for folder in ("grams-merged", "grams"))
-    # a mean over m tokens in float32: at most m roundings of what is added up
-    bound = len(x) * torch.finfo(torch.float32).eps * float(x.square().mean(dim=0).max())
-    assert float((merged - expected).abs().max()) <= bound
-    assert float((alone - expected).abs().max()) > 10 * bound  # or the comparison above says nothing
+    name = layer(1, "intermediate")
+    away = []
+    for kept in (Checkpoint(both / folder) for folder in ("grams-merged", "grams")):
+        basis, seen = (kept.tensor(f"{name}.{part}").double() for part in ("basis", f"{expert}.seen"))
+        # a mean over m tokens in float32: at most m roundings of what is added up, for each input of the basis
+        bound = len(x) * torch.finfo(torch.float32).eps * x.square().mean(dim=0).max() * basis.abs().sum(dim=0).max()
+        away.append(float((seen - expected @ basis).abs().max() / bound))
+    assert away[0] <= 1
+    assert away[1] > 10  # or the comparison above says nothing
 
 
 def test_it_says_how_to_measure_and_measures_once(both: Path, related: Path) -> None:

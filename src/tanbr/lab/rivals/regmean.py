@@ -75,10 +75,10 @@ def measure(
         return alone.measure(moe, [[one.inputs for one in own] for own in probes], folder, rows=rows, report=report)
     model = moe.dense()
     layers = alone.learned(moe, model, probes[0][0].inputs)
-    shapes = {name: (layer.out_features, layer.in_features) for name, layer in layers.items()}
+    averages = {name: layer.weight.detach().clone() for name, layer in layers.items()}
     matrices = _behind_merged(moe, model, layers, probes, report)
     return write_gram_matrices(
-        folder, shapes, matrices, experts=moe.num_experts, by_layer=True, fingerprint=moe.fingerprint, rows=rows
+        folder, averages, matrices, experts=moe.num_experts, by_layer=True, fingerprint=moe.fingerprint, rows=rows
     )
 
 

@@ -9,6 +9,8 @@ is RegMean (Jin et al., ICLR 2023; `lab/rivals/regmean.py` measures the matrices
 In a merged model an expert's layer gets its input from merged layers, and not from the expert's own. RegMean++ (Nguyen
 et al., 2025) therefore measures the matrices layer after layer: everything below is merged, by regression and evenly.
 They are measured once, below the even blend, and serve every blend.
+
+The system is solved in a basis of an eighth of the layer's inputs, for the change W(x) − W̄: `merge/gram_matrices.py`.
 """
 
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from tanbr.errors import CheckpointError
-from tanbr.merge.gram_matrices import FOLDER, FOLDER_MERGED, GramMatrices, solved
+from tanbr.merge.gram_matrices import FOLDER, FOLDER_MERGED, GramMatrices
 from tanbr.merge.methods.method import Method
 from tanbr.moe.checkpoint import TensorFile
 from tanbr.moe.family import Piece
@@ -42,12 +44,10 @@ class Regression(Method):
         )
 
     def fill(self, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
-        """Average, then solve the layer's regression for the same blend; one expert alone stays itself."""
+        """Average, then add what the layer's regression changes for the same blend; one expert alone stays itself."""
         self.experts.average(out, piece, blend)
-        sums = self._matrices.sums(piece, blend) if sum(weight != 0 for weight in blend) > 1 else None
-        if sums is not None:
-            left, right = (side.to(out.device) for side in sums)
-            out.copy_(solved(left, right, out))
+        if sum(weight != 0 for weight in blend) > 1:
+            self._matrices.add_change(out, piece, blend)
 
     @property
     def files(self) -> list[TensorFile]:
