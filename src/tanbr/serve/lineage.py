@@ -107,8 +107,12 @@ def lineage(store: Store, wanted: MadeFor, *, adopt: bool) -> MadeFor:
     if found != wanted and not adopt:
         name = next(name for name in asdict(found) if getattr(found, name) != getattr(wanted, name))
         old, new = (", ".join(v) if isinstance(v := getattr(one, name), tuple) else v for one in (found, wanted))
+        changed = [one for one, *own in zip(found.experts, found.own, wanted.own, strict=False) if len(set(own)) > 1]
+        said = f"{name} {old}, not for {new}"
+        if name == "checkpoint" and changed:
+            said = f"other weights of {', '.join(changed)}"
         raise StateError(
-            f"{store.folder} was made for {name} {old}, not for {new}; give another --state, or --adopt to keep what "
+            f"{store.folder} was made for {said}; give another --state, or --adopt to keep what "
             "was learned as a prior"
         )
     return found
