@@ -18,8 +18,11 @@ from tanbr.serve.records import Feedback
 from tanbr.serve.service import Service
 from tanbr.serve.store import peek
 from tanbr.tasks.card import read_card
+from tanbr.types import FloatArray
 
-CONFIG = parse({"serve": {"slot_seconds": 3600, "threads": 1, "explore": "always", "rewards": {"settle_slots": 0}}})
+CONFIG = parse(
+    {"serve": {"slot_seconds": 3600, "threads": 1, "explore": "always", "practice": 0, "rewards": {"settle_slots": 0}}}
+)
 Make = Callable[..., Service]
 
 
@@ -98,6 +101,14 @@ def used(service: Service) -> list[dict[str, float]]:
     return [{name: float(x) for name, x in blend.items() if x} for _, blend, _ in by_name(service)]
 
 
+def earned(service: Service) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """What the router knows of blends: themselves (n, K), their rewards (n, V) and the requests behind these."""
+    router = service.learner.router
+    assert isinstance(router, Tanbr)
+    assert router.earned is not None
+    return router.earned
+
+
 BLENDS = {"sentiment": 0.9, "paraphrase": 0.1}, {"sentiment": 0.2, "paraphrase": 0.5, "acceptability": 0.3}
 THREE, TURNED = ("sentiment", "paraphrase", "acceptability"), ("acceptability", "sentiment", "paraphrase")
 
@@ -157,32 +168,41 @@ def test_an_expert_that_is_gone_or_changed_is_forgotten_alone(
 ) -> None:
     left = live(make(*THREE), *BLENDS, {"sentiment": 0.3, "acceptability": 0.7})
     with peek(tmp_path / "state") as store:
-        counts = store.counts()
+        held = store.counts()
     said: list[str] = []
     after = make(*named, adopt=True, said=said)
     assert line in said
     assert any("told what 2 of 3 rewarded blends earned; 1 were mostly of experts that are" in one for one in said)
-    assert after.store.counts() == counts
+    assert after.store.counts() == held
     rest = {"sentiment": 0.2 / 0.7, "paraphrase": 0.5 / 0.7}  # of the second blend, as the slot shows it now
     assert used(after) == [pytest.approx(BLENDS[0]), pytest.approx(rest), {"sentiment": 1.0}]
     assert [slot.reason for slot in reversed(after.slots()) if (slot.counts > 0).any()] == ["pinned", "gone", "gone"]
-    router = after.learner.router
-    assert isinstance(router, Tanbr)
-    known = router._state.known.posterior
-    by_expert = [dict(zip(after.info.expert_names, arm, strict=True)) for arm in known.arms]
-    assert [arm["sentiment"] for arm in by_expert] == pytest.approx([0.2 / 0.7, 0.9])
+    blends, _, counts = earned(after)
+    by_expert = [dict(zip(after.info.expert_names, blend, strict=True)) for blend in blends]
+    assert [arm["sentiment"] for arm in by_expert] == pytest.approx([0.9, 0.2 / 0.7])
     place = after.info.tasks.index("sentiment")
-    assert known.weights[:, place] == pytest.approx([0.7 * 4, 4])
+    assert counts[:, place] == pytest.approx([4, 0.7 * 4])
     after.start()
     assert after.feedback([Feedback(one, reward=0.0, task="sentiment") for one in left]).accepted == len(left)
     after.end_slot()
     after.end_slot()
-    told = after.learner.router._state.known.posterior.weights[:, place]  # late rewards of the first blend alone
-    assert told == pytest.approx([0.7 * 4, 4 + 2])
+    assert earned(after)[2][:, place] == pytest.approx([4 + 2, 0.7 * 4])  # late rewards of the first blend alone
     assert after.state().slot == 3 + 3 + 1 + 2  # a pin ends a slot too; numbers continue
     copy = tmp_path / "state" / "before-adopt-1"
     assert f"a copy of the state as it was: {copy}" in said
     assert len(by_name(make(*THREE, state="state/before-adopt-1"))) == 3  # the old experts go on from it
+
+
+def test_what_was_practised_is_kept_as_well(make: Make) -> None:
+    before = make(*THREE)
+    router = before.learner.router
+    assert isinstance(router, Tanbr)
+    router.practised([[0.0, 0.5, 0.5]], [[0.5, 0.75, np.nan]], [[0.1, 0.1, np.inf]])
+    live(before, BLENDS[0])
+    blends, rewards, counts = (table[0] for table in earned(make("duplicates", *TURNED, adopt=True)))
+    assert blends == pytest.approx([0.0, 0.5, 0.0, 0.5])
+    assert rewards[2:] == pytest.approx([0.5, 0.75])
+    assert counts[2:] == pytest.approx([16.0, 16.0])  # a standard error of .1, at .4 a request
 
 
 def test_what_an_experts_own_task_earned_goes_with_it(make: Make) -> None:
@@ -200,10 +220,8 @@ def test_a_new_task_starts_from_what_like_tasks_earned(make: Make) -> None:
     after = make(*THREE, "duplicates", adopt=True, said=said)
     (line,) = [one for one in said if one.startswith("duplicates starts from what like tasks have earned")]
     assert "paraphrase" in line  # pairs of sentences too
-    router = after.learner.router
-    assert isinstance(router, Tanbr)
-    known = router._state.known.posterior
-    new, old = known.weights[:, after.info.tasks.index("duplicates")], known.weights[:, 0]
+    counts = earned(after)[2]
+    new, old = counts[:, after.info.tasks.index("duplicates")], counts[:, 0]
     assert ((new > 0) & (new <= 4) & (new < old)).all()
 
 

@@ -24,6 +24,7 @@ from tanbr.loop.slot import Reason, Version
 from tanbr.loop.turn import earned, told_of
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
+from tanbr.router import Tanbr
 from tanbr.serve.backup import back_up
 from tanbr.serve.journal import pin_text, read_pin, read_slot, read_trust, state_file
 from tanbr.serve.lineage import MadeFor
@@ -120,7 +121,7 @@ class Adoption:
     def carry_out(self, store: Store, config: RewardConfig, *, say: Callable[[str], None]) -> None:
         """Say what is kept, copy the folder, and write the state anew.
 
-        Slots and versions end, their numbers continue. What each version earned is left for `inherit`.
+        Slots and versions end, their numbers continue. What blends have earned is left for `inherit`.
         """
         before = _versions(store, self.old, config)
         after = [moved for one in before if (moved := self._moved(one)) is not None]
@@ -213,24 +214,40 @@ class Adoption:
             write.execute("UPDATE requests SET logits = moved_logits(logits)")
 
 
+def _router(store: Store, made_for: MadeFor) -> Tanbr | None:
+    """Read a state's router; None if it has another kind, or cannot say what blends have earned."""
+    with suppress(StateError):
+        found = Tanbr.load(state_file(store, "router"))
+        sizes = len(made_for.experts), len(made_for.tasks)
+        return found if found.earned is not None and (found.experts, found.tasks) == sizes else None
+    return None
+
+
 def _versions(store: Store, made_for: MadeFor, config: RewardConfig) -> list[Version]:
-    """Work out what each merge version has earned, from all feedback of all slots: also of those not told yet."""
+    """Say what blends have earned: what the router knows, from practice too, and feedback that it was not told yet.
+
+    Of a router that does not say, what each merge version earned by all feedback.
+    """
     trust, V = read_trust(store), len(made_for.tasks)
-    bad = {row["version"] for row in store.versions() if not row["good"]}
+    router, mark = _router(store, made_for), int(store.meta("mark") or 0)
+    known = () if router is None or router.earned is None else zip(*router.earned, strict=True)
+    before = [Version(-1 - n, blend, mean * count, count) for n, (blend, mean, count) in enumerate(known)]
+    bad = {row["version"] for row in store.versions() if not row["good"]} if router is None else set()
     versions, told, nothing = {}, [], np.zeros(V)
     for row in store.slots():
         slot = read_slot(row, experts=len(made_for.experts), tasks=V)
         if slot.reason is Reason.GONE:
             continue
-        measured = {place: Tally(V, parts) for place, parts in store.measured(slot.number).items()}
+        heard = router is not None and row["told"]
+        measured = {} if heard else {at: Tally(V, parts) for at, parts in store.measured(slot.number).items()}
         worthless = [number for number in slot.versions if number in bad]  # said once, of its last slot
         bad -= set(worthless)
-        rows = store.feedback(after=0, slot=slot.number)
+        rows = store.feedback(after=mark if heard else 0, slot=slot.number)
         told.append(told_of(slot, rows, measured, trust, config, worthless=worthless))
         for number, blend in zip(slot.versions, slot.blends, strict=True):
             versions[number] = Version(number, blend, nothing, nothing)
     found = [one for one in earned(list(versions.values()), told) if (one.counts > 0).any()]
-    return sorted(found, key=lambda one: one.number)[-MOST_BLENDS:]
+    return before + sorted(found, key=lambda one: one.number)[-MOST_BLENDS:]
 
 
 def _text(change: Callable[[FloatArray], FloatArray | None]) -> Callable[[str | None], str | None]:

@@ -112,7 +112,6 @@ def lineage(store: Store, wanted: MadeFor, *, adopt: bool) -> MadeFor:
         if name == "checkpoint" and changed:
             said = f"other weights of {', '.join(changed)}"
         raise StateError(
-            f"{store.folder} was made for {said}; give another --state, or --adopt to keep what "
-            "was learned as a prior"
+            f"{store.folder} was made for {said}; give another --state, or --adopt to keep what was learned as a prior"
         )
     return found
