@@ -18,8 +18,11 @@ from tanbr.serve.records import Feedback
 from tanbr.serve.service import Service
 from tanbr.serve.store import peek
 from tanbr.tasks.card import read_card
+from tanbr.types import FloatArray
 
-CONFIG = parse({"serve": {"slot_seconds": 3600, "threads": 1, "explore": "always", "rewards": {"settle_slots": 0}}})
+CONFIG = parse(
+    {"serve": {"slot_seconds": 3600, "threads": 1, "explore": "always", "practice": 0, "rewards": {"settle_slots": 0}}}
+)
 Make = Callable[..., Service]
 
 
@@ -66,7 +69,7 @@ def make(experts: Path, tmp_path: Path) -> Iterator[Make]:
         one.stop()
 
 
-def live(service: Service, *blends: dict[str, float]) -> list[str]:
+def live(service: Service, *blends: dict[str, float], unpin: bool = True) -> list[str]:
     """Serve blends by the experts' names, a slot each, all of it sentiment; ids of requests without feedback so far."""
     service.start()
     left: list[str] = []
@@ -77,6 +80,8 @@ def live(service: Service, *blends: dict[str, float]) -> list[str]:
         service.feedback([Feedback(one, reward=blend["sentiment"], task="sentiment") for one in ids[:4]])
         left += ids[4:]
         service.end_slot()
+    if unpin:
+        service.unpin()
     service.stop()
     return left
 
@@ -94,6 +99,14 @@ def by_name(service: Service) -> list[tuple[int, dict[str, float], dict[str, flo
 def used(service: Service) -> list[dict[str, float]]:
     """The blends of these slots, without weights of 0."""
     return [{name: float(x) for name, x in blend.items() if x} for _, blend, _ in by_name(service)]
+
+
+def earned(service: Service) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """What the router knows of blends: themselves (n, K), their rewards (n, V) and the requests behind these."""
+    router = service.learner.router
+    assert isinstance(router, Tanbr)
+    assert router.earned is not None
+    return router.earned
 
 
 BLENDS = {"sentiment": 0.9, "paraphrase": 0.1}, {"sentiment": 0.2, "paraphrase": 0.5, "acceptability": 0.3}
@@ -144,22 +157,88 @@ def test_a_new_expert_with_its_task_loses_nothing(make: Make, tmp_path: Path) ->
     ("named", "line"),
     [
         (("sentiment", "paraphrase"), "experts that are gone: acceptability"),
-        (("paraphrase", "duplicates:acceptability", "sentiment"), "experts whose weights have changed: acceptability"),
+        (
+            ("paraphrase", "duplicates:acceptability", "sentiment"),
+            "experts whose weights have changed: what they earned is forgotten: acceptability",
+        ),
     ],
 )
-def test_blends_of_an_expert_that_is_gone_or_changed_are_dropped(
+def test_an_expert_that_is_gone_or_changed_is_forgotten_alone(
     make: Make, tmp_path: Path, named: tuple[str, ...], line: str
 ) -> None:
-    live(make(*THREE), *BLENDS)
+    left = live(make(*THREE), *BLENDS, {"sentiment": 0.3, "acceptability": 0.7})
+    with peek(tmp_path / "state") as store:
+        held = store.counts()
     said: list[str] = []
     after = make(*named, adopt=True, said=said)
     assert line in said
-    assert any("told what 1 of 2 rewarded blends earned; 1 used an expert that is gone" in one for one in said)
-    assert used(after) == [pytest.approx(BLENDS[0])]
-    assert after.state().slot == 3 + 2  # a pin ends a slot too; numbers continue
+    assert any("told what 2 of 3 rewarded blends earned; 1 were mostly of experts that are" in one for one in said)
+    assert after.store.counts() == held
+    rest = {"sentiment": 0.2 / 0.7, "paraphrase": 0.5 / 0.7}  # of the second blend, as the slot shows it now
+    assert used(after) == [pytest.approx(BLENDS[0]), pytest.approx(rest), {"sentiment": 1.0}]
+    assert [slot.reason for slot in reversed(after.slots()) if (slot.counts > 0).any()] == ["pinned", "gone", "gone"]
+    blends, _, counts = earned(after)
+    by_expert = [dict(zip(after.info.expert_names, blend, strict=True)) for blend in blends]
+    assert [arm["sentiment"] for arm in by_expert] == pytest.approx([0.9, 0.2 / 0.7])
+    place = after.info.tasks.index("sentiment")
+    assert counts[:, place] == pytest.approx([4, 0.7 * 4])
+    after.start()
+    assert after.feedback([Feedback(one, reward=0.0, task="sentiment") for one in left]).accepted == len(left)
+    after.end_slot()
+    after.end_slot()
+    assert earned(after)[2][:, place] == pytest.approx([4 + 2, 0.7 * 4])  # late rewards of the first blend alone
+    assert after.state().slot == 3 + 3 + 1 + 2  # a pin ends a slot too; numbers continue
     copy = tmp_path / "state" / "before-adopt-1"
     assert f"a copy of the state as it was: {copy}" in said
-    assert len(by_name(make(*THREE, state="state/before-adopt-1"))) == 2  # the old experts go on from it
+    assert len(by_name(make(*THREE, state="state/before-adopt-1"))) == 3  # the old experts go on from it
+
+
+def test_what_was_practised_is_kept_as_well(make: Make) -> None:
+    before = make(*THREE)
+    router = before.learner.router
+    assert isinstance(router, Tanbr)
+    router.practised([[0.0, 0.5, 0.5]], [[0.5, 0.75, np.nan]], [[0.1, 0.1, np.inf]])
+    live(before, BLENDS[0])
+    blends, rewards, counts = (table[0] for table in earned(make("duplicates", *TURNED, adopt=True)))
+    assert blends == pytest.approx([0.0, 0.5, 0.0, 0.5])
+    assert rewards[2:] == pytest.approx([0.5, 0.75])
+    assert counts[2:] == pytest.approx([16.0, 16.0])  # a standard error of .1, at .4 a request
+
+
+def test_what_an_experts_own_task_earned_goes_with_it(make: Make) -> None:
+    live(make(*THREE), *BLENDS)
+    said: list[str] = []
+    after = make("duplicates:sentiment", "paraphrase", "acceptability", adopt=True, said=said)  # all that was rewarded
+    assert any("the router is told what 0 of 2 rewarded blends earned" in one for one in said)
+    assert len(by_name(after)) == 2
+    assert after.store.counts()["feedback"] == 8
+
+
+def test_a_new_task_starts_from_what_like_tasks_earned(make: Make) -> None:
+    live(make(*THREE), *BLENDS)
+    said: list[str] = []
+    after = make(*THREE, "duplicates", adopt=True, said=said)
+    (line,) = [one for one in said if one.startswith("duplicates starts from what like tasks have earned")]
+    assert "paraphrase" in line  # pairs of sentences too
+    counts = earned(after)[2]
+    new, old = counts[:, after.info.tasks.index("duplicates")], counts[:, 0]
+    assert ((new > 0) & (new <= 4) & (new < old)).all()
+
+
+def test_a_pinned_version_goes_on_or_keeps_its_experts(make: Make, tmp_path: Path) -> None:
+    live(make(*THREE), *BLENDS, unpin=False)
+    before = {file.name: file.read_bytes() for file in (tmp_path / "state").iterdir() if file.name != "lock"}
+    with pytest.raises(StateError, match=r"version \d pinned, which needs the expert acceptability as it was; put it"):
+        make("sentiment", "paraphrase", adopt=True)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "state").iterdir() if file.name != "lock"} == before
+    after = make("duplicates", *TURNED, adopt=True)
+    assert after.state().phase == "pinned"
+    assert dict(zip(after.info.expert_names, after.state().blend, strict=True)) == pytest.approx(
+        {"duplicates": 0.0, **BLENDS[1]}
+    )
+    assert after.state().merge_version == after.store.last_version  # another number: it may be merged otherwise now
+    again = make("duplicates", *TURNED)
+    assert again.state().phase == "pinned"
 
 
 def test_what_cannot_be_adopted_is_refused_and_untouched(make: Make, experts: Path, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_experts_that_do_not_merge_are_refused_unless_forced(tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match=r"should not be merged: the experts share no ancestor .* --force"):
         build(model, config=CONFIG, state=tmp_path / "state")
     live = build(model, config=CONFIG, state=tmp_path / "state", force=True)
-    assert live.info.expert_names == ("expert 1", "expert 2", "expert 3", "expert 4")
+    assert live.info.expert_names == tuple(f"expert {k} of 4" for k in (1, 2, 3, 4))
     live.stop()
 
 

@@ -43,6 +43,8 @@ def show_check(check: "Check") -> None:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("weakest task", overflow="fold")
     table.add_row("  experts alone, told the task", decimal(check.alone_bytes), f"{own:.3f}", "", "")
+    if check.base:
+        table.add_row("  the base alone, told the task", "", f"{np.mean(check.base):.3f}", "", "")
     for way in check.ways:
         kept = np.array(way.rewards) / np.maximum(check.alone, 1e-9)
         worst = int(kept.argmin())

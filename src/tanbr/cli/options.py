@@ -84,6 +84,8 @@ def _parameter(section: type[Section], name: str, panel: str | None) -> inspect.
         words, meta = f" ({', '.join(get_args(kind))})", "<word>"
     elif kind is bool and about.default:
         flag, skip = f" /--no-{name.replace('_', '-')}", "Do not "
+    elif kind is bool and NoneType in get_args(about.annotation):
+        flag += f"/--no-{name.replace('_', '-')}"
     elif kind is not bool:
         kind = kind if kind in (int, float, Path) else str
         meta = f"<{kind.__name__.lower()}>"

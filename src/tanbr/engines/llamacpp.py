@@ -42,7 +42,7 @@ class ScalesFile(MergeFile):
         return 64 * len(_factors(moe))
 
     def _write(self, moe: Moe, blend: Blend, share: float) -> None:  # noqa: ARG002 - nothing is merged
-        scales = [{"id": k, "scale": x * self._factors[k]} for k, x in enumerate(blend)]
+        scales = [{"id": k, "scale": x * self._factors[k]} for k, x in enumerate(blend[: len(self._factors)])]
         (self.folder / FILE).write_text(json.dumps(scales), encoding="utf-8")
 
 

@@ -29,6 +29,7 @@ class Reason(StrEnum):
     PINNED = "pinned"  # by an operator
     ROLLED_BACK = "rolled back"  # by an operator or the guard
     FAILED = "failed"  # the turn failed: the old blend goes on
+    GONE = "gone"  # its blend used an expert that a later server does not have: the rest of the blend is shown
 
 
 @dataclass(frozen=True, eq=False)

@@ -211,16 +211,17 @@ def first(
     decision: Decision | None = None,
     trust: Trust | None = None,
     practises: bool = False,
+    pin: Pin | None = None,
 ) -> Learner:
     """Open the first slot, for a mix (V,) or for every task alike, with a decision that the router made already if any.
 
-    What was told before is left alone, and so is the trust in clients, if there is any.
+    What was told before is left alone, and so are the trust in clients and what an operator pinned, if there is any.
     """
     mix = np.full(tasks, 1.0 / tasks) if mix is None else mix
     nothing = Slot(number - 1, (), mix, np.zeros((0, 0)), np.zeros((0, tasks)), None, Reason.START)
     guard, mark = Guard.empty(tasks), world.last_reward()
-    practice = begun(router, tasks) if practises else None
-    learner = Learner(rules, fork(router), monitor, nothing, guard, trust or Trust(), mix, mark=mark, practice=practice)
+    known: dict[str, Any] = {"practice": begun(router, tasks) if practises else None, "mark": mark, "pin": pin}
+    learner = Learner(rules, fork(router), monitor, nothing, guard, trust or Trust(), mix, **known)
     choice = Choice.of(decision) if decision is not None else _choose(learner, None)
     prepared, learner = _prepare(learner, world, choice, None)
     return _finish(learner, world, prepared, Turn(learner.slot, None, None))

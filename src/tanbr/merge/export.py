@@ -90,7 +90,8 @@ def _model_card(moe: "Moe", certificate: Mapping[str, Any], title: str, about: A
     """Say what was merged, as the hub's model cards do; no place on this machine is named."""
     source, dense, test = moe.source, certificate["dense"], certificate["identical_experts"]
     base = json.dumps(public_name(source.checkpoint.path), ensure_ascii=False)  # as YAML has it, too
-    names = about.names or source.expert_tasks or [public_name(Path(name)) for name in source.names]
+    names = about.names or source.expert_tasks or [public_name(Path(name)) for name in source.names[: source.trained]]
+    names = [*names, *["base"] * source.with_base][: source.count]
     weights = sorted(zip(certificate["blend"], names, strict=True), key=lambda pair: -pair[0])
     rows = "\n".join(f"| {' '.join(name.split()).replace('|', '/')} | {x:.4f} |" for x, name in weights if x)
     tested = f"; the identical-experts test ended with a difference of {test['max_difference']:.1g}" if test else ""

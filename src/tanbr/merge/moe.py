@@ -17,7 +17,7 @@ from tanbr.merge.blend import weighted_sum
 from tanbr.merge.export import export
 from tanbr.merge.methods import choose
 from tanbr.merge.skeleton import DensePlan, locate, skeleton
-from tanbr.merge.sources import BlendOnly, ExpertSource, MoeCheckpoint, OverBase
+from tanbr.merge.sources import BlendOnly, ExpertSource, MoeCheckpoint, MoeOverAncestor, OverBase
 from tanbr.merge.sources.expert_list import is_list, read_list
 from tanbr.merge.sources.peft_folder import is_adapter, read_adapter
 from tanbr.moe.checkpoint import Checkpoint, TensorFile
@@ -128,6 +128,7 @@ def open(  # noqa: A001
     *,
     experts: Sequence[str | Path] = (),
     blend_only: BlendOnly | None = None,
+    base: bool | str | Path | None = None,
     method: str | None = None,
     device: str = "cpu",
 ) -> Moe:
@@ -135,39 +136,57 @@ def open(  # noqa: A001
 
     With `experts`, `path` is the dense base that these folders (or ids) were fine-tuned from: checkpoints, LoRA
     adapters as PEFT saves them, or both; `blend_only="ffn"` takes their FFNs and keeps the rest of the base. A TOML
-    file lists base and experts, and may say the rest (`merge/sources/expert_list.py`); arguments go before it.
+    file lists base and experts, and may say the rest (`merge/sources/expert_list.py`); arguments go before it. With
+    `base` the base is one more expert, the last; that of an MoE is the folder of the dense model it was made from.
     `method` says how blends are merged: a name of `tanbr.merge.methods`, with settings as `ties:density=0.3`; `device`
     where its dense models are built, as cuda.
     """
-    moe = _opened(path, experts, blend_only, method, device)
+    moe = _opened(path, experts, blend_only, base, method, device)
     path, *experts = (str(Path(one).absolute()) if Path(one).exists() else str(one) for one in (path, *experts))
-    moe.source.origin = {"path": path, "experts": experts, "blend_only": blend_only}
+    base = str(Path(base).absolute()) if isinstance(base, str | Path) else moe.source.with_base
+    moe.source.origin = {"path": path, "experts": experts, "blend_only": blend_only, "base": base}
     return moe
 
 
 def _opened(
-    path: str | Path, experts: Sequence[str | Path], blend_only: BlendOnly | None, method: str | None, device: str
+    path: str | Path,
+    experts: Sequence[str | Path],
+    blend_only: BlendOnly | None,
+    base: bool | str | Path | None,
+    method: str | None,
+    device: str,
 ) -> Moe:
     if is_list(path):
         if experts:
             raise InputError(f"{path} lists its experts; add {experts[0]} to it instead of naming it beside")
         listed = read_list(path)
-        folders, labels = [one.path for one in listed.experts], [one.labels for one in listed.experts]
-        source = _over_base(listed.base, folders, blend_only or listed.blend_only, labels=labels)
-        source.expert_tasks, source.weights, source.method = listed.tasks, listed.weights, listed.method
+        folders, labels = [one.path for one in listed.trained], [one.labels for one in listed.trained]
+        with_base = listed.with_base if base is None else bool(base)
+        source = _over_base(listed.base, folders, blend_only or listed.blend_only, labels=labels, with_base=with_base)
+        source.expert_tasks, source.method = listed.tasks, listed.method
+        source.weights = listed.weights(with_base=with_base)
         return Moe(source, method=listed.method or "average" if method is None else method, device=device)
     method = "average" if method is None else method
-    if not experts:
-        return Moe(Checkpoint(_local(path)), method=method, device=device)
-    return Moe(_over_base(path, experts, blend_only or "all"), method=method, device=device)
+    if experts:
+        return Moe(_over_base(path, experts, blend_only or "all", with_base=bool(base)), method=method, device=device)
+    checkpoint = Checkpoint(_local(path))
+    if isinstance(base, bool) and base:
+        raise InputError(f"{path} is an MoE checkpoint: name the folder of the dense model that it was made from")
+    moe = MoeOverAncestor(checkpoint, Checkpoint(base)) if base else checkpoint
+    return Moe(moe, method=method, device=device)
 
 
 def _over_base(
-    base: str | Path, experts: Sequence[str | Path], blend_only: BlendOnly, *, labels: Sequence[Sequence[str]] = ()
+    base: str | Path,
+    experts: Sequence[str | Path],
+    blend_only: BlendOnly,
+    *,
+    labels: Sequence[Sequence[str]] = (),
+    with_base: bool,
 ) -> OverBase:
     folders = [_local(one) for one in experts]
     read = [read_adapter(one) if is_adapter(one) else Checkpoint(one) for one in folders]
-    return OverBase(Checkpoint(_local(base)), read, blend_only=blend_only, labels=labels)
+    return OverBase(Checkpoint(_local(base)), read, blend_only=blend_only, labels=labels, with_base=with_base)
 
 
 def _local(path: str | Path) -> Path:

@@ -14,7 +14,7 @@ from tanbr.router.known import FIXED
 from tanbr.router.paper import Algorithm1
 from tanbr.router.shell import AskTell
 from tanbr.router.simplex import Sizes
-from tanbr.types import Account
+from tanbr.types import Account, FloatArray
 
 Mode = Literal["default", "paper"]
 
@@ -55,6 +55,12 @@ class Tanbr(AskTell):
         found: NDArray[np.int64] = self._state.known.own
         told = self.config.default.own_experts
         return found if found[0] >= 0 or not told else np.array(told)
+
+    @property
+    def earned(self) -> tuple[FloatArray, FloatArray, FloatArray] | None:
+        """Blends (n, K) that were told, their rewards (n, V) and the requests behind these; None in mode "paper"."""
+        pool = self._state.known.posterior if isinstance(self._policy, GpTree) else None
+        return None if pool is None else (pool.arms, pool.means, pool.weights)
 
     @property
     def account(self) -> Account | None:

@@ -1,8 +1,9 @@
 """Adoption: a state goes on with other experts, other tasks, or another merge method.
 
 It goes by names and contents, never by places. An expert is the same one if its name and its weights are, a task if its
-name is. Blends, mixes and rewards are written anew in the new order, in one transaction. Blends that used an expert
-that is gone or has changed are dropped; a new expert has weight 0 in the others.
+name is. Blends, mixes and rewards are written anew in the new order, in one transaction. A new expert has weight 0 in
+old blends. What is known of an expert that is gone or has changed is forgotten, and that alone: of a blend that used a
+little of it the rest is kept as a prior, but not what its own task earned.
 """
 
 import json
@@ -16,19 +17,24 @@ from typing import Any
 import numpy as np
 
 from tanbr.errors import SettingsError, StateError
+from tanbr.loop.choose import Pin
 from tanbr.loop.config import RewardConfig
 from tanbr.loop.rewards import Tally
-from tanbr.loop.slot import Version
+from tanbr.loop.slot import Reason, Version
 from tanbr.loop.turn import earned, told_of
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
+from tanbr.router import Tanbr
 from tanbr.serve.backup import back_up
-from tanbr.serve.journal import read_slot, read_trust, state_file
+from tanbr.serve.journal import pin_text, read_pin, read_slot, read_trust, state_file
 from tanbr.serve.lineage import MadeFor
 from tanbr.serve.store import Store, shown, vector
-from tanbr.types import FloatArray
+from tanbr.tasks.rows import Row
+from tanbr.types import FloatArray, Text
 
-PRIOR_COUNT = 16.0  # requests, at most, that a reward earned with another checkpoint or method stands for
+PRIOR_COUNT = 16.0  # requests, at most, that a reward earned with another checkpoint, method or part of a blend counts
+MOST_GONE = 0.5  # weight of experts that are gone above which a blend says nothing about the rest of it
+NEAR_COUNT = 4.0  # requests, at most, that what like tasks earned at a blend counts for a task that is new
 MOST_BLENDS = 1_000  # newest merge versions whose rewards a new router is told
 LOWEST = float(np.finfo(np.float32).min)  # logit of a label that a head did not have
 
@@ -99,12 +105,23 @@ class Adoption:
             )
         if not self.experts.kept and not self.tasks.kept:
             raise StateError(f"{store.folder} has no expert and no task of those to be served; give another --state")
+        pin = read_pin(store)
+        if pin is not None and self.experts.blend(pin.blend) is None:
+            needed = ", ".join(self.lost(pin.blend))
+            raise StateError(
+                f"{store.folder} has merge version {pin.version} pinned, which needs the expert {needed} as it was; "
+                "put it back, or unpin the version first (POST /v1/admin/unpin)"
+            )
         return self
+
+    def lost(self, blend: FloatArray) -> list[str]:
+        """Name the experts of a blend (K,) that are gone or have changed."""
+        return [self.old.experts[k] for k in np.flatnonzero(blend).tolist() if self.experts.to[k] is None]
 
     def carry_out(self, store: Store, config: RewardConfig, *, say: Callable[[str], None]) -> None:
         """Say what is kept, copy the folder, and write the state anew.
 
-        Slots and versions end, their numbers continue. What each version earned is left for `inherit`.
+        Slots and versions end, their numbers continue. What blends have earned is left for `inherit`.
         """
         before = _versions(store, self.old, config)
         after = [moved for one in before if (moved := self._moved(one)) is not None]
@@ -113,56 +130,68 @@ class Adoption:
         number = next(n for n in range(1, 1 << 30) if not (store.folder / f"before-adopt-{n}").exists())
         say(f"a copy of the state as it was: {back_up(store.folder, store.folder / f'before-adopt-{number}')}")
         numbers = {"mark": store.last_seq(), "next_slot": store.next_slot, "last_version": store.last_version}
-        with store.transaction(made_for=json.dumps(asdict(self.new)), **numbers, guard=None, pinned=None) as write:
+        pin = read_pin(store)
+        blend = None if pin is None else self.experts.blend(pin.blend)
+        pinned = None if blend is None else pin_text(Pin(blend, store.last_version + 1))
+        with store.transaction(made_for=json.dumps(asdict(self.new)), **numbers, guard=None, pinned=pinned) as write:
             self._rewrite(write)
             rows = [(one.number, shown(one.blend), one.good, shown(one.sums), shown(one.counts)) for one in after]
             write.executemany("INSERT INTO versions VALUES (?, ?, 0, ?, 0, ?, ?)", rows)
 
     def _moved(self, version: Version) -> Version | None:
-        """Put a version into the new order; None if it used an expert that is gone or has changed."""
-        blend, counts = self.experts.blend(version.blend), version.counts
-        if blend is None:
+        """Put a version into the new order; None if it was mostly of experts that are gone or have changed."""
+        lost, counts = self.lost(version.blend), version.counts
+        blend = self.experts.shares(version.blend) if lost else self.experts(version.blend)
+        left = float(self.experts(version.blend).sum()) if lost else 1.0
+        if blend is None or left < 1 - MOST_GONE:
             return None
-        limited = counts if self.exact else np.minimum(counts, PRIOR_COUNT)
+        limited = counts if self.exact and not lost else left * np.minimum(counts, PRIOR_COUNT)
+        limited = np.where([name in lost for name in self.old.tasks], 0.0, limited)  # experts are called by their tasks
+        if not (self.tasks(limited) > 0).any():
+            return None
         sums = version.sums * limited / np.maximum(counts, 1e-12)
         return replace(version, blend=blend, sums=self.tasks(sums), counts=self.tasks(limited))
 
     def _said(self, store: Store, *, before: int, after: int) -> Iterable[str]:
         old, new, slots, counts = self.old, self.new, store.slots(), store.counts()
-        whole = sum(all(self.experts.blend(one["blend"]) is not None for one in slot["models"]) for slot in slots)
         yield (
-            f"{store.folder} is adopted: {whole:,} of {len(slots):,} slots, {counts['requests']:,} requests and "
+            f"{store.folder} is adopted: {len(slots):,} slots, {counts['requests']:,} requests and "
             f"{counts['feedback']:,} pieces of feedback are kept"
         )
         still = {old.experts[place] for place in self.experts.kept}
         for what, among, others in (
             ("the same experts, by name and weights", old.experts, set(old.experts) - still),
             ("new experts, with weight 0 in old blends", new.experts, set(old.experts)),
-            ("experts whose weights have changed", old.experts, still | set(old.experts) - set(new.experts)),
+            (
+                "experts whose weights have changed: what they earned is forgotten",
+                old.experts,
+                still | set(old.experts) - set(new.experts),
+            ),
             ("experts that are gone", old.experts, set(new.experts)),
             ("new tasks", new.tasks, set(old.tasks)),
             ("tasks that are gone, with feedback that names them", old.tasks, set(new.tasks)),
         ):
             if found := [name for name in among if name not in others]:
                 yield f"{what}: {', '.join(found)}"
-        dropped = f"; {before - after} used an expert that is gone or has changed" if after < before else ""
+        dropped = f"; {before - after} were mostly of experts that are gone or changed" if after < before else ""
         prior = "" if self.exact else f", as at most {PRIOR_COUNT:.0f} requests each: the weights or the method differ"
         yield f"the router is told what {after} of {before} rewarded blends earned{prior}{dropped}"
-        yield "not kept: merge versions to roll back to, and a pinned blend"
+        yield "not kept: merge versions to roll back to"
 
     def _rewrite(self, write: Connection) -> None:
-        """Write all vectors of the store in the new order; slots that used what is gone go."""
+        """Write all vectors of the store in the new order; of a blend that used what is gone, the rest is shown."""
         experts, tasks, columns = self.experts, self.tasks, Moved.of(self.old.columns, self.new.columns)
-        even = np.full(tasks.size, 1.0 / tasks.size)
 
         def logits(values: FloatArray) -> FloatArray | None:
             return columns(values, LOWEST) if len(values) == len(columns.to) else None
 
-        def mix(values: FloatArray) -> FloatArray:
-            return even if (shares := tasks.shares(values)) is None else shares
+        def left(moved: Moved, values: FloatArray) -> FloatArray:
+            shares = moved.shares(values)
+            return np.full(moved.size, 1.0 / moved.size) if shares is None else shares
 
         changes: dict[str, Callable[[Any], Any]] = {
-            "blend": _text(experts.blend), "mix": _text(mix), "sums": _text(tasks),
+            "blend": _text(partial(left, experts)), "mix": _text(partial(left, tasks)), "sums": _text(tasks),
+            "lost": lambda blend: bool(self.lost(vector(blend))),
             "reward": _text(partial(tasks, fill=np.nan)), "posterior": _blob(tasks.shares), "logits": _blob(logits),
             "task": lambda place: None if place is None else tasks.kept.get(place),
         }  # fmt: skip
@@ -170,8 +199,7 @@ class Adoption:
             write.create_function(f"moved_{name}", 1, change, deterministic=True)
         for statement in (
             "DELETE FROM versions",
-            "DELETE FROM slots WHERE slot IN (SELECT slot FROM models WHERE moved_blend(blend) IS NULL)",
-            "DELETE FROM models WHERE slot NOT IN (SELECT slot FROM slots)",
+            "UPDATE slots SET reason = 'gone' WHERE slot IN (SELECT slot FROM models WHERE moved_lost(blend))",
             "UPDATE models SET blend = moved_blend(blend), estimates = moved_sums(estimates)",
             "UPDATE slots SET told = 1, mix = moved_mix(mix), estimate = moved_mix(estimate), "
             "reward = moved_reward(reward), counts = moved_sums(counts)",
@@ -186,22 +214,40 @@ class Adoption:
             write.execute("UPDATE requests SET logits = moved_logits(logits)")
 
 
+def _router(store: Store, made_for: MadeFor) -> Tanbr | None:
+    """Read a state's router; None if it has another kind, or cannot say what blends have earned."""
+    with suppress(StateError):
+        found = Tanbr.load(state_file(store, "router"))
+        sizes = len(made_for.experts), len(made_for.tasks)
+        return found if found.earned is not None and (found.experts, found.tasks) == sizes else None
+    return None
+
+
 def _versions(store: Store, made_for: MadeFor, config: RewardConfig) -> list[Version]:
-    """Work out what each merge version has earned, from all feedback of all slots: also of those not told yet."""
+    """Say what blends have earned: what the router knows, from practice too, and feedback that it was not told yet.
+
+    Of a router that does not say, what each merge version earned by all feedback.
+    """
     trust, V = read_trust(store), len(made_for.tasks)
-    bad = {row["version"] for row in store.versions() if not row["good"]}
+    router, mark = _router(store, made_for), int(store.meta("mark") or 0)
+    known = () if router is None or router.earned is None else zip(*router.earned, strict=True)
+    before = [Version(-1 - n, blend, mean * count, count) for n, (blend, mean, count) in enumerate(known)]
+    bad = {row["version"] for row in store.versions() if not row["good"]} if router is None else set()
     versions, told, nothing = {}, [], np.zeros(V)
     for row in store.slots():
         slot = read_slot(row, experts=len(made_for.experts), tasks=V)
-        measured = {place: Tally(V, parts) for place, parts in store.measured(slot.number).items()}
+        if slot.reason is Reason.GONE:
+            continue
+        heard = router is not None and row["told"]
+        measured = {} if heard else {at: Tally(V, parts) for at, parts in store.measured(slot.number).items()}
         worthless = [number for number in slot.versions if number in bad]  # said once, of its last slot
         bad -= set(worthless)
-        rows = store.feedback(after=0, slot=slot.number)
+        rows = store.feedback(after=mark if heard else 0, slot=slot.number)
         told.append(told_of(slot, rows, measured, trust, config, worthless=worthless))
         for number, blend in zip(slot.versions, slot.blends, strict=True):
             versions[number] = Version(number, blend, nothing, nothing)
     found = [one for one in earned(list(versions.values()), told) if (one.counts > 0).any()]
-    return sorted(found, key=lambda one: one.number)[-MOST_BLENDS:]
+    return before + sorted(found, key=lambda one: one.number)[-MOST_BLENDS:]
 
 
 def _text(change: Callable[[FloatArray], FloatArray | None]) -> Callable[[str | None], str | None]:
@@ -230,17 +276,39 @@ def inherit(
     monitor: Monitor | Callable[[], Monitor],
     tasks: Sequence[str],
     config: MonitorConfig | None,
+    *,
+    past: Sequence[Row] = (),
+    say: Callable[[str], None],
 ) -> Monitor:
-    """Tell a new router what an adopted state has earned; the state's monitor, or a new one that knows what it knew."""
-    versions = [one for one in store.versions() if (one["counts"] > 0).any()]
-    if versions and hasattr(router, "warm_start"):
-        blends, sums, counts = (np.array([one[name] for one in versions]) for name in ("blend", "sums", "counts"))
-        rewards = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
-        router.warm_start(blends, np.clip(rewards, 0.0, 1.0), counts)
+    """Tell a new router what an adopted state has earned; the state's monitor, or a new one that knows what it knew.
+
+    A task that is new starts from what like tasks have earned: those that its `past` rows are taken for.
+    """
     old = None
     with suppress(SettingsError):  # a monitor of other settings reads texts otherwise
         old = None if store.meta("monitor") is None else Monitor.load(state_file(store, "monitor"), config=config)
+    versions = [one for one in store.versions() if (one["counts"] > 0).any()]
+    if versions and hasattr(router, "warm_start"):
+        blends, sums, counts = (np.array([one[name] for one in versions]) for name in ("blend", "sums", "counts"))
+        for place in (place for place, name in enumerate(tasks) if old is not None and name not in old.tasks):
+            near = _like(old, tasks, [row.text for row in past if row.task == tasks[place]])
+            like = counts @ near  # (N,)
+            some = np.minimum(like, NEAR_COUNT) / np.maximum(like, 1e-12)
+            sums[:, place], counts[:, place] = (sums @ near) * some, like * some
+            best = ", ".join(f"{tasks[v]} {near[v]:.0%}" for v in np.argsort(-near)[:3] if near[v] >= 0.01)
+            few = f"as at most {NEAR_COUNT:.0f} requests a blend"
+            say(f"{tasks[place]} starts from what like tasks have earned, {few}: {best or 'none'}")
+        rewards = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+        router.warm_start(blends, np.clip(rewards, 0.0, 1.0), counts)
     if old is not None and old.tasks == tuple(tasks):
         return old
     new = monitor if isinstance(monitor, Monitor) else monitor()
     return new if old is None else new.recalling(old)
+
+
+def _like(old: Monitor, tasks: Sequence[str], texts: Sequence[Text]) -> FloatArray:
+    """Share of each task (V,), by its new place, that an old monitor takes texts for; all alike where it cannot say."""
+    moved, alike = Moved.of(old.tasks, tasks), np.full(len(old.tasks), 1.0 / len(old.tasks))
+    seen = old.snapshot().recognise(texts).posteriors.mean(axis=0) if texts else alike
+    shares = moved.shares(seen)
+    return np.zeros(len(tasks)) if shares is None else shares

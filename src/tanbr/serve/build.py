@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,7 @@ from tanbr.errors import CheckpointError, ConfigError, DataError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.inspect import glance
+from tanbr.merge.sources.expert_list import is_list
 from tanbr.moe import embedded
 from tanbr.moe.device import device_of
 from tanbr.monitor import Monitor
@@ -24,7 +26,7 @@ from tanbr.serve.check import UNKNOWN, Check, Report, digest, measured_in, self_
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.labels import label_space
-from tanbr.serve.lineage import method_of
+from tanbr.serve.lineage import expert_names, method_of
 from tanbr.serve.records import Observer
 from tanbr.serve.service import Service, log
 from tanbr.serve.survey import Survey
@@ -49,6 +51,7 @@ def build(
     *,
     experts: Sequence[str | Path] = (),
     blend_only: Literal["all", "ffn"] | None = None,
+    base: bool | None = None,
     config: ServeConfig,
     router: RouterConfig | None = None,
     monitor: MonitorConfig | None = None,
@@ -66,7 +69,8 @@ def build(
 ) -> Service:
     """Make a service, not yet started, of a checkpoint (the embedded model if None), or of `experts` and their base.
 
-    The checkpoint's card, or a list of experts, says its tasks. `history` is a JSONL file of
+    The checkpoint's card, or a list of experts, says its tasks. The `base` is one more expert, if nothing says which
+    expert belongs to which task, or if that is asked for. `history` is a JSONL file of
     {"text": …, "task": …, "label": …?} lines, text a string or a pair, or labelled rows in other files; by default
     `history.jsonl` in the checkpoint's folder, if there is one. It names the tasks that are served, teaches the
     monitor, and its labelled lines are the guard's probes. Without any the monitor groups the traffic by itself, into
@@ -76,8 +80,14 @@ def build(
     `check`, how many models are served and how they are merged is measured first, where that is not set (`check.py`).
     `backend` and `make_engine` are those of a `Service`.
     """
-    place = embedded.path() if checkpoint is None else checkpoint
-    moe = open_moe(place, experts=experts, blend_only=blend_only, method=config.method)
+    moe = opened(
+        checkpoint,
+        experts=experts,
+        blend_only=blend_only,
+        base=with_base(base, config.blend, survey, warm_start),
+        method=config.method,
+        say=lambda line: report(line, 0, 0),
+    )
     if config.blend is None and moe.source.weights:
         config = config.model_copy(update={"blend": moe.source.weights})
     if config.method is None:
@@ -97,7 +107,7 @@ def build(
     if config.unmerged:
         if not own:
             raise ConfigError(f"to serve experts un-merged, {UNKNOWN}")
-        config = config.model_copy(update={"models": moe.num_experts, "explore": "never"})
+        config = config.model_copy(update={"models": moe.source.trained, "explore": "never"})
     elif check and survey is None and backend is None and config.blend is None:
         found = checked(about, config, state, monitor=monitor, report=report)
     if found is not None:
@@ -127,7 +137,7 @@ def build(
         monitor=recogniser,
         monitor_config=monitor or MonitorConfig(),
         probes=probes,
-        expert_names=about.expert_names,
+        expert_names=expert_names(moe),
         own_experts=own,
         survey=best,
         check=found,
@@ -139,6 +149,43 @@ def build(
     )
 
 
+def with_base(asked: bool | None, blend: object, *surveys: Path | None) -> bool | None:
+    """Whether the base is to be an expert; None where that is for `opened` to say.
+
+    What was given for the experts as they are, weights or a survey, would not fit one more.
+    """
+    return False if asked is None and (isinstance(blend, tuple) or any(surveys)) else asked
+
+
+def opened(
+    checkpoint: str | Path | None,
+    *,
+    experts: Sequence[str | Path] = (),
+    blend_only: Literal["all", "ffn"] | None = None,
+    base: bool | None = None,
+    method: str | None = None,
+    say: Callable[[str], None] = log.warning,
+) -> Moe:
+    """Open what is to be served (the embedded model if None), with the base as one more expert if that is wanted."""
+    place = embedded.path() if checkpoint is None else checkpoint
+    over = bool(experts) or is_list(place)
+    again = partial(open_moe, place, experts=experts, blend_only=blend_only, method=method)
+    moe = again(base=base if over else None)
+    card = read_card(moe.path)
+    known = moe.source.expert_tasks or card.expert_tasks
+    if base is False or moe.source.with_base or (base is None and (known or not (over or card.ancestor))):
+        return moe
+    if not over and not card.ancestor:
+        raise CheckpointError(f"{moe.path} does not name its ancestor in tanbr.json; leave out --base")
+    try:
+        return again(base=True if over else Path(moe.path) / card.ancestor)
+    except CheckpointError as why:
+        if base:
+            raise
+        say(f"the base takes no weight: {why}")
+        return moe
+
+
 @dataclass(frozen=True, eq=False)
 class Known:
     """What is known of experts before they serve."""
@@ -146,7 +193,6 @@ class Known:
     moe: Moe
     tasks: tuple[Task, ...]  # (V,)
     own: tuple[int, ...]  # (V,) the expert of each task; empty where that is not known
-    expert_names: tuple[str, ...]  # (K,) or none
     past: "list[PastRequest] | None" = None
     rows: Sequence[Row] = ()  # of `past`, those with labels
 
@@ -167,18 +213,19 @@ def known_of(moe: Moe, history: Path | None) -> Known:
     if history is None and (Path(moe.path) / HISTORY).is_file():
         history = Path(moe.path) / HISTORY
     if history is None:
-        latent = tuple(Task(f"latent-{number + 1}", ()) for number in range(moe.num_experts))
+        latent = tuple(Task(f"latent-{number + 1}", ()) for number in range(moe.source.trained))
         labelled = card.tasks and all(task.metrics for task in card.tasks)
         own = card.experts_of([task.name for task in card.tasks]) if labelled else ()
-        return Known(moe, card.tasks or latent, own, card.expert_tasks)
+        return Known(moe, card.tasks or latent, own)
     past = read_history(history)
     if not str(moe.plan.config().architectures[0]).endswith("ForSequenceClassification"):  # it is sent prompts
         past = [one.model_copy(update={"text": prompt(one.text)}) for one in past]
     _check_labels(past, card.tasks, moe.source.expert_labels, source=history)
     said = {task.name: task for task in card.tasks if task.metrics}  # an adapter names no labels
     tasks = tuple(said.get(task.name, task) for task in _tasks_of(past))
-    own = card.experts_of([task.name for task in tasks]) or _by_labels(tasks, moe.source.expert_labels)
-    return Known(moe, tasks, own, card.expert_tasks, past, _labelled(past, tasks))
+    heads = moe.source.expert_labels[: moe.source.trained]
+    own = card.experts_of([task.name for task in tasks]) or _by_labels(tasks, heads)
+    return Known(moe, tasks, own, past, _labelled(past, tasks))
 
 
 def _by_labels(tasks: Sequence[Task], heads: Sequence[Sequence[str]]) -> tuple[int, ...]:
@@ -197,7 +244,7 @@ def checked(
     """
     moe = about.moe
     moe.source.measured = measured_in(state, moe)
-    made_for = digest(moe, about.rows, config.memory, config.models, config.method)
+    made_for = digest(moe, about.rows, moe.num_experts, config.memory, config.models, config.method)
     kept = Check.load(state, made_for)
     if kept is not None:
         return kept

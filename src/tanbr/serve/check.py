@@ -55,6 +55,7 @@ class Check:
     rows: int
     alone: tuple[float, ...]  # (V,) each task by its own expert, told the task
     alone_bytes: int
+    base: tuple[float, ...]  # (V,) each task by the base, told the task; empty where it is no expert
     ways: tuple[Way, ...]
     blends: tuple[tuple[float, ...], ...]  # (N, K) that were measured by the method that is taken
     earned: tuple[tuple[float | None, ...], ...]  # (N, V) None where a task was not asked
@@ -94,7 +95,8 @@ class Check:
 
     def view(self) -> CheckView:
         """What clients see of it."""
-        return CheckView(self.tasks, self.rows, self.alone, self.alone_bytes, self.ways, self.taken, self.advice)
+        measured = self.tasks, self.rows, self.alone, self.alone_bytes, self.base
+        return CheckView(*measured, self.ways, self.taken, self.advice)
 
     def save(self, folder: Path) -> None:
         """Keep it with the state."""
@@ -155,7 +157,7 @@ def most_models(moe: Moe, memory: int | None) -> int:
     """G: how many models fit; by default into what the un-merged experts would take, less one model."""
     one, more = sizes(moe)
     if memory is None:
-        return max(1, moe.num_experts - 1)
+        return max(1, moe.source.trained - 1)
     if memory < one:
         raise ConfigError(f"memory must be at least {one} bytes, for one model (got {memory})")
     return int(min(1 + (memory - one) // more, moe.num_experts))
@@ -301,6 +303,10 @@ def self_check(
         mine = checking.of == v
         alone[mine] = checking.rewards(ready[0], checking.blend_of([v]), mine, told=True)[mine]
         step()
+    base = np.eye(moe.num_experts)[-1] if moe.source.with_base else None
+    if base is not None:
+        for one in ready:  # the router is told, too
+            checking.rewards(one, base, np.ones(len(held), dtype=np.bool_))
     ones = {one: checking.way(one, np.zeros(V, dtype=np.intp)) for one in ready}
     better = max(ready, key=lambda one: ones[one].reward)
     shared = checking.pairs(better, step) if max(counts) > 1 and V > 1 else np.eye(V)
@@ -317,6 +323,7 @@ def self_check(
         len(held),
         checking.by_task(alone),
         sum(spec.numel for spec in moe.source.unmerged) * 4,
+        () if base is None else checking.by_task(checking.rewards(ready[0], base, checking.of >= 0, told=True)),
         tuple(ways),
         tuple(tuple(blend.tolist()) for blend, _ in table),
         tuple(tuple(_mean(earned[checking.of == v]) for v in range(V)) for _, earned in table),
@@ -340,11 +347,14 @@ def _measured(moe: Moe, rest: Sequence[Row], space: LabelSpace, own: Sequence[in
     folder = moe.source.beside(FOLDER)
     if folder.is_dir():
         return True
-    if set(own) != set(range(moe.num_experts)):
+    if set(own) != set(range(moe.source.trained)):
         return False  # an expert without a task has nothing to be shown
-    shown: list[list[Row]] = [[] for _ in own]
+    shown: list[list[Row]] = [[] for _ in range(moe.num_experts)]
     for task, expert in zip(space.tasks, own, strict=True):
-        shown[expert] += [row for row in rest if row.task == task.name][:SHOWN]
+        mine = [row for row in rest if row.task == task.name][:SHOWN]
+        shown[expert] += mine
+        if moe.source.with_base:
+            shown[-1] += mine[: max(1, SHOWN // len(own))]  # it belongs to no task, and is shown some of each
     try:
         inputs = [
             inputs_of(moe, [row.text for row in some], [answer(row, space.task(row.task)) for row in some])

@@ -21,6 +21,8 @@ class StartConfig(Section):
     """Fine-tuned copy or adapter of the checkpoint; repeatable. The checkpoint is the base."""
     blend_only: Literal["all", "ffn"] | None = None
     """What of these experts is blended; everything that differs, or FFNs, with the base's rest."""
+    base: bool | None = None
+    """Whether the base is one more expert; by default where nothing says which expert belongs to which task."""
     state: File = Path("out/serve")
     """Folder for what is learned; a server that starts there again continues."""
     history: File | None = None

@@ -12,7 +12,7 @@ from tanbr.merge.export import About
 from tanbr.serve.adopt import Adoption
 from tanbr.serve.check import measured_in
 from tanbr.serve.journal import read_slot
-from tanbr.serve.lineage import MadeFor, made_for, read_made_for
+from tanbr.serve.lineage import MadeFor, expert_names, made_for, read_made_for
 from tanbr.serve.store import peek
 from tanbr.tasks.card import FILE, Card, card_text, read_card
 from tanbr.types import Blend
@@ -47,7 +47,7 @@ class Served:
         card = read_card(self.moe.path).of_experts(source.expert_tasks, source.expert_labels)
         known = tuple(task for task in card.tasks if task.name in self.made_for.tasks)
         note = f"It is what a tanbr server served as {self.title}, for {', '.join(self.tasks) or 'no task'}."
-        return About(card.expert_tasks, note, {FILE: card_text(Card(known))} if known else {})
+        return About(expert_names(self.moe), note, {FILE: card_text(Card(known))} if known else {})
 
 
 def served(state: Path, *, number: int = 1) -> Served:
@@ -62,7 +62,7 @@ def served(state: Path, *, number: int = 1) -> Served:
         raise InputError(f"--model must be from 1 to {models}, as many as {state} serves side by side (got {number})")
     try:
         origin = json.loads(text)
-        moe = open_moe(origin["path"], experts=origin["experts"], blend_only=origin["blend_only"], method="average")
+        moe = open_moe(**origin, method="average")
     except (TypeError, KeyError, ValueError):
         raise StateError(f"{state} does not say where its experts are; start a server on it once") from None
     if made.method != "average":

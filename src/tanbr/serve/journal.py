@@ -90,8 +90,21 @@ def _write_versions(write: Connection, versions: Iterable[Version]) -> None:
 
 def write_pin(store: Store, pin: Pin | None) -> None:
     """Keep an operator's wish; it holds over restarts."""
-    kept = None if pin is None else json.dumps({"blend": pin.blend.tolist(), "version": pin.version})
-    store.set_meta("pinned", kept)
+    store.set_meta("pinned", None if pin is None else pin_text(pin))
+
+
+def pin_text(pin: Pin) -> str:
+    """Write a pin as the store has it."""
+    return json.dumps({"blend": pin.blend.tolist(), "version": pin.version})
+
+
+def read_pin(store: Store) -> Pin | None:
+    """Read an operator's wish back."""
+    try:
+        pinned = json.loads(store.meta("pinned") or "null")
+        return None if pinned is None else Pin(np.array(pinned["blend"], dtype=float), int(pinned["version"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise StateError(f"{store.folder} is damaged ({error}); restore it from a copy") from None
 
 
 def read_learner(
@@ -101,7 +114,6 @@ def read_learner(
     waiting = getattr(router, "open", ())
     *settling, slot = (read_slot(row, experts=experts, tasks=tasks, decisions=waiting) for row in store.untold())
     try:
-        pinned = json.loads(store.meta("pinned") or "null")
         learner = Learner(
             rules, router, monitor, slot, Guard.from_json(store.meta("guard"), tasks=tasks), read_trust(store),
             slot.task_mix,
@@ -112,7 +124,7 @@ def read_learner(
             ),
             rewarded=store.meta("rewarded"),
             mark=int(store.meta("mark") or 0),
-            pin=None if pinned is None else Pin(np.array(pinned["blend"], dtype=float), int(pinned["version"])),
+            pin=read_pin(store),
         )  # fmt: skip
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StateError(f"{store.folder} is damaged ({error}); restore it from a copy") from None

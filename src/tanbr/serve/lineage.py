@@ -53,15 +53,16 @@ def made_for(moe: Moe, tasks: Sequence[str]) -> MadeFor:
 
 
 def expert_names(moe: Moe) -> tuple[str, ...]:
-    """Name the experts (K,): by their tasks, else by their folders, else by their numbers."""
-    source, K = moe.source, moe.num_experts
+    """Name the experts (K,): by their tasks, else by their folders, else by their numbers; and the base."""
+    source, trained = moe.source, moe.source.trained
+    base = ("base",) * source.with_base
     tasks = source.expert_tasks or read_card(moe.path).expert_tasks
-    if len(tasks) == K:
-        return tuple(tasks)
+    if len(tasks) == trained:
+        return tuple(tasks) + base
     if not source.own_files(0):
-        return tuple(f"{k + 1} of {K}" for k in range(K))
-    folders = tuple(public_name(Path(name)) for name in source.names)
-    return folders if len(set(folders)) == K else tuple(source.names)
+        return tuple(f"expert {k + 1} of {trained}" for k in range(trained)) + base
+    folders = tuple(public_name(Path(name)) for name in source.names[:trained]) + base
+    return folders if len(set(folders)) == len(folders) else tuple(source.names)
 
 
 def _fingerprint(files: Sequence[Path], more: str = "") -> str:
@@ -106,8 +107,11 @@ def lineage(store: Store, wanted: MadeFor, *, adopt: bool) -> MadeFor:
     if found != wanted and not adopt:
         name = next(name for name in asdict(found) if getattr(found, name) != getattr(wanted, name))
         old, new = (", ".join(v) if isinstance(v := getattr(one, name), tuple) else v for one in (found, wanted))
+        changed = [one for one, *own in zip(found.experts, found.own, wanted.own, strict=False) if len(set(own)) > 1]
+        said = f"{name} {old}, not for {new}"
+        if name == "checkpoint" and changed:
+            said = f"other weights of {', '.join(changed)}"
         raise StateError(
-            f"{store.folder} was made for {name} {old}, not for {new}; give another --state, or --adopt to keep what "
-            "was learned as a prior"
+            f"{store.folder} was made for {said}; give another --state, or --adopt to keep what was learned as a prior"
         )
     return found

@@ -124,7 +124,7 @@ class ServedModel(Shown):
     """Whether the model classifies or writes."""
     experts: int
     expert_names: tuple[str, ...]
-    """What each expert was trained for, or "expert 1" …, in the order of every blend."""
+    """What each expert was trained for, its folder or its number, in the order of every blend; the base is "base"."""
     sites: int
     """FFNs that have experts."""
     models: int = 1
@@ -240,6 +240,8 @@ class CheckView(Shown):
     alone: tuple[float, ...]  # (V,)
     """Each task by its own expert, told the task."""
     alone_bytes: int
+    base: tuple[float, ...]  # (V,)
+    """Each task by the base alone, told the task; empty where the base is no expert."""
     ways: tuple[Way, ...]
     taken: Way
     advice: str

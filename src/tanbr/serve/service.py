@@ -30,7 +30,7 @@ from tanbr.serve.check import Check, most_models
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.ids import RequestIds, slot_of
-from tanbr.serve.journal import read_learner, read_trust, state_file
+from tanbr.serve.journal import read_learner, read_pin, read_trust, state_file
 from tanbr.serve.labels import label_space
 from tanbr.serve.learner import Alarms, LearnerThread
 from tanbr.serve.lineage import lineage, made_for
@@ -179,10 +179,10 @@ class Service(Queue):
                 world.resume(replace(learner, practice=practice))
             else:
                 new = monitor or Monitor(names, "clusters", config=monitor_config)
-                recalled = inherit(store, router, new, names, monitor_config)
+                recalled = inherit(store, router, new, names, monitor_config, past=probes, say=say)
                 first(
                     rules, world, router=router, monitor=recalled, tasks=len(names), number=store.next_slot,
-                    trust=read_trust(store), practises=practises,
+                    trust=read_trust(store), practises=practises, pin=read_pin(store),
                 )  # fmt: skip
             store.set_meta("origin", json.dumps(moe.source.origin))
             self.learning = LearnerThread(world, alarms=alarms)

@@ -80,9 +80,9 @@ class ServedWorld:
         return found
 
     def ended(self, number: int) -> Slot | None:
-        """Find a slot that the router was told already."""
+        """Find a slot that the router was told already; None if its blend can no longer be told."""
         found = self.store.slots(before=number + 1, limit=1)
-        if not found or found[0]["slot"] != number:
+        if not found or found[0]["slot"] != number or found[0]["reason"] == Reason.GONE:
             return None
         return read_slot(found[0], experts=self.engine.moe.num_experts, tasks=len(self.task_names))
 

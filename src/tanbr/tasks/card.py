@@ -23,7 +23,10 @@ class Card:
     """A checkpoint's tasks (none if it does not say) and the task that each of its K experts was trained for."""
 
     tasks: tuple[Task, ...] = ()
-    expert_tasks: tuple[str, ...] = ()  # (K,); empty if experts belong to no task
+    expert_tasks: tuple[
+        str, ...
+    ] = ()  # (K,); empty if experts belong to no task; the base, if it is an expert, has none
+    ancestor: str = ""  # folder of the dense model that an MoE was made from, seen from the checkpoint's own
 
     def experts_of(self, tasks: Sequence[str]) -> tuple[int, ...]:
         """Find the expert that was trained for each task; none at all if the card does not say so of all."""
@@ -36,11 +39,11 @@ class Card:
         if not expert_tasks:
             return self
         known = {task.name: task for task in self.tasks}
-        of = zip(expert_tasks, expert_labels or [()] * len(expert_tasks), strict=True)
+        of = zip(expert_tasks, expert_labels or [()] * len(expert_tasks), strict=False)  # the base has labels only
         tasks = tuple(
             known.get(name) or Task(name, ("accuracy",) if labels else (), tuple(labels)) for name, labels in of
         )
-        return Card(tasks, tuple(expert_tasks))
+        return Card(tasks, tuple(expert_tasks), self.ancestor)
 
 
 def read_card(checkpoint: Path) -> Card:

@@ -235,3 +235,16 @@ def test_the_command_writes_a_model_or_an_adapter(bert, tmp_path) -> None:
         assert f'base_model: "{base.name}"' in about
         assert f"| {adapters[1].name} | 0.3000 |" in about
         assert str(tmp_path) not in about  # no place on this machine
+
+
+def test_the_bases_share_of_an_adapter_is_what_the_others_lack(bert, tmp_path) -> None:
+    base, adapters = bert
+    moe = tanbr.open(base, experts=adapters, base=True)
+    for blend in ([0.2, 0.1, 0.1, 0.6], [0, 0, 0, 1]):
+        folder = export_adapter(moe, tmp_path / str(sum(blend[:3])), blend=blend)
+        alone = tanbr.open(base, experts=[folder, adapters[0]])
+        whole = dict(moe.tensors(blend))
+        for name, tensor in alone.tensors([1, 0]):
+            torch.testing.assert_close(tensor, whole[name], rtol=1e-5, atol=1e-6)
+    one = tanbr.open(base, experts=adapters[:1], base=True)  # one adapter, as much of it as is wanted
+    assert_merged(dict(one.tensors([0.25, 0.75])), base, adapters[:1], [0.25])

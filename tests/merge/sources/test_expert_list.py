@@ -60,7 +60,19 @@ def test_a_long_list_says_method_tasks_and_blend(folder) -> None:
     assert any("query" in piece.target for piece in other.plan.blended)
 
 
+def test_the_base_may_be_listed_last_with_a_weight_of_its_own(folder) -> None:
+    moe = tanbr.open(written(folder, LONG + "[[experts]]\nbase = true\nweight = 4\n"))
+    assert moe.source.weights == (0.375, 0.125, 0.5)
+    assert moe.source.expert_tasks == ("one", "two")
+    assert moe.num_experts == 3
+    for asked, weights in ((False, (0.75, 0.25)), (True, (0.75, 0.25, 0.0))):  # the argument goes before the file
+        assert tanbr.open(written(folder, LONG), base=asked).source.weights == weights
+
+
 WRONG = {
+    "the base in front": ('base = "b"\n[[experts]]\nbase = true\n[[experts]]\npath = "a"\n', "base = true, last"),
+    "the base with a task": (LONG + '[[experts]]\nbase = true\ntask = "t"\n', "base = true, last"),
+    "no path": ('base = "b"\nexperts = ["a", "c"]\n'.replace('"c"', "{}"), "an expert has a path"),
     "nothing": ("", "base"),
     "one expert": ('base = "base"\nexperts = ["a"]\n', "experts"),
     "unknown key": (SHORT + "bases = 1\n", "unknown key 'bases'; did you mean 'base'"),

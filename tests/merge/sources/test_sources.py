@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 import tanbr
 from merge.sources.tiny_dense import adapter, build, family, heads, tuned
+from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
 from tanbr.merge.methods import METHODS
 
@@ -42,12 +43,31 @@ def mixture(folder):
     return tanbr.open(moe.path, experts=[folder / "0", whole, folder / "2"]), BLEND
 
 
+def with_base(folder):
+    moe, _ = mixture(folder)
+    return tanbr.open(moe.path, experts=moe.source.names, base=True), [0.3, 0.2, 0.1, 0.4]
+
+
+def with_bare_base(folder):
+    base, experts = heads(folder, [("bad", "good"), ("good", "fair", "bad")])
+    return tanbr.open(base, experts=experts, base=True), BLEND
+
+
+def with_ancestor(folder):
+    moe, _ = moe_checkpoint(folder)
+    moe.export([0.1, 0.2, 0.3, 0.4], folder / "ancestor")
+    return tanbr.open(moe.path, base=folder / "ancestor"), [0.3, 0.2, 0.1, 0.1, 0.3]
+
+
 def joined_heads(folder):
     base, experts = heads(folder, [("bad", "good"), ("good", "fair", "bad"), ("fair", "awful")])
     return tanbr.open(base, experts=experts), BLEND
 
 
-@pytest.fixture(params=[moe_checkpoint, fine_tuned, adapters, mixture, joined_heads], ids=lambda make: make.__name__)
+SOURCES = [moe_checkpoint, fine_tuned, adapters, mixture, joined_heads, with_base, with_bare_base, with_ancestor]
+
+
+@pytest.fixture(params=SOURCES, ids=lambda make: make.__name__)
 def opened(request, tmp_path):
     return request.param(tmp_path)
 
@@ -122,3 +142,35 @@ def test_experts_of_an_moe_taken_apart_merge_to_what_it_merges_to(tmp_path) -> N
     whole = dict(moe.tensors(blend))
     for name, tensor in apart.tensors(BLEND):
         assert ((tensor - whole[name]).abs() <= 16 * EPS * float(whole[name].abs().max())).all(), name
+
+
+def test_weight_on_the_base_is_less_of_everything_else(tmp_path) -> None:
+    moe, _ = with_base(tmp_path)
+    base = load_file(moe.path / "model.safetensors")
+    assert moe.source.names[-1] == "base"
+    for name, tensor in moe.tensors([0, 0, 0, 1]):
+        assert torch.equal(tensor, base[name]), name
+    whole = dict(moe.tensors([0.5, 0.3, 0.2, 0]))
+    for name, tensor in moe.tensors([0.25, 0.15, 0.1, 0.5]):
+        torch.testing.assert_close(tensor, (whole[name] + base[name]) / 2)
+
+
+def test_a_base_without_the_head_has_the_mean_of_the_experts_heads(tmp_path) -> None:
+    moe, _ = with_bare_base(tmp_path)
+    alone = [dict(moe.tensors(row.tolist())) for row in torch.eye(3)]
+    both = dict(moe.tensors([0.5, 0.5, 0]))
+    bare = load_file(moe.path / "model.safetensors")
+    assert torch.equal(alone[2]["bert.embeddings.word_embeddings.weight"], bare["embeddings.word_embeddings.weight"])
+    assert not torch.equal(alone[0]["classifier.weight"], alone[1]["classifier.weight"])
+    torch.testing.assert_close(alone[2]["classifier.weight"], both["classifier.weight"])
+
+
+def test_a_base_of_another_shape_cannot_be_an_expert(tmp_path) -> None:
+    base, experts = family(tmp_path, "BertForSequenceClassification", experts=2)
+    build("BertForSequenceClassification", intermediate_size=40).save_pretrained(base)
+    assert tanbr.open(base, experts=experts).num_experts == 2
+    with pytest.raises(CheckpointError, match=r"the base cannot be an expert: .* is \(40,\) .* and \(48,\)"):
+        tanbr.open(base, experts=experts, base=True)
+    moe, _ = moe_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"base cannot be an expert of .*moe: for that it needs .* \(48,\)"):
+        tanbr.open(moe.path, base=base)

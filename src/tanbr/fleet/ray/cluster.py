@@ -17,8 +17,7 @@ from tanbr.errors import ConfigError
 from tanbr.fleet.ray.config import ClusterConfig
 from tanbr.fleet.ray.learner import RayLearner, end_learner, found_learner, get
 from tanbr.fleet.replica import ReplicaService
-from tanbr.merge import open as open_moe
-from tanbr.moe import embedded
+from tanbr.serve.build import opened, with_base
 from tanbr.serve.config import usable_cores
 from tanbr.serve.records import ServiceError, ServiceInfo, ServiceState
 from tanbr.serve.web import logs
@@ -39,8 +38,13 @@ class Replica:
         self._config, self._tokens, self._loopback = config, tokens, loopback
         logs.to_stream()
         method = config.serve.method if "method" in config.serve.model_fields_set else None
-        place = embedded.path() if config.checkpoint is None else config.checkpoint
-        moe = open_moe(place, experts=config.experts, blend_only=config.blend_only, method=method)
+        moe = opened(
+            config.checkpoint,
+            experts=config.experts,
+            blend_only=config.blend_only,
+            base=with_base(config.base, config.serve.blend, config.survey, config.warm_start),
+            method=method,
+        )
         member = str(ray.get_runtime_context().get_actor_name())
         learner, ends = RayLearner(config), time.monotonic() + JOIN
         while True:

@@ -49,6 +49,8 @@ def probes_of(
     for task, expert in zip(space.tasks, own, strict=True):
         ordered = sorted(rows[task.name], key=lambda row: len("".join(row.text)))  # little padding
         found[expert] += [probe(task, ordered[start : start + batch]) for start in range(0, len(ordered), batch)]
+    if moe.source.with_base:  # it belongs to no task, and is shown the first texts of each
+        found[-1] = [some[0] for some in found[:-1] if some]
     return found
 
 

@@ -104,6 +104,8 @@ def assemble(moe: Moe, out: str | Path, *, rest: Rest = "refuse", progress: Prog
     """
     if not isinstance(moe.source, OverBase):
         raise InputError(f"{moe.path} is an MoE checkpoint already; name a base and its experts")
+    if moe.source.with_base:
+        raise InputError("an MoE's experts belong to tasks, and the base to none; leave base = true out of the list")
     specs, pieces = moe.plan.specs, moe.plan.targets()
     config, tensors = laid_out(moe.config, specs, moe.num_experts)
     ffns = {laid.source for laid in tensors if laid.experts}
@@ -131,7 +133,7 @@ def card_of(moe: Moe) -> Card:
     """Make the card of experts over a base; an MoE checkpoint has its own."""
     if not isinstance(moe.source, OverBase):
         return read_card(moe.path)
-    folders = [Path(name).resolve().name for name in moe.source.names]
+    folders = [Path(name).resolve().name for name in moe.source.names[: moe.source.trained]]
     tasks = moe.source.expert_tasks or (tuple(folders) if len(set(folders)) == len(folders) else ())
     return read_card(moe.path).of_experts(tasks, moe.source.expert_labels)
 

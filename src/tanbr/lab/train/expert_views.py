@@ -125,7 +125,8 @@ class ExpertViews(nn.Module):
         stacked = {name: torch.stack([self.weights(k)[name].detach() for k in range(len(self))]) for name in self.names}
         moe = upcycled(dense, experts=len(self))
         moe.load_state_dict({**self.dense.state_dict(), **stacked})
-        return write(moe, out, dense, card=Card(tuple(tasks), tuple(task.name for task in tasks)))
+        card = Card(tuple(tasks), tuple(task.name for task in tasks), os.path.relpath(dense, out))
+        return write(moe, out, dense, card=card)
 
 
 BALANCE = 0.01  # weight of the load-balance loss, as Switch Transformers have it

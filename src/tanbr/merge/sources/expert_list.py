@@ -10,6 +10,9 @@
     labels = ["bad", "good"]      # of its head, where it does not name them itself
     weight = 0.5                  # in the blend that the file asks for
 
+    [[experts]]                   # the last one may be the base itself
+    base = true
+
 `experts = ["sst2/", "mnli/"]` is enough where nothing is to be said of them.
 """
 
@@ -27,8 +30,10 @@ from tanbr.merge.sources.over_base import BlendOnly
 class ListedExpert(Section):
     """One expert."""
 
-    path: str
+    path: str = ""
     """Folder of a fine-tuned checkpoint or of a LoRA adapter, or a model id of the hub."""
+    base: bool = False
+    """Whether it is the base itself, which has no path."""
     task: str = ""
     """The task that it was trained for."""
     labels: tuple[str, ...] = ()
@@ -43,22 +48,33 @@ class ExpertList(Section):
     base: str
     """Folder of the dense model that the experts came from, or a model id of the hub."""
     experts: tuple[ListedExpert, ...] = Field(min_length=2)
-    """The experts, in the order of a blend's weights."""
+    """The experts, in the order of a blend's weights; the base, if it is one, is the last."""
     blend_only: BlendOnly = "all"
     """Blend whatever differs, or FFNs alone."""
     method: str | None = None
     """How blends are merged; by averages if the file does not say, or as a server finds best."""
 
     @property
-    def tasks(self) -> tuple[str, ...]:
-        """The experts' tasks (K,); none if the file names none."""
-        return tuple(expert.task for expert in self.experts) if self.experts[0].task else ()
+    def trained(self) -> tuple[ListedExpert, ...]:
+        """All but the base."""
+        return tuple(expert for expert in self.experts if not expert.base)
 
     @property
-    def weights(self) -> tuple[float, ...]:
-        """The blend that the file asks for (K,), which sums to 1; none if it names no weights."""
-        total = sum(expert.weight or 0.0 for expert in self.experts)
-        return tuple((expert.weight or 0.0) / total for expert in self.experts) if total > 0 else ()
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks of all but the base; none if the file names none."""
+        return tuple(expert.task for expert in self.trained) if self.experts[0].task else ()
+
+    @property
+    def with_base(self) -> bool:
+        """Whether the base is listed as an expert."""
+        return self.experts[-1].base
+
+    def weights(self, *, with_base: bool) -> tuple[float, ...]:
+        """Give the blend that the file asks for (K,), which sums to 1; none if it names no weights."""
+        each = [one.weight or 0.0 for one in self.trained] + [
+            self.with_base * (self.experts[-1].weight or 0.0)
+        ] * with_base
+        return tuple(weight / sum(each) for weight in each) if sum(each) > 0 else ()
 
 
 def is_list(path: str | Path) -> bool:
@@ -78,10 +94,17 @@ def read_list(path: str | Path) -> ExpertList:
         values["experts"] = [{"path": one} if isinstance(one, str) else one for one in values["experts"]]
     found = read(ExpertList, values, source=str(path))
     check_method(found.method or "average", source=str(path))
-    tasks = [expert.task for expert in found.experts]
+    for one, last in ((one, one is found.experts[-1]) for one in found.experts):
+        if one.base != (not one.path) or (one.base and (one.task or one.labels or not last)):
+            raise ConfigError(
+                f"{path}: an expert has a path, or is the base, with base = true, last and without a task"
+            )
+    tasks = [expert.task for expert in found.trained]
     if any(tasks) and (not all(tasks) or len(set(tasks)) < len(tasks)):
         raise ConfigError(f"{path}: name the task of every expert or of none, and each but once (got {tasks})")
-    experts = tuple(one.model_copy(update={"path": _beside(path, one.path)}) for one in found.experts)
+    experts = tuple(
+        one if one.base else one.model_copy(update={"path": _beside(path, one.path)}) for one in found.experts
+    )
     return found.model_copy(update={"base": _beside(path, found.base), "experts": experts})
 
 

@@ -6,6 +6,7 @@ For engines that take adapters and for bases that must not be touched. Its rank 
 fewer adapters change is filled up with zeros, so that all layers have one rank (not every engine takes several).
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,20 +36,18 @@ def export_adapter(
         target: sum(one.down.shape[0] for k, one in adds.items() if weights[k])
         for target, adds in source.factors.items()
     }
-    rank = max(ranks.values())
-    if rank == 0:
-        raise InputError("the blend's adapters change nothing")
+    rank = max(1, *ranks.values())
+    changed = [target for target in ranks if ranks[target]] or list(ranks)[:1]  # the base alone: an adapter of zeros
     tensors: dict[str, Tensor] = {}
-    for target, adds in source.factors.items():
-        if ranks[target]:
-            tensors |= _joined(moe, target, {k: one for k, one in adds.items() if weights[k]}, weights, rank)
+    for target in changed:
+        tensors |= _joined(moe, target, source.factors[target], weights, rank)
     whole = {piece.target for piece in moe.plan.blended if piece.target not in source.factors}
     if whole:
         tensors |= {PREFIX + name: one for name, one in moe.tensors(weights, changing=True) if name in whole}
     for name, tensor in tensors.items():
         finite(name, tensor)
     with new_folder(out) as folder:
-        write_json(folder / SETTINGS, _settings(source, [name for name in ranks if ranks[name]], rank))
+        write_json(folder / SETTINGS, _settings(source, changed, rank))
         specs = [TensorSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
         write_file(folder / WEIGHTS, specs, iter(tensors.values()))
         if certify:
@@ -59,27 +58,28 @@ def export_adapter(
 def joinable(moe: "Moe") -> OverBase:
     """Give the adapters, if every blend of them is one adapter; refuse otherwise, and say why."""
     source = moe.source
-    if not isinstance(source, OverBase) or len(source.adapters) < source.count:
+    if not isinstance(source, OverBase) or len(source.adapters) < source.trained:
         raise InputError("only a blend of adapters can be written as an adapter; give two or more with --expert")
     if moe.method.name != "average":
         raise InputError(f"a merge by {moe.method.name} is no sum of adapters; write it as a model, or use average")
     if any(adapter.settings.get("bias", "none") != "none" for adapter in source.adapters):
         raise InputError("adapters with biases of their own cannot be joined into one; write the merge as a model")
-    if len(set(source.expert_labels)) > 1:
+    if len(set(source.expert_labels[: source.trained])) > 1:
         raise InputError("adapters with heads over different labels fit no one base; write the merge as a model")
     return source
 
 
-def _joined(moe: "Moe", target: str, adds: dict[int, LowRank], weights: list[float], rank: int) -> dict[str, Tensor]:
+def _joined(moe: "Moe", target: str, adds: Mapping[int, LowRank], weights: list[float], rank: int) -> dict[str, Tensor]:
     """Put the factors of one module side by side, with the weights in B, and zeros up to `rank`."""
-    read = moe.checkpoint.tensor
+    read, (like, *_) = moe.checkpoint.tensor, adds.values()
+    adds = {k: one for k, one in adds.items() if weights[k]}
     downs = [read(one.down.name).float() for one in adds.values()]
     ups = [read(one.up.name).float() * (weights[k] * one.scale) for k, one in adds.items()]
     spare = rank - sum(len(down) for down in downs)
-    down = torch.cat([*downs, torch.zeros(spare, downs[0].shape[1])])  # (R, n)
-    up = torch.cat([*ups, torch.zeros(ups[0].shape[0], spare)], dim=1)  # (m, R)
+    down = torch.cat([*downs, torch.zeros(spare, like.down.shape[1])])  # (R, n)
+    up = torch.cat([*ups, torch.zeros(like.up.shape[0], spare)], dim=1)  # (m, R)
     module = PREFIX + target.removesuffix(".weight")
-    if any(one.embedding for one in adds.values()):
+    if like.embedding:
         return {f"{module}.lora_embedding_A": down, f"{module}.lora_embedding_B": up}
     return {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
 

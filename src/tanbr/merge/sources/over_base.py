@@ -3,7 +3,8 @@
 Every tensor that differs between the experts is blended, whatever it is: FFNs, attention, norms, embeddings, heads.
 What is equal in all is copied. With `blend_only="ffn"` all but FFNs comes from the base, except what it lacks: heads.
 An adapter that leaves a layer alone counts as the base there. Heads with different labels become one (`heads.py`).
-The base is the ancestor that merge methods on differences take, and that `inspect` compares each expert with.
+The base is the ancestor that merge methods on differences take, and that `inspect` compares each expert with. It may
+be the last expert itself: weight on it is less of all that the others have learned.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ from tanbr.moe.family import MERGEABLE, Block, Family, Fold, Part, Piece, Site
 
 BlendOnly: TypeAlias = Literal["all", "ffn"]
 
-BASE = "base/"  # the member of the joined checkpoint that is no expert: no path ends like this
+BASE = "base/"  # the base among the members of the joined checkpoint: no path ends like this
 FFN = re.compile(  # as transformers' architectures name them
     r"(^|\.)(mlp|ffn|feed_forward|DenseReluDense|fc1|fc2|intermediate|(?<!attention\.)output\.dense)\."
 )
@@ -34,7 +35,7 @@ GLANCE = 1 << 16  # elements that are compared first: what was trained differs i
 
 
 class Joined(Checkpoint):
-    """Files of several folders as one checkpoint; tensor `name` of member `key` is called `key:name`."""
+    """Files of several folders as one checkpoint; tensor `name` of member `key` is called `key:name`, or `name`."""
 
     def __init__(self, path: Path, config: dict[str, Any], members: Mapping[str, Checkpoint | Adapter]) -> None:
         self.path = path
@@ -45,7 +46,8 @@ class Joined(Checkpoint):
         for key, member in self.members.items():
             offset = len(self.files)
             for spec in (spec for file in member.files for spec in file.specs):
-                self.specs[f"{key}:{spec.name}"] = replace(spec, name=f"{key}:{spec.name}", file=offset + spec.file)
+                name = f"{key}:{spec.name}" if key else spec.name
+                self.specs[name] = replace(spec, name=name, file=offset + spec.file)
             self.files += member.files
 
     def digests(self) -> dict[str, str]:
@@ -69,10 +71,15 @@ class OverBase(ExpertsOverBase):
         *,
         blend_only: BlendOnly = "all",
         labels: Sequence[Sequence[str]] = (),
+        with_base: bool = False,
     ) -> None:
-        """Join experts; `labels` (K,) name the columns of their heads where they do not do so themselves."""
+        """Join experts; `labels` name the columns of their heads where they do not do so themselves.
+
+        `with_base` adds the base behind them. Where it lacks a tensor, or its head has other labels, the mean of the
+        experts stands for it.
+        """
         self.names = [str(expert.path) for expert in experts]
-        if len(experts) < 2:
+        if len(experts) + with_base < 2:
             raise InputError(f"a blend needs two experts or more (got {len(experts)}); name each with --expert FOLDER")
         if len(set(self.names)) < len(experts):
             twice = max(self.names, key=self.names.count)
@@ -81,7 +88,7 @@ class OverBase(ExpertsOverBase):
             raise InputError(f"blend_only must be one of {', '.join(get_args(BlendOnly))} (got {blend_only!r})")
         whole = [expert for expert in experts if isinstance(expert, Checkpoint)]
         self.adapters = [expert for expert in experts if isinstance(expert, Adapter)]
-        self._experts, self._model = experts, whole[0] if whole else base
+        self._base, self._experts, self._model = base, experts, whole[0] if whole else base
         check_base(base)
         if whole:
             check_alike(base, whole)
@@ -91,7 +98,7 @@ class OverBase(ExpertsOverBase):
                 f"{base.path} lacks {lacking[0]}, which {self._model.path} has: an adapter is no model without it; "
                 "save the base with the head that the experts have"
             )
-        self.count = len(experts)
+        self.count, self.with_base = len(experts) + with_base, with_base
         # Dense already: no tensor changes its name, and no setting its value.
         model_type = base.config["model_type"]
         self.family = Family(model_type=model_type, dense=model_type, prefix=("", ""), count="", experts=(), width=())
@@ -99,6 +106,7 @@ class OverBase(ExpertsOverBase):
         self.checkpoint = Joined(
             base.path, self._model.config, {BASE: base} | dict(zip(self.names, experts, strict=True))
         )
+        self.names += ["base"] * with_base
         self.companions = (self._model.path, base.path) if whole else (base.path,)
         self.ancestors = _ancestors(base, self._model)
         if not self.ancestors:
@@ -112,8 +120,8 @@ class OverBase(ExpertsOverBase):
                 for target, added in expert.factors.items():
                     factors.setdefault(target, {})[k] = added
         self.factors = factors
-        self.absent = {}
-        self.pieces = self._joined(blend_only, [tuple(of) for of in labels or [()] * self.count])
+        self.absent, self._lacked = {}, frozenset[str]()
+        self.pieces = self._joined(blend_only, [tuple(of) for of in labels or [()] * self.trained])
         if not self.blended:
             what = "no FFN of these experts can be told by its name" if blend_only == "ffn" else "all experts are equal"
             raise CheckpointError(f"there is nothing to blend in {self.names[0]} and the others: {what}")
@@ -126,8 +134,14 @@ class OverBase(ExpertsOverBase):
         """The experts' own tensors; the base's too where an adapter needs them."""
         return [spec for spec in super().unmerged if self.adapters or not spec.name.startswith(f"{BASE}:")]
 
+    def beside(self, folder: str) -> Path:
+        """Name a folder beside the base; that it is an expert is another measurement."""
+        return super().beside(f"{folder}-base" if self.with_base else folder)
+
     def own_files(self, expert: int) -> list[Path]:
-        """List an expert's files of weights; an adapter's settings scale them."""
+        """List an expert's files of weights; an adapter's settings scale them. All experts share the base's."""
+        if expert == self.trained:
+            return []
         one = self._experts[expert]
         settings = [one.path / one.settings_file] if isinstance(one, Adapter) else []
         return settings + [file.path for file in one.files]
@@ -139,7 +153,11 @@ class OverBase(ExpertsOverBase):
         head = JoinedHead(tuple(given or labels for given, labels in zip(named, known, strict=True)))
         specs = weights_of(self._model)
         heads: set[str] = set()
-        if any(labels != own for labels in head.of):
+        joined = any(labels != own for labels in head.of)
+        if self.with_base:
+            labels = self._labels_of_base(head)
+            joined, head = joined or bool(labels and labels != own), JoinedHead((*head.of, labels))
+        if joined:
             head.check(self.names)
             heads = {name for name in specs if HEAD.search(name) and self._is_of(name, head)}
             if not heads:
@@ -153,18 +171,33 @@ class OverBase(ExpertsOverBase):
         for name, spec in specs.items():
             self._check(name, alike=name not in heads)
             if name in heads:
-                self.ancestors.pop(name, None)
                 rows, absent = head.pieces(name, [self._stored(k, name)[0] for k in range(self.count)], spec.shape[1:])
+                self.ancestors.pop(name, None)
                 pieces += rows
                 self.absent |= absent
             else:
                 pieces.append(self._piece(spec, blend_only))
         return pieces
 
+    def _labels_of_base(self, head: JoinedHead) -> tuple[str, ...]:
+        """Give the labels of the base's head, if the experts' are among them; note what of their tensors it lacks."""
+        specs, labels = weights_of(self._model), labels_of(read_settings(self._base.config))
+        heads = {name for name in specs if HEAD.search(name)}
+        labels = labels if set(labels) <= set(head.labels) and heads <= self.ancestors.keys() else ()
+        self._lacked = frozenset(specs.keys() - self.ancestors.keys()) | (frozenset() if labels else heads)
+        for name in sorted(self._lacked - heads):
+            other = self._base.specs.get(name) or self._base.specs.get(name.partition(".")[2])
+            if other is not None:
+                raise CheckpointError(
+                    f"the base cannot be an expert: {name} is {other.shape} {other.dtype} in {self._base.path} and "
+                    f"{specs[name].shape} {specs[name].dtype} in {self._model.path}; serve the others alone (--no-base)"
+                )
+        return labels
+
     def _is_of(self, name: str, head: JoinedHead) -> bool:
         """Whether a tensor has a row for each of an expert's labels, in every expert."""
         shapes = [self.checkpoint.specs[self._stored(k, name)[0]].shape for k in range(self.count)]
-        return all(shape[:1] == (len(of),) for shape, of in zip(shapes, head.of, strict=True))
+        return all(shape[:1] == (len(of),) for shape, of in zip(shapes, head.of, strict=True) if of)
 
     def _check(self, name: str, *, alike: bool) -> None:
         """Refuse experts whose tensors of one name are not of one kind: shape (but for a head's rows) and type."""
@@ -182,8 +215,10 @@ class OverBase(ExpertsOverBase):
             raise CheckpointError(f"{name}, a head that is to be joined with others, is held in factors by an adapter")
 
     def _stored(self, k: int, name: str) -> Block:
-        """Find what expert k has of a tensor: its own, or the base's."""
-        one = self._experts[k]
+        """Find what expert k has of a tensor: its own, or the base's; what the base lacks, the first has for it."""
+        if k == self.trained and name not in self._lacked:
+            return self.ancestors[name]
+        one = self._experts[k % self.trained]
         if isinstance(one, Checkpoint):
             return f"{one.path}:{name}", 0
         return (one.whole[name].name if name in one.whole else f"{BASE}:{name}"), 0
@@ -197,6 +232,8 @@ class OverBase(ExpertsOverBase):
             return Piece(spec.name, spec.shape, blocks[:1], (1.0,))
         if spec.dtype not in MERGEABLE:
             raise CheckpointError(f"{spec.name} differs between the experts but is {spec.dtype}: it cannot be blended")
+        if spec.name in self._lacked:
+            self.absent[blocks] = frozenset({self.trained})
         return Piece(spec.name, spec.shape, blocks)
 
     def _differ(self, blocks: Sequence[Block]) -> bool:

@@ -32,14 +32,20 @@ class ExpertSource:
     sites: list[Site]  # what `inspect` reports on
     pieces: list[Piece]  # of the whole dense model
     count: int  # K
+    with_base: bool = False  # whether the last expert is what the others came from
     names: list[str]  # (K,) what to call the experts
     companions: Sequence[Path]  # folders with a tokenizer and the like; a later one wins
-    expert_tasks: tuple[str, ...] = ()  # (K,) what each was trained for, where that is known beside a card
+    expert_tasks: tuple[str, ...] = ()  # what each that was trained was trained for, where that is known beside a card
     expert_labels: tuple[tuple[str, ...], ...] = ()  # (K,) what each one's own head answers
     weights: tuple[float, ...] = ()  # (K,) the blend that a list of experts asks for
     method: str | None = None  # how a list of experts asks to merge them
     measured: Path | None = None  # folder for what is measured of the experts, where there is none beside them
     origin: Mapping[str, Any] | None = None  # arguments that `tanbr.open` finds these experts with again
+
+    @property
+    def trained(self) -> int:
+        """How many experts were trained: all but the base."""
+        return self.count - self.with_base
 
     @cached_property
     def blended(self) -> list[Piece]:
