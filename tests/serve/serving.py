@@ -88,7 +88,7 @@ def service(
     **settings: Any,
 ) -> Service:
     """A service of the embedded model whose slots end only by hand, and whose router is asked from the first one on."""
-    usual = {"slot_seconds": 3600.0, "workers": 2, "threads": 1, "merge_share": 1.0, "explore": "always"}
+    usual = {"slot_seconds": 3600.0, "workers": 2, "threads": 1, "merge_share": 1.0, "explore": "always", "practice": 0}
     config = ServeConfig.model_validate(usual | {"answers": "labels"} | settings)  # logits as the model has them
     return Service(
         open_moe(checkpoint or embedded.path()),

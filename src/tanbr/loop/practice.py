@@ -89,11 +89,13 @@ class Practice:
         """Take in requests whose outcome is known: of each task a fair sample, at most LOG, that goes on moving."""
         rows, table = list(self.rows), list(self.table.reshape(-1, self.experts + 1))
         seen, rng = list(self.seen or (0,) * self.tasks), np.random.default_rng(self.done)
+        places = [np.flatnonzero(self.of == task).tolist() for task in range(self.tasks)]
         blank = np.full(self.experts + 1, np.nan)
         for row in new:
+            mine = places[row.task]
             seen[row.task] += 1
-            mine = [i for i, other in enumerate(rows) if other.task == row.task]
             if len(mine) < LOG:
+                mine.append(len(rows))
                 rows.append(row)
                 table.append(blank)
             elif rng.random() < max(LOG / seen[row.task], MOVES):
@@ -205,7 +207,7 @@ class Practice:
         return Exercise(blend, tuple(self.rows[i] for i in rows[:ROWS]), why, column)
 
     def learned(self, exercise: Exercise, rewards: FloatArray, *, router: Any, slot: int) -> "Practice":
-        """Take in what an exercise's rows have earned (n,), and tell the router; a fork of it, if need be, is yours."""
+        """Take in what an exercise's rows have earned (n,), and tell the router."""
         place = {row.id: i for i, row in enumerate(self.rows)}
         here = np.array([place.get(row.id, -1) for row in exercise.rows], dtype=np.intp)  # some are gone by now
         rewards, rows = rewards[here >= 0], here[here >= 0]

@@ -1,14 +1,13 @@
-"""The thread that practises: between batches, at the lowest priority, in a set share of one core's time.
+"""The thread that practises: while no request waits, in a set share of one core's time.
 
 It holds a model of its own, so nothing that answers is touched, and no turn waits for it: the learner's thread is told
-what an exercise has earned when that is done.
+what an exercise has earned when that is done. Its priority is that of all threads: one of low priority that holds
+Python's lock would keep the others waiting.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -56,8 +55,6 @@ class PracticeThread:
 
     def _run(self) -> None:
         torch.set_num_threads(1)
-        with suppress(OSError, AttributeError):  # a thread has a priority of its own on Linux
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         while not self._stopping.is_set():
             try:
                 wanted = exercise(self._learning.learner)

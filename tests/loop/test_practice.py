@@ -1,0 +1,186 @@
+"""Practice: what logged requests say of other answers, what is tried on them, and what a router makes of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tanbr.errors import InputError
+from tanbr.loop.practice import ALONE, FEW, LOG, Exercise, Logged, Practice, decides, known_rewards
+from tanbr.router import Tanbr
+from tanbr.router.config import RouterConfig
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.rows import Task
+from tanbr.types import FloatArray
+
+YESNO = Task("yesno", ("accuracy",), ("no", "yes"))
+THREE = Task("three", ("accuracy",), ("a", "b", "c"))
+GRADED = Task("graded", ("pearson",), scale=(0.0, 5.0))
+SPACE = LabelSpace((YESNO, THREE, GRADED))  # columns: no, yes, a, b, c, graded
+K = V = 4
+
+
+def row(number: int, task: int, *, reward: float = 1.0, answer: float = 0.0, label: float | None = None) -> Logged:
+    return Logged(number.to_bytes(8, "big"), f"text {number}", task, np.eye(V)[task], reward, answer, label)
+
+
+def logits(column: str) -> FloatArray:
+    return 9.0 * np.array([name == column for name in SPACE.columns])
+
+
+@pytest.mark.parametrize(
+    ("task", "reward", "answer", "label", "other", "earned"),
+    [
+        (1, 0.0, 0, 2.0, "c", 1.0),  # with a label, any answer has a known reward
+        (1, 1.0, 2, 2.0, "a", 0.0),
+        (0, 1.0, 1, None, "yes", 1.0),  # the answer that was given has its reward
+        (0, 1.0, 1, None, "no", 0.0),  # one right answer makes the others wrong
+        (0, 0.0, 1, None, "no", 1.0),  # of two labels a wrong one makes the other right
+        (1, 0.0, 0, None, "a", 0.0),
+        (1, 0.0, 0, None, "b", 0.5),  # of three it leaves two
+        (1, 0.0, -1, None, "b", 1 / 3),  # an answer of another task says nothing of this one's labels
+        (1, 0.0, 0, None, "yes", 0.0),  # which another task's words never are
+    ],
+)  # fmt: skip
+def test_what_another_answer_would_have_earned(
+    task: int, reward: float, answer: float, label: float | None, other: str, earned: float
+) -> None:
+    one = row(1, task, reward=reward, answer=answer, label=label)
+    assert known_rewards(SPACE, [one], [logits(other)], by_posterior=False)[0] == pytest.approx(earned)
+
+
+def test_only_requests_that_decide_are_logged() -> None:
+    assert decides(GRADED, 0.7, 3.0)
+    assert not decides(GRADED, 0.7, None)  # how near another score would have been nobody knows
+    assert not decides(YESNO, 0.7, None)
+    assert decides(YESNO, 0.0, None)
+
+
+@given(st.lists(st.integers(0, V - 1), max_size=6 * LOG))
+def test_the_log_never_outgrows_its_bound(tasks: list[int]) -> None:
+    practice = Practice(K, V)
+    for start in range(0, len(tasks), 64):
+        practice = practice.logged([row(start + i, task) for i, task in enumerate(tasks[start : start + 64])])
+    held = np.bincount(practice.of, minlength=V)
+    np.testing.assert_array_equal(held, np.minimum(np.bincount(tasks, minlength=V), LOG))
+    assert practice.table.size == len(practice.rows) * (K + 1)
+
+
+def map_of(blend: FloatArray) -> FloatArray:
+    """Each task earns .3 without its expert (V,) and .9 with it alone; experts are turned by one: task v has v + 1."""
+    own = np.roll(blend, -1)
+    return 0.3 + 0.6 * own * 1.3 / (own + 0.3)
+
+
+def practised(router: Tanbr, *, slots: int, card: tuple[int, ...] = ()) -> Practice:
+    """Play slots of all tasks alike, each followed by some exercises, on rows that are as hard for every blend."""
+    rng, practice, number = np.random.default_rng(0), Practice(K, V, card=card), 0
+    hard: dict[bytes, float] = {}
+
+    def earned(blend: FloatArray, rows: tuple[Logged, ...]) -> FloatArray:
+        worth = map_of(blend)
+        return np.array([float(hard[one.id] < worth[one.task]) for one in rows])
+
+    even = np.full(V, 1 / V)
+    for slot in range(slots):
+        blend = router.ask(even).blends[0]
+        new = []
+        for _ in range(32):
+            number += 1
+            one = row(number, int(rng.integers(V)), label=0.0)
+            hard[one.id] = rng.random()
+            new.append(replace(one, blend=blend, reward=float(earned(blend, (one,))[0])))
+        practice = practice.logged(new)
+        for _ in range(4):
+            wanted = practice.next(router, even)
+            assert wanted is not None
+            practice = practice.learned(wanted, earned(wanted.blend, wanted.rows), router=router, slot=slot)
+    return practice
+
+
+@pytest.mark.parametrize("card", [(), (0, 1, 2, 3), (1, 2, 3, 0)], ids=["no card", "a lying card", "a true card"])
+def test_practice_finds_each_tasks_expert_whatever_the_card_says(card: tuple[int, ...]) -> None:
+    router = Tanbr(K, V, config=RouterConfig().of_requests(card))
+    practice = practised(router, slots=30, card=card)
+    assert router.own_experts.tolist() == [1, 2, 3, 0]
+    mean, error, counts = practice.experts_alone()
+    assert mean.argmax(axis=1).tolist() == [1, 2, 3, 0]
+    assert (counts >= FEW).all()
+    true = np.array([map_of(alone) for alone in np.eye(K)]).T  # (V, K)
+    assert (np.abs(mean - true) < 5 * error).all()
+    for task, expert in enumerate((1, 2, 3, 0)):  # and what is served follows it
+        served = router.ask(np.where(np.arange(V) == task, 0.97, 0.01)).blends[0]
+        assert served.argmax() == expert
+        assert map_of(served)[task] > 0.75
+
+
+def test_nothing_is_tried_on_users_once_there_is_practice() -> None:
+    router = Tanbr(K, V, config=RouterConfig().of_requests(()))
+    before = router.ask(np.full(V, 1 / V))
+    router.tell(before, np.full(V, 0.5), np.full(V, 8.0))
+    practised(router, slots=3)
+    decision = router.ask(np.full(V, 1 / V))
+    assert decision.why.uncertainty == 0.0  # no optimism
+    router.tell(decision, np.zeros(V), np.full(V, 64.0))  # what is served teaches nothing by itself
+    again = router.ask(np.full(V, 1 / V))
+    np.testing.assert_array_equal(again.blends, decision.blends)
+
+
+def test_first_the_even_blend_then_experts_alone_then_pairs_then_what_is_suggested() -> None:
+    router = Tanbr(K, V, config=RouterConfig().of_requests(()))
+    practice = Practice(K, V)
+    assert practice.next(router, np.full(V, 1 / V)) is None  # there is nothing to try it on
+    practice = practice.logged([row(i, i % V, label=0.0) for i in range(V * ALONE)])
+    seen = []
+    for _ in range(60):
+        wanted = practice.next(router, np.full(V, 1 / V))
+        assert wanted is not None
+        seen.append(wanted.why)
+        practice = practice.learned(wanted, np.ones(len(wanted.rows)), router=router, slot=0)
+    order = list(dict.fromkeys(why.split()[0] for why in seen))
+    assert order == ["the", "expert", "a", "suggested,"]
+    assert {f"expert {k} alone" for k in range(K)} <= set(seen)
+
+
+def test_rows_that_have_left_the_log_are_passed_over() -> None:
+    router = Tanbr(K, V, config=RouterConfig().of_requests(()))
+    practice = Practice(K, V).logged([row(1, 0), row(2, 1)])
+    gone = Exercise(np.eye(K)[0], (row(7, 0), row(8, 1)), "expert 0 alone", 0)
+    after = practice.learned(gone, np.ones(2), router=router, slot=0)
+    assert after.done == 1
+    assert np.isnan(after.table).all()
+
+
+def test_a_replaced_expert_is_forgotten_alone() -> None:
+    router = Tanbr(K, V, config=RouterConfig().of_requests(()))
+    practice = practised(router, slots=12)
+    forgot = practice.without(2)
+    assert np.isnan(forgot.table[:, 2]).all()
+    np.testing.assert_array_equal(np.delete(forgot.table, 2, 1), np.delete(practice.table, 2, 1))
+
+
+def test_what_was_practised_is_part_of_the_routers_state(tmp_path: Path) -> None:
+    router = Tanbr(K, V, config=RouterConfig().of_requests(()))
+    practised(router, slots=10)
+    router.save(tmp_path / "router")
+    again = Tanbr.load(tmp_path / "router")
+    assert again.own_experts.tolist() == router.own_experts.tolist()
+    np.testing.assert_array_equal(again.ask(np.full(V, 1 / V)).blends, router.ask(np.full(V, 1 / V)).blends)
+
+
+@pytest.mark.parametrize(
+    ("gain", "errors"),
+    [([0.1] * 3, [0.1] * 3), ([np.inf] * V, [0.1] * V), ([0.1] * V, [-0.1] * V), ([0.1] * V, [np.nan] * V)],
+)
+def test_gains_that_are_no_gains_are_refused(gain: list[float], errors: list[float]) -> None:
+    router = Tanbr(K, V)
+    with pytest.raises(InputError, match="a gain and its error must be 4 numbers"):
+        router.practised(np.full(K, 1 / K), gain, errors)
+
+
+def test_own_experts_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(InputError, match="own must name one of 4 experts"):
+        Tanbr(K, V).assign([0, 1, 2, 9])
