@@ -76,7 +76,8 @@ def run(
     names = [task.name for task in tiny.TASKS]
     mixes = traffic.mixes(kind, tasks=len(names), slots=slots, seed=seed, alpha=alpha)
     pools = {name: tiny.generate(name, POOL, seed=TRAFFIC_SEED + seed, split="test") for name in names}
-    bench = Bench(moe, DemoRows("demo", tiny.TASKS, held={}, stream=pools), config, moe.path / SURVEY)
+    rows = DemoRows("demo", tiny.TASKS, held={}, stream=pools)
+    bench = Bench(moe, rows, config, moe.path / SURVEY, practice=2 * requests, disjoint=True)
     contestants = {}
     for shown, name in METHODS.items():
         asked = method(name)
@@ -94,6 +95,7 @@ def run(
     facts = {
         "model": f"{named}, {K} experts in each of {sites} FFN layers, {tasks}",
         "traffic": f"{slots} slots of {requests} requests, {kind} mixes (α = {alpha}), no tags",
+        "rewards": "labels of half of the texts; what is shown was earned on the others, which teach nothing",
         "tanbr above the best fixed blend": f"{_points(above)} over the last {tail} slots",
         "2 models above one": f"{_points(more)}, in {two:.1f} MB instead of {one:.1f}",
         "seed": str(seed),
