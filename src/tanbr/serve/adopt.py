@@ -201,7 +201,7 @@ class Adoption:
             "DELETE FROM versions",
             "UPDATE slots SET reason = 'gone' WHERE slot IN (SELECT slot FROM models WHERE moved_lost(blend))",
             "UPDATE models SET blend = moved_blend(blend), estimates = moved_sums(estimates)",
-            "UPDATE slots SET told = 1, mix = moved_mix(mix), estimate = moved_mix(estimate), "
+            "UPDATE slots SET told = 1, chance = NULL, mix = moved_mix(mix), estimate = moved_mix(estimate), "
             "reward = moved_reward(reward), counts = moved_sums(counts)",
             "UPDATE measured SET sums = moved_sums(sums), counts = moved_sums(counts)",
             "DELETE FROM feedback WHERE task IS NOT NULL AND moved_task(task) IS NULL",
