@@ -158,9 +158,9 @@ def inspect(
     out: Annotated[Path | None, Option(help="Folder for the figures, as JSON.")] = None,
 ) -> None:
     """Check whether a checkpoint's experts share an ancestor. The verdict: merge, align first, or do not merge."""
-    if (checkpoint is None) == (state is None):
-        raise InputError("inspect either a checkpoint or a server's --state")
-    if state is not None:
+    if checkpoint is None or state is not None:
+        if checkpoint is not None or state is None:
+            raise InputError("inspect either a checkpoint or a server's --state")
         _show_gain(state)
         return
     from tanbr.merge import inspect as inspecting

@@ -74,7 +74,9 @@ def gain_of(tosses: Sequence[Toss]) -> Gain | None:
         return None
     counts = np.array([one.counts for one in tosses])  # (n, V)
     sums = np.where(counts > 0, np.array([one.rewards for one in tosses]), 0.0) * counts
-    near = np.array([_near(held, at) for at in np.flatnonzero(held)])  # (h, n) which slots each is compared with
+    near = np.array(
+        [_near(held, at) for at in np.flatnonzero(held).tolist()]
+    )  # (h, n) which slots each is compared with
     around, mine = near @ counts, counts[held]  # (h, V) requests
     both = (around > 0) & (mine > 0)
     chance = np.array([one.chance for one in tosses])[held]
