@@ -127,7 +127,7 @@ def read_learner(
             rewarded=store.meta("rewarded"),
             mark=int(store.meta("mark") or 0),
             pin=read_pin(store),
-            tosses=tuple(read_tosses(store.slots(limit=WINDOW))),
+            tosses=tuple(read_tosses(store.slots(limit=WINDOW + 1))),
         )  # fmt: skip
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StateError(f"{store.folder} is damaged ({error}); restore it from a copy") from None
