@@ -43,6 +43,18 @@ def test_a_blend_is_its_weights_as_scales_and_every_prompt_names_them(llama: Fak
         assert llama.loads == len(BLENDS) + 1
 
 
+@pytest.mark.parametrize("blend", [[0.2, 0.1, 0.1, 0.1, 0.5], [0.0, 0.0, 0.0, 0.0, 1.0]])
+def test_the_bases_share_is_nothing_to_load(llama: FakeLlamaCpp, adapters: Moe, blend: list[float]) -> None:
+    moe = open_moe(adapters.path, experts=adapters.source.names, base=True)
+    with before(llama, moe) as backend:
+        engine = serving(backend, moe)
+        engine.swap(blend)
+        assert answers(engine, backend) == transformers_answers(moe, blend)
+        assert llama.scales == pytest.approx(
+            [weight * (2.0 if at == 1 else 1.0) for at, weight in enumerate(blend[:4])]
+        )
+
+
 def test_an_engine_that_comes_back_and_one_that_refuses_have_what_answered_last(
     llama: FakeLlamaCpp, adapters: Moe
 ) -> None:

@@ -42,6 +42,16 @@ def test_every_prompt_names_its_version_and_the_engine_has_one_of_ours(lora: Fak
         assert backend.size.own_bytes < backend.size.nbytes
 
 
+def test_a_blend_with_a_share_of_the_base_or_nothing_else_is_one_adapter(lora: FakeVllm, adapters: Moe) -> None:
+    moe = open_moe(adapters.path, experts=adapters.source.names, base=True)
+    with before(lora, moe) as backend:
+        engine = serving(backend, moe)
+        for blend in ([0.2, 0.1, 0.1, 0.1, 0.5], [0.0, 0.0, 0.0, 0.0, 1.0]):
+            engine.swap(blend)
+            assert answers(engine, backend) == transformers_answers(moe, blend)
+            assert set(lora.adapters) == {backend.label_of(np.array(blend))}
+
+
 def test_what_is_read_from_a_folder_that_goes_is_unloaded_first_without_development_routes(
     lora: FakeVllm, adapters: Moe
 ) -> None:

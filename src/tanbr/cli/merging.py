@@ -144,17 +144,25 @@ def _make_moe(
     epilog=examples(
         "tanbr inspect moe/",
         "tanbr inspect experts.toml --data past.jsonl    # what each way of serving them would earn",
-        "tanbr inspect experts.toml --blend-only ffn",
+        "tanbr inspect --state out/serve    # what learning is worth there",
     )
 )
 @options_of(StartConfig, "over", "experts", "blend_only")
 def inspect(
-    checkpoint: Source,
     over: Given,
+    checkpoint: Annotated[
+        str | None, typer.Argument(help="As of merge: a folder, a hub id, a list of experts, or the base of --expert.")
+    ] = None,
+    state: Annotated[Path | None, Option(help="A server's --state instead: what is learning worth there?")] = None,
     data: Annotated[Path | None, Option(help="Labelled rows, as serve's --history: what would serving earn?")] = None,
     out: Annotated[Path | None, Option(help="Folder for the figures, as JSON.")] = None,
 ) -> None:
     """Check whether a checkpoint's experts share an ancestor. The verdict: merge, align first, or do not merge."""
+    if checkpoint is None or state is not None:
+        if checkpoint is not None or state is None:
+            raise InputError("inspect either a checkpoint or a server's --state")
+        _show_gain(state)
+        return
     from tanbr.merge import inspect as inspecting
     from tanbr.merge import open as open_moe
 
@@ -168,6 +176,23 @@ def inspect(
         console.print(f"figures: {out / 'inspect.json'}")
     if data is not None:
         _show_check(moe, data)
+
+
+def _show_gain(state: Path) -> None:
+    """Print what learning is worth by the slots that were held back."""
+    from tanbr.lab.replay import replay
+
+    found = replay(state)
+    gain = found.by_tasks
+    table = Table(caption="points of reward beyond the start blend, with 95% intervals", box=None)
+    for name in ("", "gain", "±"):
+        table.add_column(name, justify="right" if name else "left")
+    rows = [(f"  {escape(one)}", *of) for one, *of in zip(found.tasks, gain.tasks, gain.errors, strict=True)]
+    named = ("self-normalised", *found.self_normalised), ("doubly robust", *found.doubly_robust)
+    for name, value, error in (("by tasks", gain.total, gain.error), *rows, *named):
+        table.add_row(name, f"{100 * value:+.1f}", f"{100 * error:.1f}")
+    console.print(table)
+    console.print(f"{gain}: {gain.held} of {gain.slots} slots were held back", soft_wrap=True)
 
 
 def _show_check(moe: "Moe", data: Path) -> None:

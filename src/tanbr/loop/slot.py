@@ -17,6 +17,7 @@ class Phase(StrEnum):
     LEARNING = "learning"  # the router chooses
     PINNED = "pinned"  # an operator has chosen
     FIXED = "fixed"  # the start blend is served whatever comes: `explore` is "never"
+    HARMED = "learning has cost reward"  # the start blend is served again: slots that were held back earned more
 
 
 class Reason(StrEnum):
@@ -25,6 +26,7 @@ class Reason(StrEnum):
     CHOSEN = "chosen"  # by the router
     START = "start"  # the start blend: there are no rewards (yet, or any more), or nothing is to be explored
     BEST = "best"  # the best known blend: rewards have stopped
+    HELD_BACK = "held back"  # the start blend, by the toss of a coin: to compare with
     KEPT = "kept"  # the old blend: the guard refused the new ones
     PINNED = "pinned"  # by an operator
     ROLLED_BACK = "rolled back"  # by an operator or the guard
@@ -67,6 +69,7 @@ class Choice:
     note: str = ""
     versions: tuple[int | None, ...] = ()  # (G,) numbers of blends that had one before; empty if none had
     decision: Decision | None = None  # the router's, if it is its choice
+    chance: float | None = None  # that the slot is held back; None if no coin was tossed for it
 
     @classmethod
     def one(cls, blend: Blend, tasks: int, reason: Reason, note: str = "", version: int | None = None) -> "Choice":
@@ -108,12 +111,13 @@ class Slot:
     reason: Reason
     note: str = ""
     held: TaskMix | None = None  # (V,) mix that it turned out to hold; None while it is open
+    chance: float | None = None  # that it would be held back, whatever came of it; None if no coin was tossed
 
     @classmethod
     def of(cls, choice: Choice, *, number: int, versions: tuple[int, ...], task_mix: TaskMix) -> "Slot":
         """Open a slot with what was chosen."""
         served = choice.blends, choice.estimates, choice.decision, choice.reason, choice.note
-        return cls(number, versions, task_mix, *served)
+        return cls(number, versions, task_mix, *served, chance=choice.chance)
 
     @property
     def mix(self) -> TaskMix:

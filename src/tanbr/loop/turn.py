@@ -14,6 +14,7 @@ import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from tanbr.loop.choose import Pin, StartBlend, best_known
 from tanbr.loop.config import LoopConfig, RewardConfig
 from tanbr.loop.guard import LEAST_COUNT, Guard, Probes, Refused
+from tanbr.loop.holdback import SETTLED, WINDOW, Gain, Toss, gain_of, tossed
 from tanbr.loop.practice import Exercise, Logged, Practice
 from tanbr.loop.rewards import VERDICT, Given, Tally, Trust, credited, shares
 from tanbr.loop.slot import Choice, Phase, Reason, Slot, Told, Turn, Version
@@ -148,6 +150,7 @@ class Rules:
     config: LoopConfig
     start: StartBlend
     models: int = 1  # G, most that are served side by side
+    seed: int = 0  # of the coins that hold slots back
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +170,7 @@ class Learner:
     mark: int = 0  # rewards up to this number are in the router's state, as far as their slot was told
     pin: Pin | None = None
     practice: Practice | None = None  # where blends are tried on logged requests
+    tosses: tuple[Toss, ...] = ()  # slots that could have been held back, and what they earned, oldest first
 
     @property
     def phase(self) -> Phase:
@@ -176,8 +180,20 @@ class Learner:
             return Phase.PINNED
         if config.explore == "never":
             return Phase.FIXED
+        if config.hold_back and self.gain is not None and self.gain.harms:
+            return Phase.HARMED
         fresh = last is not None and self.slot.number + 1 - last <= config.patience
         return Phase.LEARNING if fresh or config.explore == "always" else Phase.WAITING
+
+    @cached_property
+    def gain(self) -> Gain | None:
+        """What learning is worth, by the slots that were held back."""
+        return gain_of(self.tosses)
+
+    @property
+    def chance(self) -> float:
+        """That the next slot is held back."""
+        return self.rules.config.hold_back * (SETTLED if self.gain is not None and self.gain.pays else 1.0)
 
     @property
     def good(self) -> list[Version]:
@@ -269,6 +285,8 @@ def turn(
         forced = forced or _staying(kept, error)
         after, told = replace(untold, router=fork(learner.router)), ()
         world.alarm(f"slot {ended.number}: {_said(error)}; its rewards are told with the next turn")
+    if after.phase is Phase.HARMED and learner.phase is not Phase.HARMED:
+        world.alarm(f"{after.gain}: the start blend is served again")
     try:
         prepared, after = _prepare(after, world, forced or _choose(after, kept), kept)
     except Exception as error:
@@ -361,6 +379,8 @@ def _tell(
             told.append(replace(told_of(found, came, measured, trust, config), late=True))
     for one in told:
         _teach(learner.router, one)
+    tosses = [one for one in learner.tosses if one.slot > ended.number - WINDOW]
+    tosses += [toss for one in told if (toss := _toss(one)) is not None]
     done = {one.slot.number for one in told}
     heard = any((one.counts > 0).any() for one in told)
     after = replace(
@@ -370,8 +390,17 @@ def _tell(
         settling=tuple(slot for slot in learner.settling if slot.number not in done),
         rewarded=ended.number + 1 if heard else learner.rewarded,
         versions=earned(learner.versions, told),
+        tosses=tuple(tosses),
     )
     return after, tuple(told)
+
+
+def _toss(told: Told) -> Toss | None:
+    """Say what a slot earned that could have been held back; rewards that came late are left out, whatever it was."""
+    slot, record = told.slot, told.record
+    if slot.chance is None or told.late:
+        return None
+    return Toss(slot.number, slot.chance, slot.reason is Reason.HELD_BACK, slot.mix, record.reward, record.counts)
 
 
 def told_of(
@@ -424,15 +453,20 @@ def _choose(learner: Learner, kept: Choice | None) -> Choice:
     rules, mix, pin, phase = learner.rules, learner.forecast, learner.pin, learner.phase
     if pin is not None:
         return Choice.one(pin.blend, len(mix), Reason.PINNED, "pinned", pin.version)
-    if phase is Phase.LEARNING:
-        return _asked(learner)
+    chance = learner.chance or None if phase is Phase.LEARNING else None
+    held = chance is not None and tossed(rules.seed, learner.slot.number + 1, chance)
+    if phase is Phase.LEARNING and not held:
+        return replace(_asked(learner), chance=chance)
     if phase is Phase.WAITING and learner.rewarded is not None:
         best = best_known(learner.good, mix, rules.models)
         if best is not None:
             return best
-    served = np.empty((0, 0)) if kept is None else kept.blends
+    served = np.empty((0, 0)) if kept is None or held else kept.blends
     readings = Readings.of(mix, learner.monitor.confusion if rules.models > 1 else None)
     blends, estimates = rules.start(readings, served, models=rules.models)
+    if held:
+        note = "held back: the start blend, to compare with"
+        return replace(Choice.panel(blends, estimates, Reason.HELD_BACK, note), chance=chance)
     return Choice.panel(blends, estimates, Reason.START, f"{phase}: the start blend")
 
 
@@ -462,7 +496,7 @@ def _prepare(learner: Learner, world: World[P], choice: Choice, kept: Choice | N
         prepared: list[P] = []
         slot = Slot.of(choice, number=learner.slot.number + 1, versions=(), task_mix=mix)
         guard, numbers = learner.guard, choice.versions or (None,) * len(choice.blends)
-        compared = choice.reason in (Reason.CHOSEN, Reason.START, Reason.BEST)
+        compared = choice.reason in (Reason.CHOSEN, Reason.START, Reason.BEST, Reason.HELD_BACK)
         # nobody may refuse what others fall back to
         margin = learner.rules.config.margin if choice.reason is Reason.CHOSEN else np.inf
         try:
@@ -483,7 +517,8 @@ def _prepare(learner: Learner, world: World[P], choice: Choice, kept: Choice | N
             if hasattr(router, "warm_start"):  # what the probes have earned teaches all the same
                 router.warm_start(choice.blends[[len(prepared) - 1]], why.reward[None], why.counts[None])
             refused += 1
-            choice = _asked(learner) if refused < TRIES else replace(kept, note=f"refused: {why}")
+            other = _asked(learner) if refused < TRIES else replace(kept, note=f"refused: {why}")
+            choice = replace(other, chance=choice.chance)
 
 
 def _finish(learner: Learner, world: World[P], prepared: Sequence[P], done: Turn) -> Learner:

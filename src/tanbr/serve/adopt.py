@@ -201,7 +201,7 @@ class Adoption:
             "DELETE FROM versions",
             "UPDATE slots SET reason = 'gone' WHERE slot IN (SELECT slot FROM models WHERE moved_lost(blend))",
             "UPDATE models SET blend = moved_blend(blend), estimates = moved_sums(estimates)",
-            "UPDATE slots SET told = 1, mix = moved_mix(mix), estimate = moved_mix(estimate), "
+            "UPDATE slots SET told = 1, chance = NULL, mix = moved_mix(mix), estimate = moved_mix(estimate), "
             "reward = moved_reward(reward), counts = moved_sums(counts)",
             "UPDATE measured SET sums = moved_sums(sums), counts = moved_sums(counts)",
             "DELETE FROM feedback WHERE task IS NOT NULL AND moved_task(task) IS NULL",
@@ -290,20 +290,34 @@ def inherit(
     versions = [one for one in store.versions() if (one["counts"] > 0).any()]
     if versions and hasattr(router, "warm_start"):
         blends, sums, counts = (np.array([one[name] for one in versions]) for name in ("blend", "sums", "counts"))
-        for place in (place for place, name in enumerate(tasks) if old is not None and name not in old.tasks):
-            near = _like(old, tasks, [row.text for row in past if row.task == tasks[place]])
-            like = counts @ near  # (N,)
-            some = np.minimum(like, NEAR_COUNT) / np.maximum(like, 1e-12)
-            sums[:, place], counts[:, place] = (sums @ near) * some, like * some
-            best = ", ".join(f"{tasks[v]} {near[v]:.0%}" for v in np.argsort(-near)[:3] if near[v] >= 0.01)
-            few = f"as at most {NEAR_COUNT:.0f} requests a blend"
-            say(f"{tasks[place]} starts from what like tasks have earned, {few}: {best or 'none'}")
+        if old is not None:
+            _begin_new_tasks(old, tasks, sums, counts, past=past, say=say)
         rewards = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
         router.warm_start(blends, np.clip(rewards, 0.0, 1.0), counts)
     if old is not None and old.tasks == tuple(tasks):
         return old
     new = monitor if isinstance(monitor, Monitor) else monitor()
     return new if old is None else new.recalling(old)
+
+
+def _begin_new_tasks(
+    old: Monitor,
+    tasks: Sequence[str],
+    sums: FloatArray,
+    counts: FloatArray,
+    *,
+    past: Sequence[Row],
+    say: Callable[[str], None],
+) -> None:
+    """Let a task that an old monitor did not know have earned (N, V) a little of what like tasks did."""
+    for place in (place for place, name in enumerate(tasks) if name not in old.tasks):
+        near = _like(old, tasks, [row.text for row in past if row.task == tasks[place]])
+        like = counts @ near  # (N,)
+        some = np.minimum(like, NEAR_COUNT) / np.maximum(like, 1e-12)
+        sums[:, place], counts[:, place] = (sums @ near) * some, like * some
+        best = ", ".join(f"{tasks[v]} {near[v]:.0%}" for v in np.argsort(-near)[:3] if near[v] >= 0.01)
+        few = f"as at most {NEAR_COUNT:.0f} requests a blend"
+        say(f"{tasks[place]} starts from what like tasks have earned, {few}: {best or 'none'}")
 
 
 def _like(old: Monitor, tasks: Sequence[str], texts: Sequence[Text]) -> FloatArray:

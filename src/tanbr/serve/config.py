@@ -46,6 +46,8 @@ class StartConfig(Section):
 class ServeConfig(LoopConfig):
     """How a model is served."""
 
+    hold_back: float = Field(default=0.05, ge=0, le=1)
+    """Share of slots that serve the start blend, to see what learning is worth; a fifth of it once learning pays."""
     blend: Literal["even", "proportional"] | tuple[float, ...] | None = None
     """Start blend, as proportional, even or 0.5,0.5; proportional to the mix if experts' tasks are known."""
     models: int | None = Field(default=None, ge=1, le=255)

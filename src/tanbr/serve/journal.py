@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from tanbr.errors import InputError, StateError
 from tanbr.loop.choose import Pin
 from tanbr.loop.guard import Guard
+from tanbr.loop.holdback import WINDOW, Toss
 from tanbr.loop.rewards import Tally, Trust
 from tanbr.loop.slot import Reason, Slot, Turn, Version
 from tanbr.loop.turn import Learner, MixSource, Rules
@@ -64,8 +65,9 @@ def save(thing: Any, path: Path) -> None:
 def _write_opened(write: Connection, slot: Slot, regret: float) -> None:
     decision = None if slot.decision is None else slot.decision.id
     write.execute(
-        "INSERT INTO slots (slot, decision, mix, reason, note, started, regret) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (slot.number, decision, shown(slot.task_mix), slot.reason, slot.note, time.time(), regret),
+        "INSERT INTO slots (slot, decision, mix, reason, note, started, regret, chance) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (slot.number, decision, shown(slot.task_mix), slot.reason, slot.note, time.time(), regret, slot.chance),
     )
     models = zip(slot.versions, slot.blends, slot.estimates, strict=True)
     write.executemany(
@@ -125,6 +127,7 @@ def read_learner(
             rewarded=store.meta("rewarded"),
             mark=int(store.meta("mark") or 0),
             pin=read_pin(store),
+            tosses=tuple(read_tosses(store.slots(limit=WINDOW + 1))),
         )  # fmt: skip
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StateError(f"{store.folder} is damaged ({error}); restore it from a copy") from None
@@ -159,9 +162,22 @@ def read_slot(row: dict[str, Any], *, experts: int, tasks: int, decisions: Itera
             Reason(row["reason"]),
             str(row["note"]),
             None if row["estimate"] is None else as_task_mix(row["estimate"], tasks=tasks),
+            row["chance"],
         )
     except (InputError, ValueError, TypeError) as error:
         raise StateError(f"the store's slot {row['slot']!r} is damaged ({error}); restore it from a copy") from None
+
+
+def read_tosses(rows: Sequence[dict[str, Any]]) -> list[Toss]:
+    """Read the slots (newest first) that could have been held back, and what they earned; oldest first."""
+    told = (row for row in reversed(rows) if row["chance"] is not None and row["told"] and row["reward"] is not None)
+    return [
+        Toss(
+            row["slot"], row["chance"], row["reason"] == Reason.HELD_BACK,
+            row["mix"] if row["estimate"] is None else row["estimate"], row["reward"], row["counts"],
+        )
+        for row in told
+    ]  # fmt: skip
 
 
 def state_file(store: Store, name: str) -> Path:

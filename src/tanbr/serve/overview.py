@@ -15,7 +15,7 @@ from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.queue import Queue
-from tanbr.serve.records import Alarm, ModelView, ServiceInfo, ServiceState, SlotView, VersionView, Why
+from tanbr.serve.records import Alarm, GainView, ModelView, ServiceInfo, ServiceState, SlotView, VersionView, Why
 from tanbr.types import Account, SlotRecord, TreeView
 
 
@@ -128,6 +128,7 @@ def state_now(
         uptime=uptime,
         models=models,
         exploration=view.account,
+        gain=None if learner.gain is None else GainView(str(learner.gain), *vars(learner.gain).values()),
     )
 
 
@@ -153,6 +154,7 @@ def slot_view(row: dict[str, Any]) -> SlotView:
         math.nan if row["regret"] is None else row["regret"],
         Reason(row["reason"]),
         row["note"],
+        row["chance"],
     )
 
 

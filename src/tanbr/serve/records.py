@@ -249,6 +249,26 @@ class CheckView(Shown):
 
 
 @dataclass(frozen=True, eq=False)
+class GainView(Shown):
+    """What learning is worth: each slot that was held back, which served the start blend, beside those around it."""
+
+    sentence: str
+    since: int
+    """Slot."""
+    slots: int
+    """With rewards, of both kinds."""
+    held: int
+    """Of them, held back."""
+    total: float
+    """Reward of a request beyond that of the start blend."""
+    error: float
+    """Half of the interval around it (95%)."""
+    tasks: NumbersOrNaN  # (V,)
+    """The same for each task; null where a task was not seen in both kinds of slots."""
+    errors: NumbersOrNaN  # (V,)
+
+
+@dataclass(frozen=True, eq=False)
 class ServiceState(Shown):
     """What the server does now. Vectors run over `tasks` or over the experts."""
 
@@ -291,6 +311,8 @@ class ServiceState(Shown):
     pin or another router has no accounts to show."""
     check: CheckView | None = None
     """Null where nothing was measured at start."""
+    gain: GainView | None = None
+    """Null until two slots were held back, and two others had rewards."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,6 +340,8 @@ class SlotView(SlotRecord, Shown):
     """Why the slot serves its blend."""
     note: str
     """More about that, in words."""
+    chance: float | None = None
+    """That it would be held back; null if no coin was tossed."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property

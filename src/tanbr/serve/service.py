@@ -116,7 +116,7 @@ class Service(Queue):
         )
         self.check = check
         self._measured = None if check is None else check.view()
-        rules = Rules(config, start, _models(moe, config))
+        rules = Rules(config, start, _models(moe, config), config.seed)
         if config.engine is not None and backend is None:
             raise ConfigError("an engine needs a backend that talks to it: pass tanbr.engines.engine_builder(config)")
         K, names = moe.num_experts, [task.name for task in tasks]

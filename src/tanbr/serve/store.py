@@ -27,7 +27,7 @@ from tanbr.types import FloatArray, to_jsonable
 
 FILE = "store.sqlite3"
 LOCK = "lock"
-VERSION = 7  # of the tables; tanbr 0.1 had 1 to 4
+VERSION = 8  # of the tables; tanbr 0.1 had 1 to 4
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE requests (
@@ -52,7 +52,8 @@ CREATE TABLE slots (
     ended REAL, estimate VECTOR TEXT, unknown REAL NOT NULL DEFAULT 0, regret REAL,
     reward VECTOR TEXT, counts VECTOR TEXT,
     told INTEGER NOT NULL DEFAULT 0,  -- whether the router knows its feedback up to meta's `mark`
-    reason TEXT NOT NULL DEFAULT 'chosen'  -- a `loop.Reason`
+    reason TEXT NOT NULL DEFAULT 'chosen',  -- a `loop.Reason`
+    chance REAL                -- that it would be held back; none if no coin was tossed
 );
 CREATE TABLE models (          -- of each slot
     slot INTEGER NOT NULL, place INTEGER NOT NULL, version INTEGER NOT NULL, blend VECTOR TEXT NOT NULL,

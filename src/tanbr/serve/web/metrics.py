@@ -104,11 +104,14 @@ class _State:
     def collect(self) -> Iterator[Metric]:
         """Read the state once."""
         now = self._state()
+        gain = now.gain
         for name, says, value in (
             ("merge_version", "Merge version that answers", now.merge_version),
             ("regret_estimate", "How far the router believes the blend to be below its best", now.estimated_regret),
             ("queue", "Texts that wait", now.queue),
             ("pinned", "Whether an operator holds the blend", now.pinned),
+            ("gain", "What learning adds to a request's reward, by slots held back", gain.total if gain else np.nan),
+            ("gain_error", "Half of the interval around that", gain.error if gain else np.nan),
         ):
             yield GaugeMetricFamily(f"tanbr_{name}", says, value=float(value))
         tasks, experts = self._info.tasks, [str(expert) for expert in range(self._info.experts)]

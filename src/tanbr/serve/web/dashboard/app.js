@@ -78,6 +78,7 @@ const PHASES = {
   learning: "The router chooses the blend of each slot.",
   pinned: "An operator has pinned this blend; the router chooses nothing meanwhile.",
   fixed: "The start blend is served whatever comes: exploring is off.",
+  "learning has cost reward": "The start blend is served again: slots that were held back earned more than the others.",
 };
 
 function showMemory({ loaded_bytes, spare_bytes, full_bytes, saves_from }) {
