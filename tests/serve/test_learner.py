@@ -376,7 +376,7 @@ def test_slots_grow_where_requests_come_faster_than_they_turn_and_that_is_said_o
 ) -> None:
     learning, _ = timed(still)
     held, turn = learning.world.answers.held, LearnerThread.turn
-    came = [100, 100, 0, 40, 40]
+    came = [100, 100, 0, 16, 32]
 
     def busy(thread: LearnerThread, *arguments: Any, **named: Any) -> bool:
         held[thread.learner.slot.number, 0] += came.pop(0)
@@ -389,8 +389,8 @@ def test_slots_grow_where_requests_come_faster_than_they_turn_and_that_is_said_o
         learning.step()
         targets.append(learning._target)
     # after a long turn the learner rests a quarter of the time; what came in a short one is of the next slot's length
-    assert targets == [33, 33, 64, 24, 24]
-    assert held[4, 0] == 64
+    assert targets == [33, 33, 64, 48, 32]
+    assert held[4, 0] == 80
     said = [one.text for one in still.state().alarms if one.text.startswith("slots grow")]
     assert len(said) == 1
     assert "slot 0 held 164 requests instead of 64" in said[0]
