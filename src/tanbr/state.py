@@ -22,20 +22,31 @@ from tanbr.files import write_atomically
 
 VERSION = 1
 HEADER = "_header"
+PACKED = "_packed"  # what holds other arrays
 MOST_DEFLATED = 1032  # bytes that one byte of a deflated member can stand for
 Arrays = dict[str, NDArray[Any]]
 Value = TypeVar("Value")
 
 
-def write_state(
-    path: str | Path, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], *, compress: bool = False
-) -> None:
+def write_state(path: str | Path, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write header and arrays to `path`; an old file stays whole until the new one is."""
     text = json.dumps({"version": VERSION, "checksum": _checksum(header, arrays), "header": header})
+    members = {HEADER: np.frombuffer(text.encode(), dtype=np.uint8), **arrays}
+    write_atomically(path, _zipped(members), mode=0o600)  # what was learned of users' texts
+
+
+def compressed(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+    """Make one array of many, which `read_state` takes apart: who keeps it need not compress again what is the same."""
+    return {PACKED: np.frombuffer(_zipped(arrays, zipfile.ZIP_DEFLATED), dtype=np.uint8)}
+
+
+def _zipped(arrays: Mapping[str, NDArray[Any]], method: int = zipfile.ZIP_STORED) -> bytes:
     buffer = io.BytesIO()
-    save = np.savez_compressed if compress else np.savez
-    save(buffer, **{HEADER: np.frombuffer(text.encode(), dtype=np.uint8)}, **arrays)  # type: ignore[arg-type]
-    write_atomically(path, buffer.getvalue(), mode=0o600)  # what was learned of users' texts
+    with zipfile.ZipFile(buffer, "w", method, compresslevel=1) as archive:  # a higher level takes twice as long
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+    return buffer.getvalue()
 
 
 def read_state(path: str | Path) -> tuple[dict[str, Any], Arrays]:
@@ -48,13 +59,16 @@ def read_state(path: str | Path) -> tuple[dict[str, Any], Arrays]:
     try:
         arrays = _members(path.read_bytes())
         label = json.loads(arrays.pop(HEADER).tobytes())
-        version, checksum, header = label["version"], label["checksum"], dict(label["header"])
+        version, header = label["version"], dict(label["header"])
+        whole = label["checksum"] == _checksum(header, arrays)
+        if whole and PACKED in arrays:
+            arrays |= _members(arrays.pop(PACKED).tobytes())
     except Exception as error:  # damaged bytes can make the readers of zip, arrays and JSON raise anything
         said = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise StateError(f"{path} is not a whole state ({said}); restore it from a copy") from None
     if version != VERSION:
         raise StateError(f"{path} has state version {version}, this tanbr reads {VERSION}; use the tanbr that wrote it")
-    if checksum != _checksum(header, arrays):
+    if not whole:
         raise StateError(f"{path} is damaged: its checksum does not match; restore it from a copy")
     return header, arrays
 

@@ -19,7 +19,7 @@ from tanbr.monitor.forecast import Forecast
 from tanbr.monitor.knowledge import Knowledge
 from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.monitor.slot import SlotSample, familiar_counts, prevalence, unknown_share
-from tanbr.state import from_arrays, read_state, to_arrays, write_state
+from tanbr.state import Arrays, compressed, from_arrays, read_state, to_arrays, write_state
 from tanbr.types import FloatArray, SlotMix, Text, as_task_mix, frozen
 
 Method = Literal["sketch", "clusters"]
@@ -62,6 +62,7 @@ class Monitor:
         known = Knowledge.empty(V) if method == "sketch" else Clustering.empty(V)
         self._state = MonitorState(known, SlotSample.empty(V), Forecast.start(V))
         self._judged: tuple[Any, FloatArray] | None = None  # a fit and its confusion
+        self._packed: tuple[Any, Arrays] | None = None  # what is known, and how it is saved
 
     def fork(self) -> "Monitor":
         """Give a monitor that knows the same and goes its own way from here.
@@ -162,13 +163,16 @@ class Monitor:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the whole state atomically, the open slot too."""
+        """Write the whole state atomically, the open slot too; what is known is packed only when it has changed."""
         known = self._state.known
-        if isinstance(known, Knowledge):
+        if isinstance(known, Knowledge) and known.history.pending:
             known = replace(known, history=known.history.compacted())
         self._state = replace(self._state, known=known, slot=self._state.slot.compacted())
+        if self._packed is None or self._packed[0] is not known:
+            self._packed = known, compressed(to_arrays(known, "known"))  # counters are mostly 0
         description = {"tasks": self.tasks, "method": self.method, "config": self.config.model_dump(mode="json")}
-        write_state(path, description, to_arrays(self._state), compress=True)  # counters are mostly 0
+        parts = {"slot": self._state.slot, "forecast": self._state.forecast}
+        write_state(path, description, to_arrays(parts) | self._packed[1])
 
     @classmethod
     def load(cls, path: str | Path, *, config: MonitorConfig | None = None) -> "Monitor":

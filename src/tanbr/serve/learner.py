@@ -23,7 +23,7 @@ from tanbr.loop.turn import Learner, observe, practised, turn
 from tanbr.serve.journal import save, state_file, write_pin
 from tanbr.serve.messages import Broken, Message
 from tanbr.serve.records import Alarm, Observer, ServiceError
-from tanbr.serve.world import ServedWorld
+from tanbr.serve.world import Laps, ServedWorld
 from tanbr.types import Blend, FloatArray
 
 Result = TypeVar("Result")
@@ -37,7 +37,7 @@ class Alarms:
     """What operators should know; any thread may add to it."""
 
     def __init__(self, observer: Observer) -> None:
-        self._observer, self._lock = observer, threading.Lock()
+        self.observer, self._lock = observer, threading.Lock()
         self._alarms: deque[Alarm] = deque(maxlen=ALARMS)
         self.slot = -1  # that is open
 
@@ -49,7 +49,7 @@ class Alarms:
                 self._alarms.popleft()
             self._alarms.appendleft(Alarm(time.time(), self.slot, text))
         if not repeated:
-            self._observer.alarm(text)
+            self.observer.alarm(text)
 
     @property
     def newest(self) -> tuple[Alarm, ...]:
@@ -209,7 +209,9 @@ class LearnerThread:
 
     def turn(self, forced: Choice | None = None, *, bad: tuple[int, ...] = (), worthless: bool = False) -> bool:
         """End the slot and open the next, as the loop does it; whether a next one was opened."""
+        self.world.laps = laps = Laps()
         self.read()
+        laps("read")
         old = self.learner
         try:
             learner = turn(old, self.world, forced=forced, bad=bad, worthless=worthless)
@@ -218,6 +220,8 @@ class LearnerThread:
             return False
         self.view, self.alarms.slot = self.world.view, learner.slot.number
         self._started = self._clock()
+        laps("swap")
+        self.alarms.observer.turned(laps.parts)
         return True
 
     def _show(self, learner: Learner) -> None:
@@ -326,15 +330,19 @@ class LearnerThread:
         return requests > 0
 
     def _end(self) -> bool:
-        """End the slot. What comes while it turns belongs to it; if that is more than a batch, the next is as long."""
+        """End the slot. What comes while it turns belongs to it, and the next slot is shorter by as much.
+
+        So turns begin `slot_requests` apart, unless they take longer than that; then the learner rests a quarter of the
+        time, which is left to the requests.
+        """
         slot, started = self.learner.slot.number, self._clock()
         before = self._answers.held_by(slot)
         if not self.turn():
             return False
         held, wanted = self._answers.held_by(slot), self._config.slot_requests
         if wanted is not None:
-            self._target = max(wanted, held - before)
-            grown, self._grown = self._grown, held > wanted + self._config.batch
+            self._target = max(wanted - (held - before), (held - before) // 3, 1)
+            grown, self._grown = self._grown, held > wanted + max(self._config.batch, wanted // 4)
             if self._grown and not grown:
                 self.alarms(
                     f"slots grow: slot {slot} held {held} requests instead of {wanted}, as they come faster than a "

@@ -4,7 +4,7 @@ They are plain frozen dataclasses; pydantic reads their annotations to write the
 document. In JSON, NaN is null.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
@@ -390,6 +390,9 @@ class Observer:
 
     def merged(self, seconds: float, version: int) -> None:
         """A merge took so long, and is served from now on."""
+
+    def turned(self, parts: Mapping[str, tuple[float, float]]) -> None:
+        """A slot was turned: seconds by the clock, and of the processor, that each part took the learner's thread."""
 
     def slot(self, record: SlotRecord) -> None:
         """A slot's reward was told to the router."""

@@ -1,6 +1,7 @@
 """The served world: what a turn of the loop asks of the engine, the store and what was answered."""
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,20 @@ from tanbr.types import Blend, SlotRecord, TaskMix, Text
 
 NEUTRAL: Text = "a"  # asked when there are no probes: even this must not be answered with NaN
 FORGET_EVERY = 20  # slots between two looks for what the store need not keep
+
+
+class Laps:
+    """What the parts of a turn take the learner's thread: seconds by the clock, and of the processor."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, tuple[float, float]] = {}
+        self._at = time.perf_counter(), time.thread_time()
+
+    def __call__(self, part: str) -> None:
+        """Count the time since the last lap for a part."""
+        now, (clock, processor) = (time.perf_counter(), time.thread_time()), self.parts.get(part, (0.0, 0.0))
+        self.parts[part] = clock + now[0] - self._at[0], processor + now[1] - self._at[1]
+        self._at = now
 
 
 class ServedWorld:
@@ -58,6 +73,7 @@ class ServedWorld:
         self._of = np.array([self.task_names.index(row.task) for row in self._probes], dtype=np.intp)  # (n,)
         self._digest = hashlib.sha256(repr([(row.task, row.text) for row in self._probes]).encode()).hexdigest()[:16]
         self._staged: list[Staged] = []
+        self.laps = Laps()  # of the turn that is on its way
 
     def logged(self, rows: Sequence[Given], mix: TaskMix) -> list[Logged]:
         """Look up requests to practise on: those whose texts are at hand, and whose right answers are known."""
@@ -102,15 +118,19 @@ class ServedWorld:
 
     def prepare(self, blend: Blend, version: int | None) -> Staged:
         """Merge a blend (K,) into a free buffer."""
+        self.laps("learn")
         self._staged.append(self.engine.prepare(blend, version=version))
+        self.laps("merge")
         return self._staged[-1]
 
     def probe(self, prepared: Staged, *, fully: bool) -> Probes:
         """Ask a blend the probe texts, or only whether it answers with numbers."""
         if self._space is None or not self._probes or not fully:
             sane = self.engine.sane(NEUTRAL, prepared)
+            self.laps("probe")
             return Probes(np.zeros(0) if sane else None, np.zeros(0, dtype=np.intp))
         logits = self.engine.logits([row.text for row in self._probes], live=prepared)
+        self.laps("probe")
         rewards = None
         if np.isfinite(logits).all():
             rewards = self._space.rewards(self._probes, self._space.answers(self._probes, logits))
@@ -125,6 +145,7 @@ class ServedWorld:
 
     def write(self, turn: Turn, learner: Learner) -> None:
         """Write the turn down in one transaction that also names the router's and the monitor's new states."""
+        self.laps("learn")
         self.engine.spread(*self._staged)
         view = view_of(learner, alarm=self.alarm)
         measured = {} if turn.ended is None else self.answers.measured(turn.ended.number)
@@ -139,6 +160,7 @@ class ServedWorld:
             if turn.mix.alarm and not self._drifting:
                 self.alarm(f"drift: {turn.mix.unknown:.0%} of the requests are unlike any known task")
             self._drifting = turn.mix.alarm
+        self.laps("write")
 
     def _forget_told(self, learner: Learner) -> None:
         """Drop the rewards that the server gave slots which the router knows."""

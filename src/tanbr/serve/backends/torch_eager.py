@@ -18,6 +18,8 @@ from tanbr.serve.backends.backend import Backend, Size, Wanted, Writing
 from tanbr.serve.decode import Decoded, decode, on_device
 from tanbr.types import Blend, FloatArray
 
+BRIEF = 0.01  # seconds
+
 
 class TorchEager(Backend):
     """A model, and the tensors of it that a merge writes."""
@@ -94,7 +96,12 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def rest(started: float, share: float) -> float:
-    """Sleep as long as it takes for the time since `started` to be `share` of all; when the next work starts."""
-    if share < 1:
-        time.sleep((time.perf_counter() - started) * (1 / share - 1))
+    """Sleep as long as it takes for the time since `started` to be `share` of all; when the next work starts.
+
+    What took less than BRIEF is counted with the next work: many short sleeps would take longer than they should.
+    """
+    worked = time.perf_counter() - started
+    if share < 1 and worked < BRIEF:
+        return started
+    time.sleep(worked * (1 / share - 1))
     return time.perf_counter()

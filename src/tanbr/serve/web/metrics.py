@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,6 +42,8 @@ class Metrics(Observer):
         self._batch = histogram("tanbr_batch_size", "Texts in a batch", buckets=SIZES)
         self._batch_seconds = histogram("tanbr_batch_seconds", "From a batch's forming to its answers", buckets=TIMES)
         self._merge = histogram("tanbr_merge_seconds", "Time a merge took", buckets=TIMES)
+        self._turn = histogram("tanbr_turn_seconds", "Time a part of a turn took", ["part"], buckets=TIMES)
+        self._turn_cpu = counter("tanbr_turn_cpu_seconds", "Processor time of a part of turns", ["part"])
         self._reward = histogram("tanbr_slot_reward", "Mean reward of a slot", buckets=REWARDS)
         self._alarms = counter("tanbr_alarms", "Alarms raised")
         self._feedback = counter("tanbr_feedback", "Feedback accepted, repeated, unknown or refused", ["outcome"])
@@ -63,6 +65,12 @@ class Metrics(Observer):
         """Count a merge."""
         self._merge.observe(seconds)
         logs.say("merged", merge_version=version, seconds=round(seconds, 4))
+
+    def turned(self, parts: Mapping[str, tuple[float, float]]) -> None:
+        """Count a turn, part by part."""
+        for part, (seconds, processor) in parts.items():
+            self._turn.labels(part).observe(seconds)
+            self._turn_cpu.labels(part).inc(processor)
 
     def slot(self, record: SlotRecord) -> None:
         """Note a slot whose reward is known."""
