@@ -1,6 +1,7 @@
 """The whole with an engine: a server process, OpenAI's client, swaps, an engine that dies, a server that is killed."""
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -11,6 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from engines.asking import BLENDS
 from engines.fake_engine import FakeVllm
 from engines.front import Front, after_a_kill, front, ready, swaps, texts, texts_of
 from tanbr.merge import Moe
@@ -176,3 +178,35 @@ def test_half_a_set_that_is_gone_is_a_503_until_it_is_back(panel: Front, lora: F
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     ready(panel)
     assert panel.ask("/v1/completions", asked).json()["merge_version"] == 1
+
+
+def test_a_conversation_keeps_its_version_over_two_swaps_unless_that_was_bad(
+    lora: FakeVllm, adapters: Moe, tmp_path: Path
+) -> None:
+    def turn(*said: str, **headers: str) -> int:
+        roles = ["assistant" if place % 2 else "user" for place in range(len(said))]
+        messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+        body = {"model": "tanbr", "messages": messages, "max_tokens": 2}
+        answer = httpx2.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=120)
+        return int(answer.json()["merge_version"])
+
+    with Case(adapters, lora, tmp_path).front() as server:
+        versions = [server.ask("/v1/admin/pin", {"blend": BLENDS[0]}).json()["merge_version"]]
+        assert turn("w1 w2") == turn("w1 w2", "w3", "w4") == versions[0]
+        versions.append(server.ask("/v1/admin/pin", {"blend": BLENDS[1]}).json()["merge_version"])
+        assert turn("w1 w2", "w3", "w4") == versions[0]  # goes on
+        assert turn("w1 w2") == turn("w5", "w6", "w7") == versions[1]  # begins, or was never heard of
+        assert turn("w1 w2", "w3", "w4") == versions[1]  # has begun again
+        assert turn("w8", "w8", "w8", **{"x-session-id": "mine"}) == versions[1]
+        versions.append(server.ask("/v1/admin/pin", {"blend": BLENDS[2]}).json()["merge_version"])
+        assert turn("w9", "w9", "w9", **{"x-session-id": "mine"}) == versions[1]
+        bad = server.ask("/v1/admin/pin", {"blend": BLENDS[3]}).json()["merge_version"]
+        assert turn("w1", **{"x-session-id": "other"}) == bad
+        versions.append(server.ask("/v1/admin/rollback").json()["merge_version"])
+        assert turn("w1", "w2", "w3", **{"x-session-id": "other"}) == versions[3]  # nothing stays with what was bad
+        for blend in ([0.5, 0.5, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0]):
+            versions.append(server.ask("/v1/admin/pin", {"blend": blend}).json()["merge_version"])
+        assert turn("w9", "w9", "w9", **{"x-session-id": "mine"}) == versions[-1]  # its own is gone
+        metrics = server.ask("/metrics").text
+    kept = dict(re.findall(r'^tanbr_conversation_requests_total\{outcome="(\w+)"\} (\d+)', metrics, re.M))
+    assert kept == {"begun": "5", "kept": "4", "moved": "2"}

@@ -78,6 +78,8 @@ class ServeConfig(LoopConfig):
     """Its address, as http://127.0.0.1:8100; repeatable for whole models, one each. TANBR_ENGINE_TOKEN is its key."""
     engine_folder: str | None = None
     """Where merges are left for it; shared memory, or a temporary folder, if not given."""
+    conversation_seconds: float = Field(default=600, ge=0)
+    """How long a conversation before an engine may pause and still be answered by the version it began with."""
     device: str = "cpu"
     """Torch device, as cuda:1; the model runs on it."""
     workers: int | None = Field(default=None, ge=1, le=256)

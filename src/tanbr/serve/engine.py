@@ -297,6 +297,11 @@ class Engine:
             self.pause_seconds = time.perf_counter() - started
         return self.lineup
 
+    def forget(self, versions: Sequence[int]) -> None:
+        """Have nobody answered by these any more, conversations neither: they were found to be bad."""
+        with self._idle:
+            self._free = [replace(one, blend=None) if one.version in versions else one for one in self._free]
+
     def _keep(self, models: Iterable[Live]) -> None:
         """Count as free what does not answer, each buffer once; the caller holds the lock."""
         answering = [one.backend for one in self.lineup.models]

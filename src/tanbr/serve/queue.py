@@ -25,6 +25,7 @@ import torch
 from tanbr.errors import InputError
 from tanbr.serve.chat import ChatTemplate
 from tanbr.serve.config import ServeConfig, usable_cores
+from tanbr.serve.conversations import Conversations
 from tanbr.serve.decode import Joining, NotFinite
 from tanbr.serve.engine import Engine, classify
 from tanbr.serve.ids import RequestIds
@@ -67,6 +68,7 @@ class Queue:
         self._cores = usable_cores()
         here = config.device == "cpu" and not engine.relays  # a GPU runs one batch at a time; engines make their own
         self._workers = config.workers or (min(self._cores, MOST_WORKERS) if here else 1)
+        self._conversations = Conversations(config.conversation_seconds)
         self._measures = bool(config.rewards.confidence or config.rewards.shadow)  # what an engine must be asked for
         self._encoder = copy.deepcopy(engine.encode)  # a tokenizer remembers how to cut: one for each thread
         self._chat = ChatTemplate(engine.encode.tokenizer)
@@ -425,17 +427,30 @@ class Queue:
             self._encoded.extendleft(reversed(again))
             self._workers_wake.notify_all()
 
+    def _version(self, call: Call, chosen: int) -> int:
+        """Choose the version: what the client has named, what its conversation has, or what is best for the text."""
+        if call.version is not None:
+            return call.version
+        if not call.conversation:
+            return chosen
+        had = None if call.begins else self._conversations.version(call.conversation)
+        stays = had in self.engine.versions
+        self._observer.conversation("begun" if had is None else "kept" if stays else "moved")
+        return had if had is not None and stays else chosen
+
     def _send(self, part: Part, lineup: Lineup) -> None:
         """Send a part to the engine; what comes back is told and passed on in the engine's thread."""
         job, hold = part.job, ExitStack()
         call = job.call
         if call is None:
             raise ServiceError("an engine answers requests as they are")
-        version = lineup.models[part.place].version if call.version is None else call.version
+        version = self._version(call, lineup.models[part.place].version)
         if call.expert is not None:
             live = self.engine.expert(call.expert)
         else:
             live = hold.enter_context(self.engine.using(lineup, part.place, version))
+        if call.conversation and call.chosen:
+            self._conversations.note(call.conversation, live.version)
         passage = Passage(part, call, live, self.engine.live.slot, measure=self._measures)
 
         def hear(event: dict[str, Any]) -> None:

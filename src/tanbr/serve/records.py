@@ -383,5 +383,8 @@ class Observer:
     def feedback(self, outcome: Outcome | Literal["refused"], count: int) -> None:
         """So many pieces of feedback were accepted, repeated, unknown, or refused because they could not be kept."""
 
+    def conversation(self, outcome: Literal["begun", "kept", "moved"]) -> None:
+        """A request's conversation has begun, is answered by the version it has, or by another: its own is gone."""
+
     def alarm(self, text: str) -> None:
         """Something went wrong, or drifts."""

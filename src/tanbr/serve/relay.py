@@ -27,6 +27,8 @@ class Call:
     version: int | None = None  # that the client has named …
     expert: int | None = None  # … or an expert
     name: str = TANBR  # as which the client named it
+    conversation: str = ""  # that it belongs to; empty if that is not known
+    begins: bool = False  # whether the conversation begins with it
 
     @property
     def chosen(self) -> bool:

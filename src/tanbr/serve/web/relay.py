@@ -1,6 +1,7 @@
 """OpenAI's routes where an engine answers: what is not ours goes to the engine, and back, as it is."""
 
-from collections.abc import AsyncIterator
+import hashlib
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from typing import Annotated, Any
 
@@ -18,6 +19,8 @@ from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import LatencyHistory
 from tanbr.serve.web.refusals import Refusal, allows, refusal_of
 from tanbr.serve.web.service_api import Pieces, ServiceApi, Workers, settled
+
+SESSION = "x-session-id"  # header that names a conversation
 
 
 def expert_ids(info: ServiceInfo) -> dict[str, int]:
@@ -58,7 +61,7 @@ def add_relay(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: 
 
         messages: Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
 
-    async def answer(prompts: list[Any], body: Relayed, request: Request) -> Response:
+    async def answer(prompts: list[Any], body: Relayed, request: Request, turns: Sequence[Any] = ()) -> Response:
         """Have the engine answer, whole or as a stream."""
         sent, n = body.model_dump(exclude_unset=True, exclude={"task"}), body.n or 1
         if len(prompts) * n > config.inputs:
@@ -66,7 +69,11 @@ def add_relay(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: 
             raise Refusal(422, says, param="n")
         pieces: Pieces[dict[str, Any]] | None = Pieces(seconds=seconds) if body.stream else None
         on_event = None if pieces is None else pieces.put
-        call = Call(request.url.path, sent, prompts, n, on_event, **named(body.model), name=body.model)
+        key, begins = _conversation(request, sent.get("user"), turns)
+        call = Call(
+            request.url.path, sent, prompts, n, on_event, **named(body.model), name=body.model, conversation=key,
+            begins=begins,
+        )  # fmt: skip
         try:
             if call.expert is None:
                 answering = service.relay(call, task=body.task)
@@ -102,7 +109,16 @@ def add_relay(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: 
     @app.post("/v1/chat/completions", tags=["answers"], responses=STREAMED)
     async def chat(body: RelayedChat, request: Request) -> Response:
         """Have the engine write the next message of a conversation, by its own chat template."""
-        return await answer(["\n".join(filter(None, map(_said, body.messages)))], body, request)
+        return await answer(["\n".join(filter(None, map(_said, body.messages)))], body, request, body.messages)
+
+
+def _conversation(request: Request, user: Any, turns: Sequence[dict[str, Any]]) -> tuple[str, bool]:
+    """Name the conversation by its session, its user or its first turns, and say whether it begins."""
+    first = next((place + 1 for place, turn in enumerate(turns) if turn.get("role") == "user"), len(turns))
+    session = request.headers.get(SESSION) or (user if isinstance(user, str) else "")
+    said = [session] if session else list(turns[:first])
+    key = hashlib.blake2b(to_json(said), digest_size=16).hexdigest() if said else ""
+    return key, bool(turns) and not any(turn.get("role") == "assistant" for turn in turns)
 
 
 def _said(message: dict[str, Any]) -> str:
