@@ -17,6 +17,7 @@ from engines.fake_engine import FakeVllm
 from engines.front import Front, after_a_kill, front, ready, swaps, texts, texts_of
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
+from tanbr.vllm_plugin import folder_of
 
 PROMPTS = ["w1 w2 w3", "w5 w5 w5 w5 w5 w5", "w1 w2 w3 w4"]
 LIMIT = 6
@@ -166,6 +167,16 @@ def test_what_is_not_ours_goes_to_the_engine_and_back_as_it_is(panel: Front, lor
         "code": 400,
     }
     assert lora.keys == {None}  # the clients' token stays here
+
+
+def test_an_engine_may_ask_where_an_adapter_lies(panel: Front, lora: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANBR_TOKEN", TOKEN)
+    places = {name: folder for name, (folder, _) in lora.adapters.items()}
+    assert {name: folder_of(panel.url, name) for name in places} == places
+    assert folder_of(panel.url, "tanbr-v1") in places.values()
+    assert folder_of(panel.url, "tanbr-v77") is folder_of("http://127.0.0.1:9", "tanbr-v1") is None
+    monkeypatch.setenv("TANBR_TOKEN", "another-token-of-somebody")
+    assert folder_of(panel.url, "tanbr-v1") is None
 
 
 def test_half_a_set_that_is_gone_is_a_503_until_it_is_back(panel: Front, lora: FakeVllm) -> None:

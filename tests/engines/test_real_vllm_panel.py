@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from cli.running import tanbr
 from engines import panels
-from engines.front import Front, front
+from engines.front import Front, front, ready
 from engines.real_engine import PYTHON, RealVllm
 from engines.tiny_adapters import write_adapters
 from serve.web.live import live
@@ -138,3 +139,31 @@ def test_a_panel_at_the_engines_limit_is_served_and_a_setting_that_does_not_go_w
             for task in range(4)
         }
     assert len(answered) == 4
+
+
+def test_vllm_asks_tanbr_by_itself_for_a_version_and_for_what_it_has_lost(moe: Moe, tmp_path: Path) -> None:
+    experts = panels.write_experts(moe, tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    settings = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "0"}
+    settings |= {"TANBR_URL": f"http://127.0.0.1:{port}"}
+    asked: dict[str, Any] = {"prompt": panels.prompt(0, 1), "max_tokens": LIMIT, "temperature": 0}
+    history = ("--history", str(tmp_path / "past.jsonl"), "--models", "2", "--no-check", "--port", port)
+    with RealVllm(moe.path, tmp_path / "vllm.log", *STARTED, **settings).running() as engine:
+        with front(tmp_path, experts, "vllm", engine.url, *history) as made:
+
+            def said(url: str, model: str) -> str:
+                answer = httpx2.post(f"{url}/v1/completions", json={"model": model, **asked}, timeout=120).json()
+                return str(answer["choices"][0]["text"])
+
+            for version in ("tanbr-v1", "tanbr-v2"):
+                assert said(engine.url, version) == said(made.url, version)
+            missing = httpx2.post(f"{engine.url}/v1/completions", json={"model": "tanbr-v77", **asked}, timeout=120)
+            assert missing.status_code == 404
+            expected = said(made.url, "tanbr-v2")
+            engine.kill()
+            engine.start()
+            ready(made)
+            assert said(made.url, "tanbr-v2") == said(engine.url, "tanbr-v2") == expected
+        cards = httpx2.get(f"{engine.url}/v1/models").json()["data"]
+        assert [card["id"] for card in cards if card["parent"] is not None] == []

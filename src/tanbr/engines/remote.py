@@ -196,9 +196,9 @@ class Remote(Backend):
         return self.wanted is not None and not self._host.why
 
     @property
-    def folder(self) -> str | None:
-        """Where the engine reads what answers."""
-        return None if self.wanted is None else str(self.wanted.file.folder)
+    def adapter(self) -> tuple[str, str] | None:  # type: ignore[override]
+        """What the engine calls it, and where the engine reads it."""
+        return (self.wanted.label, str(self.wanted.file.folder)) if self.wanted is not None and self.many else None
 
     @property
     def size(self) -> Size:

@@ -206,12 +206,10 @@ class VllmAdapter(Vllm):
 
     async def unload(self, label: str) -> None:
         """Unload it: vLLM 0.32 dies of an adapter that it has evicted and does not find again."""
-        self._folders.pop(label, None)
-        try:
-            await self._change(UNLOAD, {"lora_name": label}, seconds=LOAD_SECONDS)
-        except EngineRefused as error:
-            if error.status != 404:  # it was started again, and has none
-                raise
+        folder = self._folders.pop(label, None)
+        for name, place in (await self._adapters()).items():
+            if name == label or place == folder:  # the plugin may have given it another name
+                await self._change(UNLOAD, {"lora_name": name}, seconds=LOAD_SECONDS)
 
     async def wake(self) -> None:
         """Resume, where it can have been paused."""

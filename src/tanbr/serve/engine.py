@@ -31,7 +31,7 @@ from tanbr.moe.checkpoint import FileWatch
 from tanbr.moe.text import Columns, Inputs, TextEncoder
 from tanbr.serve.backends import BACKENDS, Backend, Builder
 from tanbr.serve.decode import NotFinite
-from tanbr.serve.panel import Assignment, Lineup, Live, Staged
+from tanbr.serve.panel import VERSION, Assignment, Lineup, Live, Staged
 from tanbr.types import Blend, FloatArray, Text, as_blend
 
 PASS = 64  # tokens that the fixed cost of a forward pass is worth, about, on a CPU
@@ -218,6 +218,13 @@ class Engine:
             with self._idle:
                 live.backend.readers -= 1
                 self._idle.notify_all()
+
+    def folder_of(self, name: str) -> str | None:
+        """Find where an adapter lies that an engine asks for, by its own name or by `tanbr-v` and a version."""
+        for one in (*self.lineup.models, *self.held, *self._experts.values()):
+            if one.backend.adapter is not None and name in (f"{VERSION}{one.version}", one.backend.adapter[0]):
+                return one.backend.adapter[1]
+        return None
 
     def expert(self, k: int) -> Live:
         """Give expert k alone, which is loaded when it is first asked for; InputError where there is no room for it.

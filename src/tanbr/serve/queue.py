@@ -156,6 +156,10 @@ class Queue:
         named = named_tasks(self.tasks, task)
         return self._accept(Job([text for text in texts for _ in range(call.n)], named=named, call=call))
 
+    def folder_of(self, name: str) -> str | None:
+        """Find the folder of an adapter that an engine asks for; None if there is none of this name."""
+        return self.engine.folder_of(name)
+
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> "Future[str]":
         """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template; never blocks.
 

@@ -5,14 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tanbr.serve.panel import NOT_CHOSEN, Live
+from tanbr.serve.panel import NOT_CHOSEN, VERSION, Live
 
 if TYPE_CHECKING:
     from tanbr.serve.jobs import Part
 
 OnEvent: TypeAlias = Callable[[dict[str, Any]], None]  # is called in another thread
 TANBR = "tanbr"  # the name of whichever model is best for a request
-VERSION = f"{TANBR}-v"  # and the number of a merge version
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ class Backend(ABC):
     asked_when_loaded: bool = False  # whether `merge` itself asks it, because it cannot be asked before it answers
     relays: bool = False  # whether requests go to an engine as they are (`relay`)
     many: bool = False  # whether another twin costs little: any expert can then be asked by its name
+    adapter: tuple[str, str] | None = None  # what an engine calls it, and where the engine reads it, if it is one
     loss: Int8Loss | None = None  # how far its answers were measured to be from those of float32; None: it is float32
 
     @property

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
@@ -11,8 +11,9 @@ from pydantic import ConfigDict, Field
 from pydantic_core import to_json
 
 from tanbr.errors import InputError
+from tanbr.serve.panel import VERSION
 from tanbr.serve.records import ServiceInfo
-from tanbr.serve.relay import TANBR, VERSION, Call
+from tanbr.serve.relay import TANBR, Call
 from tanbr.serve.web.bodies import Sent, one_of
 from tanbr.serve.web.completions import STREAMED
 from tanbr.serve.web.config import HttpConfig
@@ -98,6 +99,14 @@ def add_relay(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: 
         if number != model and number.isdecimal() and len(number) < 16:
             return {"version": int(number)}
         raise Refusal.model(TANBR)
+
+    @app.get("/v1/adapters/{name}", tags=["watching"])
+    async def adapter(name: str) -> dict[Literal["folder"], str]:
+        """Say where an adapter lies, for an engine that asks for it (`tanbr.vllm_plugin`)."""
+        folder = service.folder_of(name)
+        if folder is None:
+            raise Refusal.model(TANBR)
+        return {"folder": folder}
 
     @app.post("/v1/completions", tags=["answers"], responses=STREAMED)
     async def complete(body: RelayedCompletion, request: Request) -> Response:

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from starlette.types import Scope
 
 from tanbr.router import TreeView
+from tanbr.serve.panel import VERSION
 from tanbr.serve.records import (
     ClientView,
     Feedback,
@@ -28,7 +29,7 @@ from tanbr.serve.records import (
     SlotView,
     VersionView,
 )
-from tanbr.serve.relay import TANBR, VERSION
+from tanbr.serve.relay import TANBR
 from tanbr.serve.web import logs
 from tanbr.serve.web.auth import Token, Tokens
 from tanbr.serve.web.bodies import Sent, one_of

@@ -74,6 +74,9 @@ class ServiceApi(Protocol):
     def relay(self, call: Call, *, task: str | None = None) -> "Future[dict[str, Any]]":
         """Have an engine answer a request as it is; the answer, or what a stream ends with."""
 
+    def folder_of(self, name: str) -> str | None:
+        """Find the folder of an adapter that an engine asks for; None if there is none of this name."""
+
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> "Future[str]":
         """Make a prompt of a conversation; InputError if the model cannot, CheckpointError if its template is bad."""
 
