@@ -29,13 +29,13 @@ def folder_of(url: str, name: str) -> str | None:
 
 def register() -> None:
     """Have vLLM ask, if TANBR_URL says where."""
-    url = os.environ.get("TANBR_URL")
+    url = os.environ.get("TANBR_URL", "")
     if not url:
         return
     from vllm.lora.request import LoRARequest  # type: ignore[import-not-found]
     from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry  # type: ignore[import-not-found]
 
-    class Resolver(LoRAResolver):  # type: ignore[misc]
+    class Resolver(LoRAResolver):
         async def resolve_lora(self, base_model_name: str, lora_name: str) -> object:  # noqa: ARG002
             folder = await asyncio.to_thread(folder_of, url, lora_name) if lora_name.startswith("tanbr-") else None
             return folder and LoRARequest(lora_name=lora_name, lora_int_id=1, lora_path=folder)  # vLLM sets the number

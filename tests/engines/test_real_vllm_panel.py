@@ -29,7 +29,7 @@ pytestmark = [
 MODELS, SETS, REQUESTS, LIMIT = 3, 20, 200, 12
 SIZES = {"head_dim": 64, "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 4}
 SIZES |= {"intermediate_size": 1024, "max_position_embeddings": 512}
-LONG, REQUESTS_EACH, ROUNDS = 32, 4, 6  # tokens of the answers that are timed, how many a client and a round, rounds
+ROUNDS = 7  # of what is timed
 STARTED = ("--enable-lora", "--max-lora-rank", "16", "--max-loras", str(MODELS + 1))
 FIGURES: dict[str, Any] = {}
 
@@ -95,23 +95,32 @@ def test_sets_are_switched_under_load_and_every_answer_is_of_the_version_it_name
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("clients", "name"), [(1, "one client"), (8, "eight clients")])
-def test_what_tanbr_adds_is_measured_within_one_run(clients: int, name: str, server: Front, engine: RealVllm) -> None:
+@pytest.mark.parametrize(
+    ("clients", "requests", "tokens", "name"), [(1, 4, 32, "one client"), (8, 16, 128, "eight clients")]
+)
+def test_what_tanbr_adds_is_measured_within_one_run(
+    clients: int, requests: int, tokens: int, name: str, server: Front, engine: RealVllm
+) -> None:
     adapter = next(card["id"] for card in httpx2.get(f"{engine.url}/v1/models").json()["data"] if card["parent"])
     with httpx2.Client(timeout=120) as http:
 
         def asking(url: str, model: str) -> Any:
             def ask(text: str) -> None:
-                body = {"model": model, "prompt": text, "max_tokens": LONG, "temperature": 0, "ignore_eos": True}
-                assert http.post(f"{url}/v1/completions", json=body).json()["usage"]["completion_tokens"] == LONG
+                body = {"model": model, "prompt": text, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+                assert http.post(f"{url}/v1/completions", json=body).json()["usage"]["completion_tokens"] == tokens
 
             return ask
 
         pinned = server.ask("/v1/models").json()["data"][1]["id"]  # the same work on both ways: one adapter
         ways = {"direct": asking(engine.url, adapter), "tanbr": asking(server.url, pinned)}
-        took = panels.compared(ways, clients=clients, requests=REQUESTS_EACH * clients, rounds=ROUNDS)
+        groups = {"tanbr": server.process.pid, "vLLM": engine.process.pid}
+        before = {one: panels.cpu_seconds(group) for one, group in groups.items()}
+        took = panels.compared(ways, clients=clients, requests=requests, rounds=ROUNDS)
+    asked = {"tanbr": requests * (ROUNDS + 1), "vLLM": 2 * requests * (ROUNDS + 1)}
+    spent = {one: panels.cpu_seconds(group) - before[one] for one, group in groups.items()}
     FIGURES[name] = panels.over_direct(took) | {
-        "rounds": ROUNDS, "requests in a round": REQUESTS_EACH * clients, "tokens in an answer": LONG,
+        "milliseconds of a processor a request": {one: round(1e3 * spent[one] / asked[one], 2) for one in groups},
+        "rounds": ROUNDS, "requests in a round": requests, "tokens in an answer": tokens,
         "beside it": f"the clients, tanbr and vLLM on the same cores; {panels.beside()}",
     }  # fmt: skip
 
