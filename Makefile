@@ -41,7 +41,8 @@ $(ENGINES)/.ready:
 
 engines: $(READY) $(ENGINES)/.ready  ## drive a real vLLM, in an environment of its own, and a real Ray (some minutes)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
-	@TANBR_VLLM_PYTHON=$(abspath $(ENGINES)/bin/python) TANBR_VLLM_RESULTS=docs/results/vllm/swaps.json \
+	@$(ENGINES)/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@TANBR_VLLM_PYTHON=$(abspath $(ENGINES)/bin/python) TANBR_VLLM_RESULTS=docs/results/engines/vllm.json \
 		$(BIN)/python -m pytest -q tests/engines/test_real_vllm*.py tests/fleet/ray
 
 check: $(READY)  ## lint, formatting, types, layering, budgets

@@ -18,38 +18,47 @@ BLENDS = [[1.0, 0, 0, 0], [0, 0, 0.5, 0.5], [0.25] * 4, [0, 1.0, 0, 0]]
 
 
 @contextmanager
-def before(engine: FakeEngine, moe: Moe) -> Iterator[Remote]:
-    """A backend that talks to an engine."""
-    made = connect(moe, engine="llamacpp" if isinstance(engine, FakeLlamaCpp) else "vllm", url=engine.url)
+def before(engine: FakeEngine, moe: Moe, *more: FakeEngine, models: int = 1) -> Iterator[Remote]:
+    """A backend that talks to an engine, or to several."""
+    kind = "llamacpp" if isinstance(engine, FakeLlamaCpp) else "vllm"
+    made = connect(moe, engine=kind, urls=[engine.url, *(one.url for one in more)], models=models)
     try:
         yield made
     finally:
         made.close()
 
 
-def serving(backend: Remote, moe: Moe) -> Engine:
-    """An engine of ours that has this one backend."""
-    return Engine(moe, backend=lambda *_, **__: backend)
+def serving(backend: Remote, moe: Moe, *, models: int = 1) -> Engine:
+    """An engine of ours that has this backend, and as many others as it has room for."""
+    return Engine(moe, backend=lambda *_, **__: backend, spare=True, models=models)
 
 
 @contextmanager
-def serving_first(engine: FakeEngine, moe: Moe) -> Iterator[tuple[Engine, Remote]]:
+def serving_first(engine: FakeEngine, moe: Moe) -> Iterator[Engine]:
     """An engine of ours that answers with the first blend."""
     with before(engine, moe) as backend:
         served = serving(backend, moe)
         served.swap(BLENDS[0])
-        yield served, backend
+        yield served
 
 
-def right(engine: Engine, backend: Remote, moe: Moe) -> bool:
+def right(engine: Engine, moe: Moe) -> bool:
     """Whether the first blend answers as it does with transformers."""
-    return answers(engine, backend) == transformers_answers(moe, BLENDS[0])
+    return answers(engine) == transformers_answers(moe, BLENDS[0])
 
 
-def answers(engine: Engine, backend: Remote, *, limit: int = 7) -> list[tuple[int, ...]]:
-    """Tokens that an engine writes for the prompts."""
-    done = backend.generate(engine.padded(PROMPTS)[0], limits=[limit] * len(PROMPTS), on_step=lambda _: ())
-    return [() if row is None else row.tokens for row in done]
+def relayed(engine: Engine, *, place: int = 0, **body: Any) -> list[dict[str, Any]]:
+    """What an engine says to a request, as it says it: one answer, or the events of a stream."""
+    heard: list[dict[str, Any]] = []
+    with engine.using(engine.lineup, place) as live:
+        live.backend.relay("/v1/completions", body, heard.append).result(60)
+    return heard
+
+
+def answers(engine: Engine, *, place: int = 0, limit: int = 7) -> list[tuple[int, ...]]:
+    """Tokens that a model writes for the prompts, without the token that ends them."""
+    (said,) = relayed(engine, place=place, prompt=PROMPTS, max_tokens=limit, temperature=0, return_token_ids=True)
+    return [tuple(token for token in choice["token_ids"] if token != 1) for choice in said["choices"]]
 
 
 @torch.inference_mode()

@@ -170,10 +170,13 @@ class FakeVllm(FakeEngine):
         self.busy = False  # whether it says that it cannot forget
         self.takes_adapters = False  # VLLM_ALLOW_RUNTIME_LORA_UPDATING
         self.most_rank = 16  # --max-lora-rank; 0: without --enable-lora
+        self.most_adapters = 4  # --max-loras
         self.lora_targets: list[str] | None = None  # --lora-target-modules
         self.routes = {
             "/v1/models": self._models,
             "/v1/completions": self._completions,
+            "/v1/chat/completions": self._completions,
+            "/metrics": lambda *_: Response(f'vllm:lora_requests_info{{max_lora="{self.most_adapters}"}} 1\n'),
             "/tokenize": self._tokenize,
             "/server_info": self._server_info,
             "/weight_info": lambda *_: {"weight_version": self.label},
@@ -201,6 +204,8 @@ class FakeVllm(FakeEngine):
         rank = json.loads(Path(folder, "adapter_config.json").read_text(encoding="utf-8"))["r"]
         wrong = f"LoRA rank {rank} is greater than max_lora_rank {self.most_rank}." if rank > self.most_rank else ""
         wrong = wrong if self.most_rank else "Call to add_lora method failed: LoRA is not enabled."
+        if not wrong and not Path(folder, "adapter_model.safetensors").exists():
+            wrong = f"{folder} doesn't contain tensors"
         if self.refuses or wrong:
             return _error(self.refuses or wrong, "InternalServerError", 500)
         self.load(folder, name)
@@ -258,34 +263,65 @@ class FakeVllm(FakeEngine):
         return {"status": "paused" if self.paused else "resumed"}
 
     async def _completions(self, body: Any, request: Request) -> Response:
+        chat = request.url.path == "/v1/chat/completions"
         adapter = "" if body["model"] == MODEL else body["model"]
         if adapter and adapter not in self.adapters:
             return _error(f"The model `{adapter}` does not exist.", "NotFoundError", 404, param="model")
-        if not body["prompt"]:
+        said = " ".join(one["content"] for one in body["messages"]) if chat else body["prompt"]
+        if not said:
             return _error("You must pass at least one prompt", "BadRequestError", 400)
-        assert body["stream"]
-        assert body["return_token_ids"]
-        assert body.get("top_k", 0) == 0
-        assert body["ignore_eos"]  # its tokenizer's own
+        if body.get("max_tokens", 0) > self.positions:
+            return _error("max_tokens cannot be greater than max_model_len", "BadRequestError", 400, param="max_tokens")
         self.asked.append(body)
+        texts = said if isinstance(said, list) and not isinstance(said[0], int) else [said]
+        tokens = [self.tokenizer(text)["input_ids"] if isinstance(text, str) else text for text in texts]
+        rows = list(enumerate(prompt for prompt in tokens for _ in range(body.get("n") or 1)))
+        head = {"id": "chatcmpl-1" if chat else "cmpl-1", "model": body["model"], "created": 1}
+        head["object"] = "chat.completion" if chat else "text_completion"
+        if not body.get("stream"):
+            whole = [await self._whole(index, prompt, body, adapter, chat=chat) for index, prompt in rows]
+            if any(one is None for one in whole):
+                return _error("Out of range float values are not JSON compliant: nan", "BadRequestError", 400)
+            usage = {"prompt_tokens": sum(map(len, tokens)), "completion_tokens": len(rows) * body["max_tokens"]}
+            return JSONResponse(head | {"choices": whole, "usage": usage})
 
         async def events() -> AsyncIterator[bytes]:
-            how = body["prompt"], body["max_tokens"], body["stop_token_ids"], adapter
-            async for token, chance, end in self.write(*how):
-                logprobs = {"token_logprobs": [None if chance != chance else chance], "tokens": [str(token)]}
-                choice = {"index": 0, "text": self.tokenizer.decode([token]), "finish_reason": end}
-                choice |= {"token_ids": [token], "logprobs": logprobs}
-                yield b"data: " + json.dumps({"object": "text_completion", "choices": [choice]}).encode() + b"\n\n"
+            for index, prompt in rows:
+                async for token, chance, end in self.write(prompt, body.get("max_tokens", 16), [1], adapter):
+                    choice = self._choice(index, [token], [chance], end, body, chat=chat, piece=True)
+                    yield b"data: " + json.dumps(head | {"choices": [choice]}).encode() + b"\n\n"
+            if (body.get("stream_options") or {}).get("include_usage"):
+                usage = {"prompt_tokens": sum(map(len, tokens))}
+                yield b"data: " + json.dumps(head | {"choices": [], "usage": usage}).encode() + b"\n\n"
             yield b"data: [DONE]\n\n"
 
         return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def _whole(self, index: int, prompt: list[int], body: Any, adapter: str, *, chat: bool) -> Any:
+        """One choice; None where a number that it must write is NaN."""
+        rows = [row async for row in self.write(prompt, body.get("max_tokens", 16), [1], adapter)]
+        if body.get("logprobs") is not None and any(chance != chance for _, chance, _ in rows):
+            return None
+        return self._choice(index, [row[0] for row in rows], [row[1] for row in rows], rows[-1][2], body, chat=chat)
+
+    def _choice(
+        self, index: int, tokens: list[int], chances: list[float], end: str | None, body: Any, *, chat: bool,
+        piece: bool = False,
+    ) -> dict[str, Any]:  # fmt: skip
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        text = " " + text if piece and text else text
+        said = {"delta" if piece else "message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        values = [None if chance != chance else chance for chance in chances]
+        rows = {"content": [{"logprob": one} for one in values]} if chat else {"token_logprobs": values}
+        logprobs = None if body.get("logprobs") is None else rows
+        return {"index": index, "finish_reason": end, "logprobs": logprobs, "token_ids": tokens, **said}
 
 
 def _error(said: str, kind: str, status: int, *, param: str | None = None) -> JSONResponse:
     return JSONResponse({"error": {"message": said, "type": kind, "param": param, "code": status}}, status)
 
 
-class FakeLlamaCpp(FakeEngine):
+class FakeLlamaCpp(FakeVllm):
     """llama-server with the adapters of a source, by its documentation and source: no real one was asked."""
 
     def __init__(self, folder: Path, experts: list[str], *, port: int = 0) -> None:
@@ -295,7 +331,7 @@ class FakeLlamaCpp(FakeEngine):
             "/props": self._props,
             "/tokenize": lambda body, _: {"tokens": self.tokenizer(body["content"])["input_ids"]},
             "/lora-adapters": self._adapters,
-            "/completion": self._completion,
+            "/v1/completions": self._completions,
         }
 
     def start(self) -> str:
@@ -321,17 +357,11 @@ class FakeLlamaCpp(FakeEngine):
         self.loads += 1
         return JSONResponse({"success": True})
 
-    async def _completion(self, body: Any, request: Request) -> Response:
-        assert body["return_tokens"]
+    async def _completions(self, body: Any, request: Request) -> Response:
         assert not body["cache_prompt"]  # its cache goes by tokens alone
-        self.asked.append(body)
         self.model = scaled_as_llamacpp(self.folder, self.experts, [one["scale"] for one in body["lora"]])
         self.cache.clear()
-        rows = [row async for row in self.write(body["prompt"], body["n_predict"], [1])]
-        probabilities = [{"id": token, "logprob": None if chance != chance else chance} for token, chance, _ in rows]
-        ended = "eos" if rows[-1][2] == "stop" else "limit"  # the token that ends an answer is among the others
-        said = {"tokens": [row[0] for row in rows], "stop": True, "stop_type": ended}
-        return JSONResponse(said | {"completion_probabilities": probabilities})
+        return await super()._completions({**body, "model": MODEL}, request)
 
 
 def scaled_as_llamacpp(folder: Path, experts: list[str], scales: list[float]) -> Any:

@@ -38,18 +38,19 @@ class Front:
         return httpx2.request(method, self.url + path, json=body, headers=headers, timeout=120)
 
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=ADMIN_TOKEN, max_retries=0)
 
 
 @contextmanager
-def front(folder: Path, checkpoint: Path, engine: str, url: str, *arguments: str) -> Iterator[Front]:
+def front(folder: Path, checkpoint: Path, engine: str, url: str, *arguments: str, **variables: str) -> Iterator[Front]:
     """Run the server until the block ends."""
     command = [*TANBR, "serve", checkpoint, "--engine", engine, "--engine-url", url, "--port", "0", "--force"]
+    variables = {"TANBR_ADMIN_TOKEN": ADMIN_TOKEN} | variables
     with (
         (folder / "log").open("ab") as log,
         started(
             [*command, "--state", folder / "state", "--slot-seconds", "3600", *arguments],
-            stdout=subprocess.PIPE, stderr=log, cwd=folder, env=environment(TANBR_ADMIN_TOKEN=ADMIN_TOKEN),
+            stdout=subprocess.PIPE, stderr=log, cwd=folder, env=environment(**variables),
         ) as process,
     ):  # fmt: skip
         try:
@@ -88,7 +89,7 @@ def after_a_kill(
     """Kill the engine under a server: a 503, and the version before when it is back; its answers."""
     pinned = server.ask("/v1/admin/pin", {"blend": list(blend)}).json()
     with server.client() as client:
-        how: dict[str, Any] = {"model": client.models.list().data[0].id, "prompt": list(prompts), "max_tokens": limit}
+        how: dict[str, Any] = {"model": "tanbr", "prompt": list(prompts), "max_tokens": limit, "temperature": 0}
         engine.kill()
         for stream in (False, True):
             with pytest.raises(openai.InternalServerError) as refused:
@@ -101,7 +102,12 @@ def after_a_kill(
         ready(server)
         answer: Any = client.completions.create(**how)
     assert answer.merge_version == pinned["merge_version"]
-    return [choice.text for choice in answer.choices]
+    return texts(answer)
+
+
+def texts(answer: Any) -> list[str]:
+    """What was answered, but for the space that an engine may begin a text with."""
+    return [choice.text.strip() for choice in answer.choices]
 
 
 def texts_of(moe: Moe, blend: Sequence[float], prompts: Sequence[str], *, limit: int, model: Any = None) -> list[str]:
@@ -128,7 +134,7 @@ def swaps(
     blends = [[1.0, 0, 0, 0], [0, 0, 0.5, 0.5], [0.25] * 4, [0, 1.0, 0, 0], [0.4, 0.3, 0.2, 0.1]]
     whole, loads, pauses, equal, asked = [], [], [], 0, 0
     with server.client() as client:
-        model = client.models.list().data[0].id
+        how: dict[str, Any] = {"model": "tanbr", "max_tokens": limit, "temperature": 0}
         for number in range(count):
             blend = blends[number % len(blends)]
             started = time.perf_counter()
@@ -139,13 +145,13 @@ def swaps(
             pauses.append(state["last_pause_seconds"])
             expected = texts_of(moe, blend, prompts, limit=limit, model=blended(blend))
             for _ in range(2):
-                done: Any = client.completions.create(model=model, prompt=list(prompts), max_tokens=limit)
+                done: Any = client.completions.create(prompt=list(prompts), **how)
                 assert done.merge_version == pinned["merge_version"]
                 asked += len(prompts)
-                equal += sum(choice.text == text for choice, text in zip(done.choices, expected, strict=True))
-            pieces: Any = client.completions.create(model=model, prompt=prompts[0], max_tokens=limit, stream=True)
+                equal += sum(one == text for one, text in zip(texts(done), expected, strict=True))
+            pieces: Any = client.completions.create(prompt=prompts[0], stream=True, **how)
             asked += 1
-            equal += "".join(piece.choices[0].text for piece in pieces if piece.choices) == expected[0]
+            equal += "".join(piece.choices[0].text for piece in pieces if piece.choices).strip() == expected[0]
     written = [float(found) for found in re.findall(r"written in ([\d.]+) s", server.log.read_text())]
     return {
         "swaps": count,

@@ -11,8 +11,8 @@ from typing import Any
 import httpx2
 
 FILE = Path(__file__).with_name("vllm_recorded.json")
-ASKED = {"max_tokens": 3, "stream": True, "logprobs": 0, "return_token_ids": True, "temperature": 0, "ignore_eos": True}
-ASKED |= {"stop_token_ids": [2]}
+WHOLE = {"max_tokens": 3, "logprobs": 1, "return_token_ids": True, "temperature": 0}
+ASKED = WHOLE | {"stream": True}
 READ = ("model", "dtype", "quantization", "max_model_len")  # of a long list
 
 
@@ -25,6 +25,7 @@ def exchanges(model: str, folder: str) -> list[tuple[str, str, Any]]:
         ("POST", "/tokenize", {"model": model, "prompt": "w5 w6"}),
         ("GET", "/is_paused", None),
         ("POST", "/v1/completions", {"model": model, "prompt": [5, 6, 7], **ASKED}),
+        ("POST", "/v1/completions", {"model": model, "prompt": ["w5 w6", "w7"], **WHOLE}),
         ("POST", "/v1/completions", {"model": "other", "prompt": [5, 6, 7], **ASKED}),
         ("POST", "/v1/completions", {"model": model, "prompt": [], **ASKED}),
         ("POST", "/pause?mode=wait&clear_cache=true", None),

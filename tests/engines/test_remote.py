@@ -1,13 +1,25 @@
 import shutil
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 from safetensors.torch import load_file, save_file
 
-from engines.asking import BLENDS, PROMPTS, answers, before, right, serving, serving_first, transformers_answers
+from engines.asking import (
+    BLENDS,
+    PROMPTS,
+    answers,
+    before,
+    relayed,
+    right,
+    serving,
+    serving_first,
+    transformers_answers,
+)
 from engines.fake_engine import FakeVllm
 from serve.web.live import wait_for
 from tanbr.engines import connection, remote
@@ -15,8 +27,9 @@ from tanbr.engines.connection import EngineLost
 from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.serve.decode import NotFinite, Step
-from tanbr.serve.sampling import Sampling
+from tanbr.serve.decode import NotFinite
+from tanbr.serve.engine import Engine
+from tanbr.serve.records import EngineAnswer
 
 
 @pytest.fixture(params=["vllm", "lora"])
@@ -31,131 +44,157 @@ def moe(fake: FakeVllm, request: pytest.FixtureRequest) -> Moe:
     return request.getfixturevalue("adapters" if fake.takes_adapters else "mixtral")
 
 
+def held(fake: FakeVllm) -> set[str]:
+    """What the engine has of ours."""
+    return {name.rpartition("-")[0] for name in fake.adapters} if fake.takes_adapters else {fake.label}
+
+
+def label(engine: Engine, blend: list[float]) -> str:
+    """What an engine calls a blend, but for the number of the load."""
+    host = engine.live.backend._host  # type: ignore[attr-defined]
+    named = host.label_of(np.array(blend))
+    return str(named.rpartition("-")[0] if host.engine.many else named)
+
+
 def test_every_swap_answers_as_transformers_does_though_the_engine_remembers_prefixes(fake: FakeVllm, moe: Moe) -> None:
     with before(fake, moe) as backend:
         engine = serving(backend, moe)
         for number in range(10):
             blend = BLENDS[number % len(BLENDS)]
             engine.swap(blend)
-            assert fake.version == backend.label_of(np.array(blend))
-            assert answers(engine, backend) == transformers_answers(moe, blend)
+            assert label(engine, blend) in held(fake)
+            assert answers(engine) == transformers_answers(moe, blend)
             assert fake.cache  # the next swap has something to forget
         assert fake.loads == 10
 
 
-def test_a_look_costs_no_load_and_what_is_held_is_written_once(fake: FakeVllm, moe: Moe) -> None:
-    with serving_first(fake, moe) as (engine, backend):
+def test_a_look_costs_no_load_and_what_is_held_is_had_back(fake: FakeVllm, moe: Moe) -> None:
+    with serving_first(fake, moe) as engine:
         staged = engine.prepare(BLENDS[1])
         assert engine.sane("w1", staged)
-        assert fake.loads == 1
-        assert right(engine, backend, moe)
+        assert fake.loads == 1 + fake.takes_adapters  # an adapter is loaded beside what answers
+        assert right(engine, moe)
         engine.commit(staged)
         assert fake.loads == 2
-        engine.swap(BLENDS[0])  # back to what is still there
-        assert right(engine, backend, moe)
-
-
-def test_an_engine_that_writes_more_than_it_was_asked_for_is_not_believed(fake: FakeVllm, moe: Moe) -> None:
-    with serving_first(fake, moe) as (engine, backend):
-        fake.extra = 1_000
-        heard: list[Step] = []
-        inputs = engine.padded(["w1 w2 w3"])[0]
-        with pytest.raises(EngineLost, match="more than the 3 tokens it was asked for"):
-            backend.generate(inputs, limits=[3], on_step=lambda step: heard.append(step) or ())  # type: ignore[func-returns-value]
-        assert sum(len(step.added) for step in heard) <= 3
-        fake.extra = 0
-        wait_for(lambda: backend.available)  # it is looked for, and loaded again
-        assert right(engine, backend, moe)
+        engine.swap(BLENDS[0])
+        assert fake.loads == 2 + (not fake.takes_adapters)
+        assert right(engine, moe)
 
 
 def test_a_load_that_hangs_is_given_up_and_what_answered_before_comes_back(
     vllm: FakeVllm, mixtral: Moe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "LOAD_SECONDS", 0.3)
-    with serving_first(vllm, mixtral) as (engine, backend):
+    with serving_first(vllm, mixtral) as engine:
         vllm.hangs_loading.set()
         with pytest.raises(CheckpointError, match=r"cannot be loaded: .* did not answer /collective_rpc in time"):
             engine.swap(BLENDS[1])
         vllm.hangs_loading.clear()
-        wait_for(lambda: backend.available)
-        assert right(engine, backend, mixtral)
+        wait_for(lambda: engine.available)
+        assert right(engine, mixtral)
 
 
 def test_a_load_that_hangs_keeps_nobody_from_leaving(
     vllm: FakeVllm, mixtral: Moe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "CLOSE_SECONDS", 0.1)
-    with serving_first(vllm, mixtral) as (engine, backend), ThreadPoolExecutor() as pool:
+    with serving_first(vllm, mixtral) as engine, ThreadPoolExecutor() as pool:
         vllm.hangs_loading.set()
         swapping = pool.submit(engine.swap, BLENDS[1])
         wait_for(lambda: vllm.calls.count("/collective_rpc") == 2)
-        backend.close()
+        engine.close()
         assert isinstance(swapping.exception(), CheckpointError)
 
 
-def test_tokens_are_heard_as_they_come_and_a_row_that_is_given_up_is_closed(vllm: FakeVllm, mixtral: Moe) -> None:
-    with serving_first(vllm, mixtral) as (engine, backend):
-        vllm.slow.set()
-        heard: list[Step] = []
-
-        def on_step(step: Step) -> set[int]:
-            heard.append(step)
-            if {row for one in heard for row in one.added} != {0, 1, 2}:
-                return set()
-            if vllm.abandoned == 2:
-                vllm.slow.clear()
-            return {0, 2}
-
-        done = backend.generate(engine.padded(PROMPTS)[0], limits=[7] * 3, on_step=on_step)
-        assert done[0] is done[2] is None
-        assert done[1] is not None
-        assert done[1].tokens == transformers_answers(mixtral, BLENDS[0], PROMPTS[1:2], limit=7)[0]
-        assert [step.added[1] for step in heard if 1 in step.added] == list(done[1].tokens)
+def test_events_are_heard_as_they_come_and_a_request_that_is_given_up_is_closed(fake: FakeVllm, moe: Moe) -> None:
+    with serving_first(fake, moe) as engine:
+        fake.slow.set()
+        heard: list[Any] = []
+        asked = {"prompt": PROMPTS[0], "max_tokens": 7, "stream": True}
+        answering = engine.live.backend.relay("/v1/completions", asked, heard.append)
+        wait_for(lambda: len(heard) == 1)
+        answering.cancel()
+        wait_for(lambda: fake.abandoned == 1)
+        with pytest.raises(CancelledError):
+            answering.result()
+        fake.slow.clear()
+        assert right(engine, moe)
 
 
-def test_how_words_are_drawn_is_passed_on_row_by_row(fake: FakeVllm, moe: Moe) -> None:
-    with serving_first(fake, moe) as (engine, backend):
+def test_a_request_reaches_the_engine_as_it_is_but_for_its_model(fake: FakeVllm, moe: Moe) -> None:
+    said = {"prompt": "w1", "max_tokens": 2, "n": 2, "tools": [{"type": "function"}], "user": "me", "beyond": {"x": 1}}
+    with serving_first(fake, moe) as engine:
         fake.asked.clear()
-        how = [None, Sampling(0.7, 0.9, -5), Sampling(1.5, 1.0, 2**62)]
-        heard: list[Step] = []
-        done = backend.generate(
-            engine.padded(PROMPTS)[0], limits=[3, 4, 5], on_step=lambda step: heard.append(step) or (), sampling=how
-        )
-    said = sorted((one["max_tokens"], one["temperature"], one["top_p"], one.get("seed")) for one in fake.asked)
-    assert said == [(3, 0, 1, None), (4, 0.7, 0.9, -5), (5, 1.5, 1.0, 2**62)]
-    for row, written_ in enumerate(done):
-        assert written_ is not None
-        chances = [step.chances[row] for step in heard if row in step.added]
-        assert len(chances) == len(written_.tokens)
-        assert all(0 < chance <= 1 for chance in chances)
+        (answer,) = relayed(engine, **said)
+        (asked,) = fake.asked
+        assert {name: value for name, value in asked.items() if name != "model"} == said
+        assert len(answer["choices"]) == 2
+
+
+@pytest.mark.parametrize("status", [400, 422, 429, 500, 503])
+def test_what_an_engine_refuses_is_the_clients_to_read_and_nobody_elses(status: int, fake: FakeVllm, moe: Moe) -> None:
+    with serving_first(fake, moe) as engine:
+        route = fake.routes["/v1/completions"]
+        body = {"error": {"message": "no such tool", "code": status, "param": "tools"}}
+        fake.routes["/v1/completions"] = lambda *_: JSONResponse(body, status)
+        with pytest.raises(EngineAnswer, match="no such tool") as refused:
+            answers(engine)
+        assert refused.value.status == status
+        assert engine.available
+        fake.routes["/v1/completions"] = route
+        assert right(engine, moe)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        RedirectResponse("http://127.0.0.1:9/"),
+        JSONResponse({"error": "who are you"}, 401),
+        Response("<html>"),
+        JSONResponse([]),
+        JSONResponse({"choices": [{"index": 0, "finish_reason": "stop", "text": "x"}], "model": "another"}),
+    ],
+    ids=["redirect", "key", "garbage", "no answer", "another model"],
+)
+def test_what_no_engine_says_loses_it_until_it_is_one_again(
+    said: Response, lora: FakeVllm, adapters: Moe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving_first(lora, adapters) as engine:
+        route = lora.routes["/v1/completions"]
+        lora.routes["/v1/completions"] = lambda *_: said
+        with pytest.raises(EngineLost):
+            answers(engine)
+        lora.routes["/v1/completions"] = route
+        wait_for(lambda: engine.available)
+        assert right(engine, adapters)
 
 
 def test_several_threads_ask_at_once(vllm: FakeVllm, mixtral: Moe) -> None:
-    with serving_first(vllm, mixtral) as (engine, backend):
+    with serving_first(vllm, mixtral) as engine:
         expected = transformers_answers(mixtral, BLENDS[0])
         with ThreadPoolExecutor(6) as pool:
-            assert list(pool.map(lambda _: answers(engine, backend), range(12))) == [expected] * 12
+            assert list(pool.map(lambda _: answers(engine), range(12))) == [expected] * 12
 
 
 def test_an_engine_that_comes_back_has_what_answered_last(fake: FakeVllm, moe: Moe) -> None:
-    with serving_first(fake, moe) as (engine, backend):
+    with serving_first(fake, moe) as engine:
         fake.kill()
         with pytest.raises(EngineLost):
-            answers(engine, backend)
+            answers(engine)
         assert not engine.available
         with pytest.raises(CheckpointError, match="cannot be loaded"):
             engine.swap(BLENDS[1])
         assert engine.faults() == ()  # nothing that a restart would mend
         fake.start()
-        assert fake.version == "default"
+        assert held(fake) <= {"default"}
         wait_for(lambda: engine.available)
-        assert fake.version == backend.label_of(np.array(BLENDS[0]))
-        assert right(engine, backend, moe)
+        assert held(fake) == {label(engine, BLENDS[0])}
+        assert right(engine, moe)
 
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_load_that_the_engine_refuses_or_dies_of_leaves_the_old_version(dies: bool, fake: FakeVllm, moe: Moe) -> None:
-    with serving_first(fake, moe) as (engine, backend):
+    with serving_first(fake, moe) as engine:
         fake.dies_loading, fake.refuses = dies, "no such tensor"
         if not fake.adapters:
             fake.model = moe.dense(BLENDS[1])  # found out half-way
@@ -167,30 +206,30 @@ def test_a_load_that_the_engine_refuses_or_dies_of_leaves_the_old_version(dies: 
         fake.dies_loading, fake.refuses = False, ""
         if dies:
             fake.start()
-        wait_for(lambda: engine.available)
+        wait_for(lambda: engine.available and label(engine, BLENDS[0]) in held(fake))
         assert engine.live.version == 1
-        assert right(engine, backend, moe)
+        assert right(engine, moe)
 
 
 def test_a_merge_that_answers_with_nan_is_taken_back(fake: FakeVllm, moe: Moe) -> None:
-    with serving_first(fake, moe) as (engine, backend):
+    with serving_first(fake, moe) as engine:
         load = fake.load
 
         def bad_then_good(*what: str) -> None:
             fake.nan = fake.loads == 1
             load(*what)
 
-        fake.load = bad_then_good
+        fake.load = bad_then_good  # type: ignore[method-assign]
         with pytest.raises(CheckpointError, match="NaN"):
             engine.swap(BLENDS[1])
+        fake.broken = False  # the fake has one set of numbers for all adapters
         assert engine.live.version == 1
-        assert engine.available
-        assert right(engine, backend, moe)
+        wait_for(lambda: engine.available)
+        assert right(engine, moe)
         fake.broken = True
         fake.cache.clear()
         with pytest.raises(NotFinite):
-            answers(engine, backend)
-        assert not engine.sane("w1", engine.live)
+            relayed(engine, prompt="w1", max_tokens=2, logprobs=1)
 
 
 @pytest.mark.parametrize("restarted", [True, False])
@@ -198,38 +237,36 @@ def test_nobody_hears_a_token_of_an_engine_that_was_restarted_or_given_other_wei
     restarted: bool, fake: FakeVllm, moe: Moe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "LOOK_SECONDS", 1000.0)  # it is seen when it is asked
-    with serving_first(fake, moe) as (engine, backend):
+    with serving_first(fake, moe) as engine:
         if restarted:
             fake.kill()
             fake.start()
-        else:  # somebody else pushes a blend
+        elif fake.takes_adapters:  # somebody else unloads what answers
+            fake.adapters.clear()
+        else:  # or pushes a blend
             with before(fake, moe) as other:
                 other.merge(moe, moe.check(BLENDS[1]))
-        heard: list[Step] = []
-
-        def on_step(step: Step) -> tuple[int, ...]:
-            heard.append(step)
-            return ()
-
-        with pytest.raises(EngineLost, match=r"instead of|lost|no adapter"):
-            backend.generate(engine.padded(PROMPTS)[0], limits=[7] * 3, on_step=on_step)
-        assert not any(step.added or step.ended for step in heard)
+        heard: list[Any] = []
+        asked = {"prompt": PROMPTS[0], "max_tokens": 7, "stream": True}
+        with pytest.raises(EngineLost, match=r"instead of|lost|has no"):
+            engine.live.backend.relay("/v1/completions", asked, heard.append).result(60)
+        assert heard == []
         wait_for(lambda: engine.available)
-        assert fake.version == backend.label_of(np.array(BLENDS[0]))
-        assert right(engine, backend, moe)
+        assert held(fake) == {label(engine, BLENDS[0])}
+        assert right(engine, moe)
 
 
 def test_another_model_that_comes_back_is_given_nothing(fake: FakeVllm, moe: Moe) -> None:
-    with serving_first(fake, moe) as (engine, backend):
+    with serving_first(fake, moe) as engine:
         fake.kill()
         fake.dtype = "bfloat16"
         fake.start()
         with pytest.raises(EngineLost):
-            answers(engine, backend)
+            answers(engine)
         asked = threading.Event()
         wait_for(lambda: fake.calls.count("/server_info") > 3 or asked.wait(0.01))
         assert not engine.available
-        assert fake.version == "default"
+        assert held(fake) <= {"default"}
 
 
 def test_labels_name_checkpoint_method_and_blend(vllm: FakeVllm, mixtral: Moe, tmp_path: Path) -> None:
@@ -239,5 +276,75 @@ def test_labels_name_checkpoint_method_and_blend(vllm: FakeVllm, mixtral: Moe, t
     names = set()
     for moe in (mixtral, open_moe(mixtral.path, method="ties"), open_moe(tmp_path / "other")):
         with before(vllm, moe) as backend:
-            names |= {backend.label_of(np.array(blend)) for blend in BLENDS}
+            names |= {label(serving(backend, moe), blend) for blend in BLENDS}
     assert len(names) == 3 * len(BLENDS)
+
+
+# --- panels -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_set_of_adapters_is_loaded_beside_the_one_that_answers_and_the_one_before_is_kept(
+    lora: FakeVllm, adapters: Moe
+) -> None:
+    with before(lora, adapters, models=2) as backend:
+        engine = serving(backend, adapters, models=2)
+        sets = [(BLENDS[0], BLENDS[1]), (BLENDS[2], BLENDS[3]), ([0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0]), BLENDS[:2]]
+        for number, blends in enumerate(sets):
+            staged = [engine.prepare(blend) for blend in blends]
+            assert number == 0 or [one.version for one in engine.lineup.models] != [one.version for one in staged]
+            engine.commit(*staged)
+            for place, blend in enumerate(blends):
+                assert answers(engine, place=place) == transformers_answers(adapters, blend)
+            assert len(lora.adapters) == min(2 * (number + 1), 6)  # what answers, what did, and what will be replaced
+        assert {label(engine, blend) for blend in sets[-1]} < held(lora)
+        assert engine.pause_seconds < 1
+
+
+def test_a_swap_waits_for_the_last_answer_of_what_it_replaces(lora: FakeVllm, adapters: Moe) -> None:
+    with serving_first(lora, adapters) as engine, ThreadPoolExecutor() as pool:
+        lora.slow.set()
+        heard: list[Any] = []
+        using = engine.using()
+        live = using.__enter__()
+        answering = live.backend.relay(
+            "/v1/completions", {"prompt": PROMPTS[0], "max_tokens": 7, "stream": True}, heard.append
+        )
+        for blend in BLENDS[1:3]:  # both go on beside it
+            engine.swap(blend)
+        swapping = pool.submit(engine.swap, BLENDS[3])
+        wait_for(lambda: heard)
+        assert not swapping.done()
+        lora.slow.clear()
+        answering.result(60)
+        using.__exit__(None, None, None)
+        assert swapping.result(60) == 4
+        assert [choice["token_ids"][0] for event in heard for choice in event["choices"]] == list(
+            transformers_answers(adapters, BLENDS[0])[0]
+        )
+
+
+def test_whole_models_have_an_engine_each_and_one_more_is_a_spare(vllm: FakeVllm, mixtral: Moe, dense: Path) -> None:
+    with FakeVllm(dense).running() as second, FakeVllm(dense).running() as third:
+        with before(vllm, mixtral, second, third, models=2) as backend:
+            engine = serving(backend, mixtral, models=2)
+            for blends in (BLENDS[:2], BLENDS[2:], BLENDS[1:3]):
+                engine.commit(*[engine.prepare(blend) for blend in blends])
+                for place, blend in enumerate(blends):
+                    assert answers(engine, place=place) == transformers_answers(mixtral, blend)
+        with (
+            before(vllm, mixtral) as backend,
+            pytest.raises(CheckpointError, match="2 whole models need as many engines"),
+        ):
+            serving(backend, mixtral, models=2)
+
+
+def test_experts_are_asked_by_name_beside_the_models_that_answer(lora: FakeVllm, adapters: Moe) -> None:
+    with serving_first(lora, adapters) as engine:
+        for _ in range(2):
+            alone = engine.expert(3)
+            heard: list[Any] = []
+            asked = {"prompt": PROMPTS, "max_tokens": 7, "return_token_ids": True}
+            alone.backend.relay("/v1/completions", asked, heard.append).result(60)
+            got = [tuple(token for token in one["token_ids"] if token != 1) for one in heard[0]["choices"]]
+            assert got == transformers_answers(adapters, [0, 0, 0, 1.0])
+        assert lora.loads == 2

@@ -1,5 +1,5 @@
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,7 @@ import pytest
 from engines.fake_engine import MODEL, FakeVllm
 from engines.record import FILE, answered, exchanges
 from tanbr.engines.connection import EngineLost, EngineRefused
-from tanbr.engines.dialect import Piece
-from tanbr.engines.remote import _Streams
 from tanbr.engines.vllm import CHANGING, Vllm
-from tanbr.serve.decode import NotFinite, Written
 
 RECORDED: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
 
@@ -44,51 +41,6 @@ def test_the_fake_engine_says_nothing_that_a_real_one_does_not(vllm: FakeVllm, d
             assert invented(ours, {name: real[name] for name in ours}) == [], path
 
 
-class Script(Vllm):
-    """An engine that streams what it is told to."""
-
-    def __init__(self, *events: Any) -> None:
-        super().__init__("http://127.0.0.1:9")
-        self._said = events
-
-    async def events(self, path: str, body: Any) -> AsyncGenerator[Any]:
-        for event in self._said:
-            yield event
-
-
-def heard(*events: Any) -> list[Piece]:
-    async def pieces() -> list[Piece]:
-        return [piece async for piece in engine.write([1], 5, ())]
-
-    with closing(Script(*events)) as engine:
-        return engine.call(pieces())
-
-
-def test_the_recorded_stream_is_read() -> None:
-    stream = next(one["events"] for one in RECORDED if "events" in one)
-    pieces = heard(*[event for event in stream if event != "[DONE]"])
-    assert [len(piece.tokens) for piece in pieces] == [1] * len(pieces)
-    assert [piece.end for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
-    assert all(value < 0 for piece in pieces for value in piece.logprobs)
-
-
-@pytest.mark.parametrize(
-    ("event", "error"),
-    [
-        ({"choices": [{"token_ids": [0], "logprobs": {"token_logprobs": [None]}, "finish_reason": None}]}, NotFinite),
-        ({"choices": [{"token_ids": [0], "logprobs": None, "finish_reason": None}]}, NotFinite),
-        ({"error": {"message": "Out of range float values are not JSON compliant"}}, NotFinite),
-        ({"error": {"message": "EngineCore died"}}, EngineLost),
-        ({"choices": [{"text": "no tokens"}]}, EngineLost),
-        ({"choices": ["what"]}, EngineLost),
-        (["what"], EngineLost),
-    ],
-)
-def test_what_is_no_answer_is_an_error(event: Any, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        heard(event)
-
-
 @pytest.fixture
 def engine(vllm: FakeVllm) -> Iterator[Vllm]:
     with closing(Vllm(vllm.url)) as made:
@@ -106,44 +58,19 @@ def test_weights_have_no_version_while_they_change(engine: Vllm, vllm: FakeVllm,
     vllm.load = watched  # type: ignore[method-assign]
     engine.call(engine.load(dense, "one"))
     assert seen == [(CHANGING, True)]
-    assert (engine.call(engine.label()), vllm.paused) == ("one", False)
+    assert (engine.call(engine.held()), vllm.paused) == (["one"], False)
     vllm.refuses = "no"
     with pytest.raises(EngineLost, match="500: no"):
         engine.call(engine.load(dense, "two"))
-    assert (engine.call(engine.label()), vllm.paused) == (CHANGING, False)
+    assert (engine.call(engine.held()), vllm.paused) == ([CHANGING], False)
     vllm.refuses, vllm.busy = "", True
     with pytest.raises(EngineRefused, match="did not forget"):
         engine.call(engine.load(dense, "two"))
-    assert (engine.call(engine.label()), vllm.paused) == (CHANGING, False)
+    assert (engine.call(engine.held()), vllm.paused) == ([CHANGING], False)
 
 
 @pytest.mark.parametrize("said", [[], 3, None])
 def test_a_label_that_is_none_is_no_version(said: Any, engine: Vllm, vllm: FakeVllm) -> None:
     vllm.routes["/weight_info"] = vllm.routes["/is_paused"] = lambda *_: said
-    assert engine.call(engine.label()) == "None"
+    assert engine.call(engine.held()) == ["None"]
     engine.call(engine.wake())
-
-
-@pytest.mark.parametrize(
-    ("piece", "confidence"),
-    [
-        (Piece((5,), (3.0,), "length"), 1.0),  # a probability of 20
-        (Piece((5, 1), (0.0, -50.0), "stop"), 0.5),
-        (Piece((2**40,), (-1.0,), "length"), None),
-        (Piece((-1,), (-1.0,), "length"), None),
-        (Piece(("w1",), (-1.0,), "length"), None),  # type: ignore[arg-type]
-    ],
-)
-def test_tokens_are_tokens_and_probabilities_at_most_one(piece: Piece, confidence: float | None) -> None:
-    class Saying(Vllm):
-        async def write(self, *_: Any) -> AsyncGenerator[Piece]:
-            yield piece
-
-    with closing(Saying("http://127.0.0.1:9")) as engine:
-        streams = _Streams(engine, [[1]], [2], frozenset({1}), ())
-        if confidence is None:
-            with pytest.raises(EngineLost, match="what is no token"):
-                streams.hear(lambda: None, lambda _: ())
-        else:
-            (written,) = streams.hear(lambda: None, lambda _: ())
-            assert written == Written((5,), piece.end == "stop", pytest.approx(confidence))

@@ -45,7 +45,7 @@ advanced = partial(Option, rich_help_panel=ADVANCED)
     ServeConfig,
     "serve",
     common=["models", "memory", "unmerged", "method", "slot_requests", "slot_seconds", "explore", "backend", "device"],
-    advanced=["blend", "hold_back", "low_memory", "engine", "engine_url"],
+    advanced=["blend", "hold_back", "low_memory", "engine", "engine_urls"],
 )
 @options_of(
     StartConfig,

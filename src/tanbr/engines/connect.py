@@ -2,16 +2,20 @@
 
 import logging
 import os
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from tanbr.engines.dialect import Dialect
 from tanbr.engines.llamacpp import LlamaCpp
-from tanbr.engines.remote import Remote
+from tanbr.engines.merge_files import rank_of
+from tanbr.engines.remote import Host, Remote
 from tanbr.engines.vllm import START, Vllm, VllmAdapter
 from tanbr.errors import ConfigError, InputError
 from tanbr.merge import Moe
 from tanbr.merge.sources import OverBase
 from tanbr.merge.sources.one_adapter import joinable
+from tanbr.moe.text import TextEncoder
 from tanbr.serve.backends import Builder
 from tanbr.serve.config import ServeConfig
 from tanbr.types import Blend
@@ -21,25 +25,31 @@ TOKEN = "TANBR_ENGINE_TOKEN"  # noqa: S105 - the variable's name
 
 
 def engine_builder(config: ServeConfig) -> Builder | None:
-    """Make the builder of a backend for the engine that a configuration names; None if it names none.
+    """Make the builder of a backend for the engines that a configuration names; None if it names none.
 
     Raises ConfigError if the other settings do not go with it.
     """
-    engine, url = config.engine, config.engine_url
+    engine, urls = config.engine, config.engine_urls
     if engine is None:
-        if url is not None:
+        if urls:
             raise ConfigError("--engine-url needs --engine, which is one of vllm, llamacpp")
         return None
-    if url is None:
+    if not urls:
         raise ConfigError(f"--engine {engine} needs --engine-url, the address at which it answers")
-    if (config.models or 1) > 1 or config.memory is not None:
-        raise ConfigError("an engine holds one model; leave --models and --memory out")
+    if len(set(urls)) < len(urls):
+        raise ConfigError("an engine is named once: two of the addresses after --engine-url are the same")
+    if config.memory is not None:
+        raise ConfigError("an engine's memory is its own; leave --memory out, and say with --models how many it holds")
     if config.backend != "torch":
         raise ConfigError(f"an engine computes as it was started (got {config.backend}); leave --backend out")
+    if config.too_long != "refuse" or config.max_length is not None:
+        raise ConfigError("an engine reads prompts by itself; leave too_long and max_length out")
 
-    def build(moe: Moe, *, blend: Blend | None, **_: Any) -> Remote:  # the rest is for models in this process
-        remote = connect(moe, engine=engine, url=url, folder=config.engine_folder)
+    def build(moe: Moe, *, blend: Blend | None, models: int = 1, **_: Any) -> Remote:  # the rest is for models here
+        most = 1 if config.unmerged else config.max_active or moe.num_experts
+        remote = connect(moe, engine=engine, urls=urls, models=models, most=most, folder=config.engine_folder)
         try:
+            remote.spares(models)  # enough engines, before one of them is sent anything
             if blend is not None:
                 remote.merge(moe, blend)
         except BaseException:
@@ -50,20 +60,36 @@ def engine_builder(config: ServeConfig) -> Builder | None:
     return build
 
 
-def connect(moe: Moe, *, engine: str, url: str, folder: str | None = None) -> Remote:
-    """Find an engine that runs this model; raises if it is not there, or runs another one."""
+def connect(
+    moe: Moe,
+    *,
+    engine: str,
+    urls: Sequence[str],
+    models: int = 1,
+    most: int | None = None,
+    folder: str | None = None,
+) -> Remote:
+    """Find engines that run this model, for a panel of `models` that blend at most so many experts each.
+
+    Raises if one is not there, runs another model, or was not started for such a panel.
+    """
     dense = moe.plan.config().architectures[0]
     if not dense.endswith("ForCausalLM"):
         raise ConfigError(
             f"{engine} runs causal language models, and {moe.path} is merged to a {dense}; leave --engine out"
         )
-    token = os.environ.get(TOKEN)
-    dialect: Dialect = LlamaCpp(url, token=token) if engine == "llamacpp" else _vllm(moe, url, token)
-    try:
-        return Remote(moe, dialect, folder=folder)
-    except BaseException:
-        dialect.close()
-        raise
+    token, encode = os.environ.get(TOKEN), TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
+    hosts: list[Host] = []
+    with ExitStack() as undo:
+        for url in urls:
+            dialect: Dialect = LlamaCpp(url, token=token) if engine == "llamacpp" else _vllm(moe, url, token)
+            undo.callback(dialect.close)
+            rank = rank_of(moe, most or moe.num_experts) if dialect.many else 0
+            hosts.append(Host(moe, encode, dialect, models=models, rank=rank, folder=folder))
+            undo.callback(hosts[-1].close)
+        remote = Remote(hosts)
+        undo.pop_all()
+    return remote
 
 
 def _vllm(moe: Moe, url: str, token: str | None) -> Vllm:

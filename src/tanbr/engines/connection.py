@@ -34,11 +34,11 @@ SECRET_LENGTH = 8  # secrets of fewer characters are not struck out of what the 
 
 
 class EngineError(ServiceError):
-    """The engine did not do what it was asked; `status` and `said` are its HTTP answer, if there was one."""
+    """The engine did not do what it was asked; `status` and `body` are its HTTP answer, and `said` its message."""
 
-    def __init__(self, sentence: str, *, status: int | None = None, said: str = "") -> None:
+    def __init__(self, sentence: str, *, status: int | None = None, said: str = "", body: str = "") -> None:
         super().__init__(sentence)
-        self.status, self.said = status, said
+        self.status, self.said, self.body = status, said, body
 
 
 class EngineLost(EngineError):  # noqa: N818 - a state of affairs
@@ -89,15 +89,19 @@ class Connection:
         except CancelledError:
             raise EngineLost(f"the connection to {self.url} was closed") from None
 
-    async def ask(self, method: str, path: str, body: Any = None, *, seconds: float = ANSWER_SECONDS) -> Any:
+    async def ask(self, method: str, path: str, body: Any = None, *, seconds: float | None = ANSWER_SECONDS) -> Any:
         """Send JSON, and read JSON; None for an empty answer."""
         said = await self.text(method, path, body, seconds=seconds)
         return self._json(said, path) if said else None
 
-    async def text(self, method: str, path: str, body: Any = None, *, seconds: float = ANSWER_SECONDS) -> str:
+    async def text(self, method: str, path: str, body: Any = None, *, seconds: float | None = ANSWER_SECONDS) -> str:
         """Send JSON, and read text."""
         async with self._answer(method, path, body, seconds) as (response, _):
             return await self._read(response)
+
+    async def whole(self, path: str, body: Any) -> AsyncGenerator[Any]:
+        """Send JSON, and read an answer as a stream of one event, without a time limit."""
+        yield await self.ask("POST", path, body, seconds=None)
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[Any]:
         """Send JSON, and read the events of a stream as they come. There is no time limit: the reader gives up."""
@@ -123,10 +127,10 @@ class Connection:
                 if "content-encoding" in response.headers:  # a few bytes could become gigabytes
                     raise EngineLost(f"{self.url}{path} is compressed, and was not to be; is an engine there?")
                 if response.status_code != 200:
-                    said = _message(await self._read(response))
+                    said = _message(body := await self._read(response))
                     kind = EngineRefused if response.status_code < 500 else EngineLost
                     sentence = f"the engine answers {path} with {response.status_code}: {said}"
-                    raise kind(sentence, status=response.status_code, said=said)
+                    raise kind(sentence, status=response.status_code, said=said, body=body)
                 yield response, deadline
         except TimeoutError:
             if seconds is None:

@@ -1,14 +1,13 @@
 """What tanbr needs of an engine. Engines differ in one thing: how they are asked."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tanbr.engines.connection import Connection, EngineError
 from tanbr.engines.merge_files import MergeFile
-from tanbr.serve.sampling import Sampling
 
 OURS = "tanbr-"  # prefix of every label that we give
 
@@ -23,20 +22,11 @@ class Served:
     quantised: str | None = None  # how its weights are quantised, if they are
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A part of an answer."""
-
-    tokens: tuple[int, ...]  # new ones, including the one that ends the answer
-    logprobs: tuple[float, ...]  # of each
-    end: str | None = None  # "stop" or "length" with the last piece
-
-
 class Dialect(Connection, ABC):
     """A connection to one kind of engine, and how it is talked to. Every call raises EngineLost or EngineRefused."""
 
     kind: ClassVar[type[MergeFile]]  # what it loads
-    keeps_base: ClassVar[bool] = True  # whether it adds to the weights it was started with, which must be the base's
+    many: ClassVar[bool] = True  # whether it holds several merges side by side, over the base it was started with
 
     @abstractmethod
     async def served(self) -> Served:
@@ -47,18 +37,25 @@ class Dialect(Connection, ABC):
         """Make the body of a call to /tokenize."""
 
     @abstractmethod
-    async def label(self) -> str:
-        """Ask for the label of the weights that were loaded last."""
+    async def held(self) -> Collection[str]:
+        """Ask for the labels of the merges that it holds."""
 
     @abstractmethod
     async def load(self, folder: Path, label: str) -> None:
         """Load a merge under a label. No answer mixes old and new weights, and no cache of the old ones is used."""
 
     @abstractmethod
-    def write(
-        self, prompt: Sequence[int], limit: int, ends: Collection[int], sampling: Sampling | None = None
-    ) -> AsyncGenerator[Piece]:
-        """Write at most `limit` tokens, up to one of `ends`; greedily without `sampling`. Closing it ends the work."""
+    def asked(self, body: Mapping[str, Any], label: str) -> dict[str, Any]:
+        """Make of a client's request, in OpenAI's form, one that this merge answers."""
+
+    async def fits(self, *, models: int, rank: int) -> None:
+        """Refuse a panel of so many models, or adapters of a `rank`, that it was not started for."""
+
+    async def confirm(self, answer: Any, label: str) -> None:
+        """Make sure that an answer, of which nobody has heard yet, came from this merge."""
+
+    async def unload(self, label: str) -> None:
+        """Forget a merge, whose folder is about to be deleted."""
 
     async def tokens(self, text: str) -> list[int] | None:
         """Tokenize a text with the engine's own tokenizer; None if it has none."""
@@ -73,6 +70,3 @@ class Dialect(Connection, ABC):
 
     async def wake(self) -> None:
         """Resume, if a process that is gone has left the engine paused."""
-
-    async def leave(self, folder: Path) -> None:
-        """Stop requests that would read `folder`, before it is deleted."""

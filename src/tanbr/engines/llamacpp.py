@@ -5,27 +5,21 @@ server divides by the rank. Every prompt names its scales, so that an answer is 
 """
 
 import json
-import math
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from tanbr.engines.connection import EngineLost, EngineRefused
-from tanbr.engines.dialect import Dialect, Piece, Served
+from tanbr.engines.dialect import Dialect, Served
 from tanbr.engines.merge_files import MergeFile
 from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.merge.sources.one_adapter import joinable
-from tanbr.serve.decode import NotFinite
-from tanbr.serve.sampling import Sampling
 from tanbr.types import Blend
 
 FILE, ROUTE = "scales.json", "/lora-adapters"
-GREEDY = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repeat_penalty": 1}
-WRITE_SECONDS = 1800.0  # for a whole answer; clients give up earlier by themselves
-SEEDS = 2**32 - 1  # that it knows; one more stands for chance
 
 
 class ScalesFile(MergeFile):
@@ -70,8 +64,9 @@ class LlamaCpp(Dialect):
 
     kind: ClassVar[type[MergeFile]] = ScalesFile
 
-    _label = ""
-    _scales: Sequence[dict[str, float]] = ()  # (K,) of the version that was loaded last
+    def __init__(self, url: str, *, token: str | None = None) -> None:
+        super().__init__(url, token=token)
+        self._scales: dict[str, list[dict[str, float]]] = {}  # label → (K,)
 
     async def served(self) -> Served:
         """Ask /props."""
@@ -85,15 +80,13 @@ class LlamaCpp(Dialect):
         """Make the body of a call to /tokenize."""
         return {"content": text, "add_special": True}
 
-    async def label(self) -> str:
-        """Ask for the scales, which the server keeps in 32 bits."""
-        held = await self._held()
-        wanted = [one["scale"] for one in self._scales]
-        same = bool(wanted) and np.array_equal(np.array(held, np.float32), np.array(wanted, np.float32))
-        return self._label if same else f"adapters with the scales {held}"
+    async def held(self) -> Collection[str]:
+        """Give every label, as long as the server has the adapters: the scales go with each request."""
+        have = await self._held()
+        return [label for label, scales in self._scales.items() if len(scales) == len(have)]
 
     async def load(self, folder: Path, label: str) -> None:
-        """Set the scales: for clients who ask the server themselves, and for `label`."""
+        """Keep the scales."""
         scales = json.loads((folder / FILE).read_text(encoding="utf-8"))
         held = await self._held()
         if len(held) != len(scales):
@@ -101,25 +94,15 @@ class LlamaCpp(Dialect):
                 f"the engine has {len(held)} adapters, and {len(scales)} experts are blended; start llama-server with "
                 "--lora for each of them, in their order"
             )
-        await self.ask("POST", ROUTE, scales)
-        self._scales, self._label = scales, label
+        self._scales[label] = scales
 
-    async def write(
-        self, prompt: Sequence[int], limit: int, ends: Collection[int], sampling: Sampling | None = None
-    ) -> AsyncGenerator[Piece]:
-        """Answer in one piece: what it streams lacks the tokens of incomplete characters.
+    async def unload(self, label: str) -> None:
+        """Forget the scales."""
+        self._scales.pop(label, None)
 
-        Its prompt cache goes by tokens, whatever the scales were, so it must compute the whole prompt.
-        """
-        asked = {"prompt": list(prompt), "n_predict": limit, "cache_prompt": False, "stream": False}
-        asked |= {"return_tokens": True, "n_probs": 1, "lora": self._scales, **GREEDY}
-        if sampling is not None:
-            seed = sampling.seed % SEEDS
-            asked |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed}
-        try:
-            yield _piece(await self.ask("POST", "/completion", asked, seconds=WRITE_SECONDS), ends)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise EngineLost(f"the engine answers as llama-server does not ({type(error).__name__}: {error})") from None
+    def asked(self, body: Mapping[str, Any], label: str) -> dict[str, Any]:
+        """Name the scales. The server's prompt cache goes by tokens, whatever the scales were: compute all of it."""
+        return {**body, "lora": self._scales[label], "cache_prompt": False}
 
     async def _held(self) -> list[float]:
         """Ask for the scale of each adapter, in the order of their ids."""
@@ -128,18 +111,3 @@ class LlamaCpp(Dialect):
             return [float(one["scale"]) for one in sorted(adapters, key=lambda one: int(one["id"]))]
         except (KeyError, TypeError, ValueError):
             raise EngineLost(f"{self.url} does not list adapters as llama-server does") from None
-
-
-def _piece(answer: dict[str, Any], ends: Collection[int]) -> Piece:
-    tokens = tuple(int(token) for token in answer["tokens"])
-    said = [one["logprob"] for one in answer["completion_probabilities"]]  # of tokens that end a character
-    if any(value is None or not math.isfinite(value) for value in said):
-        raise NotFinite
-    if len(said) != len(tokens):
-        said = [float(np.mean(said or [0.0]))] * len(tokens)
-    at = next((at for at, token in enumerate(tokens) if token in ends), None)
-    if at is not None:
-        return Piece(tokens[: at + 1], tuple(said[: at + 1]), "stop")
-    if answer["stop_type"] == "limit":
-        return Piece(tokens, tuple(said), "length")
-    return Piece(tokens[:-1], tuple(said[:-1]), "stop")  # the last one ends an answer for the engine

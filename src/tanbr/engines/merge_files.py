@@ -1,7 +1,6 @@
 """Files that tanbr and an engine share, in memory if there is room: each merge is written in the form the engine loads.
 
-There are two files. The engine has loaded one; the next blend goes to the other. What the engine has is never written
-to.
+What an engine has loaded is never written to.
 """
 
 import fcntl
@@ -12,7 +11,8 @@ import tempfile
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +24,9 @@ from tanbr.merge import Moe
 from tanbr.merge.blend import finite
 from tanbr.merge.skeleton import skeleton
 from tanbr.merge.sources.one_adapter import export_adapter, joinable
+from tanbr.merge.sources.peft_folder import SETTINGS
 from tanbr.moe.checkpoint import SINGLE, TensorSpec
-from tanbr.moe.writing import copy_companions, header_of, locked, remove_if_abandoned
+from tanbr.moe.writing import copy_companions, header_of, locked, remove_if_abandoned, write_json
 from tanbr.serve.backends.torch_eager import rest
 from tanbr.types import Blend
 
@@ -39,6 +40,10 @@ class MergeFile(ABC):
     def __init__(self, moe: Moe, folder: Path) -> None:  # noqa: ARG002 - for subclasses
         self.folder = folder  # that the engine is told
         self.blend: Blend | None = None  # (K,) that is in it, once it is complete
+
+    def holds(self, blend: Blend) -> bool:
+        """Whether a blend (K,) is in it."""
+        return self.blend is not None and np.array_equal(self.blend, blend)
 
     @staticmethod
     @abstractmethod
@@ -112,9 +117,8 @@ class AdapterFile(MergeFile):
     @staticmethod
     def room(moe: Moe) -> int:
         """Give the bytes of an adapter that holds all experts, every module at the highest rank, in float32."""
-        each = [list(adds.values()) for adds in joinable(moe).factors.values()]
-        rank = max(sum(one.down.shape[0] for one in adds) for adds in each)
-        return 4 * rank * sum(sum(adds[0].shape) for adds in each)
+        shapes = [next(iter(adds.values())).shape for adds in joinable(moe).factors.values()]
+        return 4 * rank_of(moe, moe.num_experts) * sum(map(sum, shapes))
 
     def _write(self, moe: Moe, blend: Blend, share: float) -> None:
         old, started = self.folder, time.perf_counter()
@@ -127,36 +131,45 @@ class AdapterFile(MergeFile):
 
 
 class MergeFiles:
-    """Two merge files, in a folder that is removed with this object; first, folders of killed processes are removed."""
+    """Merge files in a folder that is removed with this object; first, folders of killed processes are removed."""
 
-    def __init__(self, moe: Moe, kind: type[MergeFile], *, folder: str | Path | None = None) -> None:
-        """Take shared memory if there is enough, or a temporary folder; or the `folder` that is named."""
+    def __init__(self, moe: Moe, kind: type[MergeFile], *, count: int = 2, folder: str | Path | None = None) -> None:
+        """Take shared memory if there is enough for `count`, or a temporary folder; or the `folder` that is named."""
         self.nbytes = kind.room(moe)  # of one
-        root = _roomy([SHARED, Path(tempfile.gettempdir())] if folder is None else [Path(folder)], 2 * self.nbytes)
+        roots = [SHARED, Path(tempfile.gettempdir())] if folder is None else [Path(folder)]
+        root = _roomy(roots, count, count * self.nbytes)
         with locked(root):  # nobody tidies up before the new folder is locked
             self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
             self.folder.chmod(0o755)  # an engine that cannot read its weights dies
             lock = os.open(self.folder, os.O_RDONLY)
             fcntl.flock(lock, fcntl.LOCK_EX)
         self._end = weakref.finalize(self, _remove, self.folder, lock)
-        self._moe, self._kind = moe, kind
-        self._files: list[MergeFile] = []
+        self._moe, self._kind, self._made = moe, kind, 0
 
     def close(self) -> None:
         """Remove them."""
         self._end()
 
-    def holding(self, blend: Blend) -> MergeFile | None:
-        """Find the file that a blend (K,) is in."""
-        return next((one for one in self._files if one.blend is not None and np.array_equal(one.blend, blend)), None)
+    def new(self) -> MergeFile:
+        """Make another one."""
+        self._made += 1
+        return self._kind(self._moe, self.folder / str(self._made))
 
-    def other(self, used: MergeFile | None) -> MergeFile:
-        """Give the file that may be written to while one is used."""
-        free = next((one for one in self._files if one is not used), None)
-        if free is None:
-            free = self._kind(self._moe, self.folder / str(len(self._files)))
-            self._files.append(free)
-        return free
+
+@contextmanager
+def probe_folder(rank: int) -> Iterator[Path]:
+    """Make an adapter's settings without weights: an engine says what it would not take, and loads nothing."""
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
+        Path(folder).chmod(0o755)
+        settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["q_proj"], "bias": "none"}
+        write_json(Path(folder) / SETTINGS, settings)
+        yield Path(folder)
+
+
+def rank_of(moe: Moe, most: int) -> int:
+    """Give the highest rank that a blend of at most so many adapters has."""
+    ranks = [sorted(one.down.shape[0] for one in adds.values())[-most:] for adds in joinable(moe).factors.values()]
+    return max(map(sum, ranks))
 
 
 def tensors_of(moe: Moe) -> list[TensorSpec]:
@@ -164,7 +177,7 @@ def tensors_of(moe: Moe) -> list[TensorSpec]:
     return list(moe.plan.specs.values())
 
 
-def _roomy(roots: Sequence[Path], wanted: int) -> Path:
+def _roomy(roots: Sequence[Path], count: int, wanted: int) -> Path:
     """Find the first folder with so many bytes free."""
     for root in roots:
         if root.is_dir() and os.access(root, os.W_OK):
@@ -174,7 +187,7 @@ def _roomy(roots: Sequence[Path], wanted: int) -> Path:
             if shutil.disk_usage(root).free > wanted:
                 return root
     raise OutputError(
-        f"{wanted} bytes for two merges are not free in {' or '.join(map(str, roots))}; make room there, or "
+        f"{wanted} bytes for {count} merges are not free in {' or '.join(map(str, roots))}; make room there, or "
         "name a folder that the engine reads, too (engine_folder)"
     )
 

@@ -22,7 +22,7 @@ def check_same(moe: Moe, encode: TextEncoder, engine: Dialect) -> Served:
     """Ask the engine what it serves; refuse another model, as far as the engine tells."""
     served = engine.call(engine.served())
     where = f"the engine at {engine.url}"
-    _check_tensors(moe, served, where, same=engine.keeps_base)
+    _check_tensors(moe, served, where, same=engine.many)
     longest = positions(moe.path)
     if served.positions is not None and longest is not None and served.positions > longest:
         raise ConfigError(f"{where} reads {served.positions} tokens, and {moe.path} has {longest} positions; {ADVICE}")

@@ -168,7 +168,7 @@ class AnswerLog:
             known = shares[~seen.novel]
             tally = tally.add("confidence", batch.confidence[~seen.novel] @ known, known.sum(axis=0))
         shadowed = []
-        if self._shadow is not None:
+        if self._shadow is not None and (batch.logits is not None or batch.tokens is not None):
             chosen = np.flatnonzero((self._rng.random(len(batch.ids)) < weights.shadow_share) & ~seen.novel)
             for i, reward in zip(chosen, self._agreement(self._shadow, batch, seen.posteriors, chosen), strict=True):
                 tally = tally.add("shadow", reward * shares[i], shares[i])

@@ -14,6 +14,7 @@ from tanbr.errors import CheckpointError, ConfigError, DataError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.inspect import glance
+from tanbr.merge.sources import OverBase
 from tanbr.merge.sources.expert_list import is_list
 from tanbr.moe import embedded
 from tanbr.moe.device import device_of
@@ -22,7 +23,7 @@ from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.serve.backends import Builder
-from tanbr.serve.check import UNKNOWN, Check, Report, digest, measured_in, self_check
+from tanbr.serve.check import UNKNOWN, Check, Report, digest, measured_in, self_check, sizes
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.labels import label_space
@@ -37,6 +38,7 @@ from tanbr.tasks.rows import Row, Task
 from tanbr.tasks.text_to_text import prompt
 
 HISTORY = "history.jsonl"  # beside a checkpoint: its tasks' past texts, unless --history names others
+MEASURED = 4e9  # bytes of a base in float32 that is measured here where an engine runs it
 PROBES = 64  # texts that a new blend answers before it is served
 
 
@@ -108,7 +110,9 @@ def build(
         if not own:
             raise ConfigError(f"to serve experts un-merged, {UNKNOWN}")
         config = config.model_copy(update={"models": moe.source.trained, "explore": "never"})
-    elif check and survey is None and backend is None and config.blend is None:
+    elif check and survey is None and config.blend is None and (backend is None or _checkable(moe, config)):
+        if backend is not None and config.method is None:  # an engine adds adapters up: no other merge is one
+            config = config.model_copy(update={"method": "average"})
         found = checked(about, config, state, monitor=monitor, report=report)
     if found is not None:
         found = found if adopt else found.by(method_of(state))
@@ -184,6 +188,12 @@ def opened(
             raise
         say(f"the base takes no weight: {why}")
         return moe
+
+
+def _checkable(moe: Moe, config: ServeConfig) -> bool:
+    """Whether adapters before an engine can be measured in this process: their base must not be too large for it."""
+    adapters = isinstance(moe.source, OverBase) and len(moe.source.adapters) == moe.source.trained
+    return config.engine is not None and adapters and sizes(moe)[0] <= MEASURED
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,14 +76,16 @@ class ServeConfig(LoopConfig):
     """Most tokens to write for one prompt, the model's own limit if not given; asking for more is refused."""
     engine: Literal["vllm", "llamacpp"] | None = None
     """Let this running engine generate; docs/engines.md."""
-    engine_url: str | None = None
-    """Its address, as http://127.0.0.1:8100; TANBR_ENGINE_TOKEN is its key, if it has one."""
+    engine_urls: tuple[str, ...] = ()
+    """Its address, as http://127.0.0.1:8100; repeatable for whole models, one each. TANBR_ENGINE_TOKEN is its key."""
     engine_folder: str | None = None
     """Where merges are left for it; shared memory, or a temporary folder, if not given."""
+    conversation_seconds: float = Field(default=600, ge=0)
+    """How long a conversation before an engine may pause and still be answered by the version it began with."""
     device: str = "cpu"
     """Torch device, as cuda:1; the model runs on it."""
     workers: int | None = Field(default=None, ge=1, le=256)
-    """Batches that are answered at once; a core each, at most 8, if not given (1 on a GPU, 32 with an engine)."""
+    """Batches that are answered at once; a core each, at most 8, if not given (1 on a GPU or with an engine)."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of a worker's arithmetic; the cores divided by the workers that are busy if not given."""
     backend: Literal["torch", "int8", "onnx"] = "torch"

@@ -24,14 +24,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tanbr.errors import CheckpointError, ConfigError
+from tanbr.errors import CheckpointError, ConfigError, InputError
 from tanbr.merge import Moe
 from tanbr.moe import embedded
 from tanbr.moe.checkpoint import FileWatch
 from tanbr.moe.text import Columns, Inputs, TextEncoder
 from tanbr.serve.backends import BACKENDS, Backend, Builder
 from tanbr.serve.decode import NotFinite
-from tanbr.serve.panel import Assignment, Lineup, Live, Staged
+from tanbr.serve.panel import VERSION, Assignment, Lineup, Live, Staged
 from tanbr.types import Blend, FloatArray, Text, as_blend
 
 PASS = 64  # tokens that the fixed cost of a forward pass is worth, about, on a CPU
@@ -81,16 +81,24 @@ class Engine:
         first = build(
             moe,
             blend=known,
+            models=models,
             device=device,
             probes=lambda: self.padded(list(probes) or sentences()),
             least_agreement=least_agreement,
         )
         self.lineup = Lineup((Live(first, version, known, slot),))  # what answers at the moment
-        more = models - 1 + spare  # buffers; the one that answered longest ago comes first
-        self._free = [Live(first.twin(moe), version, None, slot) for _ in range(more)]
+        try:
+            more = models - 1 + (first.spares(models) if spare else 0)
+            twins = [first.twin(moe) for _ in range(more)]
+        except BaseException:
+            first.close()
+            raise
+        self._free = [Live(twin, version, None, slot) for twin in twins]  # who answered longest ago comes first
+        self._experts: dict[int, Live] = {}  # that clients have asked for by name
         self._issued = max(version, issued)  # highest version number in use
         self._idle = threading.Condition()  # guards the pointer and the readers
         self._paused = False
+        self._loading = threading.Lock()  # of experts
         self._fault = ""  # why nothing can answer: a merge in place failed, and so did merging the old blend back
         self._staged: list[Staged] = []
         self.files = FileWatch(moe.files)
@@ -107,6 +115,11 @@ class Engine:
         return tuple(one for one in self._free if one.blend is not None and one.answered)
 
     @property
+    def versions(self) -> tuple[int, ...]:
+        """The versions that can be asked."""
+        return tuple(one.version for one in (*self.lineup.models, *self.held))
+
+    @property
     def backends(self) -> tuple[Backend, ...]:
         """All buffers, those that answer first."""
         return tuple(one.backend for one in (*self.lineup.models, *self._free))
@@ -115,6 +128,11 @@ class Engine:
     def columns(self) -> tuple[str, ...]:
         """Names of the head's columns."""
         return self.live.backend.columns
+
+    @property
+    def relays(self) -> bool:
+        """Whether requests go to an engine as they are."""
+        return self.live.backend.relays
 
     @property
     def writes(self) -> bool:
@@ -146,9 +164,9 @@ class Engine:
     def sane(self, text: Text, live: Live | Staged) -> bool:
         """Whether a model answers a text with numbers: a label's, or the first token's of an answer.
 
-        A backend that is asked when it is loaded finds that out then, and is taken to be sane before.
+        A backend that is asked when it is loaded finds that out then.
         """
-        if live.backend is None and self.live.backend.asked_when_loaded:
+        if self.live.backend.asked_when_loaded:
             return True
         with self._holding(live) as backend:
             (inputs,) = self.padded([text])
@@ -181,16 +199,18 @@ class Engine:
     # --- batches ------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def using(self, lineup: Lineup | None = None, place: int = 0) -> Iterator[Live]:
+    def using(self, lineup: Lineup | None = None, place: int = 0, version: int | None = None) -> Iterator[Live]:
         """Hold a model that answers: no merge touches it until the block ends, though another may take over meanwhile.
 
-        It is the model at `place` of the `lineup`, or if that lineup no longer answers, the first model that does.
+        It is the model of this `version`, if that is still held, or the one at `place` of the `lineup`; if that lineup
+        no longer answers, the first model that does.
         """
         with self._idle:
             self._idle.wait_for(lambda: not self._paused)
             if self._fault:
                 raise CheckpointError(f"{self._fault}; put the checkpoint right and restart")
-            live = self.lineup.models[place if lineup is self.lineup else 0]
+            at_hand = [one for one in (*self.lineup.models, *self.held) if one.version == version]
+            live = at_hand[0] if at_hand else self.lineup.models[place if lineup is self.lineup else 0]
             live.backend.readers += 1
         try:
             yield live
@@ -198,6 +218,30 @@ class Engine:
             with self._idle:
                 live.backend.readers -= 1
                 self._idle.notify_all()
+
+    def folder_of(self, name: str) -> str | None:
+        """Find where an adapter lies that an engine asks for, by its own name or by `tanbr-v` and a version."""
+        for one in (*self.lineup.models, *self.held, *self._experts.values()):
+            if one.backend.adapter is not None and name in (f"{VERSION}{one.version}", one.backend.adapter[0]):
+                return one.backend.adapter[1]
+        return None
+
+    def expert(self, k: int) -> Live:
+        """Give expert k alone, which is loaded when it is first asked for; InputError where there is no room for it.
+
+        Nobody chose it, so what it earns is credited to no model of a slot.
+        """
+        with self._loading:
+            live = self._experts.get(k)
+            if live is None:
+                if not self.live.backend.many:
+                    raise InputError("this engine holds merged models alone; ask for one of them")
+                live = self._experts[k] = Live(self.live.backend.twin(self.moe), -1, None)
+            if live.blend is None:
+                alone = np.eye(self.moe.num_experts)[k]
+                live.backend.merge(self.moe, alone)
+                live = self._experts[k] = replace(live, blend=alone)
+            return live
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
@@ -259,6 +303,11 @@ class Engine:
         if all(one.backend is not None for one in staged):
             self.pause_seconds = time.perf_counter() - started
         return self.lineup
+
+    def forget(self, versions: Sequence[int]) -> None:
+        """Have nobody answered by these any more, conversations neither: they were found to be bad."""
+        with self._idle:
+            self._free = [replace(one, blend=None) if one.version in versions else one for one in self._free]
 
     def _keep(self, models: Iterable[Live]) -> None:
         """Count as free what does not answer, each buffer once; the caller holds the lock."""

@@ -18,6 +18,7 @@ from tanbr.serve.ids import RequestIds
 from tanbr.serve.messages import Answers, Outbox
 from tanbr.serve.panel import Lineup, Live
 from tanbr.serve.records import Answered, Generated, OnToken, ServiceError
+from tanbr.serve.relay import Call, Passage, combined
 from tanbr.serve.sampling import Sampling
 from tanbr.types import FloatArray, Text
 
@@ -43,6 +44,8 @@ class Job:
     posteriors: FloatArray | None = None  # (n, V) the same, weighed by the slot's mix and by what the client has named
     answers: dict[int, tuple[str, int, Any]] = field(default_factory=dict)  # text → request id, merge version, answer
     ended: bool = False  # whether its answer or error was given
+    call: Call | None = None  # that an engine answers as it is …
+    pieces: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # … and what came of it: for how many texts
 
     def take(self, rows: Sequence[int], ids: Sequence[str], version: int, answers: Any) -> None:
         """Take answers (n,) to some of the texts, and give the client all of them with the last.
@@ -73,6 +76,14 @@ class Job:
             )
         if self._may_end():
             self.future.set_result(answer)
+
+    def gather(self, count: int, piece: dict[str, Any]) -> None:
+        """Take what an engine's model answered to some of the texts, and give the client all of it with the last."""
+        with ENDING:
+            self.pieces.append((count, piece))
+            last = sum(of for of, _ in self.pieces) == len(self.texts)
+        if last and self._may_end():
+            self.future.set_result(combined([one for _, one in self.pieces if one]))
 
     def fail(self, error: BaseException) -> None:
         """Tell the client why there is no answer, if it still waits."""
@@ -221,6 +232,17 @@ class Replies:
             start += len(rows)
         return weighed
 
+    def relayed(self, passage: Passage, event: dict[str, Any]) -> None:
+        """Make an event of an engine's answer our own; the learner is told before the last one goes out."""
+        live, first = passage.live, not passage.ids
+        if first:
+            passage.ids = tuple(self._ids.issue(live.slot, len(passage.part.rows), place=live.place))
+        done = passage.complete
+        passage.take(event, [self._ids.show(value) for value in passage.ids])
+        if passage.complete and not done:
+            tokens = tuple(map(tuple, passage.tokens)) if any(passage.tokens) else None
+            self._put([passage.part], live, tuple(passage.ids), np.array(passage.confidence), tokens=tokens)
+
     def _tell(
         self,
         parts: Sequence[Part],
@@ -233,6 +255,23 @@ class Replies:
     ) -> None:
         """Tell the learner, then give the jobs their answers (n,)."""
         raw = tuple(self._ids.issue(live.slot, len(answers), place=live.place))
+        self._put(parts, live, raw, confidence, logits=logits, tokens=tokens)
+        start = 0
+        for part in parts:
+            some = slice(start, start := start + len(part.rows))
+            part.job.take(part.rows, [self._ids.show(value) for value in raw[some]], live.version, answers[some])
+
+    def _put(
+        self,
+        parts: Sequence[Part],
+        live: Live,
+        raw: tuple[bytes, ...],
+        confidence: FloatArray,
+        *,
+        logits: FloatArray | None = None,
+        tokens: tuple[tuple[int, ...], ...] | None = None,
+    ) -> None:
+        """Tell the learner what was answered under these ids (n,)."""
         seen = [part.job.seen.rows(part.rows) for part in parts if part.job.seen is not None]
         self._outbox.put(
             Answers(
@@ -248,10 +287,6 @@ class Replies:
                 named=_named_tasks(parts),
             )
         )
-        start = 0
-        for part in parts:
-            some = slice(start, start := start + len(part.rows))
-            part.job.take(part.rows, [self._ids.show(value) for value in raw[some]], live.version, answers[some])
 
 
 def _named_tasks(parts: Sequence[Part]) -> FloatArray | None:

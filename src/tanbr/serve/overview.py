@@ -88,6 +88,8 @@ def describe(
         slot_seconds=config.slot_seconds,
         models=queue.engine.models,
         backend=config.engine or config.backend,
+        relays=backend.relays,
+        experts_by_name=backend.many,
     )
 
 
@@ -166,7 +168,7 @@ def version_view(row: dict[str, Any], engine: Engine) -> VersionView:
         row["blend"],
         row["created"],
         bool(row["good"]),
-        version in [one.version for one in (*engine.lineup.models, *engine.held)],
+        version in engine.versions,
         row["requests"],
         float(row["sums"].sum()) / count if count else math.nan,
     )

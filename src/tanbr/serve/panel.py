@@ -9,6 +9,8 @@ from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.backends import Backend
 from tanbr.types import Blend, Decision, FloatArray
 
+VERSION = "tanbr-v"  # and the number of a merge version: what clients call it
+NOT_CHOSEN = 255  # place of a model that a client named: no slot has so many, and none is credited with its answers
 LEAST_SHARE = 1e-3  # of a task in the mix: a task that is not forecast may still come
 
 

@@ -13,7 +13,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +25,7 @@ import torch
 from tanbr.errors import InputError
 from tanbr.serve.chat import ChatTemplate
 from tanbr.serve.config import ServeConfig, usable_cores
+from tanbr.serve.conversations import Conversations
 from tanbr.serve.decode import Joining, NotFinite
 from tanbr.serve.engine import Engine, classify
 from tanbr.serve.ids import RequestIds
@@ -31,12 +34,12 @@ from tanbr.serve.labels import label_space, named_tasks
 from tanbr.serve.messages import Broken, Outbox
 from tanbr.serve.panel import Lineup, Live
 from tanbr.serve.records import Answered, Generated, Observer, OnToken, Overloaded, ServiceError, Stopping
+from tanbr.serve.relay import Call, Passage
 from tanbr.serve.sampling import Manner
 from tanbr.serve.writing import WrittenBatch
 from tanbr.tasks.rows import Task
 from tanbr.types import Text
 
-ENGINE_WORKERS = 32  # they only wait for the engine, which makes batches of what all of them ask
 MOST_WORKERS = 8  # by default: Python runs one thread at a time, and more would wait for it rather than for the model
 
 
@@ -63,8 +66,10 @@ class Queue:
         self.classes = len(engine.columns) if self.space is None else self.space.classes  # columns that are labels
         self.tasks, self._config, self._outbox, self._observer = tuple(tasks), config, outbox, observer or Observer()
         self._cores = usable_cores()
-        here = min(self._cores, MOST_WORKERS) if config.device == "cpu" else 1  # a GPU runs one batch at a time
-        self._workers = config.workers or (here if config.engine is None else ENGINE_WORKERS)
+        here = config.device == "cpu" and not engine.relays  # a GPU runs one batch at a time; engines make their own
+        self._workers = config.workers or (min(self._cores, MOST_WORKERS) if here else 1)
+        self._conversations = Conversations(config.conversation_seconds)
+        self._measures = bool(config.rewards.confidence or config.rewards.shadow)  # what an engine must be asked for
         self._encoder = copy.deepcopy(engine.encode)  # a tokenizer remembers how to cut: one for each thread
         self._chat = ChatTemplate(engine.encode.tokenizer)
         reweigh = None
@@ -117,8 +122,9 @@ class Queue:
         `on_token` is called with each piece of text as it is made, from a worker's thread. Once the future is
         cancelled, no further token is written for it. Raises and fails as `submit` does.
         """
-        if not self.engine.writes:
-            raise InputError("this model classifies; it cannot write text")
+        if not self.engine.writes or self.engine.relays:
+            what = "an engine answers here; use `relay`" if self.engine.relays else "this model classifies"
+            raise InputError(f"{what}; it cannot write text by itself")
         self.room.check(max_tokens)
         return self._accept(
             Job(
@@ -130,6 +136,29 @@ class Queue:
                 named=named_tasks(self.tasks, task),
             )
         )
+
+    def relay(self, call: Call, *, task: str | None = None) -> "Future[dict[str, Any]]":
+        """Have an engine answer a request as it is; never blocks, unless it is the first to name an expert.
+
+        The future holds the engine's answer, or what a stream ends with. An EngineAnswer is the engine's own refusal;
+        otherwise it raises and fails as `submit` does.
+        """
+        if call.version is not None and call.version not in self.engine.versions:
+            raise InputError(f"merge version {call.version} is not at hand")
+        if call.expert is not None:
+            self.engine.expert(call.expert)
+        decode, most = self.engine.encode.tokenizer.decode, self._config.max_tokens
+        texts = [one if isinstance(one, str) else decode(one) for one in call.prompts]
+        if most is not None:
+            asked = call.body.get("max_completion_tokens") or call.body.get("max_tokens")
+            self.room.check(asked if isinstance(asked, int) else None)
+            call = call if asked else replace(call, body={**call.body, "max_tokens": most})
+        named = named_tasks(self.tasks, task)
+        return self._accept(Job([text for text in texts for _ in range(call.n)], named=named, call=call))
+
+    def folder_of(self, name: str) -> str | None:
+        """Find the folder of an adapter that an engine asks for; None if there is none of this name."""
+        return self.engine.folder_of(name)
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> "Future[str]":
         """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template; never blocks.
@@ -147,9 +176,10 @@ class Queue:
                 raise Stopping(f"the server cannot answer any more ({self._faults[0]}); it must be restarted")
             if not self._running:
                 raise Stopping("the server is not taking requests; try another, or wait until it is ready again")
-            if self._waiting and self._waiting + len(job.texts) > self._config.queue:
+            waiting = len(self._unanswered) if self.engine.relays else self._waiting  # an engine has a queue of its own
+            if waiting and waiting + len(job.texts) > self._config.queue:
                 rate = self._rate * self._workers
-                raise Overloaded(min(60.0, max(0.1, self._waiting / rate if rate else 1.0)))
+                raise Overloaded(min(60.0, max(0.1, waiting / rate if rate else 1.0)))
             self._waiting += len(job.texts)
             self._unanswered.add(job)
             self._incoming.append(job)
@@ -200,7 +230,8 @@ class Queue:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(max(0.0, ends - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        wait([job.future for job in list(self._unanswered)], timeout=max(0.0, ends - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads) and not self._unanswered
 
     def _watched(self, run: Callable[[], None]) -> None:
         """Run a thread; if it dies, say so and leave no request waiting for it."""
@@ -268,7 +299,8 @@ class Queue:
             for job in jobs:
                 rows = slice(end, end := end + len(job.texts))
                 if encoded is None:
-                    self.room.fit(job, self._encoder)
+                    if job.call is None:
+                        self.room.fit(job, self._encoder)
                 else:
                     job.columns = {name: values[rows] for name, values in encoded.columns.items()}
                     job.cut = encoded.cut[rows] if any(encoded.cut[rows]) else ()
@@ -335,7 +367,7 @@ class Queue:
         while taken := self._take():
             parts, lineup, busy = taken
             each = self._config.threads or max(1, self._cores // busy)  # a lone one has all cores
-            if self._config.engine is None and threads != each:
+            if not self.engine.relays and threads != each:
                 torch.set_num_threads(threads := each)  # of this thread's own arithmetic
             started = time.perf_counter()
             if size := self._answer(parts, lineup):
@@ -366,6 +398,13 @@ class Queue:
         parts[:] = [part for part in parts if part.wanted]
         if not parts:
             return 0
+        if self.engine.relays:
+            for part in parts:
+                try:
+                    self._send(part, lineup)
+                except Exception as error:  # an engine that is lost, for one
+                    part.fail(error)
+            return count(parts)
         with self.engine.using(lineup, parts[0].place) as live:
             try:
                 if self.engine.writes:
@@ -375,6 +414,11 @@ class Queue:
                 return count(parts)
             except NotFinite:
                 pass
+        self._go_back(parts, live)
+        return 0
+
+    def _go_back(self, parts: list[Part], live: Live) -> None:
+        """Let a broken merge version answer no more, and put its parts into the queue again."""
         self._outbox.put(Broken(live.version, live.slot))
         if not self.engine.revert(live):
             raise ServiceError(f"merge version {live.version} answers with NaN and no other is at hand")
@@ -385,7 +429,64 @@ class Queue:
         with self._lock:
             self._waiting += count(again)
             self._encoded.extendleft(reversed(again))
-        return 0
+            self._workers_wake.notify_all()
+
+    def _version(self, call: Call, chosen: int) -> int:
+        """Choose the version: what the client has named, what its conversation has, or what is best for the text."""
+        if call.version is not None:
+            return call.version
+        if not call.conversation:
+            return chosen
+        had = None if call.begins else self._conversations.version(call.conversation)
+        stays = had in self.engine.versions
+        self._observer.conversation("begun" if had is None else "kept" if stays else "moved")
+        return had if had is not None and stays else chosen
+
+    def _send(self, part: Part, lineup: Lineup) -> None:
+        """Send a part to the engine; what comes back is told and passed on in the engine's thread."""
+        job, hold = part.job, ExitStack()
+        call = job.call
+        if call is None:
+            raise ServiceError("an engine answers requests as they are")
+        version = self._version(call, lineup.models[part.place].version)
+        if call.expert is not None:
+            live = self.engine.expert(call.expert)
+        else:
+            live = hold.enter_context(self.engine.using(lineup, part.place, version))
+        if call.conversation and call.chosen:
+            self._conversations.note(call.conversation, live.version)
+        passage = Passage(part, call, live, self.engine.live.slot, measure=self._measures)
+
+        def hear(event: dict[str, Any]) -> None:
+            self._replies.relayed(passage, event)
+            if call.on_event is not None and event["choices"]:
+                part.streamed = True
+                call.on_event(event)
+            else:
+                passage.rest = event
+
+        def ended(future: "Future[None]") -> None:
+            hold.close()
+            part.left = True
+            error = None if future.cancelled() else future.exception()
+            try:
+                if isinstance(error, NotFinite) and call.chosen:
+                    part.left = False
+                    self._go_back([part], live)
+                elif error is not None or future.cancelled() or not passage.complete:
+                    part.fail(error or ServiceError("the engine broke an answer off"))
+                else:
+                    job.gather(len(part.rows), passage.rest)
+            except Exception as raised:
+                part.fail(raised)
+
+        try:
+            answering = live.backend.relay(call.path, passage.body, hear)
+        except BaseException:
+            hold.close()
+            raise
+        answering.add_done_callback(ended)
+        job.future.add_done_callback(lambda _: answering.cancel())  # of no effect unless the client has left
 
     def _hand_over(self, parts: list[Part], tell: Callable[[], None]) -> None:
         """Leave the rest to the front thread."""

@@ -45,6 +45,14 @@ class ServiceError(TanbrError):
     """A request that was accepted could not be answered; it is safe to send it again."""
 
 
+class EngineAnswer(TanbrError):  # noqa: N818 - it is what the client gets
+    """An engine's own refusal of a request, with its status and its JSON."""
+
+    def __init__(self, status: int, body: str, said: str) -> None:
+        super().__init__(said)
+        self.status, self.body = status, body
+
+
 @dataclass(frozen=True, eq=False)
 class Answered:
     """Answers to the texts of one `submit`."""
@@ -170,6 +178,8 @@ class ServiceInfo(ServedModel):
     slot_requests: int | None
     slot_seconds: float | None
     backend: str = "torch"  # what runs it
+    relays: bool = False  # whether requests go to an engine as they are …
+    experts_by_name: bool = False  # … and whether each expert can be asked by its name
 
 
 @dataclass(frozen=True)
@@ -399,6 +409,9 @@ class Observer:
 
     def feedback(self, outcome: Outcome | Literal["refused"], count: int) -> None:
         """So many pieces of feedback were accepted, repeated, unknown, or refused because they could not be kept."""
+
+    def conversation(self, outcome: Literal["begun", "kept", "moved"]) -> None:
+        """A request's conversation has begun, is answered by the version it has, or by another: its own is gone."""
 
     def alarm(self, text: str) -> None:
         """Something went wrong, or drifts."""

@@ -146,7 +146,7 @@ class Service(Queue):
                 version=0 if learner is None else learner.slot.versions[0],
                 issued=store.last_version,
                 slot=0 if learner is None else learner.slot.number,
-                spare=not config.low_memory and backend is None,
+                spare=backend is not None or not config.low_memory,
                 backend=backend or config.backend,
                 probes=[row.text for row in probes],
                 least_agreement=config.int8_agreement,

@@ -175,6 +175,7 @@ class ServedWorld:
             monitor: Any = learner.monitor
             assignment = Assignment(slot.panel, monitor.snapshot())
         self.engine.commit(*prepared, slot=slot.number, assignment=assignment)
+        self.engine.forget([one.number for one in learner.versions if not one.good])
         for one in prepared:
             if one.changed:
                 self._observer.merged(self.engine.merge_seconds, one.version)

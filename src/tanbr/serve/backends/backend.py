@@ -1,9 +1,10 @@
 """What the engine needs of whatever runs a model. A new backend has `merge`, `twin`, and `classify` or `generate`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import NotRequired, Protocol, Self, TypedDict, Unpack
+from typing import Any, NotRequired, Protocol, Self, TypedDict, Unpack
 
 from tanbr.errors import InputError
 from tanbr.merge import Moe
@@ -27,6 +28,7 @@ class Wanted(TypedDict):
     """What a new model is built with."""
 
     blend: Blend | None  # (K,); all experts alike if None
+    models: int  # G, of the panel that it is the first of
     device: str
     probes: Callable[[], Sequence[Inputs]]  # what a backend that does not compute in float32 is compared with it on …
     least_agreement: float  # … and how often its answers must be the same; otherwise it refuses (InputError)
@@ -54,6 +56,9 @@ class Backend(ABC):
     causal: bool = False  # whether it continues its prompt: padded on the left, sharing the positions with the answer
     positions: int | None = None  # room for tokens, where that is less than the checkpoint's own positions
     asked_when_loaded: bool = False  # whether `merge` itself asks it, because it cannot be asked before it answers
+    relays: bool = False  # whether requests go to an engine as they are (`relay`)
+    many: bool = False  # whether another twin costs little: any expert can then be asked by its name
+    adapter: tuple[str, str] | None = None  # what an engine calls it, and where the engine reads it, if it is one
     loss: Int8Loss | None = None  # how far its answers were measured to be from those of float32; None: it is float32
 
     @property
@@ -73,6 +78,17 @@ class Backend(ABC):
     @abstractmethod
     def twin(self, moe: Moe) -> Self:
         """Make a second one that shares with this all that no blend changes."""
+
+    def spares(self, models: int) -> int:  # noqa: ARG002
+        """How many buffers there are room for beside a panel of so many models, where memory is not short."""
+        return 1
+
+    def relay(self, path: str, body: Mapping[str, Any], hear: Callable[[dict[str, Any]], None]) -> "Future[None]":
+        """Have an engine answer a request in OpenAI's form; `hear` gets its answer, or each event of a stream.
+
+        `hear` is called in another thread. The future holds an EngineAnswer, a ServiceError or NotFinite if it fails.
+        """
+        raise InputError(f"this model answers by itself; nobody hears {len(body)} fields at {path} for {hear}")
 
     def classify(self, inputs: Inputs) -> FloatArray:
         """Answer padded texts: logits (n, columns), in float64."""

@@ -21,6 +21,7 @@ from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.entrance import Entrance
 from tanbr.serve.web.metrics import ANSWERS, Metrics
 from tanbr.serve.web.refusals import ErrorResponse, Refusal, refuse_with_sentences
+from tanbr.serve.web.relay import add_relay
 from tanbr.serve.web.routes import (
     MOST_FEEDBACK,
     add_feedback,
@@ -69,10 +70,10 @@ def create_app(
     )
     info = service.info
     metrics.follow(service.state, info)
-    add_answers = add_classify if info.kind == "classifier" else add_completions
+    add_answers = add_classify if info.kind == "classifier" else add_relay if info.relays else add_completions
     add_answers(app, service, config, metrics.latencies)
     add_feedback(app, service, metrics)
-    add_models(app, info)
+    add_models(app, service)
     add_watching(app, service, tokens, metrics)
     add_supervision(app, service, metrics)
     add_steering(app, service)

@@ -1,6 +1,5 @@
 """OpenAI's completions and chat completions of a model that writes, whole or as a stream of server-sent events."""
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -22,7 +21,7 @@ from tanbr.serve.web.bodies import Sent, one_of, text_or_list
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import LatencyHistory
 from tanbr.serve.web.refusals import Refusal, allows, refusal_of, shortened
-from tanbr.serve.web.service_api import ServiceApi, awaited, settled
+from tanbr.serve.web.service_api import Pieces, ServiceApi, settled
 
 NOT_DONE: dict[str, list[Any]] = {  # what OpenAI's clients may ask for and is not done here → what changes nothing
     "audio": [], "best_of": [1], "echo": [False], "frequency_penalty": [0], "function_call": ["none", "auto"],
@@ -276,9 +275,7 @@ class _Stream:
     """One answer in pieces, from the model's thread to the client."""
 
     def __init__(self, shape: Shape, model: str, body: Writable, *, seconds: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._pieces: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
-        self._first: tuple[int, str] | None = None
+        self._pieces: Pieces[tuple[int, str]] = Pieces(seconds=seconds)
         self._head = shape.head(uuid.uuid4().hex, shape.piece_kind, model)
         self._shape, self._manner, self._seconds = shape, body.manner(), seconds
         self._usage = body.stream_options is not None and body.stream_options.include_usage
@@ -286,31 +283,20 @@ class _Stream:
 
     def on_token(self, prompt: int, text: str) -> None:
         """Take a piece of the answer to a prompt."""
-        self._loop.call_soon_threadsafe(self._pieces.put_nowait, (prompt, text))
+        self._pieces.put((prompt, text))
 
     async def begin(self, future: "Future[Generated]", receive: Receive) -> None:
-        """Wait for the first piece: what goes wrong before it, a full queue say, still has a status of its own."""
+        """Wait for the first piece."""
         self._future = future
-        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._pieces.put_nowait, None))
-        try:
-            piece = asyncio.ensure_future(self._pieces.get())
-            self._first = await awaited(piece, receive=receive, seconds=self._seconds)
-        except (Refusal, asyncio.CancelledError):
-            future.cancel()
-            raise
-        if self._first is None:
-            future.result()
+        await self._pieces.begin(future, receive)
 
     async def events(self) -> AsyncIterator[bytes]:
         """Give each piece as an event; what goes wrong midway is an event, too."""
         begun: set[int] = set()  # answers of which there was a piece
         try:
-            piece = self._first
-            while piece is not None:
-                index, text = piece
+            async for index, text in self._pieces:
                 yield self._event([_choice(index, self._shape.piece(text, first=index not in begun))])
                 begun.add(index)
-                piece = await asyncio.wait_for(self._pieces.get(), self._seconds)
             done = self._future.result()
             versions = done.merge_versions or (done.merge_version,) * len(done.request_ids)
             for i, (reason, request_id) in enumerate(zip(done.finish_reasons, done.request_ids, strict=True)):

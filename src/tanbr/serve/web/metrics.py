@@ -47,6 +47,7 @@ class Metrics(Observer):
         self._reward = histogram("tanbr_slot_reward", "Mean reward of a slot", buckets=REWARDS)
         self._alarms = counter("tanbr_alarms", "Alarms raised")
         self._feedback = counter("tanbr_feedback", "Feedback accepted, repeated, unknown or refused", ["outcome"])
+        self._turns = counter("tanbr_conversation_requests", "By version: begun, kept, moved", ["outcome"])
         self.feedback_lost = False  # whether the last feedback could not be kept
 
     def request(self, route: str, *, status: int, seconds: float) -> None:
@@ -84,6 +85,10 @@ class Metrics(Observer):
     def feedback(self, outcome: str, count: int) -> None:
         """Count feedback."""
         self._feedback.labels(outcome).inc(count)
+
+    def conversation(self, outcome: str) -> None:
+        """Count a request of a conversation."""
+        self._turns.labels(outcome).inc()
 
     def alarm(self, text: str) -> None:
         """Count an alarm."""

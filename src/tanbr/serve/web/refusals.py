@@ -10,12 +10,12 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from tanbr.errors import InputError, TanbrError
-from tanbr.serve.records import Overloaded, ServiceError, Shown, Stopping
+from tanbr.serve.records import EngineAnswer, Overloaded, ServiceError, Shown, Stopping
 from tanbr.serve.web import logs
 
 LONGEST = 300  # characters of a sentence
@@ -45,7 +45,7 @@ class ErrorDetail(Shown):
     type: str
     param: str | None
     """Which part of the request."""
-    code: str | None
+    code: str | int | None
     """For programs, where the status alone does not say it: model_not_found, unsupported_parameter, …"""
 
 
@@ -65,7 +65,7 @@ class Refusal(HTTPException):
         message: str,
         *,
         param: str | None = None,
-        code: str | None = None,
+        code: str | int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(status, message, dict(headers or {}))
@@ -85,6 +85,17 @@ class Refusal(HTTPException):
         """Write the error as JSON."""
         kind = "server_error" if self.status_code >= 500 else "invalid_request_error"
         return to_json(ErrorResponse(ErrorDetail(self.detail, kind, self.param, self.code)))
+
+    @classmethod
+    def of_engine(cls, answer: EngineAnswer) -> "Refusal":
+        """Pass an engine's own refusal on, with its status, sentence and code."""
+        try:
+            said = from_json(answer.body)["error"]
+            param, code = said.get("param"), said.get("code")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            param = code = None
+        later = {"retry-after": "1"} if answer.status in (429, 503) else {}
+        return cls(answer.status, str(answer), param=param, code=code, headers=later)
 
     def event(self) -> bytes:
         """Write the error as an event of a stream."""
@@ -144,6 +155,8 @@ def refusal_of(error: Exception) -> Refusal:
             return error
         case RequestValidationError():
             return invalid(error.errors()[0])
+        case EngineAnswer():
+            return Refusal.of_engine(error)
         case Overloaded():
             return Refusal.later(429, str(error), seconds=error.retry_after)
         case Stopping():

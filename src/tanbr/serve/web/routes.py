@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from starlette.types import Scope
 
 from tanbr.router import TreeView
+from tanbr.serve.panel import VERSION
 from tanbr.serve.records import (
     ClientView,
     Feedback,
@@ -23,18 +24,19 @@ from tanbr.serve.records import (
     Receipt,
     ServedModel,
     ServiceError,
-    ServiceInfo,
     ServiceState,
     Shown,
     SlotView,
     VersionView,
 )
+from tanbr.serve.relay import TANBR
 from tanbr.serve.web import logs
 from tanbr.serve.web.auth import Token, Tokens
 from tanbr.serve.web.bodies import Sent, one_of
 from tanbr.serve.web.entrance import address_of, client_of
 from tanbr.serve.web.metrics import Metrics, Window
 from tanbr.serve.web.refusals import Refusal
+from tanbr.serve.web.relay import expert_ids
 from tanbr.serve.web.service_api import ServiceApi, Workers
 from tanbr.types import TaskMix
 
@@ -99,21 +101,31 @@ def add_feedback(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
         return receipt
 
 
-def add_models(app: FastAPI, info: ServiceInfo) -> None:
+def add_models(app: FastAPI, service: ServiceApi) -> None:
     """Add the routes that OpenAI's clients look the model up with."""
-    model = {"id": info.model, "object": "model", "created": int(time.time()), "owned_by": "tanbr"}
+    info, created, workers = service.info, int(time.time()), Workers("listing of models", threads=2, waiting=16)
+
+    async def names() -> list[str]:
+        if not info.relays:
+            return [info.model]
+        versions = [one.merge_version for one in (await workers.run(service.state)).models]
+        return [TANBR, *(f"{VERSION}{version}" for version in versions), *expert_ids(info)]
+
+    def card(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": created, "owned_by": "tanbr"}
 
     @app.get("/v1/models", tags=["answers"])
     async def models() -> dict[str, Any]:
-        """List the model that is served, as OpenAI does."""
-        return {"object": "list", "data": [model]}
+        """List what can be asked for: before an engine `tanbr`, the merge versions that answer, and each expert."""
+        return {"object": "list", "data": [card(name) for name in await names()]}
 
     @app.get("/v1/models/{name}", tags=["answers"])
     async def one_model(name: str) -> dict[str, Any]:
-        """Look the model up by its id."""
-        if name != info.model:
-            raise Refusal.model(info.model)
-        return model
+        """Look a model up by its id."""
+        known = await names()
+        if name not in known:
+            raise Refusal.model(known[0])
+        return card(name)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

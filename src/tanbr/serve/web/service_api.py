@@ -1,9 +1,9 @@
 """What the web needs of a service (`Service`, a replica of a fleet, a fake in tests), and how it waits for one."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from anyio import CapacityLimiter, to_thread
 from numpy.typing import ArrayLike
@@ -22,6 +22,7 @@ from tanbr.serve.records import (
     SlotView,
     VersionView,
 )
+from tanbr.serve.relay import Call
 from tanbr.serve.sampling import Manner
 from tanbr.serve.web.refusals import Refusal
 from tanbr.types import Text
@@ -69,6 +70,12 @@ class ServiceApi(Protocol):
         task: str | None = None,
     ) -> "Future[Generated]":
         """Write `manner.n` answers to each prompt, those of the first prompt first. A cancelled future ends early."""
+
+    def relay(self, call: Call, *, task: str | None = None) -> "Future[dict[str, Any]]":
+        """Have an engine answer a request as it is; the answer, or what a stream ends with."""
+
+    def folder_of(self, name: str) -> str | None:
+        """Find the folder of an adapter that an engine asks for; None if there is none of this name."""
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> "Future[str]":
         """Make a prompt of a conversation; InputError if the model cannot, CheckpointError if its template is bad."""
@@ -129,6 +136,40 @@ async def _left(receive: Receive) -> None:
     """Wait until the client hangs up."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+class Pieces(Generic[T]):
+    """What a service gives bit by bit, on its way from the service's threads to a client."""
+
+    def __init__(self, *, seconds: float) -> None:
+        """Wait at most so many seconds for each piece."""
+        self._loop, self._seconds = asyncio.get_running_loop(), seconds
+        self._pieces: asyncio.Queue[T | None] = asyncio.Queue()
+        self._first: T | None = None
+
+    def put(self, piece: T) -> None:
+        """Take a piece, in any thread."""
+        self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
+
+    async def begin(self, future: "Future[Any]", receive: Receive) -> None:
+        """Wait for the first piece: what goes wrong before it, a full queue say, still has a status of its own."""
+        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._pieces.put_nowait, None))
+        try:
+            self._first = await awaited(
+                asyncio.ensure_future(self._pieces.get()), receive=receive, seconds=self._seconds
+            )
+        except (Refusal, asyncio.CancelledError):
+            future.cancel()
+            raise
+        if self._first is None:
+            future.result()
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        """Give each piece; raises TimeoutError if the next does not come."""
+        piece = self._first
+        while piece is not None:
+            yield piece
+            piece = await asyncio.wait_for(self._pieces.get(), self._seconds)
 
 
 class Workers:
