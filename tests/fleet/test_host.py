@@ -61,7 +61,14 @@ class House:
         self.start_learner()
 
     def start_learner(self) -> None:
-        usual = {"slot_seconds": 3600.0, "workers": 1, "threads": 1, "merge_share": 1.0, "explore": "always", "hold_back": 0.0}
+        usual = {
+            "slot_seconds": 3600.0,
+            "workers": 1,
+            "threads": 1,
+            "merge_share": 1.0,
+            "explore": "always",
+            "hold_back": 0.0,
+        }
 
         def make(make_engine: Callable[..., Engine]) -> Service:
             return Service(
