@@ -43,6 +43,7 @@ from tanbr.types import TaskMix
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 MOST_FEEDBACK = 1000  # pieces in a request: about as long on its way to the disk as one
 FEEDBACK_LOST = "the last feedback was refused, because it could not be kept; the server's log says why"
+THEIRS = {"inference_id": "request_id", "value": "reward"}  # TensorZero's names → ours
 Version = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -73,6 +74,16 @@ def add_feedback(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
         label: str | float | None = None
         """The true label, or the grade on the task's scale."""
 
+        @model_validator(mode="before")
+        @classmethod
+        def _other_names(cls, value: Any) -> Any:
+            """Read TensorZero's names: `inference_id`, `value` (a number or a boolean), `metric_name`."""
+            if not isinstance(value, dict) or "inference_id" not in value or {"request_id", "reward"} & value.keys():
+                return value
+            said = {THEIRS.get(name, name): one for name, one in value.items() if name != "metric_name"}
+            reward = said.get("reward")
+            return said | {"reward": float(reward) if isinstance(reward, bool) else reward}
+
         @model_validator(mode="after")
         def _either(self) -> "FeedbackItem":
             if (self.reward is None) == (self.label is None) or (self.label is not None and self.task is None):
@@ -86,6 +97,12 @@ def add_feedback(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
             json_schema_extra={"examples": [{"feedback": [{"request_id": "0f3a-1", "reward": 1.0}]}]}
         )
         feedback: Annotated[list[FeedbackItem], Field(min_length=1, max_length=MOST_FEEDBACK, fail_fast=True)]
+
+        @model_validator(mode="before")
+        @classmethod
+        def _one_alone(cls, value: Any) -> Any:
+            """Read one piece without a list, as TensorZero's clients send it."""
+            return {"feedback": [value]} if isinstance(value, dict) and "inference_id" in value else value
 
     @app.post("/v1/feedback", tags=["answers"])
     async def feedback(body: FeedbackRequest, request: Request) -> Receipt:
