@@ -24,7 +24,7 @@ SHARD_BYTES = 5_000_000_000
 UNFINISHED = ".unfinished"  # how a folder ends that is being written
 COMPANIONS = (  # a tokenizer, and whatever else belongs to a checkpoint but is no weight
     "*token*.json", "*.model", "vocab.txt", "vocab.json", "merges.txt", "chat_template.jinja",
-    "generation_config.json", "LICENSE*",
+    "generation_config.json", "LICENSE*", "modules.json", "*_Pooling/config.json", "*sentence*.json",
 )  # fmt: skip
 
 
@@ -147,4 +147,6 @@ def copy_companions(source: Path, folder: Path) -> None:
     """Copy what belongs to a checkpoint but is no weight."""
     for file in sorted({file for pattern in COMPANIONS for file in source.glob(pattern)}):
         if file.is_file():
-            shutil.copyfile(file, folder / file.name)
+            place = folder / file.relative_to(source)
+            place.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, place)

@@ -61,7 +61,8 @@ class Job:
         several = versions if len(set(versions)) > 1 else ()
         if isinstance(answers[0], np.ndarray):
             logits = np.asarray(answers)
-            answer: Answered | Generated = Answered(tuple(ids), logits, versions[0], self.cut, several)
+            tokens = tuple(len(row) for row in self.columns["input_ids"])
+            answer: Answered | Generated = Answered(tuple(ids), logits, versions[0], self.cut, several, tokens)
         else:
             written, texts = zip(*answers, strict=True)
             answer = Generated(
@@ -204,6 +205,9 @@ class Replies:
         """Answer texts by their logits (n, columns)."""
         if self._reweigh is not None:
             logits = self._reweighed(parts, logits, self._reweigh)
+        if not self._classes:  # vectors: nobody is more or less sure of them, and none has to be kept
+            self._tell(parts, live, np.ones(len(logits)), logits)
+            return
         labels = logits[:, : self._classes]
         best: FloatArray = 1.0 / np.exp(labels - labels.max(axis=1, keepdims=True)).sum(axis=1)  # its probability
         self._tell(parts, live, best, logits, logits=logits)

@@ -67,7 +67,7 @@ def describe(
     return ServiceInfo(
         model=Path(moe.path).name,
         family=moe.family.model_type,
-        kind="text" if backend.writes else "classifier",
+        kind="text" if backend.writes else "encoder" if backend.embeds else "classifier",
         experts=moe.num_experts,
         expert_names=tuple(expert_names) or tuple(f"expert {k + 1}" for k in range(moe.num_experts)),
         sites=len(moe.sites),

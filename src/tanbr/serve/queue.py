@@ -63,7 +63,8 @@ class Queue:
         """Make a queue that is not yet started, of requests of these tasks."""
         self.engine, self.room = engine, Room.of(engine, config)
         self.space = None if engine.writes else label_space(tasks, engine.columns)
-        self.classes = len(engine.columns) if self.space is None else self.space.classes  # columns that are labels
+        labels = 0 if engine.live.backend.embeds else len(engine.columns)
+        self.classes = labels if self.space is None else self.space.classes  # columns that are labels
         self.tasks, self._config, self._outbox, self._observer = tuple(tasks), config, outbox, observer or Observer()
         self._cores = usable_cores()
         here = config.device == "cpu" and not engine.relays  # a GPU runs one batch at a time; engines make their own
@@ -99,7 +100,7 @@ class Queue:
     def submit(
         self, texts: Sequence[Text], *, task: str | None = None, labels: Sequence[str] = ()
     ) -> "Future[Answered]":
-        """Classify texts; quick, never blocks.
+        """Classify texts, or embed them; quick, never blocks.
 
         A client that names their task, or labels to choose from, is believed. Raises InputError for an unknown task,
         Overloaded or Stopping at once. The future holds Answered, or an InputError or ServiceError.

@@ -58,10 +58,11 @@ class Answered:
     """Answers to the texts of one `submit`."""
 
     request_ids: tuple[str, ...]  # (n,)
-    logits: FloatArray  # (n, columns)
+    logits: FloatArray  # (n, columns); of a sentence encoder, the vectors
     merge_version: int  # of the first text
     cut: tuple[int, ...] = ()  # (n,) tokens left out of each text because it was too long; empty if of none
     merge_versions: tuple[int, ...] = ()  # (n,) of a panel, whose models answer side by side; empty if all by one
+    tokens: tuple[int, ...] = ()  # (n,) of each text, as the model read it
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,8 @@ class ServedModel(Shown):
     """Name of the checkpoint's folder."""
     family: str
     """model_type of the MoE."""
-    kind: Literal["classifier", "text"]
-    """Whether the model classifies or writes."""
+    kind: Literal["classifier", "encoder", "text"]
+    """Whether the model classifies, embeds or writes."""
     experts: int
     expert_names: tuple[str, ...]
     """What each expert was trained for, its folder or its number, in the order of every blend; the base is "base"."""

@@ -52,7 +52,8 @@ class Backend(ABC):
 
     readers: int = 0  # batches that are being answered with it; the engine counts them
     columns: tuple[str, ...] = ()  # names of a classifier's columns
-    writes: bool = False  # whether the model writes text; otherwise it classifies
+    writes: bool = False  # whether the model writes text; otherwise it classifies, or
+    embeds: bool = False  # makes a vector of a text: its columns are the vector's numbers
     causal: bool = False  # whether it continues its prompt: padded on the left, sharing the positions with the answer
     positions: int | None = None  # room for tokens, where that is less than the checkpoint's own positions
     asked_when_loaded: bool = False  # whether `merge` itself asks it, because it cannot be asked before it answers

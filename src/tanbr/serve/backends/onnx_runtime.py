@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tanbr.errors import ConfigError, InputError
 from tanbr.merge import Moe
+from tanbr.moe.pooling import Pooling
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import bert_pass
 from tanbr.serve.backends.backend import Wanted
@@ -32,8 +33,8 @@ class OnnxRuntime(TorchEager):
 
     name = "onnx"
 
-    def __init__(self, model: Any, outputs: Mapping[str, Tensor]) -> None:
-        super().__init__(model, outputs)
+    def __init__(self, model: Any, outputs: Mapping[str, Tensor], *, pooling: Pooling | None = None) -> None:
+        super().__init__(model, outputs, pooling=pooling)
         self._sessions: dict[tuple[int, bool], Any] = {}  # threads, masked → session
         self._lock = threading.Lock()
 

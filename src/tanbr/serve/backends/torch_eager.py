@@ -12,6 +12,7 @@ from tanbr.merge import Moe
 from tanbr.merge.blend import finite
 from tanbr.merge.skeleton import locate
 from tanbr.moe.device import device_of
+from tanbr.moe.pooling import Pooling
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import bert_pass
 from tanbr.serve.backends.backend import Backend, Size, Wanted, Writing
@@ -26,12 +27,15 @@ class TorchEager(Backend):
 
     name: ClassVar[str] = "torch"
 
-    def __init__(self, model: Any, outputs: Mapping[str, Tensor]) -> None:
-        self.model = model
+    def __init__(self, model: Any, outputs: Mapping[str, Tensor], *, pooling: Pooling | None = None) -> None:
+        """Take a model, with how to pool its tokens if it has no head."""
+        self.model, self._pooling, self.embeds = model, pooling, pooling is not None
         self.writes = bool(model.can_generate())
         self.causal = self.writes and not model.config.is_encoder_decoder
         names = model.config.id2label
-        self.columns = () if self.writes else tuple(names[column] for column in range(len(names)))
+        labels = [names[column] for column in range(len(names))]
+        numbers = [str(number) for number in range(model.config.hidden_size)] if self.embeds else []
+        self.columns = () if self.writes else tuple(numbers or labels)
         self._outputs = outputs  # where merged tensors go, by name: the FFNs
         self._lean = bert_pass.takes(model)
 
@@ -39,7 +43,8 @@ class TorchEager(Backend):
     def build(cls, moe: Moe, **wanted: Unpack[Wanted]) -> Self:
         """Merge into a new model's own FFNs."""
         model = moe.dense(wanted["blend"]).to(device_of(wanted["device"])).eval()
-        return cls(model, outputs_of(model, moe))
+        bare = moe.plan.config().architectures[0].endswith("Model")
+        return cls(model, outputs_of(model, moe), pooling=Pooling.of(moe.path) if bare else None)
 
     @property
     def size(self) -> Size:
@@ -65,13 +70,16 @@ class TorchEager(Backend):
         own = {storage_of(out) for out in self._outputs.values()}
         shared = {id(tensor): tensor for tensor in tensors_of(self.model) if storage_of(tensor) not in own}
         model = copy.deepcopy(self.model, dict(shared))
-        return type(self)(model, outputs_of(model, moe))
+        return type(self)(model, outputs_of(model, moe), pooling=self._pooling)
 
     @torch.inference_mode()
     def classify(self, inputs: Inputs) -> FloatArray:
-        """Answer padded texts: logits (n, columns)."""
+        """Answer padded texts: logits, or the numbers of vectors (n, columns)."""
         tensors = on_device(inputs, self.model)
-        found = bert_pass.logits(self.model, **tensors) if self._lean else self.model(**tensors).logits
+        if self._pooling is not None:
+            found = self._pooling(self.model(**tensors).last_hidden_state, tensors["attention_mask"])
+        else:
+            found = bert_pass.logits(self.model, **tensors) if self._lean else self.model(**tensors).logits
         logits: FloatArray = found.double().cpu().numpy()
         return logits
 

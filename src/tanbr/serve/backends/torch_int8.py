@@ -44,6 +44,8 @@ class TorchInt8(TorchEager):
         if (device := wanted["device"]) != "cpu":
             raise ConfigError(f"int8 runs on the CPU (got device {device!r}); set device to cpu, or backend to torch")
         exact = TorchEager.build(moe, **wanted)
+        if exact.embeds:
+            raise InputError("int8 is measured by the answers that stay the same, and vectors have none; use torch")
         outputs = outputs_of(exact.model, moe)
         ffns = _ffns(exact.model, outputs)
         packed = {storage_of(tensor) for ffn in ffns.values() for tensor in ffn.parameters()}

@@ -18,8 +18,9 @@ from tanbr.serve.web.auth import ADMIN, ADMIN_TOKEN, OPEN, TOKEN, Tokens
 from tanbr.serve.web.classify import add_classify
 from tanbr.serve.web.completions import add_completions
 from tanbr.serve.web.config import HttpConfig
+from tanbr.serve.web.embeddings import add_embeddings
 from tanbr.serve.web.entrance import Entrance
-from tanbr.serve.web.metrics import ANSWERS, Metrics
+from tanbr.serve.web.metrics import ANSWERS, ROUTES, Metrics
 from tanbr.serve.web.refusals import ErrorResponse, Refusal, refuse_with_sentences
 from tanbr.serve.web.relay import add_relay
 from tanbr.serve.web.routes import (
@@ -70,7 +71,8 @@ def create_app(
     )
     info = service.info
     metrics.follow(service.state, info)
-    add_answers = add_classify if info.kind == "classifier" else add_relay if info.relays else add_completions
+    writing = add_relay if info.relays else add_completions
+    add_answers = {"classifier": add_classify, "encoder": add_embeddings, "text": writing}[info.kind]
     add_answers(app, service, config, metrics.latencies)
     add_feedback(app, service, metrics)
     add_models(app, service)
@@ -97,15 +99,14 @@ def add_dashboard(app: FastAPI) -> None:
 
 
 def point_elsewhere(app: FastAPI, info: ServiceInfo) -> None:
-    """Say where to go on the path for the other kind of model."""
-    classify, *write = ANSWERS
-    classifies = info.kind == "classifier"
-    does, paths, path = ("classifies", write, classify) if classifies else ("writes", [classify], write[0])
+    """Say where to go on the paths for other kinds of models."""
+    does = {"classifier": "classifies", "encoder": "embeds", "text": "writes"}[info.kind]
+    here = ROUTES[info.kind]
 
     async def elsewhere() -> Response:
-        raise Refusal(404, f"the model here {does}: use {path}")
+        raise Refusal(404, f"the model here {does}: use {here[0]}")
 
-    for other in paths:
+    for other in set(ANSWERS) - set(here):
         app.post(other, include_in_schema=False)(elsewhere)
 
 

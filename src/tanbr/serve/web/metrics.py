@@ -16,7 +16,12 @@ from tanbr.serve.records import FloatOrNaN, Observer, ServiceInfo, ServiceState,
 from tanbr.serve.web import logs
 from tanbr.types import SlotRecord
 
-ANSWERS = ("/v1/classify", "/v1/completions", "/v1/chat/completions")  # the routes that answer texts
+ROUTES = {  # that answer texts, by the kind of model
+    "classifier": ("/v1/classify",),
+    "encoder": ("/v1/embeddings",),
+    "text": ("/v1/completions", "/v1/chat/completions"),
+}
+ANSWERS = tuple(route for routes in ROUTES.values() for route in routes)
 TIMES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REWARDS = tuple(n / 10 for n in range(1, 11))
