@@ -99,9 +99,11 @@ def serve(
 
 def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens") -> bool:
     """Serve until a signal; whether what was learned is saved."""
+    from tanbr.serve import tracing
     from tanbr.serve.web import logs
     from tanbr.serve.web.server import Server, address_of, bind
 
+    tracing.start()
     with bind(settings.http) as socket:  # a port that is taken is found before the model is loaded
         url, loopback = address_of(socket)
 

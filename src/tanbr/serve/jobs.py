@@ -1,6 +1,7 @@
 """One request on its way through the queue: its parts, which models answer, the room for prompts, the replies."""
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import numpy as np
 from tanbr.errors import InputError
 from tanbr.moe.text import UNSAID, Columns, TextEncoder, positions
 from tanbr.monitor.recogniser import Recognition
+from tanbr.serve import tracing
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.decode import Written
 from tanbr.serve.engine import Engine
@@ -46,6 +48,7 @@ class Job:
     ended: bool = False  # whether its answer or error was given
     call: Call | None = None  # that an engine answers as it is …
     pieces: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # … and what came of it: for how many texts
+    span: tracing.Span | None = field(default_factory=tracing.current)  # of its request, if that is traced
 
     def take(self, rows: Sequence[int], ids: Sequence[str], version: int, answers: Any) -> None:
         """Take answers (n,) to some of the texts, and give the client all of them with the last.
@@ -75,6 +78,9 @@ class Job:
                 cut=self.cut,
                 merge_versions=several,
             )
+        if self.span is not None:
+            written = sum(answer.completion_tokens) if isinstance(answer, Generated) else None
+            tracing.counted(self.span, ids[0], sum(map(len, self.columns["input_ids"])), written)
         if self._may_end():
             self.future.set_result(answer)
 
@@ -108,11 +114,19 @@ class Part:
     written: dict[int, Written] = field(default_factory=dict)  # prompt → what was written for it
     streamed: bool = False  # whether the client has seen a piece of an answer
     left: bool = False  # whether the model has no more to do for it
+    began: float = 0.0  # when the model began with it
 
     @property
     def wanted(self) -> bool:
         """Whether the model has work to do for it, and somebody waits."""
         return not self.left and not self.job.future.done()
+
+    def trace(self, live: Live) -> None:
+        """Note in the request's span, if there is one, which model has answered."""
+        job, took = self.job, time.perf_counter() - self.began
+        if job.span is not None:
+            known = None if job.posteriors is None else job.posteriors[self.rows[0]]
+            tracing.answered(job.span, place=live.place, merge_version=live.version, seconds=took, posterior=known)
 
     def fail(self, error: BaseException) -> None:
         """Fail the whole job."""
@@ -276,6 +290,8 @@ class Replies:
         tokens: tuple[tuple[int, ...], ...] | None = None,
     ) -> None:
         """Tell the learner what was answered under these ids (n,)."""
+        for part in parts:
+            part.trace(live)
         seen = [part.job.seen.rows(part.rows) for part in parts if part.job.seen is not None]
         self._outbox.put(
             Answers(

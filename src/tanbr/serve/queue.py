@@ -399,6 +399,8 @@ class Queue:
         parts[:] = [part for part in parts if part.wanted]
         if not parts:
             return 0
+        for part in parts:
+            part.began = time.perf_counter()
         if self.engine.relays:
             for part in parts:
                 try:

@@ -84,7 +84,9 @@ def create_app(
     refuse_with_sentences(app)
     describe_tokens(app, tokens)
     most_values = VALUES_EACH * max(config.inputs, MOST_FEEDBACK) + info.classes + info.experts + 64
-    return Entrance(app, config=config, tokens=tokens, loopback=loopback, metrics=metrics, most_values=most_values)
+    return Entrance(
+        app, config=config, tokens=tokens, loopback=loopback, metrics=metrics, most_values=most_values, model=info.model
+    )
 
 
 def add_dashboard(app: FastAPI) -> None:

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
+from tanbr.serve import tracing
 from tanbr.serve.web import logs
 from tanbr.serve.web.auth import HEALTH, Token, Tokens
 from tanbr.serve.web.config import HttpConfig
@@ -76,6 +77,7 @@ class Visit:
     read: int = 0  # bytes of its body …
     held: int = 0  # … and how many of them are in memory
     name: str = ""  # of the client, by its token
+    span: tracing.Span | None = None  # if requests are traced
 
 
 class Entrance:
@@ -90,9 +92,10 @@ class Entrance:
         loopback: bool,
         metrics: Metrics,
         most_values: int,
+        model: str,
     ) -> None:
         self._app, self._config, self._tokens, self._metrics = app, config, tokens, metrics
-        self._most_values = most_values  # of JSON, in a body
+        self._most_values, self._model = most_values, model  # of JSON, in a body; and what answers
         self._rate = RateLimit(config.rate, config.burst)
         self._refused = RateLimit(REFUSED_RATE, REFUSED_BURST)  # bytes
         self._held = 0  # bytes of bodies
@@ -118,6 +121,7 @@ class Entrance:
             headers = Headers(scope=scope)
             token = scope["tanbr.token"] = self._check_head(headers, route, client)
             visit.name = "" if token is None else token.name
+            visit.span = tracing.begin(route, self._model, headers)
             if scope["method"] == "POST":
                 self._check_refused(client)
                 body = await self._body(headers, receive, visit)
@@ -145,6 +149,8 @@ class Entrance:
             left: Callable[[], bool] = scope.get("tanbr.left", lambda: False)
             told, status, seconds = route or "other", 499 if left() else visit.status, time.perf_counter() - started
             self._metrics.request(told, status=status, seconds=seconds)
+            if visit.span is not None:
+                tracing.end(visit.span, status)
             logs.say_request(
                 route=told, method=scope["method"], path=scope["path"], status=status, seconds=seconds, client=address,
                 **({"name": visit.name} if visit.name else {}),

@@ -43,7 +43,10 @@ class Metrics(Observer):
             collector(registry=self.registry)
         counter, histogram = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
         self._requests = counter("tanbr_http_requests", "Requests answered or refused", ["route", "status"])
-        self._seconds = histogram("tanbr_http_seconds", "From head to answer", ["route"], buckets=TIMES)
+        self._seconds = [
+            histogram(name, "From head to answer", ["route"], buckets=TIMES)
+            for name in ("tanbr_http_duration_seconds", "tanbr_http_seconds")  # the second is the older name
+        ]
         self._batch = histogram("tanbr_batch_size", "Texts in a batch", buckets=SIZES)
         self._batch_seconds = histogram("tanbr_batch_seconds", "From a batch's forming to its answers", buckets=TIMES)
         self._merge = histogram("tanbr_merge_seconds", "Time a merge took", buckets=TIMES)
@@ -58,7 +61,8 @@ class Metrics(Observer):
     def request(self, route: str, *, status: int, seconds: float) -> None:
         """Count a request; `route` is one of a fixed set of names."""
         self._requests.labels(route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        for histogram in self._seconds:
+            histogram.labels(route).observe(seconds)
         if route in ANSWERS and status == 200:
             self.latencies.add(seconds)
 
