@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from engines.tiny_adapters import SIZES, write_adapters
+from engines.tiny_adapters import write_adapters
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = ["<pad>", "</s>", *BYTES, "Ġw", "Ġt", "he", "in"]  # characters beyond ASCII take several
@@ -26,9 +26,9 @@ NAMES = {
 }  # fmt: skip
 
 
-def write_gguf(folder: Path) -> dict[str, Any]:
+def write_gguf(folder: Path, **changes: int) -> dict[str, Any]:
     """Write base and adapters, each as folder and as `.gguf` beside it; what `tanbr.open` takes."""
-    made = write_adapters(folder, vocab_size=len(TOKENS), max_position_embeddings=CONTEXT)
+    made = write_adapters(folder, **{"vocab_size": len(TOKENS), "max_position_embeddings": CONTEXT} | changes)
     text = Tokenizer(models.BPE({token: i for i, token in enumerate(TOKENS)}, MERGES))
     text.pre_tokenizer, text.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=text, pad_token="<pad>", eos_token="</s>").save_pretrained(made["path"])
@@ -51,9 +51,9 @@ def _base(folder: Path) -> None:
         file.add_feed_forward_length(config["intermediate_size"])
         file.add_head_count(config["num_attention_heads"])
         file.add_head_count_kv(config["num_key_value_heads"])
-        file.add_key_length(SIZES["head_dim"])
-        file.add_value_length(SIZES["head_dim"])
-        file.add_rope_dimension_count(SIZES["head_dim"])
+        file.add_key_length(config["head_dim"])
+        file.add_value_length(config["head_dim"])
+        file.add_rope_dimension_count(config["head_dim"])
         file.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
         file.add_layer_norm_rms_eps(config["rms_norm_eps"])
         file.add_vocab_size(len(TOKENS))
