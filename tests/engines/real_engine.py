@@ -1,4 +1,4 @@
-"""A real vLLM: the server of an environment of its own, whose Python TANBR_VLLM_PYTHON names (`make engines`)."""
+"""Real engines, of `make engines`: vLLM by the Python in TANBR_VLLM_PYTHON, llama-server by TANBR_LLAMA_SERVER."""
 
 import os
 import re
@@ -6,14 +6,15 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx2
 
-PYTHON = os.environ.get("TANBR_VLLM_PYTHON")
+PYTHON, LLAMA_SERVER = os.environ.get("TANBR_VLLM_PYTHON"), os.environ.get("TANBR_LLAMA_SERVER")
 SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_SERVER_DEV_MODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+FLOAT32, SLOTS = ("-ctk", "f32", "-ctv", "f32", "-fa", "off"), 4  # of llama-server, which computes so many at once
 OPTIONS = ("--dtype", "float32", "--enforce-eager", "--enable-prefix-caching")
 
 
@@ -26,15 +27,18 @@ class RealVllm:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
 
+    def command(self) -> list[str]:
+        """What starts it, but for its address."""
+        started = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.folder), *OPTIONS]
+        return [*started, *self._options]
+
     def start(self, **settings: str) -> None:
         """Start it and wait until it answers."""
-        command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.folder), *OPTIONS]
-        command += self._options
         changes = SETTINGS | self._settings | settings
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, "--host", "127.0.0.1", "--port", str(self.port)],
+                [*self.command(), "--host", "127.0.0.1", "--port", str(self.port)],
                 stdout=log, stderr=log, cwd=self.log.parent, env=kept | changes, start_new_session=True,
             )  # fmt: skip
         while self.process.poll() is None:
@@ -65,3 +69,15 @@ class RealVllm:
             yield self
         finally:
             self.kill()
+
+
+class RealLlamaCpp(RealVllm):
+    """llama-server over a base and adapters in GGUF, in float32 with its cache, and one thread."""
+
+    def __init__(self, base: Path, adapters: Sequence[Path], log: Path) -> None:
+        super().__init__(base, log)
+        self.adapters = list(adapters)
+
+    def command(self) -> list[str]:
+        files = [word for adapter in self.adapters for word in ("--lora", str(adapter))]
+        return [str(LLAMA_SERVER), "-m", str(self.folder), *files, *FLOAT32, "-t", "1", "-np", str(SLOTS), "-c", "2048"]

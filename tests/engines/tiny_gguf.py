@@ -7,21 +7,22 @@ from typing import Any
 
 import gguf
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from engines.tiny_adapters import write_adapters
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
-TOKENS = ["<pad>", "</s>", *BYTES, "Ġw", "Ġt", "he", "in"]  # characters beyond ASCII take several
+TOKENS = ["<pad>", "</s>", *BYTES, "Ġw", "Ġt", "he", "in"]
 MERGES = [("Ġ", "w"), ("Ġ", "t"), ("h", "e"), ("i", "n")]
 ARCHITECTURE = "llama"  # Mistral's, too
 CONTEXT = 512
 NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate",
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
 
@@ -32,6 +33,11 @@ def write_gguf(folder: Path, **changes: int) -> dict[str, Any]:
     text = Tokenizer(models.BPE({token: i for i, token in enumerate(TOKENS)}, MERGES))
     text.pre_tokenizer, text.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=text, pad_token="<pad>", eos_token="</s>").save_pretrained(made["path"])
+    weights = load_file(made["path"] / "model.safetensors")
+    for number, token in enumerate(TOKENS):
+        if not token.isascii():  # it writes whole characters: a part of one has no text of its own
+            weights["lm_head.weight"][number] = 0
+    save_file(weights, made["path"] / "model.safetensors", metadata={"format": "pt"})
     _base(made["path"])
     for expert in made["experts"]:
         _adapter(expert, json.loads((made["path"] / "config.json").read_text()))

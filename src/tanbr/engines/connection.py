@@ -9,9 +9,10 @@ import base64
 import json
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from tanbr.errors import ConfigError
 from tanbr.serve.records import ServiceError
 
 Result = TypeVar("Result")
+TRACED: ContextVar[Mapping[str, str] | None] = ContextVar("TRACED", default=None)  # headers of a request's span
 
 CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 2.0  # before an unused connection is closed: engines close after 5 s, and a request just then fails
@@ -123,7 +125,10 @@ class Connection:
     ) -> AsyncGenerator[tuple[httpx2.Response, asyncio.Timeout]]:
         """Ask; give an answer with status 200, not yet read, and the deadline for reading it."""
         try:
-            async with asyncio.timeout(seconds) as deadline, self._http.stream(method, path, json=body) as response:
+            async with (
+                asyncio.timeout(seconds) as deadline,
+                self._http.stream(method, path, json=body, headers=TRACED.get()) as response,
+            ):
                 if "content-encoding" in response.headers:  # a few bytes could become gigabytes
                     raise EngineLost(f"{self.url}{path} is compressed, and was not to be; is an engine there?")
                 if response.status_code != 200:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -50,6 +51,10 @@ class Dialect(Connection, ABC):
 
     async def fits(self, *, models: int, rank: int) -> None:
         """Refuse a panel of so many models, or adapters of a `rank`, that it was not started for."""
+
+    def turn(self, label: str) -> AbstractAsyncContextManager[None]:  # noqa: ARG002 - most make batches of anything
+        """Wait until requests for this merge may be sent."""
+        return nullcontext()
 
     async def confirm(self, answer: Any, label: str) -> None:
         """Make sure that an answer, of which nobody has heard yet, came from this merge."""

@@ -1,11 +1,14 @@
-"""llama.cpp's server, which adds K adapters by itself: a blend is K scales. By its documentation and source alone.
+"""llama.cpp's server, which adds K adapters by itself: a blend is K scales.
 
 It must have been started with `--lora` for each expert, in their order. A scale is x_k: the files carry α, and the
 server divides by the rank. Every prompt names its scales, so that an answer is of these or of none.
 """
 
+import asyncio
 import json
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -60,13 +63,15 @@ def _factors(moe: Moe) -> list[float]:
 
 
 class LlamaCpp(Dialect):
-    """The calls of llama-server."""
+    """The calls of llama-server. Nothing is ever loaded: a label stands for scales that go with each request."""
 
     kind: ClassVar[type[MergeFile]] = ScalesFile
 
     def __init__(self, url: str, *, token: str | None = None) -> None:
         super().__init__(url, token=token)
         self._scales: dict[str, list[dict[str, float]]] = {}  # label → (K,)
+        self._files: list[str] = []  # base and adapters that it was found with
+        self._turns = Turns()
 
     async def served(self) -> Served:
         """Ask /props."""
@@ -81,19 +86,24 @@ class LlamaCpp(Dialect):
         return {"content": text, "add_special": True}
 
     async def held(self) -> Collection[str]:
-        """Give every label, as long as the server has the adapters: the scales go with each request."""
-        have = await self._held()
-        return [label for label, scales in self._scales.items() if len(scales) == len(have)]
+        """Give every label, as long as the server has the files that it was found with."""
+        found = await self._found()
+        return list(self._scales) if found == self._files else [f"other files ({', '.join(found)})"]
 
     async def load(self, folder: Path, label: str) -> None:
         """Keep the scales."""
         scales = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        held = await self._held()
-        if len(held) != len(scales):
+        found = await self._found()
+        if len(found) - 1 != len(scales):
             raise EngineRefused(
-                f"the engine has {len(held)} adapters, and {len(scales)} experts are blended; start llama-server with "
-                "--lora for each of them, in their order"
+                f"the engine has {len(found) - 1} adapters, and {len(scales)} experts are blended; start llama-server "
+                "with --lora for each of them, in their order"
             )
+        if self._files not in ([], found):
+            raise EngineRefused(
+                f"the engine has {', '.join(found)}, and had {', '.join(self._files)}; start it as before"
+            )
+        self._files = found
         self._scales[label] = scales
 
     async def unload(self, label: str) -> None:
@@ -104,10 +114,61 @@ class LlamaCpp(Dialect):
         """Name the scales. The server's prompt cache goes by tokens, whatever the scales were: compute all of it."""
         return {**body, "lora": self._scales[label], "cache_prompt": False}
 
-    async def _held(self) -> list[float]:
-        """Ask for the scale of each adapter, in the order of their ids."""
-        adapters = await self.ask("GET", ROUTE)
+    async def confirm(self, answer: Any, label: str) -> None:  # noqa: ARG002 - an answer names no files
+        """Look at the server's files: another one may have taken its place."""
+        if label not in (held := await self.held()):
+            raise EngineLost(f"it holds {', '.join(held)} instead of {label}")
+
+    def turn(self, label: str) -> AbstractAsyncContextManager[None]:
+        """Wait until no other scales are at work."""
+        return self._turns.of(label)
+
+    async def _found(self) -> list[str]:
+        """Ask for the files of base and adapters, these in the order of their ids."""
+        served, adapters = await asyncio.gather(self.served(), self.ask("GET", ROUTE))
         try:
-            return [float(one["scale"]) for one in sorted(adapters, key=lambda one: int(one["id"]))]
+            return [served.model, *(str(one["path"]) for one in sorted(adapters, key=lambda one: int(one["id"])))]
         except (KeyError, TypeError, ValueError):
             raise EngineLost(f"{self.url} does not list adapters as llama-server does") from None
+
+
+class Turns:
+    """Who may be sent: the server computes one set of scales at a time, and those that wait in it take up its places.
+
+    Requests with equal scales go together, and none joins them while others wait; then those go that waited longest.
+    """
+
+    def __init__(self) -> None:
+        self._label, self._at_work = "", 0
+        self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def of(self, label: str) -> AsyncGenerator[None]:
+        """Hold the turn of a label."""
+        if self._at_work and (self._waiting or label != self._label):
+            place = label, asyncio.get_running_loop().create_future()
+            self._waiting.append(place)
+            try:
+                await place[1]  # whoever ends the turn before counts this one in
+            except asyncio.CancelledError:
+                if place in self._waiting:
+                    self._waiting.remove(place)
+                else:
+                    self._leave()
+                raise
+        else:
+            self._label, self._at_work = label, self._at_work + 1
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._at_work -= 1
+        if not self._at_work and self._waiting:
+            self._label = self._waiting[0][0]
+            go = [place for place in self._waiting if place[0] == self._label]
+            self._waiting = deque(place for place in self._waiting if place[0] != self._label)
+            self._at_work = len(go)
+            for _, future in go:
+                future.set_result(None)

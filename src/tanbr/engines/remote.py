@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from tanbr.engines.connection import ANSWER_SECONDS, EngineError, EngineLost
+from tanbr.engines.connection import ANSWER_SECONDS, TRACED, EngineError, EngineLost
 from tanbr.engines.dialect import OURS, Dialect
 from tanbr.engines.merge_files import DenseFile, MergeFile, MergeFiles
 from tanbr.engines.same_model import check_same
@@ -261,20 +261,32 @@ class Remote(Backend):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def relay(self, path: str, body: Mapping[str, Any], hear: Callable[[dict[str, Any]], None]) -> "Future[None]":
+    def relay(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        hear: Callable[[dict[str, Any]], None],
+        headers: Mapping[str, str] | None = None,
+    ) -> "Future[None]":
         """Have the engine answer a client's request; `hear` gets its answer, or each event of a stream."""
         loaded, host = self.wanted, self._host
         if loaded is None or host.why:
             raise EngineLost(f"the engine at {host.engine.url} is lost: {host.why or 'nothing was loaded yet'}")
-        return host.engine.start(self._relay(path, body, hear, loaded))
+        return host.engine.start(self._relay(path, body, hear, headers, loaded))
 
     async def _relay(
-        self, path: str, body: Mapping[str, Any], hear: Callable[[dict[str, Any]], None], loaded: Loaded
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        hear: Callable[[dict[str, Any]], None],
+        headers: Mapping[str, str] | None,
+        loaded: Loaded,
     ) -> None:
+        TRACED.set(headers)
         engine, asked, confirmed = self._host.engine, self._host.engine.asked(body, loaded.label), False
         try:
             events = engine.events(path, asked) if body.get("stream") else engine.whole(path, asked)
-            async with aclosing(events) as said:
+            async with engine.turn(loaded.label), aclosing(events) as said:
                 async for event in said:
                     if "error" in event:
                         raise _broken_off(event["error"])
@@ -309,7 +321,8 @@ class Remote(Backend):
 def _check_numbers(event: dict[str, Any]) -> None:
     """Refuse an answer with NaN among its probabilities."""
     for choice in event.get("choices") or ():
-        said = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+        logprobs = choice.get("logprobs") or {}
+        said = logprobs.get("token_logprobs") or [one["logprob"] for one in logprobs.get("content") or ()]
         if any(value is None or not math.isfinite(value) for value in said):
             raise NotFinite
 

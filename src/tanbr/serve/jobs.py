@@ -89,8 +89,11 @@ class Job:
         with ENDING:
             self.pieces.append((count, piece))
             last = sum(of for of, _ in self.pieces) == len(self.texts)
+        answer = combined([one for _, one in self.pieces if one]) if last else {}
+        if self.span is not None and (usage := answer.get("usage")):
+            tracing.counted(self.span, str(answer["id"]), usage["prompt_tokens"], usage.get("completion_tokens"))
         if last and self._may_end():
-            self.future.set_result(combined([one for _, one in self.pieces if one]))
+            self.future.set_result(answer)
 
     def fail(self, error: BaseException) -> None:
         """Tell the client why there is no answer, if it still waits."""

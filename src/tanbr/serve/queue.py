@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from tanbr.errors import InputError
+from tanbr.serve import tracing
 from tanbr.serve.chat import ChatTemplate
 from tanbr.serve.config import ServeConfig, usable_cores
 from tanbr.serve.conversations import Conversations
@@ -484,7 +485,7 @@ class Queue:
                 part.fail(raised)
 
         try:
-            answering = live.backend.relay(call.path, passage.body, hear)
+            answering = live.backend.relay(call.path, passage.body, hear, tracing.headers_of(job.span))
         except BaseException:
             hold.close()
             raise

@@ -84,7 +84,13 @@ class Backend(ABC):
         """How many buffers there are room for beside a panel of so many models, where memory is not short."""
         return 1
 
-    def relay(self, path: str, body: Mapping[str, Any], hear: Callable[[dict[str, Any]], None]) -> "Future[None]":
+    def relay(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        hear: Callable[[dict[str, Any]], None],
+        headers: Mapping[str, str] | None = None,  # noqa: ARG002
+    ) -> "Future[None]":
         """Have an engine answer a request in OpenAI's form; `hear` gets its answer, or each event of a stream.
 
         `hear` is called in another thread. The future holds an EngineAnswer, a ServiceError or NotFinite if it fails.
